@@ -1,0 +1,313 @@
+"""Who is there, and meeting them: ranks, teams, barriers of ranks and of a grid's blocks.
+
+A *barrier* of PEs completes the caller's puts (`quiet`) and then meets; a *sync* only meets. The plain form is called
+by one thread, `_warp` and `_block` by all threads of one warp or block; one such caller per PE takes part.
+"""
+
+import functools
+
+from numba import cuda
+
+from shmemkit.emu.thread import current_thread
+
+from .checks import check_integer, check_words
+from .memory import load, store
+from .peers import my_rank, n_ranks
+from .ptx import TypingError, asm, element_address, gpu, types
+from .shim import nvshmem
+from .signals import notify, wait
+from .threads import block_thread, block_threads
+
+__all__ = [
+    "barrier",
+    "barrier_all",
+    "barrier_all_block",
+    "barrier_all_warp",
+    "barrier_block",
+    "barrier_warp",
+    "grid_barrier",
+    "my_pe",
+    "n_pes",
+    "num_ranks",
+    "rank",
+    "sync",
+    "sync_all",
+    "sync_all_block",
+    "sync_all_warp",
+    "sync_block",
+    "sync_warp",
+    "team_my_pe",
+    "team_n_pes",
+]
+
+
+# ---- who
+
+
+def rank():
+    """My rank, 0 .. num_ranks() - 1. Any thread; one load from constant memory."""
+    return current_thread("rank").pe
+
+
+@gpu(rank)
+def _():
+    def impl():
+        return my_rank()
+
+    return impl
+
+
+def num_ranks():
+    """How many ranks there are. Any thread; one load from constant memory."""
+    return current_thread("num_ranks").n_pes
+
+
+@gpu(num_ranks)
+def _():
+    def impl():
+        return n_ranks()
+
+    return impl
+
+
+my_pe, n_pes = rank, num_ranks
+
+
+def _of_team(primitive):
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(team)``."""
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _(team):
+        check_integer(name, team=team)
+        call = nvshmem(name)
+
+        def impl(team):
+            return call(types.int32(team))
+
+        return impl
+
+    return primitive
+
+
+@_of_team
+def team_my_pe(team):
+    """My number in `team` (Teams.TEAM_WORLD, ...), -1 if I am not in it. Any thread."""
+    thread = current_thread("team_my_pe")
+    members = list(thread.team(team))
+    return members.index(thread.pe) if thread.pe in members else -1
+
+
+@_of_team
+def team_n_pes(team):
+    """How many PEs `team` has. Any thread."""
+    return len(current_thread("team_n_pes").team(team))
+
+
+# ---- all PEs, through NVSHMEM
+
+
+def _of_all(primitive):
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive()``."""
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _():
+        call = nvshmem(name)
+
+        def impl():
+            call()
+
+        return impl
+
+    return primitive
+
+
+@_of_all
+def barrier_all():
+    """All PEs meet, and their puts before it have been delivered. One thread per PE; over NVLink or the network."""
+    current_thread("barrier_all").barrier_all("thread")
+
+
+@_of_all
+def barrier_all_warp():
+    """`barrier_all` by all threads of one warp per PE."""
+    current_thread("barrier_all_warp").barrier_all("warp")
+
+
+def barrier_all_block(arrivals=None, epoch=None):
+    """All PEs meet, by all threads of one block per PE.
+
+    Without arguments: OpenSHMEM's barrier, as `barrier_all`, over NVLink or the network.
+
+    With arguments: over NVLink directly, for ranks whose memory is mapped here (as `symm_at`), in microseconds:
+
+    arrivals   symmetric, 1-D, at least num_ranks() zeros of uint64 (or int64, uint32, int32);
+               arrivals[k] counts how often rank k has arrived here
+    epoch      local, 1-D, one zero of the same dtype: how often I have
+
+    What any thread of a block did before it is seen by every thread of every rank's block after it. Nothing is reset:
+    the same arrays serve any number of calls, in any number of launches, if only this barrier uses them. It does not
+    complete puts: `quiet` first.
+    """
+    thread = current_thread("barrier_all_block")
+    if arrivals is None and epoch is None:
+        thread.barrier_all("block")
+        return
+    thread.syncthreads()
+    target = epoch[0] + 1
+    peers = range(thread.thread_id, thread.n_pes, thread.n_threads)
+    for peer in peers:
+        notify(arrivals[thread.pe :], peer, 1, "add", "sys")
+    for peer in peers:
+        wait(arrivals[peer:], 1, "sys", "acquire", target)
+    thread.syncthreads()
+    if thread.thread_id == 0:
+        epoch[0] = target
+
+
+@gpu(barrier_all_block)
+def _(arrivals=None, epoch=None):
+    given = [a for a in (arrivals, epoch) if not isinstance(a, (types.Omitted, types.NoneType, type(None)))]
+    if not given:
+        call = nvshmem("barrier_all_block")
+
+        def impl(arrivals=None, epoch=None):
+            call()
+
+        return impl
+
+    if len(given) == 1:
+        raise TypingError("barrier_all_block(): give both arrivals and epoch, or neither")
+    check_words("barrier_all_block", "arrivals", arrivals)
+    check_words("barrier_all_block", "epoch", epoch, (arrivals.dtype,))
+    one = arrivals.dtype(1)
+    dtype = arrivals.dtype
+
+    def impl(arrivals=None, epoch=None):
+        # The first barrier: all of the block's stores come before each notify, and its last call's new epoch is there.
+        cuda.syncthreads()
+        target = dtype(epoch[0] + one)
+        me, n, threads = rank(), num_ranks(), block_threads()
+        peer = block_thread()
+        while peer < n:  # not range(): its length is a 64-bit division
+            notify(arrivals[me:], peer, 1, "add", "sys")
+            peer += threads
+        peer = block_thread()
+        while peer < n:
+            wait(arrivals[peer:], 1, "sys", "acquire", target)
+            peer += threads
+        cuda.syncthreads()
+        if block_thread() == 0:
+            epoch[0] = target
+
+    return impl
+
+
+@_of_all
+def sync_all():
+    """All PEs meet; says nothing about puts. One thread per PE; over NVLink or the network."""
+    current_thread("sync_all").sync_all("thread")
+
+
+@_of_all
+def sync_all_warp():
+    """`sync_all` by all threads of one warp per PE."""
+    current_thread("sync_all_warp").sync_all("warp")
+
+
+@_of_all
+def sync_all_block():
+    """`sync_all` by all threads of one block per PE."""
+    current_thread("sync_all_block").sync_all("block")
+
+
+# ---- a team's PEs, through NVSHMEM
+
+
+@_of_team
+def barrier(team):
+    """`barrier_all` of the PEs of `team`. One thread per PE."""
+    current_thread("barrier").barrier(team, "thread")
+
+
+@_of_team
+def barrier_warp(team):
+    """`barrier` by all threads of one warp per PE."""
+    current_thread("barrier_warp").barrier(team, "warp")
+
+
+@_of_team
+def barrier_block(team):
+    """`barrier` by all threads of one block per PE."""
+    current_thread("barrier_block").barrier(team, "block")
+
+
+@_of_team
+def sync(team):
+    """`sync_all` of the PEs of `team`. One thread per PE."""
+    current_thread("sync").sync(team, "thread")
+
+
+@_of_team
+def sync_warp(team):
+    """`sync` by all threads of one warp per PE."""
+    current_thread("sync_warp").sync(team, "warp")
+
+
+@_of_team
+def sync_block(team):
+    """`sync` by all threads of one block per PE."""
+    current_thread("sync_block").sync(team, "block")
+
+
+# ---- the blocks of a grid
+
+
+def grid_barrier(state):
+    """All threads of all blocks of this grid meet; what each did before it, all see after it.
+
+    state   local, 1-D, at least 2 zeros of uint32 or uint64: blocks that have arrived, and barriers passed. Left ready
+            for the next barrier, of this grid or of a later one of any size; one grid at a time uses it
+
+    All threads of all blocks call it. All blocks must be on the GPU at once, or it never ends: launch with
+    ``shmemkit.bind(..., co_resident=True)``. Orders memory at scope "gpu": for peers it orders nothing.
+    """
+    current_thread("grid_barrier").grid_barrier()
+
+
+@functools.cache
+def _arrive(dtype):
+    return asm(
+        f"atom.add.acq_rel.gpu.global.u{dtype.bitwidth} $0, [$1], $2;", dtype, (types.uint64, dtype)
+    )
+
+
+@functools.cache
+def _reset(dtype):
+    return asm(f"st.relaxed.gpu.global.u{dtype.bitwidth} [$0], $1;", types.void, (types.uint64, dtype))
+
+
+@gpu(grid_barrier)
+def _(state):
+    check_words("grid_barrier", "state", state, (types.uint32, types.uint64))
+    dtype = state.dtype
+    arrive, reset = _arrive(dtype), _reset(dtype)
+    look, acquire, release = load(dtype, "relaxed", "gpu"), load(dtype, "acquire", "gpu"), store(dtype, "gpu")
+
+    def impl(state):
+        cuda.syncthreads()
+        if block_thread() == 0:
+            arrived, passed = element_address(state, 0), element_address(state, 1)
+            # Read before I arrive: without me it cannot change.
+            before = look(passed)
+            last = cuda.gridDim.x * cuda.gridDim.y * cuda.gridDim.z - 1
+            if arrive(arrived, 1) == dtype(last):
+                reset(arrived, 0)
+                release(passed, dtype(before + dtype(1)))
+            else:
+                while acquire(passed) == before:
+                    pass
+        cuda.syncthreads()
+
+    return impl

@@ -1,0 +1,75 @@
+"""What a primitive may be given: the messages, the same in the emulator (ValueError) and on the GPU (TypingError)."""
+
+from .ptx import TypingError, types
+
+SCOPES = ("gpu", "sys")
+COMPARES = ("ge", "eq", "ne", "gt", "le", "lt")
+
+INTEGERS = (types.int32, types.uint32, types.int64, types.uint64)
+NUMBERS = (*INTEGERS, types.float32, types.float64)
+
+
+def not_allowed(primitive, name, given, allowed):
+    """The message for an argument that is not one of `allowed`."""
+    return f"{primitive}(): {name}={given!r} is not allowed: use {' or '.join(map(repr, allowed))}"
+
+
+def check_choice(primitive, name, given, allowed):
+    """In the emulator: `given` must be one of `allowed`."""
+    if given not in allowed:
+        raise ValueError(not_allowed(primitive, name, given, allowed))
+
+
+def literal_choice(primitive, name, given, allowed):
+    """On the GPU, at compile time: the string that `given`, a numba type, stands for; one of `allowed`."""
+    value = given
+    if isinstance(given, types.Omitted):
+        value = given.value
+    elif isinstance(given, types.Literal):
+        value = given.literal_value
+    elif not isinstance(given, str):
+        raise TypingError(
+            f"{primitive}(): {name} must be written out in the call, as {' or '.join(map(repr, allowed))}: "
+            f"it decides which instruction is compiled; given a variable of type {given}"
+        )
+    if value not in allowed:
+        raise TypingError(not_allowed(primitive, name, value, allowed))
+    return value
+
+
+def is_one(n):
+    """Is the numba type `n` the literal 1?"""
+    return isinstance(n, types.IntegerLiteral) and n.literal_value == 1
+
+
+def check_integer(primitive, **given):
+    """At compile time: these arguments must be integers."""
+    for name, value in given.items():
+        if not isinstance(value, (types.Integer, types.Boolean, types.IntEnumMember, int)):
+            raise TypingError(f"{primitive}(): {name} must be an integer, given {value}")
+
+
+def check_words(primitive, name, array, allowed=INTEGERS):
+    """At compile time: `array` must be a 1-D array of one of the `allowed` dtypes."""
+    if isinstance(array, types.Array) and array.ndim == 1 and array.dtype in allowed:
+        return
+    hint = "; take a row or a slice of it" if isinstance(array, types.Array) and array.ndim > 1 else ""
+    raise TypingError(
+        f"{primitive}(): {name} must be a 1-D array of {', '.join(map(str, allowed))}, given {array}{hint}"
+    )
+
+
+def check_contiguous(primitive, **arrays):
+    """At compile time: C-contiguous arrays, all of one dtype."""
+    for name, array in arrays.items():
+        if not isinstance(array, types.Array):
+            raise TypingError(f"{primitive}(): {name} must be an array, given {array}")
+        if array.layout != "C":
+            raise TypingError(
+                f"{primitive}(): {name} must be contiguous (layout C), given {array}: slice only the first axis, "
+                "without a step, and pass contiguous arrays to the kernel"
+            )
+    dtypes = {array.dtype for array in arrays.values()}
+    if len(dtypes) > 1:
+        given = ", ".join(f"{name} of {array.dtype}" for name, array in arrays.items())
+        raise TypingError(f"{primitive}(): the arrays must have one dtype, given {given}")

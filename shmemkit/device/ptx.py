@@ -1,0 +1,391 @@
+"""PTX instructions as functions of a numba kernel.
+
+The one file that knows inline assembly, LLVM and numba-cuda's extension API; the rest of `device` is plain Python
+on top of these:
+
+  gpu, gpu_moved         decorators: the GPU implementation of a public primitive
+  gpu_function           decorator: a helper that exists in kernels only
+  asm(text, ...)         one PTX snippet -> one function
+  constant_words(...)    a table in constant memory that the host fills when a module is loaded
+  element_address, load_bytes, unsigned_view, ...: arrays as addresses and bytes
+
+`$0`, `$1`.. in a snippet are the results, then the arguments; `{`, `}` and `%` stand for themselves.
+"""
+
+import functools
+import inspect
+
+from llvmlite import ir
+from numba.cuda import PTXSource, cgutils, types
+from numba.cuda.core.errors import TypingError
+from numba.cuda.core.imputils import impl_ret_borrowed
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.extending import intrinsic, overload, register_jitable
+from numba.cuda.np.arrayobj import populate_array
+from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
+
+__all__ = [
+    "GPU",
+    "TypingError",
+    "asm",
+    "bits_of",
+    "constant_words",
+    "data_address",
+    "data_pointer",
+    "element_address",
+    "from_bits",
+    "gpu",
+    "gpu_function",
+    "gpu_moved",
+    "itemsize",
+    "load_bytes",
+    "pointer_address",
+    "store_bytes",
+    "types",
+    "unsigned_view",
+    "void_pointer",
+]
+
+GPU = {}
+"""primitive -> its typing function; a test finds here what was forgotten."""
+
+gpu_function = register_jitable
+
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_GLOBAL, _CONSTANT = 1, 4  # NVVM's numbers of the address spaces
+
+
+def gpu(primitive):
+    """Decorator: make the decorated typing function the GPU implementation of `primitive`.
+
+    The typing function has the primitive's parameters, gets their numba types (literals as literal types) and
+    returns the implementation, a function with the same parameters; or raises TypingError.
+    """
+
+    def register(typing_function):
+        overload(primitive, target="cuda", prefer_literal=True)(_explaining(primitive, typing_function))
+        GPU[primitive] = typing_function
+        return typing_function
+
+    return register
+
+
+def gpu_moved(primitive):
+    """Decorator as `gpu`, for a primitive that returns the array it is given (or, without one, its first argument, an
+    integer) moved: its address (or the integer) plus what the implementation returns, modulo 2**64.
+
+    numba returns no array from an overload, unless its reference counting runtime is on, which costs calls around
+    every slice. Pointer arithmetic, not integers, so that LLVM still knows the memory as global.
+    """
+
+    def register(typing_function):
+        @functools.wraps(typing_function)
+        def definition(typing_context, *given):
+            implementation = typing_function(*given)
+            number = next((i for i, a in enumerate(given) if isinstance(a, types.Array)), 0)
+            result = types.unliteral(given[number])
+
+            def codegen(context, builder, signature, values):
+                offset = context.compile_internal(builder, implementation, types.uint64(*given), values)
+                if isinstance(result, types.Integer):
+                    value = context.cast(builder, values[number], given[number], result)
+                    return builder.add(value, context.cast(builder, offset, types.uint64, result))
+                struct = _struct(context, builder, result, values[number])
+                moved = builder.gep(_bytes(builder, struct.data), [offset])
+                struct.data = builder.bitcast(moved, struct.data.type)
+                return impl_ret_borrowed(context, builder, result, struct._getvalue())
+
+            return result(*given), codegen
+
+        definition.__name__ = definition.__qualname__ = primitive.__name__
+        definition.__signature__ = _signature(inspect.signature(typing_function).parameters)
+        template = make_intrinsic_template(primitive, definition, primitive.__name__, kwargs={"target": "cuda"})
+        infer(template)
+        infer_global(primitive, types.Function(template))
+        GPU[primitive] = typing_function
+        return typing_function
+
+    return register
+
+
+def _explaining(primitive, typing_function):
+    """The typing function under the primitive's name. numba calls it twice: the second time, without the literals, its
+    first, better informed refusal is repeated."""
+    refused = []
+
+    @functools.wraps(typing_function)
+    def typed(*args, **kwargs):
+        literals = any(isinstance(a, types.Literal) for a in (*args, *kwargs.values()))
+        try:
+            implementation = typing_function(*args, **kwargs)
+        except TypingError as error:
+            if refused and not literals:
+                raise refused.pop() from None
+            refused[:] = [error] if literals else []
+            raise
+        refused.clear()
+        return implementation
+
+    typed.__name__ = typed.__qualname__ = primitive.__name__
+    return typed
+
+
+def _signature(names):
+    """A signature for an intrinsic's definition with these parameters."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in ("typing_context", *names)])
+
+
+def _letter(numba_type):
+    """The constraint letter of a register that holds `numba_type`."""
+    if isinstance(numba_type, types.Float):
+        return {32: "f", 64: "d"}[numba_type.bitwidth]
+    return {16: "h", 32: "r", 64: "l"}[numba_type.bitwidth]
+
+
+def asm(text, returns=types.void, args=(), memory=True):
+    """A function of a kernel that is the PTX `text`.
+
+    returns   a numba type, or a UniTuple of one for several results
+    args      numba types; what the caller passes is converted to them
+    memory    True: it reads or writes memory, or orders it: it stays, in its place among all memory accesses.
+              False: a pure function of its arguments
+    """
+    results = list(returns) if isinstance(returns, types.UniTuple) else [returns] if returns != types.void else []
+    constraints = ["=" + _letter(t) for t in results] + [_letter(t) for t in args] + ["~{memory}"] * memory
+    attributes = ("convergent", "nounwind") if memory else ("nounwind",)
+
+    def codegen(context, builder, signature, values):
+        llvm = [context.get_value_type(t) for t in results]
+        result = llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm) if llvm else ir.VoidType()
+        kind = ir.FunctionType(result, [v.type for v in values])
+        out = builder.call(ir.InlineAsm(kind, text, ",".join(constraints), memory), values, attrs=attributes)
+        if not results:
+            return context.get_dummy_value()
+        if len(results) == 1:
+            return out
+        return cgutils.pack_array(builder, [builder.extract_value(out, i) for i in range(len(results))])
+
+    def definition(typing_context, *given):
+        return returns(*args), codegen
+
+    definition.__name__ = text.split(";")[0].split(" ")[0]
+    definition.__signature__ = _signature(f"a{i}" for i in range(len(args)))
+    return intrinsic(definition)
+
+
+def constant_words(name, n_words, loaded, unloaded):
+    """A function ``read(index) -> uint64`` of the table `name` of `n_words` words in constant memory.
+
+    loaded, unloaded   called with every module that has the table, before its first launch and when it goes, perhaps
+                       several times; module.handle is the CUlibrary in which ``cuLibraryGetGlobal`` finds `name`
+    """
+    # A definition of its own, linked to each kernel that reads it: one table per module, however many
+    # functions of the module read it, with link-time optimization and without.
+    definition = PTXSource(
+        f".version 7.0\n.target sm_70\n.address_size 64\n.visible .const .align 8 .b8 {name}[{8 * n_words}];\n".encode(),
+        name=f"{name}.ptx",
+        setup_callback=loaded,
+        teardown_callback=unloaded,
+    )
+
+    def codegen(context, builder, signature, values):
+        context.active_code_library.add_linking_file(definition)
+        table = builder.module.globals.get(name)
+        if table is None:
+            table = ir.GlobalVariable(builder.module, ir.ArrayType(_I64, n_words), name, addrspace=_CONSTANT)
+            table.linkage = "external"
+            table.global_constant = True
+        return builder.load(builder.gep(table, [ir.Constant(_I64, 0), values[0]]), align=8)
+
+    @intrinsic
+    def read(typing_context, index):
+        return types.uint64(types.int64), codegen
+
+    return read
+
+
+# ---- arrays as pointers
+
+
+def _struct(context, builder, array_type, value):
+    return cgutils.create_struct_proxy(array_type)(context, builder, value=value)
+
+
+def _bytes(builder, pointer):
+    return builder.bitcast(pointer, ir.PointerType(_I8))
+
+
+@intrinsic
+def element_address(typing_context, array, index):
+    """Address in global memory of ``array[index]``, a uint64; array: 1-D, any stride; index from 0, not checked."""
+
+    def codegen(context, builder, signature, values):
+        struct = _struct(context, builder, array, values[0])
+        stride = builder.extract_value(struct.strides, 0)
+        if array.layout == "C":
+            stride = ir.Constant(_I64, itemsize(array.dtype))
+        pointer = builder.gep(_bytes(builder, struct.data), [builder.mul(values[1], stride)])
+        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(_I8, _GLOBAL)), _I64)
+
+    return types.uint64(array, types.int64), codegen
+
+
+@intrinsic
+def data_address(typing_context, array):
+    """Where the array begins, an int64; its low bits tell the alignment, in whatever memory it is."""
+
+    def codegen(context, builder, signature, values):
+        return builder.ptrtoint(_struct(context, builder, array, values[0]).data, _I64)
+
+    return types.int64(array), codegen
+
+
+def _pointer(pointee):
+    """A function of an array: its data as a C pointer to ``pointee(dtype)``."""
+
+    @intrinsic
+    def pointer(typing_context, array):
+        def codegen(context, builder, signature, values):
+            data = _struct(context, builder, array, values[0]).data
+            return builder.bitcast(data, context.get_value_type(signature.return_type))
+
+        return types.CPointer(pointee(array.dtype))(array), codegen
+
+    return pointer
+
+
+data_pointer = _pointer(lambda dtype: dtype)
+"""The array's data as ``dtype*``, for NVSHMEM's functions."""
+
+void_pointer = _pointer(lambda dtype: types.void)
+"""The array's data as ``void*``, for NVSHMEM's functions."""
+
+
+@intrinsic
+def pointer_address(typing_context, pointer):
+    """A C pointer as an int64."""
+
+    def codegen(context, builder, signature, values):
+        return builder.ptrtoint(values[0], _I64)
+
+    return types.int64(pointer), codegen
+
+
+def itemsize(dtype):
+    """Bytes of an array element."""
+    context = cuda_target.target_context
+    return context.get_abi_sizeof(context.get_data_type(dtype))
+
+
+def _unsigned(dtype):
+    """The widest unsigned integer that elements of `dtype` are a whole number of."""
+    size = itemsize(dtype)
+    return {1: types.uint8, 2: types.uint16, 4: types.uint32}.get(size & -size, types.uint64)
+
+
+@intrinsic
+def unsigned_view(typing_context, array):
+    """A contiguous array's bytes as a 1-D array of unsigned integers, as wide as its elements allow."""
+    unsigned = _unsigned(array.dtype)
+    flat = types.Array(unsigned, 1, "C")
+    width = unsigned.bitwidth // 8
+    per_element = itemsize(array.dtype) // width
+
+    def codegen(context, builder, signature, values):
+        struct = _struct(context, builder, array, values[0])
+        view = cgutils.create_struct_proxy(flat)(context, builder)
+        step = ir.Constant(_I64, width)
+        populate_array(
+            view,
+            data=builder.bitcast(struct.data, view.data.type),
+            shape=[builder.mul(struct.nitems, ir.Constant(_I64, per_element))],
+            strides=[step],
+            itemsize=step,
+            meminfo=struct.meminfo,
+            parent=struct.parent,
+        )
+        return impl_ret_borrowed(context, builder, flat, view._getvalue())
+
+    return flat(array), codegen
+
+
+@intrinsic
+def bits_of(typing_context, array, value):
+    """`value` as an element of `array`, as the unsigned integer with the same bits (elements of 1, 2, 4 or 8 bytes)."""
+    unsigned = _unsigned(array.dtype)
+
+    def codegen(context, builder, signature, values):
+        element = context.cast(builder, values[1], value, array.dtype)
+        stored = context.get_value_as_data(builder, array.dtype, element)
+        slot = cgutils.alloca_once_value(builder, stored)
+        return builder.load(builder.bitcast(slot, ir.PointerType(context.get_value_type(unsigned))))
+
+    return unsigned(array, value), codegen
+
+
+@intrinsic
+def from_bits(typing_context, array, bits):
+    """The element of `array` that has these bits."""
+
+    def codegen(context, builder, signature, values):
+        stored = context.get_data_type(array.dtype)
+        slot = cgutils.alloca_once(builder, stored)
+        builder.store(values[1], builder.bitcast(slot, ir.PointerType(values[1].type)))
+        return context.data_model_manager[array.dtype].from_data(builder, builder.load(slot))
+
+    return array.dtype(array, bits), codegen
+
+
+# ---- ordinary loads and stores of a given width: LLVM may move them, though not across memory=True snippets
+
+
+def _words(width):
+    """The numba type and the LLVM memory type of `width` bytes."""
+    if width == 16:
+        return types.UniTuple(types.uint32, 4), ir.VectorType(_I32, 4)
+    return {1: types.uint8, 2: types.uint16, 4: types.uint32, 8: types.uint64}[width], ir.IntType(8 * width)
+
+
+@functools.cache
+def load_bytes(width):
+    """A function ``load(array, offset)`` of the `width` bytes at byte `offset`: an unsigned integer, or 4 for 16."""
+    result, memory = _words(width)
+
+    def codegen(context, builder, signature, values):
+        data = _struct(context, builder, signature.args[0], values[0]).data
+        pointer = builder.bitcast(builder.gep(_bytes(builder, data), [values[1]]), ir.PointerType(memory))
+        loaded = builder.load(pointer, align=width)
+        if width < 16:
+            return loaded
+        return cgutils.pack_array(builder, [builder.extract_element(loaded, ir.Constant(_I32, i)) for i in range(4)])
+
+    @intrinsic
+    def load(typing_context, array, offset):
+        return result(array, types.int64), codegen
+
+    return load
+
+
+@functools.cache
+def store_bytes(width):
+    """A function ``store(array, offset, value)``, the inverse of load_bytes."""
+    value_type, memory = _words(width)
+
+    def codegen(context, builder, signature, values):
+        data = _struct(context, builder, signature.args[0], values[0]).data
+        pointer = builder.bitcast(builder.gep(_bytes(builder, data), [values[1]]), ir.PointerType(memory))
+        value = values[2]
+        if width == 16:
+            words = [builder.extract_value(value, i) for i in range(4)]
+            value = ir.Constant(memory, ir.Undefined)
+            for i, word in enumerate(words):
+                value = builder.insert_element(value, word, ir.Constant(_I32, i))
+        builder.store(value, pointer, align=width)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def store(typing_context, array, offset, value):
+        return types.void(array, types.int64, value_type), codegen
+
+    return store

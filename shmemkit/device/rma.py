@@ -1,0 +1,339 @@
+"""OpenSHMEM's one-sided transfers, through NVSHMEM: any PE, over NVLink or the network.
+
+A *put* has read its source when it returns; it has arrived at the target after `quiet`, or, for the target, once a
+signal that follows it has been seen. A *non-blocking* (`_nbi`) put or get has not even read its source (a get: written
+its destination) before the caller's `quiet`. Puts to one PE stay in order across a `fence`, and not otherwise.
+
+The plain form is called by one thread; `_warp` and `_block` by all threads of a warp or block with the same
+arguments, who share the work; when such a call returns, its own local part is done for all of them.
+"""
+
+from shmemkit.emu.thread import current_thread
+
+from .checks import check_contiguous, check_integer, check_words
+from .enums import signal_op_name
+from .ptx import bits_of, from_bits, gpu, itemsize, types, unsigned_view
+from .ptx import TypingError
+from .shim import nvshmem, signal_array
+
+__all__ = [
+    "fence",
+    "g",
+    "get",
+    "get_block",
+    "get_nbi",
+    "get_nbi_block",
+    "get_nbi_warp",
+    "get_warp",
+    "p",
+    "put",
+    "put_block",
+    "put_nbi",
+    "put_nbi_block",
+    "put_nbi_warp",
+    "put_signal",
+    "put_signal_block",
+    "put_signal_nbi",
+    "put_signal_nbi_block",
+    "put_signal_nbi_warp",
+    "put_signal_warp",
+    "put_warp",
+    "quiet",
+]
+
+
+def _transfer(primitive):
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(dst, src, pe)``.
+
+    Elements move as unsigned integers of their size, so that every dtype has a function.
+    """
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _(dst, src, pe):
+        check_contiguous(name, dst=dst, src=src)
+        check_integer(name, pe=pe)
+        call = nvshmem(name)
+
+        def impl(dst, src, pe):
+            call(unsigned_view(dst), unsigned_view(src), types.int32(pe))
+
+        return impl
+
+    return primitive
+
+
+def _transfer_and_signal(primitive):
+    """Decorator: the same for ``primitive(dst, src, signal_var, signal_val, signal_op, pe)``."""
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _(dst, src, signal_var, signal_val, signal_op, pe):
+        check_contiguous(name, dst=dst, src=src)
+        check_words(name, "signal_var", signal_var, (types.uint64, types.int64))
+        check_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
+        call = nvshmem(name)
+
+        def impl(dst, src, signal_var, signal_val, signal_op, pe):
+            call(
+                unsigned_view(dst),
+                unsigned_view(src),
+                signal_array(signal_var),
+                types.uint64(signal_val),
+                types.int32(signal_op),
+                types.int32(pe),
+            )
+
+        return impl
+
+    return primitive
+
+
+def _together(name, group, transfer):
+    """In the emulator: the group meets, its last thread makes the transfer."""
+    thread = current_thread(name)
+    thread.together(group, lambda: transfer(thread))
+
+
+# ---- one element
+
+
+def p(dst, src, pe):
+    """Store the number `src` to ``dst[0]`` on PE `pe`.
+
+    dst   symmetric array of elements of 1, 2, 4 or 8 bytes
+    src   a number, converted to dst's dtype
+
+    One thread. Delivered after `quiet`.
+    """
+    thread = current_thread("p")
+    value = dst.reshape(-1)[:1].copy()
+    value[0] = src
+    thread.put(dst, value, pe)
+
+
+@gpu(p)
+def _(dst, src, pe):
+    _check_element("p", dst)
+    check_integer("p", pe=pe)
+    call = nvshmem("p")
+
+    def impl(dst, src, pe):
+        call(unsigned_view(dst), bits_of(dst, src), types.int32(pe))
+
+    return impl
+
+
+def g(src, pe):
+    """``src[0]`` of PE `pe`; returns when it is here. One thread; elements of 1, 2, 4 or 8 bytes."""
+    thread = current_thread("g")
+    value = src.reshape(-1)[:1].copy()
+    thread.get(value, src, pe)
+    return value[0]
+
+
+@gpu(g)
+def _(src, pe):
+    _check_element("g", src)
+    check_integer("g", pe=pe)
+    call = nvshmem("g")
+
+    def impl(src, pe):
+        return from_bits(src, call(unsigned_view(src), types.int32(pe)))
+
+    return impl
+
+
+def _check_element(primitive, array):
+    check_contiguous(primitive, array=array)
+    if itemsize(array.dtype) not in (1, 2, 4, 8):
+        raise TypingError(f"{primitive}(): elements must have 1, 2, 4 or 8 bytes, given {array}")
+
+
+# ---- put
+
+
+@_transfer
+def put(dst, src, pe):
+    """Copy the local `src` to the symmetric `dst` on PE `pe`.
+
+    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are copied
+
+    One thread. `src` may be overwritten when it returns; delivered after `quiet`.
+    """
+    current_thread("put").put(dst, src, pe)
+
+
+@_transfer
+def put_warp(dst, src, pe):
+    """`put` by all threads of a warp."""
+    _together("put_warp", "warp", lambda thread: thread.put(dst, src, pe))
+
+
+@_transfer
+def put_block(dst, src, pe):
+    """`put` by all threads of a block."""
+    _together("put_block", "block", lambda thread: thread.put(dst, src, pe))
+
+
+@_transfer
+def put_nbi(dst, src, pe):
+    """`put` that returns at once: `src` must stay as it is until `quiet`. One thread."""
+    current_thread("put_nbi").put(dst, src, pe, nbi=True)
+
+
+@_transfer
+def put_nbi_warp(dst, src, pe):
+    """`put_nbi` by all threads of a warp."""
+    _together("put_nbi_warp", "warp", lambda thread: thread.put(dst, src, pe, nbi=True))
+
+
+@_transfer
+def put_nbi_block(dst, src, pe):
+    """`put_nbi` by all threads of a block."""
+    _together("put_nbi_block", "block", lambda thread: thread.put(dst, src, pe, nbi=True))
+
+
+# ---- get
+
+
+@_transfer
+def get(dst, src, pe):
+    """Copy the symmetric `src` of PE `pe` to the local `dst`; returns when it is here.
+
+    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are copied
+
+    One thread.
+    """
+    current_thread("get").get(dst, src, pe)
+
+
+@_transfer
+def get_warp(dst, src, pe):
+    """`get` by all threads of a warp."""
+    _together("get_warp", "warp", lambda thread: thread.get(dst, src, pe))
+
+
+@_transfer
+def get_block(dst, src, pe):
+    """`get` by all threads of a block."""
+    _together("get_block", "block", lambda thread: thread.get(dst, src, pe))
+
+
+@_transfer
+def get_nbi(dst, src, pe):
+    """`get` that returns at once: `dst` is here after `quiet`. One thread."""
+    current_thread("get_nbi").get(dst, src, pe, nbi=True)
+
+
+@_transfer
+def get_nbi_warp(dst, src, pe):
+    """`get_nbi` by all threads of a warp."""
+    _together("get_nbi_warp", "warp", lambda thread: thread.get(dst, src, pe, nbi=True))
+
+
+@_transfer
+def get_nbi_block(dst, src, pe):
+    """`get_nbi` by all threads of a block."""
+    _together("get_nbi_block", "block", lambda thread: thread.get(dst, src, pe, nbi=True))
+
+
+# ---- put with signal
+
+
+@_transfer_and_signal
+def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put`, then set or add to a signal on the same PE: who sees the signal finds the data.
+
+    dst, src     as `put`
+    signal_var   symmetric, 1-D, of uint64 (or int64); its first element on PE `pe` is meant
+    signal_val   an integer
+    signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
+    pe           the PE that gets both
+
+    One thread. `src` may be overwritten when it returns. The signal follows this put's data, not that of other puts:
+    several puts under way need a signal each, or a `fence` between them.
+    """
+    current_thread("put_signal").put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op))
+
+
+@_transfer_and_signal
+def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal` by all threads of a warp."""
+    _together(
+        "put_signal_warp",
+        "warp",
+        lambda thread: thread.put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op)),
+    )
+
+
+@_transfer_and_signal
+def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal` by all threads of a block."""
+    _together(
+        "put_signal_block",
+        "block",
+        lambda thread: thread.put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op)),
+    )
+
+
+@_transfer_and_signal
+def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
+    current_thread("put_signal_nbi").put(dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op))
+
+
+@_transfer_and_signal
+def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal_nbi` by all threads of a warp."""
+    _together(
+        "put_signal_nbi_warp",
+        "warp",
+        lambda thread: thread.put(dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op)),
+    )
+
+
+@_transfer_and_signal
+def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal_nbi` by all threads of a block."""
+    _together(
+        "put_signal_nbi_block",
+        "block",
+        lambda thread: thread.put(dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op)),
+    )
+
+
+# ---- ordering
+
+
+def fence():
+    """Order: this thread's puts and signals so far reach each PE before those after it. One thread.
+
+    Says nothing about when, and nothing about the order between different PEs.
+    """
+    current_thread("fence").fence()
+
+
+@gpu(fence)
+def _():
+    call = nvshmem("fence")
+
+    def impl():
+        call()
+
+    return impl
+
+
+def quiet():
+    """Complete: this thread's puts, signals and non-blocking gets so far have been delivered. One thread."""
+    current_thread("quiet").quiet()
+
+
+@gpu(quiet)
+def _():
+    call = nvshmem("quiet")
+
+    def impl():
+        call()
+
+    return impl

@@ -1,0 +1,301 @@
+"""Signals: integers in symmetric memory that one rank sets and another waits for.
+
+`notify` and `wait` are a release and an acquire, over NVLink directly. What precedes a `notify` in the notifying
+thread - its own stores, and those of threads that it met at a barrier before - is seen by what follows, in the waiting
+thread, the `wait` that takes the notified value; and by threads that meet the waiting one at a barrier afterwards.
+"""
+
+import operator
+from itertools import product
+
+from shmemkit.emu.thread import current_thread
+
+from .checks import COMPARES, SCOPES, check_choice, check_integer, check_words, is_one, literal_choice
+from .enums import comparison_name, signal_op_name
+from .memory import add, load, store
+from .peers import offset_of
+from .ptx import TypingError, asm, element_address, gpu, gpu_function, gpu_moved, types
+from .shim import nvshmem, signal_array
+from .threads import SHARES
+
+__all__ = [
+    "consume_token",
+    "notify",
+    "signal_op",
+    "signal_wait",
+    "signal_wait_until",
+    "wait",
+    "wait_block",
+    "wait_warp",
+]
+
+_SEMANTICS = ("acquire", "relaxed")
+_SIG_OPS = ("set", "add")
+_WAITS = frozenset(product(SCOPES, _SEMANTICS, COMPARES))
+
+_zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
+
+
+# ---- wait
+
+
+def wait(signals, n, scope, semantic, value, compare="ge"):
+    """Wait until each of ``signals[0] .. signals[n - 1]`` compares to `value` as asked. -> a token
+
+    signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
+    n         how many; ``signals[3:], 1`` waits for one, the literal 1 compiles to no loop over n
+    scope     "gpu" if the notifying threads run on this GPU, "sys" if on any of the host; a literal
+    semantic  "acquire": what the calling thread does afterwards sees what preceded each notify that it waited for;
+              "relaxed": no ordering; a literal
+    value     converted to the signals' dtype
+    compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
+    ->        the last value read; for `consume_token`
+
+    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired: in the PTX memory
+    model the notify's release comes before the acquire, the acquire before the barrier, and the barrier before what
+    any thread of the block does next; causality is transitive, whatever the scopes on the way.
+    Polls with loads over NVLink if the signals are a peer's: prefer signals of the waiting rank. A signal that arrives
+    over the network (put_signal, signal_op of a remote rank) is waited for with `signal_wait_until`.
+    """
+    thread = current_thread("wait")
+    if (scope, semantic, compare) not in _WAITS:
+        _explain_wait("wait", scope, semantic, compare)
+    seen = value
+    for i in range(n):
+        seen = thread.wait(signals, i, compare, value)
+    return seen
+
+
+@gpu(wait)
+def _(signals, n, scope, semantic, value, compare="ge"):
+    return _wait_on_gpu("wait", "thread", signals, n, scope, semantic, value, compare)
+
+
+def wait_warp(signals, n, scope, semantic, value, compare="ge"):
+    """`wait` by a whole warp: its threads share the n signals, then meet as at ``cuda.syncwarp()``.
+
+    All threads of the warp call it with the same arguments; afterwards each of them has acquired all n signals.
+    """
+    thread = current_thread("wait_warp")
+    return _share("wait_warp", thread.lane, thread.warp_size(), signals, n, scope, semantic, value, compare, "warp")
+
+
+@gpu(wait_warp)
+def _(signals, n, scope, semantic, value, compare="ge"):
+    return _wait_on_gpu("wait_warp", "warp", signals, n, scope, semantic, value, compare)
+
+
+def wait_block(signals, n, scope, semantic, value, compare="ge"):
+    """`wait` by a whole block: its threads share the n signals (one: thread 0), then meet as at syncthreads.
+
+    All threads of the block call it with the same arguments; afterwards each of them has acquired all n signals: see
+    `wait` for why one thread's acquire and a barrier are enough.
+    """
+    thread = current_thread("wait_block")
+    return _share(
+        "wait_block", thread.thread_id, thread.n_threads, signals, n, scope, semantic, value, compare, "block"
+    )
+
+
+@gpu(wait_block)
+def _(signals, n, scope, semantic, value, compare="ge"):
+    return _wait_on_gpu("wait_block", "block", signals, n, scope, semantic, value, compare)
+
+
+def _share(primitive, first, step, signals, n, scope, semantic, value, compare, group):
+    """In the emulator: wait for every step-th signal, then meet."""
+    if (scope, semantic, compare) not in _WAITS:
+        _explain_wait(primitive, scope, semantic, compare)
+    thread = current_thread(primitive)
+    seen = value
+    for i in range(first, n, step):
+        seen = thread.wait(signals, i, compare, value)
+    thread.together(group)
+    return seen
+
+
+def _explain_wait(primitive, scope, semantic, compare):
+    check_choice(primitive, "scope", scope, SCOPES)
+    check_choice(primitive, "semantic", semantic, _SEMANTICS)
+    check_choice(primitive, "compare", compare, COMPARES)
+
+
+def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
+    """The implementation for arguments of these types; `group` shares the signals."""
+    check_words(primitive, "signals", signals)
+    check_integer(primitive, n=n, value=value)
+    scope = literal_choice(primitive, "scope", scope, SCOPES)
+    semantic = literal_choice(primitive, "semantic", semantic, _SEMANTICS)
+    holds = getattr(operator, literal_choice(primitive, "compare", compare, COMPARES))
+    dtype = signals.dtype
+    read = load(dtype, semantic, scope)
+    number, count, meet = SHARES[group]
+
+    @gpu_function
+    def poll(address, wanted):
+        seen = read(address)
+        while not holds(seen, wanted):
+            seen = read(address)
+        return seen
+
+    if is_one(n) and group == "thread":
+
+        def impl(signals, n, scope, semantic, value, compare="ge"):
+            return poll(element_address(signals, 0), dtype(value))
+
+    elif is_one(n):
+
+        def impl(signals, n, scope, semantic, value, compare="ge"):
+            seen = dtype(value)
+            if number() == 0:
+                seen = poll(element_address(signals, 0), seen)
+            meet()
+            return seen
+
+    else:
+
+        def impl(signals, n, scope, semantic, value, compare="ge"):
+            wanted = seen = dtype(value)
+            # Not range(): its length is a 64-bit division.
+            i, end, step = number(), types.int64(n), count()
+            while i < end:
+                seen = poll(element_address(signals, i), wanted)
+                i += step
+            meet()
+            return seen
+
+    return impl
+
+
+def consume_token(value, token):
+    """`value` again, but not before `token`: makes visible that what is done with `value` needs the wait.
+
+    value   an array or an integer
+    token   what `wait` returned
+
+    The acquire in `wait` orders the calling thread's later accesses by itself; this states which of them are meant,
+    to the reader, and to the compilers as a data dependency: the pointer (or integer) that comes back is computed from
+    the token, by an instruction that stays in its place among all memory accesses. One thread; costs an addition.
+    """
+    current_thread("consume_token")
+    return value
+
+
+@gpu_moved(consume_token)
+def _(value, token):
+    check_integer("consume_token", token=token)
+    if not isinstance(value, (types.Array, types.Integer)):
+        raise TypingError(f"consume_token(): value must be an array or an integer, given {value}")
+
+    def impl(value, token):
+        return _zero_from(token)
+
+    return impl
+
+
+# ---- notify
+
+
+def notify(signal, rank, value, sig_op="set", scope="sys"):
+    """Set `signal` on `rank` to `value`, or add `value` to it, directly over NVLink, as a release.
+
+    signal    symmetric, 1-D, of uint64, int64, uint32 or int32; ``signal[0]`` is meant: ``notify(signals[3:], ...)``
+    rank      0 .. num_ranks() - 1, me included, not checked on the GPU; its memory must be mapped here (as `symm_at`)
+    value     converted to the signal's dtype
+    sig_op    "set", or "add" (atomic), a literal
+    scope     "sys"; or "gpu" if the waiting threads are on this GPU (`rank` is me); a literal
+
+    One thread. Who waits for the value with acquire sees what this thread did and saw before. To publish a whole
+    block's stores: ``cuda.syncthreads()``, then one thread notifies. Says nothing about puts still under way: a put
+    is followed by its signal with `put_signal`, or by `fence` and `signal_op`.
+    """
+    thread = current_thread("notify")
+    check_choice("notify", "sig_op", sig_op, _SIG_OPS)
+    check_choice("notify", "scope", scope, SCOPES)
+    if scope == "gpu" and rank != thread.pe:
+        raise ValueError(f"notify(): scope 'gpu' does not reach rank {rank} from rank {thread.pe}: use 'sys'")
+    theirs = thread.peer(signal, rank)
+    if sig_op == "set":
+        thread.store(theirs, 0, value)
+    else:
+        thread.atomic(theirs, 0, lambda old: old + value)
+
+
+@gpu(notify)
+def _(signal, rank, value, sig_op="set", scope="sys"):
+    check_words("notify", "signal", signal)
+    check_integer("notify", rank=rank, value=value)
+    dtype = signal.dtype
+    write = {"set": store, "add": add}[literal_choice("notify", "sig_op", sig_op, _SIG_OPS)]
+    write = write(dtype, literal_choice("notify", "scope", scope, SCOPES))
+
+    def impl(signal, rank, value, sig_op="set", scope="sys"):
+        write(element_address(signal, 0) + offset_of(rank), dtype(value))
+
+    return impl
+
+
+# ---- OpenSHMEM's signals
+
+
+def signal_op(signal_var, signal_val, signal_op, pe):
+    """Set or add to a signal on PE `pe`, over NVLink or the network.
+
+    signal_var   symmetric, 1-D, of uint64 (or int64); its first element is meant
+    signal_val   an integer
+    signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
+    pe           0 .. n_pes() - 1
+
+    One thread. Not ordered after earlier puts of this thread: `fence` (same PE) or `quiet` (all PEs) before it.
+    """
+    current_thread("signal_op").signal(signal_var, signal_val, signal_op_name(signal_op), pe)
+
+
+@gpu(signal_op)
+def _(signal_var, signal_val, signal_op, pe):
+    check_words("signal_op", "signal_var", signal_var, (types.uint64, types.int64))
+    check_integer("signal_op", signal_val=signal_val, signal_op=signal_op, pe=pe)
+    call = nvshmem("signal_op")
+
+    def impl(signal_var, signal_val, signal_op, pe):
+        call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), types.int32(pe))
+
+    return impl
+
+
+def signal_wait_until(signal, compare, value):
+    """Wait until this PE's `signal` compares to `value` as asked. -> the value seen
+
+    signal    symmetric, 1-D, of uint64 (or int64), this PE's; its first element is meant, as uint64
+    compare   ComparisonType.CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT or CMP_LE
+    value     an integer
+
+    One thread. Afterwards the data of the put_signal, or of the puts fenced before the signal_op, is here, over NVLink
+    and over the network.
+    """
+    return current_thread("signal_wait_until").wait(signal, 0, comparison_name(compare), value)
+
+
+@gpu(signal_wait_until)
+def _(signal, compare, value):
+    check_words("signal_wait_until", "signal", signal, (types.uint64, types.int64))
+    check_integer("signal_wait_until", compare=compare, value=value)
+    call = nvshmem("signal_wait")
+
+    def impl(signal, compare, value):
+        return call(signal_array(signal), types.int32(compare), types.uint64(value))
+
+    return impl
+
+
+def signal_wait(signal_var, signal_op, signal_val):
+    """`signal_wait_until` under nvshmem4py's name; `signal_op` is the comparison."""
+    return signal_wait_until(signal_var, signal_op, signal_val)
+
+
+@gpu(signal_wait)
+def _(signal_var, signal_op, signal_val):
+    def impl(signal_var, signal_op, signal_val):
+        return signal_wait_until(signal_var, signal_op, signal_val)
+
+    return impl

@@ -1,0 +1,158 @@
+"""The emulator as a World sees it; ``shmemkit.gpu`` has the same interface for NVSHMEM."""
+
+import numpy as np
+
+from . import hook
+from .arrays import address
+from .grid import Launch
+from .heap import heap_size, private_memory
+from .machine import Machine
+from .processes import Processes
+from .run import LocalComm, current_host
+from .stream import Stream
+from .thread import current_thread
+
+_users = 0  # worlds alive in this process
+
+
+class SingleComm:
+    """The communicator of a program that runs alone."""
+
+    rank, size = 0, 1
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 1
+
+    def allgather(self, value):
+        return [value]
+
+    def bcast(self, value=None, root=0):
+        return value
+
+    def gather(self, value, root=0):
+        return [value]
+
+    def barrier(self):
+        pass
+
+    Barrier = barrier
+
+
+class _Memory:
+    """Part of the heap as NumPy's array interface, so that views keep `owner` alive."""
+
+    def __init__(self, raw, owner):
+        self.__array_interface__ = raw.__array_interface__
+        self.owner = raw, owner
+
+
+class EmulatorBackend:
+    """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls)."""
+
+    name = "emulator"
+    xp = np
+
+    def __init__(self, comm):
+        host = current_host()
+        self.processes = None
+        if host is not None:
+            self.machine, self.pe, self.comm = host.program.machine, host.pe, LocalComm(host)
+        elif comm is None or comm.Get_size() == 1:
+            self.comm = SingleComm() if comm is None else comm
+            self.machine, self.pe = Machine(private_memory(heap_size()), 1, [0], 1), 0
+        else:
+            self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
+            p = self.processes
+            self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock)
+            p.attach(self.machine)
+            comm.Barrier()  # every rank's counters are zero
+        self.default_local_size = self.machine.local_size
+        self.heap = self.machine.heaps[self.pe]
+        self.stream = Stream(self.machine, self.pe)
+        _install()
+
+    def set_local_size(self, local_size):
+        self.machine.local_size = local_size
+
+    def allgather(self, value):
+        """`value` of every rank; kernels go on meanwhile."""
+        if self.processes is not None:
+            self.processes.barrier()
+        return self.comm.allgather(value)
+
+    def host_barrier(self):
+        if self.processes is not None:
+            self.processes.barrier()
+        else:
+            self.comm.barrier()
+
+    def allocate(self, n_bytes):
+        return self.heap.allocate(n_bytes)
+
+    def as_array(self, raw, shape, dtype, owner):
+        """Bytes `raw` as an array; `owner` lives as long as it or a view of it."""
+        return np.asarray(_Memory(raw, owner)).view(dtype).reshape(shape)
+
+    def describe(self, raw, name, dtype):
+        """What the allocation `raw` holds, for reports."""
+        allocation = self.heap.find(raw)
+        allocation.name, allocation.dtype = name, dtype
+
+    def free(self, array):
+        self.heap.free(array)
+
+    def address(self, array):
+        return address(array)
+
+    def peer_view(self, array, pe):
+        return self.heap.on(array, pe)
+
+    def barrier(self, stream):
+        (stream or self.stream).enqueue(
+            Launch(stream or self.stream, "barrier", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
+        )
+
+    def synchronize(self):
+        for stream in self.machine.streams[self.pe]:
+            stream.synchronize()
+
+    def to_host(self, array, stream):
+        (stream or self.stream).synchronize()
+        return np.array(array)
+
+    def finalize(self):
+        if self.processes is not None:
+            self.processes.finish()
+        _uninstall()
+
+    def abandon(self):
+        """Leave after a failure."""
+        self.machine.scheduler.kill()
+        self.finalize()
+
+
+def _barrier():
+    current_thread("barrier").barrier_all("thread")
+
+
+def _default_stream():
+    from .. import world
+
+    return world.current().stream
+
+
+def _install():
+    global _users
+    if _users == 0:
+        hook.install(_default_stream)
+    _users += 1
+
+
+def _uninstall():
+    global _users
+    _users -= 1
+    if _users == 0:
+        hook.uninstall()

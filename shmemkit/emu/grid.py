@@ -1,0 +1,159 @@
+"""A kernel launch: its grid of blocks and their threads, all alive at once."""
+
+import itertools
+
+import numpy as np
+
+from .arrays import device_view, uninitialised
+from .errors import EmulatorError, OutOfBoundsError
+from .ints import from_scalar
+from .meeting import Meeting
+from .report import out_of_bounds, where
+from .thread import Thread
+
+
+class Dim3:
+    """A 3-component vector, as threadIdx and gridDim."""
+
+    __slots__ = ("x", "y", "z")
+
+    def __init__(self, x, y, z):
+        self.x, self.y, self.z = x, y, z
+
+    def __iter__(self):
+        return iter((self.x, self.y, self.z))
+
+    def __repr__(self):
+        return f"({self.x}, {self.y}, {self.z})" if self.y or self.z else str(self.x)
+
+
+def _indices(size):
+    """Every index below `size`, x fastest."""
+    return [Dim3(x, y, z) for z, y, x in itertools.product(range(size.z), range(size.y), range(size.x))]
+
+
+class Block:
+    """A block of threads on a PE."""
+
+    def __init__(self, launch, index):
+        self.launch, self.blockIdx = launch, index
+        self.machine, self.scheduler, self.pe = launch.machine, launch.machine.scheduler, launch.pe
+        self.gridDim, self.blockDim = launch.grid, launch.block
+        self.n_threads = self.alive = launch.block.x * launch.block.y * launch.block.z
+        self.parked, self.park = [], self.scheduler.park  # in syncthreads
+        self.shared = {}  # call site -> shared array
+        self.meetings = {}  # "block" or warp number -> Meeting
+        self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]  # live lanes
+        hub = self.scheduler.hub
+        self.threads = [Thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
+
+    def release(self):
+        """All live threads are in syncthreads: they go on."""
+        self.scheduler.ready.extend(self.parked)
+        self.parked.clear()
+
+    def meeting(self, thread, scope, mask=0xFFFFFFFF):
+        """Where the threads of `thread`'s block, or the lanes `mask` of its warp, meet."""
+        warp = thread.thread_id // 32
+        key = "block" if scope == "block" else (warp, mask)
+        if key not in self.meetings:
+            expected = (lambda: self.alive) if scope == "block" else (lambda: (self.warps[warp] & mask).bit_count())
+            self.meetings[key] = Meeting(self.scheduler, expected, f"a {scope} operation")
+        return self.meetings[key]
+
+    def leave(self, thread):
+        """`thread` has ended."""
+        self.scheduler.progress += 1
+        self.alive -= 1
+        i = thread.thread_id
+        self.warps[i >> 5] &= ~(1 << (i & 31))
+        if self.parked and len(self.parked) == self.alive:
+            self.release()
+        if self.meetings:
+            for meeting in self.meetings.values():
+                meeting.left()
+        self.launch.left()
+
+
+class Launch:
+    """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain Python."""
+
+    def __init__(self, stream, name, function, parameters, grid, block, shared, arguments):
+        self._call = (stream, name, function, parameters, grid, block, shared, arguments)
+        self.stream, self.machine, self.pe = stream, stream.machine, stream.pe
+        self.name, self.function = name, function
+        self.grid, self.block = Dim3(*grid), Dim3(*block)
+        self.arguments = [kernel_argument(a, name) for a in arguments]
+        self.arrays = {n: a for n, a in zip(parameters, self.arguments) if isinstance(a, np.ndarray)}
+        self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
+        self.dynamic_shared = shared
+        self.alive = 0
+        self.started = self.done = False
+
+    def again(self):
+        """The same launch, to be run once more (by a graph)."""
+        return Launch(*self._call)
+
+    def start(self):
+        """Make every thread of the grid runnable."""
+        scheduler = self.machine.scheduler
+        self.thread_indices = _indices(self.block)
+        self.blocks = [Block(self, index) for index in _indices(self.grid)]
+        self.alive = sum(b.alive for b in self.blocks)
+        self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
+        scheduler.launches[self] = None
+        for block in self.blocks:
+            scheduler.ready.extend(block.threads)
+
+    def left(self):
+        self.alive -= 1
+        if self.alive:
+            if self.meeting.parked:
+                self.meeting.left()
+        else:
+            self.done = True
+            self.machine.scheduler.launches.pop(self, None)
+            self.stream.advance()
+
+    def fail(self, thread, error):
+        """`thread` raised: the first such error ends the run, and says where."""
+        scheduler = self.machine.scheduler
+        if scheduler.failure is not None:
+            return
+        place = f"{where(thread, error.__traceback__)} in kernel {self.name}"
+        details = out_of_bounds(self, error) if isinstance(error, IndexError) else None
+        if details:
+            failure = OutOfBoundsError(f"{details}\n  {place}")
+        elif isinstance(error, EmulatorError):
+            failure = error
+        else:
+            failure = EmulatorError(f"{type(error).__name__}: {error}\n  {place}")
+        failure.__cause__ = error
+        scheduler.failure = failure
+
+    def shared_array(self, block, site, shape, dtype):
+        """One array per call site and block; an empty shape names the dynamic shared memory of the launch."""
+        shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        if site not in block.shared:
+            if 0 in shape:
+                memory = block.shared.setdefault("dynamic", uninitialised(self.dynamic_shared, np.uint8))
+                usable = self.dynamic_shared // dtype.itemsize * dtype.itemsize
+                block.shared[site] = device_view(memory[:usable].view(np.ndarray).view(dtype))
+            else:
+                block.shared[site] = uninitialised(shape, dtype)
+        return block.shared[site]
+
+
+def kernel_argument(value, kernel):
+    """A launch argument as the kernel sees it."""
+    if isinstance(value, np.ndarray):
+        return device_view(value)
+    if isinstance(value, np.generic):
+        return from_scalar(value)
+    if isinstance(value, tuple):
+        return tuple(kernel_argument(v, kernel) for v in value)
+    if isinstance(value, (bool, int, float, complex)) or value is None:
+        return value
+    raise TypeError(
+        f"kernel {kernel}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, numbers, booleans and tuples of them"
+    )

@@ -1,0 +1,128 @@
+"""While an emulated world is alive, ``kernel[grid, block, stream, shared](...)`` runs on the emulator.
+
+Numba's dispatcher is asked for a launch configuration as always; what it returns launches here. The host functions of
+``numba.cuda`` that scripts use beside kernels (streams, events, device arrays) are replaced for as long.
+"""
+
+import inspect
+
+import numpy as np
+from numba import cuda
+from numba.cuda.dispatcher import CUDADispatcher
+from numba.cuda.errors import normalize_kernel_dimensions
+
+from .grid import Launch
+from .rebind import rebind
+from .stream import Event, Stream
+
+MAX_THREADS_PER_BLOCK = 1024
+_current = None  # () -> the emulated PE's default stream, while installed
+_replaced = []
+
+
+class Configured:
+    """`kernel[grid, block, stream, shared]`."""
+
+    def __init__(self, kernel, grid, block, stream=0, shared=0):
+        self.kernel = kernel
+        self.grid, self.block = normalize_kernel_dimensions(grid, block)
+        n_threads = int(np.prod(self.block))
+        if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
+            raise ValueError(
+                f"kernel {kernel.py_func.__name__}: grid {self.grid}, block {self.block}: at least one block, and 1 to "
+                f"{MAX_THREADS_PER_BLOCK} threads per block are allowed"
+            )
+        self.stream = stream if isinstance(stream, Stream) else _current()
+        self.shared = shared
+
+    def __call__(self, *arguments):
+        function = self.kernel.py_func
+        parameters = list(inspect.signature(function).parameters)
+        if len(arguments) != len(parameters):
+            raise TypeError(f"kernel {function.__name__} takes {len(parameters)} arguments ({', '.join(parameters)}), not {len(arguments)}")
+        launch = Launch(
+            self.stream, function.__name__, rebind(function), parameters, self.grid, self.block, self.shared, arguments
+        )
+        self.stream.enqueue(launch)
+
+
+class ForAll:
+    """`kernel.forall(n)`: a one-dimensional grid of at least n threads."""
+
+    def __init__(self, kernel, n, threads_per_block, stream, shared):
+        self.configure = lambda: Configured(kernel, -(-n // threads_per_block), threads_per_block, stream, shared)
+        self.n = n
+
+    def __call__(self, *arguments):
+        if self.n > 0:
+            self.configure()(*arguments)
+
+
+class DeviceArray(np.ndarray):
+    """What cuda.to_device and cuda.device_array return: a NumPy array with Numba's methods."""
+
+    def copy_to_host(self, ary=None, stream=0):
+        if ary is None:
+            return np.array(self)
+        ary[...] = self
+        return ary
+
+    def copy_to_device(self, ary, stream=0):
+        self[...] = ary
+
+
+def _to_device(obj, stream=0, copy=True, to=None):
+    if to is not None:
+        to[...] = obj
+        return to
+    return np.array(obj).view(DeviceArray)
+
+
+def _device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
+    return np.empty(shape, dtype, order).view(DeviceArray)
+
+
+def _device_array_like(ary, stream=0):
+    return np.empty_like(ary).view(DeviceArray)
+
+
+def _new_stream(*_, **__):
+    default = _current()
+    return Stream(default.machine, default.pe)
+
+
+def _synchronize():
+    default = _current()
+    for stream in default.machine.streams[default.pe]:
+        stream.synchronize()
+
+
+def install(current):
+    """`current()` gives the default stream of the PE that calls."""
+    global _current
+    _current = current
+
+    def replace(owner, name, value):
+        _replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
+    replace(CUDADispatcher, "__getitem__", lambda kernel, args: Configured(kernel, *args))
+    replace(
+        CUDADispatcher,
+        "forall",
+        lambda kernel, n, tpb=0, stream=0, sharedmem=0: ForAll(kernel, n, tpb or 128, stream, sharedmem),
+    )
+    replace(cuda, "stream", _new_stream)
+    replace(cuda, "default_stream", lambda: _current())
+    replace(cuda, "event", Event)
+    replace(cuda, "synchronize", _synchronize)
+    replace(cuda, "to_device", _to_device)
+    replace(cuda, "device_array", _device_array)
+    replace(cuda, "device_array_like", _device_array_like)
+
+
+def uninstall():
+    while _replaced:
+        owner, name, value = _replaced.pop()
+        setattr(owner, name, value)

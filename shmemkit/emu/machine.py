@@ -1,0 +1,88 @@
+"""The emulated machine: the PEs that live in this process, their memory, and what connects them to the others."""
+
+import contextlib
+
+from .arrays import address
+from .collectives import Collectives
+from .errors import DeadlockError
+from .heap import Heap
+from .network import Network
+from .report import deadlock, place
+from .scheduler import Scheduler
+
+TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
+
+
+class Machine:
+    """`memory` holds the symmetric heaps of all `n_pes`; `local_pes` run in this process; a node has `local_size` PEs.
+
+    `atomically` is a context manager that makes a read-modify-write of symmetric memory indivisible.
+    """
+
+    def __init__(self, memory, n_pes, local_pes, local_size, atomically=None):
+        self.memory, self.memory_address = memory, address(memory)
+        self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
+        self.heap_size = memory.size // n_pes
+        self.atomically = atomically or contextlib.nullcontext()
+        self.scheduler = Scheduler()
+        self.network = Network(self)
+        self.collectives = Collectives(self)
+        self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
+        for heap in self.heaps.values():
+            self.collectives.add_pe(heap)
+        self.streams = {pe: [] for pe in self.local_pes}
+        self.host_waits = {}  # PE -> () -> what its host program waits for
+        self.host_waiter = self._run_here  # how a host program waits; several PEs or processes replace it
+
+    def peer(self, block, array, pe):
+        """Symmetric `array` of the block's PE, on `pe`."""
+        views = block.launch.peers.get(id(array))
+        if views is None:  # a slice made in the kernel
+            return self.heaps[block.pe].on(array, int(pe))
+        if pe not in views:
+            views[pe] = self.heaps[block.pe].on(array, int(pe))
+        return views[pe]
+
+    def written(self, array, index):
+        """array[index] was stored: whoever waits for it may go on."""
+        scheduler = self.scheduler
+        scheduler.progress += 1
+        if scheduler.waiters:
+            scheduler.wake(address(array) + index * array.strides[0])
+
+    def place(self, block, at):
+        return place(self, block.launch, at)
+
+    def team(self, pe, team):
+        """The world PE numbers of the members of `team`, as `pe` sees it."""
+        first = pe // self.local_size * self.local_size
+        if team == TEAM_WORLD:
+            return list(range(self.n_pes))
+        if team in (TEAM_SHARED, TEAM_NODE):
+            return list(range(first, min(first + self.local_size, self.n_pes)))
+        if team == TEAM_SAME_MYPE_NODE:
+            return list(range(pe % self.local_size, self.n_pes, self.local_size))
+        raise NotImplementedError(f"team {team!r} is not emulated: TEAM_WORLD (0), SHARED (1), NODE (2) and SAME_MYPE_NODE (3) are")
+
+    def wait_on_host(self, pe, is_done, key, why, can_go_on):
+        """The host program of `pe` waits. With `can_go_on` (a launch), it returns although not done when the machine is stuck,
+        as a launch on a GPU returns before the kernel has finished; otherwise being stuck is a deadlock."""
+        if is_done():
+            return
+        self.host_waits[pe] = why
+        try:
+            self.host_waiter(pe, is_done, key, can_go_on)
+        finally:
+            del self.host_waits[pe]
+
+    def _run_here(self, pe, is_done, key, can_go_on):
+        """The only PE of the only process: its host program runs the scheduler."""
+        if not self.scheduler.run_until(is_done) and not can_go_on:
+            raise self.deadlock()
+
+    def deadlock(self):
+        return self.deadlock_error(deadlock(self))
+
+    @staticmethod
+    def deadlock_error(report):
+        return DeadlockError("deadlock: no rank can go on\n" + report)

@@ -1,0 +1,49 @@
+"""Messages between PEs: put, get and signals. Every message is delivered when it is issued.
+
+That is one of the orders that NVSHMEM's memory model allows, so a correct program gives its result; fence and quiet have nothing
+left to wait for.
+"""
+
+import numpy as np
+
+
+class Network:
+    def __init__(self, machine):
+        self.machine = machine
+
+    def put(self, thread, dst, src, pe, nbi, signal, value, op):
+        """Copy min(dst.size, src.size) elements of `src` to `dst` on `pe`, then apply the signal there, if there is one."""
+        copy(self.machine.peer(thread.block, dst, pe), src, "put")
+        if signal is not None:
+            self.signal(thread, signal, value, op, pe)
+
+    def get(self, thread, dst, src, pe, nbi):
+        """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`."""
+        copy(dst, self.machine.peer(thread.block, src, pe), "get")
+
+    def signal(self, thread, signal, value, op, pe):
+        """Set signal[0] on `pe` to `value`, or add `value` to it."""
+        there = self.machine.peer(thread.block, signal, pe)
+        if op == "set":
+            thread.store(there, 0, value)
+        elif op == "add":
+            thread.atomic(there, 0, lambda old: old + value)
+        else:
+            raise ValueError(f"signal operation {op!r}: 'set' or 'add' is allowed")
+
+    def fence(self, thread):
+        """Order my earlier puts to a PE before later ones: they are delivered."""
+
+    def quiet(self, thread):
+        """Complete my puts and gets: they are."""
+
+
+def copy(dst, src, name):
+    """Copy elements of contiguous arrays, as many as the smaller holds."""
+    if dst.dtype != src.dtype:
+        raise TypeError(f"{name}: dst is {dst.dtype}, src is {src.dtype}; they must have the same dtype")
+    for label, array in (("dst", dst), ("src", src)):
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name}: {label} {array.shape} with strides {array.strides} is not contiguous; copy rows one by one")
+    n = min(dst.size, src.size)
+    np.copyto(np.asarray(dst).reshape(-1)[:n], np.asarray(src).reshape(-1)[:n])

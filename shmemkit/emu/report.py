@@ -1,0 +1,174 @@
+"""What the emulator says when something is wrong: places, deadlocks, accesses out of bounds."""
+
+import ast
+import linecache
+import os
+from collections import defaultdict
+
+import numpy as np
+
+from .arrays import address
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HIDDEN = (os.path.join(_PACKAGE, "emu") + os.sep, os.path.join(_PACKAGE, "device") + os.sep)
+
+
+def _is_kernel_code(frame):
+    return not frame.f_code.co_filename.startswith(_HIDDEN)
+
+
+def _line(frame, lineno=None):
+    file, lineno = frame.f_code.co_filename, lineno or frame.f_lineno
+    source = linecache.getline(file, lineno).strip()
+    shown = os.path.relpath(file) if not file.startswith("<") else file
+    return f"{shown if not shown.startswith('..') else file}:{lineno}: {source}"
+
+
+def kernel_line(frame):
+    """ "file:line: source" of the innermost line of the user's code at or above `frame`."""
+    while frame is not None and not _is_kernel_code(frame):
+        frame = frame.f_back
+    return _line(frame) if frame is not None else "?"
+
+
+def _kernel_traceback(traceback):
+    """The innermost entry of `traceback` that is the user's code."""
+    found = None
+    while traceback is not None:
+        if _is_kernel_code(traceback.tb_frame):
+            found = traceback
+        traceback = traceback.tb_next
+    return found
+
+
+def who(thread):
+    return f"rank {thread.pe} block {thread.block.blockIdx!r} thread {thread.threadIdx!r}"
+
+
+def where(thread, traceback):
+    """Who raised, and on which line."""
+    entry = _kernel_traceback(traceback)
+    return f"{who(thread)} at {_line(entry.tb_frame, entry.tb_lineno) if entry else '?'}"
+
+
+def place(machine, launch, at):
+    """The name of the memory at address `at`: "signals[3] on rank 2"."""
+    heap = machine.memory_address
+    in_heap = 0 <= at - heap < machine.memory.size
+    pe = (at - heap) // machine.heap_size if in_heap else launch.pe
+    local = at + (launch.pe - pe) * machine.heap_size if in_heap else at
+    for name, array in launch.arrays.items():
+        first = address(array)
+        if first <= local < first + array.nbytes:
+            return f"{_element(name, array, (local - first) // array.itemsize)} on rank {pe}"
+    if in_heap:
+        offset = (at - heap) % machine.heap_size
+        for a in machine.heaps[launch.pe].allocations:
+            if a.offset <= offset < a.offset + a.size and a.dtype is not None:
+                return f"{a.name}[{(offset - a.offset) // a.dtype.itemsize}] on rank {pe}"
+    return f"memory at {at:#x} on rank {pe}"
+
+
+def _element(name, array, flat):
+    if array.ndim == 1:
+        return f"{name}[{flat}]"
+    return f"{name}[{', '.join(str(i) for i in np.unravel_index(flat, array.shape))}]"
+
+
+def deadlock(machine):
+    """Every thread that cannot go on, by block: where it is and what it waits for."""
+    lines = []
+    for pe in machine.local_pes:
+        stuck = [t for t in machine.scheduler.live_threads() if t.pe == pe]
+        groups = defaultdict(list)
+        for t in stuck:
+            why = t.why() if t.why else "the other threads of its block in syncthreads"
+            line = kernel_line(t.gr_frame) if t.gr_frame else "its first line (it never ran)"
+            groups[t.block.launch.name, repr(t.block.blockIdx), line, why].append(t)
+        lines += [
+            f"  rank {pe} block {block} {_threads(threads)} in {kernel}: waits for {why}\n      {line}"
+            for (kernel, block, line, why), threads in groups.items()
+        ]
+        host = machine.host_waits.get(pe)
+        if host and not stuck:
+            lines.append(f"  rank {pe}: its host program waits for {host()}")
+    return "\n".join(lines)
+
+
+def _threads(threads):
+    ids = [t.thread_id for t in threads]
+    if len(ids) == 1:
+        return f"thread {threads[0].threadIdx!r}"
+    first, last = ids[0], ids[-1]
+    return f"threads {first} to {last}" if last - first + 1 == len(ids) else f"{len(ids)} threads ({first} ... {last})"
+
+
+def out_of_bounds(launch, error):
+    """Which array, index, rank and bound made `error`, an IndexError of a kernel; None when it cannot be told.
+
+    The accesses of the line that raised are evaluated again, and the first one that is outside of its array is the culprit:
+    in-bounds accesses pay nothing for this.
+    """
+    entry = _kernel_traceback(error.__traceback__)
+    if entry is None:
+        return None
+    frame, lineno = entry.tb_frame, entry.tb_lineno
+
+    def value_of(node):
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<access>", "eval")
+        return eval(code, frame.f_globals, frame.f_locals)
+
+    for array_node, index_node in _accesses(frame.f_code.co_filename, lineno):
+        try:
+            array, index = value_of(array_node), value_of(index_node)
+        except Exception:  # a name that is gone by now: not this one, then
+            continue
+        indices = index if isinstance(index, tuple) else (index,)
+        if not isinstance(array, np.ndarray) or len(indices) > array.ndim:
+            continue
+        for i, n in zip(indices, array.shape):
+            if isinstance(i, (int, np.integer)) and not -n <= i < n:
+                name, shown = ast.unparse(array_node), ", ".join(str(i) for i in indices)
+                on = _rank_of(launch, array)
+                return f"{name}[{shown}] is out of bounds: {name} is {array.dtype} {array.shape} on rank {on}"
+    return None
+
+
+def _rank_of(launch, array):
+    machine = launch.machine
+    offset = address(array) - machine.memory_address
+    return offset // machine.heap_size if 0 <= offset < machine.memory.size else launch.pe
+
+
+# Calls that may be evaluated again: they change nothing.
+_PURE = "symm_at get_peer_array rank num_ranks my_pe n_pes grid gridsize min max len int abs range".split()
+
+
+def _accesses(file, lineno):
+    """The (array, index) expressions of a line: ``a[i]``, the start of ``a[i:]``, and ``ld_acquire(a, i, ...)``."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if not hasattr(node, "lineno") or not node.lineno <= lineno <= node.end_lineno:
+            continue
+        if isinstance(node, ast.Subscript):
+            array, index = node.value, node.slice
+            if isinstance(index, ast.Slice):
+                index = index.lower
+        elif isinstance(node, ast.Call) and len(node.args) >= 2:
+            array, index = node.args[:2]
+        else:
+            continue
+        if index is not None and _is_pure(array) and _is_pure(index):
+            yield array, index
+
+
+def _is_pure(expression):
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name not in _PURE:
+                return False
+    return True

@@ -1,0 +1,127 @@
+"""``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several PEs in this process, for tests and notebooks."""
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from .heap import heap_size as default_heap_size
+from .heap import private_memory
+from .machine import Machine
+from .meeting import Meeting
+
+
+class Host(greenlet):
+    """The host program of one PE."""
+
+    def __init__(self, program, pe):
+        super().__init__(parent=program.machine.scheduler.hub)
+        self.program, self.pe = program, pe
+        self.thread_id, self.block = pe, None  # as Meeting wants them
+        self.why = None
+        self.can_go_on = self.goes_on = False
+        self.world = None
+        self.result = None
+
+    def run(self):
+        program = self.program
+        try:
+            self.result = program.main(*program.args)
+            if self.world is not None:
+                self.world.finalize()
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"raised on rank {self.pe} of {program.machine.n_pes}")
+            scheduler = program.machine.scheduler
+            scheduler.failure = scheduler.failure or error
+
+
+class Program:
+    """All PEs' host programs, and how they wait."""
+
+    def __init__(self, main, args, machine):
+        self.main, self.args, self.machine = main, args, machine
+        machine.host_waiter = self.wait
+        self.hosts = [Host(self, pe) for pe in machine.local_pes]
+        self.meeting = Meeting(machine.scheduler, lambda: len(self.hosts), "a host collective")
+
+    def wait(self, pe, is_done, key, can_go_on):
+        host = getcurrent()
+        host.can_go_on, host.goes_on = can_go_on, False
+        self.machine.scheduler.wait_for(host, key, lambda: is_done() or host.goes_on, self.machine.host_waits[pe])
+        host.can_go_on = False
+
+    def run(self):
+        scheduler = self.machine.scheduler
+        scheduler.ready.extend(self.hosts)
+        try:
+            while not scheduler.run_until(lambda: all(h.dead for h in self.hosts)):
+                can_go_on = [h for h in self.hosts if h.can_go_on]
+                if not can_go_on:
+                    raise self.machine.deadlock()
+                for host in can_go_on:
+                    host.goes_on = True
+        finally:
+            scheduler.kill()
+            for host in self.hosts:
+                if host:
+                    host.throw(GreenletExit)
+                if host.world is not None:
+                    host.world.abandon()
+        return [h.result for h in self.hosts]
+
+
+class LocalComm:
+    """The part of an mpi4py communicator that host programs of one process need."""
+
+    def __init__(self, host):
+        self._host = host
+        self.rank, self.size = host.pe, host.program.machine.n_pes
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return self.size
+
+    def allgather(self, value):
+        machine = self._host.program.machine
+        machine.host_waits[self.rank] = lambda: "the other ranks in a host collective"
+        try:
+            values = self._host.program.meeting.join(self._host, value, lambda values: values)
+        finally:
+            machine.host_waits.pop(self.rank, None)
+        return [values[pe] for pe in range(self.size)]
+
+    def bcast(self, value=None, root=0):
+        return self.allgather(value)[root]
+
+    def gather(self, value, root=0):
+        values = self.allgather(value)
+        return values if self.rank == root else None
+
+    def barrier(self):
+        self.allgather(None)
+
+    Barrier = barrier
+
+
+def current_host():
+    """The host program that runs, or None outside of ``run``."""
+    host = getcurrent()
+    return host if isinstance(host, Host) else None
+
+
+def run(main, n_pes, args=(), local_size=None, heap_size=None):
+    """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
+
+    In `main`, ``shmemkit.init()`` gives that PE's World. `local_size` declares logical nodes of so many PEs; `heap_size` is the
+    symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched pages cost nothing). The schedule is the
+    same every time.
+
+    Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE can go on.
+    """
+    if not isinstance(n_pes, int) or n_pes < 1:
+        raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
+    if current_host() is not None:
+        raise RuntimeError("shmemkit.emu.run inside of a program that it runs: PEs cannot be nested")
+    size = -(-(heap_size or default_heap_size()) // 4096) * 4096
+    machine = Machine(private_memory(n_pes * size), n_pes, range(n_pes), local_size or n_pes)
+    return Program(main, args, machine).run()

@@ -1,0 +1,118 @@
+"""The scheduler: which emulated thread runs next.
+
+Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread runs until it waits:
+for a value in memory (`wait_for`), for the other threads of its block or warp, or for a turn in a spin loop (`spin`). Then the
+next runnable thread goes on, first come, first served; the same program gives the same schedule.
+
+When no thread can run, the waits are polled once more (memory may have been written by an ordinary store, or by another
+process), then `idle` is asked: it says whether somebody outside of this process may still change something. If not, the
+machine is stuck, and whoever started it decides whether that is a deadlock.
+"""
+
+import operator
+from collections import defaultdict, deque
+
+from greenlet import getcurrent
+
+COMPARE = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+}
+
+
+class Scheduler:
+    def __init__(self):
+        self.hub = getcurrent()  # the greenlet that runs the loop; threads that end return to it
+        self.ready = deque()
+        self.waiters = defaultdict(list)  # address -> [(thread, is_satisfied)]
+        self.launches = {}  # that run (an ordered set)
+        self.progress = 0  # grows with everything that happens but polling
+        self.polls = 0  # spin polls in a row, without progress
+        self.polled_at = 0  # the progress at which they began
+        self.idle = None  # () -> True when somebody outside of this process may still act
+        self.failure = None  # the first exception of a kernel thread
+
+    # -- for threads
+    def park(self):
+        """Leave the current greenlet; it goes on when somebody puts it back into `ready`."""
+        self.progress += 1
+        ready = self.ready
+        if ready:
+            following = ready[0]
+            if following:  # has started: switch to it directly, without the loop
+                ready.popleft()
+                return following.switch()
+        self.hub.switch()
+
+    def wait_for(self, thread, key, is_satisfied, why):
+        """Park `thread` until `is_satisfied()`; checked when `key` (an address) is written, and when nothing else can run."""
+        while not is_satisfied():
+            thread.why = why
+            self.waiters[key].append((thread, is_satisfied))
+            self.park()
+        thread.why = None
+
+    def spin(self, thread, why):
+        """Let the others run between two polls of a spin loop."""
+        thread.why = why
+        if self.polled_at != self.progress:
+            self.polls, self.polled_at = 0, self.progress
+        self.polls += 1
+        self.ready.append(thread)
+        self.hub.switch()
+        thread.why = None
+
+    def wake(self, key):
+        """Something was stored at address `key`: make those ready whose wait is satisfied."""
+        waiting = self.waiters.get(key)
+        if not waiting:
+            return False
+        left = [w for w in waiting if not w[1]()]
+        if len(left) == len(waiting):
+            return False
+        self.ready.extend(thread for thread, is_satisfied in waiting if is_satisfied())
+        if left:
+            self.waiters[key] = left
+        else:
+            del self.waiters[key]
+        return True
+
+    # -- the loop
+    def run_until(self, is_done):
+        """Run threads until `is_done()`. -> False when nothing can run any more before that."""
+        ready = self.ready
+        while not is_done():
+            if not ready:
+                if not self.poll() and not (self.idle and self.idle()):
+                    return False
+            elif self.polls > 10_000 + 20 * len(ready):  # only spin loops are left, and none has seen a change
+                if not self.poll() and not (self.idle and self.idle()):
+                    return False
+                self.polls -= len(ready)
+            else:
+                ready.popleft().switch()
+            if self.failure is not None:
+                failure, self.failure = self.failure, None
+                raise failure
+        return True
+
+    def poll(self):
+        """Check every wait. -> whether any is satisfied now."""
+        return any([self.wake(key) for key in list(self.waiters)])
+
+    def live_threads(self):
+        return [t for launch in self.launches for block in launch.blocks for t in block.threads if not t.dead]
+
+    def kill(self):
+        """End every thread (after a failure)."""
+        threads = self.live_threads()
+        self.ready.clear()
+        self.waiters.clear()
+        self.launches.clear()
+        for thread in threads:
+            if thread:
+                thread.throw()

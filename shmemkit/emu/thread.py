@@ -1,0 +1,161 @@
+"""An emulated CUDA thread, and what the primitives of ``shmemkit.device`` ask of it.
+
+``current_thread`` is the one door from a primitive into the emulator: outside of a kernel it raises.
+"""
+
+from greenlet import getcurrent, greenlet
+
+from .arrays import address
+from .ints import wrap
+from .scheduler import COMPARE
+
+
+class Thread(greenlet):
+    """One CUDA thread of a block. `block` has the PE, the grid and the threads it can meet."""
+
+    why = None  # () -> what it waits for, while it waits
+    last_poll = None  # (address, value) of its last spin_load
+
+    def __init__(self, hub, block, index, thread_id):
+        greenlet.__init__(self, None, hub)
+        self.block, self.threadIdx, self.thread_id = block, index, thread_id
+
+    def run(self):
+        block = self.block
+        try:
+            block.launch.function(*block.launch.arguments)
+        except Exception as error:
+            block.launch.fail(self, error)
+        block.leave(self)
+
+    # -- who and where
+    pe = property(lambda self: self.block.pe)
+    n_pes = property(lambda self: self.block.machine.n_pes)
+    n_threads = property(lambda self: self.block.n_threads)
+    lane = property(lambda self: self.thread_id % 32)
+
+    def warp_size(self):
+        """Threads of my warp: 32, or fewer in the last one."""
+        return min(32, self.block.n_threads - self.thread_id // 32 * 32)
+
+    def peer(self, array, pe):
+        return self.block.machine.peer(self.block, array, pe)
+
+    # -- memory that others wait on
+    def wait(self, array, index, compare, value):
+        """Park until ``array[index] <compare> value``. -> the element seen."""
+        value = wrap(value, array.dtype)
+        holds, item = COMPARE[compare], array.item
+        if not holds(item(index), value):
+            machine = self.block.machine
+            key = address(array) + index * array.strides[0]
+            machine.scheduler.wait_for(
+                self,
+                key,
+                lambda: holds(item(index), value),
+                lambda: f"{machine.place(self.block, key)} {_SIGN[compare]} {value}, now {item(index)}",
+            )
+        return array[index]
+
+    def spin_load(self, array, index):
+        """Read ``array[index]``; when the same value is read again, the others run first."""
+        here = address(array) + index * array.strides[0]
+        value = array[index]
+        if self.last_poll == (here, value):
+            machine = self.block.machine
+            machine.scheduler.spin(
+                self, lambda: f"{machine.place(self.block, here)} to change (polled in a loop), now {array.item(index)}"
+            )
+            value = array[index]
+        self.last_poll = (here, value)
+        return value
+
+    def store(self, array, index, value):
+        """A store that others may wait for."""
+        machine = self.block.machine
+        with machine.atomically:
+            array[index] = value
+        machine.written(array, index)
+
+    def atomic(self, array, index, function):
+        """``array[index] = function(array[index])`` in one step. -> the old value."""
+        machine = self.block.machine
+        with machine.atomically:
+            old = array[index]
+            array[index] = function(old)
+        machine.written(array, index)
+        return old
+
+    # -- messages
+    def put(self, dst, src, pe, nbi=False, signal=None, value=0, op="set"):
+        self.block.machine.network.put(self, dst, src, pe, nbi, signal, value, op)
+
+    def get(self, dst, src, pe, nbi=False):
+        self.block.machine.network.get(self, dst, src, pe, nbi)
+
+    def signal(self, signal, value, op, pe):
+        self.block.machine.network.signal(self, signal, value, op, pe)
+
+    def fence(self):
+        self.block.machine.network.fence(self)
+
+    def quiet(self):
+        self.block.machine.network.quiet(self)
+
+    # -- meeting other threads
+    def syncthreads(self):
+        block = self.block
+        if len(block.parked) + 1 == block.alive:
+            block.release()
+        else:
+            block.parked.append(self)
+            block.park()
+
+    def syncwarp(self):
+        self.together("warp")
+
+    def together(self, scope, function=None):
+        """All threads of my warp or block meet; the last to arrive calls `function`. -> its result, for all of them."""
+        if scope == "thread":
+            return function() if function else None
+        return self.block.meeting(self, scope).join(self, None, lambda values: function() if function else None)
+
+    def grid_barrier(self):
+        """All threads of the grid meet."""
+        self.block.launch.meeting.join(self, None, lambda values: None)
+
+    # -- all PEs
+    def team(self, team):
+        return self.block.machine.team(self.pe, team)
+
+    def barrier(self, team, scope):
+        self.quiet()
+        self.sync(team, scope)
+
+    def sync(self, team, scope):
+        self.together(scope, lambda: self.block.machine.collectives.meet(self, self.team(team)))
+
+    def barrier_all(self, scope):
+        self.barrier(0, scope)
+
+    def sync_all(self, scope):
+        self.sync(0, scope)
+
+    def collective(self, name, team, dst, src, scope, **options):
+        self.together(
+            scope, lambda: getattr(self.block.machine.collectives, name)(self, self.team(team), dst, src, **options)
+        )
+
+
+_SIGN = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def current_thread(name):
+    """The emulated thread that is running, for primitive `name`."""
+    thread = getcurrent()
+    if isinstance(thread, Thread):
+        return thread
+    raise RuntimeError(
+        f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with kernel[grid, block](...), "
+        "on a GPU or in an emulated world (shmemkit.init(backend='emulator') or shmemkit.emu.run)"
+    )

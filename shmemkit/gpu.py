@@ -1,0 +1,263 @@
+"""NVSHMEM on GPUs, as a World sees it; ``shmemkit.emu.backend`` has the same interface for the emulator."""
+
+import ctypes
+import os
+
+from . import jit_cache
+from .device import peers
+from .emu.backend import SingleComm
+
+ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
+HINT = (
+    "On a machine without a GPU use shmemkit.init(backend='emulator') or SHMEMKIT_BACKEND=emulator; "
+    "'python -m shmemkit doctor' says what is missing."
+)
+
+
+class NvshmemBackend:
+    """One rank's GPU, its stream, and NVSHMEM over the ranks of `comm` (an mpi4py communicator, or None for
+    one rank).
+
+    Collective. RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
+    SHMEMKIT_OVERSUBSCRIBE=1 is not set. `device` is the GPU's number on this host. The new stream becomes
+    CuPy's current one.
+    """
+
+    name = "nvshmem"
+
+    def __init__(self, comm):
+        self.comm = SingleComm() if comm is None else comm
+        self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
+        if self.n_ranks > peers.MAX_RANKS:
+            raise RuntimeError(f"{self.n_ranks} ranks: shmemkit supports {peers.MAX_RANKS} at most")
+        local_rank, self.default_local_size = self._place()
+        self.device = self._choose_device(local_rank)
+
+        import cupy
+        import nvshmem.bindings
+        import nvshmem.core
+        from cuda.core import Device
+
+        from .interop import Stream, register_arrays
+
+        self.xp, self._core, self._bindings = cupy, nvshmem.core, nvshmem.bindings
+        jit_cache.install()
+        register_arrays()
+        device = Device(self.device)
+        device.set_current()
+        cupy.cuda.Device(self.device).use()
+        self._init_nvshmem(device)
+        self._buffers = {}  # address -> nvshmem4py's Buffer
+        self._in_use = self._peak = 0  # bytes
+        self._probe = self.allocate(ALIGNMENT)
+        peers.publish(self.rank, self.n_ranks, [self._offset(pe) for pe in range(self.n_ranks)])
+        self.previous_stream = cupy.cuda.get_current_stream()
+        self.stream = Stream()
+        self.stream.use()
+
+    # -- who runs where
+    def _place(self):
+        """-> (this rank's number on its host, ranks per host). Hosts with different numbers of ranks count "
+        "as one each."""
+        hosts = self.comm.allgather(os.uname().nodename)
+        mine = hosts[self.rank]
+        sizes = {hosts.count(host) for host in set(hosts)}
+        local_size = sizes.pop() if len(sizes) == 1 else 1
+        blocks = [set(hosts[i : i + local_size]) for i in range(0, self.n_ranks, local_size)]
+        if any(len(block) != 1 for block in blocks):
+            local_size = 1  # a host's ranks are not consecutive
+        return hosts[: self.rank].count(mine), local_size
+
+    def _choose_device(self, local_rank):
+        """The GPU for this rank: its number among those visible, which are all of the host's or this rank's "
+        "own."""
+        error, device, uuid, count = None, None, None, 0
+        try:
+            count = _count_devices()
+            device = local_rank % count
+            uuid = _uuid(device)
+        except RuntimeError as e:
+            error = str(e)
+        found = self.comm.allgather((error, uuid, count))
+        failed = [f"rank {rank}: {e}" for rank, (e, _, _) in enumerate(found) if e]
+        if failed:
+            raise RuntimeError(
+                "backend 'nvshmem' cannot start. " + "; ".join(dict.fromkeys(failed)) + f". {HINT}"
+            )
+        sharing = {}
+        for rank, (_, gpu, _) in enumerate(found):
+            sharing.setdefault(gpu, []).append(rank)
+        shared = [ranks for ranks in sharing.values() if len(ranks) > 1]
+        if shared and os.environ.get("SHMEMKIT_OVERSUBSCRIBE", "0") != "1":
+            raise RuntimeError(
+                f"{self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees {count}): ranks "
+                f"{', '.join(map(str, shared[0]))} would share one. Start one rank per GPU, or set "
+                f"SHMEMKIT_OVERSUBSCRIBE=1: "
+                "results are the same, times are not, and kernels that wait for each other take turns"
+            )
+        return device
+
+    def _init_nvshmem(self, device):
+        uid = self._core.get_unique_id(empty=self.rank != 0)
+        size = self._bindings.uniqueid_dtype.itemsize
+        data = self.comm.bcast(ctypes.string_at(uid.ptr, size) if self.rank == 0 else None, root=0)
+        ctypes.memmove(uid.ptr, data, size)
+        try:
+            self._core.init(
+                device=device, uid=uid, rank=self.rank, nranks=self.n_ranks, initializer_method="uid"
+            )
+        except Exception as error:
+            raise RuntimeError(
+                f"NVSHMEM could not be initialized on rank {self.rank} (GPU {self.device}): {error}. Set "
+                f"NVSHMEM_DEBUG=INFO to "
+                "see why; 'python -m shmemkit doctor' checks the installation"
+            ) from error
+
+    def _offset(self, pe):
+        if pe == self.rank:
+            return 0
+        address = self._bindings.ptr(self._probe.data.ptr, pe)
+        return address - self._probe.data.ptr if address else peers.UNREACHABLE
+
+    # -- what World asks of a backend
+    def set_local_size(self, local_size):
+        """Logical nodes do not change where NVSHMEM can reach."""
+
+    def allgather(self, value):
+        return self.comm.allgather(value)
+
+    def host_barrier(self):
+        self.comm.Barrier()
+
+    def allocate(self, n_bytes):
+        """`n_bytes` of the symmetric heap, as a one-dimensional uint8 CuPy array, aligned to ALIGNMENT.
+        Collective.
+
+        MemoryError on every rank when it does not fit on one of them.
+        """
+        size = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
+        # NVSHMEM ends the program, or leaves the other ranks waiting, when a GPU cannot back its heap. Refuse
+        # before that.
+        rooms = self.allgather(self._room())
+        buffer = None
+        if size <= min(rooms):
+            try:
+                buffer = self._core.buffer(size, except_on_del=False)
+            except Exception:  # nvshmem4py's NvshmemError: the heap is full
+                buffer = None
+            rooms = self.allgather(None if buffer is None else size)
+        if size > min(room or 0 for room in rooms):
+            raise MemoryError(self._explain(n_bytes))
+        self._in_use += size
+        self._peak = max(self._peak, self._in_use)
+        address = int(buffer.handle)
+        self._buffers[address] = buffer
+        return self._view(address, size, buffer, (n_bytes,), "uint8")
+
+    def _room(self):
+        """An upper bound of what this rank can still allocate: free memory, and what the heap has kept from "
+        "earlier."""
+        free, _ = self.xp.cuda.runtime.memGetInfo()
+        return free + self._peak - self._in_use
+
+    def _explain(self, n_bytes):
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        symmetric = os.environ.get("NVSHMEM_SYMMETRIC_SIZE", "not set, 1 GiB")
+        maximum = os.environ.get("NVSHMEM_MAX_MEMORY_PER_GPU", "not set, 128 GiB")
+        return (
+            f"the symmetric heap cannot hold {n_bytes} bytes more ({n_bytes / 2**30:.3g} GiB) on every rank; "
+            f"rank {self.rank} has "
+            f"{self._in_use} bytes of it in use, and its GPU {free / 2**30:.3g} of {total / 2**30:.3g} GiB "
+            f"free. Free symmetric "
+            f"arrays, ask for less, or raise the heap's limit: NVSHMEM_SYMMETRIC_SIZE ({symmetric}) for a "
+            f"heap of fixed size "
+            f"(NVSHMEM_DISABLE_CUDA_VMM=1), NVSHMEM_MAX_MEMORY_PER_GPU ({maximum}) for one that grows (the "
+            f"default)"
+        )
+
+    def _view(self, address, size, owner, shape, dtype, strides=None, offset=0):
+        memory = self.xp.cuda.UnownedMemory(address, size, owner, self.device)
+        return self.xp.ndarray(shape, dtype, self.xp.cuda.MemoryPointer(memory, offset), strides)
+
+    def as_array(self, raw, shape, dtype, owner):
+        """Bytes `raw` as an array; `owner` lives as long as it or a view of it."""
+        return self._view(raw.data.ptr, raw.nbytes, (raw, owner), shape, dtype)
+
+    def describe(self, raw, name, dtype):
+        """Names are for the emulator's reports."""
+
+    def address(self, array):
+        return array.data.ptr
+
+    def free(self, raw):
+        """Give back what ``allocate`` returned. Collective."""
+        buffer = self._buffers.pop(raw.data.ptr)
+        self._in_use -= buffer.size
+        self._core.free(buffer)
+
+    def peer_view(self, array, pe):
+        """`array`, symmetric or a view of a symmetric array, as it is on PE `pe`: a CuPy array over NVLink.
+
+        ValueError when it is not symmetric, or when `pe`'s memory is not mapped here (another host, or no
+        peer access).
+        """
+        memory = array.data.mem
+        address = self._bindings.ptr(memory.ptr, pe)
+        if not address:
+            if not self._bindings.ptr(memory.ptr, self.rank):
+                raise ValueError(
+                    "peer_view: the array is not in symmetric memory; make it with shmemkit.zeros or the like"
+                )
+            raise ValueError(
+                f"peer_view: rank {pe}'s memory is not mapped on rank {self.rank}: there is no NVLink or "
+                f"PCIe peer access between "
+                "them; use put and get"
+            )
+        offset = array.data.ptr - memory.ptr
+        return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
+
+    def barrier(self, stream=None):
+        """All ranks meet on `stream` (default: the World's); returns at once."""
+        self._core.barrier_all(self.stream if stream is None else stream)
+
+    def synchronize(self):
+        self.xp.cuda.runtime.deviceSynchronize()
+
+    def to_host(self, array, stream=None):
+        return self.xp.asnumpy(array, stream=self.stream if stream is None else stream)
+
+    def finalize(self):
+        """Leave NVSHMEM. Collective; no work may be running."""
+        if self._probe is not None:
+            self.free(self._probe)
+            self._probe = None
+        self.previous_stream.use()
+        self._core.finalize()
+
+    def abandon(self):
+        """Leave after a failure: only put CuPy's stream back. Other ranks may be gone, so NVSHMEM is left "
+        "as it is."""
+        self.previous_stream.use()
+
+
+def _count_devices():
+    try:
+        import cupy
+        import nvshmem.core  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            f"{error}; install the GPU packages: pip install 'shmemkit[cu13]' (or [cu12])"
+        ) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise RuntimeError(f"no usable NVIDIA GPU or driver ({error})") from error
+    if count == 0:
+        raise RuntimeError("the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)")
+    return count
+
+
+def _uuid(device):
+    import cupy
+
+    return bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"])

@@ -1,0 +1,315 @@
+"""A disk cache for the two slow steps of a first launch: compiling NVSHMEM's headers, and linking.
+
+numba-cuda links every kernel that calls NVSHMEM with a C++ shim that includes nvshmem.h. NVRTC takes about
+ten seconds for it, once per kernel and process. Two functions of numba-cuda are wrapped here:
+
+    nvrtc.compile       its output, keyed by the source, options, versions and the headers' time stamps.
+    _Linker.complete    the linked cubin, keyed by the bytes of everything that is linked, options and
+    versions.
+
+NVSHMEM's shim is widened before it is compiled: it gets every point-to-point function of NVSHMEM, not only
+those that the kernel calls. This costs NVRTC nothing (its time goes into the headers) and the linker drops
+what is not called; so one compilation, once per machine, serves all kernels. Collectives would make it
+several times larger; they are added only when called for.
+
+Environment: SHMEMKIT_CACHE_DIR is the folder (default: $XDG_CACHE_HOME/shmemkit or ~/.cache/shmemkit);
+SHMEMKIT_CACHE=0 turns the cache off. It may be deleted at any time. Ranks that start at once wait for the one
+that compiles. Entries are written whole or not at all and verified when read; a damaged one is made anew.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+MAGIC = b"shmemkit-cache-1"
+LOCK_TIMEOUT = 120.0  # seconds to wait for another process that makes the same entry
+MAX_ENTRIES = 512
+
+# Only sources whose headers we can watch are cached: with any other #include we could not tell when a header
+# changes.
+WATCHED_INCLUDES = {"entry_point.h", "cuda/atomic", "memsys.cuh", "nrt.cuh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
+
+SHIM_MARK = "__NVSHMEM_NUMBA_SUPPORT__"
+SHIM_FUNCTION = re.compile(r'extern "C" __device__ int\s+(\w+)\(.*?\n    }', re.S)
+MANGLED = re.compile(r"_ZL?(\d+)(\w+)_nbst")
+POINT_TO_POINT = re.compile(
+    r"nvshmemx?_(?:(?!qp_)[a-z]+\d*_)?"  # nvshmem_float_, nvshmemx_uint64_, ...; one network queue's (qp) are rare
+    r"(?:p|g|(?:put|get|put_signal)(?:_nbi)?(?:_warp|_block)?|atomic_\w+|signal_\w+"
+    r"|quiet|fence|ptr|my_pe|n_pes|team_\w+|barrier\w*|sync\w*)"
+)
+
+
+def folder():
+    """The cache's folder as the environment has it now, or None when SHMEMKIT_CACHE=0."""
+    if os.environ.get("SHMEMKIT_CACHE", "1") == "0":
+        return None
+    if chosen := os.environ.get("SHMEMKIT_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shmemkit"
+
+
+def digest(*parts):
+    """A hexadecimal key of `parts` (bytes, or anything whose repr says all of it)."""
+    h = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else repr(part).encode()
+        h.update(b"%d:" % len(data))
+        h.update(data)
+    return h.hexdigest()
+
+
+def read(path):
+    """The payload of the entry at `path`, or None when it is absent or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head = len(MAGIC) + 32
+    if data[:head] != MAGIC + hashlib.sha256(data[head:]).digest():
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # the oldest entries go first
+    return data[head:]
+
+
+def write(path, payload):
+    """Put `payload` at `path`: readers see the old entry or the new one, never a part. OSError when it "
+    "cannot."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(MAGIC + hashlib.sha256(payload).digest() + payload)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    entries = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".bin")]
+    if len(entries) > MAX_ENTRIES:
+        with contextlib.suppress(OSError):  # another process may be removing the same ones
+            for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime)[
+                : len(entries) - MAX_ENTRIES
+            ]:
+                os.unlink(entry.path)
+
+
+@contextlib.contextmanager
+def locked(path):
+    """Hold the file lock at `path`; after LOCK_TIMEOUT, or where locks do not work, go on without it.
+
+    The system releases the lock of a process that dies, so that a lock is never left behind.
+    """
+    with open(path, "ab") as file:
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
+            except OSError:  # a file system without locks
+                break
+        yield
+
+
+@functools.cache
+def _warn(message):
+    warnings.warn(message, stacklevel=4)
+
+
+def cached(key, make):
+    """The payload (bytes) of entry `key`, made by `make()` and kept when it is not there.
+
+    Of several processes that ask at once, one makes it and the others wait. Never fails because of the cache:
+    where the folder cannot be used it warns once and calls `make()`.
+    """
+    where = folder()
+    if where is None:
+        return make()
+    entry = where / f"{key}.bin"
+    found = read(entry)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        try:
+            where.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stack.enter_context(locked(where / f"lock-{key[0]}"))
+        except OSError as error:
+            _warn(f"no JIT cache: cannot use {where} ({error}); set SHMEMKIT_CACHE_DIR to a writable folder")
+            return make()
+        found = read(entry)
+        if found is not None:
+            return found
+        payload = make()
+        try:
+            write(entry, payload)
+        except OSError as error:
+            _warn(
+                f"no JIT cache: cannot write to {where} ({error}); set SHMEMKIT_CACHE_DIR to a writable "
+                f"folder"
+            )
+        return payload
+
+
+def _stamps(directory, recursive):
+    """(path, size, time stamp) of the files of a header directory, to notice that it was replaced."""
+    pattern = "**/*" if recursive else "*"
+    found = ((path, path.stat()) for path in Path(directory).glob(pattern))
+    return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)
+
+
+@functools.cache
+def _headers(directories):
+    # NVSHMEM's own headers one by one; of the thousands of CUDA's and CCCL's the top level, which an upgrade
+    # touches.
+    return digest(
+        [
+            (directory, _stamps(directory, os.path.exists(os.path.join(directory, "nvshmem.h"))))
+            for directory in directories
+        ]
+    )
+
+
+@functools.cache
+def _versions():
+    """The installed packages whose version may change generated code."""
+    names = re.compile(
+        r"(nvidia-)?(numba-cuda|cuda-bindings|cuda-core|nvshmem|nvrtc|cuda-nvrtc|nvvm|cuda-nvcc|nvjitlink)"
+    )
+    found = {(d.metadata["Name"] or "", d.version) for d in importlib.metadata.distributions()}
+    return sorted((name, version) for name, version in found if names.match(name.lower().replace("_", "-")))
+
+
+@functools.cache
+def _shim_library():
+    """name -> source of NVSHMEM's point-to-point shim functions; empty when nvshmem4py is laid out "
+    "otherwise."""
+    spec = importlib.util.find_spec("nvshmem.bindings.device.numba._numbast")
+    if spec is None or not spec.origin:
+        return {}
+    functions = {m[1]: m[0] for m in SHIM_FUNCTION.finditer(Path(spec.origin).read_text())}
+    return {name: source for name, source in functions.items() if _is_point_to_point(name)}
+
+
+def _is_point_to_point(name):
+    mangled = MANGLED.fullmatch(name)
+    return mangled is not None and POINT_TO_POINT.fullmatch(mangled[2][: int(mangled[1])]) is not None
+
+
+def widen(source):
+    """The NVSHMEM shim `source` with all point-to-point functions added, in an order that depends on "
+    "nothing else."""
+    start = source.find('extern "C" __device__')
+    if start < 0:
+        return source
+    functions = {m[1]: m[0] for m in SHIM_FUNCTION.finditer(source, start)}
+    if len(functions) != source.count('extern "C" __device__'):
+        return source  # not laid out as expected: leave it alone
+    functions = _shim_library() | functions
+    return source[:start].rstrip() + "\n" + "\n".join(functions[name] for name in sorted(functions)) + "\n"
+
+
+def _caching_compile(original):
+    from cuda.core import ObjectCode
+    from numba.cuda import config
+    from numba.cuda.cuda_paths import get_cuda_paths
+    from numba.cuda.cudadrv import nvrtc
+
+    @functools.wraps(original)
+    def compile(src, name, cc, ltoir=False, lineinfo=False, debug=False):
+        text = src.decode("utf8") if isinstance(src, bytes) else src
+        if folder() is None or not set(INCLUDE.findall(text)) <= WATCHED_INCLUDES:
+            return original(src, name, cc, ltoir=ltoir, lineinfo=lineinfo, debug=debug)
+        shim = SHIM_MARK in text
+        if shim:
+            text = widen(text)
+        search = tuple(filter(None, config.CUDA_NVRTC_EXTRA_SEARCH_PATHS.split(":")))
+        includes = (get_cuda_paths()["include_dir"].info or "", *search)
+
+        def make():
+            with warnings.catch_warnings():
+                if shim:  # forty lines about deprecated vector types of CUDA's own headers
+                    warnings.filterwarnings("ignore", message="NVRTC log messages")
+                compiled, _ = original(text, name, cc, ltoir=ltoir, lineinfo=lineinfo, debug=debug)
+            code = compiled.code
+            return code if isinstance(code, bytes) else code.encode()
+
+        key = digest(
+            "nvrtc",
+            text,
+            cc,
+            ltoir,
+            lineinfo,
+            debug,
+            nvrtc._get_nvrtc_version(),
+            _versions(),
+            _headers(includes),
+        )
+        code = cached(key, make)
+        return (ObjectCode.from_ltoir if ltoir else ObjectCode.from_ptx)(code, name=name), ""
+
+    return compile
+
+
+def _caching_complete(original):
+    from cuda.core import ObjectCode
+    from numba.cuda.cudadrv import driver
+
+    @functools.wraps(original)
+    def complete(self):
+        # Without nvJitLink the driver links, and what it makes depends on the driver.
+        if folder() is None or not driver._have_nvjitlink():
+            return original(self)
+        inputs = sorted(  # numba keeps the files to link in a set
+            (code.code_type, code.code if isinstance(code.code, bytes) else str(code.code).encode())
+            for code in self._object_codes
+        )
+        options = (self.arch, self.max_registers, self.lineinfo, self.lto, self.additional_flags)
+        linked = None
+
+        def make():
+            nonlocal linked
+            linked = original(self)
+            return bytes(linked.code)
+
+        parts = [part for pair in inputs for part in pair]
+        cubin = cached(digest("link", *parts, options, _versions()), make)
+        if linked is None:
+            # What the original leaves behind for numba: a finished linker with empty logs.
+            self.linker, self._info_log, self._error_log, self._complete = self, "", "", True
+            linked = ObjectCode.from_cubin(cubin)
+        return linked
+
+    return complete
+
+
+def _ordered_modules(library):
+    """A library's own module, then those of what it calls: numba's order, but for its sets, which have none.
+
+    Without this, processes would order the modules differently and so make different code of the same kernel.
+    """
+    callees = sorted(library._linking_libraries, key=lambda callee: callee.name)
+    return [library._module] + [module for callee in callees for module in callee.modules]
+
+
+@functools.cache
+def install():
+    """Wrap numba-cuda's compiler and linker with the cache. Calling it again does nothing."""
+    from numba.cuda.codegen import CUDACodeLibrary
+    from numba.cuda.cudadrv import driver, nvrtc
+
+    CUDACodeLibrary.modules = property(_ordered_modules)
+    nvrtc.compile = _caching_compile(nvrtc.compile)
+    driver._Linker.complete = _caching_complete(driver._Linker.complete)

@@ -1,0 +1,519 @@
+"""Launch a kernel many times, cheaply: compiled, loaded and packed once, then one driver call per launch.
+
+    step = bind(kernel, grid=20, block=128, args=(x, out, signals, n))
+    step()                      # on the World's stream
+    step.set("n", 7)            # the next launch takes 7
+    step(stream=other)
+
+Numba's own ``kernel[grid, block, stream, shared](...)`` works beside it. What it costs more is looking at
+each argument's type and packing it, at every launch.
+"""
+
+import ctypes
+import functools
+import inspect
+import operator
+import struct
+
+import numpy as np
+from numba.cuda import types
+from numba.cuda.dispatcher import CUDADispatcher
+
+from . import world as _world
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+PORTABLE_CLUSTER = 8  # blocks; larger clusters need the device's consent
+DEFAULT_SHARED = 48 * 1024  # bytes a block may have without asking the driver
+
+
+def bind(
+    kernel, grid, block, args, stream=None, shared=0, cluster=None, cooperative=False, co_resident=False
+):
+    """Bind `kernel` to a launch configuration and arguments. -> a bound launch `b`.
+
+    kernel        a @cuda.jit function
+    grid, block   blocks, and threads per block: an integer or a tuple of one to three
+    args          the kernel's arguments: arrays of the World's array module (on GPUs anything with the CUDA
+                  Array Interface), NumPy and Python numbers (int is int64, float is float64, as in Numba),
+                  enum members, tuples of those
+    stream        where ``b()`` launches: the World's stream unless given. CuPy, Numba, cuda.core and PyTorch
+                  streams or an address
+    shared        dynamic shared memory per block in bytes; more than 48 KiB is asked of the driver here,
+                  once, for `kernel`, so that Numba's own launches of it may use as much
+    cluster       blocks per cluster, like grid; the grid must be a multiple of it in each direction
+    cooperative   launch cooperatively; kernels with Numba's grid.sync() are, and must be co-resident
+    co_resident   the kernel's blocks wait for each other: refuse a grid that does not fit on the GPU all at
+                  once. (What else runs on the GPU is not taken into account.) On the emulator all blocks
+                  always are.
+
+    ``b()`` launches; ``b(stream=s)`` on another stream. ``b.set(which, value)`` replaces an argument by
+    position or name, from the next launch on; its type must stay. Both may be used while a stream captures a
+    CUDA graph. `b` keeps its arguments alive. Compiling, linking and loading happen here, so that no launch
+    waits for them (loading waits for running kernels).
+
+    Not for kernels with debug=True that should raise: only Numba's own launch looks for their exceptions.
+
+    Raises TypeError for arguments that a kernel cannot take, ValueError for a configuration that cannot run:
+    it says what was given and what is allowed. RuntimeError without a World on a machine without a GPU.
+    """
+    if not isinstance(kernel, CUDADispatcher):
+        raise TypeError(f"bind: {kernel!r} is not a kernel; decorate it with @cuda.jit")
+    grid, block = _dimensions(grid, "grid", MAX_GRID), _dimensions(block, "block", MAX_BLOCK)
+    threads = block[0] * block[1] * block[2]
+    if threads > MAX_THREADS:
+        raise ValueError(f"bind: block {block} has {threads} threads; {MAX_THREADS} are allowed")
+    shared = operator.index(shared)
+    if shared < 0:
+        raise ValueError(f"bind: shared={shared}: zero or more bytes are allowed")
+    if cluster is not None:
+        cluster = _dimensions(cluster, "cluster", grid)
+        if any(g % c for g, c in zip(grid, cluster, strict=True)):
+            raise ValueError(f"bind: grid {grid} is not a multiple of cluster {cluster} in every direction")
+    world = _world.current()
+    if world is None and _world.n_gpus() == 0:
+        raise RuntimeError("bind: no GPU, and no World that would be emulated: call shmemkit.init() first")
+    emulated = world is not None and world.backend.name == "emulator"
+    if stream is None:
+        stream = world.stream if world is not None else None
+    launch = _EmulatedLaunch if emulated else _GpuLaunch
+    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident)
+
+
+def _dimensions(value, name, most):
+    """`value` as three integers between 1 and `most`."""
+    sizes = value if isinstance(value, (tuple, list)) else (value,)
+    try:
+        result = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(f"bind: {name}={value!r}: an integer or a tuple of one to three is allowed") from None
+    if not 1 <= len(result) <= 3:
+        raise ValueError(f"bind: {name}={value!r}: one to three numbers are allowed")
+    result += (1,) * (3 - len(result))
+    if any(not 1 <= size <= limit for size, limit in zip(result, most, strict=True)):
+        raise ValueError(f"bind: {name}={value!r}: 1 to {most} are allowed")
+    return result
+
+
+class Launch:
+    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are as bound; do "
+    "not assign to them."""
+
+    def __init__(self, kernel, grid, block, args, stream, shared, cluster):
+        self.kernel, self.grid, self.block, self.shared, self.cluster = kernel, grid, block, shared, cluster
+        self.stream = stream
+        self.name = kernel.py_func.__name__
+        self._names = list(inspect.signature(kernel.py_func).parameters)
+        args = list(args)
+        if len(args) != len(self._names):
+            raise TypeError(
+                f"bind: kernel {self.name} takes {len(self._names)} arguments ({', '.join(self._names)}), "
+                f"not {len(args)}"
+            )
+        self._args = args
+        self._types = [self._type_of(name, value) for name, value in zip(self._names, args, strict=True)]
+
+    def __call__(self, stream=None):
+        """Launch on `stream`, or where it was bound to. Returns at once."""
+        raise NotImplementedError
+
+    def set(self, which, value):
+        """Replace argument `which` (position or name) from the next launch on.
+
+        Launches and captured graphs of before keep the old value. TypeError when the type changes: bind the
+        kernel again for that. Python numbers take the type of a NumPy number that was bound, if it holds
+        them.
+        """
+        index = self._index(which)
+        name, declared = self._names[index], self._types[index]
+        if not _accepts(declared, self._type_of(name, value), value):
+            raise TypeError(
+                f"argument {name} of {self.name} was bound as {declared}, and {_described(value)} is "
+                f"{self._type_of(name, value)}: bind the kernel again for another type"
+            )
+        self._replace(index, value)
+
+    def _replace(self, index, value):
+        raise NotImplementedError
+
+    def _index(self, which):
+        if isinstance(which, str):
+            if which not in self._names:
+                raise ValueError(
+                    f"kernel {self.name} has no argument {which!r}; it has {', '.join(self._names)}"
+                )
+            return self._names.index(which)
+        index = operator.index(which)
+        if not 0 <= index < len(self._names):
+            raise ValueError(
+                f"kernel {self.name} has no argument {index}; it has 0 to {len(self._names) - 1}"
+            )
+        return index
+
+    def _type_of(self, name, value):
+        try:
+            found = self.kernel.typeof_pyval(value)
+        except (ValueError, NotImplementedError) as error:
+            found, reason = None, f": {error}"
+        else:
+            reason = ""
+        if found is None or not _can_be_passed(found):
+            raise TypeError(
+                f"argument {name} of {self.name}: {_described(value)} cannot be passed to a kernel{reason}; "
+                f"allowed are arrays, "
+                "NumPy and Python numbers, enum members, and tuples of those"
+            )
+        return found
+
+    def __repr__(self):
+        return f"<{self.name} bound to grid {self.grid}, block {self.block}, {self.shared} bytes shared>"
+
+
+def _described(value):
+    return f"{type(value).__module__}.{type(value).__qualname__}" + (
+        "" if hasattr(value, "shape") else f" {value!r:.40}"
+    )
+
+
+def _can_be_passed(ty):
+    if isinstance(ty, types.BaseTuple):
+        return all(_can_be_passed(element) for element in ty)
+    if isinstance(ty, types.EnumMember):
+        return _can_be_passed(ty.dtype)
+    return (
+        isinstance(ty, (types.Array, types.Integer, types.Float, types.Complex, types.Boolean))
+        or ty == types.bfloat16
+    )
+
+
+def _accepts(declared, actual, value):
+    """Whether an argument of type `declared` can be given `value`, of type `actual`."""
+    if declared == actual:
+        return True
+    if isinstance(declared, types.Array) and isinstance(actual, types.Array):
+        same = declared.dtype == actual.dtype and declared.ndim == actual.ndim
+        return same and declared.layout in ("A", actual.layout) and (actual.mutable or not declared.mutable)
+    if type(value) is int:
+        if isinstance(declared, types.Integer):
+            return declared.minval <= value <= declared.maxval
+        return isinstance(declared, types.Float)
+    return type(value) is float and isinstance(declared, types.Float)
+
+
+class _EmulatedLaunch(Launch):
+    """Launches through ``kernel[...]``, which the emulator has taken over."""
+
+    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident):
+        # All blocks of an emulated grid are live at once, so that cooperative and co_resident hold by
+        # themselves.
+        super().__init__(kernel, grid, block, args, stream, shared, cluster)
+        self._default = kernel[grid, block, stream, shared]
+
+    def __call__(self, stream=None):
+        launch = self._default if stream is None else self.kernel[self.grid, self.block, stream, self.shared]
+        launch(*self._args)
+
+    def _replace(self, index, value):
+        if isinstance(self._args[index], np.generic) and not isinstance(value, np.generic):
+            value = self._args[index].dtype.type(value)
+        self._args[index] = value
+
+
+class _GpuLaunch(Launch):
+    """Launches with cuLaunchKernel on a buffer of packed arguments."""
+
+    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident):
+        from cuda.bindings import driver
+
+        self._driver = driver
+        _prepare_process()
+        super().__init__(kernel, grid, block, args, stream, shared, cluster)
+        compiled = self._compile()
+        self._types = list(compiled.argument_types)
+        self._pack()
+        self._load(compiled)
+        cooperative = cooperative or compiled.cooperative
+        self._configure_shared()
+        self._configure_cluster()
+        self._check_block()
+        if cooperative or co_resident:
+            self._check_co_resident("is cooperative" if not co_resident else "waits across blocks")
+        self._bind_call(_address_of_stream(stream), cooperative)
+
+    # -- compiling and loading
+    def _compile(self):
+        kernel, wanted = self.kernel, tuple(self._types)
+        if wanted in kernel.overloads or (kernel._can_compile and not kernel.specialized):
+            return kernel.compile(wanted)
+        for declared, compiled in kernel.overloads.items():
+            if all(map(_accepts, declared, wanted, self._args)):
+                return compiled
+        raise TypeError(
+            f"bind: kernel {self.name} was declared for {', '.join(map(str, kernel.overloads))} only, not "
+            f"for {wanted}"
+        )
+
+    def _load(self, compiled):
+        """Load the module now, all of it, and run what it needs to be run (NVSHMEM's initialization, the "
+        "table of peers)."""
+        compiled.bind()
+        numba_function = compiled._codelibrary.get_cufunc()
+        self._keep = compiled, numba_function
+        driver = self._driver
+        self._kernel = driver.CUkernel(int(numba_function.handle))
+        (self._function,) = self._check(driver.cuKernelGetFunction(self._kernel))
+        self._check(driver.cuFuncLoad(self._function))
+        (self._device,) = self._check(driver.cuCtxGetDevice())
+        attribute = driver.CUfunction_attribute
+        self._registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
+        self._static = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+
+    def _attribute(self, which):
+        (value,) = self._check(self._driver.cuFuncGetAttribute(which, self._function))
+        return value
+
+    def _device_attribute(self, name):
+        which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        (value,) = self._check(self._driver.cuDeviceGetAttribute(which, self._device))
+        return value
+
+    def _configure_shared(self):
+        total, most = self._static + self.shared, self._device_attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if total > most:
+            raise ValueError(
+                f"bind: kernel {self.name} would use {total} bytes of shared memory per block ({self.shared} "
+                f"dynamic and "
+                f"{self._static} static); this GPU allows {most}"
+            )
+        which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        # A maximum for all launches of the kernel: never lowered, since another bound launch may need it.
+        if total > DEFAULT_SHARED and self._attribute(which) < self.shared:
+            self._check(self._driver.cuKernelSetAttribute(which, self.shared, self._kernel, self._device))
+            self._check(self._driver.cuFuncSetAttribute(self._function, which, self.shared))
+
+    def _configure_cluster(self):
+        if self.cluster is None:
+            return
+        size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        if not self._device_attribute("CLUSTER_LAUNCH"):
+            raise ValueError("bind: this GPU has no clusters (they came with compute capability 9.0)")
+        if size > PORTABLE_CLUSTER:
+            which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self._check(self._driver.cuFuncSetAttribute(self._function, which, 1))
+
+    def _check_block(self):
+        most = self._attribute(self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        threads = self.block[0] * self.block[1] * self.block[2]
+        if threads > most:
+            raise ValueError(
+                f"bind: block {self.block} has {threads} threads, and kernel {self.name} with "
+                f"{self._registers} registers per "
+                f"thread allows {most}: use smaller blocks, or @cuda.jit(max_registers=...) or launch_bounds"
+            )
+
+    def _check_co_resident(self, why):
+        driver = self._driver
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        threads = self.block[0] * self.block[1] * self.block[2]
+        if self.cluster is None:
+            occupancy = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._function, threads, self.shared
+            )
+            (per_sm,) = self._check(occupancy)
+            sms = self._device_attribute("MULTIPROCESSOR_COUNT")
+            fit, how = per_sm * sms, f"{per_sm} on each of its {sms} SMs"
+        else:
+            config = self._config(0, False)
+            (clusters,) = self._check(driver.cuOccupancyMaxActiveClusters(self._function, config))
+            size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+            fit, how = clusters * size, f"{clusters} clusters of {size}"
+        if blocks > fit:
+            raise ValueError(
+                f"bind: kernel {self.name} {why}, and its grid {self.grid} of {blocks} blocks does not fit "
+                f"on this GPU at once: "
+                f"{fit} do ({how}) with {threads} threads, {self._registers} registers per thread and "
+                f"{self._static + self.shared} bytes of shared memory per block. Use at most {fit} blocks "
+                f"and loop in the kernel, or "
+                "smaller blocks, or less shared memory"
+            )
+
+    # -- arguments
+    def _pack(self):
+        """Lay all arguments out in one buffer, 8 bytes for each parameter of the compiled kernel."""
+        self._offsets, formats = [], []
+        for name, ty, value in zip(self._names, self._types, self._args, strict=True):
+            self._offsets.append(8 * len(formats))
+            formats += _flatten(name, ty, value)
+        self._buffer = ctypes.create_string_buffer(8 * max(len(formats), 1))
+        start = ctypes.addressof(self._buffer)
+        self._table = (ctypes.c_void_p * max(len(formats), 1))(*(start + 8 * i for i in range(len(formats))))
+        for i, (form, number) in enumerate(formats):
+            struct.pack_into(form, self._buffer, 8 * i, number)
+
+    def _replace(self, index, value):
+        packed = _flatten(self._names[index], self._types[index], value)
+        for i, (form, number) in enumerate(packed):
+            struct.pack_into(form, self._buffer, self._offsets[index] + 8 * i, number)
+        self._args[index] = value
+
+    # -- launching
+    def _bind_call(self, stream, cooperative):
+        # cuda.bindings converts an int to a handle at every call; handles made once are faster.
+        driver, parameters = self._driver, ctypes.addressof(self._table)
+        dims = (*self.grid, *self.block, self.shared)
+        if self.cluster is not None:
+
+            def on(stream):
+                return functools.partial(
+                    driver.cuLaunchKernelEx, self._config(stream, cooperative), self._function, parameters, 0
+                )
+        elif cooperative:
+
+            def on(stream):
+                handle = driver.CUstream(stream)
+                return functools.partial(
+                    driver.cuLaunchCooperativeKernel, self._function, *dims, handle, parameters
+                )
+        else:
+
+            def on(stream):
+                handle = driver.CUstream(stream)
+                return functools.partial(driver.cuLaunchKernel, self._function, *dims, handle, parameters, 0)
+
+        self._on, self._default = on, on(stream)
+
+    def __call__(self, stream=None):
+        result = self._default() if stream is None else self._on(_address_of_stream(stream))()
+        if result[0]:
+            self._fail(result[0])
+
+    def _config(self, stream, cooperative):
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.block
+        config.sharedMemBytes = self.shared
+        config.hStream = driver.CUstream(stream)
+        shape = driver.CUlaunchAttribute()
+        shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = self.cluster
+        attributes = [shape]
+        if cooperative:
+            together = driver.CUlaunchAttribute()
+            together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            together.value.cooperative = 1
+            attributes.append(together)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
+
+    # -- errors
+    def _check(self, result):
+        error, *values = result
+        if error:
+            self._fail(error)
+        return values
+
+    def _fail(self, error):
+        driver = self._driver
+        _, text = driver.cuGetErrorString(error)
+        name = getattr(error, "name", error)
+        message = f"kernel {self.name}: {name}: {text.decode() if text else 'unknown error'}"
+        results = driver.CUresult
+        if error in (
+            results.CUDA_ERROR_INVALID_VALUE,
+            results.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            results.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            results.CUDA_ERROR_INVALID_CLUSTER_SIZE,
+        ):
+            raise ValueError(
+                f"{message}. The launch: grid {self.grid} (at most {MAX_GRID}), block {self.block} (at most "
+                f"{MAX_BLOCK} and "
+                f"{MAX_THREADS} threads), cluster {self.cluster}, {self.shared} bytes of dynamic and "
+                f"{self._static} of static shared "
+                f"memory, {self._registers} registers per thread"
+            )
+        if error == results.CUDA_ERROR_INVALID_CONTEXT:
+            message += ". No GPU is current in this thread: call cupy.cuda.Device(number).use() in it first"
+        raise RuntimeError(message)
+
+
+@functools.cache
+def _prepare_process():
+    """The JIT cache and the types of CuPy arrays, for processes without a World (with one, it has done "
+    "this)."""
+    from . import jit_cache
+
+    jit_cache.install()
+    try:
+        from .interop import register_arrays
+    except ImportError:  # without CuPy the arrays are others
+        return
+    register_arrays()
+
+
+def _address_of_stream(stream):
+    """The CUDA stream behind an object of CuPy, Numba, cuda.core or PyTorch, or behind an int; None is the "
+    "default stream."""
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("ptr", "cuda_stream", "handle"):
+        if hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    try:
+        return operator.index(stream)
+    except TypeError:
+        raise TypeError(
+            f"{stream!r} is not a stream: CuPy, Numba, cuda.core and PyTorch streams or an address are "
+            f"allowed"
+        ) from None
+
+
+def _flatten(name, ty, value):
+    """The kernel parameters that an argument of Numba type `ty` becomes: (struct format, number) each."""
+    if isinstance(ty, types.Array):
+        return _flatten_array(name, value)
+    if isinstance(ty, types.BaseTuple):
+        return [part for element, v in zip(ty, value, strict=True) for part in _flatten(name, element, v)]
+    if isinstance(ty, types.EnumMember):
+        return _flatten(name, ty.dtype, value.value)
+    if isinstance(ty, types.Integer):
+        if not ty.minval <= value <= ty.maxval:
+            raise ValueError(f"argument {name}: {value} does not fit into {ty} ({ty.minval} to {ty.maxval})")
+        letter = {8: "b", 16: "h", 32: "i", 64: "q"}[ty.bitwidth]
+        return [("<" + (letter if ty.signed else letter.upper()), int(value))]
+    if isinstance(ty, types.Boolean):
+        return [("<?", bool(value))]
+    if ty == types.bfloat16:
+        return [("<H", int(np.asarray(value).view(np.uint16)))]
+    if isinstance(ty, types.Complex):
+        form = "<f" if ty == types.complex64 else "<d"
+        return [(form, float(value.real)), (form, float(value.imag))]
+    return [({16: "<e", 32: "<f", 64: "<d"}[ty.bitwidth], float(value))]
+
+
+def _flatten_array(name, array):
+    """Numba's array structure: two unused pointers, size, bytes per element, address, shape, strides."""
+    if hasattr(array, "data") and hasattr(
+        array.data, "ptr"
+    ):  # CuPy: its interface dictionary would ask the stream
+        address, shape, strides, itemsize = array.data.ptr, array.shape, array.strides, array.dtype.itemsize
+    elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
+        address, shape, strides = interface["data"][0], interface["shape"], interface.get("strides")
+        itemsize = np.dtype(interface["typestr"]).itemsize
+        if strides is None:
+            strides = tuple(
+                itemsize * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape))
+            )
+    else:
+        raise TypeError(
+            f"argument {name}: {_described(array)} is in host memory; a bound launch takes arrays on the "
+            f"GPU, such as CuPy's "
+            "(cupy.asarray copies it there)"
+        )
+    size = int(np.prod(shape, dtype=np.int64))
+    return [("<q", 0), ("<q", 0), ("<q", size), ("<q", itemsize), ("<Q", address)] + [
+        ("<q", n) for n in (*shape, *strides)
+    ]

@@ -1,0 +1,201 @@
+"""Symmetric arrays: the same shape and dtype on every rank, each on its own part of the symmetric heap.
+
+``zeros``, ``empty``, ``full``, ``array``, ``signals`` and ``free`` are collective: every rank calls them, in the same order. Each
+checks that all ranks asked for the same; if they did not, every rank raises. The arrays are CuPy arrays on GPUs and NumPy
+arrays on the emulator. ``free`` gives memory back; what is left, the World frees when it is finalized. An array that was dropped
+without ``free`` cannot be freed before that: it is reported then, as a leak.
+"""
+
+import operator
+import weakref
+
+import numpy as np
+
+DTYPES = (
+    "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128".split()
+)
+
+
+def as_dtype(dtype):
+    """`dtype` as a NumPy dtype; bfloat16 is that of ml_dtypes. ValueError for what kernels cannot hold."""
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        result = np.dtype(dtype)
+    except TypeError:
+        result = None
+    if result is None or result.name not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+    return result
+
+
+def as_shape(shape):
+    """`shape`, an integer or a sequence of them, as a tuple."""
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        result = tuple(operator.index(n) for n in sizes)
+    except TypeError:
+        result = (-1,)
+    if any(n < 0 for n in result):
+        raise ValueError(f"shape {shape!r}: a non-negative integer or a tuple of them is allowed")
+    return result
+
+
+class _Owner:
+    """Keeps a symmetric allocation known as long as an array or a view of it lives."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Allocation:
+    def __init__(self, raw, name, shape, dtype, owner):
+        self.raw, self.name, self.shape, self.dtype = raw, name, shape, dtype
+        self.owner = weakref.ref(owner)
+
+    def __str__(self):
+        return f"{self.name} {self.dtype} {self.shape}"
+
+
+class SymmetricMemory:
+    """The allocating half of a World; it has `backend`, `rank`, `n_ranks` and `_check_alive`."""
+
+    def _init_memory(self):
+        self._allocations = {}  # address -> _Allocation
+
+    def empty(self, shape, dtype="float32", name=None):
+        """A symmetric array with undefined content (on the emulator all bytes are 0xFF, so that floats are NaN).
+
+        `shape`: a non-negative integer or a tuple of them. `dtype`: float16, bfloat16, float32, float64, a signed or unsigned
+        integer, bool or complex. `name` appears in reports. Collective: when the ranks ask for different things, every rank
+        raises ValueError with what each asked for. MemoryError when the symmetric heap is full.
+        """
+        self._check_alive("empty")
+        raw, result = self._allocate(shape, dtype, name)
+        raw.fill(0xFF if self.backend.name == "emulator" else 0)
+        return result
+
+    def full(self, shape, fill_value, dtype="float32", name=None):
+        """A symmetric array filled with `fill_value`; see ``empty``. Every rank has its content before any rank returns."""
+        self._check_alive("full")
+        _, result = self._allocate(shape, dtype, name)
+        result[...] = fill_value
+        self._content_is_there()
+        return result
+
+    def zeros(self, shape, dtype="float32", name=None):
+        """A symmetric array of zeros; see ``empty``. Every rank's is zero before any rank returns."""
+        self._check_alive("zeros")
+        raw, result = self._allocate(shape, dtype, name)
+        raw.fill(0)
+        self._content_is_there()
+        return result
+
+    def array(self, values, dtype=None, name=None):
+        """A symmetric copy of `values`: array-like, of the same shape and dtype on every rank; the values may differ."""
+        self._check_alive("array")
+        if not hasattr(values, "dtype"):
+            values = np.asarray(values)
+        _, result = self._allocate(values.shape, values.dtype if dtype is None else dtype, name)
+        result[...] = self.xp.asarray(values)
+        self._content_is_there()
+        return result
+
+    def signals(self, n, name=None):
+        """`n` symmetric signals: uint64 zeros, what ``wait``, ``notify`` and ``put_signal`` work on."""
+        self._check_alive("signals")
+        return self.zeros(n, "uint64", name or "signals")
+
+    def free(self, array):
+        """Give a symmetric array back. Collective; `array` is what zeros, empty, full, array or signals returned."""
+        self._check_alive("free")
+        where = self.backend.address(array)
+        if where not in self._allocations:
+            raise ValueError("free: not a symmetric array of this World, a view of one, or freed before")
+        self.backend.synchronize()
+        self.host_barrier()  # nobody may still write into it
+        self.backend.free(self._allocations.pop(where).raw)
+
+    def peer_view(self, array, rank):
+        """The same symmetric array on another `rank`, as an array that this rank's host can read and write.
+
+        ValueError when `array` is not symmetric, or that rank is not reachable through shared memory or NVLink.
+        """
+        self._check_alive("peer_view")
+        if not 0 <= rank < self.n_ranks:
+            raise ValueError(f"peer_view: rank {rank} does not exist; ranks are 0 to {self.n_ranks - 1}")
+        return array if rank == self.rank else self.backend.peer_view(array, rank)
+
+    # -- inside
+    def _allocate(self, shape, dtype, name):
+        request, error = None, None
+        try:
+            shape, dtype = as_shape(shape), as_dtype(dtype)
+            request = f"{dtype.name} {shape}"
+        except ValueError as e:
+            error = e
+        requests = self.backend.allgather(request)
+        if error is not None:
+            raise error
+        if any(r != request for r in requests):
+            ranks = {}
+            for rank, r in enumerate(requests):
+                ranks.setdefault(r or "something invalid", []).append(rank)
+            asked = "; ".join(f"rank{'s' if len(k) > 1 else ''} {', '.join(map(str, k))}: {r}" for r, k in ranks.items())
+            raise ValueError(f"a symmetric array has the same shape and dtype on every rank, but they asked for {asked}")
+        n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = self.backend.allocate(n_bytes)
+        owner = _Owner()
+        result = self.backend.as_array(raw, shape, dtype, owner)
+        name = name or f"array {len(self._allocations)}"
+        self.backend.describe(raw, name, dtype)
+        self._allocations[self.backend.address(raw)] = _Allocation(raw, name, shape, dtype, owner)
+        return raw, result
+
+    def _content_is_there(self):
+        self.stream.synchronize()
+        self.host_barrier()
+
+    def _leaks(self):
+        """Allocations whose arrays are gone."""
+        return [a for a in self._allocations.values() if a.owner() is None]
+
+
+def _current():
+    from . import world
+
+    return world.current(required=True)
+
+
+def empty(shape, dtype="float32", name=None):
+    return _current().empty(shape, dtype, name)
+
+
+def full(shape, fill_value, dtype="float32", name=None):
+    return _current().full(shape, fill_value, dtype, name)
+
+
+def zeros(shape, dtype="float32", name=None):
+    return _current().zeros(shape, dtype, name)
+
+
+def array(values, dtype=None, name=None):
+    return _current().array(values, dtype, name)
+
+
+def signals(n, name=None):
+    return _current().signals(n, name)
+
+
+def free(array):
+    return _current().free(array)
+
+
+def peer_view(array, rank):
+    return _current().peer_view(array, rank)
+
+
+for _function in (empty, full, zeros, array, signals, free, peer_view):
+    _function.__doc__ = getattr(SymmetricMemory, _function.__name__).__doc__

@@ -1,0 +1,239 @@
+"""Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or on the CPU emulator."""
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import sys
+import time
+import traceback
+import warnings
+
+from .emu.run import current_host
+from .memory import SymmetricMemory
+
+BACKENDS = ("auto", "nvshmem", "emulator")
+_alone = None  # the World of this process, outside of emu.run
+
+
+def current(required=False):
+    """The World that is alive here, or None. With `required`, RuntimeError instead of None."""
+    host = current_host()
+    world = host.world if host else _alone
+    if world is None and required:
+        raise RuntimeError("no World: call shmemkit.init() first")
+    return world
+
+
+def init(backend="auto", comm=None, local_size=None):
+    """Initialize this rank. -> World. Collective.
+
+    backend     "nvshmem" (GPUs), "emulator" (CPU), or "auto": SHMEMKIT_BACKEND if set, else NVSHMEM where there is a GPU and
+                nvshmem4py, else the emulator
+    comm        mpi4py communicator of the ranks; None is COMM_WORLD under mpirun or srun, else a single rank
+    local_size  declares logical nodes of so many consecutive ranks, so that multi-node kernels run on one host; default
+                SHMEMKIT_LOCAL_SIZE, else the ranks of this host. It must divide the number of ranks.
+
+    The World's stream becomes CuPy's current stream. Use it as a context manager, or call finalize(); at exit that is done.
+    RuntimeError when a World is alive already, or the backend cannot be used (it says why).
+    """
+    global _alone
+    host = current_host()
+    if current() is not None:
+        raise RuntimeError("shmemkit.init: this rank is initialized already; call finalize() on its World first")
+    if host is not None:
+        if backend == "nvshmem":
+            raise RuntimeError("shmemkit.init: shmemkit.emu.run runs on the emulator; backend='nvshmem' needs mpirun")
+        host.world = world = World("emulator", None, local_size)
+        return world
+    name, reason = choose_backend(backend)
+    if reason and name == "emulator" and "nvshmem4py" in reason:
+        warnings.warn(f"shmemkit runs on the CPU emulator: {reason}", stacklevel=2)
+    if comm is None and launched_by_mpi():
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+    _alone = world = World(name, comm, local_size)
+    return world
+
+
+def choose_backend(requested="auto"):
+    """-> (backend, reason): what ``init(requested)`` uses, and why. Nothing is initialized."""
+    if requested not in BACKENDS:
+        raise ValueError(f"backend {requested!r}: {', '.join(map(repr, BACKENDS))} are allowed")
+    if requested == "auto":
+        variable = os.environ.get("SHMEMKIT_BACKEND", "auto") or "auto"
+        if variable not in BACKENDS:
+            raise ValueError(f"SHMEMKIT_BACKEND={variable!r}: {', '.join(BACKENDS)} are allowed")
+        if variable != "auto":
+            return variable, "SHMEMKIT_BACKEND asks for it"
+    else:
+        return requested, "the program asks for it"
+    count = n_gpus()
+    if count == 0:
+        return "emulator", "no CUDA GPU was found"
+    if importlib.util.find_spec("nvshmem") is None or importlib.util.find_spec("cupy") is None:
+        return "emulator", (
+            f"{count} GPU{'s' * (count > 1)} found, but nvshmem4py and CuPy are not installed: pip install 'shmemkit[cu13]' (or cu12)"
+        )
+    return "nvshmem", f"{count} GPU{'s' * (count > 1)} found"
+
+
+def n_gpus():
+    """CUDA devices that this process sees; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def launched_by_mpi():
+    """Whether mpirun or srun started this process, or the program imported mpi4py.MPI."""
+    variables = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+    under_srun = "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
+    return under_srun or any(v in os.environ for v in variables) or "mpi4py.MPI" in sys.modules
+
+
+class World(SymmetricMemory):
+    """The ranks of this program and what they share.
+
+    rank, n_ranks      this rank and how many there are
+    node, n_nodes      this rank's node and how many there are (logical nodes with `local_size`)
+    local_rank         this rank within its node; consecutive ranks share a node
+    local_size         ranks per node
+    xp                 the array module: cupy, or numpy on the emulator
+    stream             a non-blocking stream that Numba, CuPy and cuda.core accept; CuPy's current stream
+    comm               the mpi4py communicator, or one with its allgather, bcast, gather and barrier
+    backend            `.name` is "nvshmem" or "emulator"
+    """
+
+    def __init__(self, backend, comm, local_size):
+        self.finalized = False
+        self._host = current_host()
+        if backend == "emulator":
+            from .emu.backend import EmulatorBackend
+
+            self.backend = EmulatorBackend(comm)
+        else:
+            from .gpu import NvshmemBackend
+
+            self.backend = NvshmemBackend(comm)
+        self.comm = self.backend.comm
+        self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
+        self.local_size = self._local_size(local_size)
+        self.node, self.local_rank = divmod(self.rank, self.local_size)
+        self.n_nodes = self.n_ranks // self.local_size
+        self.backend.set_local_size(self.local_size)
+        self.xp, self.stream = self.backend.xp, self.backend.stream
+        self._init_memory()
+        self._excepthook = sys.excepthook
+        if self.n_ranks > 1 and hasattr(self.comm, "Abort"):
+            sys.excepthook = self._end_all_ranks
+        atexit.register(self.finalize)
+
+    def _local_size(self, requested):
+        variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
+        given = f"local_size={requested}" if requested is not None else f"SHMEMKIT_LOCAL_SIZE={variable}"
+        if requested is None and not variable:
+            return self.backend.default_local_size
+        try:
+            size = int(requested if requested is not None else variable)
+        except ValueError:
+            size = 0
+        if size < 1 or self.n_ranks % size:
+            raise ValueError(f"{given}: a divisor of the number of ranks ({self.n_ranks}) is allowed")
+        return size
+
+    def __repr__(self):
+        return f"<World rank {self.rank} of {self.n_ranks}, {self.n_nodes} node(s), {self.backend.name}>"
+
+    # -- synchronisation
+    def barrier(self, stream=None):
+        """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was done before,
+        on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it. Collective; can be captured in a graph.
+        """
+        self._check_alive("barrier")
+        self.backend.barrier(stream)
+
+    def host_barrier(self):
+        """The host programs of all ranks meet. Does not wait for GPU work. Collective."""
+        self._check_alive("host_barrier")
+        self.backend.host_barrier()
+
+    def asnumpy(self, array, stream=None):
+        """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished."""
+        return self.backend.to_host(array, stream)
+
+    def synchronize(self):
+        """Wait for all GPU work of this rank."""
+        self._check_alive("synchronize")
+        self.backend.synchronize()
+
+    # -- the end
+    def finalize(self):
+        """Wait for this rank's work and all ranks, free what is left, and leave. Collective; a second call does nothing.
+
+        Symmetric arrays that were dropped without ``free`` are reported on standard error.
+        """
+        if self.finalized:
+            return
+        self.backend.synchronize()
+        self.backend.host_barrier()
+        leaks = self._leaks()
+        if leaks:
+            names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
+            print(
+                f"shmemkit: rank {self.rank} dropped {len(leaks)} symmetric array(s) without free: {names}",
+                file=sys.stderr,
+                flush=True,
+            )
+        for allocation in self._allocations.values():
+            self.backend.free(allocation.raw)
+        self._allocations.clear()
+        self.backend.finalize()
+        self._forget()
+
+    def abandon(self):
+        """Leave after a failure, without waiting for anybody."""
+        if not self.finalized:
+            self.backend.abandon()
+            self._forget()
+
+    def _forget(self):
+        global _alone
+        self.finalized = True
+        atexit.unregister(self.finalize)
+        if sys.excepthook == self._end_all_ranks:
+            sys.excepthook = self._excepthook
+        if self._host is not None:
+            self._host.world = None
+        if _alone is self:
+            _alone = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is None:
+            self.finalize()
+        elif self.n_ranks == 1 or self._host is not None:
+            self.abandon()
+        # with other ranks waiting, the exception hook ends them all
+
+    def _check_alive(self, what):
+        if self.finalized:
+            raise RuntimeError(f"{what}: this World is finalized; call shmemkit.init() again")
+
+    def _end_all_ranks(self, kind, error, trace):
+        """An exception that nobody caught: show it and end every rank, so that none waits for this one."""
+        if getattr(error, "shown_by", self.rank) == self.rank:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            print(f"shmemkit: rank {self.rank} of {self.n_ranks} failed\n{text}", file=sys.stderr, flush=True)
+            time.sleep(0.2)  # let the launcher forward it before it kills us
+        else:
+            time.sleep(2.0)  # another rank shows it
+        self.comm.Abort(1)

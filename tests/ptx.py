@@ -1,0 +1,147 @@
+"""Compile kernels to PTX and machine code on a machine without a GPU, and look at the result.
+
+    ptx = compile_ptx(kernel, (float32[::1], int64))       # a @cuda.jit kernel or plain function
+    link(kernel, types, lto=True) -> cubin
+    resources(ptx, (9, 0, "a")) -> Resources(registers=24, spills=0, stack=0)
+    machine_code(ptx, (9, 0, "a")) -> SASS
+
+What is missing (NVVM, ptxas, nvdisasm) skips the test that needs it; with SHMEMKIT_REQUIRE_PTXAS=1 it fails instead.
+"""
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+HOPPER, AMPERE = (9, 0, "a"), (8, 0)
+Resources = namedtuple("Resources", "registers spills stack")
+
+
+def missing(what):
+    """Skip the test, or fail it where everything must be there."""
+    if os.environ.get("SHMEMKIT_REQUIRE_PTXAS") == "1":
+        pytest.fail(f"{what}, and SHMEMKIT_REQUIRE_PTXAS=1")
+    pytest.skip(what)
+
+
+@contextlib.contextmanager
+def without_gpu(cc):
+    """numba compiles for compute capability `cc`; needs no GPU and no driver."""
+    with mock.patch("numba.cuda.dispatcher.get_current_device", lambda: mock.Mock(compute_capability=cc)):
+        yield
+
+
+def compile_ptx(kernel, argument_types, cc=HOPPER):
+    """The PTX of `kernel`, a @cuda.jit kernel or a plain function, for these numba types."""
+    from numba import cuda
+    from numba.cuda.cudadrv.error import NvvmSupportError
+
+    with without_gpu(cc):
+        try:
+            code, _ = cuda.compile_ptx(getattr(kernel, "py_func", kernel), argument_types, cc=cc)
+        except (NvvmSupportError, ImportError, FileNotFoundError) as error:
+            missing(f"NVVM is not installed: {error}")
+    return code
+
+
+@functools.cache
+def tool(name):
+    """Path of a CUDA command line tool, on PATH or from PyPI (ptxas: nvidia-cuda-nvcc); None if it is not there."""
+    found = shutil.which(name)
+    if found is None:
+        try:
+            import nvidia
+        except ImportError:
+            return None
+        found = next((str(p) for root in nvidia.__path__ for p in Path(root).glob(f"*/bin/{name}")), None)
+    return found
+
+
+def _assemble(ptx, cc, cubin):
+    ptxas = tool("ptxas")
+    if ptxas is None:
+        missing("ptxas is not installed (pip install nvidia-cuda-nvcc)")
+    arch = "sm_" + "".join(map(str, cc))
+    # -c: the table of peers and NVSHMEM are linked later.
+    command = [ptxas, "-v", "-c", f"-arch={arch}", "-o", str(cubin), "-"]
+    done = subprocess.run(command, input=_accepted(ptx, ptxas), capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    return done.stderr
+
+
+@functools.cache
+def _newest(ptxas):
+    """The newest PTX version that this ptxas reads."""
+    release = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout
+    major, minor = map(int, re.search(r"release (\d+)\.(\d+)", release).groups())
+    return (major - 4, minor) if major >= 12 else None
+
+
+def _accepted(ptx, ptxas):
+    """The PTX with a version that this ptxas reads: NVVM may be a little newer than ptxas."""
+    version = tuple(map(int, re.search(r"^\.version (\d+)\.(\d+)", ptx, re.M).groups()))
+    newest = _newest(ptxas)
+    if newest and version > newest:
+        ptx = re.sub(r"^\.version .*$", f".version {newest[0]}.{newest[1]}", ptx, flags=re.M)
+    return ptx
+
+
+def resources(ptx, cc=HOPPER):
+    """What ptxas needs for the kernel: registers, spilled bytes (stores and loads), bytes of stack."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = _assemble(ptx, cc, Path(folder) / "kernel.cubin")
+    stack, stores, loads = map(
+        sum, zip(*(map(int, m) for m in re.findall(r"(\d+) bytes stack frame, (\d+) .*?, (\d+)", log)), strict=True)
+    )
+    return Resources(max(map(int, re.findall(r"Used (\d+) registers", log))), stores + loads, stack)
+
+
+def link(kernel, argument_types, lto, cc=HOPPER):
+    """The machine code that numba would load for `kernel`: linked by nvJitLink, with or without its optimization."""
+    from numba import cuda
+    from numba.cuda.codegen import CUDACodeLibrary
+    from numba.cuda.dispatcher import _Kernel
+
+    dispatcher = cuda.jit(lto=lto)(getattr(kernel, "py_func", kernel))
+    with without_gpu(cc), mock.patch.object(CUDACodeLibrary, "_ensure_cc", lambda self, given: given or cc):
+        compiled = _Kernel(dispatcher.py_func, argument_types, **dispatcher.targetoptions)
+        try:
+            return compiled.library.get_cubin(cc=cc).code
+        except (RuntimeError, ImportError) as error:
+            if "nvJitLink" in str(error):
+                missing(f"nvJitLink is not installed: {error}")
+            raise
+
+
+def machine_code(ptx, cc=HOPPER):
+    """The SASS of the kernel."""
+    nvdisasm = tool("nvdisasm")
+    if nvdisasm is None:
+        missing("nvdisasm is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        _assemble(ptx, cc, cubin)
+        return subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+
+
+def instructions(ptx):
+    """The instructions of the kernel's body, one per line, without comments, labels and directives."""
+    body = ptx[ptx.index("{", ptx.index(".entry")) :]
+    lines = (re.sub(r"//.*", "", line).strip() for line in body.splitlines())
+    return [line for line in lines if line.endswith(";") and not line.startswith(".")]
+
+
+def position(ptx, pattern):
+    """Index of the first instruction that matches `pattern`; an AssertionError with the PTX if there is none."""
+    for i, line in enumerate(instructions(ptx)):
+        if re.search(pattern, line):
+            return i
+    raise AssertionError(f"no instruction matches {pattern!r} in\n{ptx}")

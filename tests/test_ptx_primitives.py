@@ -1,0 +1,431 @@
+"""The primitives as PTX: the ordering that was asked for, in the instruction that has it, in its place."""
+
+import itertools
+import re
+
+import pytest
+from numba import cuda
+from numba.cuda import types
+from ptx import (
+    AMPERE,
+    HOPPER,
+    compile_ptx,
+    instructions,
+    link,
+    machine_code,
+    position,
+    resources,
+)
+
+from shmemkit import device as sk
+
+ARCHITECTURES = pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
+INTEGERS = [types.uint64, types.int64, types.uint32, types.int32]
+DTYPES = [
+    types.boolean,
+    types.uint8,
+    types.int16,
+    types.float16,
+    types.bfloat16,
+    types.float32,
+    types.int32,
+    types.float64,
+    types.uint64,
+    types.complex64,
+    types.complex128,
+]
+
+
+def array(dtype):
+    return types.Array(dtype, 1, "C")
+
+
+def count(ptx, pattern):
+    return sum(bool(re.search(pattern, line)) for line in instructions(ptx))
+
+
+def assert_lean(ptx):
+    """No calls, no 64-bit division, no detour through floating point, no reference counting."""
+    for line in instructions(ptx):
+        assert not re.match(r"(call|div\.[su]64|rem\.[su]64|cvt\.rn\.f64)", line), f"{line}\n{ptx}"
+    assert "NRT_" not in ptx
+
+
+def wait_kernel(wait, n, *options):
+    def kernel(signals, data, out, m, value):
+        i = cuda.threadIdx.x
+        before = data[i]
+        token = wait(signals, m, *options, value) if n is None else wait(signals, 1, *options, value)
+        out[i] = data[i] - before + token
+
+    return kernel
+
+
+# ---- wait
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("semantic", ["acquire", "relaxed"])
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+def test_wait_loads_as_asked(scope, semantic, dtype):
+    def kernel(signals, out, value):
+        out[0] = sk.wait(signals[2:], 1, scope, semantic, value)
+
+    ptx = compile_ptx(kernel, (array(dtype), array(types.int64), types.int64))
+    assert count(ptx, rf"^ld\.{semantic}\.{scope}\.global\.u{dtype.bitwidth} ") == count(ptx, r"^ld\.(acq|rel)") > 0
+    assert_lean(ptx)
+
+
+@pytest.mark.parametrize("compare", ["ge", "eq", "ne", "gt", "le", "lt"])
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_wait_compares_in_the_dtype_of_the_signals(dtype, compare):
+    def kernel(signals, value):
+        sk.wait(signals, 1, "sys", "acquire", value, compare)
+
+    ptx = compile_ptx(kernel, (array(dtype), types.int64))
+    assert_lean(ptx)
+    inverse = {"ge": "lt", "eq": "ne", "ne": "eq", "gt": "le", "le": "gt", "lt": "ge"}
+    sign = "[su]" if compare in ("eq", "ne") else ("s" if dtype.signed else "u")
+    loop = [line for line in instructions(ptx) if line.startswith("setp")]
+    assert loop and all(re.match(rf"setp\.({compare}|{inverse[compare]})\.({sign}|b)(32|64)", line) for line in loop)
+
+
+def test_wait_for_one_has_no_loop_over_the_signals():
+    def one(signals, n, value):
+        sk.wait(signals, 1, "sys", "acquire", value)
+
+    def many(signals, n, value):
+        sk.wait(signals, n, "sys", "acquire", value)
+
+    branches = [
+        count(compile_ptx(kernel, (array(types.uint64), types.int64, types.int64)), "bra") for kernel in (one, many)
+    ]
+    assert branches[0] <= 2 < branches[1]
+
+
+@pytest.mark.parametrize("wait", [sk.wait, sk.wait_warp, sk.wait_block], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("n", [1, None])
+def test_data_is_loaded_after_the_wait(wait, n):
+    """Also by the compilers: the same element is loaded before the wait and again after it."""
+
+    if n == 1:
+
+        def kernel(signals, data, out, n, value):
+            i = cuda.threadIdx.x
+            before = data[i]
+            wait(signals, 1, "sys", "acquire", value)
+            out[i] = data[i] - before
+
+    else:
+
+        def kernel(signals, data, out, n, value):
+            i = cuda.threadIdx.x
+            before = data[i]
+            wait(signals, n, "sys", "acquire", value)
+            out[i] = data[i] - before
+
+    numbers = array(types.float32)
+    ptx = compile_ptx(kernel, (array(types.uint64), numbers, numbers, types.int64, types.int64))
+    first, second = (i for i, line in enumerate(instructions(ptx)) if line.startswith("ld.global.f32"))
+    acquires = [i for i, line in enumerate(instructions(ptx)) if line.startswith("ld.acquire.sys")]
+    assert first < min(acquires) and max(acquires) < second
+    if wait is not sk.wait:
+        meet = position(ptx, r"^bar\.sync" if wait is sk.wait_block else r"^bar\.warp\.sync")
+        assert max(acquires) < meet < second
+    assert_lean(ptx)
+
+
+def test_data_is_loaded_after_the_wait_in_machine_code():
+    def kernel(signals, data, out, value):
+        i = cuda.threadIdx.x
+        before = data[i]
+        sk.wait(signals, 1, "sys", "acquire", value)
+        out[i] = data[i] - before
+
+    numbers = array(types.float32)
+    sass = machine_code(compile_ptx(kernel, (array(types.uint64), numbers, numbers, types.int64)))
+    loads = re.findall(r"LDG\.E\S*", sass)
+    assert loads[0] == "LDG.E" and loads[-1] == "LDG.E" and len(loads) >= 3
+    assert all(load.endswith("64.STRONG.SYS") for load in loads[1:-1])
+
+
+# ---- consume_token
+
+
+def sources(ptx, pattern):
+    """All registers that the operands of the instruction matching `pattern` were computed from."""
+    lines = instructions(ptx)
+    at = position(ptx, pattern)
+    wanted = set(re.findall(r"%\w+", lines[at]))
+    for line in reversed(lines[:at]):
+        registers = re.findall(r"%\w+", line)
+        if registers and not line.startswith(("st", "red")) and registers[0] in wanted:
+            wanted |= set(registers)
+    return wanted
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_consume_token_is_a_data_dependency(dtype):
+    def kernel(signals, data, out, value):
+        token = sk.wait(signals, 1, "sys", "acquire", value)
+        data = sk.consume_token(data, token)
+        out[0] = data[cuda.threadIdx.x]
+
+    numbers = array(types.float32)
+    ptx = compile_ptx(kernel, (array(dtype), numbers, numbers, types.int64))
+    token = re.search(r"ld\.acquire\S+ (%\w+),", ptx).group(1)
+    assert token in sources(ptx, r"^ld\.global\.f32")
+    assert position(ptx, r"^ld\.acquire") < position(ptx, r"^sub\.u64 (%\w+), (%\w+), \2;")
+    assert_lean(ptx)
+
+
+def test_consume_token_of_an_integer():
+    def kernel(signals, data, out, i, value):
+        i = sk.consume_token(i, sk.wait(signals, 1, "sys", "acquire", value))
+        out[0] = data[i]
+
+    numbers = array(types.float32)
+    for integer in (types.int64, types.uint32):
+        ptx = compile_ptx(kernel, (array(types.uint64), numbers, numbers, integer, types.int64))
+        token = re.search(r"ld\.acquire\S+ (%\w+),", ptx).group(1)
+        assert token in sources(ptx, r"^ld\.global\.f32")
+
+
+# ---- notify, release, fences
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("sig_op", ["set", "add"])
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+def test_notify_is_a_release_after_the_data(scope, sig_op, dtype):
+    def kernel(signals, data, peer, value):
+        data[cuda.threadIdx.x] = 1
+        cuda.syncthreads()
+        sk.notify(signals, peer, value, sig_op, scope)
+
+    ptx = compile_ptx(kernel, (array(dtype), array(types.float32), types.int64, types.int64))
+    bits = dtype.bitwidth
+    release = rf"^st\.release\.{scope}\.global\.u{bits}" if sig_op == "set" else rf"^red\.release\.{scope}\.global\.add\.u{bits}"
+    assert position(ptx, r"^st\.global") < position(ptx, r"^bar\.sync") < position(ptx, release)
+    assert count(ptx, r"\.release\.") == 1
+    assert "shmemkit_world" in ptx
+    assert_lean(ptx)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, types.float32, types.float64], ids=str)
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+def test_acquire_and_release(scope, dtype):
+    def kernel(a):
+        sk.st_release(a, 1, sk.ld_acquire(a, 0, scope), scope)
+        sk.red_release(a, 2, 1, scope)
+
+    ptx = compile_ptx(kernel, (types.Array(dtype, 1, "A"),))
+    kind = f"{'f' if isinstance(dtype, types.Float) else 'u'}{dtype.bitwidth}"
+    assert count(ptx, rf"^ld\.acquire\.{scope}\.global\.{kind} ") == 1
+    assert count(ptx, rf"^st\.release\.{scope}\.global\.{kind} ") == 1
+    assert count(ptx, rf"^red\.release\.{scope}\.global\.add\.{kind} ") == 1
+    assert_lean(ptx)
+
+
+def test_threadfence():
+    def kernel(a):
+        a[0] = 1
+        sk.threadfence("gpu")
+        sk.threadfence("sys", "acq_rel")
+        sk.threadfence("block", "acq_rel")
+        a[0] = 2
+
+    ptx = compile_ptx(kernel, (array(types.float32),))
+    fences = [position(ptx, rf"^fence\.{f};") for f in (r"sc\.gpu", r"acq_rel\.sys", r"acq_rel\.cta")]
+    stores = [i for i, line in enumerate(instructions(ptx)) if line.startswith("st.global")]
+    assert stores[0] < fences[0] < fences[1] < fences[2] < stores[1]
+
+
+def test_default_scope_is_sys():
+    def kernel(a):
+        sk.st_release(a, 1, sk.ld_acquire(a, 0))
+        sk.notify(a, 0, 1)
+
+    ptx = compile_ptx(kernel, (array(types.uint64),))
+    assert count(ptx, r"\.(acquire|release)\.sys\.") == count(ptx, r"\.(acquire|release)\.") == 3
+
+
+# ---- peers
+
+
+def test_peers_cost_a_constant_and_an_addition():
+    def kernel(a, out, peer):
+        theirs = sk.symm_at(a, peer)
+        out[0] = theirs[1] + sk.rank() * sk.num_ranks()
+        sk.get_peer_array(a, peer)[0] = 1
+
+    ptx = compile_ptx(kernel, (array(types.float32), array(types.float32), types.int64))
+    assert count(ptx, r"^ld\.const\.\w+ .*shmemkit_world\]") and count(ptx, r"^ld\.const\.\w+ .*shmemkit_world\+8\]")
+    # still known as global memory
+    assert count(ptx, r"^ld\.global\.f32") == 1 and count(ptx, r"^st\.global\.f32") == 2
+    assert_lean(ptx)
+
+
+def test_symm_at_keeps_shape_and_strides():
+    def kernel(a, out):
+        theirs = sk.symm_at(a, 1)
+        out[0] = theirs[1, 2] + theirs.shape[0]
+
+    ptx = compile_ptx(kernel, (types.Array(types.float64, 2, "A"), array(types.float64)))
+    assert count(ptx, r"^ld\.global\.f64") == 1
+
+
+@pytest.mark.parametrize("lto", [False, True])
+def test_table_of_peers_is_linked_in(lto):
+    def kernel(a):
+        sk.notify(a, sk.rank(), 1)
+
+    assert b"shmemkit_world" in link(kernel, (array(types.uint64),), lto)
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("copy", [sk.copy_block, sk.copy_warp], ids=lambda c: c.__name__)
+def test_copies_are_16_bytes_wide_and_4_deep(copy, dtype):
+    def kernel(dst, src, peer):
+        copy(sk.symm_at(dst, peer), src)
+
+    ptx = compile_ptx(kernel, (array(dtype), array(dtype), types.int64))
+    accesses = "".join(
+        {"ld": "l", "st": "s"}[line[:2]] for line in instructions(ptx) if re.match(r"(ld|st)\.global\.v4\.[ubf]32", line)
+    )
+    assert "llllssss" in accesses
+    assert not count(ptx, r"^(ld|st)\.(local|volatile|[ubf]\d)")  # not through registers in memory, nor generic
+    assert_lean(ptx)
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_copies_need_no_local_memory(dtype, cc):
+    def kernel(dst, src, peer):
+        sk.copy_block(sk.symm_at(dst, peer), src)
+        sk.copy_warp(dst, src)
+
+    needed = resources(compile_ptx(kernel, (array(dtype), array(dtype), types.int64), cc), cc)
+    assert (needed.spills, needed.stack) == (0, 0)
+    assert needed.registers <= 64
+
+
+def test_copy_to_shared_memory():
+    def kernel(src):
+        tile = cuda.shared.array(256, types.float32)
+        sk.copy_block(tile, src)
+        cuda.syncthreads()
+        sk.copy_block(src[256:], tile)
+
+    ptx = compile_ptx(kernel, (array(types.float32),))
+    assert count(ptx, r"^ld\.global\.v4") and count(ptx, r"^st\.shared\.v4")
+    assert count(ptx, r"^ld\.shared\.v4") and count(ptx, r"^st\.global\.v4")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_vec16(dtype):
+    def kernel(a, i):
+        x, y, z, w = sk.load_vec16(a, i)
+        sk.store_vec16(a, 0, (w, z, y, x))
+
+    ptx = compile_ptx(kernel, (array(dtype), types.int64))
+    assert count(ptx, r"^ld\.global\.v4\.[ubf]32") == count(ptx, r"^st\.global\.v4\.[ubf]32") == 1
+    assert_lean(ptx)
+
+
+# ---- barriers
+
+
+def test_grid_barrier():
+    def kernel(state, data):
+        data[cuda.grid(1)] = 1
+        sk.grid_barrier(state)
+        data[0] = 2
+
+    for dtype in (types.uint32, types.uint64):
+        ptx = compile_ptx(kernel, (array(dtype), array(types.float32)))
+        lines = instructions(ptx)
+        syncs = [i for i, line in enumerate(lines) if line.startswith("bar.sync")]
+        inside = "\n".join(lines[syncs[0] : syncs[1]])
+        for expected in ("atom.add.acq_rel.gpu", "st.release.gpu", "ld.acquire.gpu", "st.relaxed.gpu"):
+            assert f"{expected}.global.u{dtype.bitwidth}" in inside
+        stores = [i for i, line in enumerate(lines) if line.startswith("st.global")]
+        assert stores[0] < syncs[0] and syncs[1] < stores[1]
+        assert_lean(ptx)
+
+
+def test_barrier_of_all_ranks_over_symmetric_signals():
+    def kernel(arrivals, epoch, data):
+        data[cuda.threadIdx.x] = 1
+        sk.barrier_all_block(arrivals, epoch)
+        data[0] = 2
+
+    ptx = compile_ptx(kernel, (array(types.uint64), array(types.uint64), array(types.float32)))
+    lines = instructions(ptx)
+    syncs = [i for i, line in enumerate(lines) if line.startswith("bar.sync")]
+    stores = [i for i, line in enumerate(lines) if line.startswith("st.global.f32") or line.startswith("st.global.u32")]
+    add, acquire = position(ptx, r"^red\.release\.sys\.global\.add"), position(ptx, r"^ld\.acquire\.sys")
+    assert stores[0] < syncs[0] < add < acquire < syncs[1] < stores[1]
+    assert syncs[0] < position(ptx, r"^ld\.global\.u64") < syncs[1] < position(ptx, r"^st\.global\.u64")
+    assert_lean(ptx)
+
+
+# ---- mistakes are found when compiling
+
+
+def misuse(call, *argument_types):
+    with pytest.raises(Exception) as caught:
+        compile_ptx(call, argument_types)
+    return str(caught.value)
+
+
+def test_errors_say_what_was_given_and_what_is_allowed():
+    signals, value = array(types.uint64), types.int64
+    wrong = {
+        "scope='cluster' is not allowed: use 'gpu' or 'sys'": lambda s, v: sk.wait(s, 1, "cluster", "acquire", v),
+        "semantic='release' is not allowed: use 'acquire' or 'relaxed'": lambda s, v: sk.wait(s, 1, "sys", "release", v),
+        "compare='geq' is not allowed: use 'ge' or 'eq'": lambda s, v: sk.wait(s, 1, "sys", "acquire", v, "geq"),
+        "scope must be written out in the call": lambda s, v: sk.wait(s, 1, v, "acquire", v),
+        "value must be an integer, given float64": lambda s, v: sk.wait(s, 1, "sys", "acquire", 1.5),
+        "sig_op='sub' is not allowed: use 'set' or 'add'": lambda s, v: sk.notify(s, 0, v, "sub"),
+        "scope='block' is not allowed": lambda s, v: sk.ld_acquire(s, 0, "block"),
+        "scope='host' is not allowed: use 'block' or 'gpu' or 'sys'": lambda s, v: sk.threadfence("host"),
+        "needs a symmetric array, given int64": lambda s, v: sk.symm_at(v, 0),
+        "must be contiguous": lambda s, v: sk.copy_block(s, s[::2]),
+        "must be an array or an integer, given float64": lambda s, v: sk.consume_token(1.5, v),
+        "a tuple of 4 uint32": lambda s, v: sk.store_vec16(s, 0, v),
+        "both arrivals and epoch, or neither": lambda s, v: sk.barrier_all_block(s),
+    }
+    for message, call in wrong.items():
+        assert message in misuse(call, signals, value)
+
+
+def test_signals_must_be_integers():
+    def kernel(signals):
+        sk.wait(signals, 1, "sys", "acquire", 1)
+
+    assert "given array(float32, 1d, C)" in misuse(kernel, array(types.float32))
+    assert "take a row or a slice" in misuse(kernel, types.Array(types.uint64, 2, "C"))
+
+
+def test_literals_by_keyword_and_default():
+    def kernel(s, v):
+        sk.wait(s, 1, value=v, semantic="relaxed", scope="gpu")
+        sk.notify(s, rank=0, value=v)
+
+    assert count(compile_ptx(kernel, (array(types.uint64), types.int64)), r"^ld\.relaxed\.gpu")
+
+
+@pytest.mark.parametrize(("scope", "semantic"), itertools.product(["gpu", "sys"], ["acquire", "relaxed"]))
+def test_polled_load_is_not_hoisted(scope, semantic):
+    def kernel(flags):
+        while sk.ld_acquire(flags, 0, scope) != 1:
+            pass
+
+    ptx = compile_ptx(kernel, (array(types.uint32),))
+    body = instructions(ptx)
+    loop = next(i for i, line in enumerate(body) if re.search(r"\bbra\b", line))
+    assert any(line.startswith("ld.acquire") for line in body[: loop + 1])

@@ -1,0 +1,165 @@
+"""The queue, on the emulator: rank counts, odd sizes, dtypes, wrap-around, repeats, skew, graphs, wrong arguments."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import copy_block, rank, symm_at
+from shmemkit.kernels.queue import Queue, consumer_release, consumer_wait, producer_acquire, producer_commit
+from shmemkit.memory import DTYPES, as_dtype
+
+
+def values(rank, repeat, n, size, dtype):
+    """What `rank` sends in `repeat`: random, and different every time."""
+    raw = np.random.default_rng([rank, repeat]).integers(0, 100, (n, size))
+    return raw.astype(as_dtype(dtype))
+
+
+def send_around(n_slots, size, dtype, counts, producers, consumers, block, to_offset=1):
+    """Every rank sends counts[k] items in repeat k to the rank `to_offset` further; all arrive in order."""
+    world = sk.init()
+    n = world.n_ranks
+    to, sender = (world.rank + to_offset) % n, (world.rank - to_offset) % n
+    queue = Queue(world, n_slots, size, dtype, to=to, n_producers=producers, n_consumers=consumers, block=block)
+    for repeat, count in enumerate(counts):
+        inputs = values(world.rank, repeat, count, size, dtype)
+        outputs = queue(inputs)
+        np.testing.assert_array_equal(outputs, values(sender, repeat, count, size, dtype))
+        np.testing.assert_array_equal(inputs, values(world.rank, repeat, count, size, dtype))  # untouched
+    queue.free()
+
+
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
+def test_any_number_of_ranks(n_pes):
+    sk.emu.run(send_around, n_pes, (4, 8, "float32", [7, 3, 9], 2, 2, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_dtype(dtype):
+    sk.emu.run(send_around, 2, (3, 5, dtype, [4, 4], 2, 1, 4))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n_pes=st.integers(1, 4),
+    n_slots=st.integers(1, 7),
+    size=st.integers(1, 19),
+    counts=st.lists(st.integers(0, 17), min_size=1, max_size=4),
+    producers=st.integers(1, 5),
+    consumers=st.integers(1, 5),
+    block=st.integers(1, 40),
+    to_offset=st.integers(0, 3),
+)
+def test_any_shape(n_pes, n_slots, size, counts, producers, consumers, block, to_offset):
+    """Fewer slots than blocks, no items, one slot, slots that do not divide the items: all of it arrives."""
+    sk.emu.run(send_around, n_pes, (n_slots, size, "float32", counts, producers, consumers, block, to_offset))
+
+
+def test_ranks_send_different_numbers():
+    def main():
+        world = sk.init()
+        queue = Queue(world, 3, 4, n_producers=2, n_consumers=2, block=4)
+        sender = (world.rank - 1) % world.n_ranks
+        for repeat in range(3):
+            inputs = values(world.rank, repeat, 5 * world.rank + repeat, 4, "float32")
+            outputs = np.full((5 * sender + repeat, 4), np.nan, "float32")
+            assert queue(inputs, outputs) is outputs
+            np.testing.assert_array_equal(outputs, values(sender, repeat, 5 * sender + repeat, 4, "float32"))
+
+    sk.emu.run(main, 3)
+
+
+def test_too_few_items_is_a_deadlock():
+    def main():
+        world = sk.init()
+        queue = Queue(world, 3, 4, n_producers=1, n_consumers=1, block=4)
+        queue(np.ones((4, 4), "float32"), np.ones((4 if world.rank else 5, 4), "float32"))
+        world.stream.synchronize()
+
+    with pytest.raises(sk.emu.DeadlockError, match=r"rank 0 block 1.*waits for full\[1\] on rank 0 >= 2, now 1"):
+        sk.emu.run(main, 2)
+
+
+def test_graph_replays_count_on():
+    """Two graphs replayed in turn, with eager calls between: the state in device memory keeps them apart."""
+
+    def main():
+        world = sk.init()
+        sender = (world.rank - 1) % world.n_ranks
+        queue = Queue(world, 3, 4, n_producers=2, n_consumers=1, block=4)
+        inputs = [np.zeros((5, 4), "float32"), np.zeros((2, 4), "float32")]
+        outputs = [np.zeros_like(x) for x in inputs]
+        graphs = []
+        for x, y in zip(inputs, outputs, strict=True):
+            world.stream.begin_capture()
+            queue(x, y)
+            graphs.append(world.stream.end_capture())
+        for repeat in range(6):
+            which = repeat % 2
+            inputs[which][...] = values(world.rank, repeat, len(inputs[which]), 4, "float32")
+            outputs[which][...] = np.nan
+            graphs[which].launch(world.stream)
+            np.testing.assert_array_equal(outputs[which], values(sender, repeat, len(inputs[which]), 4, "float32"))
+            eager = queue(values(world.rank, 10 + repeat, 3, 4, "float32"))
+            np.testing.assert_array_equal(eager, values(sender, 10 + repeat, 3, 4, "float32"))
+
+    sk.emu.run(main, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(n_slots=0), "n_slots=0"),
+        (dict(n_consumers=0), "n_consumers=0"),
+        (dict(to=0), r"to=\[0, 0\]"),
+        (dict(dtype="float33"), "float33"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    def main():
+        Queue(sk.init(), **{"n_slots": 2, "item_size": 4, **arguments})
+
+    with pytest.raises(ValueError, match=message):
+        sk.emu.run(main, 2)
+
+
+@pytest.mark.parametrize(
+    "inputs", [np.ones((3, 5), "float32"), np.ones((3, 4)), np.ones(4, "float32"), np.ones((4, 3), "float32").T, [1.0]]
+)
+def test_wrong_inputs(inputs):
+    def main():
+        Queue(sk.init(), 2, 4)(inputs, np.ones((3, 4), "float32"))
+
+    with pytest.raises(ValueError, match="inputs is .*C-contiguous float32 array of shape"):
+        sk.emu.run(main, 1)
+
+
+@cuda.jit
+def push_and_pop_squares(inputs, outputs, slots, full, empty, receiver, sender):
+    """A user's kernel on the queue's pieces: squares on the way in. One producer and one consumer block."""
+    n = slots.shape[0]
+    for i in range(inputs.shape[0]):
+        if cuda.blockIdx.x == 0:
+            slot = producer_acquire(empty, n, i)
+            for k in range(cuda.threadIdx.x, slots.shape[1], cuda.blockDim.x):
+                symm_at(slots, receiver)[slot, k] = inputs[i, k] * inputs[i, k] + rank()
+            producer_commit(full, n, i, receiver)
+        else:
+            slot = consumer_wait(full, n, i)
+            copy_block(outputs[i], slots[slot])
+            consumer_release(empty, n, i, sender)
+
+
+def test_pieces_in_a_users_kernel():
+    def main():
+        world = sk.init()
+        receiver, sender = (world.rank + 1) % world.n_ranks, (world.rank - 1) % world.n_ranks
+        slots, full, empty = sk.empty((2, 6), "int32"), sk.signals(2), sk.signals(2)
+        inputs, outputs = values(world.rank, 0, 9, 6, "int32"), np.zeros((9, 6), "int32")
+        push_and_pop_squares[2, 4](inputs, outputs, slots, full, empty, receiver, sender)
+        np.testing.assert_array_equal(outputs, values(sender, 0, 9, 6, "int32") ** 2 + sender)
+
+    sk.emu.run(main, 3)
