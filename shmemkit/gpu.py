@@ -1,7 +1,9 @@
 """NVSHMEM on GPUs, as a World sees it; ``shmemkit.emu.backend`` has the same interface for the emulator."""
 
 import ctypes
+import importlib
 import os
+import threading
 
 from . import jit_cache
 from .device import peers
@@ -46,19 +48,21 @@ class NvshmemBackend:
         device = Device(self.device)
         device.set_current()
         cupy.cuda.Device(self.device).use()
+        # What kernels that call NVSHMEM need takes a second to import: here, beside NVSHMEM's own initialization.
+        device_functions = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
+        device_functions.start()
         self._init_nvshmem(device)
+        device_functions.join()
         self._buffers = {}  # address -> nvshmem4py's Buffer
         self._in_use = self._peak = 0  # bytes
         self._probe = self.allocate(ALIGNMENT)
         peers.publish(self.rank, self.n_ranks, [self._offset(pe) for pe in range(self.n_ranks)])
-        self.previous_stream = cupy.cuda.get_current_stream()
         self.stream = Stream()
-        self.stream.use()
+        self.stream.__enter__()  # current until finalize(); use() would be forgotten at the end of any "with"
 
     # -- who runs where
     def _place(self):
-        """-> (this rank's number on its host, ranks per host). Hosts with different numbers of ranks count "
-        "as one each."""
+        """-> (this rank's number on its host, ranks per host). Hosts with different numbers of ranks count as one each."""
         hosts = self.comm.allgather(os.uname().nodename)
         mine = hosts[self.rank]
         sizes = {hosts.count(host) for host in set(hosts)}
@@ -69,8 +73,7 @@ class NvshmemBackend:
         return hosts[: self.rank].count(mine), local_size
 
     def _choose_device(self, local_rank):
-        """The GPU for this rank: its number among those visible, which are all of the host's or this rank's "
-        "own."""
+        """The GPU for this rank: its number among those visible, which are all of the host's or this rank's own."""
         error, device, uuid, count = None, None, None, 0
         try:
             count = _count_devices()
@@ -155,8 +158,7 @@ class NvshmemBackend:
         return self._view(address, size, buffer, (n_bytes,), "uint8")
 
     def _room(self):
-        """An upper bound of what this rank can still allocate: free memory, and what the heap has kept from "
-        "earlier."""
+        """An upper bound of what this rank can still allocate: free memory, and what the heap has kept from earlier."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return free + self._peak - self._in_use
 
@@ -231,13 +233,12 @@ class NvshmemBackend:
         if self._probe is not None:
             self.free(self._probe)
             self._probe = None
-        self.previous_stream.use()
+        self.stream.__exit__()
         self._core.finalize()
 
     def abandon(self):
-        """Leave after a failure: only put CuPy's stream back. Other ranks may be gone, so NVSHMEM is left "
-        "as it is."""
-        self.previous_stream.use()
+        """Leave after a failure: only put CuPy's stream back. Other ranks may be gone, so NVSHMEM is left as it is."""
+        self.stream.__exit__()
 
 
 def _count_devices():

@@ -22,9 +22,9 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import re
+import sys
 import tempfile
 import time
 import warnings
@@ -43,7 +43,7 @@ SHIM_MARK = "__NVSHMEM_NUMBA_SUPPORT__"
 SHIM_FUNCTION = re.compile(r'extern "C" __device__ int\s+(\w+)\(.*?\n    }', re.S)
 MANGLED = re.compile(r"_ZL?(\d+)(\w+)_nbst")
 POINT_TO_POINT = re.compile(
-    r"nvshmemx?_(?:(?!qp_)[a-z]+\d*_)?"  # nvshmem_float_, nvshmemx_uint64_, ...; one network queue's (qp) are rare
+    r"nvshmemx?_(?:(?!qp_)[a-z]+\d*_)?"  # with a type in the name; those for one network queue (qp) are rare
     r"(?:p|g|(?:put|get|put_signal)(?:_nbi)?(?:_warp|_block)?|atomic_\w+|signal_\w+"
     r"|quiet|fence|ptr|my_pe|n_pes|team_\w+|barrier\w*|sync\w*)"
 )
@@ -83,8 +83,7 @@ def read(path):
 
 
 def write(path, payload):
-    """Put `payload` at `path`: readers see the old entry or the new one, never a part. OSError when it "
-    "cannot."""
+    """Put `payload` at `path`: readers see the old entry or the new one, never a part. OSError when it cannot."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -182,24 +181,33 @@ def _headers(directories):
     )
 
 
+# Packages whose version may change generated code; CUDA's own are named by their major version, or not.
+PACKAGES = ["numba-cuda", "cuda-bindings", "cuda-core"]
+PACKAGES += [f"{name}-cu{major}" for name in ("nvshmem4py", "nvidia-nvshmem") for major in (12, 13)]
+PACKAGES += [
+    f"nvidia-{name}{suffix}" for name in ("cuda-nvrtc", "nvvm", "cuda-nvcc", "nvjitlink") for suffix in ("", "-cu12")
+]
+
+
 @functools.cache
 def _versions():
-    """The installed packages whose version may change generated code."""
-    names = re.compile(
-        r"(nvidia-)?(numba-cuda|cuda-bindings|cuda-core|nvshmem|nvrtc|cuda-nvrtc|nvvm|cuda-nvcc|nvjitlink)"
-    )
-    found = {(d.metadata["Name"] or "", d.version) for d in importlib.metadata.distributions()}
-    return sorted((name, version) for name, version in found if names.match(name.lower().replace("_", "-")))
+    """The installed ones of PACKAGES: [(name, version)]."""
+    found = []
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append((name, importlib.metadata.version(name)))
+    return found
+
+
+def _shim_library():
+    """name -> source of NVSHMEM's point-to-point functions; empty when nvshmem4py is laid out otherwise."""
+    module = sys.modules.get("nvshmem.bindings.device.numba._numbast")  # whoever made a shim has imported it
+    return _point_to_point_functions(module.__file__) if module else {}
 
 
 @functools.cache
-def _shim_library():
-    """name -> source of NVSHMEM's point-to-point shim functions; empty when nvshmem4py is laid out "
-    "otherwise."""
-    spec = importlib.util.find_spec("nvshmem.bindings.device.numba._numbast")
-    if spec is None or not spec.origin:
-        return {}
-    functions = {m[1]: m[0] for m in SHIM_FUNCTION.finditer(Path(spec.origin).read_text())}
+def _point_to_point_functions(path):
+    functions = {m[1]: m[0] for m in SHIM_FUNCTION.finditer(Path(path).read_text())}
     return {name: source for name, source in functions.items() if _is_point_to_point(name)}
 
 
@@ -209,8 +217,7 @@ def _is_point_to_point(name):
 
 
 def widen(source):
-    """The NVSHMEM shim `source` with all point-to-point functions added, in an order that depends on "
-    "nothing else."""
+    """The NVSHMEM shim `source` with all point-to-point functions added, in an order that depends on nothing else."""
     start = source.find('extern "C" __device__')
     if start < 0:
         return source

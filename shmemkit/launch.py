@@ -97,8 +97,7 @@ def _dimensions(value, name, most):
 
 
 class Launch:
-    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are as bound; do "
-    "not assign to them."""
+    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are as bound; do not assign to them."""
 
     def __init__(self, kernel, grid, block, args, stream, shared, cluster):
         self.kernel, self.grid, self.block, self.shared, self.cluster = kernel, grid, block, shared, cluster
@@ -255,8 +254,7 @@ class _GpuLaunch(Launch):
         )
 
     def _load(self, compiled):
-        """Load the module now, all of it, and run what it needs to be run (NVSHMEM's initialization, the "
-        "table of peers)."""
+        """Load the module now, all of it, and run what it needs to be run (NVSHMEM's initialization, the table of peers)."""
         compiled.bind()
         numba_function = compiled._codelibrary.get_cufunc()
         self._keep = compiled, numba_function
@@ -440,8 +438,7 @@ class _GpuLaunch(Launch):
 
 @functools.cache
 def _prepare_process():
-    """The JIT cache and the types of CuPy arrays, for processes without a World (with one, it has done "
-    "this)."""
+    """The JIT cache and the types of CuPy arrays, for processes without a World (with one, it has done this)."""
     from . import jit_cache
 
     jit_cache.install()
@@ -453,8 +450,7 @@ def _prepare_process():
 
 
 def _address_of_stream(stream):
-    """The CUDA stream behind an object of CuPy, Numba, cuda.core or PyTorch, or behind an int; None is the "
-    "default stream."""
+    """The CUDA stream behind an object of CuPy, Numba, cuda.core or PyTorch, or behind an int; None is the default stream."""
     if stream is None:
         return 0
     if hasattr(stream, "__cuda_stream__"):

@@ -6,6 +6,7 @@ arrays on the emulator. ``free`` gives memory back; what is left, the World free
 without ``free`` cannot be freed before that: it is reported then, as a leak.
 """
 
+import math
 import operator
 import weakref
 
@@ -24,12 +25,12 @@ def as_dtype(dtype):
 
         return np.dtype(ml_dtypes.bfloat16)
     try:
-        result = np.dtype(dtype)
+        result = None if dtype is None else np.dtype(dtype).name
     except TypeError:
         result = None
-    if result is None or result.name not in DTYPES:
+    if result not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
-    return result
+    return np.dtype(result)  # in this machine's byte order
 
 
 def as_shape(shape):
@@ -51,8 +52,8 @@ class _Owner:
 
 
 class _Allocation:
-    def __init__(self, raw, name, shape, dtype, owner):
-        self.raw, self.name, self.shape, self.dtype = raw, name, shape, dtype
+    def __init__(self, raw, number, name, shape, dtype, owner):
+        self.raw, self.number, self.name, self.shape, self.dtype = raw, number, name, shape, dtype
         self.owner = weakref.ref(owner)
 
     def __str__(self):
@@ -64,6 +65,7 @@ class SymmetricMemory:
 
     def _init_memory(self):
         self._allocations = {}  # address -> _Allocation
+        self._count = 0  # allocations so far
 
     def empty(self, shape, dtype="float32", name=None):
         """A symmetric array with undefined content (on the emulator all bytes are 0xFF, so that floats are NaN).
@@ -74,14 +76,16 @@ class SymmetricMemory:
         """
         self._check_alive("empty")
         raw, result = self._allocate(shape, dtype, name)
-        raw.fill(0xFF if self.backend.name == "emulator" else 0)
+        if self.backend.name == "emulator":
+            raw.fill(0xFF)
         return result
 
     def full(self, shape, fill_value, dtype="float32", name=None):
         """A symmetric array filled with `fill_value`; see ``empty``. Every rank has its content before any rank returns."""
         self._check_alive("full")
         _, result = self._allocate(shape, dtype, name)
-        result[...] = fill_value
+        with self.stream:
+            result[...] = fill_value
         self._content_is_there()
         return result
 
@@ -89,7 +93,8 @@ class SymmetricMemory:
         """A symmetric array of zeros; see ``empty``. Every rank's is zero before any rank returns."""
         self._check_alive("zeros")
         raw, result = self._allocate(shape, dtype, name)
-        raw.fill(0)
+        with self.stream:
+            raw.fill(0)
         self._content_is_there()
         return result
 
@@ -99,7 +104,8 @@ class SymmetricMemory:
         if not hasattr(values, "dtype"):
             values = np.asarray(values)
         _, result = self._allocate(values.shape, values.dtype if dtype is None else dtype, name)
-        result[...] = self.xp.asarray(values)
+        with self.stream:
+            result[...] = self.xp.asarray(values)
         self._content_is_there()
         return result
 
@@ -111,11 +117,15 @@ class SymmetricMemory:
     def free(self, array):
         """Give a symmetric array back. Collective; `array` is what zeros, empty, full, array or signals returned."""
         self._check_alive("free")
-        where = self.backend.address(array)
-        if where not in self._allocations:
-            raise ValueError("free: not a symmetric array of this World, a view of one, or freed before")
-        self.backend.synchronize()
-        self.host_barrier()  # nobody may still write into it
+        self.backend.synchronize()  # a kernel may still write into it
+        where = self.backend.address(array) if isinstance(array, self.xp.ndarray) else None
+        allocation = self._allocations.get(where)
+        request = error = None
+        if allocation is None or (array.shape, array.dtype) != (allocation.shape, allocation.dtype):
+            error = ValueError("free: not a symmetric array of this World, a view of one, or freed before")
+        else:
+            request = f"number {allocation.number}, {allocation.dtype} {allocation.shape}"
+        self._agree("free is called with the same array", request, error)
         self.backend.free(self._allocations.pop(where).raw)
 
     def peer_view(self, array, rank):
@@ -136,23 +146,28 @@ class SymmetricMemory:
             request = f"{dtype.name} {shape}"
         except ValueError as e:
             error = e
-        requests = self.backend.allgather(request)
+        self._agree("a symmetric array has the same shape and dtype", request, error)
+        n_bytes = math.prod(shape) * dtype.itemsize
+        raw = self.backend.allocate(n_bytes)
+        owner = _Owner()
+        result = self.backend.as_array(raw, shape, dtype, owner)
+        self._count += 1
+        name = name or f"array {self._count}"
+        self.backend.describe(raw, name, dtype)
+        self._allocations[self.backend.address(raw)] = _Allocation(raw, self._count, name, shape, dtype, owner)
+        return raw, result
+
+    def _agree(self, rule, request, error):
+        """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they differ."""
+        requests = self.backend.allgather(None if error else request)
         if error is not None:
             raise error
         if any(r != request for r in requests):
             ranks = {}
             for rank, r in enumerate(requests):
                 ranks.setdefault(r or "something invalid", []).append(rank)
-            asked = "; ".join(f"rank{'s' if len(k) > 1 else ''} {', '.join(map(str, k))}: {r}" for r, k in ranks.items())
-            raise ValueError(f"a symmetric array has the same shape and dtype on every rank, but they asked for {asked}")
-        n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        raw = self.backend.allocate(n_bytes)
-        owner = _Owner()
-        result = self.backend.as_array(raw, shape, dtype, owner)
-        name = name or f"array {len(self._allocations)}"
-        self.backend.describe(raw, name, dtype)
-        self._allocations[self.backend.address(raw)] = _Allocation(raw, name, shape, dtype, owner)
-        return raw, result
+            asked = "; ".join(f"rank{'s' * (len(k) > 1)} {', '.join(map(str, k))}: {r}" for r, k in ranks.items())
+            raise ValueError(f"{rule} on every rank, but they asked for {asked}")
 
     def _content_is_there(self):
         self.stream.synchronize()

@@ -1,4 +1,4 @@
-"""Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or on the CPU emulator."""
+"""Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the emulator."""
 
 import atexit
 import ctypes
@@ -28,8 +28,8 @@ def current(required=False):
 def init(backend="auto", comm=None, local_size=None):
     """Initialize this rank. -> World. Collective.
 
-    backend     "nvshmem" (GPUs), "emulator" (CPU), or "auto": SHMEMKIT_BACKEND if set, else NVSHMEM where there is a GPU and
-                nvshmem4py, else the emulator
+    backend     "nvshmem" (GPUs), "emulator" (CPU), or "auto": SHMEMKIT_BACKEND if set, else NVSHMEM where there is a
+                GPU and nvshmem4py, else the emulator
     comm        mpi4py communicator of the ranks; None is COMM_WORLD under mpirun or srun, else a single rank
     local_size  declares logical nodes of so many consecutive ranks, so that multi-node kernels run on one host; default
                 SHMEMKIT_LOCAL_SIZE, else the ranks of this host. It must divide the number of ranks.
@@ -74,7 +74,8 @@ def choose_backend(requested="auto"):
         return "emulator", "no CUDA GPU was found"
     if importlib.util.find_spec("nvshmem") is None or importlib.util.find_spec("cupy") is None:
         return "emulator", (
-            f"{count} GPU{'s' * (count > 1)} found, but nvshmem4py and CuPy are not installed: pip install 'shmemkit[cu13]' (or cu12)"
+            f"{count} GPU{'s' * (count > 1)} found, but nvshmem4py and CuPy are not installed: "
+            "pip install 'shmemkit[cu13]' (or cu12)"
         )
     return "nvshmem", f"{count} GPU{'s' * (count > 1)} found"
 
@@ -124,7 +125,11 @@ class World(SymmetricMemory):
             self.backend = NvshmemBackend(comm)
         self.comm = self.backend.comm
         self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
-        self.local_size = self._local_size(local_size)
+        try:
+            self.local_size = self._local_size(local_size)
+        except ValueError:
+            self.backend.abandon()
+            raise
         self.node, self.local_rank = divmod(self.rank, self.local_size)
         self.n_nodes = self.n_ranks // self.local_size
         self.backend.set_local_size(self.local_size)
@@ -153,8 +158,9 @@ class World(SymmetricMemory):
 
     # -- synchronisation
     def barrier(self, stream=None):
-        """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was done before,
-        on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it. Collective; can be captured in a graph.
+        """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was done
+        before, on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it. Collective; can be
+        captured in a graph.
         """
         self._check_alive("barrier")
         self.backend.barrier(stream)
@@ -166,6 +172,7 @@ class World(SymmetricMemory):
 
     def asnumpy(self, array, stream=None):
         """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished."""
+        self._check_alive("asnumpy")
         return self.backend.to_host(array, stream)
 
     def synchronize(self):

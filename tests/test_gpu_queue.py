@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import shmemkit as sk
+import gpu
 from shmemkit.kernels.queue import Queue
 
 pytestmark = pytest.mark.gpu
@@ -14,10 +14,9 @@ def values(rank, repeat, n, size, dtype):
     return raw.astype(dtype)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def world():
-    with sk.init("nvshmem") as world:
-        yield world
+    return gpu.world()
 
 
 def check(world, queue, outputs, repeat, n):

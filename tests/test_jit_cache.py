@@ -1,4 +1,4 @@
-"""The disk cache of compiled code: right under damage, races, bad folders and every change of what it depends on."""
+"""The disk cache of compiled code: damage, races, unusable folders, every change of what it depends on."""
 
 import fcntl
 import os
@@ -237,14 +237,14 @@ def test_the_shim_does_not_depend_on_what_was_compiled_before(compiler):
 
 
 def test_the_shim_gets_all_point_to_point_functions():
-    pytest.importorskip("nvshmem.bindings")
+    pytest.importorskip("nvshmem.bindings.device.numba")
     library = jit_cache._shim_library()
     for name in (
         "float_put_signal_nbi_block",
         "uint64_g",
         "bfloat16_put_warp",
         "barrier_all_block",
-        "int64_atomic_fetch_add",
+        "uint64_atomic_fetch_add",
     ):
         assert any(f"nvshmem_{name}" in f or f"nvshmemx_{name}" in f for f in library), name
     assert not any("reduce" in name or "_qp_" in name for name in library)
@@ -275,9 +275,10 @@ FIRST_LAUNCH = """
         nv.barrier_all_block()
 
     array, signals = types.Array(types.float32, 1, "C"), types.Array(types.uint64, 1, "C")
-    with mock.patch("numba.cuda.dispatcher.get_current_device", lambda: mock.Mock(compute_capability=(9, 0))), \\
-         mock.patch("numba.cuda.codegen.CUDACodeLibrary._ensure_cc", lambda library, cc: cc or (9, 0, "a")), \\
-         mock.patch("numba.cuda.dispatcher._Kernel.bind"):
+    hopper = mock.Mock(compute_capability=(9, 0))
+    device = mock.patch("numba.cuda.dispatcher.get_current_device", lambda: hopper)
+    target = mock.patch("numba.cuda.codegen.CUDACodeLibrary._ensure_cc", lambda library, cc: (9, 0, "a"))
+    with device, target, mock.patch("numba.cuda.dispatcher._Kernel.bind"):
         for k in (kernel, another):
             start = time.perf_counter()
             compiled = k.compile((array, array, signals, types.int32))

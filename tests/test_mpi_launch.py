@@ -256,13 +256,13 @@ esac
 
 @pytest.fixture
 def clone(tmp_path):
-    """A fresh clone where there is nothing but a Python: start(*arguments, **environment) -> (job, pip's log)."""
+    """A clone where there is nothing but a Python: start(*arguments, **environment) -> (job, pip's log)."""
     root = tmp_path / "clone"
     root.mkdir()
     shutil.copy(LAUNCHER, root)
     (root / "pyproject.toml").write_text("one")
     program(tmp_path / "bin", "python3", FAKE_PYTHON)
-    program(tmp_path / "bin", "nvidia-smi", "#!/bin/sh\n[ -n \"$FAKE_DRIVER\" ] && echo $FAKE_DRIVER\n")
+    program(tmp_path / "bin", "nvidia-smi", '#!/bin/sh\n[ -n "$FAKE_DRIVER" ] && echo $FAKE_DRIVER\n')
     log = tmp_path / "pip"
 
     machine = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SHMEMKIT_PYTHON": "", "PIP_LOG": str(log)}

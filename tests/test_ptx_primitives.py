@@ -1,6 +1,5 @@
 """The primitives as PTX: the ordering that was asked for, in the instruction that has it, in its place."""
 
-import itertools
 import re
 
 import pytest
@@ -51,16 +50,6 @@ def assert_lean(ptx):
     assert "NRT_" not in ptx
 
 
-def wait_kernel(wait, n, *options):
-    def kernel(signals, data, out, m, value):
-        i = cuda.threadIdx.x
-        before = data[i]
-        token = wait(signals, m, *options, value) if n is None else wait(signals, 1, *options, value)
-        out[i] = data[i] - before + token
-
-    return kernel
-
-
 # ---- wait
 
 
@@ -72,7 +61,11 @@ def test_wait_loads_as_asked(scope, semantic, dtype):
         out[0] = sk.wait(signals[2:], 1, scope, semantic, value)
 
     ptx = compile_ptx(kernel, (array(dtype), array(types.int64), types.int64))
-    assert count(ptx, rf"^ld\.{semantic}\.{scope}\.global\.u{dtype.bitwidth} ") == count(ptx, r"^ld\.(acq|rel)") > 0
+    assert (
+        count(ptx, rf"^ld\.{semantic}\.{scope}\.global\.u{dtype.bitwidth} ")
+        == count(ptx, r"^ld\.(acq|rel)")
+        > 0
+    )
     assert_lean(ptx)
 
 
@@ -87,7 +80,32 @@ def test_wait_compares_in_the_dtype_of_the_signals(dtype, compare):
     inverse = {"ge": "lt", "eq": "ne", "ne": "eq", "gt": "le", "le": "gt", "lt": "ge"}
     sign = "[su]" if compare in ("eq", "ne") else ("s" if dtype.signed else "u")
     loop = [line for line in instructions(ptx) if line.startswith("setp")]
-    assert loop and all(re.match(rf"setp\.({compare}|{inverse[compare]})\.({sign}|b)(32|64)", line) for line in loop)
+    assert loop and all(
+        re.match(rf"setp\.({compare}|{inverse[compare]})\.({sign}|b)(32|64)", line) for line in loop
+    )
+
+
+def spin(flags, value):
+    while sk.ld_acquire(flags, 0) != value:
+        pass
+
+
+def wait_acquire(flags, value):
+    sk.wait(flags, 1, "sys", "acquire", value)
+
+
+def wait_relaxed(flags, value):
+    sk.wait(flags, 1, "gpu", "relaxed", value, "eq")
+
+
+def wait_block(flags, value):
+    sk.wait_block(flags, 1, "sys", "acquire", value)
+
+
+@pytest.mark.parametrize("kernel", [spin, wait_acquire, wait_relaxed, wait_block])
+def test_the_load_is_in_the_loop(kernel):
+    ptx = compile_ptx(kernel, (array(types.uint64), types.uint64))
+    assert re.search(r"(\$L__BB\w+):[^:]*\bld\.(acquire|relaxed)\.[^:]*\bbra\s+\1;", ptx), ptx
 
 
 def test_wait_for_one_has_no_loop_over_the_signals():
@@ -98,7 +116,8 @@ def test_wait_for_one_has_no_loop_over_the_signals():
         sk.wait(signals, n, "sys", "acquire", value)
 
     branches = [
-        count(compile_ptx(kernel, (array(types.uint64), types.int64, types.int64)), "bra") for kernel in (one, many)
+        count(compile_ptx(kernel, (array(types.uint64), types.int64, types.int64)), "bra")
+        for kernel in (one, many)
     ]
     assert branches[0] <= 2 < branches[1]
 
@@ -133,6 +152,15 @@ def test_data_is_loaded_after_the_wait(wait, n):
         meet = position(ptx, r"^bar\.sync" if wait is sk.wait_block else r"^bar\.warp\.sync")
         assert max(acquires) < meet < second
     assert_lean(ptx)
+
+
+@pytest.mark.parametrize("integer", INTEGERS, ids=str)
+def test_any_integer_may_count_the_signals(integer):
+    def kernel(signals, n):
+        sk.wait(signals, n, "sys", "acquire", n)
+        sk.wait_block(signals, n, "sys", "acquire", n)
+
+    assert_lean(compile_ptx(kernel, (array(types.uint64), integer)))
 
 
 def test_data_is_loaded_after_the_wait_in_machine_code():
@@ -205,7 +233,11 @@ def test_notify_is_a_release_after_the_data(scope, sig_op, dtype):
 
     ptx = compile_ptx(kernel, (array(dtype), array(types.float32), types.int64, types.int64))
     bits = dtype.bitwidth
-    release = rf"^st\.release\.{scope}\.global\.u{bits}" if sig_op == "set" else rf"^red\.release\.{scope}\.global\.add\.u{bits}"
+    release = (
+        rf"^st\.release\.{scope}\.global\.u{bits}"
+        if sig_op == "set"
+        else rf"^red\.release\.{scope}\.global\.add\.u{bits}"
+    )
     assert position(ptx, r"^st\.global") < position(ptx, r"^bar\.sync") < position(ptx, release)
     assert count(ptx, r"\.release\.") == 1
     assert "shmemkit_world" in ptx
@@ -259,20 +291,26 @@ def test_peers_cost_a_constant_and_an_addition():
         out[0] = theirs[1] + sk.rank() * sk.num_ranks()
         sk.get_peer_array(a, peer)[0] = 1
 
-    ptx = compile_ptx(kernel, (array(types.float32), array(types.float32), types.int64))
-    assert count(ptx, r"^ld\.const\.\w+ .*shmemkit_world\]") and count(ptx, r"^ld\.const\.\w+ .*shmemkit_world\+8\]")
+    ptx = compile_ptx(kernel, (array(types.int32), array(types.int32), types.int64))
+    assert count(ptx, r"^ld\.const\.\w+ .*shmemkit_world\]") and count(
+        ptx, r"^ld\.const\.\w+ .*shmemkit_world\+8\]"
+    )
     # still known as global memory
-    assert count(ptx, r"^ld\.global\.f32") == 1 and count(ptx, r"^st\.global\.f32") == 2
+    assert count(ptx, r"^ld\.global\.[su]32") == 1 and count(ptx, r"^st\.global\.u32") == 2
     assert_lean(ptx)
 
 
 def test_symm_at_keeps_shape_and_strides():
     def kernel(a, out):
         theirs = sk.symm_at(a, 1)
-        out[0] = theirs[1, 2] + theirs.shape[0]
+        out[0] = theirs[1, 2] * theirs.shape[0]
 
-    ptx = compile_ptx(kernel, (types.Array(types.float64, 2, "A"), array(types.float64)))
-    assert count(ptx, r"^ld\.global\.f64") == 1
+    for layout, load in (
+        ("C", "ld.global.f64"),
+        ("A", "ld.f64"),
+    ):  # numba itself does not know strided ones as global
+        ptx = compile_ptx(kernel, (types.Array(types.float64, 2, layout), array(types.float64)))
+        assert sum(line.startswith(load) for line in instructions(ptx)) == 1
 
 
 @pytest.mark.parametrize("lto", [False, True])
@@ -294,10 +332,14 @@ def test_copies_are_16_bytes_wide_and_4_deep(copy, dtype):
 
     ptx = compile_ptx(kernel, (array(dtype), array(dtype), types.int64))
     accesses = "".join(
-        {"ld": "l", "st": "s"}[line[:2]] for line in instructions(ptx) if re.match(r"(ld|st)\.global\.v4\.[ubf]32", line)
+        {"ld": "l", "st": "s"}[line[:2]]
+        for line in instructions(ptx)
+        if re.match(r"(ld|st)\.global\.v4\.[ubf]32", line)
     )
     assert "llllssss" in accesses
-    assert not count(ptx, r"^(ld|st)\.(local|volatile|[ubf]\d)")  # not through registers in memory, nor generic
+    assert not count(
+        ptx, r"^(ld|st)\.(local|volatile|[ubf]\d)"
+    )  # not through registers in memory, nor generic
     assert_lean(ptx)
 
 
@@ -366,7 +408,11 @@ def test_barrier_of_all_ranks_over_symmetric_signals():
     ptx = compile_ptx(kernel, (array(types.uint64), array(types.uint64), array(types.float32)))
     lines = instructions(ptx)
     syncs = [i for i, line in enumerate(lines) if line.startswith("bar.sync")]
-    stores = [i for i, line in enumerate(lines) if line.startswith("st.global.f32") or line.startswith("st.global.u32")]
+    stores = [
+        i
+        for i, line in enumerate(lines)
+        if line.startswith("st.global.f32") or line.startswith("st.global.u32")
+    ]
     add, acquire = position(ptx, r"^red\.release\.sys\.global\.add"), position(ptx, r"^ld\.acquire\.sys")
     assert stores[0] < syncs[0] < add < acquire < syncs[1] < stores[1]
     assert syncs[0] < position(ptx, r"^ld\.global\.u64") < syncs[1] < position(ptx, r"^st\.global\.u64")
@@ -385,9 +431,15 @@ def misuse(call, *argument_types):
 def test_errors_say_what_was_given_and_what_is_allowed():
     signals, value = array(types.uint64), types.int64
     wrong = {
-        "scope='cluster' is not allowed: use 'gpu' or 'sys'": lambda s, v: sk.wait(s, 1, "cluster", "acquire", v),
-        "semantic='release' is not allowed: use 'acquire' or 'relaxed'": lambda s, v: sk.wait(s, 1, "sys", "release", v),
-        "compare='geq' is not allowed: use 'ge' or 'eq'": lambda s, v: sk.wait(s, 1, "sys", "acquire", v, "geq"),
+        "scope='cluster' is not allowed: use 'gpu' or 'sys'": lambda s, v: sk.wait(
+            s, 1, "cluster", "acquire", v
+        ),
+        "semantic='release' is not allowed: use 'acquire' or 'relaxed'": lambda s, v: sk.wait(
+            s, 1, "sys", "release", v
+        ),
+        "compare='geq' is not allowed: use 'ge' or 'eq'": lambda s, v: sk.wait(
+            s, 1, "sys", "acquire", v, "geq"
+        ),
         "scope must be written out in the call": lambda s, v: sk.wait(s, 1, v, "acquire", v),
         "value must be an integer, given float64": lambda s, v: sk.wait(s, 1, "sys", "acquire", 1.5),
         "sig_op='sub' is not allowed: use 'set' or 'add'": lambda s, v: sk.notify(s, 0, v, "sub"),
@@ -417,15 +469,3 @@ def test_literals_by_keyword_and_default():
         sk.notify(s, rank=0, value=v)
 
     assert count(compile_ptx(kernel, (array(types.uint64), types.int64)), r"^ld\.relaxed\.gpu")
-
-
-@pytest.mark.parametrize(("scope", "semantic"), itertools.product(["gpu", "sys"], ["acquire", "relaxed"]))
-def test_polled_load_is_not_hoisted(scope, semantic):
-    def kernel(flags):
-        while sk.ld_acquire(flags, 0, scope) != 1:
-            pass
-
-    ptx = compile_ptx(kernel, (array(types.uint32),))
-    body = instructions(ptx)
-    loop = next(i for i, line in enumerate(body) if re.search(r"\bbra\b", line))
-    assert any(line.startswith("ld.acquire") for line in body[: loop + 1])

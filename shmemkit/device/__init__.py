@@ -1,4 +1,5 @@
-"""What a kernel may call. docs/primitives.md has the table: who calls it, what it orders, NVLink and network."""
+"""What a kernel may call. docs/primitives.md has the table: who calls it, what it orders, NVLink and
+network."""
 
 from . import atomics, barriers, collectives, copies, memory, rma, signals
 from .atomics import *  # noqa: F403

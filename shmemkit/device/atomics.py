@@ -1,10 +1,12 @@
-"""OpenSHMEM's atomics on one element of a symmetric array, through NVSHMEM: any PE, over NVLink or the network.
+"""OpenSHMEM's atomics on one element of a symmetric array, through NVSHMEM: any PE, over NVLink or the
+network.
 
-Each is called by one thread, acts on the first element of its array on PE `pe` (``atomic_add(counts[3:], 1, pe)``) and
-is atomic among these functions. The fetching ones return the old value when it is here; the others return at once
-and are delivered after `quiet`. None orders anything else: `fence` or `quiet`.
+Each is called by one thread, acts on the first element of its array on PE `pe` (``atomic_add(counts[3:], 1,
+pe)``) and is atomic among these functions. The fetching ones return the old value when it is here; the
+others return at once and are delivered after `quiet`. None orders anything else: `fence` or `quiet`.
 """
 
+from shmemkit.emu.ints import wrap
 from shmemkit.emu.thread import current_thread
 
 from .checks import INTEGERS, NUMBERS, check_integer
@@ -84,7 +86,8 @@ def _with_value(dtypes):
 
 
 def _bitwise(primitive):
-    """Decorator: the same for ``primitive(dst, value, pe)`` on bits, whose functions are named after the dtype.
+    """Decorator: the same for ``primitive(dst, value, pe)`` on bits, whose functions are named after the
+    dtype.
 
     (nvshmem4py 0.4's own overloads of these name functions that it has not.)
     """
@@ -136,8 +139,7 @@ def atomic_swap(dst, value, pe):
 
 def atomic_compare_swap(dst, cond, value, pe):
     """``dst[0] = value`` on PE `pe` if it is equal to `cond`. -> the old value; 32- and 64-bit integers."""
-    cond = dst.dtype.type(cond)
-    return _on_pe("atomic_compare_swap", dst, pe, lambda old: value if old == cond else old)
+    return _on_pe("atomic_compare_swap", dst, pe, lambda old: value if old == wrap(cond, dst.dtype) else old)
 
 
 @gpu(atomic_compare_swap)

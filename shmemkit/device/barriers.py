@@ -1,7 +1,8 @@
 """Who is there, and meeting them: ranks, teams, barriers of ranks and of a grid's blocks.
 
-A *barrier* of PEs completes the caller's puts (`quiet`) and then meets; a *sync* only meets. The plain form is called
-by one thread, `_warp` and `_block` by all threads of one warp or block; one such caller per PE takes part.
+A *barrier* of PEs completes the caller's puts (`quiet`) and then meets; a *sync* only meets. The plain form
+is called by one thread, `_warp` and `_block` by all threads of one warp or block; one such caller per PE
+takes part.
 """
 
 import functools
@@ -125,7 +126,8 @@ def _of_all(primitive):
 
 @_of_all
 def barrier_all():
-    """All PEs meet, and their puts before it have been delivered. One thread per PE; over NVLink or the network."""
+    """All PEs meet, and their puts before it have been delivered. One thread per PE; over NVLink or the
+    network."""
     current_thread("barrier_all").barrier_all("thread")
 
 
@@ -140,15 +142,16 @@ def barrier_all_block(arrivals=None, epoch=None):
 
     Without arguments: OpenSHMEM's barrier, as `barrier_all`, over NVLink or the network.
 
-    With arguments: over NVLink directly, for ranks whose memory is mapped here (as `symm_at`), in microseconds:
+    With arguments: over NVLink directly, for ranks whose memory is mapped here (as `symm_at`), in
+    microseconds:
 
     arrivals   symmetric, 1-D, at least num_ranks() zeros of uint64 (or int64, uint32, int32);
                arrivals[k] counts how often rank k has arrived here
     epoch      local, 1-D, one zero of the same dtype: how often I have
 
-    What any thread of a block did before it is seen by every thread of every rank's block after it. Nothing is reset:
-    the same arrays serve any number of calls, in any number of launches, if only this barrier uses them. It does not
-    complete puts: `quiet` first.
+    What any thread of a block did before it is seen by every thread of every rank's block after it. Nothing
+    is reset: the same arrays serve any number of calls, in any number of launches, if only this barrier uses
+    them. It does not complete puts: `quiet` first.
     """
     thread = current_thread("barrier_all_block")
     if arrivals is None and epoch is None:
@@ -185,7 +188,8 @@ def _(arrivals=None, epoch=None):
     dtype = arrivals.dtype
 
     def impl(arrivals=None, epoch=None):
-        # The first barrier: all of the block's stores come before each notify, and its last call's new epoch is there.
+        # The first barrier: all of the block's stores come before each notify, and its last call's new epoch
+        # is there.
         cuda.syncthreads()
         target = dtype(epoch[0] + one)
         me, n, threads = rank(), num_ranks(), block_threads()
@@ -267,8 +271,9 @@ def sync_block(team):
 def grid_barrier(state):
     """All threads of all blocks of this grid meet; what each did before it, all see after it.
 
-    state   local, 1-D, at least 2 zeros of uint32 or uint64: blocks that have arrived, and barriers passed. Left ready
-            for the next barrier, of this grid or of a later one of any size; one grid at a time uses it
+    state   local, 1-D, at least 2 zeros of uint32 or uint64: blocks that have arrived, and barriers passed.
+            Left ready for the next barrier, of this grid or of a later one of any size; one grid at a time
+            uses it
 
     All threads of all blocks call it. All blocks must be on the GPU at once, or it never ends: launch with
     ``shmemkit.bind(..., co_resident=True)``. Orders memory at scope "gpu": for peers it orders nothing.
@@ -278,9 +283,7 @@ def grid_barrier(state):
 
 @functools.cache
 def _arrive(dtype):
-    return asm(
-        f"atom.add.acq_rel.gpu.global.u{dtype.bitwidth} $0, [$1], $2;", dtype, (types.uint64, dtype)
-    )
+    return asm(f"atom.add.acq_rel.gpu.global.u{dtype.bitwidth} $0, [$1], $2;", dtype, (types.uint64, dtype))
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""What a primitive may be given: the messages, the same in the emulator (ValueError) and on the GPU (TypingError)."""
+"""What a primitive may be given: the messages, the same in the emulator (ValueError) and on the GPU
+(TypingError)."""
 
 from .ptx import TypingError, types
 
@@ -66,8 +67,8 @@ def check_contiguous(primitive, **arrays):
             raise TypingError(f"{primitive}(): {name} must be an array, given {array}")
         if array.layout != "C":
             raise TypingError(
-                f"{primitive}(): {name} must be contiguous (layout C), given {array}: slice only the first axis, "
-                "without a step, and pass contiguous arrays to the kernel"
+                f"{primitive}(): {name} must be contiguous (layout C), given {array}: slice only the first "
+                "axis, without a step, and pass contiguous arrays to the kernel"
             )
     dtypes = {array.dtype for array in arrays.values()}
     if len(dtypes) > 1:

@@ -1,9 +1,9 @@
 """OpenSHMEM's collectives from inside a kernel, through NVSHMEM: over NVLink or the network.
 
-Every PE of the team calls the same function with the same team, sizes and dtype, in the same order: one thread of the
-PE, or all threads of one warp (`_warp`) or block (`_block`). All arrays are symmetric and contiguous. When it returns,
-this PE's `dst` is complete and its `src` may be overwritten; whether other PEs have finished, it does not say: before
-an array that others may still read is used again, `sync` or `barrier`.
+Every PE of the team calls the same function with the same team, sizes and dtype, in the same order: one
+thread of the PE, or all threads of one warp (`_warp`) or block (`_block`). All arrays are symmetric and
+contiguous. When it returns, this PE's `dst` is complete and its `src` may be overwritten; whether other PEs
+have finished, it does not say: before an array that others may still read is used again, `sync` or `barrier`.
 """
 
 from shmemkit.emu.thread import current_thread
@@ -49,7 +49,8 @@ _FLOATS = (types.float16, types.float32, types.float64)
 
 
 def _copying(primitive):
-    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(team, dst, src)``.
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(team, dst,
+    src)``.
 
     Elements move as unsigned integers of their size, so that every dtype has a function.
     """
@@ -98,7 +99,9 @@ def _reducing(primitive):
         dtype = dst_array.dtype
         if not (isinstance(dtype, types.Integer) or dtype in _FLOATS):
             raise TypingError(f"{name}(): arrays of integers, float16, float32 or float64, given {dst_array}")
-        operation = literal_choice(name, "op", op, _INTEGER_OPS if isinstance(dtype, types.Integer) else _FLOAT_OPS)
+        operation = literal_choice(
+            name, "op", op, _INTEGER_OPS if isinstance(dtype, types.Integer) else _FLOAT_OPS
+        )
         call = nvshmem(name)
 
         def impl(team, dst_array, src_array, op):
@@ -145,7 +148,8 @@ def fcollect(team, dst_array, src_array):
     """Gather: `src_array` of the team's PE number k becomes part k of every PE's `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
-    dst_array, src_array   of one dtype, any dtype and shape; dst_array has team_n_pes(team) times src_array's elements
+    dst_array, src_array   of one dtype, any dtype and shape; dst_array has team_n_pes(team) times
+                           src_array's elements
 
     One thread per PE.
     """
@@ -239,13 +243,17 @@ def reducescatter(team, dst_array, src_array, op):
 @_reducing
 def reducescatter_warp(team, dst_array, src_array, op):
     """`reducescatter` by all threads of one warp per PE."""
-    current_thread("reducescatter_warp").collective("reducescatter", team, dst_array, src_array, "warp", op=op)
+    current_thread("reducescatter_warp").collective(
+        "reducescatter", team, dst_array, src_array, "warp", op=op
+    )
 
 
 @_reducing
 def reducescatter_block(team, dst_array, src_array, op):
     """`reducescatter` by all threads of one block per PE."""
-    current_thread("reducescatter_block").collective("reducescatter", team, dst_array, src_array, "block", op=op)
+    current_thread("reducescatter_block").collective(
+        "reducescatter", team, dst_array, src_array, "block", op=op
+    )
 
 
 # ---- multicast and shared memory
@@ -257,11 +265,13 @@ def get_multicast_array(team, arr):
     arr   symmetric, any dtype and shape
     ->    an array of the same type and shape
 
-    Any thread. Needs NVLink SHARP (NVLS) and an environment that allows it: where it is not, the address is null. The
-    emulator has none.
+    Any thread. Needs NVLink SHARP (NVLS) and an environment that allows it: where it is not, the address is
+    null. The emulator has none.
     """
     current_thread("get_multicast_array")
-    raise RuntimeError("get_multicast_array(): the emulator has no multicast memory; use symm_at() for each peer")
+    raise RuntimeError(
+        "get_multicast_array(): the emulator has no multicast memory; use symm_at() for each peer"
+    )
 
 
 @gpu_moved(get_multicast_array)

@@ -1,8 +1,8 @@
 """Copies shared by the threads of a warp or block: 16 bytes per access, 4 accesses of each thread in flight.
 
-Both arrays are taken as bytes. Where they agree modulo 16, the elements before the first multiple of 16 and after the
-last are copied one by one and the rest as 16-byte words; where they do not, the widest word is used to which both can
-be aligned: 8, 4, 2 bytes or 1.
+Both arrays are taken as bytes. Where they agree modulo 16, the elements before the first multiple of 16 and
+after the last are copied one by one and the rest as 16-byte words; where they do not, the widest word is
+used to which both can be aligned: 8, 4, 2 bytes or 1.
 """
 
 from shmemkit.emu.thread import current_thread
@@ -19,12 +19,13 @@ _not_unrolled = asm("// not unrolled")
 def copy_block(dst, src):
     """Copy `src` to `dst`, the work shared by the threads of the block.
 
-    dst, src   contiguous arrays of one dtype, any dtype, shape and alignment; in global memory (mine or `symm_at`) or
-               shared memory; not overlapping. ``min(dst.size, src.size)`` elements are copied, in memory order
+    dst, src   contiguous arrays of one dtype, any dtype, shape and alignment; in global memory (mine or
+               `symm_at`) or shared memory; not overlapping. ``min(dst.size, src.size)`` elements are copied,
+               in memory order
 
-    All threads of the block call it with the same arguments. There is no barrier inside, before or after: each thread
-    copies a share of its own, in an order that is not defined. ``cuda.syncthreads()`` before others of the block use
-    `dst`; then one thread's `notify` or `st_release` publishes all of it.
+    All threads of the block call it with the same arguments. There is no barrier inside, before or after:
+    each thread copies a share of its own, in an order that is not defined. ``cuda.syncthreads()`` before
+    others of the block use `dst`; then one thread's `notify` or `st_release` publishes all of it.
     """
     thread = current_thread("copy_block")
     _copy(dst, src, thread.thread_id, thread.n_threads)

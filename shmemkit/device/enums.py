@@ -1,4 +1,5 @@
-"""OpenSHMEM's constants, with NVSHMEM's values, so that kernels can be written where NVSHMEM is not installed.
+"""OpenSHMEM's constants, with NVSHMEM's values, so that kernels can be written where NVSHMEM is not
+installed.
 
 The enums of ``nvshmem.core`` and plain integers are accepted wherever these are.
 """

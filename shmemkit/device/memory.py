@@ -1,9 +1,9 @@
 """Memory of this GPU and of its peers: where it is, and loads and stores with an ordering.
 
-An *acquire* load that reads what a *release* store wrote sees everything that was before that store: the storing
-thread's own earlier accesses, and those of threads that it met at a barrier or acquired from (the PTX memory model's
-causality order is transitive). Both sides must name a scope that contains the other: "gpu" for threads of one GPU,
-"sys" for threads of any GPU of the host and for the CPU.
+An *acquire* load that reads what a *release* store wrote sees everything that was before that store: the
+storing thread's own earlier accesses, and those of threads that it met at a barrier or acquired from (the
+PTX memory model's causality order is transitive). Both sides must name a scope that contains the other:
+"gpu" for threads of one GPU, "sys" for threads of any GPU of the host and for the CPU.
 """
 
 import functools
@@ -54,7 +54,9 @@ def store(dtype, scope):
 @functools.cache
 def add(dtype, scope):
     """``add(address, value)``, an atomic release without a result."""
-    return asm(f"red.release.{scope}.global.add.{_SUFFIXES[dtype]} [$0], $1;", types.void, (types.uint64, dtype))
+    return asm(
+        f"red.release.{scope}.global.add.{_SUFFIXES[dtype]} [$0], $1;", types.void, (types.uint64, dtype)
+    )
 
 
 # ---- peers
@@ -67,10 +69,11 @@ def symm_at(array, rank):
     rank    0 .. num_ranks() - 1, not checked on the GPU; my own rank gives the array itself
     ->      an array of the same type and shape
 
-    Any thread may call it; it costs one load from constant memory and one addition, and orders nothing. Loads and
-    stores through it are as unordered as any: publish with `notify`, `st_release` or `red_release`, read after `wait`
-    or `ld_acquire`, at scope "sys". For ranks whose memory is mapped here only: for others the address is one whose
-    use faults (in the emulator, an error); there use `put`, `get` and their kin.
+    Any thread may call it; it costs one load from constant memory and one addition, and orders nothing.
+    Loads and stores through it are as unordered as any: publish with `notify`, `st_release` or
+    `red_release`, read after `wait` or `ld_acquire`, at scope "sys". For ranks whose memory is mapped here
+    only: for others the address is one whose use faults (in the emulator, an error); there use `put`, `get`
+    and their kin.
     """
     return current_thread("symm_at").peer(array, rank)
 
@@ -110,7 +113,8 @@ def _check_peer(primitive, array, rank):
 
 
 def ld_acquire(array, index, scope="sys"):
-    """``array[index]``, an acquire load: what this thread does afterwards sees what preceded the store it read.
+    """``array[index]``, an acquire load: what this thread does afterwards sees what preceded the store it
+    read.
 
     array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (mine or `symm_at`)
     index   0 <= index < array.size, not checked on the GPU
@@ -143,8 +147,8 @@ def st_release(array, index, value, scope="sys"):
     value   converted to the array's dtype
     scope   "gpu" or "sys", a literal
 
-    One thread. To publish a whole block's stores: ``cuda.syncthreads()``, then one thread releases. Says nothing about
-    non-blocking puts still under way: `quiet` first.
+    One thread. To publish a whole block's stores: ``cuda.syncthreads()``, then one thread releases. Says
+    nothing about non-blocking puts still under way: `quiet` first.
     """
     thread = current_thread("st_release")
     check_choice("st_release", "scope", scope, SCOPES)
@@ -167,7 +171,8 @@ def _(array, index, value, scope="sys"):
 def red_release(array, index, value, scope="sys"):
     """``array[index] += value``, atomically and as a release, without a result; otherwise like `st_release`.
 
-    Several threads and ranks may add to one element; who acquires a sum sees what preceded each of its additions.
+    Several threads and ranks may add to one element; who acquires a sum sees what preceded each of its
+    additions.
     """
     thread = current_thread("red_release")
     check_choice("red_release", "scope", scope, SCOPES)
@@ -191,10 +196,11 @@ def threadfence(scope, semantic="seq_cst"):
     """Order what this thread did and saw before it and what it does after, for observers within `scope`.
 
     scope      "block", "gpu" or "sys", a literal
-    semantic   "seq_cst" as CUDA's __threadfence family, or "acq_rel", cheaper and enough to publish data before an
-               ordinary store of a flag and to read data after an ordinary (volatile) load of it
+    semantic   "seq_cst" as CUDA's __threadfence family, or "acq_rel", cheaper and enough to publish data
+               before an ordinary store of a flag and to read data after an ordinary (volatile) load of it
 
-    One thread. It orders this thread's own loads and stores, over NVLink too; it does not complete puts: see `quiet`.
+    One thread. It orders this thread's own loads and stores, over NVLink too; it does not complete puts: see
+    `quiet`.
     """
     current_thread("threadfence")
     check_choice("threadfence", "scope", scope, tuple(_LEVELS))
@@ -225,7 +231,8 @@ def load_vec16(array, index):
     """The 16 bytes that start at ``array[index]``, as a tuple of 4 uint32, in one load.
 
     array   1-D and contiguous, of any dtype
-    index   of an element whose address is a multiple of 16 (otherwise the GPU faults; an error in the emulator)
+    index   of an element whose address is a multiple of 16 (otherwise the GPU faults; an error in the
+            emulator)
 
     One thread. An ordinary load; orders nothing.
     """
@@ -258,7 +265,9 @@ def store_vec16(array, index, words):
 @gpu(store_vec16)
 def _(array, index, words):
     size = _check_vector("store_vec16", array, index)
-    if not (isinstance(words, types.UniTuple) and words.count == 4 and isinstance(words.dtype, types.Integer)):
+    if not (
+        isinstance(words, types.UniTuple) and words.count == 4 and isinstance(words.dtype, types.Integer)
+    ):
         raise TypingError(f"store_vec16(): words must be a tuple of 4 uint32, given {words}")
     write = store_bytes(16)
 

@@ -7,8 +7,8 @@ Every module whose kernels ask has a table of its own:
   word 8 + pe   what to add to an address in my symmetric heap to get the same place in PE pe's:
                 0 for me, UNREACHABLE if PE pe's heap is not mapped here (any use faults)
 
-The host publishes the values once; tables of modules loaded before and after that are filled alike. A kernel that
-runs before there is a world sees rank 0 of 0.
+The host publishes the values once; tables of modules loaded before and after that are filled alike. A kernel
+that runs before there is a world sees rank 0 of 0.
 """
 
 import struct
@@ -27,12 +27,15 @@ def publish(rank, n_ranks, offsets):
     """Tell all kernels of this process, loaded or not yet, who they are and where the peers' heaps are.
 
     rank, n_ranks   of this process
-    offsets         n_ranks integers: bytes from my heap to PE pe's as mapped here; UNREACHABLE where it is not
-    Call it with the device current; no kernel that reads the table may be running. Later calls replace the values.
+    offsets         n_ranks integers: bytes from my heap to PE pe's as mapped here; UNREACHABLE where it is
+                    not
+    Call it with the device current; no kernel that reads the table may be running. Later calls replace the
+    values.
     """
     if len(offsets) != n_ranks or not 0 <= rank < n_ranks <= MAX_RANKS:
         raise ValueError(
-            f"publish({rank}, {n_ranks}, {len(offsets)} offsets): one offset per rank, 0 <= rank < n_ranks <= {MAX_RANKS}"
+            f"publish({rank}, {n_ranks}, {len(offsets)} offsets): one offset per rank and "
+            f"0 <= rank < n_ranks <= {MAX_RANKS}"
         )
     words = [rank, n_ranks] + [0] * (_HEADER - 2) + [offset % (1 << 64) for offset in offsets]
     _tables.publish(struct.pack(f"<{len(words)}Q", *words))
@@ -69,7 +72,8 @@ class _Tables:
 
         address, _ = _checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), _NAME.encode()))
         if self.stream is None:
-            # Non-blocking, so that the copy waits for no kernel: one that spins may be waiting for this very rank.
+            # Non-blocking, so that the copy waits for no kernel: one that spins may be waiting for this very
+            # rank.
             (self.stream,) = _checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         _checked(driver.cuMemcpyHtoDAsync(address, self.values, len(self.values), self.stream))
         _checked(driver.cuStreamSynchronize(self.stream))

@@ -1,7 +1,7 @@
 """PTX instructions as functions of a numba kernel.
 
-The one file that knows inline assembly, LLVM and numba-cuda's extension API; the rest of `device` is plain Python
-on top of these:
+The one file that knows inline assembly, LLVM and numba-cuda's extension API; the rest of `device` is plain
+Python on top of these:
 
   gpu, gpu_moved         decorators: the GPU implementation of a public primitive
   gpu_function           decorator: a helper that exists in kernels only
@@ -71,11 +71,12 @@ def gpu(primitive):
 
 
 def gpu_moved(primitive):
-    """Decorator as `gpu`, for a primitive that returns the array it is given (or, without one, its first argument, an
-    integer) moved: its address (or the integer) plus what the implementation returns, modulo 2**64.
+    """Decorator as `gpu`, for a primitive that returns the array it is given (or, without one, its first
+    argument, an integer) moved: its address (or the integer) plus what the implementation returns, modulo
+    2**64.
 
-    numba returns no array from an overload, unless its reference counting runtime is on, which costs calls around
-    every slice. Pointer arithmetic, not integers, so that LLVM still knows the memory as global.
+    numba returns no array from an overload, unless its reference counting runtime is on, which costs calls
+    around every slice. Pointer arithmetic, not integers, so that LLVM still knows the memory as global.
     """
 
     def register(typing_function):
@@ -99,7 +100,9 @@ def gpu_moved(primitive):
 
         definition.__name__ = definition.__qualname__ = primitive.__name__
         definition.__signature__ = _signature(inspect.signature(typing_function).parameters)
-        template = make_intrinsic_template(primitive, definition, primitive.__name__, kwargs={"target": "cuda"})
+        template = make_intrinsic_template(
+            primitive, definition, primitive.__name__, kwargs={"target": "cuda"}
+        )
         infer(template)
         infer_global(primitive, types.Function(template))
         GPU[primitive] = typing_function
@@ -109,8 +112,8 @@ def gpu_moved(primitive):
 
 
 def _explaining(primitive, typing_function):
-    """The typing function under the primitive's name. numba calls it twice: the second time, without the literals, its
-    first, better informed refusal is repeated."""
+    """The typing function under the primitive's name. numba calls it twice: the second time, without the
+    literals, its first, better informed refusal is repeated."""
     refused = []
 
     @functools.wraps(typing_function)
@@ -143,23 +146,24 @@ def _letter(numba_type):
     return {16: "h", 32: "r", 64: "l"}[numba_type.bitwidth]
 
 
-def asm(text, returns=types.void, args=(), memory=True):
-    """A function of a kernel that is the PTX `text`.
+def asm(text, returns=types.void, args=()):
+    """A function of a kernel that is the PTX `text`, run where it is called: no compiler removes, repeats
+    or moves it, nor any memory access across it.
 
     returns   a numba type, or a UniTuple of one for several results
     args      numba types; what the caller passes is converted to them
-    memory    True: it reads or writes memory, or orders it: it stays, in its place among all memory accesses.
-              False: a pure function of its arguments
     """
-    results = list(returns) if isinstance(returns, types.UniTuple) else [returns] if returns != types.void else []
-    constraints = ["=" + _letter(t) for t in results] + [_letter(t) for t in args] + ["~{memory}"] * memory
-    attributes = ("convergent", "nounwind") if memory else ("nounwind",)
+    results = (
+        list(returns) if isinstance(returns, types.UniTuple) else [returns] if returns != types.void else []
+    )
+    constraints = ["=" + _letter(t) for t in results] + [_letter(t) for t in args] + ["~{memory}"]
 
     def codegen(context, builder, signature, values):
         llvm = [context.get_value_type(t) for t in results]
         result = llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm) if llvm else ir.VoidType()
         kind = ir.FunctionType(result, [v.type for v in values])
-        out = builder.call(ir.InlineAsm(kind, text, ",".join(constraints), memory), values, attrs=attributes)
+        snippet = ir.InlineAsm(kind, text, ",".join(constraints), side_effect=True)
+        out = builder.call(snippet, values, attrs=("convergent", "nounwind"))
         if not results:
             return context.get_dummy_value()
         if len(results) == 1:
@@ -177,13 +181,15 @@ def asm(text, returns=types.void, args=(), memory=True):
 def constant_words(name, n_words, loaded, unloaded):
     """A function ``read(index) -> uint64`` of the table `name` of `n_words` words in constant memory.
 
-    loaded, unloaded   called with every module that has the table, before its first launch and when it goes, perhaps
-                       several times; module.handle is the CUlibrary in which ``cuLibraryGetGlobal`` finds `name`
+    loaded, unloaded   called with every module that has the table, before its first launch and when it goes,
+                       perhaps several times; module.handle is the CUlibrary in which ``cuLibraryGetGlobal``
+                       finds `name`
     """
     # A definition of its own, linked to each kernel that reads it: one table per module, however many
     # functions of the module read it, with link-time optimization and without.
     definition = PTXSource(
-        f".version 7.0\n.target sm_70\n.address_size 64\n.visible .const .align 8 .b8 {name}[{8 * n_words}];\n".encode(),
+        b".version 7.0\n.target sm_70\n.address_size 64\n"
+        + f".visible .const .align 8 .b8 {name}[{8 * n_words}];\n".encode(),
         name=f"{name}.ptx",
         setup_callback=loaded,
         teardown_callback=unloaded,
@@ -218,7 +224,8 @@ def _bytes(builder, pointer):
 
 @intrinsic
 def element_address(typing_context, array, index):
-    """Address in global memory of ``array[index]``, a uint64; array: 1-D, any stride; index from 0, not checked."""
+    """Address in global memory of ``array[index]``, a uint64; array: 1-D, any stride; index from 0, not
+    checked."""
 
     def codegen(context, builder, signature, values):
         struct = _struct(context, builder, array, values[0])
@@ -312,7 +319,8 @@ def unsigned_view(typing_context, array):
 
 @intrinsic
 def bits_of(typing_context, array, value):
-    """`value` as an element of `array`, as the unsigned integer with the same bits (elements of 1, 2, 4 or 8 bytes)."""
+    """`value` as an element of `array`, as the unsigned integer with the same bits (elements of 1, 2, 4 or 8
+    bytes)."""
     unsigned = _unsigned(array.dtype)
 
     def codegen(context, builder, signature, values):
@@ -337,7 +345,7 @@ def from_bits(typing_context, array, bits):
     return array.dtype(array, bits), codegen
 
 
-# ---- ordinary loads and stores of a given width: LLVM may move them, though not across memory=True snippets
+# ---- ordinary loads and stores of a given width: LLVM may move them, though not across a snippet of asm()
 
 
 def _words(width):
@@ -349,7 +357,8 @@ def _words(width):
 
 @functools.cache
 def load_bytes(width):
-    """A function ``load(array, offset)`` of the `width` bytes at byte `offset`: an unsigned integer, or 4 for 16."""
+    """A function ``load(array, offset)`` of the `width` bytes at byte `offset`: an unsigned integer, or 4
+    for 16."""
     result, memory = _words(width)
 
     def codegen(context, builder, signature, values):
@@ -358,7 +367,9 @@ def load_bytes(width):
         loaded = builder.load(pointer, align=width)
         if width < 16:
             return loaded
-        return cgutils.pack_array(builder, [builder.extract_element(loaded, ir.Constant(_I32, i)) for i in range(4)])
+        return cgutils.pack_array(
+            builder, [builder.extract_element(loaded, ir.Constant(_I32, i)) for i in range(4)]
+        )
 
     @intrinsic
     def load(typing_context, array, offset):

@@ -1,8 +1,9 @@
 """OpenSHMEM's one-sided transfers, through NVSHMEM: any PE, over NVLink or the network.
 
-A *put* has read its source when it returns; it has arrived at the target after `quiet`, or, for the target, once a
-signal that follows it has been seen. A *non-blocking* (`_nbi`) put or get has not even read its source (a get: written
-its destination) before the caller's `quiet`. Puts to one PE stay in order across a `fence`, and not otherwise.
+A *put* has read its source when it returns; it has arrived at the target after `quiet`, or, for the target,
+once a signal that follows it has been seen. A *non-blocking* (`_nbi`) put or get has not even read its
+source (a get: written its destination) before the caller's `quiet`. Puts to one PE stay in order across a
+`fence`, and not otherwise.
 
 The plain form is called by one thread; `_warp` and `_block` by all threads of a warp or block with the same
 arguments, who share the work; when such a call returns, its own local part is done for all of them.
@@ -12,8 +13,7 @@ from shmemkit.emu.thread import current_thread
 
 from .checks import check_contiguous, check_integer, check_words
 from .enums import signal_op_name
-from .ptx import bits_of, from_bits, gpu, itemsize, types, unsigned_view
-from .ptx import TypingError
+from .ptx import TypingError, bits_of, from_bits, gpu, itemsize, types, unsigned_view
 from .shim import nvshmem, signal_array
 
 __all__ = [
@@ -43,7 +43,8 @@ __all__ = [
 
 
 def _transfer(primitive):
-    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(dst, src, pe)``.
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(dst, src,
+    pe)``.
 
     Elements move as unsigned integers of their size, so that every dtype has a function.
     """
@@ -157,7 +158,8 @@ def _check_element(primitive, array):
 def put(dst, src, pe):
     """Copy the local `src` to the symmetric `dst` on PE `pe`.
 
-    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are copied
+    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
+               copied
 
     One thread. `src` may be overwritten when it returns; delivered after `quiet`.
     """
@@ -201,7 +203,8 @@ def put_nbi_block(dst, src, pe):
 def get(dst, src, pe):
     """Copy the symmetric `src` of PE `pe` to the local `dst`; returns when it is here.
 
-    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are copied
+    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
+               copied
 
     One thread.
     """
@@ -251,8 +254,8 @@ def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
     signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
     pe           the PE that gets both
 
-    One thread. `src` may be overwritten when it returns. The signal follows this put's data, not that of other puts:
-    several puts under way need a signal each, or a `fence` between them.
+    One thread. `src` may be overwritten when it returns. The signal follows this put's data, not that of
+    other puts: several puts under way need a signal each, or a `fence` between them.
     """
     current_thread("put_signal").put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op))
 
@@ -280,7 +283,9 @@ def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
 @_transfer_and_signal
 def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
-    current_thread("put_signal_nbi").put(dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op))
+    current_thread("put_signal_nbi").put(
+        dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op)
+    )
 
 
 @_transfer_and_signal

@@ -17,8 +17,8 @@ def nvshmem(name):
             return getattr(importlib.import_module(module), name)
         except ImportError as error:
             raise TypingError(
-                f"{name}() on a GPU needs nvshmem4py with its numba bindings (pip install 'shmemkit[cu13]', or "
-                f"[cu12]): {error}"
+                f"{name}() on a GPU needs nvshmem4py with its numba bindings "
+                f"(pip install 'shmemkit[cu13]', or [cu12]): {error}"
             ) from error
         except AttributeError:
             continue

@@ -1,8 +1,9 @@
 """Signals: integers in symmetric memory that one rank sets and another waits for.
 
-`notify` and `wait` are a release and an acquire, over NVLink directly. What precedes a `notify` in the notifying
-thread - its own stores, and those of threads that it met at a barrier before - is seen by what follows, in the waiting
-thread, the `wait` that takes the notified value; and by threads that meet the waiting one at a barrier afterwards.
+`notify` and `wait` are a release and an acquire, over NVLink directly. What precedes a `notify` in the
+notifying thread - its own stores, and those of threads that it met at a barrier before - is seen by what
+follows, in the waiting thread, the `wait` that takes the notified value; and by threads that meet the
+waiting one at a barrier afterwards.
 """
 
 import operator
@@ -45,17 +46,18 @@ def wait(signals, n, scope, semantic, value, compare="ge"):
     signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
     n         how many; ``signals[3:], 1`` waits for one, the literal 1 compiles to no loop over n
     scope     "gpu" if the notifying threads run on this GPU, "sys" if on any of the host; a literal
-    semantic  "acquire": what the calling thread does afterwards sees what preceded each notify that it waited for;
-              "relaxed": no ordering; a literal
+    semantic  "acquire": what the calling thread does afterwards sees what preceded each notify that it
+              waited for; "relaxed": no ordering; a literal
     value     converted to the signals' dtype
     compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
     ->        the last value read; for `consume_token`
 
-    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired: in the PTX memory
-    model the notify's release comes before the acquire, the acquire before the barrier, and the barrier before what
-    any thread of the block does next; causality is transitive, whatever the scopes on the way.
-    Polls with loads over NVLink if the signals are a peer's: prefer signals of the waiting rank. A signal that arrives
-    over the network (put_signal, signal_op of a remote rank) is waited for with `signal_wait_until`.
+    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired: in the PTX
+    memory model the notify's release comes before the acquire, the acquire before the barrier, and the
+    barrier before what any thread of the block does next; causality is transitive, whatever the scopes on
+    the way. Polls with loads over NVLink if the signals are a peer's: prefer signals of the waiting rank. A
+    signal that arrives over the network (put_signal, signal_op of a remote rank) is waited for with
+    `signal_wait_until`.
     """
     thread = current_thread("wait")
     if (scope, semantic, compare) not in _WAITS:
@@ -74,10 +76,13 @@ def _(signals, n, scope, semantic, value, compare="ge"):
 def wait_warp(signals, n, scope, semantic, value, compare="ge"):
     """`wait` by a whole warp: its threads share the n signals, then meet as at ``cuda.syncwarp()``.
 
-    All threads of the warp call it with the same arguments; afterwards each of them has acquired all n signals.
+    All threads of the warp call it with the same arguments; afterwards each of them has acquired all n
+    signals.
     """
     thread = current_thread("wait_warp")
-    return _share("wait_warp", thread.lane, thread.warp_size(), signals, n, scope, semantic, value, compare, "warp")
+    return _share(
+        "wait_warp", thread.lane, thread.warp_size(), signals, n, scope, semantic, value, compare, "warp"
+    )
 
 
 @gpu(wait_warp)
@@ -88,8 +93,8 @@ def _(signals, n, scope, semantic, value, compare="ge"):
 def wait_block(signals, n, scope, semantic, value, compare="ge"):
     """`wait` by a whole block: its threads share the n signals (one: thread 0), then meet as at syncthreads.
 
-    All threads of the block call it with the same arguments; afterwards each of them has acquired all n signals: see
-    `wait` for why one thread's acquire and a barrier are enough.
+    All threads of the block call it with the same arguments; afterwards each of them has acquired all n
+    signals: see `wait` for why one thread's acquire and a barrier are enough.
     """
     thread = current_thread("wait_block")
     return _share(
@@ -173,9 +178,10 @@ def consume_token(value, token):
     value   an array or an integer
     token   what `wait` returned
 
-    The acquire in `wait` orders the calling thread's later accesses by itself; this states which of them are meant,
-    to the reader, and to the compilers as a data dependency: the pointer (or integer) that comes back is computed from
-    the token, by an instruction that stays in its place among all memory accesses. One thread; costs an addition.
+    The acquire in `wait` orders the calling thread's later accesses by itself; this states which of them are
+    meant, to the reader, and to the compilers as a data dependency: the pointer (or integer) that comes back
+    is computed from the token, by an instruction that stays in its place among all memory accesses. One
+    thread; costs an addition.
     """
     current_thread("consume_token")
     return value
@@ -199,15 +205,17 @@ def _(value, token):
 def notify(signal, rank, value, sig_op="set", scope="sys"):
     """Set `signal` on `rank` to `value`, or add `value` to it, directly over NVLink, as a release.
 
-    signal    symmetric, 1-D, of uint64, int64, uint32 or int32; ``signal[0]`` is meant: ``notify(signals[3:], ...)``
-    rank      0 .. num_ranks() - 1, me included, not checked on the GPU; its memory must be mapped here (as `symm_at`)
+    signal    symmetric, 1-D, of uint64, int64, uint32 or int32; ``signal[0]`` is meant:
+              ``notify(signals[3:], ...)``
+    rank      0 .. num_ranks() - 1, me included, not checked on the GPU; its memory must be mapped here (as
+              `symm_at`)
     value     converted to the signal's dtype
     sig_op    "set", or "add" (atomic), a literal
     scope     "sys"; or "gpu" if the waiting threads are on this GPU (`rank` is me); a literal
 
-    One thread. Who waits for the value with acquire sees what this thread did and saw before. To publish a whole
-    block's stores: ``cuda.syncthreads()``, then one thread notifies. Says nothing about puts still under way: a put
-    is followed by its signal with `put_signal`, or by `fence` and `signal_op`.
+    One thread. Who waits for the value with acquire sees what this thread did and saw before. To publish a
+    whole block's stores: ``cuda.syncthreads()``, then one thread notifies. Says nothing about puts still
+    under way: a put is followed by its signal with `put_signal`, or by `fence` and `signal_op`.
     """
     thread = current_thread("notify")
     check_choice("notify", "sig_op", sig_op, _SIG_OPS)
@@ -246,7 +254,8 @@ def signal_op(signal_var, signal_val, signal_op, pe):
     signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
     pe           0 .. n_pes() - 1
 
-    One thread. Not ordered after earlier puts of this thread: `fence` (same PE) or `quiet` (all PEs) before it.
+    One thread. Not ordered after earlier puts of this thread: `fence` (same PE) or `quiet` (all PEs) before
+    it.
     """
     current_thread("signal_op").signal(signal_var, signal_val, signal_op_name(signal_op), pe)
 
@@ -270,8 +279,8 @@ def signal_wait_until(signal, compare, value):
     compare   ComparisonType.CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT or CMP_LE
     value     an integer
 
-    One thread. Afterwards the data of the put_signal, or of the puts fenced before the signal_op, is here, over NVLink
-    and over the network.
+    One thread. Afterwards the data of the put_signal, or of the puts fenced before the signal_op, is here,
+    over NVLink and over the network.
     """
     return current_thread("signal_wait_until").wait(signal, 0, comparison_name(compare), value)
 

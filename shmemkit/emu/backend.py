@@ -9,7 +9,7 @@ from .heap import heap_size, private_memory
 from .machine import Machine
 from .processes import Processes
 from .run import LocalComm, current_host
-from .stream import Stream
+from .stream import Stream, default_stream
 from .thread import current_thread
 
 _users = 0  # worlds alive in this process
@@ -56,7 +56,7 @@ class EmulatorBackend:
     xp = np
 
     def __init__(self, comm):
-        host = current_host()
+        self.host = host = current_host()
         self.processes = None
         if host is not None:
             self.machine, self.pe, self.comm = host.program.machine, host.pe, LocalComm(host)
@@ -129,8 +129,9 @@ class EmulatorBackend:
         _uninstall()
 
     def abandon(self):
-        """Leave after a failure."""
-        self.machine.scheduler.kill()
+        """Leave after a failure. (``emu.run`` itself ends the threads of all its PEs.)"""
+        if self.host is None:
+            self.machine.clear()
         self.finalize()
 
 
@@ -138,16 +139,10 @@ def _barrier():
     current_thread("barrier").barrier_all("thread")
 
 
-def _default_stream():
-    from .. import world
-
-    return world.current().stream
-
-
 def _install():
     global _users
     if _users == 0:
-        hook.install(_default_stream)
+        hook.install(default_stream)
     _users += 1
 
 

@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from .network import copy
+from .arrays import address
+from .network import copy, flat
 
-N_TEAMS = 4  # world, shared, node, and the same local rank of every node
+WORLD, NODE, ACROSS = range(3)  # all PEs, those of a node, the same local rank of every node
+N_TEAMS = 3
 
 
 class Collectives:
@@ -21,57 +23,71 @@ class Collectives:
     def meet(self, thread, pes):
         """Wait until every PE of `pes` is here. Its arrival publishes its earlier writes."""
         me, machine = thread.pe, self.machine
-        row = len(pes) == machine.n_pes and 0 or (2 if pes[-1] - pes[0] + 1 == len(pes) else 3)
+        row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
         mine = self.arrivals[me][row]
         for pe in pes:
             thread.atomic(machine.heaps[me].on(mine, pe), me, lambda old: old + np.uint64(1))
         for pe in pes:
-            thread.wait(mine, pe, "ge", epoch)
+            machine.scheduler.wait_for(
+                thread,
+                address(mine) + pe * mine.itemsize,
+                lambda pe=pe: mine.item(pe) >= epoch,
+                lambda pe=pe: f"rank {pe} in a barrier, sync or collective of ranks {_ranks(pes)} ({mine.item(pe)} calls "
+                f"there, {epoch} here)",
+            )
 
     def broadcast(self, thread, pes, dst, src, root=0):
         """dst of every PE = src of the team's member `root`."""
+        if not 0 <= root < len(pes):
+            raise ValueError(f"broadcast: root={root}: the team has members 0 to {len(pes) - 1}")
         self._pull(thread, pes, lambda peer: copy(dst, peer(src, pes[root]), "broadcast"))
 
     def fcollect(self, thread, pes, dst, src):
         """dst = the src of all members, one after another."""
-        n = src.size
+        target, n = flat(dst, "fcollect", "dst"), src.size
+        _check_size("fcollect", "dst", dst, n * len(pes))
 
         def pull(peer):
             for i, pe in enumerate(pes):
-                copy(_flat(dst)[i * n : (i + 1) * n], peer(src, pe), "fcollect")
+                copy(target[i * n : (i + 1) * n], peer(src, pe), "fcollect")
 
         self._pull(thread, pes, pull)
 
     def alltoall(self, thread, pes, dst, src):
         """dst[i] = the part of member i's src that is meant for me; src and dst hold one equal part per member."""
-        n, me = min(src.size, dst.size) // len(pes), pes.index(thread.pe)
+        target, n, me = flat(dst, "alltoall", "dst"), src.size // len(pes), pes.index(thread.pe)
+        _check_size("alltoall", "dst", dst, n * len(pes))
 
         def pull(peer):
             for i, pe in enumerate(pes):
-                copy(_flat(dst)[i * n : (i + 1) * n], _flat(peer(src, pe))[me * n : (me + 1) * n], "alltoall")
+                theirs = flat(peer(src, pe), "alltoall", "src")
+                copy(target[i * n : (i + 1) * n], theirs[me * n : (me + 1) * n], "alltoall")
 
         self._pull(thread, pes, pull)
 
     def reduce(self, thread, pes, dst, src, op="sum"):
         """dst = the elementwise reduction of all members' src."""
-        n = min(src.size, dst.size)
-        self._reduce(thread, pes, dst, src, slice(0, n), op)
+        _check_size("reduce", "dst", dst, src.size)
+        self._reduce("reduce", thread, pes, dst, src, slice(0, src.size), op)
 
     def reducescatter(self, thread, pes, dst, src, op="sum"):
         """dst = my part of the elementwise reduction of all members' src; src holds one equal part per member."""
-        n, me = min(dst.size, src.size // len(pes)), pes.index(thread.pe)
-        self._reduce(thread, pes, dst, src, slice(me * n, (me + 1) * n), op)
+        n, me = dst.size, pes.index(thread.pe)
+        _check_size("reducescatter", "src", src, n * len(pes))
+        self._reduce("reducescatter", thread, pes, dst, src, slice(me * n, (me + 1) * n), op)
 
-    def _reduce(self, thread, pes, dst, src, part, op):
+    def _reduce(self, name, thread, pes, dst, src, part, op):
+        if op not in _REDUCE:
+            raise ValueError(f"{name}: op={op!r}: {', '.join(_REDUCE)} are allowed")
         self.meet(thread, pes)
-        parts = [np.asarray(_flat(self.machine.peer(thread.block, src, pe)))[part] for pe in pes]
+        parts = [flat(self.machine.peer(thread.block, src, pe), name, "src")[part] for pe in pes]
         result = parts[0].copy()
         with np.errstate(over="ignore"):
             for other in parts[1:]:
                 result = _REDUCE[op](result, other).astype(result.dtype)
         self.meet(thread, pes)  # everybody has read: dst may be src
-        copy(dst, result, "reduce")
+        copy(dst, result, name)
 
     def _pull(self, thread, pes, function):
         self.meet(thread, pes)
@@ -79,8 +95,13 @@ class Collectives:
         self.meet(thread, pes)
 
 
-def _flat(array):
-    return array.reshape(-1)
+def _ranks(pes):
+    return f"{pes[0]} to {pes[-1]}" if pes[-1] - pes[0] + 1 == len(pes) else ", ".join(map(str, pes))
+
+
+def _check_size(name, label, array, n):
+    if array.size < n:
+        raise ValueError(f"{name}: {label} has {array.size} elements, {n} are needed")
 
 
 _REDUCE = {

@@ -5,31 +5,48 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
-from .arrays import uninitialised
-from .ints import CASTS
+from .arrays import device_view, uninitialised
+from .ints import CASTS, Int32, Unsigned, wrap
 
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 
 
-class _Shared:
+class Namespace:
+    """`cuda.<name>`; what is missing raises NotImplementedError."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"{self._name}.{name} is not emulated")
+
+    def __call__(self, *_, **__):
+        raise NotImplementedError(f"{self._name} is not emulated")
+
+
+class _Shared(Namespace):
     def array(self, shape, dtype, alignment=None):
-        """One array per call site and block; shape 0 is the dynamic shared memory of the launch."""
+        """One array per call site, function and block; shape 0 is the dynamic shared memory of the launch."""
         frame = sys._getframe(1)
         block = getcurrent().block
-        return block.launch.shared_array(block, (frame.f_code, frame.f_lasti), shape, _dtype(dtype))
+        # The globals tell functions apart that a factory made from the same code.
+        site = id(frame.f_globals), frame.f_code, frame.f_lasti
+        return block.launch.shared_array(block, site, shape, _dtype(dtype))
 
 
-class _Local:
+class _Local(Namespace):
     def array(self, shape, dtype, alignment=None):
         """A new array of this thread."""
         return uninitialised(shape, _dtype(dtype))
 
 
-class _Const:
+class _Const(Namespace):
     def array_like(self, array):
-        return array
+        return device_view(array)
 
 
 def _dtype(dtype):
@@ -43,16 +60,15 @@ def _dtype(dtype):
     return np.dtype(str(dtype))
 
 
-class _Atomic:
+class _Atomic(Namespace):
     """cuda.atomic: each returns the old value."""
 
     def _update(self, array, index, function):
-        thread = getcurrent()
-        if isinstance(index, tuple) and len(index) == 1:
-            index = index[0]
         if isinstance(index, tuple):
-            array, index = array[index[:-1]], index[-1]
-        return thread.atomic(array, index, function)
+            if len(index) != array.ndim:
+                raise IndexError(f"{len(index)} indices for an array of {array.ndim} dimensions")
+            array, index = array[index[:-1]] if len(index) > 1 else array, index[-1]
+        return getcurrent().atomic(array, index + len(array) if index < 0 else index, function)
 
     def add(self, array, index, value):
         return self._update(array, index, lambda old: old + value)
@@ -70,45 +86,63 @@ class _Atomic:
         return self._update(array, index, lambda old: old ^ value)
 
     def inc(self, array, index, limit):
+        limit = _as_element(array, limit)
         return self._update(array, index, lambda old: 0 if old >= limit else old + 1)
 
     def dec(self, array, index, limit):
+        limit = _as_element(array, limit)
         return self._update(array, index, lambda old: limit if old == 0 or old > limit else old - 1)
 
     def exch(self, array, index, value):
         return self._update(array, index, lambda old: value)
 
     def max(self, array, index, value):
-        return self._update(array, index, lambda old: value if value > old or old != old else old)
+        """With a NaN on either side nothing is stored."""
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value > old else old)
 
     def min(self, array, index, value):
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value < old else old)
+
+    def nanmax(self, array, index, value):
+        """A NaN counts as missing."""
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value > old or old != old else old)
+
+    def nanmin(self, array, index, value):
+        value = _as_element(array, value)
         return self._update(array, index, lambda old: value if value < old or old != old else old)
 
-    nanmax, nanmin = max, min
-
     def cas(self, array, index, old, value):
-        return self._update(array, index, lambda now: value if now == old else now)
+        expected = _as_element(array, old)
+        return self._update(array, index, lambda now: value if now == expected else now)
 
     def compare_and_swap(self, array, old, value):
         return self.cas(array, 0, old, value)
 
 
-class _Grid:
+def _as_element(array, value):
+    """`value`, converted to the dtype of `array`."""
+    return wrap(value, array.dtype) if array.dtype.kind in "iu" else value
+
+
+class _Grid(Namespace):
     def sync(self):
         getcurrent().grid_barrier()
 
 
-class _CooperativeGroups:
+class _CooperativeGroups(Namespace):
     def this_grid(self):
-        return _Grid()
+        return _Grid("grid_group")
 
 
 def _warp(function):
-    """A warp operation on the lanes' values: `function(me, values by lane, *arguments)`."""
+    """A warp operation on the lanes' values: `function(me, values by lane, mine, *arguments)`."""
 
     def operation(self, mask, value, *arguments):
         thread = getcurrent()
-        values = thread.block.meeting(thread, "warp", mask).join(
+        values = thread.block.meeting(thread, "warp", mask & _FULL).join(
             thread, value, lambda values: {thread_id % WARP_SIZE: v for thread_id, v in values.items()}
         )
         return function(thread.lane, values, value, *arguments)
@@ -116,12 +150,13 @@ def _warp(function):
     return operation
 
 
-def _matching(values, value):
-    return sum(1 << lane for lane, v in values.items() if v == value)
+def _mask(lanes):
+    return Int32(sum(1 << lane for lane in lanes))
 
 
-def _segment(lane, width):
-    return lane // width * width
+def _shuffle(source):
+    """Take the value of lane ``source(me, argument)``; my own where that lane takes no part."""
+    return _warp(lambda lane, values, value, argument: values.get(source(lane, argument), value))
 
 
 class Cuda:
@@ -133,7 +168,9 @@ class Cuda:
     gridDim = property(lambda self: getcurrent().block.gridDim)
     laneid = property(lambda self: getcurrent().lane)
     warpsize = WARP_SIZE
-    shared, local, const, atomic, cg = _Shared(), _Local(), _Const(), _Atomic(), _CooperativeGroups()
+    shared, local, const = _Shared("cuda.shared"), _Local("cuda.local"), _Const("cuda.const")
+    atomic, cg = _Atomic("cuda.atomic"), _CooperativeGroups("cuda.cg")
+    libdevice, fp16, bf16 = Namespace("cuda.libdevice"), Namespace("cuda.fp16"), Namespace("cuda.bf16")
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -157,8 +194,15 @@ class Cuda:
         return sizes[0] if ndim == 1 else sizes[:ndim]
 
     # -- synchronisation
-    def syncthreads(self):
-        getcurrent().syncthreads()
+    @staticmethod
+    def syncthreads():  # Thread.syncthreads, with a call less: most switches are made here
+        thread = getcurrent()
+        block = thread.block
+        if len(block.parked) + 1 == block.alive:
+            block.release()
+        else:
+            block.parked.append(thread)
+            block.park()
 
     def _vote_block(self, predicate, function):
         thread = getcurrent()
@@ -175,7 +219,7 @@ class Cuda:
 
     def syncwarp(self, mask=_FULL):
         thread = getcurrent()
-        thread.block.meeting(thread, "warp", mask).join(thread, None, lambda values: None)
+        thread.block.meeting(thread, "warp", mask & _FULL).join(thread, None, lambda values: None)
 
     def threadfence(self):
         """Memory is sequentially consistent here."""
@@ -188,37 +232,30 @@ class Cuda:
 
     # -- warps
     def activemask(self):
-        thread = getcurrent()
-        return (1 << thread.warp_size()) - 1
+        """All lanes of the warp: which of them a GPU would run together cannot be known. Unsigned, as Numba has it."""
+        return Unsigned((1 << getcurrent().warp_size()) - 1)
 
     def lanemask_lt(self):
-        return (1 << getcurrent().lane) - 1
+        return Unsigned((1 << getcurrent().lane) - 1)
 
-    def _shuffle(source):
-        def function(lane, values, value, *arguments):
-            return values.get(source(lane, *arguments), value)
-
-        return _warp(function)
-
-    shfl_sync = _shuffle(lambda lane, src, width=32: _segment(lane, width) + src % width)
-    shfl_up_sync = _shuffle(lambda lane, delta, width=32: lane - delta if lane - delta >= _segment(lane, width) else lane)
-    shfl_down_sync = _shuffle(
-        lambda lane, delta, width=32: lane + delta if lane + delta < _segment(lane, width) + width else lane
-    )
-    shfl_xor_sync = _shuffle(lambda lane, mask, width=32: lane ^ mask)
+    shfl_sync = _shuffle(lambda lane, source: source % WARP_SIZE)
+    shfl_up_sync = _shuffle(lambda lane, delta: lane - delta)
+    shfl_down_sync = _shuffle(lambda lane, delta: lane + delta)
+    shfl_xor_sync = _shuffle(lambda lane, mask: lane ^ mask)
     all_sync = _warp(lambda lane, values, value: all(values.values()))
     any_sync = _warp(lambda lane, values, value: any(values.values()))
     eq_sync = _warp(lambda lane, values, value: len({bool(v) for v in values.values()}) == 1)
-    ballot_sync = _warp(lambda lane, values, value: sum(1 << i for i, v in values.items() if v))
-    match_any_sync = _warp(lambda lane, values, value: _matching(values, value))
-
-    def match_all_sync(self, mask, value):
-        matching = self.match_any_sync(mask, value)
-        return (matching, True) if matching == self.activemask() else (0, False)
+    ballot_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v))
+    match_any_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v == value))
+    match_all_sync = _warp(
+        lambda lane, values, value: (
+            (_mask(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
+        )
+    )
 
     # -- integers and arithmetic
     def popc(self, x):
-        return bin(x & _U64).count("1")
+        return (int(x) & (_FULL if type(x) is Int32 else _U64)).bit_count()
 
     def ffs(self, x):
         return (x & -x).bit_length() if x else 0
@@ -231,6 +268,16 @@ class Cuda:
 
     def selp(self, predicate, a, b):
         return a if predicate else b
+
+
+class Lazy:
+    """`threadIdx` and the like, imported by name: their components are looked up when they are used."""
+
+    def __init__(self, cuda, name):
+        self._cuda, self._name = cuda, name
+
+    def __getattr__(self, axis):
+        return getattr(getattr(self._cuda, self._name), axis)
 
 
 for _name, _cast in CASTS.items():

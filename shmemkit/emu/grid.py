@@ -1,5 +1,6 @@
 """A kernel launch: its grid of blocks and their threads, all alive at once."""
 
+import enum
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ from .ints import from_scalar
 from .meeting import Meeting
 from .report import out_of_bounds, where
 from .thread import Thread
+from .watchdog import watch
 
 
 class Dim3:
@@ -80,7 +82,7 @@ class Launch:
 
     def __init__(self, stream, name, function, parameters, grid, block, shared, arguments):
         self._call = (stream, name, function, parameters, grid, block, shared, arguments)
-        self.stream, self.machine, self.pe = stream, stream.machine, stream.pe
+        self.stream, self.machine, self.pe = stream, stream.machine, stream.pe  # a graph may run it on another stream
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
         self.arguments = [kernel_argument(a, name) for a in arguments]
@@ -90,13 +92,14 @@ class Launch:
         self.alive = 0
         self.started = self.done = False
 
-    def again(self):
+    def again(self, _):
         """The same launch, to be run once more (by a graph)."""
         return Launch(*self._call)
 
     def start(self):
         """Make every thread of the grid runnable."""
         scheduler = self.machine.scheduler
+        watch(scheduler)
         self.thread_indices = _indices(self.block)
         self.blocks = [Block(self, index) for index in _indices(self.grid)]
         self.alive = sum(b.alive for b in self.blocks)
@@ -108,11 +111,12 @@ class Launch:
     def left(self):
         self.alive -= 1
         if self.alive:
-            if self.meeting.parked:
-                self.meeting.left()
+            self.meeting.left()
         else:
             self.done = True
             self.machine.scheduler.launches.pop(self, None)
+            for block in self.blocks:
+                block.threads.clear()  # no cycle is left: their memory goes at once
             self.stream.advance()
 
     def fail(self, thread, error):
@@ -151,9 +155,11 @@ def kernel_argument(value, kernel):
     if isinstance(value, np.generic):
         return from_scalar(value)
     if isinstance(value, tuple):
-        return tuple(kernel_argument(v, kernel) for v in value)
-    if isinstance(value, (bool, int, float, complex)) or value is None:
+        elements = [kernel_argument(v, kernel) for v in value]
+        return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
+    if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
         return value
     raise TypeError(
-        f"kernel {kernel}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, numbers, booleans and tuples of them"
+        f"kernel {kernel}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, numbers, booleans, "
+        "enum members and tuples of them"
     )

@@ -21,12 +21,17 @@ def heap_size(default=DEFAULT_SIZE):
     if not text:
         return default
     digits = text.rstrip("kKmMgGtTbBiI")
-    unit = text[len(digits) :].upper()[:1]
-    scale = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[unit]
+    scale = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     try:
-        size = int(float(digits) * scale)
-    except ValueError:
-        raise ValueError(f"NVSHMEM_SYMMETRIC_SIZE={text!r}: a number of bytes with K, M or G, such as 512M") from None
+        size = int(float(digits) * scale[text[len(digits) :].upper()[:1]])
+    except (KeyError, ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise ValueError(f"NVSHMEM_SYMMETRIC_SIZE={text!r}: a number of bytes with K, M or G is allowed, such as 512M")
+    return whole_pages(size)
+
+
+def whole_pages(size):
     return -(-size // 4096) * 4096
 
 

@@ -7,6 +7,7 @@ Numba's dispatcher is asked for a launch configuration as always; what it return
 import inspect
 
 import numpy as np
+from greenlet import getcurrent
 from numba import cuda
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.errors import normalize_kernel_dimensions
@@ -14,6 +15,7 @@ from numba.cuda.errors import normalize_kernel_dimensions
 from .grid import Launch
 from .rebind import rebind
 from .stream import Event, Stream
+from .thread import Thread
 
 MAX_THREADS_PER_BLOCK = 1024
 _current = None  # () -> the emulated PE's default stream, while installed
@@ -39,7 +41,10 @@ class Configured:
         function = self.kernel.py_func
         parameters = list(inspect.signature(function).parameters)
         if len(arguments) != len(parameters):
-            raise TypeError(f"kernel {function.__name__} takes {len(parameters)} arguments ({', '.join(parameters)}), not {len(arguments)}")
+            raise TypeError(
+                f"kernel {function.__name__} takes {len(parameters)} arguments ({', '.join(parameters)}), "
+                f"not {len(arguments)}"
+            )
         launch = Launch(
             self.stream, function.__name__, rebind(function), parameters, self.grid, self.block, self.shared, arguments
         )
@@ -86,6 +91,10 @@ def _device_array_like(ary, stream=0):
     return np.empty_like(ary).view(DeviceArray)
 
 
+def _pinned_array(shape, dtype=np.float64, strides=None, order="C"):
+    return np.empty(shape, dtype, order)
+
+
 def _new_stream(*_, **__):
     default = _current()
     return Stream(default.machine, default.pe)
@@ -106,6 +115,15 @@ def install(current):
         _replaced.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    unconfigured = CUDADispatcher.__call__
+
+    def call(kernel, *args, **kwargs):
+        """A device function that a kernel reached through a module or a tuple, which rebind does not look into."""
+        if isinstance(getcurrent(), Thread):
+            return rebind(kernel.py_func)(*args, **kwargs)
+        return unconfigured(kernel, *args, **kwargs)
+
+    replace(CUDADispatcher, "__call__", call)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", lambda kernel, args: Configured(kernel, *args))
     replace(
@@ -116,10 +134,12 @@ def install(current):
     replace(cuda, "stream", _new_stream)
     replace(cuda, "default_stream", lambda: _current())
     replace(cuda, "event", Event)
+    replace(cuda, "event_elapsed_time", Event.elapsed_time)
     replace(cuda, "synchronize", _synchronize)
     replace(cuda, "to_device", _to_device)
     replace(cuda, "device_array", _device_array)
     replace(cuda, "device_array_like", _device_array_like)
+    replace(cuda, "pinned_array", _pinned_array)
 
 
 def uninstall():

@@ -1,9 +1,10 @@
 """Integers as a CUDA kernel compiled by Numba has them.
 
-Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned operands is unsigned
-and wraps modulo 2**64, any other is signed. Signed values are plain Python integers here (they wrap when they are stored
-or cast, which gives the same bits unless an intermediate overflowed before a division, a right shift or a comparison);
-unsigned values are ``Unsigned``. ``wrap`` is what a store into an array or a cast does.
+Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned operands is
+unsigned and wraps modulo 2**64, any other is signed. Signed values are plain Python integers here. They wrap when they
+are stored, cast, or meet an unsigned operand, which gives the same bits as on the GPU unless a sum or product of
+signed values alone overflowed 64 bits before a division, a right shift or a comparison. Unsigned values are
+``Unsigned``. ``wrap`` is what a store into an array or a cast does.
 
 Rules: Numba enhancement proposal 1, "Changes in integer typing".
 """
@@ -11,14 +12,38 @@ Rules: Numba enhancement proposal 1, "Changes in integer typing".
 import numpy as np
 
 _U64 = (1 << 64) - 1
+_I63 = (1 << 63) - 1
+
+
+def _signed(value):
+    """The low 64 bits of `value`, read as signed."""
+    value &= _U64
+    return value - (1 << 64) if value > _I63 else value
 
 
 def _binary(name):
     operation = getattr(int, name)
 
     def method(self, other):
-        result = operation(self, other)
-        return Unsigned(result & _U64) if type(other) is Unsigned else result
+        if type(other) is Unsigned:
+            return Unsigned(operation(self, other) & _U64)
+        if not isinstance(other, int):
+            return NotImplemented
+        if self <= _I63:
+            result = operation(self, other)
+            return result if -_I63 <= result <= _I63 else _signed(result)
+        return _signed(operation(_signed(int(self)), other))
+
+    return method
+
+
+def _reflected(name):
+    operation = getattr(int, name)
+
+    def method(self, other):  # `other` is signed: an Unsigned on the left has computed the result itself
+        if not isinstance(other, int):
+            return NotImplemented
+        return _signed(operation(int(other), _signed(int(self))))
 
     return method
 
@@ -33,13 +58,17 @@ def _shift(name):
 
 
 class Unsigned(int):
-    """An unsigned 64-bit value: with another Unsigned it wraps modulo 2**64, with a signed integer the result is signed."""
+    """An unsigned 64-bit value. With another Unsigned the result wraps modulo 2**64, with a signed integer it is
+    signed."""
 
     __slots__ = ()
 
     __add__, __sub__, __mul__ = _binary("__add__"), _binary("__sub__"), _binary("__mul__")
+    __radd__, __rsub__, __rmul__ = _reflected("__add__"), _reflected("__sub__"), _reflected("__mul__")
     __floordiv__, __mod__ = _binary("__floordiv__"), _binary("__mod__")
+    __rfloordiv__, __rmod__ = _reflected("__floordiv__"), _reflected("__mod__")
     __and__, __or__, __xor__ = _binary("__and__"), _binary("__or__"), _binary("__xor__")
+    __rand__, __ror__, __rxor__ = _reflected("__and__"), _reflected("__or__"), _reflected("__xor__")
     __lshift__, __rshift__ = _shift("__lshift__"), _shift("__rshift__")  # a shift has the type of its left operand
 
     def __invert__(self):
@@ -47,6 +76,22 @@ class Unsigned(int):
 
     def __neg__(self):
         return Unsigned(-int(self) & _U64)
+
+    def __pos__(self):
+        return self
+
+    __abs__ = __pos__
+
+
+class Int32(int):
+    """A signed value that is known to have 32 bits: the lane masks of warp votes, for ``cuda.popc``."""
+
+    __slots__ = ()
+
+    def __new__(cls, mask):
+        """`mask`: any integer; its low 32 bits."""
+        mask &= 0xFFFFFFFF
+        return super().__new__(cls, mask - (1 << 32) if mask >> 31 else mask)
 
 
 class _Cast:

@@ -1,13 +1,11 @@
 """The emulated machine: the PEs that live in this process, their memory, and what connects them to the others."""
 
-import contextlib
-
 from .arrays import address
 from .collectives import Collectives
 from .errors import DeadlockError
 from .heap import Heap
 from .network import Network
-from .report import deadlock, place
+from .report import deadlock
 from .scheduler import Scheduler
 
 TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
@@ -16,14 +14,15 @@ TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
 class Machine:
     """`memory` holds the symmetric heaps of all `n_pes`; `local_pes` run in this process; a node has `local_size` PEs.
 
-    `atomically` is a context manager that makes a read-modify-write of symmetric memory indivisible.
+    `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, if there are processes
+    that it must be indivisible for.
     """
 
-    def __init__(self, memory, n_pes, local_pes, local_size, atomically=None):
+    def __init__(self, memory, n_pes, local_pes, local_size, lock=None):
         self.memory, self.memory_address = memory, address(memory)
         self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
         self.heap_size = memory.size // n_pes
-        self.atomically = atomically or contextlib.nullcontext()
+        self.lock = lock
         self.scheduler = Scheduler()
         self.network = Network(self)
         self.collectives = Collectives(self)
@@ -31,6 +30,7 @@ class Machine:
         for heap in self.heaps.values():
             self.collectives.add_pe(heap)
         self.streams = {pe: [] for pe in self.local_pes}
+        self.ended = set()  # PEs whose host program has returned
         self.host_waits = {}  # PE -> () -> what its host program waits for
         self.host_waiter = self._run_here  # how a host program waits; several PEs or processes replace it
 
@@ -43,15 +43,12 @@ class Machine:
             views[pe] = self.heaps[block.pe].on(array, int(pe))
         return views[pe]
 
-    def written(self, array, index):
-        """array[index] was stored: whoever waits for it may go on."""
+    def written(self, key):
+        """Something was stored at address `key`: whoever waits for it may go on."""
         scheduler = self.scheduler
         scheduler.progress += 1
         if scheduler.waiters:
-            scheduler.wake(address(array) + index * array.strides[0])
-
-    def place(self, block, at):
-        return place(self, block.launch, at)
+            scheduler.wake(key)
 
     def team(self, pe, team):
         """The world PE numbers of the members of `team`, as `pe` sees it."""
@@ -62,7 +59,9 @@ class Machine:
             return list(range(first, min(first + self.local_size, self.n_pes)))
         if team == TEAM_SAME_MYPE_NODE:
             return list(range(pe % self.local_size, self.n_pes, self.local_size))
-        raise NotImplementedError(f"team {team!r} is not emulated: TEAM_WORLD (0), SHARED (1), NODE (2) and SAME_MYPE_NODE (3) are")
+        raise NotImplementedError(
+            f"team {team!r} is not emulated: TEAM_WORLD (0), SHARED (1), NODE (2) and SAME_MYPE_NODE (3) are"
+        )
 
     def wait_on_host(self, pe, is_done, key, why, can_go_on):
         """The host program of `pe` waits. With `can_go_on` (a launch), it returns although not done when the machine is stuck,
@@ -77,8 +76,19 @@ class Machine:
 
     def _run_here(self, pe, is_done, key, can_go_on):
         """The only PE of the only process: its host program runs the scheduler."""
-        if not self.scheduler.run_until(is_done) and not can_go_on:
-            raise self.deadlock()
+        try:
+            if not self.scheduler.run_until(is_done) and not can_go_on:
+                raise self.deadlock()
+        except BaseException:
+            self.clear()
+            raise
+
+    def clear(self):
+        """End all threads and forget what the streams still had to do (after a failure)."""
+        self.scheduler.kill()
+        for streams in self.streams.values():
+            for stream in streams:
+                stream.queue.clear()
 
     def deadlock(self):
         return self.deadlock_error(deadlock(self))

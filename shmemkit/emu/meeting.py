@@ -1,40 +1,49 @@
 """A place where threads meet: each brings a value, the last to arrive computes the result, all take it away."""
 
 
+class _Round:
+    """One use of a meeting."""
+
+    __slots__ = ("values", "parked", "result", "function")
+
+    def __init__(self):
+        self.values, self.parked, self.result, self.function = {}, [], [], None
+
+
 class Meeting:
     """Reusable rendezvous of the `expected()` live threads of a warp, a block or a grid."""
 
     def __init__(self, scheduler, expected, what):
         self.scheduler, self.expected, self.what = scheduler, expected, what
-        self._begin()
-
-    def _begin(self):
-        self.values, self.parked, self.result, self.function = {}, [], [], None
+        self.round = _Round()
 
     def join(self, thread, value, function):
-        """Arrive with `value`; `function(values by thread id)` runs once. -> its result."""
-        self.values[thread.thread_id, thread.block] = value
-        self.function = function
-        result = self.result
-        if len(self.values) == self.expected():
-            self._finish()
-        else:
-            self.parked.append(thread)
-            thread.why = self._why
-            self.scheduler.park()
-            thread.why = None
-        return result[0]
+        """Arrive with `value`; ``function(values by thread id)`` runs once, in the last thread. -> its result."""
+        now = self.round
+        now.values[thread.thread_id, thread.block] = value
+        now.function = function
+        while not now.result:
+            if now is self.round and len(now.values) == self.expected():
+                self._finish(now)
+            else:
+                now.parked.append(thread)
+                thread.why = lambda: self._why(now)
+                self.scheduler.park()
+                thread.why = None
+        return now.result[0]
 
     def left(self):
-        """A thread has ended: if only that one was missing, go on without it."""
-        if self.parked and len(self.values) == self.expected():
-            self._finish()
+        """A thread has ended: if only that one was missing, one of those who wait finishes the round."""
+        now = self.round
+        if now.parked and len(now.values) == self.expected():
+            self.scheduler.ready.append(now.parked.pop())
 
-    def _finish(self):
-        values, parked, result, function = self.values, self.parked, self.result, self.function
-        self._begin()
-        result.append(function({thread_id: value for (thread_id, _), value in values.items()}))
-        self.scheduler.ready.extend(parked)
+    def _finish(self, now):
+        self.round = _Round()  # the function may wait, and others begin the next round meanwhile
+        now.result.append(now.function({thread_id: value for (thread_id, _), value in now.values.items()}))
+        self.scheduler.ready.extend(now.parked)
 
-    def _why(self):
-        return f"the other threads in {self.what} ({len(self.values)} of {self.expected()} have arrived)"
+    def _why(self, now):
+        if now is self.round:
+            return f"the other threads in {self.what} ({len(now.values)} of {self.expected()} have arrived)"
+        return f"the thread that carries out {self.what} for all of them"

@@ -1,10 +1,12 @@
 """Messages between PEs: put, get and signals. Every message is delivered when it is issued.
 
-That is one of the orders that NVSHMEM's memory model allows, so a correct program gives its result; fence and quiet have nothing
-left to wait for.
+That is one of the orders that NVSHMEM's memory model allows, so a correct program gives its result; fence and quiet
+have nothing left to wait for.
 """
 
 import numpy as np
+
+from .arrays import address
 
 
 class Network:
@@ -13,13 +15,18 @@ class Network:
 
     def put(self, thread, dst, src, pe, nbi, signal, value, op):
         """Copy min(dst.size, src.size) elements of `src` to `dst` on `pe`, then apply the signal there, if there is one."""
-        copy(self.machine.peer(thread.block, dst, pe), src, "put")
+        there = self.machine.peer(thread.block, dst, pe)
+        copy(there, src, "put")
+        self.machine.written(address(there))  # it may be a flag
         if signal is not None:
             self.signal(thread, signal, value, op, pe)
 
     def get(self, thread, dst, src, pe, nbi):
         """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`."""
-        copy(dst, self.machine.peer(thread.block, src, pe), "get")
+        there = self.machine.peer(thread.block, src, pe)
+        if there.size:
+            thread.look(address(there), there.item(0))  # it may be a poll
+        copy(dst, there, "get")
 
     def signal(self, thread, signal, value, op, pe):
         """Set signal[0] on `pe` to `value`, or add `value` to it."""
@@ -42,8 +49,15 @@ def copy(dst, src, name):
     """Copy elements of contiguous arrays, as many as the smaller holds."""
     if dst.dtype != src.dtype:
         raise TypeError(f"{name}: dst is {dst.dtype}, src is {src.dtype}; they must have the same dtype")
-    for label, array in (("dst", dst), ("src", src)):
-        if not array.flags.c_contiguous:
-            raise ValueError(f"{name}: {label} {array.shape} with strides {array.strides} is not contiguous; copy rows one by one")
+    dst, src = flat(dst, name, "dst"), flat(src, name, "src")
     n = min(dst.size, src.size)
-    np.copyto(np.asarray(dst).reshape(-1)[:n], np.asarray(src).reshape(-1)[:n])
+    np.copyto(dst[:n], src[:n])
+
+
+def flat(array, name, label):
+    """The elements of `array`, which must be contiguous, in one dimension."""
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name}: {label} {array.shape} with strides {array.strides} is not contiguous; copy rows one by one"
+        )
+    return np.asarray(array).reshape(-1)

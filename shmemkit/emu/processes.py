@@ -1,15 +1,18 @@
 """One process per PE: the machine's memory is shared by the ranks of one host, and deadlocks are found together.
 
-Control words at the front of the shared memory:
-  epoch        grows when a process has done something and has nothing left to do
-  failed       1 + the rank that failed first, or 0
-  arrived      arrivals at host barriers so far
-  state[r]     HOST (its host program runs), RUNNING (its threads run), FINISHED, or 2 * epoch + can_go_on: idle since that epoch
-  reported[r]  epoch at which it wrote its part of a deadlock report
+Words in shared memory, one of each per rank r:
+  changes[r]   grows when r has done something and has nothing left to do; only r writes it. Their sum is the epoch
+  state[r]     HOST (its host program runs), RUNNING (its threads run), FINISHED, or 2 * epoch + can_go_on: idle since then
+  arrived[r]   host barriers that r has come to
+  reported[r]  1 + the epoch at which it wrote its part of a deadlock report
+and one for all: `failed`, 1 + the rank that failed first, or 0.
 
-A process is idle in epoch e when it read e, then polled all its waits twice without a change. Whoever changes memory adds to the
-epoch before it is idle itself. So when all are idle in the same epoch, nobody has missed a change, and nothing will ever change.
-A process that waits for a launch (`can_go_on`) then returns to its host program, which may start what the others need.
+A process is idle in epoch e when it read e, and after that polled all its waits without a change, and each of its spin
+loops once. Whoever changes memory adds to the epoch before it is idle itself; a host program may have changed memory
+whenever it begins to wait. So when all are idle in the same epoch, and it is still that epoch, each has polled after
+the last change of any other, and nothing will ever change. (Each word of the sum only grows, so equal sums are equal
+words.) A process that waits for a launch (`can_go_on`) then returns to its host program, which may start what the
+others need; only if there is none is it a deadlock.
 """
 
 import fcntl
@@ -27,7 +30,6 @@ from .heap import heap_size
 from .report import deadlock as explain
 
 HOST, RUNNING, FINISHED = -1, -2, -3
-EPOCH, FAILED, ARRIVED, STATE = 0, 1, 2, 8
 REPORT_BYTES = 1 << 16
 DEFAULT_HEAP = 256 << 20  # bytes per rank; untouched pages cost nothing
 PATIENCE = 5.0  # seconds without progress, while others are in their host programs
@@ -57,45 +59,50 @@ def _roomiest_folder(size):
 
 
 class Processes:
-    """The shared memory and the control words of `comm`, an mpi4py communicator whose ranks share a host."""
+    """The shared memory and the words of `comm`, an mpi4py communicator whose ranks share a host."""
 
     def __init__(self, comm):
         self.comm, self.rank, self.n = comm, comm.Get_rank(), comm.Get_size()
-        words = STATE + 2 * self.n
+        words = 4 * self.n + 1
         front = -(-(words * 8 + self.n * REPORT_BYTES) // 4096) * 4096
-        file = self._shared_file(front + self.n * heap_size(DEFAULT_HEAP))
+        file = self._shared_file(front, heap_size(DEFAULT_HEAP))
         everything = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-        self.words = everything[: words * 8].view(np.int64)
-        self.state, self.reported = self.words[STATE : STATE + self.n], self.words[STATE + self.n :]
+        table = everything[: words * 8].view(np.int64)
+        self.changes, self.state, self.arrived, self.reported = table[: 4 * self.n].reshape(4, self.n)
+        self.failed = table[4 * self.n :]
         self.reports = everything[words * 8 : words * 8 + self.n * REPORT_BYTES].reshape(self.n, REPORT_BYTES)
         self.memory = everything[front:]
         self.lock = FileLock(file)
         self.seen_progress = self.seen_epoch = None
-        self.barriers = 0
         self.state[self.rank] = HOST
         comm.Barrier()
 
-    def _shared_file(self, size):
-        """A sparse file of `size` zeros that all ranks have open and that no name leads to any more."""
-        request = size
-        name = None
+    def _shared_file(self, front, heap):
+        """A sparse file of zeros, `front` bytes and everybody's `heap`, that no name leads to any more."""
+        host, name = socket.gethostname(), None
         if self.rank == 0:
+            size = front + self.n * heap
             handle, name = tempfile.mkstemp(prefix="shmemkit-", dir=_roomiest_folder(size))
             os.truncate(handle, size)
             os.close(handle)
-        host, name, size = self.comm.bcast((socket.gethostname(), name, size))
-        error = None
-        if size != request:
-            error = f"rank 0 has a symmetric heap of {size} bytes, rank {self.rank} one of {request}: set NVSHMEM_SYMMETRIC_SIZE alike"
-        elif socket.gethostname() != host:
-            error = "the emulator runs on one host: start all ranks on the same machine, or use GPUs"
-        errors = [e for e in self.comm.allgather(error) if e]
-        file = None if errors else open(name, "r+b")
+        everybody = self.comm.allgather((host, heap))
+        name = self.comm.bcast(name)
+        one_host = len({h for h, _ in everybody}) == 1
+        file = open(name, "r+b") if one_host else None
         self.comm.Barrier()
         if self.rank == 0:
             os.unlink(name)
-        if errors:
-            raise RuntimeError(errors[0])
+        if not one_host:
+            raise RuntimeError(
+                f"the emulator runs on one host, but these ranks are on {sorted({h for h, _ in everybody})}: start all "
+                "ranks on the same machine, or use GPUs"
+            )
+        sizes = {}
+        for rank, (_, n_bytes) in enumerate(everybody):
+            sizes.setdefault(n_bytes, []).append(rank)
+        if len(sizes) > 1:
+            given = "; ".join(f"ranks {ranks}: {n_bytes} bytes" for n_bytes, ranks in sizes.items())
+            raise RuntimeError(f"the symmetric heaps differ ({given}): set NVSHMEM_SYMMETRIC_SIZE alike on all ranks")
         return file
 
     def attach(self, machine):
@@ -108,41 +115,47 @@ class Processes:
         """Run this process's threads until `is_done()`; see Machine.wait_on_host."""
         self.can_go_on = can_go_on
         self.quiet_since, self.warned = time.monotonic(), False
+        self.seen_progress = self.seen_epoch = None  # the host program may have changed memory
         self.state[self.rank] = RUNNING
         try:
             if not self.machine.scheduler.run_until(is_done) and not can_go_on:
                 raise self.deadlock()
         except EmulatorError:
             with self.lock:
-                if not self.words[FAILED]:
-                    self.words[FAILED] = self.rank + 1
+                if not self.failed[0]:
+                    self.failed[0] = self.rank + 1
+            self.machine.clear()
             raise
         finally:
             self.state[self.rank] = HOST
-            self.seen_epoch = None
 
     def idle(self):
         """Nothing can run here. -> False when nothing can run anywhere, so that waiting has no sense."""
-        scheduler, words = self.machine.scheduler, self.words
+        scheduler = self.machine.scheduler
         if scheduler.progress != self.seen_progress:
             self.seen_progress = scheduler.progress
             self.quiet_since = time.monotonic()
             self.state[self.rank] = RUNNING
-            self._next_epoch()
+            self.changes[self.rank] += 1
             return True
-        epoch = int(words[EPOCH])
-        if scheduler.poll() or epoch != self.seen_epoch:
+        epoch = self._epoch()
+        if epoch != self.seen_epoch:
             self.seen_epoch = epoch
-            return True
-        failed = int(words[FAILED])
+            return True  # the scheduler polls everything once more, and asks again
+        failed = int(self.failed[0])
         if failed:
-            raise EmulatorError(f"rank {failed - 1} failed; its own report says why")
+            error = EmulatorError(f"rank {failed - 1} failed; its own report says why")
+            error.shown_by = failed - 1
+            raise error
         self.state[self.rank] = 2 * epoch + self.can_go_on
         states = self.state.tolist()
-        if all(s == FINISHED or s >> 1 == epoch for s in states) and words[EPOCH] == epoch:
+        if all(s == FINISHED or s >> 1 == epoch for s in states) and self._epoch() == epoch:
             if self.can_go_on or not any(s >= 0 and s & 1 for s in states):
                 return False  # otherwise the one that can go on will
         return self._be_patient(states)
+
+    def _epoch(self):
+        return sum(self.changes.tolist())
 
     def _be_patient(self, states):
         waited = time.monotonic() - self.quiet_since
@@ -160,33 +173,29 @@ class Processes:
             print(f"{text}:\n{explain(self.machine)}", file=sys.stderr, flush=True)
         return True
 
-    def _next_epoch(self):
-        with self.lock:
-            self.words[EPOCH] += 1
-
     def barrier(self):
         """All host programs meet; kernels of this process go on meanwhile."""
-        with self.lock:
-            self.words[ARRIVED] += 1
-        self.barriers += 1
-        target = self.barriers * self.n
-        self.machine.scheduler.progress += 1
+        self.arrived[self.rank] += 1
+        target = self.arrived[self.rank].item()
         self.machine.wait_on_host(
-            self.rank, lambda: self.words[ARRIVED] >= target, None, lambda: "the other ranks in a host barrier", False
+            self.rank, lambda: min(self.arrived.tolist()) >= target, None, lambda: self._late(target), can_go_on=False
         )
+
+    def _late(self, target):
+        late = np.flatnonzero(self.arrived < target).tolist()
+        return f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} in a host barrier or another collective call"
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""
-        text = explain(self.machine).encode()[: REPORT_BYTES - 8]
+        text = explain(self.machine).encode()[: REPORT_BYTES - 1]
         self.reports[self.rank, : len(text)] = np.frombuffer(text, np.uint8)
         self.reports[self.rank, len(text)] = 0
-        epoch = int(self.words[EPOCH])
-        self.reported[self.rank] = epoch
+        mark = self.reported[self.rank] = self._epoch() + 1
         stuck = [r for r in range(self.n) if self.state[r] != FINISHED]
         deadline = time.monotonic() + PATIENCE
-        while any(self.reported[r] != epoch for r in stuck) and time.monotonic() < deadline:
+        while any(self.reported[r] != mark for r in stuck) and time.monotonic() < deadline:
             time.sleep(1e-3)
-        parts = [self.reports[r].tobytes().split(b"\0")[0].decode() for r in stuck if self.reported[r] == epoch]
+        parts = [_text(self.reports[r]) for r in stuck if self.reported[r] == mark]
         finished = [r for r in range(self.n) if r not in stuck]
         if finished:
             parts.append(f"  ranks {finished} have finished")
@@ -196,5 +205,9 @@ class Processes:
 
     def finish(self):
         """This process takes no more part."""
+        self.changes[self.rank] += 1
         self.state[self.rank] = FINISHED
-        self._next_epoch()
+
+
+def _text(report):
+    return report.tobytes().split(b"\0")[0].decode(errors="replace")

@@ -9,6 +9,7 @@ import numpy as np
 
 from .arrays import address
 
+MAX_LINES = 40  # of a deadlock report, per rank
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HIDDEN = (os.path.join(_PACKAGE, "emu") + os.sep, os.path.join(_PACKAGE, "device") + os.sep)
 
@@ -51,15 +52,15 @@ def where(thread, traceback):
     return f"{who(thread)} at {_line(entry.tb_frame, entry.tb_lineno) if entry else '?'}"
 
 
-def place(machine, launch, at):
-    """The name of the memory at address `at`: "signals[3] on rank 2"."""
-    heap = machine.memory_address
+def place(machine, thread, at):
+    """The name of the memory at address `at`, as `thread` knows it: "signals[3] on rank 2"."""
+    launch, heap = thread.block.launch, machine.memory_address
     in_heap = 0 <= at - heap < machine.memory.size
     pe = (at - heap) // machine.heap_size if in_heap else launch.pe
     local = at + (launch.pe - pe) * machine.heap_size if in_heap else at
-    for name, array in launch.arrays.items():
+    for name, array in [*launch.arrays.items(), *_local_arrays(thread.gr_frame)]:
         first = address(array)
-        if first <= local < first + array.nbytes:
+        if array.flags.c_contiguous and first <= local < first + array.nbytes:
             return f"{_element(name, array, (local - first) // array.itemsize)} on rank {pe}"
     if in_heap:
         offset = (at - heap) % machine.heap_size
@@ -69,6 +70,16 @@ def place(machine, launch, at):
     return f"memory at {at:#x} on rank {pe}"
 
 
+def _local_arrays(frame):
+    """(name, array) of the shared and local arrays that the kernel, at `frame`, has in variables."""
+    while frame is not None:
+        if _is_kernel_code(frame):
+            for name, value in frame.f_locals.items():
+                if isinstance(value, np.ndarray):
+                    yield name, value
+        frame = frame.f_back
+
+
 def _element(name, array, flat):
     if array.ndim == 1:
         return f"{name}[{flat}]"
@@ -76,22 +87,29 @@ def _element(name, array, flat):
 
 
 def deadlock(machine):
-    """Every thread that cannot go on, by block: where it is and what it waits for."""
+    """Every thread that cannot go on: where it is and what it waits for. Blocks that are stuck alike share a line."""
     lines = []
     for pe in machine.local_pes:
         stuck = [t for t in machine.scheduler.live_threads() if t.pe == pe]
-        groups = defaultdict(list)
+        by_block = defaultdict(list)
         for t in stuck:
             why = t.why() if t.why else "the other threads of its block in syncthreads"
             line = kernel_line(t.gr_frame) if t.gr_frame else "its first line (it never ran)"
-            groups[t.block.launch.name, repr(t.block.blockIdx), line, why].append(t)
+            by_block[t.block, why, line].append(t)
+        groups = defaultdict(list)
+        for (block, why, line), threads in by_block.items():
+            groups[block.launch.name, _threads(threads), why, line].append(block.blockIdx)
         lines += [
-            f"  rank {pe} block {block} {_threads(threads)} in {kernel}: waits for {why}\n      {line}"
-            for (kernel, block, line, why), threads in groups.items()
+            f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}\n      {line}"
+            for (kernel, threads, why, line), blocks in list(groups.items())[:MAX_LINES]
         ]
+        if len(groups) > MAX_LINES:
+            lines.append(f"  rank {pe}: and {len(groups) - MAX_LINES} more like these")
         host = machine.host_waits.get(pe)
-        if host and not stuck:
+        if host:
             lines.append(f"  rank {pe}: its host program waits for {host()}")
+        elif pe in machine.ended:
+            lines.append(f"  rank {pe}: its host program has ended")
     return "\n".join(lines)
 
 
@@ -103,11 +121,19 @@ def _threads(threads):
     return f"threads {first} to {last}" if last - first + 1 == len(ids) else f"{len(ids)} threads ({first} ... {last})"
 
 
+def _blocks(indices):
+    if len(indices) == 1:
+        return f"block {indices[0]!r}"
+    if len(indices) == 2:
+        return f"blocks {indices[0]!r} and {indices[1]!r}"
+    return f"{len(indices)} blocks ({indices[0]!r} ... {indices[-1]!r})"
+
+
 def out_of_bounds(launch, error):
     """Which array, index, rank and bound made `error`, an IndexError of a kernel; None when it cannot be told.
 
-    The accesses of the line that raised are evaluated again, and the first one that is outside of its array is the culprit:
-    in-bounds accesses pay nothing for this.
+    The accesses of the line that raised are evaluated again, and the first one that is outside of its array is the
+    culprit: in-bounds accesses pay nothing for this.
     """
     entry = _kernel_traceback(error.__traceback__)
     if entry is None:
@@ -118,7 +144,7 @@ def out_of_bounds(launch, error):
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<access>", "eval")
         return eval(code, frame.f_globals, frame.f_locals)
 
-    for array_node, index_node in _accesses(frame.f_code.co_filename, lineno):
+    for array_node, index_node, wraps in _accesses(frame.f_code.co_filename, lineno):
         try:
             array, index = value_of(array_node), value_of(index_node)
         except Exception:  # a name that is gone by now: not this one, then
@@ -126,8 +152,8 @@ def out_of_bounds(launch, error):
         indices = index if isinstance(index, tuple) else (index,)
         if not isinstance(array, np.ndarray) or len(indices) > array.ndim:
             continue
-        for i, n in zip(indices, array.shape):
-            if isinstance(i, (int, np.integer)) and not -n <= i < n:
+        for i, n in zip(indices, array.shape, strict=False):
+            if isinstance(i, (int, np.integer)) and not (-n if wraps else 0) <= i < n:
                 name, shown = ast.unparse(array_node), ", ".join(str(i) for i in indices)
                 on = _rank_of(launch, array)
                 return f"{name}[{shown}] is out of bounds: {name} is {array.dtype} {array.shape} on rank {on}"
@@ -141,28 +167,45 @@ def _rank_of(launch, array):
 
 
 # Calls that may be evaluated again: they change nothing.
-_PURE = "symm_at get_peer_array rank num_ranks my_pe n_pes grid gridsize min max len int abs range".split()
+_PURE = "symm_at get_peer_array consume_token rank num_ranks my_pe n_pes grid gridsize min max len int abs range".split()
+_INDEXED = "ld_acquire st_release red_release load_vec16 store_vec16".split()  # called with (array, index, ...)
+_WAITS = "wait wait_warp wait_block".split()  # called with (array, n, ...)
 
 
 def _accesses(file, lineno):
-    """The (array, index) expressions of a line: ``a[i]``, the start of ``a[i:]``, and ``ld_acquire(a, i, ...)``."""
+    """(array, index, whether it may be negative) of the accesses of a line: ``a[i]``, the start of ``a[i:]``, and
+    ``ld_acquire(a, i, ...)`` and the like, the innermost first."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return
-    for node in ast.walk(tree):
-        if not hasattr(node, "lineno") or not node.lineno <= lineno <= node.end_lineno:
-            continue
+    nodes = [n for n in ast.walk(tree) if hasattr(n, "lineno") and n.lineno <= lineno <= n.end_lineno]
+    for node in reversed(nodes):  # ast.walk goes from the outside to the inside
+        wraps = True
         if isinstance(node, ast.Subscript):
-            array, index = node.value, node.slice
-            if isinstance(index, ast.Slice):
-                index = index.lower
+            array, index = node.value, _start(node.slice)
         elif isinstance(node, ast.Call) and len(node.args) >= 2:
             array, index = node.args[:2]
+            owner, name = getattr(node.func, "value", None), getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name in _WAITS:
+                index = ast.BinOp(index, ast.Sub(), ast.Constant(1))
+            elif name in _INDEXED:
+                wraps = False
+            elif "atomic" not in (getattr(owner, "attr", None), getattr(owner, "id", None)):
+                continue
         else:
             continue
-        if index is not None and _is_pure(array) and _is_pure(index):
-            yield array, index
+        if _is_pure(array) and _is_pure(index):
+            yield array, index, wraps
+
+
+def _start(index):
+    """The first element that ``a[index]`` names: slices by where they begin."""
+    if isinstance(index, ast.Tuple):
+        return ast.Tuple([_start(i) for i in index.elts], ast.Load())
+    if isinstance(index, ast.Slice):
+        return index.lower or ast.Constant(None)
+    return index
 
 
 def _is_pure(expression):

@@ -3,7 +3,7 @@
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from .heap import heap_size as default_heap_size
-from .heap import private_memory
+from .heap import private_memory, whole_pages
 from .machine import Machine
 from .meeting import Meeting
 
@@ -31,6 +31,8 @@ class Host(greenlet):
                 error.add_note(f"raised on rank {self.pe} of {program.machine.n_pes}")
             scheduler = program.machine.scheduler
             scheduler.failure = scheduler.failure or error
+        program.machine.ended.add(self.pe)
+        program.running -= 1
 
 
 class Program:
@@ -40,6 +42,7 @@ class Program:
         self.main, self.args, self.machine = main, args, machine
         machine.host_waiter = self.wait
         self.hosts = [Host(self, pe) for pe in machine.local_pes]
+        self.running = len(self.hosts)
         self.meeting = Meeting(machine.scheduler, lambda: len(self.hosts), "a host collective")
 
     def wait(self, pe, is_done, key, can_go_on):
@@ -52,7 +55,7 @@ class Program:
         scheduler = self.machine.scheduler
         scheduler.ready.extend(self.hosts)
         try:
-            while not scheduler.run_until(lambda: all(h.dead for h in self.hosts)):
+            while not scheduler.run_until(lambda: not self.running):
                 can_go_on = [h for h in self.hosts if h.can_go_on]
                 if not can_go_on:
                     raise self.machine.deadlock()
@@ -112,9 +115,9 @@ def current_host():
 def run(main, n_pes, args=(), local_size=None, heap_size=None):
     """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
 
-    In `main`, ``shmemkit.init()`` gives that PE's World. `local_size` declares logical nodes of so many PEs; `heap_size` is the
-    symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched pages cost nothing). The schedule is the
-    same every time.
+    In `main`, ``shmemkit.init()`` gives that PE's World. `local_size` declares logical nodes of so many PEs; `heap_size`
+    is the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched pages cost nothing). The
+    schedule is the same every time.
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE can go on.
     """
@@ -122,6 +125,9 @@ def run(main, n_pes, args=(), local_size=None, heap_size=None):
         raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
     if current_host() is not None:
         raise RuntimeError("shmemkit.emu.run inside of a program that it runs: PEs cannot be nested")
-    size = -(-(heap_size or default_heap_size()) // 4096) * 4096
-    machine = Machine(private_memory(n_pes * size), n_pes, range(n_pes), local_size or n_pes)
+    size = whole_pages(default_heap_size() if heap_size is None else heap_size)
+    local_size = n_pes if local_size is None else local_size
+    if not isinstance(local_size, int) or local_size < 1 or n_pes % local_size:
+        raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
+    machine = Machine(private_memory(n_pes * size), n_pes, range(n_pes), local_size)
     return Program(main, args, machine).run()

@@ -1,12 +1,13 @@
 """The scheduler: which emulated thread runs next.
 
-Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread runs until it waits:
-for a value in memory (`wait_for`), for the other threads of its block or warp, or for a turn in a spin loop (`spin`). Then the
-next runnable thread goes on, first come, first served; the same program gives the same schedule.
+Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread runs until
+it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`), or for a turn in a
+spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the same program gives the same
+schedule.
 
-When no thread can run, the waits are polled once more (memory may have been written by an ordinary store, or by another
-process), then `idle` is asked: it says whether somebody outside of this process may still change something. If not, the
-machine is stuck, and whoever started it decides whether that is a deadlock.
+When no thread can run, or only spin loops can, the waits are polled once more (memory may have been written by an
+ordinary store, or by another process), then `idle` is asked: it says whether somebody outside of this process may
+still change something. If not, the machine is stuck, and whoever started it decides whether that is a deadlock.
 """
 
 import operator
@@ -22,6 +23,7 @@ COMPARE = {
     "lt": operator.lt,
     "le": operator.le,
 }
+PATIENCE = 20_000  # polls of spin loops, without a change anywhere, after which they count as stuck
 
 
 class Scheduler:
@@ -49,7 +51,7 @@ class Scheduler:
         self.hub.switch()
 
     def wait_for(self, thread, key, is_satisfied, why):
-        """Park `thread` until `is_satisfied()`; checked when `key` (an address) is written, and when nothing else can run."""
+        """Park `thread` until `is_satisfied()`; checked when `key` (an address) is written, and when nothing else runs."""
         while not is_satisfied():
             thread.why = why
             self.waiters[key].append((thread, is_satisfied))
@@ -71,10 +73,14 @@ class Scheduler:
         waiting = self.waiters.get(key)
         if not waiting:
             return False
-        left = [w for w in waiting if not w[1]()]
+        left = []
+        for waiter in waiting:
+            if waiter[1]():
+                self.ready.append(waiter[0])
+            else:
+                left.append(waiter)
         if len(left) == len(waiting):
             return False
-        self.ready.extend(thread for thread, is_satisfied in waiting if is_satisfied())
         if left:
             self.waiters[key] = left
         else:
@@ -89,10 +95,10 @@ class Scheduler:
             if not ready:
                 if not self.poll() and not (self.idle and self.idle()):
                     return False
-            elif self.polls > 10_000 + 20 * len(ready):  # only spin loops are left, and none has seen a change
+            elif self.polls > PATIENCE + 20 * len(ready) and self.polled_at == self.progress:
                 if not self.poll() and not (self.idle and self.idle()):
                     return False
-                self.polls -= len(ready)
+                self.polls -= len(ready)  # each spin loop has a turn before the next such check
             else:
                 ready.popleft().switch()
             if self.failure is not None:

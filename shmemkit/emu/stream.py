@@ -1,35 +1,42 @@
 """Streams, events and graphs of the emulator: what host code orders work with.
 
-A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, so that ordinary NumPy reads of its results are
-right; unless the kernel waits for something that the host has yet to start: then it stays on its stream and goes on later.
+A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, so that ordinary NumPy reads of its
+results are right; unless the kernel waits for something that the host has yet to start: then it stays on its stream
+and goes on later.
 """
 
+import contextlib
+import time
 from collections import deque
 
 
 class Stream:
-    """A queue of operations of one PE; with ``with stream:`` and ``use()`` as CuPy's."""
+    """A queue of operations of one PE; with ``with stream:`` and ``use()`` as CuPy's.
+
+    An operation has start(), done, name, and again(renewed), which makes another like it (for a graph).
+    """
 
     ptr = 0
 
     def __init__(self, machine, pe):
         self.machine, self.pe = machine, pe
         self.queue = deque()
-        self.capturing = None
+        self.captured = None  # the operations of the graph that is being captured, with their streams
         machine.streams[pe].append(self)
 
     def enqueue(self, operation):
-        """`operation` has start(), done and a name. Blocks as the module says."""
-        if self.capturing is not None:
-            self.capturing.append(operation)
+        """Run `operation` after what is on the stream already. Blocks as the module says."""
+        if self.captured is not None:
+            self.captured.append((self, operation))
             return
+        operation.stream = self
         self.queue.append(operation)
         self.advance()
         self._wait(can_go_on=True)
 
     def synchronize(self):
         """Wait until everything enqueued has finished."""
-        if self.capturing is not None:
+        if self.captured is not None:
             raise RuntimeError("synchronize: the stream is capturing a graph; end the capture first")
         self._wait(can_go_on=False)
 
@@ -55,7 +62,7 @@ class Stream:
             if not head.done:
                 return
             queue.popleft()
-        self.machine.scheduler.wake(id(self))
+            self.machine.scheduler.wake(id(self))
 
     # -- as CuPy's streams
     def use(self):
@@ -67,65 +74,136 @@ class Stream:
     def __exit__(self, *_):
         pass
 
+    @contextlib.contextmanager
+    def auto_synchronize(self):
+        """As Numba's: synchronize at the end of the block."""
+        yield self
+        self.synchronize()
+
     def record(self, event=None):
         event = event or Event()
-        event.stream = self
+        event.marker = Marker()
+        event.captured = self.captured
+        self.enqueue(event.marker)
         return event
 
     def wait_event(self, event):
-        """Work enqueued here later runs after what `event` has recorded."""
-        event.synchronize()
+        """Work enqueued here later runs after what `event` has recorded. A capture extends to this stream."""
+        if event.marker is None:
+            return
+        if event.captured is not None and self.captured is None:
+            if not any(s.captured is event.captured for s in self.machine.streams[self.pe]):
+                raise RuntimeError("wait_event: the event was recorded in a capture that has ended")
+            self.captured = event.captured
+        self.enqueue(WaitFor(event.marker))
 
     def begin_capture(self, mode=None):
-        if self.capturing is not None:
+        if self.captured is not None:
             raise RuntimeError("begin_capture: the stream is already capturing")
-        self.capturing = []
+        self.captured = []
 
     def end_capture(self):
-        if self.capturing is None:
+        if self.captured is None:
             raise RuntimeError("end_capture: begin_capture was not called")
-        operations, self.capturing = self.capturing, None
-        return Graph(operations)
+        captured = self.captured
+        for stream in self.machine.streams[self.pe]:
+            if stream.captured is captured:
+                stream.captured = None
+        return Graph(self, captured)
 
     def is_capturing(self):
-        return self.capturing is not None
+        return self.captured is not None
+
+
+class Marker:
+    """The operation that an event records: it is done when the stream comes to it."""
+
+    name = "an event"
+    started = done = False
+    stream = time = None
+
+    def start(self):
+        self.done, self.time = True, time.perf_counter()
+        for other in self.stream.machine.streams[self.stream.pe]:
+            if other.queue and isinstance(other.queue[0], WaitFor):
+                other.advance()
+
+    def again(self, renewed):
+        return renewed.setdefault(self, Marker())
+
+
+class WaitFor:
+    """The operation of a stream that waits for a Marker of another one."""
+
+    name = "a wait for an event of another stream"
+    started = False
+    stream = None
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    done = property(lambda self: self.marker.done)
+
+    def start(self):
+        pass
+
+    def again(self, renewed):
+        return WaitFor(renewed.get(self.marker, self.marker))
 
 
 class Event:
-    """A point in a stream. Times are not emulated."""
+    """A point in a stream, as CuPy's and Numba's."""
 
     def __init__(self, *_, **__):
-        self.stream = None
+        self.marker = self.captured = None
 
     def record(self, stream=None):
-        if stream is not None:
-            stream.record(self)
-
-    def synchronize(self):
-        if self.stream is not None:
-            self.stream.synchronize()
+        (stream or default_stream()).record(self)
 
     def wait(self, stream=None):
-        self.synchronize()
+        (stream or default_stream()).wait_event(self)
+
+    def synchronize(self):
+        """Wait until the stream has come to this point."""
+        marker = self.marker
+        if marker is None or marker.done:
+            return
+        stream = marker.stream
+        if stream is None:
+            raise RuntimeError("synchronize: the event was captured into a graph")
+        stream.machine.wait_on_host(
+            stream.pe, lambda: marker.done, id(stream), lambda: "an event of its stream", can_go_on=False
+        )
 
     def query(self):
-        return self.stream is None or self.stream.done
+        return self.marker is None or self.marker.done
 
     done = property(query)
 
     def elapsed_time(self, end):
-        raise NotImplementedError("times between events are not emulated")
+        """Milliseconds between two events: of the emulator, which says nothing about a GPU."""
+        return (end.marker.time - self.marker.time) * 1e3
+
+
+def default_stream():
+    """The World's stream."""
+    from .. import world
+
+    return world.current(required=True).stream
 
 
 class Graph:
-    """A captured sequence of launches."""
+    """A captured sequence of operations. `origin` is the stream that the capture began on."""
 
-    def __init__(self, operations):
-        self.operations = operations
+    def __init__(self, origin, captured):
+        self.origin, self.captured = origin, captured
 
     def launch(self, stream=None):
-        for operation in self.operations:
-            (stream or operation.stream).enqueue(operation.again())
+        """Run it on `stream` (default: where it was captured); what other streams took part in, on those."""
+        renewed = {}
+        for captured_on, operation in self.captured:
+            target = stream if stream is not None and captured_on is self.origin else captured_on
+            target.enqueue(operation.again(renewed))
 
     def upload(self, stream=None):
         pass

@@ -7,18 +7,22 @@ from greenlet import getcurrent, greenlet
 
 from .arrays import address
 from .ints import wrap
+from .report import place
 from .scheduler import COMPARE
+
+LOOKS = 256  # places that a thread remembers having looked at
 
 
 class Thread(greenlet):
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can meet."""
 
-    why = None  # () -> what it waits for, while it waits
-    last_poll = None  # (address, value) of its last spin_load
+    __slots__ = ("block", "threadIdx", "thread_id", "why", "looks")
 
     def __init__(self, hub, block, index, thread_id):
         greenlet.__init__(self, None, hub)
         self.block, self.threadIdx, self.thread_id = block, index, thread_id
+        self.why = None  # () -> what it waits for, while it waits
+        self.looks = None  # address -> value seen there by a poll
 
     def run(self):
         block = self.block
@@ -44,46 +48,86 @@ class Thread(greenlet):
     # -- memory that others wait on
     def wait(self, array, index, compare, value):
         """Park until ``array[index] <compare> value``. -> the element seen."""
-        value = wrap(value, array.dtype)
+        if not 0 <= value <= 0x7FFFFFFF:
+            value = wrap(value, array.dtype)
         holds, item = COMPARE[compare], array.item
         if not holds(item(index), value):
             machine = self.block.machine
-            key = address(array) + index * array.strides[0]
+            key = address_of(array, index)
             machine.scheduler.wait_for(
                 self,
                 key,
                 lambda: holds(item(index), value),
-                lambda: f"{machine.place(self.block, key)} {_SIGN[compare]} {value}, now {item(index)}",
+                lambda: f"{place(machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}",
             )
         return array[index]
 
     def spin_load(self, array, index):
-        """Read ``array[index]``; when the same value is read again, the others run first."""
-        here = address(array) + index * array.strides[0]
-        value = array[index]
-        if self.last_poll == (here, value):
-            machine = self.block.machine
-            machine.scheduler.spin(
-                self, lambda: f"{machine.place(self.block, here)} to change (polled in a loop), now {array.item(index)}"
-            )
+        """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run first."""
+        here, value = address_of(array, index), array[index]
+        if self.look(here, value):
             value = array[index]
-        self.last_poll = (here, value)
+            self.saw(here, value)
         return value
+
+    def look(self, here, value):
+        """`value` was polled at address `here`. If it was so before, the others run now. -> whether they did.
+
+        Who reads a value again without effect spins. Only a value that has changed counts as progress: without any, a
+        spin loop is stuck.
+        """
+        looks = self.looks
+        if looks is None:
+            looks = self.looks = {}
+        if here in looks:
+            if self.saw(here, value):
+                return False
+        elif len(looks) < LOOKS:
+            looks[here] = value
+            return False
+        else:
+            looks.clear()
+            looks[here] = value
+        machine = self.block.machine
+        machine.scheduler.spin(self, lambda: f"{place(machine, self, here)} to change (polled in a loop), now {value}")
+        return True
+
+    def saw(self, here, value):
+        """Remember `value`, of address `here`. -> whether it has changed."""
+        looks = self.looks
+        changed = looks.get(here) != value == value  # a NaN is no change
+        if changed:
+            looks[here] = value
+            self.block.machine.scheduler.progress += 1
+        return changed
 
     def store(self, array, index, value):
         """A store that others may wait for."""
-        machine = self.block.machine
-        with machine.atomically:
+        key, machine = address_of(array, index), self.block.machine
+        if machine.lock is None:
             array[index] = value
-        machine.written(array, index)
+        else:
+            with machine.lock:
+                array[index] = value
+        machine.written(key)
 
     def atomic(self, array, index, function):
-        """``array[index] = function(array[index])`` in one step. -> the old value."""
-        machine = self.block.machine
-        with machine.atomically:
+        """``array[index] = function(array[index])`` in one step. -> the old value.
+
+        One that leaves the value as it was may be a poll, as in a spin lock: see `look`.
+        """
+        key, machine = address_of(array, index), self.block.machine
+        if machine.lock is None:
             old = array[index]
             array[index] = function(old)
-        machine.written(array, index)
+        else:
+            with machine.lock:
+                old = array[index]
+                array[index] = function(old)
+        if array[index] == old:
+            self.look(key, old)
+        else:
+            machine.written(key)
         return old
 
     # -- messages
@@ -105,10 +149,11 @@ class Thread(greenlet):
     # -- meeting other threads
     def syncthreads(self):
         block = self.block
-        if len(block.parked) + 1 == block.alive:
+        parked = block.parked
+        if len(parked) + 1 == block.alive:
             block.release()
         else:
-            block.parked.append(self)
+            parked.append(self)
             block.park()
 
     def syncwarp(self):
@@ -148,6 +193,15 @@ class Thread(greenlet):
 
 
 _SIGN = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def address_of(array, index):
+    """The address of ``array[index]``; IndexError when there is no such element."""
+    if array.ndim != 1:
+        raise ValueError(f"a 1-D array is needed here, given one of shape {array.shape}: take a row or a slice of it")
+    if not 0 <= index < array.shape[0]:
+        raise IndexError(f"index {index} is out of bounds for size {array.shape[0]}")
+    return address(array) + index * array.strides[0]
 
 
 def current_thread(name):

@@ -1,0 +1,64 @@
+"""Write the tables of the docs from benchmarks/results/*.json.
+
+    python docs/tables.py           rewrite them
+    python docs/tables.py --check   exit status 1 if one is out of date
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines)
+
+
+def launch_host():
+    data = json.loads((RESULTS / "launch.json").read_text())
+    costs = data["host_us"]
+    base = next(iter(costs.values()))
+    rows = [[f"`{name}`", f"{cost:.1f}", f"{cost / base:.2f}"] for name, cost in costs.items()]
+    return table(["three array arguments", "us", "ratio"], rows) + "\n\n" + machine(data)
+
+
+def launch_first():
+    data = json.loads((RESULTS / "launch.json").read_text())
+    rows = [[name, f"{seconds:.2f}"] for name, seconds in data["first_launch_s"].items()]
+    return table(["cache", "s"], rows) + "\n\n" + machine(data)
+
+
+def machine(data):
+    about = data["machine"]
+    return f"{about['gpu']}, CUDA driver {about['driver']}, {about['date'][:10]}."
+
+
+def with_tables(text):
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+        lambda m: m[1] + globals()[m[2]]() + "\n" + m[3],
+        text,
+        flags=re.S,
+    )
+
+
+def main():
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        new = with_tables(text)
+        if new != text:
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(new)
+    if stale:
+        print(("out of date: " if "--check" in sys.argv else "written: ") + ", ".join(stale))
+    return bool(stale) and "--check" in sys.argv
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The table of peers reaches every module, whether it is loaded before or after the world is known."""
+
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from shmemkit.device import peers
+
+
+@pytest.fixture
+def tables():
+    class Recorded(peers._Tables):
+        def __init__(self):
+            super().__init__()
+            self.filled = []
+
+        def fill(self, library):
+            self.filled.append((library, self.values))
+
+    return Recorded()
+
+
+def test_modules_loaded_before_and_after(tables):
+    early, late = SimpleNamespace(handle=1), SimpleNamespace(handle=2)
+    tables.loaded(early)
+    assert tables.filled == []  # no world yet: rank 0 of 0
+    tables.publish(b"one")
+    tables.loaded(late)
+    tables.loaded(late)  # numba calls once per function that reads the table
+    assert tables.filled == [(1, b"one"), (2, b"one")]
+    tables.publish(b"two")
+    assert sorted(tables.filled[2:]) == [(1, b"two"), (2, b"two")]
+
+
+def test_unloaded_modules_are_forgotten(tables):
+    module = SimpleNamespace(handle=1)
+    tables.publish(b"one")
+    tables.loaded(module)
+    tables.unloaded(module)
+    tables.unloaded(module)
+    tables.publish(b"two")
+    assert tables.filled == [(1, b"one")]
+    tables.loaded(module)  # another one with the handle of the first
+    assert tables.filled[1:] == [(1, b"two")]
+
+
+def test_layout(tables, monkeypatch):
+    monkeypatch.setattr(peers, "_tables", tables)
+    peers.publish(1, 3, [-4096, 0, peers.UNREACHABLE])
+    words = struct.unpack("<11Q", tables.values)
+    assert words[:2] == (1, 3)
+    assert words[8:] == (2**64 - 4096, 0, 1 << 63)
+
+
+def test_refuses_what_does_not_fit():
+    for rank, n_ranks, offsets in ((0, 2, [0]), (2, 2, [0, 0]), (0, 2000, [0] * 2000)):
+        with pytest.raises(ValueError, match="one offset per rank"):
+            peers.publish(rank, n_ranks, offsets)

@@ -1,0 +1,140 @@
+"""python -m shmemkit doctor: its report and exit status, on this machine and on machines with other GPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmemkit import __main__, __version__, doctor
+
+
+class FakeDriver:
+    """Stands for the CUDA driver of a machine with `count` GPUs."""
+
+    def __init__(self, count=4, cuda=(13, 0), capability=9, multicast=1, reach=True):
+        self.devices, self.cuda, self.capability = count, cuda, capability
+        self.multicast, self.reach = multicast, reach
+
+    def version(self):
+        return self.cuda
+
+    def count(self):
+        return self.devices
+
+    def attribute(self, number, device):
+        return {
+            doctor.CAPABILITY_MAJOR: self.capability,
+            doctor.CAPABILITY_MINOR: 0,
+            doctor.MULTICAST_SUPPORTED: self.multicast,
+        }[number]
+
+    def name(self, device):
+        return "NVIDIA H200"
+
+    def memory(self, device):
+        return 140 << 30
+
+    def reaches(self, device, peer):
+        return self.reach
+
+
+@pytest.fixture
+def machine(monkeypatch, capsys):
+    """look(backend, driver, missing packages) -> (exit status, report)."""
+    monkeypatch.delenv("NVSHMEM_DISABLE_NVLS", raising=False)
+    monkeypatch.delenv("SHMEMKIT_BACKEND", raising=False)
+    monkeypatch.setattr(doctor, "nvshmem_libraries", lambda: ["libnvshmem_host.so.3"])
+    topology = "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n"
+
+    def child(command, seconds):
+        return 0, topology if "topo" in command else "Open MPI"
+
+    monkeypatch.setattr(doctor, "child", child)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+    def look(backend, driver=None, missing=(), numpy="2.4.6"):
+        def version(package):
+            name = doctor.VARIANTS.get(package, [package])[0]
+            return name, None if package in missing else numpy if package == "numpy" else "1.0"
+
+        def no_driver():
+            raise OSError("libcuda.so.1: cannot open shared object file")
+
+        monkeypatch.setattr(doctor, "version", version)
+        monkeypatch.setattr(doctor, "Driver", (lambda: driver) if driver else no_driver)
+        monkeypatch.setattr(doctor, "chosen_backend", lambda: (backend, "because", None))
+        return doctor.main(), capsys.readouterr().out
+
+    return look
+
+
+def test_four_gpus_with_everything(machine):
+    status, report = machine("nvshmem", FakeDriver())
+    assert status == 0 and report.endswith("The nvshmem backend is ready.\n")
+    assert "GPU 3" in report and "every GPU reaches every other" in report and "NV18" in report
+    assert "allowed              yes" in report
+
+
+def test_multicast_disabled_by_the_environment(machine, monkeypatch):
+    monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
+    assert "allowed              no" in machine("nvshmem", FakeDriver())[1]
+    monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "0")
+    assert "allowed              yes" in machine("nvshmem", FakeDriver())[1]
+    assert "allowed              no" in machine("nvshmem", FakeDriver(multicast=0))[1]
+
+
+@pytest.mark.parametrize(
+    "backend, driver, missing, status, said",
+    [
+        ("emulator", None, ["cupy", "nvshmem4py"], 0, "The emulator needs none"),
+        ("emulator", None, ["greenlet"], 1, "greenlet is missing"),
+        ("emulator", FakeDriver(), ["nvshmem4py"], 0, "shmemkit[cu13]"),
+        ("nvshmem", None, [], 1, "No GPU is usable"),
+        ("nvshmem", FakeDriver(count=0), [], 1, "No GPU is visible"),
+        ("nvshmem", FakeDriver(), ["cffi"], 1, "shmemkit[cu13]"),
+        ("nvshmem", FakeDriver(cuda=(12, 4)), [], 1, "driver 580"),
+        ("nvshmem", FakeDriver(capability=6), [], 1, "NVSHMEM needs 7.0"),
+        ("nvshmem", FakeDriver(reach=False), [], 0, "Without peer access"),
+    ],
+)
+def test_what_is_missing_decides_the_exit_status(machine, backend, driver, missing, status, said):
+    found, report = machine(backend, driver, missing)
+    assert (found, said in report) == (status, True), report
+
+
+def test_numpy_too_new(machine):
+    status, report = machine("emulator", numpy="2.5.0")
+    assert status == 1 and "numpy<2.5" in report
+
+
+def test_child_that_hangs_or_is_missing():
+    assert doctor.child([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)[0] is None
+    assert doctor.child(["no-such-program"], seconds=1)[0] == 127
+
+
+def run(*arguments, **environment):
+    command = [sys.executable, "-m", "shmemkit", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
+
+
+def test_this_machine():
+    job = run("doctor", SHMEMKIT_BACKEND="emulator")
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "SHMEMKIT_BACKEND asks for it" in job.stdout
+
+
+def test_backend_that_does_not_exist():
+    job = run("doctor", SHMEMKIT_BACKEND="tpu")
+    assert job.returncode == 1 and "'tpu'" in job.stdout
+
+
+def test_command_line(capsys):
+    shows = [(["--version"], __version__), (["--help"], "doctor"), (["doctor", "--help"], "missing")]
+    for arguments, shown in shows:
+        with pytest.raises(SystemExit) as exit:
+            __main__.main(arguments)
+        assert exit.value.code == 0 and shown in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exit:
+        __main__.main([])
+    assert exit.value.code == 2
