@@ -27,8 +27,8 @@ MPI      $SHMEMKIT_MPIRUN if set; else srun inside a Slurm allocation; else an m
 Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. The exit code is passed on.
 
 Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* CUDA_* NCCL_* CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS
-LD_LIBRARY_PATH. Set unless you have set them: NUMBA_CUDA_ENABLE_NRT=1 (nvshmem4py's peer arrays need it),
-NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks, OMP_NUM_THREADS=1.
+LD_LIBRARY_PATH. Set unless you have set them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
+OMP_NUM_THREADS=1.
 EOF
 }
 
@@ -82,21 +82,15 @@ find_base_python() {
   die "no Python 3.10 to 3.13 on PATH; install one, or name it in SHMEMKIT_PYTHON after 'pip install -e $root'"
 }
 
-# A distribution's python3 may lack ensurepip. Then pip's own wheel from PyPI, run from the zip file, does the work.
+# A distribution's python3 may lack ensurepip; its pip can serve the environment then.
 make_venv() {
-  local base=$1 wheel
+  local base=$1
   if "$base" -m venv "$venv" >/dev/null 2>&1; then return; fi
-  "$base" -m venv --without-pip "$venv"
-  wheel=$("$venv/bin/python" - "$venv" <<'EOF'
-import json, sys
-from urllib.parse import urljoin
-from urllib.request import urlopen, urlretrieve
-page = urlopen("https://pypi.org/pypi/pip/json")
-wheel = next(file for file in json.load(page)["urls"] if file["packagetype"] == "bdist_wheel")
-print(urlretrieve(urljoin(page.url, wheel["url"]), f"{sys.argv[1]}/{wheel['filename']}")[0])
-EOF
-  )
-  "$venv/bin/python" "$wheel/pip" install -q --no-index "$wheel" && rm "$wheel"
+  if "$base" -m pip --version >/dev/null 2>&1 && "$base" -m venv --without-pip "$venv"; then
+    "$base" -m pip --python "$venv/bin/python" install -q --disable-pip-version-check pip >&2 && return
+  fi
+  die "$base cannot make environments: install its venv package (Debian, Ubuntu: python3-venv), or name another Python" \
+    "that has shmemkit in SHMEMKIT_PYTHON"
 }
 
 prepare_venv() {
@@ -260,7 +254,6 @@ set_default() { if [[ -z ${!1+set} ]]; then export "$1=$2"; changed+=("$1=$2"); 
 # Fills `command` and sets the environment for the launcher chosen.
 build_command() {
   local name
-  set_default NUMBA_CUDA_ENABLE_NRT 1
   set_default NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS 0
   if ((n > 1)); then set_default OMP_NUM_THREADS 1; fi
   if [[ -n $libmpi ]]; then set_default MPI4PY_LIBMPI "$libmpi"; fi

@@ -2,12 +2,13 @@
 
     ./mpi_launch.sh -n 4 examples/01_notify_wait.py
 
-Each rank's producer blocks write inputs into the 32 slots of a queue in the *next* rank's memory, over NVLink, and notify it. Its
-consumer blocks wait for what the previous rank sends, copy it out, and notify back that the slot is free. All of it happens in one
-kernel that runs on every rank at once; no host is involved between two items.
+Each rank's producer blocks write inputs into the 32 slots of a queue in the *next* rank's memory, over
+NVLink, and notify it. Its consumer blocks wait for what the previous rank sends, copy it out, and notify back
+that the slot is free. All of it happens in one kernel that runs on every rank at once; no host is involved
+between two items.
 
-On GPUs: 20 repeats of 2025 inputs of 128 float32. Without one, the same kernel runs on the CPU emulator, on 96 inputs and 2 repeats
-(--full for all of it, a minute). It prints, in this order of ranks or another:
+On GPUs: 20 repeats of 2025 inputs of 128 float32. Without one, the same kernel runs on the CPU emulator, on
+96 inputs and 2 repeats (--full for all of it, a minute). It prints, in this order of ranks or another:
 
     rank 0 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 3: passed
     rank 1 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 0: passed
@@ -18,7 +19,6 @@ On GPUs: 20 repeats of 2025 inputs of 128 float32. Without one, the same kernel 
 """
 
 import argparse
-import sys
 
 import numpy as np
 from numba import cuda
@@ -33,9 +33,9 @@ PRODUCERS, CONSUMERS = 16, 4  # blocks
 
 @cuda.jit
 def producer_consumer(inputs, outputs, queue, full, empty, first):
-    """Input i of this launch is item number first + i of the queue; the numbers go on through all launches, so that the
-    signals only grow and nobody has to reset them. `full` counts on the receiver how often a slot was filled, `empty` on
-    the sender how often it was emptied: everyone waits on its own memory."""
+    """Input i of this launch is item number first + i of the queue; the numbers go on through all launches,
+    so that the signals only grow and nobody has to reset them. `full` counts on the receiver how often a slot
+    was filled, `empty` on the sender how often it was emptied: everyone waits on its own memory."""
     me, n_ranks = rank(), num_ranks()
     following, previous = (me + 1) % n_ranks, (me + n_ranks - 1) % n_ranks
     block, thread = cuda.blockIdx.x, cuda.threadIdx.x
@@ -61,6 +61,11 @@ def producer_consumer(inputs, outputs, queue, full, empty, first):
                 notify(empty[slot:], previous, turn + 1, "set", "sys")
 
 
+def random_inputs(n, repeat, rank):
+    """What `rank` sends in `repeat`."""
+    return np.random.default_rng([repeat, rank]).standard_normal((n, BLOCK_SIZE), "float32")
+
+
 def main():
     parser = argparse.ArgumentParser(description="A producer-consumer queue between neighbouring ranks.")
     parser.add_argument("--inputs", type=int, help="inputs per rank and repeat (2025; 96 on the emulator)")
@@ -77,16 +82,16 @@ def main():
         queue = sk.empty((SLOTS, BLOCK_SIZE), "float32", name="queue")
         full, empty = sk.signals(SLOTS, "full"), sk.signals(SLOTS, "empty")
         for repeat in range(repeats):
-            values = np.random.default_rng([repeat, world.rank]).standard_normal((n_inputs, BLOCK_SIZE), "float32")
-            inputs = world.xp.asarray(values)
+            inputs = world.xp.asarray(random_inputs(n_inputs, repeat, world.rank))
             outputs = world.xp.full_like(inputs, np.nan)
             producer_consumer[PRODUCERS + CONSUMERS, BLOCK_SIZE, world.stream](
                 inputs, outputs, queue, full, empty, repeat * n_inputs
             )
-            expected = np.random.default_rng([repeat, previous]).standard_normal((n_inputs, BLOCK_SIZE), "float32")
+            expected = random_inputs(n_inputs, repeat, previous)
             wrong = np.argwhere(world.asnumpy(outputs) != expected)
             if len(wrong):
-                sys.exit(f"rank {world.rank}, repeat {repeat}: {len(wrong)} elements are wrong, the first is {tuple(wrong[0])}")
+                # Raised, not sys.exit: it ends the other ranks too, which would wait for this one.
+                raise RuntimeError(f"repeat {repeat}: {len(wrong)} wrong elements, the first at {tuple(wrong[0])}")
         print(
             f"rank {world.rank} of {world.n_ranks} ({world.backend.name}): {repeats} repeats of "
             f"{n_inputs} x {BLOCK_SIZE} float32 from rank {previous}: passed",

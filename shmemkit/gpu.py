@@ -17,12 +17,11 @@ HINT = (
 
 
 class NvshmemBackend:
-    """One rank's GPU, its stream, and NVSHMEM over the ranks of `comm` (an mpi4py communicator, or None for
-    one rank).
+    """One rank's GPU, its stream, and NVSHMEM over the ranks of `comm`.
 
-    Collective. RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
-    SHMEMKIT_OVERSUBSCRIBE=1 is not set. `device` is the GPU's number on this host. The new stream becomes
-    CuPy's current one.
+    `comm` is an mpi4py communicator, or None for one rank. Collective. RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
+    SHMEMKIT_OVERSUBSCRIBE=1 is not set. `device` is the GPU's number among those that this process sees. The
+    new stream becomes CuPy's current one.
     """
 
     name = "nvshmem"
@@ -48,21 +47,21 @@ class NvshmemBackend:
         device = Device(self.device)
         device.set_current()
         cupy.cuda.Device(self.device).use()
-        # What kernels that call NVSHMEM need takes a second to import: here, beside NVSHMEM's own initialization.
-        device_functions = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
-        device_functions.start()
+        # What kernels need to call NVSHMEM takes a second to import: beside NVSHMEM's own initialization.
+        device_side = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
+        device_side.start()
         self._init_nvshmem(device)
-        device_functions.join()
+        device_side.join()
         self._buffers = {}  # address -> nvshmem4py's Buffer
         self._in_use = self._peak = 0  # bytes
         self._probe = self.allocate(ALIGNMENT)
         peers.publish(self.rank, self.n_ranks, [self._offset(pe) for pe in range(self.n_ranks)])
         self.stream = Stream()
-        self.stream.__enter__()  # current until finalize(); use() would be forgotten at the end of any "with"
+        self.stream.__enter__()  # current until finalize(); use() would be forgotten after any "with"
 
     # -- who runs where
     def _place(self):
-        """-> (this rank's number on its host, ranks per host). Hosts with different numbers of ranks count as one each."""
+        """-> (this rank's number on its host, ranks per host: 1 where hosts differ or their ranks alternate)"""
         hosts = self.comm.allgather(os.uname().nodename)
         mine = hosts[self.rank]
         sizes = {hosts.count(host) for host in set(hosts)}
@@ -73,7 +72,7 @@ class NvshmemBackend:
         return hosts[: self.rank].count(mine), local_size
 
     def _choose_device(self, local_rank):
-        """The GPU for this rank: its number among those visible, which are all of the host's or this rank's own."""
+        """The number of this rank's GPU among those visible: all of the host's, or this rank's own."""
         error, device, uuid, count = None, None, None, 0
         try:
             count = _count_devices()
@@ -95,8 +94,8 @@ class NvshmemBackend:
             raise RuntimeError(
                 f"{self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees {count}): ranks "
                 f"{', '.join(map(str, shared[0]))} would share one. Start one rank per GPU, or set "
-                f"SHMEMKIT_OVERSUBSCRIBE=1: "
-                "results are the same, times are not, and kernels that wait for each other take turns"
+                "SHMEMKIT_OVERSUBSCRIBE=1: results are the same, times are not, and kernels that wait for "
+                "each other take turns"
             )
         return device
 
@@ -111,9 +110,8 @@ class NvshmemBackend:
             )
         except Exception as error:
             raise RuntimeError(
-                f"NVSHMEM could not be initialized on rank {self.rank} (GPU {self.device}): {error}. Set "
-                f"NVSHMEM_DEBUG=INFO to "
-                "see why; 'python -m shmemkit doctor' checks the installation"
+                f"NVSHMEM could not be initialized on rank {self.rank} (GPU {self.device}): {error}. "
+                "Set NVSHMEM_DEBUG=INFO to see why; 'python -m shmemkit doctor' checks the installation"
             ) from error
 
     def _offset(self, pe):
@@ -133,14 +131,12 @@ class NvshmemBackend:
         self.comm.Barrier()
 
     def allocate(self, n_bytes):
-        """`n_bytes` of the symmetric heap, as a one-dimensional uint8 CuPy array, aligned to ALIGNMENT.
-        Collective.
+        """`n_bytes` of the symmetric heap, as a 1-D uint8 CuPy array, aligned to ALIGNMENT. Collective.
 
         MemoryError on every rank when it does not fit on one of them.
         """
         size = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
-        # NVSHMEM ends the program, or leaves the other ranks waiting, when a GPU cannot back its heap. Refuse
-        # before that.
+        # Where a GPU cannot back its heap, NVSHMEM ends the program or leaves the other ranks waiting.
         rooms = self.allgather(self._room())
         buffer = None
         if size <= min(rooms):
@@ -158,7 +154,7 @@ class NvshmemBackend:
         return self._view(address, size, buffer, (n_bytes,), "uint8")
 
     def _room(self):
-        """An upper bound of what this rank can still allocate: free memory, and what the heap has kept from earlier."""
+        """At most what this rank can still allocate: free memory, and what the heap kept from earlier."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return free + self._peak - self._in_use
 
@@ -168,13 +164,10 @@ class NvshmemBackend:
         maximum = os.environ.get("NVSHMEM_MAX_MEMORY_PER_GPU", "not set, 128 GiB")
         return (
             f"the symmetric heap cannot hold {n_bytes} bytes more ({n_bytes / 2**30:.3g} GiB) on every rank; "
-            f"rank {self.rank} has "
-            f"{self._in_use} bytes of it in use, and its GPU {free / 2**30:.3g} of {total / 2**30:.3g} GiB "
-            f"free. Free symmetric "
-            f"arrays, ask for less, or raise the heap's limit: NVSHMEM_SYMMETRIC_SIZE ({symmetric}) for a "
-            f"heap of fixed size "
-            f"(NVSHMEM_DISABLE_CUDA_VMM=1), NVSHMEM_MAX_MEMORY_PER_GPU ({maximum}) for one that grows (the "
-            f"default)"
+            f"rank {self.rank} has {self._in_use} bytes of it in use, and its GPU {free / 2**30:.3g} of "
+            f"{total / 2**30:.3g} GiB free. Free symmetric arrays, ask for less, or raise the heap's limit: "
+            f"NVSHMEM_SYMMETRIC_SIZE ({symmetric}) for a heap of fixed size (NVSHMEM_DISABLE_CUDA_VMM=1), "
+            f"NVSHMEM_MAX_MEMORY_PER_GPU ({maximum}) for one that grows (the default)"
         )
 
     def _view(self, address, size, owner, shape, dtype, strides=None, offset=0):
@@ -200,8 +193,7 @@ class NvshmemBackend:
     def peer_view(self, array, pe):
         """`array`, symmetric or a view of a symmetric array, as it is on PE `pe`: a CuPy array over NVLink.
 
-        ValueError when it is not symmetric, or when `pe`'s memory is not mapped here (another host, or no
-        peer access).
+        ValueError when it is not symmetric, or `pe`'s memory is not mapped here (no peer access).
         """
         memory = array.data.mem
         address = self._bindings.ptr(memory.ptr, pe)
@@ -212,8 +204,7 @@ class NvshmemBackend:
                 )
             raise ValueError(
                 f"peer_view: rank {pe}'s memory is not mapped on rank {self.rank}: there is no NVLink or "
-                f"PCIe peer access between "
-                "them; use put and get"
+                "PCIe peer access between them; use put and get"
             )
         offset = array.data.ptr - memory.ptr
         return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
@@ -237,7 +228,7 @@ class NvshmemBackend:
         self._core.finalize()
 
     def abandon(self):
-        """Leave after a failure: only put CuPy's stream back. Other ranks may be gone, so NVSHMEM is left as it is."""
+        """Leave after a failure: put CuPy's stream back, but wait for nobody: NVSHMEM is left as it is."""
         self.stream.__exit__()
 
 

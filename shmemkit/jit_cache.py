@@ -3,14 +3,14 @@
 numba-cuda links every kernel that calls NVSHMEM with a C++ shim that includes nvshmem.h. NVRTC takes about
 ten seconds for it, once per kernel and process. Two functions of numba-cuda are wrapped here:
 
-    nvrtc.compile       its output, keyed by the source, options, versions and the headers' time stamps.
+    nvrtc.compile       its output, keyed by the source, options, versions and the headers' time stamps
     _Linker.complete    the linked cubin, keyed by the bytes of everything that is linked, options and
-    versions.
+                        versions
 
 NVSHMEM's shim is widened before it is compiled: it gets every point-to-point function of NVSHMEM, not only
 those that the kernel calls. This costs NVRTC nothing (its time goes into the headers) and the linker drops
 what is not called; so one compilation, once per machine, serves all kernels. Collectives would make it
-several times larger; they are added only when called for.
+several times larger; they are compiled only for kernels that call them.
 
 Environment: SHMEMKIT_CACHE_DIR is the folder (default: $XDG_CACHE_HOME/shmemkit or ~/.cache/shmemkit);
 SHMEMKIT_CACHE=0 turns the cache off. It may be deleted at any time. Ranks that start at once wait for the one
@@ -34,8 +34,7 @@ MAGIC = b"shmemkit-cache-1"
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process that makes the same entry
 MAX_ENTRIES = 512
 
-# Only sources whose headers we can watch are cached: with any other #include we could not tell when a header
-# changes.
+# Sources with any other #include are not cached: we could not tell when such a header changes.
 WATCHED_INCLUDES = {"entry_point.h", "cuda/atomic", "memsys.cuh", "nrt.cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 
@@ -83,7 +82,7 @@ def read(path):
 
 
 def write(path, payload):
-    """Put `payload` at `path`: readers see the old entry or the new one, never a part. OSError when it cannot."""
+    """Put `payload` at `path`, or OSError. Readers see the old entry or the new one, never a part."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -96,9 +95,8 @@ def write(path, payload):
     entries = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".bin")]
     if len(entries) > MAX_ENTRIES:
         with contextlib.suppress(OSError):  # another process may be removing the same ones
-            for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime)[
-                : len(entries) - MAX_ENTRIES
-            ]:
+            oldest = sorted(entries, key=lambda entry: entry.stat().st_mtime)
+            for entry in oldest[: len(entries) - MAX_ENTRIES]:
                 os.unlink(entry.path)
 
 
@@ -155,10 +153,7 @@ def cached(key, make):
         try:
             write(entry, payload)
         except OSError as error:
-            _warn(
-                f"no JIT cache: cannot write to {where} ({error}); set SHMEMKIT_CACHE_DIR to a writable "
-                f"folder"
-            )
+            _warn(f"no JIT cache: cannot write to {where} ({error}); set SHMEMKIT_CACHE_DIR elsewhere")
         return payload
 
 
@@ -171,22 +166,16 @@ def _stamps(directory, recursive):
 
 @functools.cache
 def _headers(directories):
-    # NVSHMEM's own headers one by one; of the thousands of CUDA's and CCCL's the top level, which an upgrade
+    # NVSHMEM's own headers one by one; of CUDA's and CCCL's thousands the top level, which an upgrade
     # touches.
-    return digest(
-        [
-            (directory, _stamps(directory, os.path.exists(os.path.join(directory, "nvshmem.h"))))
-            for directory in directories
-        ]
-    )
+    return digest(*((path, _stamps(path, os.path.exists(f"{path}/nvshmem.h"))) for path in directories))
 
 
 # Packages whose version may change generated code; CUDA's own are named by their major version, or not.
+CUDA_PACKAGES = ("cuda-nvrtc", "cuda-runtime", "cuda-cccl", "cuda-nvcc", "nvvm", "nvjitlink")
 PACKAGES = ["numba-cuda", "cuda-bindings", "cuda-core"]
 PACKAGES += [f"{name}-cu{major}" for name in ("nvshmem4py", "nvidia-nvshmem") for major in (12, 13)]
-PACKAGES += [
-    f"nvidia-{name}{suffix}" for name in ("cuda-nvrtc", "nvvm", "cuda-nvcc", "nvjitlink") for suffix in ("", "-cu12")
-]
+PACKAGES += [f"nvidia-{name}{suffix}" for name in CUDA_PACKAGES for suffix in ("", "-cu12")]
 
 
 @functools.cache
@@ -217,7 +206,7 @@ def _is_point_to_point(name):
 
 
 def widen(source):
-    """The NVSHMEM shim `source` with all point-to-point functions added, in an order that depends on nothing else."""
+    """The NVSHMEM shim `source` with all point-to-point functions, the same whichever of them it had."""
     start = source.find('extern "C" __device__')
     if start < 0:
         return source
@@ -253,17 +242,8 @@ def _caching_compile(original):
             code = compiled.code
             return code if isinstance(code, bytes) else code.encode()
 
-        key = digest(
-            "nvrtc",
-            text,
-            cc,
-            ltoir,
-            lineinfo,
-            debug,
-            nvrtc._get_nvrtc_version(),
-            _versions(),
-            _headers(includes),
-        )
+        options = (cc, ltoir, lineinfo, debug)
+        key = digest("nvrtc", text, options, nvrtc._get_nvrtc_version(), _versions(), _headers(includes))
         code = cached(key, make)
         return (ObjectCode.from_ltoir if ltoir else ObjectCode.from_ptx)(code, name=name), ""
 
@@ -271,6 +251,7 @@ def _caching_compile(original):
 
 
 def _caching_complete(original):
+    from cuda.bindings import nvjitlink
     from cuda.core import ObjectCode
     from numba.cuda.cudadrv import driver
 
@@ -292,7 +273,7 @@ def _caching_complete(original):
             return bytes(linked.code)
 
         parts = [part for pair in inputs for part in pair]
-        cubin = cached(digest("link", *parts, options, _versions()), make)
+        cubin = cached(digest("link", *parts, options, nvjitlink.version(), _versions()), make)
         if linked is None:
             # What the original leaves behind for numba: a finished linker with empty logs.
             self.linker, self._info_log, self._error_log, self._complete = self, "", "", True
@@ -303,9 +284,9 @@ def _caching_complete(original):
 
 
 def _ordered_modules(library):
-    """A library's own module, then those of what it calls: numba's order, but for its sets, which have none.
+    """A library's own module, then those of what it calls, sorted by name where numba iterates over a set.
 
-    Without this, processes would order the modules differently and so make different code of the same kernel.
+    Otherwise each process would order them differently, and so make different code of the same kernel.
     """
     callees = sorted(library._linking_libraries, key=lambda callee: callee.name)
     return [library._module] + [module for callee in callees for module in callee.modules]

@@ -5,8 +5,8 @@
     step.set("n", 7)            # the next launch takes 7
     step(stream=other)
 
-Numba's own ``kernel[grid, block, stream, shared](...)`` works beside it. What it costs more is looking at
-each argument's type and packing it, at every launch.
+Numba's own ``kernel[grid, block, stream, shared](...)`` works beside it; it costs more, because it looks at
+each argument's type and packs it at every launch.
 """
 
 import ctypes
@@ -38,20 +38,20 @@ def bind(
     args          the kernel's arguments: arrays of the World's array module (on GPUs anything with the CUDA
                   Array Interface), NumPy and Python numbers (int is int64, float is float64, as in Numba),
                   enum members, tuples of those
-    stream        where ``b()`` launches: the World's stream unless given. CuPy, Numba, cuda.core and PyTorch
-                  streams or an address
-    shared        dynamic shared memory per block in bytes; more than 48 KiB is asked of the driver here,
+    stream        where ``b()`` launches: the World's stream unless given. A CuPy, Numba, cuda.core or PyTorch
+                  stream, or an address
+    shared        dynamic shared memory per block in bytes. More than 48 KiB is asked of the driver here,
                   once, for `kernel`, so that Numba's own launches of it may use as much
     cluster       blocks per cluster, like grid; the grid must be a multiple of it in each direction
-    cooperative   launch cooperatively; kernels with Numba's grid.sync() are, and must be co-resident
+    cooperative   launch cooperatively, as kernels with Numba's grid.sync() are anyway; implies co_resident
     co_resident   the kernel's blocks wait for each other: refuse a grid that does not fit on the GPU all at
-                  once. (What else runs on the GPU is not taken into account.) On the emulator all blocks
-                  always are.
+                  once (what else runs there is not taken into account). On the emulator every grid fits
 
     ``b()`` launches; ``b(stream=s)`` on another stream. ``b.set(which, value)`` replaces an argument by
     position or name, from the next launch on; its type must stay. Both may be used while a stream captures a
-    CUDA graph. `b` keeps its arguments alive. Compiling, linking and loading happen here, so that no launch
-    waits for them (loading waits for running kernels).
+    CUDA graph; the graph keeps the arguments that it was captured with, and the caller keeps their arrays
+    alive for it. `b` keeps its current arguments alive. Compiling, linking and loading happen here, so that
+    no launch waits for them (loading waits for running kernels).
 
     Not for kernels with debug=True that should raise: only Numba's own launch looks for their exceptions.
 
@@ -97,7 +97,7 @@ def _dimensions(value, name, most):
 
 
 class Launch:
-    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are as bound; do not assign to them."""
+    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are read-only."""
 
     def __init__(self, kernel, grid, block, args, stream, shared, cluster):
         self.kernel, self.grid, self.block, self.shared, self.cluster = kernel, grid, block, shared, cluster
@@ -120,9 +120,8 @@ class Launch:
     def set(self, which, value):
         """Replace argument `which` (position or name) from the next launch on.
 
-        Launches and captured graphs of before keep the old value. TypeError when the type changes: bind the
-        kernel again for that. Python numbers take the type of a NumPy number that was bound, if it holds
-        them.
+        Earlier launches and captured graphs keep the old value. TypeError when the type changes: bind the
+        kernel again for that. A Python number takes the type of a NumPy number that it replaces, if it fits.
         """
         index = self._index(which)
         name, declared = self._names[index], self._types[index]
@@ -160,8 +159,7 @@ class Launch:
         if found is None or not _can_be_passed(found):
             raise TypeError(
                 f"argument {name} of {self.name}: {_described(value)} cannot be passed to a kernel{reason}; "
-                f"allowed are arrays, "
-                "NumPy and Python numbers, enum members, and tuples of those"
+                "allowed are arrays, NumPy and Python numbers, enum members, and tuples of those"
             )
         return found
 
@@ -204,8 +202,7 @@ class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
     def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident):
-        # All blocks of an emulated grid are live at once, so that cooperative and co_resident hold by
-        # themselves.
+        # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         self._default = kernel[grid, block, stream, shared]
 
@@ -254,7 +251,7 @@ class _GpuLaunch(Launch):
         )
 
     def _load(self, compiled):
-        """Load the module now, all of it, and run what it needs to be run (NVSHMEM's initialization, the table of peers)."""
+        """Load all of the module now, and initialize it (NVSHMEM's state, the table of peers)."""
         compiled.bind()
         numba_function = compiled._codelibrary.get_cufunc()
         self._keep = compiled, numba_function
@@ -280,9 +277,8 @@ class _GpuLaunch(Launch):
         total, most = self._static + self.shared, self._device_attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         if total > most:
             raise ValueError(
-                f"bind: kernel {self.name} would use {total} bytes of shared memory per block ({self.shared} "
-                f"dynamic and "
-                f"{self._static} static); this GPU allows {most}"
+                f"bind: kernel {self.name} would use {total} bytes of shared memory per block "
+                f"({self.shared} dynamic and {self._static} static); this GPU allows {most}"
             )
         which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         # A maximum for all launches of the kernel: never lowered, since another bound launch may need it.
@@ -306,8 +302,8 @@ class _GpuLaunch(Launch):
         if threads > most:
             raise ValueError(
                 f"bind: block {self.block} has {threads} threads, and kernel {self.name} with "
-                f"{self._registers} registers per "
-                f"thread allows {most}: use smaller blocks, or @cuda.jit(max_registers=...) or launch_bounds"
+                f"{self._registers} registers per thread allows {most}: use smaller blocks, or "
+                "@cuda.jit(max_registers=...) or launch_bounds"
             )
 
     def _check_co_resident(self, why):
@@ -329,11 +325,9 @@ class _GpuLaunch(Launch):
         if blocks > fit:
             raise ValueError(
                 f"bind: kernel {self.name} {why}, and its grid {self.grid} of {blocks} blocks does not fit "
-                f"on this GPU at once: "
-                f"{fit} do ({how}) with {threads} threads, {self._registers} registers per thread and "
-                f"{self._static + self.shared} bytes of shared memory per block. Use at most {fit} blocks "
-                f"and loop in the kernel, or "
-                "smaller blocks, or less shared memory"
+                f"on this GPU at once: {fit} do ({how}) with {threads} threads, {self._registers} registers "
+                f"per thread and {self._static + self.shared} bytes of shared memory per block. Use at most "
+                f"{fit} blocks and loop in the kernel, or smaller blocks, or less shared memory"
             )
 
     # -- arguments
@@ -426,10 +420,8 @@ class _GpuLaunch(Launch):
         ):
             raise ValueError(
                 f"{message}. The launch: grid {self.grid} (at most {MAX_GRID}), block {self.block} (at most "
-                f"{MAX_BLOCK} and "
-                f"{MAX_THREADS} threads), cluster {self.cluster}, {self.shared} bytes of dynamic and "
-                f"{self._static} of static shared "
-                f"memory, {self._registers} registers per thread"
+                f"{MAX_BLOCK} and {MAX_THREADS} threads), cluster {self.cluster}, {self.shared} bytes of "
+                f"dynamic and {self._static} of static shared memory, {self._registers} registers per thread"
             )
         if error == results.CUDA_ERROR_INVALID_CONTEXT:
             message += ". No GPU is current in this thread: call cupy.cuda.Device(number).use() in it first"
@@ -438,7 +430,7 @@ class _GpuLaunch(Launch):
 
 @functools.cache
 def _prepare_process():
-    """The JIT cache and the types of CuPy arrays, for processes without a World (with one, it has done this)."""
+    """The JIT cache and the types of CuPy arrays, as a World installs them: here for processes without one."""
     from . import jit_cache
 
     jit_cache.install()
@@ -450,7 +442,7 @@ def _prepare_process():
 
 
 def _address_of_stream(stream):
-    """The CUDA stream behind an object of CuPy, Numba, cuda.core or PyTorch, or behind an int; None is the default stream."""
+    """The address of a CuPy, Numba, cuda.core or PyTorch stream; an address is itself, None is 0."""
     if stream is None:
         return 0
     if hasattr(stream, "__cuda_stream__"):
@@ -462,8 +454,7 @@ def _address_of_stream(stream):
         return operator.index(stream)
     except TypeError:
         raise TypeError(
-            f"{stream!r} is not a stream: CuPy, Numba, cuda.core and PyTorch streams or an address are "
-            f"allowed"
+            f"{stream!r} is not a stream: a CuPy, Numba, cuda.core or PyTorch stream or an address is allowed"
         ) from None
 
 
@@ -492,9 +483,7 @@ def _flatten(name, ty, value):
 
 def _flatten_array(name, array):
     """Numba's array structure: two unused pointers, size, bytes per element, address, shape, strides."""
-    if hasattr(array, "data") and hasattr(
-        array.data, "ptr"
-    ):  # CuPy: its interface dictionary would ask the stream
+    if hasattr(getattr(array, "data", None), "ptr"):  # CuPy: its interface dictionary would ask the stream
         address, shape, strides, itemsize = array.data.ptr, array.shape, array.strides, array.dtype.itemsize
     elif (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         address, shape, strides = interface["data"][0], interface["shape"], interface.get("strides")
@@ -506,8 +495,7 @@ def _flatten_array(name, array):
     else:
         raise TypeError(
             f"argument {name}: {_described(array)} is in host memory; a bound launch takes arrays on the "
-            f"GPU, such as CuPy's "
-            "(cupy.asarray copies it there)"
+            "GPU, such as CuPy's (cupy.asarray copies it there)"
         )
     size = int(np.prod(shape, dtype=np.int64))
     return [("<q", 0), ("<q", 0), ("<q", size), ("<q", itemsize), ("<Q", address)] + [

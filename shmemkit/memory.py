@@ -1,9 +1,10 @@
 """Symmetric arrays: the same shape and dtype on every rank, each on its own part of the symmetric heap.
 
-``zeros``, ``empty``, ``full``, ``array``, ``signals`` and ``free`` are collective: every rank calls them, in the same order. Each
-checks that all ranks asked for the same; if they did not, every rank raises. The arrays are CuPy arrays on GPUs and NumPy
-arrays on the emulator. ``free`` gives memory back; what is left, the World frees when it is finalized. An array that was dropped
-without ``free`` cannot be freed before that: it is reported then, as a leak.
+``zeros``, ``empty``, ``full``, ``array``, ``signals`` and ``free`` are collective: every rank calls them, in
+the same order. Each checks that all ranks asked for the same; if they did not, every rank raises. The arrays
+are CuPy arrays on GPUs and NumPy arrays on the emulator. ``free`` gives memory back; what is left, the World
+frees when it is finalized. An array that was dropped without ``free`` cannot be freed before that: it is
+reported then, as a leak.
 """
 
 import math
@@ -12,9 +13,8 @@ import weakref
 
 import numpy as np
 
-DTYPES = (
-    "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128".split()
-)
+DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+DTYPES += ["complex64", "complex128"]
 
 
 def as_dtype(dtype):
@@ -68,11 +68,13 @@ class SymmetricMemory:
         self._count = 0  # allocations so far
 
     def empty(self, shape, dtype="float32", name=None):
-        """A symmetric array with undefined content (on the emulator all bytes are 0xFF, so that floats are NaN).
+        """A symmetric array with undefined content (on the emulator all bytes are 0xFF, so that floats are
+        NaN).
 
-        `shape`: a non-negative integer or a tuple of them. `dtype`: float16, bfloat16, float32, float64, a signed or unsigned
-        integer, bool or complex. `name` appears in reports. Collective: when the ranks ask for different things, every rank
-        raises ValueError with what each asked for. MemoryError when the symmetric heap is full.
+        `shape`: a non-negative integer or a tuple of them. `dtype`: float16, bfloat16, float32, float64, a
+        signed or unsigned integer, bool or complex. `name` appears in reports. Collective: when the ranks ask
+        for different things, every rank raises ValueError with what each asked for. MemoryError when the
+        symmetric heap is full.
         """
         self._check_alive("empty")
         raw, result = self._allocate(shape, dtype, name)
@@ -81,7 +83,8 @@ class SymmetricMemory:
         return result
 
     def full(self, shape, fill_value, dtype="float32", name=None):
-        """A symmetric array filled with `fill_value`; see ``empty``. Every rank has its content before any rank returns."""
+        """A symmetric array filled with `fill_value`; see ``empty``. Every rank has its content before any
+        rank returns."""
         self._check_alive("full")
         _, result = self._allocate(shape, dtype, name)
         with self.stream:
@@ -99,7 +102,8 @@ class SymmetricMemory:
         return result
 
     def array(self, values, dtype=None, name=None):
-        """A symmetric copy of `values`: array-like, of the same shape and dtype on every rank; the values may differ."""
+        """A symmetric copy of `values`: array-like, of the same shape and dtype on every rank; the values may
+        differ."""
         self._check_alive("array")
         if not hasattr(values, "dtype"):
             values = np.asarray(values)
@@ -115,7 +119,8 @@ class SymmetricMemory:
         return self.zeros(n, "uint64", name or "signals")
 
     def free(self, array):
-        """Give a symmetric array back. Collective; `array` is what zeros, empty, full, array or signals returned."""
+        """Give a symmetric array back. Collective; `array` is what zeros, empty, full, array or signals
+        returned."""
         self._check_alive("free")
         self.backend.synchronize()  # a kernel may still write into it
         where = self.backend.address(array) if isinstance(array, self.xp.ndarray) else None
@@ -131,7 +136,8 @@ class SymmetricMemory:
     def peer_view(self, array, rank):
         """The same symmetric array on another `rank`, as an array that this rank's host can read and write.
 
-        ValueError when `array` is not symmetric, or that rank is not reachable through shared memory or NVLink.
+        ValueError when `array` is not symmetric, or that rank is not reachable through shared memory or
+        NVLink.
         """
         self._check_alive("peer_view")
         if not 0 <= rank < self.n_ranks:
@@ -154,11 +160,14 @@ class SymmetricMemory:
         self._count += 1
         name = name or f"array {self._count}"
         self.backend.describe(raw, name, dtype)
-        self._allocations[self.backend.address(raw)] = _Allocation(raw, self._count, name, shape, dtype, owner)
+        self._allocations[self.backend.address(raw)] = _Allocation(
+            raw, self._count, name, shape, dtype, owner
+        )
         return raw, result
 
     def _agree(self, rule, request, error):
-        """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they differ."""
+        """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they
+        differ."""
         requests = self.backend.allgather(None if error else request)
         if error is not None:
             raise error
@@ -166,7 +175,9 @@ class SymmetricMemory:
             ranks = {}
             for rank, r in enumerate(requests):
                 ranks.setdefault(r or "something invalid", []).append(rank)
-            asked = "; ".join(f"rank{'s' * (len(k) > 1)} {', '.join(map(str, k))}: {r}" for r, k in ranks.items())
+            asked = "; ".join(
+                f"rank{'s' * (len(k) > 1)} {', '.join(map(str, k))}: {r}" for r, k in ranks.items()
+            )
             raise ValueError(f"{rule} on every rank, but they asked for {asked}")
 
     def _content_is_there(self):

@@ -1,4 +1,5 @@
-"""Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the emulator."""
+"""Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
+emulator."""
 
 import atexit
 import ctypes
@@ -28,22 +29,27 @@ def current(required=False):
 def init(backend="auto", comm=None, local_size=None):
     """Initialize this rank. -> World. Collective.
 
-    backend     "nvshmem" (GPUs), "emulator" (CPU), or "auto": SHMEMKIT_BACKEND if set, else NVSHMEM where there is a
-                GPU and nvshmem4py, else the emulator
+    backend     "nvshmem" (GPUs), "emulator" (CPU), or "auto": SHMEMKIT_BACKEND if set, else NVSHMEM where
+                there is a GPU and nvshmem4py, else the emulator
     comm        mpi4py communicator of the ranks; None is COMM_WORLD under mpirun or srun, else a single rank
-    local_size  declares logical nodes of so many consecutive ranks, so that multi-node kernels run on one host; default
-                SHMEMKIT_LOCAL_SIZE, else the ranks of this host. It must divide the number of ranks.
+    local_size  declares logical nodes of so many consecutive ranks, so that multi-node kernels run on one
+                host; default SHMEMKIT_LOCAL_SIZE, else the ranks of this host. It must divide the number of
+                ranks.
 
-    The World's stream becomes CuPy's current stream. Use it as a context manager, or call finalize(); at exit that is done.
-    RuntimeError when a World is alive already, or the backend cannot be used (it says why).
+    The World's stream becomes CuPy's current stream. Use it as a context manager, or call finalize(); at exit
+    that is done. RuntimeError when a World is alive already, or the backend cannot be used (it says why).
     """
     global _alone
     host = current_host()
     if current() is not None:
-        raise RuntimeError("shmemkit.init: this rank is initialized already; call finalize() on its World first")
+        raise RuntimeError(
+            "shmemkit.init: this rank is initialized already; call finalize() on its World first"
+        )
     if host is not None:
         if backend == "nvshmem":
-            raise RuntimeError("shmemkit.init: shmemkit.emu.run runs on the emulator; backend='nvshmem' needs mpirun")
+            raise RuntimeError(
+                "shmemkit.init: shmemkit.emu.run runs on the emulator; backend='nvshmem' needs mpirun"
+            )
         host.world = world = World("emulator", None, local_size)
         return world
     name, reason = choose_backend(backend)
@@ -158,9 +164,9 @@ class World(SymmetricMemory):
 
     # -- synchronisation
     def barrier(self, stream=None):
-        """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was done
-        before, on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it. Collective; can be
-        captured in a graph.
+        """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was
+        done before, on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it.
+        Collective; can be captured in a graph.
         """
         self._check_alive("barrier")
         self.backend.barrier(stream)
@@ -182,7 +188,8 @@ class World(SymmetricMemory):
 
     # -- the end
     def finalize(self):
-        """Wait for this rank's work and all ranks, free what is left, and leave. Collective; a second call does nothing.
+        """Wait for this rank's work and all ranks, free what is left, and leave. Collective; a second call
+        does nothing.
 
         Symmetric arrays that were dropped without ``free`` are reported on standard error.
         """

@@ -1,6 +1,7 @@
 """The table of peers reaches every module, whether it is loaded before or after the world is known."""
 
 import struct
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -57,3 +58,22 @@ def test_refuses_what_does_not_fit():
     for rank, n_ranks, offsets in ((0, 2, [0]), (2, 2, [0, 0]), (0, 2000, [0] * 2000)):
         with pytest.raises(ValueError, match="one offset per rank"):
             peers.publish(rank, n_ranks, offsets)
+
+
+def test_a_module_may_be_unloaded_in_the_middle_of_a_fill(monkeypatch):
+    """The garbage collector runs numba's finalizers anywhere, in the same thread."""
+    tables = peers._Tables()
+    one, two = SimpleNamespace(handle=1), SimpleNamespace(handle=2)
+    filled = []
+
+    def fill(library):
+        filled.append(library)
+        tables.unloaded(one)
+
+    monkeypatch.setattr(tables, "fill", fill)
+    tables.loaded(one)
+    tables.loaded(two)
+    worker = threading.Thread(target=tables.publish, args=[b"values"], daemon=True)  # it hung
+    worker.start()
+    worker.join(10)
+    assert not worker.is_alive() and set(filled) == {1, 2} and tables.libraries == {2}

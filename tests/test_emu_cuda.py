@@ -42,7 +42,9 @@ def indices_3d(out, sizes):
     x, y, z = cuda.grid(3)
     nx, ny, nz = cuda.gridsize(3)
     out[x, y, z, 0] += 1
-    out[x, y, z, 1] = cuda.threadIdx.x + cuda.blockDim.x * (cuda.threadIdx.y + cuda.blockDim.y * cuda.threadIdx.z)
+    out[x, y, z, 1] = cuda.threadIdx.x + cuda.blockDim.x * (
+        cuda.threadIdx.y + cuda.blockDim.y * cuda.threadIdx.z
+    )
     out[x, y, z, 2] = cuda.blockIdx.x + cuda.gridDim.x * (cuda.blockIdx.y + cuda.gridDim.y * cuda.blockIdx.z)
     if x == 0 and y == 0 and z == 0:
         sizes[0], sizes[1], sizes[2] = nx, ny, nz
@@ -55,8 +57,12 @@ def test_3d(grid, block):
     out, sizes = launch(indices_3d, grid, block, np.zeros(size + (3,), "int64"), np.zeros(3, "int64"))
     x, y, z = np.indices(size)
     assert (out[..., 0] == 1).all() and tuple(sizes) == size
-    np.testing.assert_array_equal(out[..., 1], x % block[0] + block[0] * (y % block[1] + block[1] * (z % block[2])))
-    np.testing.assert_array_equal(out[..., 2], x // block[0] + grid[0] * (y // block[1] + grid[1] * (z // block[2])))
+    np.testing.assert_array_equal(
+        out[..., 1], x % block[0] + block[0] * (y % block[1] + block[1] * (z % block[2]))
+    )
+    np.testing.assert_array_equal(
+        out[..., 2], x // block[0] + grid[0] * (y // block[1] + grid[1] * (z // block[2]))
+    )
 
 
 @cuda.jit
@@ -148,7 +154,7 @@ def test_votes_of_a_block_without_threads_that_returned(flags, data):
 @cuda.jit
 def return_while_others_wait(out):
     t = cuda.threadIdx.x
-    for i in range(t):  # thread t takes part in t barriers
+    for _ in range(t):  # thread t takes part in t barriers
         cuda.syncthreads()
     out[t] = cuda.syncthreads_count(1)
 
@@ -188,9 +194,9 @@ def several_sites(out):
     t = cuda.threadIdx.x
     a = cuda.shared.array(8, int32)
     b = cuda.shared.array((8, 2), float32)
-    for i in range(3):
+    for turn in range(3):
         c = cuda.shared.array(shape=8, dtype=np.float32)  # the same array in every turn
-        if i == 0:
+        if turn == 0:
             c[t] = t
         else:
             c[t] += 1
@@ -301,7 +307,9 @@ def shuffles(x, source, delta, mask, out):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 70), st.integers(0, 40), st.integers(0, 33), st.integers(0, 31), st.sampled_from("ilfd"))
+@given(
+    st.integers(1, 70), st.integers(0, 40), st.integers(0, 33), st.integers(0, 31), st.sampled_from("ilfd")
+)
 def test_shuffles(n, source, delta, mask, dtype):
     """Lanes that do not exist give back one's own value, which is one of the values CUDA may give."""
     x = np.random.default_rng(n).integers(-(2**31), 2**31, n).astype(dtype)
@@ -315,7 +323,12 @@ def test_shuffles(n, source, delta, mask, dtype):
             exists = (0 <= lane) & (lane < len(warp))
             return np.where(exists, warp[np.where(exists, lane, 0)], warp[lanes])
 
-        expected = [take(lanes * 0 + source % 32), take(lanes - delta), take(lanes + delta), take(lanes ^ mask)]
+        expected = [
+            take(lanes * 0 + source % 32),
+            take(lanes - delta),
+            take(lanes + delta),
+            take(lanes ^ mask),
+        ]
         np.testing.assert_array_equal(out[first : first + 32], np.stack(expected, 1))
 
 
@@ -347,7 +360,14 @@ def test_votes_and_matches(values):
         warp = x[first : first + 32]
         up, all_equal = warp > 0, (warp == warp[0]).all()
         for lane, row in enumerate(out[first : first + 32]):
-            expected = [up.all(), up.any(), up.all() or not up.any(), mask(up), up.sum(), mask(warp == warp[lane])]
+            expected = [
+                up.all(),
+                up.any(),
+                up.all() or not up.any(),
+                mask(up),
+                up.sum(),
+                mask(warp == warp[lane]),
+            ]
             expected += [mask(warp == warp) if all_equal else 0, all_equal]
             expected += [2 ** len(warp) - 1, 2**lane - 1, lane]
             np.testing.assert_array_equal(row, expected)
@@ -438,12 +458,16 @@ def atomic_kernel(name):
     return kernel
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64", "float32", "float64"])
-@pytest.mark.parametrize("name", ATOMICS)
+FOR_FLOATS = ("add", "sub", "max", "min", "nanmax", "nanmin")
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [(name, dtype) for name in ATOMICS for dtype in ("int32", "uint32", "int64", "uint64")]
+    + [(name, dtype) for name in FOR_FLOATS for dtype in ("float32", "float64")],
+)
 def test_atomics_return_the_old_value(name, dtype):
     floating = dtype.startswith("float")
-    if floating and name in ("and_", "or_", "xor", "inc", "dec", "exch"):
-        pytest.skip("for integers")
     values = np.random.default_rng(3).integers(1, 2**31 - 1, 20).astype(dtype)
     x, flat, old = np.full((2, 3), 5, dtype), np.full(3, 5, dtype), np.zeros((20, 2), dtype)
     launch(atomic_kernel(name), 1, 20, x, flat, values, old)

@@ -40,6 +40,18 @@ def copy(src, dst):
         dst[i] = src[i]
 
 
+@cuda.jit
+def write_turn(x, peer, turn, seen):
+    """Read what the left neighbour wrote in the turn before; write for the right one, into the other row."""
+    now, i = turn[0], cuda.threadIdx.x
+    if now > 0:
+        seen[now - 1, i] = x[(now - 1) % 2, i]
+    symm_at(x, peer)[now % 2, i] = 1000 * now + rank()
+    cuda.syncthreads()
+    if i == 0:
+        turn[0] = now + 1
+
+
 def neighbour(world):
     return (world.rank + 1) % world.n_ranks
 
@@ -123,6 +135,25 @@ def test_barrier_orders_writes_to_a_peer(world):
         mine = x.copy()
         world.barrier()  # nobody writes before all have read
         assert (mine.get() == 1000 * i + (world.rank - 1) % world.n_ranks).all()
+    sk.free(x)
+
+
+def test_barriers_in_a_graph(world):
+    x, seen = sk.zeros((2, 32), "int64"), world.xp.zeros((5, 32), "int64")
+    turn = world.xp.zeros(1, "int64")
+    step = sk.bind(write_turn, 1, 32, (x, neighbour(world), turn, seen))
+    step()  # loaded before the capture
+    world.barrier()
+    world.stream.begin_capture()
+    step()
+    world.barrier()
+    graph = world.stream.end_capture()
+    turn.fill(0)
+    world.barrier()
+    for _ in range(6):
+        graph.launch(world.stream)
+    left = (world.rank - 1) % world.n_ranks
+    assert seen.get()[:, 0].tolist() == [1000 * i + left for i in range(5)]
     sk.free(x)
 
 

@@ -150,8 +150,8 @@ def barrier_all_block(arrivals=None, epoch=None):
     epoch      local, 1-D, one zero of the same dtype: how often I have
 
     What any thread of a block did before it is seen by every thread of every rank's block after it. Nothing
-    is reset: the same arrays serve any number of calls, in any number of launches, if only this barrier uses
-    them. It does not complete puts: `quiet` first.
+    is reset: the same arrays serve any number of calls (32-bit ones 2**31), in any number of launches, if
+    only this barrier uses them. It does not complete puts: `quiet` first.
     """
     thread = current_thread("barrier_all_block")
     if arrivals is None and epoch is None:

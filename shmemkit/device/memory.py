@@ -10,6 +10,7 @@ import functools
 
 import numpy as np
 
+from shmemkit.emu.arrays import device_view
 from shmemkit.emu.thread import current_thread
 
 from .checks import NUMBERS, SCOPES, check_choice, check_integer, check_words, literal_choice
@@ -239,7 +240,8 @@ def load_vec16(array, index):
     current_thread("load_vec16")
     count = _elements_of_vector("load_vec16", array, index)
     elements = np.array([array[index + i] for i in range(count)], array.dtype)
-    return tuple(elements.view(np.uint32))
+    words = device_view(elements.view(np.uint32))
+    return tuple(words[i] for i in range(4))
 
 
 @gpu(load_vec16)
@@ -257,7 +259,7 @@ def store_vec16(array, index, words):
     """Store 4 uint32 to the 16 bytes that start at ``array[index]``, in one store. See `load_vec16`."""
     current_thread("store_vec16")
     count = _elements_of_vector("store_vec16", array, index)
-    elements = np.array(words, np.uint32).view(array.dtype)
+    elements = np.array([int(word) & 0xFFFFFFFF for word in words], np.uint32).view(array.dtype)
     for i in range(count):
         array[index + i] = elements[i]
 

@@ -45,7 +45,7 @@ class _Tables:
     """The published values, and the modules that hold a copy of them."""
 
     def __init__(self):
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
         self.values = None
         self.libraries = set()  # CUlibrary handles of the loaded modules
         self.stream = None
@@ -53,7 +53,7 @@ class _Tables:
     def publish(self, values):
         with self.lock:
             self.values = values
-            for library in self.libraries:
+            for library in list(self.libraries):
                 self.fill(library)
 
     def loaded(self, module):

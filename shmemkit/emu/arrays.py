@@ -1,6 +1,7 @@
 """Arrays as kernels see them: NumPy views of device memory whose integers behave as on the GPU.
 
-Floating-point arrays are plain ``numpy.ndarray`` views. Integer arrays give 64-bit integers (``ints.py``) and wrap what is stored.
+Floating-point arrays are plain ``numpy.ndarray`` views. Integer arrays give 64-bit integers (``ints.py``) and
+wrap what is stored.
 """
 
 import numpy as np
@@ -10,14 +11,13 @@ from .ints import Unsigned, from_scalar, wrap
 _get, _set, _item = np.ndarray.__getitem__, np.ndarray.__setitem__, np.ndarray.item
 
 
-class SignedArray(np.ndarray):
-    """Signed integers (and booleans): elements are Python integers."""
+class IntegerArray(np.ndarray):
+    """Integers (and booleans) of any number of dimensions: signed elements are Python integers, others
+    Unsigned."""
 
     __slots__ = ()
 
     def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1:  # the common case, fast
-            return _item(self, index)
         value = _get(self, index)
         return value if isinstance(value, np.ndarray) else from_scalar(value)
 
@@ -28,30 +28,55 @@ class SignedArray(np.ndarray):
             _set(self, index, wrap(value, self.dtype))
 
 
-class UnsignedArray(SignedArray):
-    """Unsigned integers: elements are Unsigned."""
+class SignedVector(IntegerArray):
+    """One dimension of signed integers, indexed fast."""
 
     __slots__ = ()
 
     def __getitem__(self, index):
-        if type(index) is int and self.ndim == 1:
+        kind = type(index)
+        if kind is int:
+            return _item(self, index)
+        return _get(self, index) if kind is slice else _other(self, index)
+
+    def reshape(self, *shape):
+        return _of_any_dimension(np.ndarray.reshape(self, *shape))
+
+
+class UnsignedVector(SignedVector):
+    """One dimension of unsigned integers, indexed fast."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index):
+        kind = type(index)
+        if kind is int:
             return Unsigned(_item(self, index))
-        value = _get(self, index)
-        return value if isinstance(value, np.ndarray) else from_scalar(value)
+        return _get(self, index) if kind is slice else _other(self, index)
+
+
+def _other(vector, index):
+    value = _get(vector, index)
+    return _of_any_dimension(value) if isinstance(value, np.ndarray) else from_scalar(value)
+
+
+def _of_any_dimension(array):
+    return array if array.ndim == 1 else array.view(IntegerArray)
 
 
 def device_view(array):
     """`array` as a kernel sees it (the same memory)."""
     kind = array.dtype.kind
-    if kind == "u":
-        return array.view(UnsignedArray)
-    if kind in "ib":
-        return array.view(SignedArray)
-    return array.view(np.ndarray)
+    if kind not in "iub":
+        return array.view(np.ndarray)
+    if array.ndim != 1:
+        return array.view(IntegerArray)
+    return array.view(UnsignedVector if kind == "u" else SignedVector)
 
 
 def uninitialised(shape, dtype):
-    """New memory with no meaningful content: every byte 0xFF, so that floats are NaN and a use of it shows."""
+    """New memory with no meaningful content: every byte 0xFF, so that floats are NaN and a use of it
+    shows."""
     array = np.empty(shape, np.dtype(dtype))
     if array.size:
         array.reshape(-1).view(np.uint8)[:] = 0xFF

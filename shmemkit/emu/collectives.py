@@ -1,4 +1,4 @@
-"""Team operations of NVSHMEM, called from kernels by one thread per PE (the others of its warp or block wait for it)."""
+"""Team operations of NVSHMEM, called from kernels by one thread per PE; others of its warp or block wait."""
 
 import numpy as np
 
@@ -33,8 +33,10 @@ class Collectives:
                 thread,
                 address(mine) + pe * mine.itemsize,
                 lambda pe=pe: mine.item(pe) >= epoch,
-                lambda pe=pe: f"rank {pe} in a barrier, sync or collective of ranks {_ranks(pes)} ({mine.item(pe)} calls "
-                f"there, {epoch} here)",
+                lambda pe=pe: (
+                    f"rank {pe} in a barrier, sync or collective of ranks {_ranks(pes)} "
+                    f"({mine.item(pe)} calls there, {epoch} here)"
+                ),
             )
 
     def broadcast(self, thread, pes, dst, src, root=0):
@@ -55,7 +57,8 @@ class Collectives:
         self._pull(thread, pes, pull)
 
     def alltoall(self, thread, pes, dst, src):
-        """dst[i] = the part of member i's src that is meant for me; src and dst hold one equal part per member."""
+        """dst[i] = the part of member i's src that is meant for me; src and dst hold one equal part per
+        member."""
         target, n, me = flat(dst, "alltoall", "dst"), src.size // len(pes), pes.index(thread.pe)
         _check_size("alltoall", "dst", dst, n * len(pes))
 
@@ -72,7 +75,8 @@ class Collectives:
         self._reduce("reduce", thread, pes, dst, src, slice(0, src.size), op)
 
     def reducescatter(self, thread, pes, dst, src, op="sum"):
-        """dst = my part of the elementwise reduction of all members' src; src holds one equal part per member."""
+        """dst = my part of the elementwise reduction of all members' src; src holds one equal part per
+        member."""
         n, me = dst.size, pes.index(thread.pe)
         _check_size("reducescatter", "src", src, n * len(pes))
         self._reduce("reducescatter", thread, pes, dst, src, slice(me * n, (me + 1) * n), op)

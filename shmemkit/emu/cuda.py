@@ -190,7 +190,7 @@ class Cuda:
 
     def gridsize(self, ndim):
         block = getcurrent().block
-        sizes = tuple(g * b for g, b in zip(block.gridDim, block.blockDim))
+        sizes = tuple(g * b for g, b in zip(block.gridDim, block.blockDim, strict=True))
         return sizes[0] if ndim == 1 else sizes[:ndim]
 
     # -- synchronisation
@@ -206,7 +206,9 @@ class Cuda:
 
     def _vote_block(self, predicate, function):
         thread = getcurrent()
-        return thread.block.meeting(thread, "block").join(thread, bool(predicate), lambda votes: function(votes.values()))
+        return thread.block.meeting(thread, "block").join(
+            thread, bool(predicate), lambda votes: function(votes.values())
+        )
 
     def syncthreads_count(self, predicate):
         return self._vote_block(predicate, sum)
@@ -232,7 +234,8 @@ class Cuda:
 
     # -- warps
     def activemask(self):
-        """All lanes of the warp: which of them a GPU would run together cannot be known. Unsigned, as Numba has it."""
+        """All lanes of the warp: which of them a GPU would run together cannot be known. Unsigned, as Numba
+        has it."""
         return Unsigned((1 << getcurrent().warp_size()) - 1)
 
     def lanemask_lt(self):

@@ -6,7 +6,8 @@ class EmulatorError(RuntimeError):
 
 
 class DeadlockError(EmulatorError):
-    """No PE can go on. The message lists each stuck PE, block and thread, its source line and what it waits for."""
+    """No PE can go on. The message lists each stuck PE, block and thread, its source line and what it waits
+    for."""
 
 
 class OutOfBoundsError(EmulatorError, IndexError):

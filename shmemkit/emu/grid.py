@@ -1,6 +1,8 @@
 """A kernel launch: its grid of blocks and their threads, all alive at once."""
 
 import enum
+import contextlib
+import gc
 import itertools
 
 import numpy as np
@@ -26,7 +28,20 @@ class Dim3:
         return iter((self.x, self.y, self.z))
 
     def __repr__(self):
-        return f"({self.x}, {self.y}, {self.z})" if self.y or self.z else str(self.x)
+        return f"({self.x}, {self.y}, {self.z})"
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    """While thousands of threads are made; and none of them is looked at by later collections."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _indices(size):
@@ -45,7 +60,9 @@ class Block:
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
         self.shared = {}  # call site -> shared array
         self.meetings = {}  # "block" or warp number -> Meeting
-        self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]  # live lanes
+        self.warps = [
+            (1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)
+        ]  # live lanes
         hub = self.scheduler.hub
         self.threads = [Thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
 
@@ -59,7 +76,9 @@ class Block:
         warp = thread.thread_id // 32
         key = "block" if scope == "block" else (warp, mask)
         if key not in self.meetings:
-            expected = (lambda: self.alive) if scope == "block" else (lambda: (self.warps[warp] & mask).bit_count())
+            expected = (
+                (lambda: self.alive) if scope == "block" else (lambda: (self.warps[warp] & mask).bit_count())
+            )
             self.meetings[key] = Meeting(self.scheduler, expected, f"a {scope} operation")
         return self.meetings[key]
 
@@ -78,15 +97,22 @@ class Block:
 
 
 class Launch:
-    """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain Python."""
+    """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain
+    Python."""
 
     def __init__(self, stream, name, function, parameters, grid, block, shared, arguments):
         self._call = (stream, name, function, parameters, grid, block, shared, arguments)
-        self.stream, self.machine, self.pe = stream, stream.machine, stream.pe  # a graph may run it on another stream
+        self.stream, self.machine, self.pe = (
+            stream,
+            stream.machine,
+            stream.pe,
+        )  # a graph may run it on another stream
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
         self.arguments = [kernel_argument(a, name) for a in arguments]
-        self.arrays = {n: a for n, a in zip(parameters, self.arguments) if isinstance(a, np.ndarray)}
+        self.arrays = {
+            n: a for n, a in zip(parameters, self.arguments, strict=True) if isinstance(a, np.ndarray)
+        }
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
         self.dynamic_shared = shared
         self.alive = 0
@@ -101,7 +127,8 @@ class Launch:
         scheduler = self.machine.scheduler
         watch(scheduler)
         self.thread_indices = _indices(self.block)
-        self.blocks = [Block(self, index) for index in _indices(self.grid)]
+        with _no_garbage_collection():
+            self.blocks = [Block(self, index) for index in _indices(self.grid)]
         self.alive = sum(b.alive for b in self.blocks)
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
@@ -114,6 +141,7 @@ class Launch:
             self.meeting.left()
         else:
             self.done = True
+            gc.unfreeze()
             self.machine.scheduler.launches.pop(self, None)
             for block in self.blocks:
                 block.threads.clear()  # no cycle is left: their memory goes at once
@@ -160,6 +188,6 @@ def kernel_argument(value, kernel):
     if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
         return value
     raise TypeError(
-        f"kernel {kernel}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, numbers, booleans, "
-        "enum members and tuples of them"
+        f"kernel {kernel}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, numbers, "
+        "booleans, enum members and tuples of them"
     )

@@ -1,7 +1,7 @@
 """The symmetric heap: one array of bytes per PE, the same layout on all of them.
 
-Every PE allocates and frees in the same order, so each keeps its own list of allocations and all lists agree; an address of one
-PE becomes another's by adding the distance of their heaps.
+Every PE allocates and frees in the same order, so each keeps its own list of allocations and all lists agree;
+an address of one PE becomes another's by adding the distance of their heaps.
 """
 
 import mmap
@@ -27,7 +27,9 @@ def heap_size(default=DEFAULT_SIZE):
     except (KeyError, ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise ValueError(f"NVSHMEM_SYMMETRIC_SIZE={text!r}: a number of bytes with K, M or G is allowed, such as 512M")
+        raise ValueError(
+            f"NVSHMEM_SYMMETRIC_SIZE={text!r}: a number of bytes with K, M or G is allowed, such as 512M"
+        )
     return whole_pages(size)
 
 
@@ -41,7 +43,8 @@ def private_memory(n_bytes):
 
 
 class Allocation:
-    """A symmetric allocation: `offset` and `size` in bytes, and the `name` and `dtype` of what it holds, for reports."""
+    """A symmetric allocation: `offset` and `size` in bytes, and the `name` and `dtype` of what it holds, for
+    reports."""
 
     __slots__ = ("offset", "size", "name", "dtype")
 
@@ -70,8 +73,8 @@ class Heap:
             start = a.offset + a.size
         used = sum(a.size for a in self.allocations)
         raise MemoryError(
-            f"symmetric heap exhausted: {n_bytes} bytes asked for, {used} of {self.size} in use on each rank; "
-            f"set NVSHMEM_SYMMETRIC_SIZE (now {self.size}) to at least {used + need}"
+            f"symmetric heap exhausted: {n_bytes} bytes asked for, {used} of {self.size} in use on each "
+            f"rank; set NVSHMEM_SYMMETRIC_SIZE (now {self.size}) to at least {used + need}"
         )
 
     def find(self, array):
@@ -89,7 +92,8 @@ class Heap:
         self.allocations.remove(allocation)
 
     def on(self, array, pe):
-        """The same place in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any PE's heap."""
+        """The same place in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any
+        PE's heap."""
         if not 0 <= pe < self.n_pes:
             raise IndexError(f"rank {pe} does not exist: there are {self.n_pes} ranks")
         begin = address(array) - address(self.memory)

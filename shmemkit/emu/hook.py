@@ -1,7 +1,8 @@
 """While an emulated world is alive, ``kernel[grid, block, stream, shared](...)`` runs on the emulator.
 
-Numba's dispatcher is asked for a launch configuration as always; what it returns launches here. The host functions of
-``numba.cuda`` that scripts use beside kernels (streams, events, device arrays) are replaced for as long.
+Numba's dispatcher is asked for a launch configuration as always; what it returns launches here. The host
+functions of ``numba.cuda`` that scripts use beside kernels (streams, events, device arrays) are replaced for
+as long.
 """
 
 import inspect
@@ -31,8 +32,8 @@ class Configured:
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
             raise ValueError(
-                f"kernel {kernel.py_func.__name__}: grid {self.grid}, block {self.block}: at least one block, and 1 to "
-                f"{MAX_THREADS_PER_BLOCK} threads per block are allowed"
+                f"kernel {kernel.py_func.__name__}: grid {self.grid}, block {self.block}: at least one "
+                f"block, and 1 to {MAX_THREADS_PER_BLOCK} threads per block are allowed"
             )
         self.stream = stream if isinstance(stream, Stream) else _current()
         self.shared = shared
@@ -46,7 +47,14 @@ class Configured:
                 f"not {len(arguments)}"
             )
         launch = Launch(
-            self.stream, function.__name__, rebind(function), parameters, self.grid, self.block, self.shared, arguments
+            self.stream,
+            function.__name__,
+            rebind(function),
+            parameters,
+            self.grid,
+            self.block,
+            self.shared,
+            arguments,
         )
         self.stream.enqueue(launch)
 
@@ -55,7 +63,9 @@ class ForAll:
     """`kernel.forall(n)`: a one-dimensional grid of at least n threads."""
 
     def __init__(self, kernel, n, threads_per_block, stream, shared):
-        self.configure = lambda: Configured(kernel, -(-n // threads_per_block), threads_per_block, stream, shared)
+        self.configure = lambda: Configured(
+            kernel, -(-n // threads_per_block), threads_per_block, stream, shared
+        )
         self.n = n
 
     def __call__(self, *arguments):
@@ -118,7 +128,8 @@ def install(current):
     unconfigured = CUDADispatcher.__call__
 
     def call(kernel, *args, **kwargs):
-        """A device function that a kernel reached through a module or a tuple, which rebind does not look into."""
+        """A device function that a kernel reached through a module or a tuple, which rebind does not look
+        into."""
         if isinstance(getcurrent(), Thread):
             return rebind(kernel.py_func)(*args, **kwargs)
         return unconfigured(kernel, *args, **kwargs)

@@ -1,10 +1,10 @@
 """Integers as a CUDA kernel compiled by Numba has them.
 
-Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned operands is
-unsigned and wraps modulo 2**64, any other is signed. Signed values are plain Python integers here. They wrap when they
-are stored, cast, or meet an unsigned operand, which gives the same bits as on the GPU unless a sum or product of
-signed values alone overflowed 64 bits before a division, a right shift or a comparison. Unsigned values are
-``Unsigned``. ``wrap`` is what a store into an array or a cast does.
+Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned
+operands is unsigned and wraps modulo 2**64, any other is signed. Signed values are plain Python integers
+here. They wrap when they are stored, cast, or meet an unsigned operand, which gives the same bits as on the
+GPU unless a sum or product of signed values alone overflowed 64 bits before a division, a right shift or a
+comparison. Unsigned values are ``Unsigned``. ``wrap`` is what a store into an array or a cast does.
 
 Rules: Numba enhancement proposal 1, "Changes in integer typing".
 """
@@ -58,8 +58,8 @@ def _shift(name):
 
 
 class Unsigned(int):
-    """An unsigned 64-bit value. With another Unsigned the result wraps modulo 2**64, with a signed integer it is
-    signed."""
+    """An unsigned 64-bit value. With another Unsigned the result wraps modulo 2**64, with a signed integer it
+    is signed."""
 
     __slots__ = ()
 
@@ -69,7 +69,10 @@ class Unsigned(int):
     __rfloordiv__, __rmod__ = _reflected("__floordiv__"), _reflected("__mod__")
     __and__, __or__, __xor__ = _binary("__and__"), _binary("__or__"), _binary("__xor__")
     __rand__, __ror__, __rxor__ = _reflected("__and__"), _reflected("__or__"), _reflected("__xor__")
-    __lshift__, __rshift__ = _shift("__lshift__"), _shift("__rshift__")  # a shift has the type of its left operand
+    __lshift__, __rshift__ = (
+        _shift("__lshift__"),
+        _shift("__rshift__"),
+    )  # a shift has the type of its left operand
 
     def __invert__(self):
         return Unsigned(~int(self) & _U64)
@@ -95,7 +98,8 @@ class Int32(int):
 
 
 class _Cast:
-    """A Numba or NumPy integer type as kernels use it: called, it casts; given as a dtype, NumPy understands it."""
+    """A Numba or NumPy integer type as kernels use it: called, it casts; given as a dtype, NumPy understands
+    it."""
 
     def __init__(self, dtype):
         self.dtype = np.dtype(dtype)

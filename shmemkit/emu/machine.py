@@ -1,4 +1,7 @@
-"""The emulated machine: the PEs that live in this process, their memory, and what connects them to the others."""
+"""The emulated machine: the PEs that live in this process, their memory, and what connects them to the
+others."""
+
+import contextlib
 
 from .arrays import address
 from .collectives import Collectives
@@ -12,17 +15,18 @@ TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
 
 
 class Machine:
-    """`memory` holds the symmetric heaps of all `n_pes`; `local_pes` run in this process; a node has `local_size` PEs.
+    """`memory` holds the symmetric heaps of all `n_pes`; `local_pes` run in this process; a node has
+    `local_size` PEs.
 
-    `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, if there are processes
-    that it must be indivisible for.
+    `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, where there
+    are other processes.
     """
 
     def __init__(self, memory, n_pes, local_pes, local_size, lock=None):
         self.memory, self.memory_address = memory, address(memory)
         self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
         self.heap_size = memory.size // n_pes
-        self.lock = lock
+        self.lock = lock or contextlib.nullcontext()
         self.scheduler = Scheduler()
         self.network = Network(self)
         self.collectives = Collectives(self)
@@ -64,8 +68,9 @@ class Machine:
         )
 
     def wait_on_host(self, pe, is_done, key, why, can_go_on):
-        """The host program of `pe` waits. With `can_go_on` (a launch), it returns although not done when the machine is stuck,
-        as a launch on a GPU returns before the kernel has finished; otherwise being stuck is a deadlock."""
+        """The host program of `pe` waits. With `can_go_on` (a launch), it returns although not done when the
+        machine is stuck, as a launch on a GPU returns before the kernel has finished; otherwise being stuck
+        is a deadlock."""
         if is_done():
             return
         self.host_waits[pe] = why

@@ -1,4 +1,5 @@
-"""A place where threads meet: each brings a value, the last to arrive computes the result, all take it away."""
+"""A place where threads meet: each brings a value, the last to arrive computes the result, all take it
+away."""
 
 
 class _Round:
@@ -18,7 +19,8 @@ class Meeting:
         self.round = _Round()
 
     def join(self, thread, value, function):
-        """Arrive with `value`; ``function(values by thread id)`` runs once, in the last thread. -> its result."""
+        """Arrive with `value`; ``function(values by thread id)`` runs once, in the last thread. -> its
+        result."""
         now = self.round
         now.values[thread.thread_id, thread.block] = value
         now.function = function

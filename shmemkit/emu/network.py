@@ -1,7 +1,7 @@
 """Messages between PEs: put, get and signals. Every message is delivered when it is issued.
 
-That is one of the orders that NVSHMEM's memory model allows, so a correct program gives its result; fence and quiet
-have nothing left to wait for.
+That is one of the orders that NVSHMEM's memory model allows, so a correct program gives its result; fence and
+quiet have nothing left to wait for.
 """
 
 import numpy as np
@@ -14,10 +14,15 @@ class Network:
         self.machine = machine
 
     def put(self, thread, dst, src, pe, nbi, signal, value, op):
-        """Copy min(dst.size, src.size) elements of `src` to `dst` on `pe`, then apply the signal there, if there is one."""
+        """Copy min(dst.size, src.size) elements of `src` to `dst` on `pe`, then apply the signal there, if
+        there is one."""
         there = self.machine.peer(thread.block, dst, pe)
-        copy(there, src, "put")
-        self.machine.written(address(there))  # it may be a flag
+        if there.size == 1:  # it may be a flag that others change by atomics
+            with self.machine.lock:
+                copy(there, src, "put")
+        else:
+            copy(there, src, "put")
+        self.machine.written(address(there))
         if signal is not None:
             self.signal(thread, signal, value, op, pe)
 
@@ -58,6 +63,7 @@ def flat(array, name, label):
     """The elements of `array`, which must be contiguous, in one dimension."""
     if not array.flags.c_contiguous:
         raise ValueError(
-            f"{name}: {label} {array.shape} with strides {array.strides} is not contiguous; copy rows one by one"
+            f"{name}: {label} {array.shape} with strides {array.strides} is not contiguous; "
+            "copy rows one by one"
         )
     return np.asarray(array).reshape(-1)

@@ -1,18 +1,20 @@
-"""One process per PE: the machine's memory is shared by the ranks of one host, and deadlocks are found together.
+"""One process per PE: the ranks of one host share the machine's memory, and find deadlocks together.
 
 Words in shared memory, one of each per rank r:
-  changes[r]   grows when r has done something and has nothing left to do; only r writes it. Their sum is the epoch
-  state[r]     HOST (its host program runs), RUNNING (its threads run), FINISHED, or 2 * epoch + can_go_on: idle since then
+  changes[r]   grows when r has done something and has nothing left to do; only r writes it. The epoch is
+               their sum
+  state[r]     HOST (its host program runs), RUNNING (its threads run), FINISHED, or 2 * epoch + can_go_on:
+               idle since then
   arrived[r]   host barriers that r has come to
   reported[r]  1 + the epoch at which it wrote its part of a deadlock report
 and one for all: `failed`, 1 + the rank that failed first, or 0.
 
-A process is idle in epoch e when it read e, and after that polled all its waits without a change, and each of its spin
-loops once. Whoever changes memory adds to the epoch before it is idle itself; a host program may have changed memory
-whenever it begins to wait. So when all are idle in the same epoch, and it is still that epoch, each has polled after
-the last change of any other, and nothing will ever change. (Each word of the sum only grows, so equal sums are equal
-words.) A process that waits for a launch (`can_go_on`) then returns to its host program, which may start what the
-others need; only if there is none is it a deadlock.
+A process is idle in epoch e when it read e, and after that polled all its waits without a change, and each of
+its spin loops once. Whoever changes memory adds to the epoch before it is idle itself; a host program may
+have changed memory whenever it begins to wait. So when all are idle in the same epoch, and it is still that
+epoch, each has polled after the last change of any other, and nothing will ever change. (Each word of the sum
+only grows, so equal sums are equal words.) A process that waits for a launch (`can_go_on`) then returns to
+its host program, which may start what the others need; only if there is none is it a deadlock.
 """
 
 import fcntl
@@ -94,15 +96,17 @@ class Processes:
             os.unlink(name)
         if not one_host:
             raise RuntimeError(
-                f"the emulator runs on one host, but these ranks are on {sorted({h for h, _ in everybody})}: start all "
-                "ranks on the same machine, or use GPUs"
+                f"the emulator runs on one host, but these ranks are on {sorted({h for h, _ in everybody})}: "
+                "start all ranks on the same machine, or use GPUs"
             )
         sizes = {}
         for rank, (_, n_bytes) in enumerate(everybody):
             sizes.setdefault(n_bytes, []).append(rank)
         if len(sizes) > 1:
             given = "; ".join(f"ranks {ranks}: {n_bytes} bytes" for n_bytes, ranks in sizes.items())
-            raise RuntimeError(f"the symmetric heaps differ ({given}): set NVSHMEM_SYMMETRIC_SIZE alike on all ranks")
+            raise RuntimeError(
+                f"the symmetric heaps differ ({given}): set NVSHMEM_SYMMETRIC_SIZE alike on all ranks"
+            )
         return file
 
     def attach(self, machine):
@@ -166,9 +170,16 @@ class Processes:
         if waited > PATIENCE and not self.warned and RUNNING not in states and HOST in states:
             self.warned = True
             hosts = [r for r, s in enumerate(states) if s == HOST]
-            text = f"shmemkit: rank {self.rank} has waited {waited:.0f} s for ranks {hosts}, which are in their host programs"
+            text = (
+                f"shmemkit: rank {self.rank} has waited {waited:.0f} s for ranks {hosts}, which are in their "
+                "host programs"
+            )
             if self.can_go_on:
-                print(f"{text}; its host program goes on, the kernel stays on its stream", file=sys.stderr, flush=True)
+                print(
+                    f"{text}; its host program goes on, the kernel stays on its stream",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return False
             print(f"{text}:\n{explain(self.machine)}", file=sys.stderr, flush=True)
         return True
@@ -178,12 +189,17 @@ class Processes:
         self.arrived[self.rank] += 1
         target = self.arrived[self.rank].item()
         self.machine.wait_on_host(
-            self.rank, lambda: min(self.arrived.tolist()) >= target, None, lambda: self._late(target), can_go_on=False
+            self.rank,
+            lambda: min(self.arrived.tolist()) >= target,
+            None,
+            lambda: self._late(target),
+            can_go_on=False,
         )
 
     def _late(self, target):
         late = np.flatnonzero(self.arrived < target).tolist()
-        return f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} in a host barrier or another collective call"
+        who = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+        return f"{who} in a host barrier or another collective call"
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""

@@ -1,13 +1,13 @@
 """A ``@cuda.jit`` kernel as plain Python that the emulator can run.
 
-The function keeps its code; its globals and closure are replaced by what they mean on the emulator: ``cuda`` becomes
-the stand-in of ``emu/cuda.py``, Numba's and NumPy's integer types become casts that wrap, arrays become constants,
-device functions are treated the same way, and the functions of ``nvshmem.core.device.numba`` become ours of the same
-name. The primitives of ``shmemkit.device`` need nothing: their Python bodies are the emulator's.
+The function keeps its code; its globals and closure are replaced by what they mean on the emulator: ``cuda``
+becomes the stand-in of ``emu/cuda.py``, Numba's and NumPy's integer types become casts that wrap, arrays
+become constants, device functions are treated the same way, and the functions of
+``nvshmem.core.device.numba`` become ours of the same name. The primitives of ``shmemkit.device`` need
+nothing: their Python bodies are the emulator's.
 """
 
 import functools
-import sys
 import types
 
 import numba
@@ -28,7 +28,9 @@ def _stand_ins():
     return {
         "numba.cuda": cuda,
         "numpy": types.SimpleNamespace(**{**vars(np), **CASTS}),
-        "numba": types.SimpleNamespace(**{**vars(numba), **CASTS, "cuda": cuda, "types": _types(numba.types)}),
+        "numba": types.SimpleNamespace(
+            **{**vars(numba), **CASTS, "cuda": cuda, "types": _types(numba.types)}
+        ),
     }
 
 
@@ -82,7 +84,8 @@ def _translate(value, name):
 
 
 def _of_cuda(value, name):
-    """What a script took from numba.cuda: ``from numba.cuda import syncthreads, threadIdx``, ``add = cuda.atomic.add``."""
+    """What a script took from numba.cuda: ``from numba.cuda import syncthreads, threadIdx``, ``add =
+    cuda.atomic.add``."""
     path = getattr(value, "__qualname__", name).split(".")
     theirs, ours = numba_cuda, _stand_ins()["numba.cuda"]
     for step in path:
@@ -112,20 +115,25 @@ def _names(code):
 
 
 def rebind(function):
-    """`function` with its globals and closure translated; once per function, as Numba freezes them when it compiles."""
+    """`function` with its globals and closure translated; once per function, as Numba freezes them when it
+    compiles."""
     new = function.__dict__.get("__emulated__")
     if new is not None:
         return new
     translated = dict(function.__globals__)
     cells = tuple(types.CellType() for _ in function.__closure__ or ())
-    new = types.FunctionType(function.__code__, translated, function.__name__, function.__defaults__, cells or None)
+    new = types.FunctionType(
+        function.__code__, translated, function.__name__, function.__defaults__, cells or None
+    )
     new.__kwdefaults__ = function.__kwdefaults__
     function.__emulated__ = new  # before its globals: functions may refer to each other
     try:
         for name in _names(function.__code__):
             if name in translated:
                 translated[name] = _translate(translated[name], name)
-        for cell, name, old in zip(cells, function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for cell, name, old in zip(
+            cells, function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             cell.cell_contents = _translate(old.cell_contents, name)
     except BaseException:
         del function.__emulated__

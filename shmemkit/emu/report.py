@@ -43,7 +43,14 @@ def _kernel_traceback(traceback):
 
 
 def who(thread):
-    return f"rank {thread.pe} block {thread.block.blockIdx!r} thread {thread.threadIdx!r}"
+    block = thread.block
+    index = _index(block.blockIdx, block.gridDim)
+    return f"rank {thread.pe} block {index} thread {_index(thread.threadIdx, block.blockDim)}"
+
+
+def _index(index, size):
+    """A block's or thread's number: one in a one-dimensional grid or block, else three."""
+    return str(index.x) if size.y == size.z == 1 else f"({index.x}, {index.y}, {index.z})"
 
 
 def where(thread, traceback):
@@ -87,7 +94,8 @@ def _element(name, array, flat):
 
 
 def deadlock(machine):
-    """Every thread that cannot go on: where it is and what it waits for. Blocks that are stuck alike share a line."""
+    """Every thread that cannot go on: where it is and what it waits for. Blocks that are stuck alike share a
+    line."""
     lines = []
     for pe in machine.local_pes:
         stuck = [t for t in machine.scheduler.live_threads() if t.pe == pe]
@@ -98,7 +106,9 @@ def deadlock(machine):
             by_block[t.block, why, line].append(t)
         groups = defaultdict(list)
         for (block, why, line), threads in by_block.items():
-            groups[block.launch.name, _threads(threads), why, line].append(block.blockIdx)
+            groups[block.launch.name, _threads(threads), why, line].append(
+                _index(block.blockIdx, block.gridDim)
+            )
         lines += [
             f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}\n      {line}"
             for (kernel, threads, why, line), blocks in list(groups.items())[:MAX_LINES]
@@ -116,24 +126,27 @@ def deadlock(machine):
 def _threads(threads):
     ids = [t.thread_id for t in threads]
     if len(ids) == 1:
-        return f"thread {threads[0].threadIdx!r}"
+        return f"thread {_index(threads[0].threadIdx, threads[0].block.blockDim)}"
     first, last = ids[0], ids[-1]
-    return f"threads {first} to {last}" if last - first + 1 == len(ids) else f"{len(ids)} threads ({first} ... {last})"
+    return (
+        f"threads {first} to {last}"
+        if last - first + 1 == len(ids)
+        else f"{len(ids)} threads ({first} ... {last})"
+    )
 
 
 def _blocks(indices):
-    if len(indices) == 1:
-        return f"block {indices[0]!r}"
-    if len(indices) == 2:
-        return f"blocks {indices[0]!r} and {indices[1]!r}"
-    return f"{len(indices)} blocks ({indices[0]!r} ... {indices[-1]!r})"
+    if len(indices) < 3:
+        return f"block{'s' * (len(indices) > 1)} {' and '.join(indices)}"
+    return f"{len(indices)} blocks ({indices[0]} ... {indices[-1]})"
 
 
 def out_of_bounds(launch, error):
-    """Which array, index, rank and bound made `error`, an IndexError of a kernel; None when it cannot be told.
+    """Which array, index, rank and bound made `error`, an IndexError of a kernel; None when it cannot be
+    told.
 
-    The accesses of the line that raised are evaluated again, and the first one that is outside of its array is the
-    culprit: in-bounds accesses pay nothing for this.
+    The accesses of the line that raised are evaluated again, and the first one that is outside of its array
+    is the culprit: in-bounds accesses pay nothing for this.
     """
     entry = _kernel_traceback(error.__traceback__)
     if entry is None:
@@ -167,14 +180,18 @@ def _rank_of(launch, array):
 
 
 # Calls that may be evaluated again: they change nothing.
-_PURE = "symm_at get_peer_array consume_token rank num_ranks my_pe n_pes grid gridsize min max len int abs range".split()
-_INDEXED = "ld_acquire st_release red_release load_vec16 store_vec16".split()  # called with (array, index, ...)
+_PURE = (
+    "symm_at get_peer_array consume_token rank num_ranks my_pe n_pes grid gridsize min max len int".split()
+)
+_INDEXED = (
+    "ld_acquire st_release red_release load_vec16 store_vec16".split()
+)  # called with (array, index, ...)
 _WAITS = "wait wait_warp wait_block".split()  # called with (array, n, ...)
 
 
 def _accesses(file, lineno):
-    """(array, index, whether it may be negative) of the accesses of a line: ``a[i]``, the start of ``a[i:]``, and
-    ``ld_acquire(a, i, ...)`` and the like, the innermost first."""
+    """(array, index, whether it may be negative) of the accesses of a line: ``a[i]``, the start of ``a[i:]``,
+    and ``ld_acquire(a, i, ...)`` and the like, the innermost first."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -186,7 +203,10 @@ def _accesses(file, lineno):
             array, index = node.value, _start(node.slice)
         elif isinstance(node, ast.Call) and len(node.args) >= 2:
             array, index = node.args[:2]
-            owner, name = getattr(node.func, "value", None), getattr(node.func, "attr", getattr(node.func, "id", None))
+            owner, name = (
+                getattr(node.func, "value", None),
+                getattr(node.func, "attr", getattr(node.func, "id", None)),
+            )
             if name in _WAITS:
                 index = ast.BinOp(index, ast.Sub(), ast.Constant(1))
             elif name in _INDEXED:

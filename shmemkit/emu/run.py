@@ -1,4 +1,5 @@
-"""``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several PEs in this process, for tests and notebooks."""
+"""``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several PEs in this process, for tests and
+notebooks."""
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -48,7 +49,9 @@ class Program:
     def wait(self, pe, is_done, key, can_go_on):
         host = getcurrent()
         host.can_go_on, host.goes_on = can_go_on, False
-        self.machine.scheduler.wait_for(host, key, lambda: is_done() or host.goes_on, self.machine.host_waits[pe])
+        self.machine.scheduler.wait_for(
+            host, key, lambda: is_done() or host.goes_on, self.machine.host_waits[pe]
+        )
         host.can_go_on = False
 
     def run(self):
@@ -115,11 +118,12 @@ def current_host():
 def run(main, n_pes, args=(), local_size=None, heap_size=None):
     """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
 
-    In `main`, ``shmemkit.init()`` gives that PE's World. `local_size` declares logical nodes of so many PEs; `heap_size`
-    is the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched pages cost nothing). The
-    schedule is the same every time.
+    In `main`, ``shmemkit.init()`` gives that PE's World. `local_size` declares logical nodes of so many PEs;
+    `heap_size` is the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched
+    pages cost nothing). The schedule is the same every time.
 
-    Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE can go on.
+    Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
+    can go on.
     """
     if not isinstance(n_pes, int) or n_pes < 1:
         raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")

@@ -1,13 +1,14 @@
 """The scheduler: which emulated thread runs next.
 
-Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread runs until
-it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`), or for a turn in a
-spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the same program gives the same
-schedule.
+Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread
+runs until it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`),
+or for a turn in a spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the
+same program gives the same schedule.
 
-When no thread can run, or only spin loops can, the waits are polled once more (memory may have been written by an
-ordinary store, or by another process), then `idle` is asked: it says whether somebody outside of this process may
-still change something. If not, the machine is stuck, and whoever started it decides whether that is a deadlock.
+When no thread can run, or only spin loops can, the waits are polled once more (memory may have been written
+by an ordinary store, or by another process), then `idle` is asked: it says whether somebody outside of this
+process may still change something. If not, the machine is stuck, and whoever started it decides whether that
+is a deadlock.
 """
 
 import operator
@@ -51,7 +52,8 @@ class Scheduler:
         self.hub.switch()
 
     def wait_for(self, thread, key, is_satisfied, why):
-        """Park `thread` until `is_satisfied()`; checked when `key` (an address) is written, and when nothing else runs."""
+        """Park `thread` until `is_satisfied()`; checked when `key` (an address) is written, and when nothing
+        else runs."""
         while not is_satisfied():
             thread.why = why
             self.waiters[key].append((thread, is_satisfied))

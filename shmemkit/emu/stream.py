@@ -1,8 +1,8 @@
 """Streams, events and graphs of the emulator: what host code orders work with.
 
-A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, so that ordinary NumPy reads of its
-results are right; unless the kernel waits for something that the host has yet to start: then it stays on its stream
-and goes on later.
+A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, so that ordinary NumPy reads of
+its results are right; unless the kernel waits for something that the host has yet to start: then it stays on
+its stream and goes on later.
 """
 
 import contextlib

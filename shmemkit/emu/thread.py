@@ -16,11 +16,11 @@ LOOKS = 256  # places that a thread remembers having looked at
 class Thread(greenlet):
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can meet."""
 
-    __slots__ = ("block", "threadIdx", "thread_id", "why", "looks")
+    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks")
 
     def __init__(self, hub, block, index, thread_id):
         greenlet.__init__(self, None, hub)
-        self.block, self.threadIdx, self.thread_id = block, index, thread_id
+        self.block, self.pe, self.threadIdx, self.thread_id = block, block.pe, index, thread_id
         self.why = None  # () -> what it waits for, while it waits
         self.looks = None  # address -> value seen there by a poll
 
@@ -33,7 +33,6 @@ class Thread(greenlet):
         block.leave(self)
 
     # -- who and where
-    pe = property(lambda self: self.block.pe)
     n_pes = property(lambda self: self.block.machine.n_pes)
     n_threads = property(lambda self: self.block.n_threads)
     lane = property(lambda self: self.thread_id % 32)
@@ -63,7 +62,8 @@ class Thread(greenlet):
         return array[index]
 
     def spin_load(self, array, index):
-        """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run first."""
+        """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run
+        first."""
         here, value = address_of(array, index), array[index]
         if self.look(here, value):
             value = array[index]
@@ -73,8 +73,8 @@ class Thread(greenlet):
     def look(self, here, value):
         """`value` was polled at address `here`. If it was so before, the others run now. -> whether they did.
 
-        Who reads a value again without effect spins. Only a value that has changed counts as progress: without any, a
-        spin loop is stuck.
+        Who reads a value again without effect spins. Only a value that has changed counts as progress:
+        without any, a spin loop is stuck.
         """
         looks = self.looks
         if looks is None:
@@ -89,7 +89,9 @@ class Thread(greenlet):
             looks.clear()
             looks[here] = value
         machine = self.block.machine
-        machine.scheduler.spin(self, lambda: f"{place(machine, self, here)} to change (polled in a loop), now {value}")
+        machine.scheduler.spin(
+            self, lambda: f"{place(machine, self, here)} to change (polled in a loop), now {value}"
+        )
         return True
 
     def saw(self, here, value):
@@ -104,30 +106,28 @@ class Thread(greenlet):
     def store(self, array, index, value):
         """A store that others may wait for."""
         key, machine = address_of(array, index), self.block.machine
-        if machine.lock is None:
+        with machine.lock:
             array[index] = value
-        else:
-            with machine.lock:
-                array[index] = value
         machine.written(key)
 
     def atomic(self, array, index, function):
         """``array[index] = function(array[index])`` in one step. -> the old value.
 
-        One that leaves the value as it was may be a poll, as in a spin lock: see `look`.
+        One that leaves the value as it was may be a poll, as in a spin lock: see `look`. It stores nothing,
+        so that an ordinary store of another process at the same time is not lost.
         """
         key, machine = address_of(array, index), self.block.machine
-        if machine.lock is None:
+        with machine.lock:
             old = array[index]
-            array[index] = function(old)
-        else:
-            with machine.lock:
-                old = array[index]
-                array[index] = function(old)
-        if array[index] == old:
-            self.look(key, old)
-        else:
+            new = function(old)
+            changed = new != old
+            if changed:
+                array[index] = new
+                changed = array[index] != old  # it may have wrapped
+        if changed:
             machine.written(key)
+        else:
+            self.look(key, old)
         return old
 
     # -- messages
@@ -160,10 +160,13 @@ class Thread(greenlet):
         self.together("warp")
 
     def together(self, scope, function=None):
-        """All threads of my warp or block meet; the last to arrive calls `function`. -> its result, for all of them."""
+        """All threads of my warp or block meet; the last to arrive calls `function`. -> its result, for all
+        of them."""
         if scope == "thread":
             return function() if function else None
-        return self.block.meeting(self, scope).join(self, None, lambda values: function() if function else None)
+        return self.block.meeting(self, scope).join(
+            self, None, lambda values: function() if function else None
+        )
 
     def grid_barrier(self):
         """All threads of the grid meet."""
@@ -188,7 +191,8 @@ class Thread(greenlet):
 
     def collective(self, name, team, dst, src, scope, **options):
         self.together(
-            scope, lambda: getattr(self.block.machine.collectives, name)(self, self.team(team), dst, src, **options)
+            scope,
+            lambda: getattr(self.block.machine.collectives, name)(self, self.team(team), dst, src, **options),
         )
 
 
@@ -198,7 +202,9 @@ _SIGN = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 def address_of(array, index):
     """The address of ``array[index]``; IndexError when there is no such element."""
     if array.ndim != 1:
-        raise ValueError(f"a 1-D array is needed here, given one of shape {array.shape}: take a row or a slice of it")
+        raise ValueError(
+            f"a 1-D array is needed here, given one of shape {array.shape}: take a row or a slice of it"
+        )
     if not 0 <= index < array.shape[0]:
         raise IndexError(f"index {index} is out of bounds for size {array.shape[0]}")
     return address(array) + index * array.strides[0]
@@ -210,6 +216,7 @@ def current_thread(name):
     if isinstance(thread, Thread):
         return thread
     raise RuntimeError(
-        f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with kernel[grid, block](...), "
-        "on a GPU or in an emulated world (shmemkit.init(backend='emulator') or shmemkit.emu.run)"
+        f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with "
+        "kernel[grid, block](...), on a GPU or in an emulated world (shmemkit.init(backend='emulator') or "
+        "shmemkit.emu.run)"
     )

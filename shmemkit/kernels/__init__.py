@@ -1,1 +1,1 @@
-"""Operations, one file each: the protocol in its docstring, the kernels, and the host object that owns buffers and launches them."""
+"""Operations, a file each: the protocol, the kernels, and the host object that launches them."""

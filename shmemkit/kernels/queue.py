@@ -1,13 +1,14 @@
-"""A queue from every rank to another one: producer blocks push items, consumer blocks of the receiving rank pop them.
+"""A queue from every rank to another: producer blocks push items, the receiver's consumer blocks pop them.
 
-Slots     slots[s], on the receiver: item i travels in slot s = i % n_slots, in round r = i // n_slots. Written only by the sender's
-          producers, over NVLink; read only by the receiver's consumers
+Slots     slots[s], on the receiver: item i travels in slot s = i % n_slots, in round r = i // n_slots.
+          Written only by the sender's producers, over NVLink; read only by the receiver's consumers
 Signals   full[s], on the receiver: how often slot s has been filled (only the sender sets it)
           empty[s], on the sender: how often slot s has been emptied (only the receiver sets it)
           each side waits on its own memory and notifies the other's: no polling over NVLink
-State     state = [items sent, items received, blocks done], local, in device memory, so that a replayed graph counts on
+State     state = [items sent, items received, blocks done], local, in device memory, so that a replayed graph
+          counts on
 
-  producer of item i:  1. wait until empty[s] >= r         acquire, sys: the consumer has read what was in the slot
+  producer of item i:  1. wait until empty[s] >= r         acquire, sys: what was in the slot has been read
                        2. write slots[s] on the receiver, syncthreads
                        3. set full[s] = r + 1 there        release, sys: publishes the whole block's writes
   consumer of item i:  4. wait until full[s] >= r + 1      acquire, sys: sees the item
@@ -15,11 +16,14 @@ State     state = [items sent, items received, blocks done], local, in device me
                        6. set empty[s] = r + 1 at the sender  release, sys: its reads are over
   last block to end:   7. add this launch's items to the state, set blocks done to 0
 
-Items are numbered through all launches, so the signals only grow and are never reset. No race: 1 for round r + 1 needs 6 of round r,
-which follows 5; and two sets of one signal are ordered by the waits between them (6 of round r before 1, 2, 3 and 4 of round
-r + 1), whichever blocks work on them. No deadlock: the lowest item that has not been consumed can always be produced (its slot
-was emptied in the round before) and then consumed, as long as all blocks of both ranks are resident, which the launch checks, and
-the receiver pops as many items as the sender pushes. The n_slots slots are the buffer: a sender can be n_slots items ahead.
+Items are numbered through all launches, so the signals only grow and are never reset. The n_slots slots are
+the buffer: a sender can be n_slots items ahead.
+
+No race: step 1 of the next round needs step 6 of this one, which follows 5; and two sets of one signal are
+ordered by the waits between them (6 before 1, 2, 3 and 4 of the next round), whichever blocks work on them.
+No deadlock: the lowest item that has not been consumed can always be produced (its slot was emptied in the
+round before) and then consumed, as long as all blocks of both ranks are resident, which the launch checks,
+and the receiver pops as many items as the sender pushes.
 
 After: "Distributed Notify and Wait", a tutorial of Triton-distributed.
 """
@@ -28,12 +32,11 @@ import operator
 
 from numba import cuda, types
 
-from shmemkit.device import copy_block, notify, symm_at, wait_block
+from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
 
-
-# ---- pieces for users' kernels; all threads of a block call them
+# ---- pieces for users' kernels; all threads of a block, of any shape, call them
 
 
 @cuda.jit(device=True)
@@ -48,7 +51,7 @@ def producer_acquire(empty, n_slots, item):
 def producer_commit(full, n_slots, item, receiver):
     """`item` is in its slot on rank `receiver`: its consumer may read it."""
     cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
+    if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
         notify(full[item % n_slots :], receiver, item // n_slots + 1, "set", "sys")
 
 
@@ -64,7 +67,7 @@ def consumer_wait(full, n_slots, item):
 def consumer_release(empty, n_slots, item, sender):
     """`item` has been read: rank `sender` may write its slot again."""
     cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
+    if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
         notify(empty[item % n_slots :], sender, item // n_slots + 1, "set", "sys")
 
 
@@ -73,7 +76,10 @@ def consumer_release(empty, n_slots, item, sender):
 
 @cuda.jit
 def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n_producers):
-    """Blocks 0 .. n_producers - 1 push the rows of `inputs`, the others pop into the rows of `outputs`; one-dimensional grid."""
+    """Blocks 0 .. n_producers - 1 push the rows of `inputs`, the others pop into the rows of `outputs`.
+
+    Grid and blocks are one-dimensional.
+    """
     block, n_slots = cuda.blockIdx.x, slots.shape[0]
     if block < n_producers:
         there = symm_at(slots, receiver)
@@ -89,10 +95,13 @@ def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n
             copy_block(outputs[i], slots[slot])
             consumer_release(empty, n_slots, types.int64(received) + i, sender)
     cuda.syncthreads()  # every thread has read the state
-    if cuda.threadIdx.x == 0 and cuda.atomic.add(state, 2, 1) == cuda.gridDim.x - 1:
-        state[0] += inputs.shape[0]
-        state[1] += outputs.shape[0]
-        state[2] = 0
+    if cuda.threadIdx.x == 0:
+        threadfence("gpu", "acq_rel")
+        if cuda.atomic.add(state, 2, 1) == cuda.gridDim.x - 1:
+            threadfence("gpu", "acq_rel")  # in every block
+            state[0] += inputs.shape[0]
+            state[1] += outputs.shape[0]
+            state[2] = 0
 
 
 # ---- the host object
@@ -108,12 +117,21 @@ class Queue:
     to           the receiving rank; default: the next rank. Every rank has one sender
     n_producers, n_consumers   blocks that push and pop, 1 or more each; `block` threads each
 
-    ``queue(inputs)`` enqueues one transfer; any number may follow each other, also in CUDA graphs and with different numbers
-    of items. Transfers of one queue are enqueued on one stream, or ordered by events.
+    ``queue(inputs)`` enqueues one transfer; any number may follow each other, also in CUDA graphs and with
+    different numbers of items. Transfers of one queue are enqueued on one stream, or ordered by events.
     """
 
     def __init__(
-        self, world, n_slots, item_size, dtype="float32", to=None, n_producers=16, n_consumers=4, block=128, name="queue"
+        self,
+        world,
+        n_slots,
+        item_size,
+        dtype="float32",
+        to=None,
+        n_producers=16,
+        n_consumers=4,
+        block=128,
+        name="queue",
     ):
         for label, value in (
             ("n_slots", n_slots),
@@ -126,21 +144,20 @@ class Queue:
                 raise ValueError(f"Queue: {label}={value}: 1 or more is allowed")
         self.world, self.n_slots, self.item_size, self.dtype = world, n_slots, item_size, as_dtype(dtype)
         self.receiver = (world.rank + 1) % world.n_ranks if to is None else operator.index(to)
-        receivers = world.comm.allgather(self.receiver)
+        receivers = world.backend.allgather(self.receiver)
         if sorted(receivers) != list(range(world.n_ranks)):
-            raise ValueError(f"Queue: to={receivers} over the ranks: each of 0 to {world.n_ranks - 1} receives from one rank")
+            raise ValueError(
+                f"Queue: to={receivers} over the ranks: each of 0 to {world.n_ranks - 1} must be there once"
+            )
         self.sender = receivers.index(world.rank)
         self.slots = world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots")
-        self.full, self.empty = world.signals(n_slots, f"{name}.full"), world.signals(n_slots, f"{name}.empty")
+        self.full = world.signals(n_slots, f"{name}.full")
+        self.empty = world.signals(n_slots, f"{name}.empty")
         state = world.xp.zeros(3, "uint64")
         nothing = world.xp.empty((0, item_size), self.dtype)
-        self._launch = bind(
-            queue_kernel,
-            n_producers + n_consumers,
-            block,
-            (nothing, nothing, self.slots, self.full, self.empty, state, self.receiver, self.sender, n_producers),
-            co_resident=True,
-        )
+        signals = (self.full, self.empty, state)
+        args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
+        self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
 
     def __call__(self, inputs, outputs=None, stream=None):
         """Push the rows of `inputs` to rank `to` and pop what is sent to this rank. -> outputs
@@ -149,25 +166,29 @@ class Queue:
         outputs    likewise, (m, item_size): m is the sender's n. Default: a new array like `inputs`
         stream     default: the World's
 
-        Enqueued; row i of `outputs` is row i of the sender's inputs when the stream has run it. ValueError for other arrays.
+        Enqueued; row i of `outputs` is row i of the sender's inputs when the stream has run it. ValueError
+        for other arrays.
         """
+        self._check("inputs", inputs)
         if outputs is None:
             outputs = self.world.xp.empty_like(inputs)
-        for label, array in (("inputs", inputs), ("outputs", outputs)):
-            if (
-                getattr(array, "ndim", None) != 2
-                or array.shape[1] != self.item_size
-                or array.dtype != self.dtype
-                or not array.flags.c_contiguous
-            ):
-                raise ValueError(
-                    f"Queue: {label} is {getattr(array, 'dtype', type(array))} {getattr(array, 'shape', '')}: "
-                    f"a C-contiguous {self.dtype} array of shape (n, {self.item_size}) is allowed"
-                )
+        self._check("outputs", outputs)
         self._launch.set("inputs", inputs)
         self._launch.set("outputs", outputs)
         self._launch(stream=stream)
         return outputs
+
+    def _check(self, label, array):
+        if (
+            getattr(array, "ndim", None) != 2
+            or array.shape[1] != self.item_size
+            or array.dtype != self.dtype
+            or not array.flags.c_contiguous
+        ):
+            raise ValueError(
+                f"Queue: {label} is {getattr(array, 'dtype', type(array))} {getattr(array, 'shape', '')}: "
+                f"a C-contiguous {self.dtype} array of shape (n, {self.item_size}) is allowed"
+            )
 
     def free(self):
         """Give the symmetric memory back. Collective."""
@@ -181,4 +202,6 @@ def _signature(dtype):
 
 
 # What the kernels are compiled for where there is no GPU, to check registers and spills.
-GPU_KERNELS = {f"queue_kernel[{dtype}]": (queue_kernel, _signature(dtype)) for dtype in (types.float32, types.uint8)}
+GPU_KERNELS = {
+    f"queue_kernel[{dtype}]": (queue_kernel, _signature(dtype)) for dtype in (types.float32, types.uint8)
+}

@@ -1,0 +1,383 @@
+"""The emulator under mpirun, one process per PE: results, deadlock reports of all ranks, and how failures
+end."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MPIRUN = shutil.which(
+    "mpirun", path=os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+)
+pytestmark = pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed")
+
+HEAD = """
+import os, sys, time
+import numpy as np
+from numba import cuda
+import shmemkit as sk
+from shmemkit.device import *
+from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError
+"""
+
+
+def mpirun(n, code, *arguments, timeout=60, **variables):
+    """Run `code`, or a script of ours, on n ranks. -> (exit status, output of all ranks, seconds)"""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "SHMEMKIT_BACKEND": "emulator",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    environment |= variables
+    with tempfile.TemporaryDirectory() as folder:
+        script = ROOT / code
+        if "\n" in code:  # reports show the lines of a file
+            script = Path(folder) / "script.py"
+            script.write_text(HEAD + textwrap.dedent(code))
+        return _run([MPIRUN, "-n", str(n), sys.executable, str(script), *arguments], environment, timeout)
+
+
+def _run(command, environment, timeout):
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        pytest.fail(f"mpirun did not end in {timeout} s; it said:\n{output}")
+    return process.returncode, output, time.monotonic() - start
+
+
+def succeed(n, code, **options):
+    status, output, _ = mpirun(n, code, **options)
+    assert status == 0, output
+    assert output.count("rank ok") == n, output
+    return output
+
+
+def test_the_queue_example():
+    status, output, _ = mpirun(4, "examples/01_notify_wait.py", "--inputs", "40")
+    assert status == 0, output
+    for rank in range(4):
+        assert f"rank {rank} of 4 (emulator)" in output
+    assert output.count("passed") == 4
+
+
+def test_what_processes_share():
+    """Atomics from several processes add up; puts, signals, barriers and collectives work; hosts see each
+    other."""
+    succeed(
+        3,
+        """
+        @cuda.jit
+        def count(x, data, spin):
+            me, n = rank(), num_ranks()
+            for pe in range(n):
+                atomic_add(x, 1, pe)
+                red_release(symm_at(x, pe), 1, 2)
+                notify(x[2:], pe, 3, "add")
+                cuda.atomic.add(symm_at(x, pe), 3, 4)
+            if cuda.grid(1) == 0:
+                put_signal(data[me], data[me], x[4:], 1, SignalOp.SIGNAL_ADD, (me + 1) % n)
+                signal_wait_until(x[4:], ComparisonType.CMP_GE, 1)
+                st_release(symm_at(spin, (me + 1) % n), 0, me + 1)
+                while ld_acquire(spin, 0) == 0:
+                    pass
+                while atomic_fetch(x[1:], me) != 2 * 40 * n:
+                    pass
+                barrier_all()
+                reduce(0, x[5:6], x[4:5], "sum")
+
+        with sk.init() as world:
+            n, me = world.n_ranks, world.rank
+            assert (world.node, world.n_nodes, world.local_rank) == (0, 1, me)
+            x, spin = sk.signals(6), sk.zeros(1, "int32")
+            data = sk.array(np.arange(n * 100).reshape(n, 100))
+            data[...] = np.where(np.arange(n)[:, None] == me, data + 1, 0)
+            world.host_barrier()
+            for repeat in range(3):
+                x[...], spin[...] = 0, 0
+                world.host_barrier()
+                count[4, 10](x, data, spin)
+                world.barrier()
+                assert x.tolist() == [40 * n, 80 * n, 120 * n, 160 * n, 1, n], x
+                previous = (me - 1) % n
+                assert (data[previous] == np.arange(100) + 100 * previous + 1).all() and spin[0] == previous +
+                1
+                world.host_barrier()
+            assert (sk.peer_view(data, previous)[previous, 1:] > 0).all()
+            sk.free(x)
+            big = sk.zeros(10**6)
+            world.host_barrier()
+        with sk.init(local_size=1) as world:  # and once more
+            assert world.n_nodes == 3 and sk.zeros(3).sum() == 0
+        print("rank ok")
+        """,
+    )
+
+
+def test_hosts_that_are_late():
+    """Kernels of one process go on while its host waits at a barrier; kernels wait for ranks whose host is
+    late, and a
+    launch returns although its kernel waits for what the host starts next."""
+    output = succeed(
+        3,
+        """
+        import shmemkit.emu.processes as processes
+        processes.PATIENCE = 0.4
+
+        @cuda.jit
+        def pass_on(x):
+            me, n = rank(), num_ranks()
+            if me > 0:
+                wait(x, 1, "sys", "acquire", 1)
+            if me + 1 < n:
+                notify(x, me + 1, 1)
+
+        @cuda.jit
+        def await_go(x, y):
+            wait(x, 1, "sys", "acquire", 1)
+            y[0] = 1
+
+        with sk.init() as world:
+            x, y, me = sk.signals(2), np.zeros(1), world.rank
+            time.sleep(1.2 * (me == 0))
+            pass_on[1, 4](x)
+            world.host_barrier()
+            x[...] = 0
+            world.host_barrier()
+            await_go[1, 1, cuda.stream()](x, y)  # all ranks wait: the launches return
+            time.sleep(0.3 * me)
+            peer = sk.peer_view(x, (me + 1) % 3)
+            peer[0] = 1  # the host itself lets the peer go on
+            world.synchronize()
+            assert y[0] == 1
+            world.comm.barrier()  # one that the emulator does not know of
+        print("rank ok")
+        """,
+    )
+    assert "in their host programs" in output
+
+
+def test_deadlock_in_kernels():
+    status, output, seconds = mpirun(
+        3,
+        """
+        @cuda.jit
+        def stuck(flags):
+            if rank() == 2:
+                while ld_acquire(flags, 1) != 7:
+                    pass
+            elif cuda.threadIdx.x == 0:
+                wait(symm_at(flags, 2)[rank():], 1, "sys", "acquire", rank() + 4, "eq")
+            cuda.syncthreads()
+
+        with sk.init() as world:
+            flags = sk.full(4, 1, "uint64")
+            stuck[2, 4](flags)
+            print("launched", flush=True)
+            world.barrier()
+            world.synchronize()
+            print("not reached")
+        """,
+    )
+    assert status != 0 and "not reached" not in output
+    assert output.count("DeadlockError: deadlock: no rank can go on") == 1, output
+    for text in (
+        "rank 0 blocks 0 and 1 thread 0 in stuck: waits for flags[0] on rank 2 == 4, now 1",
+        "rank 0 blocks 0 and 1 threads 1 to 3 in stuck: waits for the other threads of its block",
+        "rank 1 blocks 0 and 1 thread 0 in stuck: waits for flags[1] on rank 2 == 5, now 1",
+        "rank 2 blocks 0 and 1 threads 0 to 3 in stuck: waits for flags[1] on rank 2 to change",
+        "while ld_acquire(flags, 1) != 7",
+    ):
+        assert text in output, output
+    assert seconds < 20
+
+
+def test_a_rank_that_ends_early():
+    """It waits for the others in finalize; they wait for a signal that it does not send."""
+    status, output, _ = mpirun(
+        3,
+        """
+        @cuda.jit
+        def waits(flags):
+            wait(flags, 1, "sys", "acquire", 1)
+
+        with sk.init() as world:
+            flags = sk.signals(1)
+            if world.rank == 1:
+                sys.exit(0)
+            waits[1, 1](flags)
+            world.synchronize()
+        """,
+    )
+    assert status != 0
+    assert "rank 0 block 0 thread 0 in waits: waits for flags[0] on rank 0 >= 1, now 0" in output, output
+    assert "rank 2 block 0 thread 0 in waits" in output
+    assert "rank 1: its host program waits for ranks 0, 2 in a host barrier" in output
+
+
+def test_a_rank_that_misses_a_collective():
+    status, output, _ = mpirun(
+        2,
+        """
+        @cuda.jit
+        def meet():
+            barrier_all()
+
+        with sk.init() as world:
+            if world.rank == 1:
+                sk.zeros(3)
+            else:
+                meet[1, 1]()
+                world.stream.synchronize()
+        """,
+    )
+    assert status != 0
+    assert (
+        "rank 0 block 0 thread 0 in meet: waits for rank 1 in a barrier, sync or collective of ranks 0 to 1"
+        in output
+    )
+    assert "rank 1: its host program waits for rank 0 in a host barrier or another collective call" in output
+
+
+FAILURES = {
+    "kernel": ("ValueError: in a kernel\n  rank 1 block 0 thread 2 at ", "fail[1, 4](flags, 1)"),
+    "bounds": (
+        "flags[3] is out of bounds: flags is uint64 (3,) on rank 1\n  rank 1 block 0 thread 3",
+        "fail[1, 4](flags, 2)",
+    ),
+    "host": ("KeyError: 'in the host'", 'raise KeyError("in the host")'),
+    "exit": ("", "os._exit(3)"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_one_rank_fails(how):
+    """The others wait for it in a kernel, or compute; all end within seconds."""
+    text, code = FAILURES[how]
+    status, output, seconds = mpirun(
+        3,
+        f"""
+        @cuda.jit
+        def fail(flags, how):
+            t = cuda.threadIdx.x
+            if how == 1:
+                if t == 2:
+                    raise ValueError("in a kernel")
+            else:
+                flags[t] = 1
+
+        @cuda.jit
+        def waits(flags):
+            wait(flags, 1, "sys", "acquire", 1)
+
+        with sk.init() as world:
+            flags = sk.signals(3)
+            world.host_barrier()
+            if world.rank == 0:
+                waits[1, 1](flags)
+                world.synchronize()
+            elif world.rank == 2:
+                time.sleep(30)
+            else:
+                {code}
+        """,
+    )
+    assert status != 0 and seconds < 20
+    assert text in output, output
+
+
+def test_requests_that_differ():
+    """Heaps of different sizes, arrays of different shapes, other arrays to free: every rank raises, and can
+    go on."""
+    succeed(
+        2,
+        """
+        from mpi4py import MPI
+
+        os.environ["NVSHMEM_SYMMETRIC_SIZE"] = f"{MPI.COMM_WORLD.rank + 1}M"
+        try:
+            sk.init()
+        except RuntimeError as error:
+            assert "heaps differ (ranks [0]: 1048576 bytes; ranks [1]: 2097152 bytes)" in str(error), error
+        os.environ["NVSHMEM_SYMMETRIC_SIZE"] = "1M"
+        with sk.init() as world:
+            try:
+                sk.zeros(3 + world.rank, "int32")
+            except ValueError as error:
+                assert "rank 0: int32 (3,); rank 1: int32 (4,)" in str(error), error
+            x, y = sk.zeros(3), sk.zeros(3)
+            try:
+                sk.free([x, y][world.rank])
+            except ValueError as error:
+                assert "rank 0: number 1, float32 (3,); rank 1: number 2" in str(error), error
+            try:
+                sk.zeros(2**40, "int8")
+            except MemoryError as error:
+                assert "NVSHMEM_SYMMETRIC_SIZE" in str(error)
+            world.host_barrier()
+        print("rank ok")
+        """,
+    )
+
+
+def test_heavy_traffic_is_no_deadlock():
+    """Signals to and fro, with every kind of waiting, thousands of times: no wait is missed, nothing ends
+    early."""
+    succeed(
+        2,
+        """
+        @cuda.jit
+        def ping_pong(flags, rounds):
+            me, other, t = rank(), 1 - rank(), cuda.threadIdx.x
+            theirs = symm_at(flags, other)
+            for i in range(1, rounds + 1):
+                if t == 0:
+                    if me == 0:
+                        if i % 4 == 0:
+                            theirs[0] = i  # an ordinary store
+                        else:
+                            notify(flags, other, i)
+                    if i % 3 == 0:
+                        while ld_acquire(flags, 0) != i:
+                            pass
+                    elif i % 3 == 1:
+                        wait(flags, 1, "sys", "acquire", i, "eq")
+                    else:
+                        while cuda.atomic.max(flags, 0, 0) != i:
+                            pass
+                    if me == 1:
+                        p(flags, i, other)
+                cuda.syncthreads()
+
+        with sk.init() as world:
+            flags = sk.signals(1)
+            for _ in range(3):
+                ping_pong[1, 3](flags, 700)
+                world.host_barrier()
+                flags[0] = 0
+                world.host_barrier()
+        print("rank ok")
+        """,
+    )

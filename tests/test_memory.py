@@ -1,0 +1,348 @@
+"""Symmetric arrays on the emulator: what they hold, agreement of the ranks, freeing, views of peers,
+errors."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import rank, symm_at
+from shmemkit.memory import DTYPES, as_dtype, as_shape
+
+
+@pytest.fixture
+def world():
+    with sk.init("emulator") as world:
+        yield world
+
+
+def spmd(n, main, **options):
+    return sk.emu.run(lambda: main(sk.init()), n, **options)
+
+
+# ---- what they hold
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(world, dtype):
+    x, y = sk.zeros((2, 3), dtype), sk.full(4, 1, dtype)
+    z, u = sk.array(np.arange(3), dtype), sk.empty(5, dtype)
+    assert x.dtype == y.dtype == z.dtype == u.dtype == as_dtype(dtype) and type(x) is np.ndarray
+    assert x.shape == (2, 3) and (x == 0).all() and (y == 1).all() and u.shape == (5,)
+    np.testing.assert_array_equal(z, np.arange(3).astype(as_dtype(dtype)))
+    assert (u.view("uint8") == 0xFF).all(), "undefined content shows"
+    assert x.ctypes.data % 256 == 0 and x.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("bfloat16", ml_dtypes.bfloat16),
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+        (np.dtype(ml_dtypes.bfloat16), ml_dtypes.bfloat16),
+        (np.float32, "float32"),
+        (np.dtype("int8"), "int8"),
+        (float, "float64"),
+        (bool, "bool"),
+        ("f2", "float16"),
+        (">i4", "int32"),
+    ],
+)
+def test_names_of_dtypes(given, meant):
+    assert as_dtype(given) == np.dtype(meant) and as_dtype(given).isnative
+
+
+@pytest.mark.parametrize("dtype", [None, "float8", "U3", object, "S1", "M8[s]", "i4,i4", np.longdouble])
+def test_wrong_dtypes(world, dtype):
+    with pytest.raises(ValueError, match="allowed are float16, bfloat16"):
+        sk.zeros(3, dtype)
+
+
+@pytest.mark.parametrize(
+    "shape, meant", [(3, (3,)), ([2, 3], (2, 3)), ((), ()), (0, (0,)), (np.int64(4), (4,)), ((2, 0), (2, 0))]
+)
+def test_shapes(world, shape, meant):
+    assert as_shape(shape) == meant
+    x = sk.full(shape, 7)
+    assert x.shape == meant and (x == 7).all()
+    sk.free(x)
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -3), 2.0, "3", (2, None)])
+def test_wrong_shapes(world, shape):
+    with pytest.raises(ValueError, match="a non-negative integer or a tuple"):
+        sk.zeros(shape)
+
+
+def test_array_copies(world):
+    for values in (
+        [[1, 2], [3, 4]],
+        np.ones(3, ">f4"),
+        np.arange(6).reshape(2, 3).T,
+        3.5,
+        np.float16(2),
+        [True],
+    ):
+        x = sk.array(values)
+        np.testing.assert_array_equal(x, values)
+        assert x.dtype == np.asarray(values).dtype.newbyteorder("=") and x.flags.c_contiguous
+    assert sk.array([1, 2], "float32").dtype == "float32"
+
+
+def test_signals(world):
+    x = sk.signals(4)
+    assert x.dtype == np.uint64 and x.tolist() == [0] * 4
+
+
+def test_functions_are_documented_once():
+    for name in "empty full zeros array signals free peer_view".split():
+        assert getattr(sk, name).__doc__ == getattr(sk.World, name).__doc__
+
+
+# ---- every rank its own
+
+
+def test_every_rank_has_its_own_and_sees_the_others():
+    def main(world):
+        x = sk.array(np.arange(4) + 10 * world.rank)
+        y = sk.full((2, 2), world.rank)
+        for r in range(world.n_ranks):
+            assert (sk.peer_view(x, r) == np.arange(4) + 10 * r).all()  # there as soon as array() returns
+            assert (sk.peer_view(y[1], r) == r).all() and sk.peer_view(y[:, 1:], r).shape == (2, 1)
+        world.host_barrier()
+        sk.peer_view(x, (world.rank + 1) % world.n_ranks)[1:3] = -world.rank
+        world.host_barrier()
+        return x.tolist()
+
+    assert spmd(3, main) == [[0, -2, -2, 3], [10, 0, 0, 13], [20, -1, -1, 23]]
+
+
+def test_peer_view_errors(world):
+    x = sk.zeros(3)
+    with pytest.raises(ValueError, match="rank 1 does not exist; ranks are 0 to 0"):
+        sk.peer_view(x, 1)
+    with pytest.raises(ValueError, match="rank -1 does not exist"):
+        sk.peer_view(x, -1)
+
+    def main(world):
+        sk.peer_view(np.zeros(3), 1 - world.rank)
+
+    with pytest.raises(ValueError, match="not a symmetric array: float64"):
+        spmd(2, main)
+
+
+# ---- the ranks agree, or all raise
+
+MISMATCHES = {
+    "ranks 0, 2: float32 (3,); rank 1: float32 (4,)": lambda w: sk.zeros(3 + (w.rank == 1)),
+    "rank 0: float32 (3,); ranks 1, 2: int32 (3,)": lambda w: sk.empty(3, "int32" if w.rank else "float32"),
+    "ranks 0, 1: something invalid; rank 2: float32 (1,)": lambda w: sk.full(1 if w.rank == 2 else -1, 5),
+    "rank 0: int64 (1, 2); rank 1: int64 (2, 1); rank 2: int64 (2,)": lambda w: sk.array(
+        np.ones([(1, 2), (2, 1), (2,)][w.rank], int)
+    ),
+    "rank 0: uint64 (1,); rank 1: uint64 (2,); rank 2: uint64 (3,)": lambda w: sk.signals(w.rank + 1),
+}
+
+
+@pytest.mark.parametrize("message", MISMATCHES)
+def test_different_requests_raise_on_every_rank(message):
+    def main(world):
+        try:
+            MISMATCHES[message](world)
+        except ValueError as error:
+            caught = str(error)
+        x = sk.zeros(5)  # and all can go on
+        assert sk.peer_view(x, 0).shape == (5,)
+        return caught
+
+    for caught in spmd(3, main):
+        assert message in caught or "allowed" in caught
+        assert "on every rank, but they asked for" in caught or "non-negative integer" in caught
+
+
+def test_freeing_different_arrays_raises_on_every_rank():
+    def main(world):
+        x, y, wrong = sk.zeros(3, "int8"), sk.zeros(3, "int8"), np.zeros(3)
+        messages = []
+        for mine in ([x, y, x], [x, x, wrong]):
+            with pytest.raises(ValueError) as caught:
+                sk.free(mine[world.rank])
+            messages.append(str(caught.value))
+        sk.free(x)
+        sk.free(y)
+        return messages
+
+    first, second, third = spmd(3, main)
+    assert "ranks 0, 2: number 1, int8 (3,); rank 1: number 2, int8 (3,)" in first[0]
+    assert "ranks 0, 1: number 1, int8 (3,); rank 2: something invalid" in first[1] == second[1]
+    assert "not a symmetric array" in third[1]
+
+
+# ---- freeing
+
+
+def test_free_errors(world):
+    x = sk.zeros((4, 2))
+    for wrong in (np.zeros(3), x[1:], x[:2], x.T, x.view("int32"), x.ravel(), 3, None, [1]):
+        with pytest.raises(
+            ValueError, match="not a symmetric array of this World, a view of one, or freed before"
+        ):
+            sk.free(wrong)
+    sk.free(x)
+    with pytest.raises(ValueError, match="freed before"):
+        sk.free(x)
+
+
+def test_memory_is_used_again():
+    def main(world):
+        for _ in range(50):  # together five times the heap
+            x, y = sk.zeros(12500), sk.zeros(12500)
+            x[0] = 1
+            sk.free(y)
+            sk.free(x)
+        a, b, c = (sk.zeros(64, "float32") for _ in range(3))
+        hole = b.ctypes.data
+        sk.free(b)
+        assert sk.zeros(80).ctypes.data > c.ctypes.data
+        again = sk.zeros(60)
+        assert again.ctypes.data == hole and (again == 0).all()
+        assert world.rank or sk.peer_view(a, 0) is a
+
+    spmd(2, main, heap_size=1 << 20)
+
+
+def test_free_waits_for_kernels():
+    @cuda.jit
+    def write_late(x):
+        for _ in range(50):
+            cuda.nanosleep(10)
+        symm_at(x, 1 - rank())[0] = 5
+
+    def main(world):
+        x = sk.zeros(1)
+        write_late[1, 1, cuda.stream()](x)
+        sk.free(x)
+        y = sk.zeros(1)
+        world.host_barrier()
+        return y[0]
+
+    assert spmd(2, main) == [0, 0]
+
+
+# ---- the end of the heap
+
+
+def test_exhausted(monkeypatch):
+    def main(world):
+        x = sk.zeros(100_000, "uint8")
+        with pytest.raises(MemoryError) as caught:
+            sk.zeros(1_000_000, "uint8")
+        sk.free(x)
+        sk.zeros(1_000_000, "uint8")
+        return str(caught.value)
+
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", "1M")
+    for message in spmd(2, main):
+        assert "symmetric heap exhausted: 1000000 bytes asked for" in message
+        assert (
+            "of 1048576 in use on each rank; set NVSHMEM_SYMMETRIC_SIZE (now 1048576) to at least" in message
+        )
+        needed = int(message.split()[-1])
+        assert 1_100_000 < needed < 1_110_000
+
+
+def test_absurd_sizes(world):
+    with pytest.raises(MemoryError):
+        sk.zeros((2**40, 2**40))
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("4096", 4096),
+        ("64k", 65536),
+        ("2M", 2 << 20),
+        ("1.5G", 3 << 29),
+        ("10 MiB", 10 << 20),
+        ("5000", 8192),
+    ],
+)
+def test_size_of_the_heap(monkeypatch, text, size):
+    from shmemkit.emu.heap import heap_size
+
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", text)
+    assert heap_size() == size
+
+
+@pytest.mark.parametrize("text", ["many", "12Q", "-5", "0", "I", "1e999", "M"])
+def test_wrong_sizes_of_the_heap(monkeypatch, text):
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", text)
+    with pytest.raises(ValueError, match="NVSHMEM_SYMMETRIC_SIZE=.*a number of bytes with K, M or G"):
+        sk.init("emulator")
+    assert sk.current() is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=40))
+def test_allocations_never_overlap(steps):
+    """Random allocations and frees: each keeps its content until it is freed."""
+    with sk.init("emulator"):
+        live = []
+        for number, (allocate, size) in enumerate(steps):
+            if allocate or not live:
+                live.append((sk.full(size, number % 100, "uint8"), number % 100))
+            else:
+                array, value = live.pop(size % len(live))
+                assert (array == value).all()
+                sk.free(array)
+        assert all((array == value).all() for array, value in live)
+
+
+# ---- leaks
+
+
+def test_dropped_arrays_are_reported(capfd):
+    def main(world):
+        kept = sk.zeros(2)
+        sk.zeros((2, 3), "int8", name="lost")
+        sk.free(sk.zeros(5))
+        view = sk.zeros(7, name="seen")[2:]
+        gc.collect()
+        return kept, view
+
+    spmd(2, main)
+    lines = sorted(capfd.readouterr().err.splitlines())
+    assert lines == [
+        f"shmemkit: rank {r} dropped 1 symmetric array(s) without free: lost int8 (2, 3)" for r in (0, 1)
+    ]
+
+
+def test_many_leaks_are_summed_up(capfd):
+    with sk.init("emulator"):
+        for i in range(10):
+            sk.zeros(1, name=f"x{i}")
+    err = capfd.readouterr().err
+    assert "dropped 10 symmetric array(s)" in err and "x7" in err and "x8" not in err and ", ..." in err
+
+
+def test_names_appear_in_reports():
+    from shmemkit.device import wait
+
+    @cuda.jit
+    def kernel(pair):
+        wait(pair[0][1:], 1, "sys", "acquire", 1)
+
+    with pytest.raises(sk.emu.DeadlockError, match=r"waits for my flags\[1\] on rank 0 >= 1, now 0"):
+        spmd(1, lambda world: kernel[1, 1]((sk.signals(3, name="my flags"), 5)))
+
+
+def test_asnumpy_is_a_copy(world):
+    x = sk.zeros(3)
+    copy = world.asnumpy(x)
+    x[...] = 1
+    assert (copy == 0).all()

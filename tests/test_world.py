@@ -1,0 +1,314 @@
+"""The life of a World on the emulator: init, finalize, ranks and nodes, barriers."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit import world as world_module
+from shmemkit.device import num_ranks, rank, symm_at
+from shmemkit.world import choose_backend
+
+
+def python(code, **variables):
+    """Run `code` in a Python of its own. -> (exit status, stdout, stderr)"""
+    import os
+
+    hidden = ("OMPI_", "PMI", "SLURM_", "SHMEMKIT_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)} | variables
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for variable in ("SHMEMKIT_BACKEND", "SHMEMKIT_LOCAL_SIZE", "NVSHMEM_SYMMETRIC_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    yield
+    assert sk.current() is None, "a test has left its World alive"
+
+
+# ---- init and finalize
+
+
+def test_a_single_rank():
+    with sk.init("emulator") as world:
+        assert sk.current() is world
+        assert (world.rank, world.n_ranks, world.local_rank, world.node, world.n_nodes, world.local_size) == (
+            0,
+            1,
+            0,
+            0,
+            1,
+            1,
+        )
+        assert world.xp is np and world.backend.name == "emulator" and not world.finalized
+        assert "rank 0 of 1" in repr(world) and "emulator" in repr(world)
+        assert world.comm.Get_rank() == 0 and world.comm.Get_size() == 1
+        assert world.comm.allgather(5) == [5] and world.comm.bcast("x") == "x" and world.comm.gather(1) == [1]
+        world.comm.barrier()
+        world.barrier()
+        world.host_barrier()
+        world.synchronize()
+    assert world.finalized and sk.current() is None
+
+
+def test_finalize_twice_is_fine_and_init_again_too():
+    for _ in range(3):
+        world = sk.init("emulator")
+        world.finalize()
+        world.finalize()
+
+
+def test_init_twice_is_an_error():
+    with sk.init("emulator"), pytest.raises(RuntimeError, match="initialized already; call finalize"):
+        sk.init("emulator")
+    with pytest.raises(RuntimeError, match="initialized already"):
+        sk.emu.run(lambda: (sk.init(), sk.init()), 2)
+
+
+def test_an_exception_leaves_the_world():
+    with pytest.raises(KeyError), sk.init("emulator") as world:
+        raise KeyError("mine")
+    assert world.finalized
+    sk.init("emulator").finalize()
+
+
+def test_worlds_of_a_run_are_finalized_with_it():
+    worlds = sk.emu.run(lambda: sk.init(), 3)
+    assert [w.rank for w in worlds] == [0, 1, 2] and all(w.finalized for w in worlds)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda w, x: w.zeros(3),
+        lambda w, x: w.empty(3),
+        lambda w, x: w.full(3, 1),
+        lambda w, x: w.array([1]),
+        lambda w, x: w.signals(3),
+        lambda w, x: w.free(x),
+        lambda w, x: w.peer_view(x, 0),
+        lambda w, x: w.barrier(),
+        lambda w, x: w.host_barrier(),
+        lambda w, x: w.asnumpy(x),
+        lambda w, x: w.synchronize(),
+    ],
+)
+def test_use_after_finalize(use):
+    with sk.init("emulator") as world:
+        x = sk.zeros(3)
+    with pytest.raises(RuntimeError, match="this World is finalized; call shmemkit.init"):
+        use(world, x)
+
+
+@pytest.mark.parametrize("function", ["zeros", "empty", "signals", "free"])
+def test_without_a_world(function):
+    with pytest.raises(RuntimeError, match=r"no World: call shmemkit.init\(\) first"):
+        getattr(sk, function)(3)
+
+
+def test_at_exit():
+    """Nobody called finalize: it is done at exit, after the kernels, and leaks are reported."""
+    status, out, err = python(
+        """
+        import shmemkit as sk, atexit
+        world = sk.init("emulator")
+        atexit.register(lambda: print("alive at exit:", not world.finalized))
+        sk.zeros(3, name="lost")
+        world.__class__.__repr__  # still usable
+        """
+    )
+    assert status == 0 and "alive at exit: True" in out
+    assert "shmemkit: rank 0 dropped 1 symmetric array(s) without free: lost float32 (3,)" in err
+
+
+def test_at_exit_after_an_exception():
+    """One traceback, and no complaint about what the failure left behind."""
+    status, _, err = python(
+        """
+        import shmemkit as sk
+        from numba import cuda
+        from shmemkit.device import wait
+
+        @cuda.jit
+        def stuck(x):
+            wait(x, 1, "sys", "acquire", 1)
+
+        world = sk.init("emulator")
+        stuck[1, 1](sk.signals(1))
+        world.stream.synchronize()
+        """
+    )
+    assert status == 1 and err.count("Traceback") == 1 and err.count("DeadlockError") == 1
+
+
+# ---- which backend
+
+
+def test_choose_backend(monkeypatch):
+    monkeypatch.setattr(world_module, "n_gpus", lambda: 0)
+    assert choose_backend() == ("emulator", "no CUDA GPU was found")
+    assert choose_backend("emulator")[0] == "emulator"
+    assert choose_backend("nvshmem")[0] == "nvshmem"
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "nvshmem")
+    assert choose_backend() == ("nvshmem", "SHMEMKIT_BACKEND asks for it")
+    assert choose_backend("emulator")[0] == "emulator", "the argument wins"
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "")
+    assert choose_backend()[0] == "emulator"
+    monkeypatch.setattr(world_module, "n_gpus", lambda: 2)
+    monkeypatch.setattr(world_module.importlib.util, "find_spec", lambda name: None)
+    name, reason = choose_backend()
+    assert name == "emulator" and "2 GPUs found" in reason and "pip install" in reason
+    monkeypatch.setattr(world_module.importlib.util, "find_spec", lambda name: True)
+    assert choose_backend() == ("nvshmem", "2 GPUs found")
+
+
+def test_the_variable_decides_in_init(monkeypatch):
+    monkeypatch.setattr(world_module, "n_gpus", lambda: 1)
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "emulator")
+    with sk.init() as world:
+        assert world.backend.name == "emulator"
+
+
+def test_a_warning_when_gpus_are_not_used(monkeypatch):
+    monkeypatch.setattr(world_module, "n_gpus", lambda: 1)
+    monkeypatch.setattr(world_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="CPU emulator: 1 GPU found, but nvshmem4py"), sk.init():
+        pass
+
+
+def test_wrong_backends(monkeypatch):
+    with pytest.raises(ValueError, match="backend 'cuda': 'auto', 'nvshmem', 'emulator' are allowed"):
+        sk.init("cuda")
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "gpu")
+    with pytest.raises(ValueError, match="SHMEMKIT_BACKEND='gpu': auto, nvshmem, emulator are allowed"):
+        sk.init()
+    with pytest.raises(RuntimeError, match="backend='nvshmem' needs mpirun"):
+        sk.emu.run(lambda: sk.init("nvshmem"), 1)
+
+
+# ---- nodes
+
+
+def places(local_size=None, **options):
+    def main():
+        w = sk.init(local_size=local_size)
+        return w.rank, w.node, w.local_rank, w.local_size, w.n_nodes
+
+    return sk.emu.run(main, 6, **options)
+
+
+def test_logical_nodes(monkeypatch):
+    assert places() == [(r, 0, r, 6, 1) for r in range(6)]
+    by_two = [(r, r // 2, r % 2, 2, 3) for r in range(6)]
+    assert places(2) == by_two and places(local_size=2) == by_two
+    assert sk.emu.run(lambda: sk.init().local_size, 6, local_size=3) == [3] * 6
+    monkeypatch.setenv("SHMEMKIT_LOCAL_SIZE", "2")
+    assert places() == by_two
+    assert places(3) == [(r, r // 3, r % 3, 3, 2) for r in range(6)], "the argument wins"
+
+
+@pytest.mark.parametrize("value", ["4", "0", "-1", "two", "2.5", "7"])
+def test_wrong_nodes(monkeypatch, value):
+    monkeypatch.setenv("SHMEMKIT_LOCAL_SIZE", value)
+    with pytest.raises(
+        ValueError, match=rf"SHMEMKIT_LOCAL_SIZE={value}: a divisor of the number of ranks \(6\)"
+    ):
+        places()
+    with pytest.raises(ValueError, match="local_size=4"):
+        places(4)
+
+
+def test_numba_is_left_alone_after_a_failed_init():
+    original = cuda.stream
+    with pytest.raises(ValueError, match="local_size=2"):
+        sk.init("emulator", local_size=2)
+    assert cuda.stream is original and sk.current() is None
+
+
+# ---- barriers
+
+
+@cuda.jit
+def tell_everybody(told, turn):
+    for pe in range(num_ranks()):
+        symm_at(told, pe)[rank()] = turn
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_barrier_orders_kernels_of_all_ranks(n):
+    def main():
+        world = sk.init()
+        told = sk.zeros(n, "int64")
+        seen = []
+        for turn in range(1, 6):
+            for _ in range(world.rank):
+                world.xp.sort(world.xp.ones(10))  # a little skew
+            tell_everybody[1, 1](told, turn)
+            world.barrier()
+            seen.append(int(world.asnumpy(told).min()) >= turn)
+            world.host_barrier()
+        return all(seen)
+
+    assert sk.emu.run(main, n) == [True] * n
+
+
+def test_barrier_on_another_stream_and_in_a_graph():
+    def main():
+        world = sk.init()
+        other, told = cuda.stream(), sk.zeros(3, "int64")
+        tell_everybody[1, 1, other](told, 7)
+        world.barrier(other)
+        assert (world.asnumpy(told, other) == 7).all()
+        world.stream.begin_capture()
+        tell_everybody[1, 1](told, 9)
+        world.barrier()
+        graph = world.stream.end_capture()
+        assert (told != 9).all()
+        world.host_barrier()
+        for _ in range(2):
+            graph.launch()
+            assert (world.asnumpy(told) == 9).all()
+
+    sk.emu.run(main, 3)
+
+
+def test_host_barrier():
+    log = []
+
+    def main():
+        world = sk.init()
+        for turn in range(3):
+            log.append(turn)
+            world.host_barrier()
+
+    sk.emu.run(main, 4)
+    assert log == sorted(log) and len(log) == 12
+
+
+def test_collectives_of_the_communicator():
+    def main():
+        comm = sk.init().comm
+        assert comm.rank == comm.Get_rank() and comm.size == comm.Get_size() == 3
+        comm.Barrier()
+        return comm.allgather(comm.rank**2), comm.bcast(comm.rank, root=2), comm.gather(comm.rank, root=1)
+
+    assert sk.emu.run(main, 3) == [([0, 1, 4], 2, [0, 1, 2] if r == 1 else None) for r in range(3)]
+
+
+def test_streams_as_cupy_has_them():
+    with sk.init("emulator") as world:
+        assert world.stream.use() is world.stream and world.stream.ptr == 0
+        with world.stream as stream:
+            assert stream.done
