@@ -1,10 +1,29 @@
 """shmemkit: SHMEM kernels in Python, on GPUs with NVSHMEM and on a CPU emulator."""
 
-from . import emu
-from .kernels.queue import Queue
-from .launch import bind
-from .memory import array, empty, free, full, peer_view, signals, zeros
-from .world import World, current, init
+import importlib
 
 __version__ = "0.1.0"
-__all__ = "Queue World array bind current emu empty free full init peer_view signals zeros".split()
+
+# Public name -> the module it lives in; imported when first asked for, so that `python -m shmemkit doctor` can
+# say what is missing where these cannot be imported.
+_HOMES = {
+    "emu": "emu",
+    "Queue": "kernels.queue",
+    "bind": "launch",
+    **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),
+    **dict.fromkeys(("World", "current", "init"), "world"),
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_HOMES[name]}", __name__)
+    value = module if name == _HOMES[name] else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

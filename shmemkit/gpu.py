@@ -19,9 +19,11 @@ HINT = (
 class NvshmemBackend:
     """One rank's GPU, its stream, and NVSHMEM over the ranks of `comm`.
 
-    `comm` is an mpi4py communicator, or None for one rank. Collective. RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
-    SHMEMKIT_OVERSUBSCRIBE=1 is not set. `device` is the GPU's number among those that this process sees. The
-    new stream becomes CuPy's current one.
+    `comm` is an mpi4py communicator, or None for one rank. `device` is the GPU's number among those that this
+    process sees. The new stream becomes CuPy's current one. Collective.
+
+    RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
+    SHMEMKIT_OVERSUBSCRIBE=1 is not set.
     """
 
     name = "nvshmem"
@@ -61,7 +63,7 @@ class NvshmemBackend:
 
     # -- who runs where
     def _place(self):
-        """-> (this rank's number on its host, ranks per host: 1 where hosts differ or their ranks alternate)"""
+        """-> (this rank's number on its host, ranks per host: 1 if hosts differ or their ranks alternate)"""
         hosts = self.comm.allgather(os.uname().nodename)
         mine = hosts[self.rank]
         sizes = {hosts.count(host) for host in set(hosts)}
@@ -211,7 +213,15 @@ class NvshmemBackend:
 
     def barrier(self, stream=None):
         """All ranks meet on `stream` (default: the World's); returns at once."""
-        self._core.barrier_all(self.stream if stream is None else stream)
+        if stream is None:
+            stream = self.stream
+        elif stream is not self.stream:
+            from cuda.core import Stream
+
+            from .launch import address_of_stream
+
+            stream = Stream.from_handle(address_of_stream(stream))
+        self._core.barrier_all(stream)
 
     def synchronize(self):
         self.xp.cuda.runtime.deviceSynchronize()

@@ -142,7 +142,7 @@ def cached(key, make):
     with contextlib.ExitStack() as stack:
         try:
             where.mkdir(parents=True, exist_ok=True, mode=0o700)
-            stack.enter_context(locked(where / f"lock-{key[0]}"))
+            stack.enter_context(locked(where / f"lock-{key[:2]}"))
         except OSError as error:
             _warn(f"no JIT cache: cannot use {where} ({error}); set SHMEMKIT_CACHE_DIR to a writable folder")
             return make()

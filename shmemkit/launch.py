@@ -235,7 +235,7 @@ class _GpuLaunch(Launch):
         self._check_block()
         if cooperative or co_resident:
             self._check_co_resident("is cooperative" if not co_resident else "waits across blocks")
-        self._bind_call(_address_of_stream(stream), cooperative)
+        self._bind_call(address_of_stream(stream), cooperative)
 
     # -- compiling and loading
     def _compile(self):
@@ -376,7 +376,7 @@ class _GpuLaunch(Launch):
         self._on, self._default = on, on(stream)
 
     def __call__(self, stream=None):
-        result = self._default() if stream is None else self._on(_address_of_stream(stream))()
+        result = self._default() if stream is None else self._on(address_of_stream(stream))()
         if result[0]:
             self._fail(result[0])
 
@@ -425,12 +425,12 @@ class _GpuLaunch(Launch):
             )
         if error == results.CUDA_ERROR_INVALID_CONTEXT:
             message += ". No GPU is current in this thread: call cupy.cuda.Device(number).use() in it first"
-        raise RuntimeError(message)
+        raise RuntimeError(f"{message} (in it, or in work enqueued before)")
 
 
 @functools.cache
 def _prepare_process():
-    """The JIT cache and the types of CuPy arrays, as a World installs them: here for processes without one."""
+    """The JIT cache and the types of CuPy arrays, as a World installs them, for processes without one."""
     from . import jit_cache
 
     jit_cache.install()
@@ -441,7 +441,7 @@ def _prepare_process():
     register_arrays()
 
 
-def _address_of_stream(stream):
+def address_of_stream(stream):
     """The address of a CuPy, Numba, cuda.core or PyTorch stream; an address is itself, None is 0."""
     if stream is None:
         return 0

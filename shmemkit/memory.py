@@ -80,6 +80,7 @@ class SymmetricMemory:
         raw, result = self._allocate(shape, dtype, name)
         if self.backend.name == "emulator":
             raw.fill(0xFF)
+            self.host_barrier()  # nobody writes before it is there
         return result
 
     def full(self, shape, fill_value, dtype="float32", name=None):

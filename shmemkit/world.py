@@ -1,16 +1,14 @@
 """Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
 emulator."""
 
-import atexit
 import ctypes
 import importlib.util
 import os
 import sys
-import time
-import traceback
 import warnings
 
 from .emu.run import current_host
+from .ending import Ending
 from .memory import SymmetricMemory
 
 BACKENDS = ("auto", "nvshmem", "emulator")
@@ -121,6 +119,7 @@ class World(SymmetricMemory):
     def __init__(self, backend, comm, local_size):
         self.finalized = False
         self._host = current_host()
+        self._ending = Ending(comm)
         if backend == "emulator":
             from .emu.backend import EmulatorBackend
 
@@ -141,10 +140,8 @@ class World(SymmetricMemory):
         self.backend.set_local_size(self.local_size)
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
-        self._excepthook = sys.excepthook
-        if self.n_ranks > 1 and hasattr(self.comm, "Abort"):
-            sys.excepthook = self._end_all_ranks
-        atexit.register(self.finalize)
+        if self._host is None:
+            self._ending.watch(self)
 
     def _local_size(self, requested):
         variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
@@ -220,9 +217,7 @@ class World(SymmetricMemory):
     def _forget(self):
         global _alone
         self.finalized = True
-        atexit.unregister(self.finalize)
-        if sys.excepthook == self._end_all_ranks:
-            sys.excepthook = self._excepthook
+        self._ending.forget()
         if self._host is not None:
             self._host.world = None
         if _alone is self:
@@ -232,22 +227,14 @@ class World(SymmetricMemory):
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is None:
+        if isinstance(error, SystemExit):
+            self._ending.exit(error.code)
+        if error is None or isinstance(error, SystemExit):
             self.finalize()
         elif self.n_ranks == 1 or self._host is not None:
             self.abandon()
-        # with other ranks waiting, the exception hook ends them all
+        # otherwise others may wait for this rank: an exception that nobody catches ends them all
 
     def _check_alive(self, what):
         if self.finalized:
             raise RuntimeError(f"{what}: this World is finalized; call shmemkit.init() again")
-
-    def _end_all_ranks(self, kind, error, trace):
-        """An exception that nobody caught: show it and end every rank, so that none waits for this one."""
-        if getattr(error, "shown_by", self.rank) == self.rank:
-            text = "".join(traceback.format_exception(kind, error, trace))
-            print(f"shmemkit: rank {self.rank} of {self.n_ranks} failed\n{text}", file=sys.stderr, flush=True)
-            time.sleep(0.2)  # let the launcher forward it before it kills us
-        else:
-            time.sleep(2.0)  # another rank shows it
-        self.comm.Abort(1)

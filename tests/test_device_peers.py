@@ -77,3 +77,22 @@ def test_a_module_may_be_unloaded_in_the_middle_of_a_fill(monkeypatch):
     worker.start()
     worker.join(10)
     assert not worker.is_alive() and set(filled) == {1, 2} and tables.libraries == {2}
+
+
+def test_a_module_may_be_unloaded_in_the_middle_of_publish(monkeypatch):
+    """The garbage collector runs numba's finalizers anywhere, also in the thread that holds the lock."""
+    tables, filled = peers._Tables(), []
+    modules = [SimpleNamespace(handle=1), SimpleNamespace(handle=2)]
+
+    def fill(library):
+        filled.append(library)
+        tables.unloaded(modules[2 - library])  # the other one
+
+    monkeypatch.setattr(tables, "fill", fill)
+    for module in modules:
+        tables.loaded(module)
+    publisher = threading.Thread(target=tables.publish, args=[b"values"], daemon=True)
+    publisher.start()
+    publisher.join(10)
+    assert not publisher.is_alive()
+    assert len(filled) == 1 and tables.libraries == set(filled)

@@ -626,6 +626,24 @@ def test_arguments():
     np.testing.assert_array_equal(out, [3, 0.5, 11, 5, 1, 2.0**64])
 
 
+def test_views_of_other_dtypes():
+    @cuda.jit
+    def kernel(x, n, out):
+        bits = x.view(np.uint32)
+        out[0] = bits[0] - bits[1]
+        out[1] = n.view(np.int8)[3]
+        n.view(np.float32)[1] = 1.5
+        out[2] = x[1:].view(types.int32)[0] >> 20
+        out[3] = n.reshape(2, 2)[1, 1] + n.reshape((2, 2))[1][0]
+
+    x, n, out = launch(
+        kernel, 1, 1, np.array([0, -2], "f4"), np.array([2**32 - 1, 0, 7, 8], "u4"), np.zeros(4)
+    )
+    difference = float(2**64 - int(x.view("uint32")[1]))
+    np.testing.assert_array_equal(out, [difference, -1, x.view("int32")[1] >> 20, 15])
+    assert n.view("float32")[1] == 1.5
+
+
 def test_wrong_arguments(world):
     with pytest.raises(TypeError, match=r"takes 1 arguments \(out\), not 2"):
         indices_2d[1, 1](1, 2)

@@ -28,7 +28,7 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError, watchdog
+from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError, spinning, watchdog
 
 
 def spmd(n, main, **options):
@@ -219,22 +219,41 @@ def test_spin_locks(how):
 
 
 def test_bounded_polling_ends_by_itself():
-    """A kernel that gives up after a while does so, when others still work."""
+    """A kernel that gives up after many tries does so, although nothing changes and others wait for it."""
 
     @cuda.jit
     def kernel(flag, out):
         if rank() == 0:
             tries = 0
-            while ld_acquire(flag, 0) == 0 and tries < 500:
+            while ld_acquire(flag, 0) == 0 and tries < 30000:
                 tries += 1
+            for _ in range(30000):
+                cuda.nanosleep(10)
+            for i in range(30000):
+                cuda.atomic.max(flag, 1, i % 2)
             out[0] = tries
+            notify(flag[2:], 1, 1)
+        else:
+            wait(flag[2:], 1, "sys", "acquire", 1)
 
     def main(world):
         out = np.zeros(1, "int64")
-        kernel[1, 1](sk.signals(1), out)
+        kernel[1, 1](sk.signals(3), out)
         return out[0]
 
-    assert spmd(2, main) == [500, 0]
+    assert spmd(2, main) == [30000, 0]
+
+
+def test_endless_counting_is_a_deadlock(monkeypatch):
+    @cuda.jit
+    def kernel(flag):
+        tries = 0
+        while ld_acquire(flag, 0) == 0:
+            tries += 1
+
+    monkeypatch.setattr(spinning, "LAST_CHECK", 50_000)
+    report = deadlock_of(1, lambda world: kernel[1, 2](sk.signals(1)))
+    assert "waits for flag[0] on rank 0 to change" in report
 
 
 # ---- streams, events, graphs

@@ -244,9 +244,9 @@ def test_streams():
             return 0, 11
 
     for stream, address in [(None, 0), (7, 7), (Protocol(), 11), (types.SimpleNamespace(ptr=12), 12)]:
-        assert launch._address_of_stream(stream) == address
+        assert launch.address_of_stream(stream) == address
     with pytest.raises(TypeError, match="not a stream"):
-        launch._address_of_stream("stream")
+        launch.address_of_stream("stream")
 
 
 # -- the calls to the driver

@@ -104,6 +104,14 @@ def test_functions_are_documented_once():
         assert getattr(sk, name).__doc__ == getattr(sk.World, name).__doc__
 
 
+def test_empty_arrays_are_different_arrays(world):
+    x, y, z = sk.zeros(0), sk.zeros((0, 3)), sk.full(4, 9)
+    assert len({a.ctypes.data for a in (x, y, z)}) == 3
+    for empty in (x, y):
+        sk.free(empty)
+    assert sk.zeros(8).ctypes.data != z.ctypes.data and (z == 9).all()
+
+
 # ---- every rank its own
 
 

@@ -1,10 +1,11 @@
-"""The queue, on the emulator: rank counts, odd sizes, dtypes, wrap-around, repeats, skew, graphs, wrong arguments."""
+"""The queue on the emulator: ranks, odd sizes, dtypes, wrap-around, repeats, graphs, wrong arguments."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import cuda
+from numba import cuda, types
+from ptx import compile_ptx
 
 import shmemkit as sk
 from shmemkit.device import copy_block, rank, symm_at
@@ -23,13 +24,17 @@ def send_around(n_slots, size, dtype, counts, producers, consumers, block, to_of
     world = sk.init()
     n = world.n_ranks
     to, sender = (world.rank + to_offset) % n, (world.rank - to_offset) % n
-    queue = Queue(world, n_slots, size, dtype, to=to, n_producers=producers, n_consumers=consumers, block=block)
+    queue = Queue(
+        world, n_slots, size, dtype, to=to, n_producers=producers, n_consumers=consumers, block=block
+    )
     for repeat, count in enumerate(counts):
         inputs = values(world.rank, repeat, count, size, dtype)
         outputs = queue(inputs)
         np.testing.assert_array_equal(outputs, values(sender, repeat, count, size, dtype))
         np.testing.assert_array_equal(inputs, values(world.rank, repeat, count, size, dtype))  # untouched
     queue.free()
+    with pytest.raises(RuntimeError, match="freed"):
+        queue(inputs)
 
 
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
@@ -79,7 +84,9 @@ def test_too_few_items_is_a_deadlock():
         queue(np.ones((4, 4), "float32"), np.ones((4 if world.rank else 5, 4), "float32"))
         world.stream.synchronize()
 
-    with pytest.raises(sk.emu.DeadlockError, match=r"rank 0 block 1.*waits for full\[1\] on rank 0 >= 2, now 1"):
+    with pytest.raises(
+        sk.emu.DeadlockError, match=r"rank 0 block 1.*waits for full\[1\] on rank 0 >= 2, now 1"
+    ):
         sk.emu.run(main, 2)
 
 
@@ -102,7 +109,9 @@ def test_graph_replays_count_on():
             inputs[which][...] = values(world.rank, repeat, len(inputs[which]), 4, "float32")
             outputs[which][...] = np.nan
             graphs[which].launch(world.stream)
-            np.testing.assert_array_equal(outputs[which], values(sender, repeat, len(inputs[which]), 4, "float32"))
+            np.testing.assert_array_equal(
+                outputs[which], values(sender, repeat, len(inputs[which]), 4, "float32")
+            )
             eager = queue(values(world.rank, 10 + repeat, 3, 4, "float32"))
             np.testing.assert_array_equal(eager, values(sender, 10 + repeat, 3, 4, "float32"))
 
@@ -127,7 +136,8 @@ def test_wrong_arguments(arguments, message):
 
 
 @pytest.mark.parametrize(
-    "inputs", [np.ones((3, 5), "float32"), np.ones((3, 4)), np.ones(4, "float32"), np.ones((4, 3), "float32").T, [1.0]]
+    "inputs",
+    [np.ones((3, 5), "float32"), np.ones((3, 4)), np.ones(4, "float32"), np.ones((4, 3), "float32").T, [1.0]],
 )
 def test_wrong_inputs(inputs):
     def main():
@@ -153,13 +163,31 @@ def push_and_pop_squares(inputs, outputs, slots, full, empty, receiver, sender):
             consumer_release(empty, n, i, sender)
 
 
-def test_pieces_in_a_users_kernel():
+@pytest.mark.parametrize("block", [4, (2, 3)])
+def test_pieces_in_a_users_kernel(block):
     def main():
         world = sk.init()
         receiver, sender = (world.rank + 1) % world.n_ranks, (world.rank - 1) % world.n_ranks
         slots, full, empty = sk.empty((2, 6), "int32"), sk.signals(2), sk.signals(2)
         inputs, outputs = values(world.rank, 0, 9, 6, "int32"), np.zeros((9, 6), "int32")
-        push_and_pop_squares[2, 4](inputs, outputs, slots, full, empty, receiver, sender)
+        push_and_pop_squares[2, block](inputs, outputs, slots, full, empty, receiver, sender)
         np.testing.assert_array_equal(outputs, values(sender, 0, 9, 6, "int32") ** 2 + sender)
 
     sk.emu.run(main, 3)
+
+
+def test_one_thread_of_a_block_of_any_shape_notifies():
+    """Two of them set the same value, but one may be late, and set the signal back to an earlier round."""
+
+    def kernel(signals):
+        producer_commit(signals, 2, 1, 0)
+        consumer_release(signals, 2, 1, 0)
+
+    ptx = compile_ptx(kernel, (types.Array(types.uint64, 1, "C"),))
+    assert "%tid.x" in ptx and "%tid.y" in ptx and "%tid.z" in ptx
+    assert ptx.count("st.release.sys") == 2
+
+
+def test_inputs_that_are_no_array():
+    with pytest.raises(ValueError, match="inputs is <class 'list'>"):
+        sk.emu.run(lambda: Queue(sk.init(), 2, 4)([1.0]), 1)

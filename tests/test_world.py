@@ -1,5 +1,6 @@
 """The life of a World on the emulator: init, finalize, ranks and nodes, barriers."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,9 +17,7 @@ from shmemkit.world import choose_backend
 
 def python(code, **variables):
     """Run `code` in a Python of its own. -> (exit status, stdout, stderr)"""
-    import os
-
-    hidden = ("OMPI_", "PMI", "SLURM_", "SHMEMKIT_")
+    hidden = ("OMPI_", "PMI", "PRTE_", "SLURM_", "SHMEMKIT_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)} | variables
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],

@@ -53,8 +53,9 @@ class _Tables:
     def publish(self, values):
         with self.lock:
             self.values = values
-            for library in list(self.libraries):
-                self.fill(library)
+            for library in self.libraries.copy():
+                if library in self.libraries:
+                    self.fill(library)
 
     def loaded(self, module):
         library = int(module.handle)

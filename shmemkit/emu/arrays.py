@@ -1,7 +1,7 @@
 """Arrays as kernels see them: NumPy views of device memory whose integers behave as on the GPU.
 
-Floating-point arrays are plain ``numpy.ndarray`` views. Integer arrays give 64-bit integers (``ints.py``) and
-wrap what is stored.
+Integer arrays give 64-bit integers (``ints.py``) and wrap what is stored. Floating-point arrays are NumPy's:
+an operation of a float32 and a Python number is rounded to float32, where Numba may compute it in float64.
 """
 
 import numpy as np
@@ -11,7 +11,17 @@ from .ints import Unsigned, from_scalar, wrap
 _get, _set, _item = np.ndarray.__getitem__, np.ndarray.__setitem__, np.ndarray.item
 
 
-class IntegerArray(np.ndarray):
+class DeviceView(np.ndarray):
+    """Floating-point numbers."""
+
+    __slots__ = ()
+
+    def view(self, dtype):
+        """The same bytes as another dtype."""
+        return device_view(np.ndarray.view(np.asarray(self), dtype))
+
+
+class IntegerArray(DeviceView):
     """Integers (and booleans) of any number of dimensions: signed elements are Python integers, others
     Unsigned."""
 
@@ -61,17 +71,19 @@ def _other(vector, index):
 
 
 def _of_any_dimension(array):
-    return array if array.ndim == 1 else array.view(IntegerArray)
+    return array if array.ndim == 1 else np.ndarray.view(array, IntegerArray)
 
 
 def device_view(array):
     """`array` as a kernel sees it (the same memory)."""
     kind = array.dtype.kind
     if kind not in "iub":
-        return array.view(np.ndarray)
-    if array.ndim != 1:
-        return array.view(IntegerArray)
-    return array.view(UnsignedVector if kind == "u" else SignedVector)
+        view = DeviceView
+    elif array.ndim != 1:
+        view = IntegerArray
+    else:
+        view = UnsignedVector if kind == "u" else SignedVector
+    return np.ndarray.view(array, view)
 
 
 def uninitialised(shape, dtype):

@@ -1,7 +1,7 @@
 """A kernel launch: its grid of blocks and their threads, all alive at once."""
 
-import enum
 import contextlib
+import enum
 import gc
 import itertools
 

@@ -69,7 +69,8 @@ class Heap:
             if a.offset - start >= need:
                 self.allocations.insert(i, Allocation(start, need))
                 begin = self.pe * self.size + start
-                return self.memory[begin : begin + n_bytes]
+                # In two steps: an empty slice would begin where `memory` does.
+                return self.memory[begin : begin + need][:n_bytes]
             start = a.offset + a.size
         used = sum(a.size for a in self.allocations)
         raise MemoryError(

@@ -14,7 +14,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HIDDEN = (os.path.join(_PACKAGE, "emu") + os.sep, os.path.join(_PACKAGE, "device") + os.sep)
 
 
-def _is_kernel_code(frame):
+def is_kernel_code(frame):
     return not frame.f_code.co_filename.startswith(_HIDDEN)
 
 
@@ -27,7 +27,7 @@ def _line(frame, lineno=None):
 
 def kernel_line(frame):
     """ "file:line: source" of the innermost line of the user's code at or above `frame`."""
-    while frame is not None and not _is_kernel_code(frame):
+    while frame is not None and not is_kernel_code(frame):
         frame = frame.f_back
     return _line(frame) if frame is not None else "?"
 
@@ -36,7 +36,7 @@ def _kernel_traceback(traceback):
     """The innermost entry of `traceback` that is the user's code."""
     found = None
     while traceback is not None:
-        if _is_kernel_code(traceback.tb_frame):
+        if is_kernel_code(traceback.tb_frame):
             found = traceback
         traceback = traceback.tb_next
     return found
@@ -80,7 +80,7 @@ def place(machine, thread, at):
 def _local_arrays(frame):
     """(name, array) of the shared and local arrays that the kernel, at `frame`, has in variables."""
     while frame is not None:
-        if _is_kernel_code(frame):
+        if is_kernel_code(frame):
             for name, value in frame.f_locals.items():
                 if isinstance(value, np.ndarray):
                     yield name, value

@@ -11,10 +11,13 @@ process may still change something. If not, the machine is stuck, and whoever st
 is a deadlock.
 """
 
+import gc
 import operator
 from collections import defaultdict, deque
 
 from greenlet import getcurrent
+
+from .spinning import Spinning
 
 COMPARE = {
     "eq": operator.eq,
@@ -24,7 +27,6 @@ COMPARE = {
     "lt": operator.lt,
     "le": operator.le,
 }
-PATIENCE = 20_000  # polls of spin loops, without a change anywhere, after which they count as stuck
 
 
 class Scheduler:
@@ -34,8 +36,7 @@ class Scheduler:
         self.waiters = defaultdict(list)  # address -> [(thread, is_satisfied)]
         self.launches = {}  # that run (an ordered set)
         self.progress = 0  # grows with everything that happens but polling
-        self.polls = 0  # spin polls in a row, without progress
-        self.polled_at = 0  # the progress at which they began
+        self.spinning = Spinning()
         self.idle = None  # () -> True when somebody outside of this process may still act
         self.failure = None  # the first exception of a kernel thread
 
@@ -63,10 +64,8 @@ class Scheduler:
     def spin(self, thread, why):
         """Let the others run between two polls of a spin loop."""
         thread.why = why
-        if self.polled_at != self.progress:
-            self.polls, self.polled_at = 0, self.progress
-        self.polls += 1
         self.ready.append(thread)
+        self.spinning.poll(self.progress, len(self.ready))
         self.hub.switch()
         thread.why = None
 
@@ -97,10 +96,9 @@ class Scheduler:
             if not ready:
                 if not self.poll() and not (self.idle and self.idle()):
                     return False
-            elif self.polls > PATIENCE + 20 * len(ready) and self.polled_at == self.progress:
+            elif self.spinning.stuck(self.progress, ready):
                 if not self.poll() and not (self.idle and self.idle()):
                     return False
-                self.polls -= len(ready)  # each spin loop has a turn before the next such check
             else:
                 ready.popleft().switch()
             if self.failure is not None:
@@ -124,3 +122,4 @@ class Scheduler:
         for thread in threads:
             if thread:
                 thread.throw()
+        gc.unfreeze()  # what their launches froze

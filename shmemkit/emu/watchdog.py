@@ -31,7 +31,7 @@ def _look_on():
     while threading.current_thread() is _dog:
         time.sleep(SECONDS / 10)
         scheduler, ident = _watched
-        state = scheduler, scheduler.progress, scheduler.polls
+        state = scheduler, scheduler.progress, scheduler.spinning.polls
         if state != seen:
             seen, since = state, time.monotonic()
         elif since is not None and time.monotonic() - since > SECONDS:

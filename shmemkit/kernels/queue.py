@@ -157,7 +157,11 @@ class Queue:
         nothing = world.xp.empty((0, item_size), self.dtype)
         signals = (self.full, self.empty, state)
         args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
-        self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
+        try:
+            self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
+        except ValueError:
+            self.free()
+            raise
 
     def __call__(self, inputs, outputs=None, stream=None):
         """Push the rows of `inputs` to rank `to` and pop what is sent to this rank. -> outputs
@@ -169,6 +173,8 @@ class Queue:
         Enqueued; row i of `outputs` is row i of the sender's inputs when the stream has run it. ValueError
         for other arrays.
         """
+        if self._launch is None:
+            raise RuntimeError("Queue: it was freed; make a new one")
         self._check("inputs", inputs)
         if outputs is None:
             outputs = self.world.xp.empty_like(inputs)
@@ -191,7 +197,8 @@ class Queue:
             )
 
     def free(self):
-        """Give the symmetric memory back. Collective."""
+        """Give the symmetric memory back; the Queue cannot be used any more. Collective."""
+        self._launch = None
         for array in (self.slots, self.full, self.empty):
             self.world.free(array)
 

