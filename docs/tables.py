@@ -1,7 +1,7 @@
 """Write the tables of the docs from benchmarks/results/*.json.
 
-    python docs/tables.py           rewrite them
-    python docs/tables.py --check   exit status 1 if one is out of date
+python docs/tables.py           rewrite them
+python docs/tables.py --check   exit status 1 if one is out of date
 """
 
 import json

@@ -1,7 +1,8 @@
 """When one rank fails, all end: nobody waits for a rank that will never come.
 
-An exception that nobody caught, or an exit with a status other than 0 under ``python -m mpi4py`` (as mpi_launch.sh starts
-programs), aborts the MPI program. A World that is alive at exit is finalized; when that fails, the exit status says so.
+An exception that nobody caught, or an exit with a status other than 0 under ``python -m mpi4py`` (as
+mpi_launch.sh starts programs), aborts the MPI program. A World that is alive at exit is finalized; when that
+fails, the exit status says so.
 """
 
 import atexit
@@ -12,7 +13,7 @@ import traceback
 
 
 class Ending:
-    """The end of this process, once it has a World. `comm` is the mpi4py communicator, or None for one rank."""
+    """The end of this process, once it has a World. `comm`: mpi4py's communicator, or None for one rank."""
 
     def __init__(self, comm):
         self.comm = comm if comm is not None and comm.Get_size() > 1 else None
@@ -52,7 +53,7 @@ class Ending:
         """Show an exception that nobody caught, and end all ranks."""
         rank = self.comm.Get_rank() if self.comm is not None else 0
         if getattr(error, "shown_by", rank) == rank:
-            of = f"rank {rank} of {self.comm.Get_size()} failed" if self.comm is not None else "failed at exit"
+            of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
             text = "".join(traceback.format_exception(kind, error, trace))
             print(f"shmemkit: {of}\n{text}", file=sys.stderr, flush=True)
         else:

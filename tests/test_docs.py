@@ -1,4 +1,4 @@
-"""The docs say what is true: their programs run, their tables are those of the measured results, their links lead somewhere."""
+"""The docs are true: their programs run, their tables are the measured results, their links lead on."""
 
 import contextlib
 import io
@@ -43,7 +43,9 @@ def test_emulator_program(program):
 
 
 def test_tables_are_those_of_the_results():
-    check = subprocess.run([sys.executable, ROOT / "docs" / "tables.py", "--check"], capture_output=True, text=True)
+    check = subprocess.run(
+        [sys.executable, ROOT / "docs" / "tables.py", "--check"], capture_output=True, text=True
+    )
     assert check.returncode == 0, check.stdout + check.stderr
 
 
@@ -56,5 +58,7 @@ def test_links_lead_somewhere(page):
 
 def test_programs_named_in_the_docs_exist():
     for page in PAGES:
-        for name in re.findall(r"\b(?:examples|benchmarks|docs|tests)/[\w/]+\.(?:py|md|json)\b", page.read_text()):
+        for name in re.findall(
+            r"\b(?:examples|benchmarks|docs|tests)/[\w/]+\.(?:py|md|json)\b", page.read_text()
+        ):
             assert (ROOT / name).exists(), f"{page.name} names {name}"

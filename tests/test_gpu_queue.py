@@ -1,9 +1,9 @@
 """The queue on GPUs: ``mpirun -n 4 python3 -m pytest -m gpu tests/test_gpu_queue.py`` (also 1 and 2)."""
 
+import gpu
 import numpy as np
 import pytest
 
-import gpu
 from shmemkit.kernels.queue import Queue
 
 pytestmark = pytest.mark.gpu
