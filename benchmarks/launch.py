@@ -1,6 +1,6 @@
 """What a launch costs the host, and how long a kernel's first launch takes.
 
-    mpirun -n 1 python3 benchmarks/launch.py --json launch.json
+    ./mpi_launch.sh -n 1 benchmarks/launch.py --json launch.json
 
 Host cost: time to enqueue an empty kernel with three array arguments, per launch; medians of batches taken in
 turn. First launch: in new processes, from bind to the end of a kernel that calls put_signal; imports and

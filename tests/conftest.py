@@ -1,5 +1,6 @@
-"""Tests marked gpu are skipped where init() does not pick NVSHMEM, and any test that needs a CUDA
-library that is not installed (with SHMEMKIT_REQUIRE_PTXAS=1 it fails). A rank whose tests fail ends them all.
+"""Tests marked gpu are skipped where init() does not pick NVSHMEM, all others under several ranks, and any
+test that needs a CUDA library that is not installed (with SHMEMKIT_REQUIRE_PTXAS=1 it fails). A rank whose
+tests fail ends them all.
 """
 
 import os
@@ -16,6 +17,11 @@ _failed = []
 
 def pytest_collection_modifyitems(items):
     backend, reason = choose_backend()
+    if int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1:
+        alone = pytest.mark.skip(reason="not marked gpu: run it on one rank")
+        for item in items:
+            if not item.get_closest_marker("gpu"):
+                item.add_marker(alone)
     if backend != "nvshmem":
         skip = pytest.mark.skip(reason=f"{backend} backend: {reason}")
         for item in items:

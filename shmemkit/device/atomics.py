@@ -34,7 +34,8 @@ __all__ = [
 def _on_pe(name, array, pe, function):
     """In the emulator: array[0] = function(array[0]) on PE `pe`. -> the old value"""
     thread = current_thread(name)
-    return thread.atomic(thread.peer(array, pe).reshape(-1), 0, function)
+    theirs = thread.peer(array, pe)
+    return thread.atomic(theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs, 0, function)
 
 
 def _check(name, array, dtypes, pe):
