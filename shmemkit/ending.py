@@ -11,6 +11,20 @@ import sys
 import time
 import traceback
 
+from .emu.errors import EmulatorError
+
+_HIDDEN = ("<frozen runpy>", f"{os.sep}mpi4py{os.sep}", os.path.join(os.path.dirname(__file__), "emu"))
+
+
+def _told(error):
+    """The traceback, without the launcher's and the emulator's own frames."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = [f for f in told.stack if not any(part in f.filename for part in _HIDDEN)]
+    told.stack = traceback.StackSummary.from_list(frames)
+    if isinstance(error, EmulatorError):  # its message says what caused it, and where
+        told.__cause__ = told.__context__ = None
+    return "".join(told.format())
+
 
 class Ending:
     """The end of this process, once it has a World. `comm`: mpi4py's communicator, or None for one rank."""
@@ -54,8 +68,7 @@ class Ending:
         rank = self.comm.Get_rank() if self.comm is not None else 0
         if getattr(error, "shown_by", rank) == rank:
             of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
-            text = "".join(traceback.format_exception(kind, error, trace))
-            print(f"shmemkit: {of}\n{text}", file=sys.stderr, flush=True)
+            print(f"shmemkit: {of}\n{_told(error)}", file=sys.stderr, flush=True)
         else:
             time.sleep(2.0)  # another rank shows it
         self._abort(1)

@@ -126,11 +126,9 @@ class NvshmemBackend:
     def set_local_size(self, local_size):
         """Logical nodes do not change where NVSHMEM can reach."""
 
-    def allgather(self, value):
+    def allgather(self, value, call=None):
+        """`value` of every rank. (`call` is for the emulator's reports.)"""
         return self.comm.allgather(value)
-
-    def host_barrier(self):
-        self.comm.Barrier()
 
     def allocate(self, n_bytes):
         """`n_bytes` of the symmetric heap, as a 1-D uint8 CuPy array, aligned to ALIGNMENT. Collective.

@@ -104,6 +104,10 @@ class Launch:
         self.stream = stream
         self.name = kernel.py_func.__name__
         self._names = list(inspect.signature(kernel.py_func).parameters)
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(
+                f"bind: args is a tuple of the kernel's arguments, not {_described(args)}: (x,) for one"
+            )
         args = list(args)
         if len(args) != len(self._names):
             raise TypeError(

@@ -45,6 +45,11 @@ def as_shape(shape):
     return result
 
 
+def ranks_text(ranks):
+    """ "rank 3", or "ranks 1, 2"."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 class _Owner:
     """Keeps a symmetric allocation known as long as an array or a view of it lives."""
 
@@ -61,7 +66,7 @@ class _Allocation:
 
 
 class SymmetricMemory:
-    """The allocating half of a World; it has `backend`, `rank`, `n_ranks` and `_check_alive`."""
+    """The allocating half of a World; it has `backend`, `rank`, `n_ranks`, `_meet` and `_check_alive`."""
 
     def _init_memory(self):
         self._allocations = {}  # address -> _Allocation
@@ -77,29 +82,29 @@ class SymmetricMemory:
         symmetric heap is full.
         """
         self._check_alive("empty")
-        raw, result = self._allocate(shape, dtype, name)
+        raw, result = self._allocate("empty", shape, dtype, name)
         if self.backend.name == "emulator":
             raw.fill(0xFF)
-            self.host_barrier()  # nobody writes before it is there
+            self._meet("empty")  # nobody writes before it is there
         return result
 
     def full(self, shape, fill_value, dtype="float32", name=None):
         """A symmetric array filled with `fill_value`; see ``empty``. Every rank has its content before any
         rank returns."""
         self._check_alive("full")
-        _, result = self._allocate(shape, dtype, name)
+        _, result = self._allocate("full", shape, dtype, name)
         with self.stream:
             result[...] = fill_value
-        self._content_is_there()
+        self._content_is_there("full")
         return result
 
     def zeros(self, shape, dtype="float32", name=None):
         """A symmetric array of zeros; see ``empty``. Every rank's is zero before any rank returns."""
         self._check_alive("zeros")
-        raw, result = self._allocate(shape, dtype, name)
+        raw, result = self._allocate("zeros", shape, dtype, name)
         with self.stream:
             raw.fill(0)
-        self._content_is_there()
+        self._content_is_there("zeros")
         return result
 
     def array(self, values, dtype=None, name=None):
@@ -108,10 +113,10 @@ class SymmetricMemory:
         self._check_alive("array")
         if not hasattr(values, "dtype"):
             values = np.asarray(values)
-        _, result = self._allocate(values.shape, values.dtype if dtype is None else dtype, name)
+        _, result = self._allocate("array", values.shape, values.dtype if dtype is None else dtype, name)
         with self.stream:
             result[...] = self.xp.asarray(values)
-        self._content_is_there()
+        self._content_is_there("array")
         return result
 
     def signals(self, n, name=None):
@@ -131,7 +136,7 @@ class SymmetricMemory:
             error = ValueError("free: not a symmetric array of this World, a view of one, or freed before")
         else:
             request = f"number {allocation.number}, {allocation.dtype} {allocation.shape}"
-        self._agree("free is called with the same array", request, error)
+        self._agree("free", "free is called with the same array", request, error)
         self.backend.free(self._allocations.pop(where).raw)
 
     def peer_view(self, array, rank):
@@ -146,14 +151,14 @@ class SymmetricMemory:
         return array if rank == self.rank else self.backend.peer_view(array, rank)
 
     # -- inside
-    def _allocate(self, shape, dtype, name):
+    def _allocate(self, call, shape, dtype, name):
         request, error = None, None
         try:
             shape, dtype = as_shape(shape), as_dtype(dtype)
             request = f"{dtype.name} {shape}"
         except ValueError as e:
             error = e
-        self._agree("a symmetric array has the same shape and dtype", request, error)
+        self._agree(call, "a symmetric array has the same shape and dtype", request, error)
         n_bytes = math.prod(shape) * dtype.itemsize
         raw = self.backend.allocate(n_bytes)
         owner = _Owner()
@@ -166,24 +171,24 @@ class SymmetricMemory:
         )
         return raw, result
 
-    def _agree(self, rule, request, error):
+    def _agree(self, call, rule, request, error):
         """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they
         differ."""
-        requests = self.backend.allgather(None if error else request)
+        requests = self._meet(call, None if error else request)
         if error is not None:
             raise error
         if any(r != request for r in requests):
             ranks = {}
             for rank, r in enumerate(requests):
                 ranks.setdefault(r or "something invalid", []).append(rank)
-            asked = "; ".join(
-                f"rank{'s' * (len(k) > 1)} {', '.join(map(str, k))}: {r}" for r, k in ranks.items()
-            )
-            raise ValueError(f"{rule} on every rank, but they asked for {asked}")
+            asked = "; ".join(f"{ranks_text(k)}: {r}" for r, k in ranks.items())
+            error = ValueError(f"{rule} on every rank, but they asked for {asked}")
+            error.shown_by = 0
+            raise error
 
-    def _content_is_there(self):
+    def _content_is_there(self, call):
         self.stream.synchronize()
-        self.host_barrier()
+        self._meet(call)
 
     def _leaks(self):
         """Allocations whose arrays are gone."""

@@ -9,7 +9,7 @@ import warnings
 
 from .emu.run import current_host
 from .ending import Ending
-from .memory import SymmetricMemory
+from .memory import SymmetricMemory, ranks_text
 
 BACKENDS = ("auto", "nvshmem", "emulator")
 _alone = None  # the World of this process, outside of emu.run
@@ -171,7 +171,13 @@ class World(SymmetricMemory):
     def host_barrier(self):
         """The host programs of all ranks meet. Does not wait for GPU work. Collective."""
         self._check_alive("host_barrier")
-        self.backend.host_barrier()
+        self._meet("host_barrier")
+
+    def host_allgather(self, value):
+        """-> the `value` of every rank, by rank: Python objects that can be pickled. Does not wait for GPU
+        work. Collective."""
+        self._check_alive("host_allgather")
+        return self._meet("host_allgather", value)
 
     def asnumpy(self, array, stream=None):
         """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished."""
@@ -193,7 +199,7 @@ class World(SymmetricMemory):
         if self.finalized:
             return
         self.backend.synchronize()
-        self.backend.host_barrier()
+        self._meet("finalize")
         leaks = self._leaks()
         if leaks:
             names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
@@ -234,6 +240,25 @@ class World(SymmetricMemory):
         elif self.n_ranks == 1 or self._host is not None:
             self.abandon()
         # otherwise others may wait for this rank: an exception that nobody catches ends them all
+
+    def _meet(self, call, value=None):
+        """The host programs of all ranks meet in `call`, a collective function. -> the `value` of every rank.
+
+        RuntimeError on every rank when they are in different ones: they would wait for each other forever.
+        """
+        answers = self.backend.allgather((call, value), call)
+        calls = {}
+        for rank, (theirs, _) in enumerate(answers):
+            calls.setdefault(theirs, []).append(rank)
+        if len(calls) > 1:
+            where = ", ".join(f"{ranks_text(ranks)} in {theirs}()" for theirs, ranks in calls.items())
+            error = RuntimeError(
+                f"the ranks are in different collective calls: {where}. All ranks make the same collective "
+                "calls, in the same order"
+            )
+            error.shown_by = 0
+            raise error
+        return [theirs for _, theirs in answers]
 
     def _check_alive(self, what):
         if self.finalized:

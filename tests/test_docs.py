@@ -1,6 +1,8 @@
-"""The docs are true: their programs run, their tables are the measured results, their links lead on."""
+"""The docs are true: their programs run, they name what there is, their tables are the measured results, and
+their links lead on."""
 
 import contextlib
+import inspect
 import io
 import re
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import shmemkit as sk
+from shmemkit import device
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,10 +39,64 @@ def test_readme_program(program):
     assert sorted(lines) == [f"rank {r} got {(r - 1) % 3}" for r in range(3)]
 
 
-@pytest.mark.parametrize("program", programs("docs/emulator.md", "emu.run"))
-def test_emulator_program(program):
-    expected = re.search(r"print\(.*# (.*)", program)[1]
-    assert output_of(lambda: exec(program, {})).strip() == expected
+COMPLETE = [
+    pytest.param(program, id=f"{page}-{i}")
+    for page in ("docs/emulator.md", "docs/host.md", "docs/launching.md", "docs/primitives.md")
+    for i, program in enumerate(programs(page, "import shmemkit"))
+]
+
+
+@pytest.mark.parametrize("program", COMPLETE)
+def test_program_prints_what_its_comments_say(program):
+    expected = re.findall(r"print\(.*\)  # (.*)", program)
+    assert expected
+    if "emu.run" in program:
+        printed = output_of(lambda: exec(program, {}))
+    else:
+        printed = output_of(lambda: sk.emu.run(lambda: exec(program, {}), 4))
+    assert set(expected) <= set(printed.splitlines())
+
+
+def test_host_page_has_complete_programs_only():
+    assert programs("docs/host.md", "") == programs("docs/host.md", "import shmemkit")
+
+
+def signatures(page, owner):
+    """(name, arguments) of the calls that a table of a page shows in its first column."""
+    for row in re.findall(r"^\| (`.*?) \|", (ROOT / page).read_text(), re.M):
+        yield from re.findall(rf"`{owner}(\w+)\(([^`]*)\)`", row)
+
+
+def parameters(function):
+    """As the docs write them, without self."""
+    found = inspect.signature(function).parameters.values()
+    return [str(p).replace("'", '"') for p in found if p.name != "self"]
+
+
+def test_primitives_page_has_all_names_and_their_arguments():
+    text = (ROOT / "docs" / "primitives.md").read_text()
+    assert [name for name in device.__all__ if not re.search(rf"`{name}\b", text)] == []
+    shown = list(signatures("docs/primitives.md", ""))
+    assert len(shown) > 40
+    for name, arguments in shown:
+        if name != "barrier_all_block":  # both arguments or none, which are two rows
+            assert arguments.split(", ") == (parameters(getattr(device, name)) or [""]), name
+    for enum in (device.SignalOp, device.ComparisonType, device.Teams, device.SmemAmount):
+        row = re.search(rf"^\| `{enum.__name__}` \| (.*) \|", text, re.M)[1]
+        assert sorted(re.findall(r"`([A-Z_]+)`", row)) == sorted(enum.__members__)
+
+
+def test_host_page_has_the_arguments():
+    text = (ROOT / "docs" / "host.md").read_text()
+    shown = [(name, arguments, sk.World) for name, arguments in signatures("docs/host.md", "")]
+    shown += [(name, arguments, sk) for name, arguments in signatures("docs/host.md", "sk\\.")]
+    shown += [(name, arguments, sk) for name, arguments in re.findall(r"`sk\.(init|Queue)\((.+?)\)`", text)]
+    shown += [("run", arguments, sk.emu) for arguments in re.findall(r"`sk\.emu\.run\((.+?)\)`", text)]
+    assert len(shown) > 12
+    for name, arguments, owner in shown:
+        function = getattr(owner, name)
+        function = function.__init__ if inspect.isclass(function) else function
+        assert arguments.split(", ") == (parameters(function) or [""]), name
 
 
 def test_tables_are_those_of_the_results():

@@ -734,3 +734,36 @@ def test_primitives_need_a_kernel():
         with pytest.raises(RuntimeError, match=rf"{name}\(\) runs inside a kernel"):
             getattr(device, name)()
     assert "numba.cuda" in sys.modules  # plain functions all the same
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: device.notify(FLAGS[0], 0, 1), r"notify\(\): signal must be a 1-D array.*write x\[3:\]"),
+        (lambda: device.notify(FLAGS.astype("float32"), 0, 1), r"notify\(\): signal must .* given float32"),
+        (
+            lambda: device.wait(FLAGS.astype("int16"), 1, "sys", "acquire", 0),
+            r"wait\(\): signals must .*int16",
+        ),
+        (lambda: device.ld_acquire(FLAGS.astype("uint8"), 0), r"ld_acquire\(\): array must .* given uint8"),
+        (lambda: device.signal_op(FLAGS.astype("int32"), 1, 9, 0), r"signal_op\(\): signal_var must .*int32"),
+        (
+            lambda: device.put_signal(FLAGS, FLAGS, FLAGS.astype("uint32"), 1, device.SignalOp.SIGNAL_SET, 0),
+            r"put_signal\(\): signal_var must .*uint32",
+        ),
+    ],
+)
+def test_what_the_gpu_would_refuse(call, message):
+    @cuda.jit
+    def kernel():
+        call()
+
+    def main():
+        sk.init()
+        kernel[1, 1]()
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        sk.emu.run(main, 1)
+
+
+FLAGS = np.zeros(4, "uint64")

@@ -41,6 +41,21 @@ else:
 """
 
 
+def run(script, n, *arguments, monkeypatch):
+    monkeypatch.setenv("SHMEMKIT_PYTHON", sys.executable)
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMIX_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    command = ["bash", LAUNCHER, "-n", str(n), script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_different_collective_calls(tmp_path, monkeypatch):
+    script = tmp_path / "program.py"
+    script.write_text("import shmemkit as sk\nworld = sk.init('emulator')\nif world.rank == 0: sk.zeros(3)\n")
+    job = run(script, 3, monkeypatch=monkeypatch)
+    assert job.returncode == 1 and "rank 0 in zeros(), ranks 1, 2 in finalize()" in job.stderr, job.stderr
+
+
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("managed", ["with", "without"])
 @pytest.mark.parametrize(
@@ -56,9 +71,5 @@ else:
 def test_status(how, status, message, managed, n, tmp_path, monkeypatch):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    monkeypatch.setenv("SHMEMKIT_PYTHON", sys.executable)
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMIX_NAMESPACE"):
-        monkeypatch.delenv(name, raising=False)
-    command = ["bash", LAUNCHER, "-n", str(n), script, how, managed]
-    job = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    job = run(script, n, how, managed, monkeypatch=monkeypatch)
     assert job.returncode == status and message in job.stderr, job.stdout + job.stderr

@@ -182,6 +182,32 @@ def test_open_mpi(fake_mpi, hostfile, tmp_path, version, oversubscribe):
     assert "versubscribe" not in command.lower() and "OMPI_MCA_btl" not in command
 
 
+@pytest.mark.parametrize(
+    "hosts, here",
+    [
+        (["-H", "localhost:2"], True),
+        (["-H", f"127.0.0.1,{os.uname().nodename}:3"], True),
+        (["-H", "localhost,another"], False),
+        (["--hostfile", "here"], True),
+        (["--hostfile", "both"], False),
+        (["--hostfile", "here", "-H", "another"], False),
+    ],
+)
+def test_oversubscribes_this_host_only(fake_mpi, tmp_path, hosts, here):
+    (tmp_path / "here").write_text("# ours\n\nlocalhost slots=2\n")
+    (tmp_path / "both").write_text("localhost slots=2\nanother slots=2\n")
+    path = fake_mpi("mpirun", "mpirun (Open MPI) 5.0.8", "libmpi.so.40")
+    command = dry_run("-n", "2", *hosts, "-c", "pass", PATH=path, cwd=tmp_path)
+    assert ("OVERSUBSCRIBE" in command) == ("OMPI_MCA_btl" in command) == here
+
+
+@needs_mpi
+def test_more_ranks_than_slots_of_this_host(ranks):
+    job = launch("-n4", "-H", "localhost:2", ranks)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count(" of 4 ") == 4
+
+
 def test_mpich(fake_mpi, hostfile, tmp_path):
     path = fake_mpi("mpirun", "HYDRA build details:", "libmpi.so.12")
     command = dry_run("-n", "4", "--hostfile", hostfile, "-H", "a,b", "-c", "pass", PATH=path)
@@ -224,7 +250,10 @@ def test_variables_that_the_user_has_set_stay():
         (["-n", "0", "-c", "pass"], "positive"),
         (["-n"], "needs a value"),
         ([], "nothing to run"),
+        (["-n2x", "-c", "pass"], "positive"),
         (["missing.py"], "no such script"),
+        (["-n", "2", "python", "x.py"], "leave out python"),
+        (["/usr/bin/python3.12", "x.py"], "leave out /usr/bin/python3.12"),
         (["--map-by", "node", "x.py"], "--mpi-arg"),
         (["--hostfile", "missing", "-c", "pass"], "cannot read"),
     ],

@@ -311,3 +311,42 @@ def test_streams_as_cupy_has_them():
         assert world.stream.use() is world.stream and world.stream.ptr == 0
         with world.stream as stream:
             assert stream.done
+
+
+def test_different_collective_calls():
+    """They raise on every rank, instead of waiting for each other."""
+    seen = []
+
+    def main():
+        world = sk.init()
+        with pytest.raises(RuntimeError) as caught:
+            if world.rank == 0:
+                sk.zeros(3)
+            else:
+                world.finalize()
+        seen.append(str(caught.value))
+        world.abandon()
+
+    sk.emu.run(main, 3)
+    assert len(seen) == 3 and all("rank 0 in zeros(), ranks 1, 2 in finalize()" in text for text in seen)
+
+
+def test_host_allgather():
+    def main():
+        world = sk.init()
+        assert world.host_allgather({"rank": world.rank}) == [{"rank": r} for r in range(world.n_ranks)]
+
+    sk.emu.run(main, 3)
+
+
+def test_kernel_without_a_block_size():
+    def main():
+        sk.init()
+        add_one[4](np.zeros(3))
+
+    @cuda.jit
+    def add_one(x):
+        x[cuda.threadIdx.x] += 1
+
+    with pytest.raises(ValueError, match=r"add_one\[4\]: give the number of blocks and of threads"):
+        sk.emu.run(main, 1)

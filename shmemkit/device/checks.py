@@ -1,12 +1,17 @@
 """What a primitive may be given: the messages, the same in the emulator (ValueError) and on the GPU
 (TypingError)."""
 
+import functools
+
+import numpy as np
+
 from .ptx import TypingError, types
 
 SCOPES = ("gpu", "sys")
 COMPARES = ("ge", "eq", "ne", "gt", "le", "lt")
 
 INTEGERS = (types.int32, types.uint32, types.int64, types.uint64)
+SIGNALS = (types.uint64, types.int64)  # of NVSHMEM
 NUMBERS = (*INTEGERS, types.float32, types.float64)
 
 
@@ -54,10 +59,30 @@ def check_words(primitive, name, array, allowed=INTEGERS):
     """At compile time: `array` must be a 1-D array of one of the `allowed` dtypes."""
     if isinstance(array, types.Array) and array.ndim == 1 and array.dtype in allowed:
         return
-    hint = "; take a row or a slice of it" if isinstance(array, types.Array) and array.ndim > 1 else ""
-    raise TypingError(
-        f"{primitive}(): {name} must be a 1-D array of {', '.join(map(str, allowed))}, given {array}{hint}"
+    raise TypingError(_not_words(primitive, name, array, getattr(array, "ndim", 0), allowed))
+
+
+def check_emulated_words(primitive, name, array, allowed=INTEGERS):
+    """The same in the emulator (TypeError), for a NumPy array."""
+    if isinstance(array, np.ndarray):
+        if array.ndim == 1 and array.dtype in _numpy_dtypes(allowed):
+            return
+        given, ndim = f"{array.dtype} {array.shape}", array.ndim
+    else:
+        given, ndim = f"the {type(array).__name__} {array!r}", 0
+    raise TypeError(_not_words(primitive, name, given, ndim, allowed))
+
+
+@functools.cache
+def _numpy_dtypes(allowed):
+    return frozenset(np.dtype(str(dtype)) for dtype in allowed)
+
+
+def _not_words(primitive, name, given, ndim, allowed):
+    hint = {0: "; an element is not enough, write x[3:] for x[3]", 1: ""}.get(
+        ndim, "; take a row or a slice of it"
     )
+    return f"{primitive}(): {name} must be a 1-D array of {', '.join(map(str, allowed))}, given {given}{hint}"
 
 
 def check_contiguous(primitive, **arrays):

@@ -13,7 +13,15 @@ import numpy as np
 from shmemkit.emu.arrays import device_view
 from shmemkit.emu.thread import current_thread
 
-from .checks import NUMBERS, SCOPES, check_choice, check_integer, check_words, literal_choice
+from .checks import (
+    NUMBERS,
+    SCOPES,
+    check_choice,
+    check_emulated_words,
+    check_integer,
+    check_words,
+    literal_choice,
+)
 from .peers import offset_of
 from .ptx import TypingError, asm, element_address, gpu, gpu_moved, itemsize, load_bytes, store_bytes, types
 
@@ -125,6 +133,7 @@ def ld_acquire(array, index, scope="sys"):
     """
     thread = current_thread("ld_acquire")
     check_choice("ld_acquire", "scope", scope, SCOPES)
+    check_emulated_words("ld_acquire", "array", array, NUMBERS)
     return thread.spin_load(array, index)
 
 
@@ -153,6 +162,7 @@ def st_release(array, index, value, scope="sys"):
     """
     thread = current_thread("st_release")
     check_choice("st_release", "scope", scope, SCOPES)
+    check_emulated_words("st_release", "array", array, NUMBERS)
     thread.store(array, index, value)
 
 
@@ -177,6 +187,7 @@ def red_release(array, index, value, scope="sys"):
     """
     thread = current_thread("red_release")
     check_choice("red_release", "scope", scope, SCOPES)
+    check_emulated_words("red_release", "array", array, NUMBERS)
     thread.atomic(array, index, lambda old: old + value)
 
 

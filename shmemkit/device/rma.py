@@ -11,7 +11,7 @@ arguments, who share the work; when such a call returns, its own local part is d
 
 from shmemkit.emu.thread import current_thread
 
-from .checks import check_contiguous, check_integer, check_words
+from .checks import SIGNALS, check_contiguous, check_emulated_words, check_integer, check_words
 from .enums import signal_op_name
 from .ptx import TypingError, bits_of, from_bits, gpu, itemsize, types, unsigned_view
 from .shim import nvshmem, signal_array
@@ -71,7 +71,7 @@ def _transfer_and_signal(primitive):
     @gpu(primitive)
     def _(dst, src, signal_var, signal_val, signal_op, pe):
         check_contiguous(name, dst=dst, src=src)
-        check_words(name, "signal_var", signal_var, (types.uint64, types.int64))
+        check_words(name, "signal_var", signal_var, SIGNALS)
         check_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
         call = nvshmem(name)
 
@@ -94,6 +94,12 @@ def _together(name, group, transfer):
     """In the emulator: the group meets, its last thread makes the transfer."""
     thread = current_thread(name)
     thread.together(group, lambda: transfer(thread))
+
+
+def _checked(name, signal_var, signal_op):
+    """In the emulator: "set" or "add", if the signal can be one."""
+    check_emulated_words(name, "signal_var", signal_var, SIGNALS)
+    return signal_op_name(signal_op)
 
 
 # ---- one element
@@ -257,7 +263,9 @@ def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
     One thread. `src` may be overwritten when it returns. The signal follows this put's data, not that of
     other puts: several puts under way need a signal each, or a `fence` between them.
     """
-    current_thread("put_signal").put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op))
+    current_thread("put_signal").put(
+        dst, src, pe, False, signal_var, signal_val, _checked("put_signal", signal_var, signal_op)
+    )
 
 
 @_transfer_and_signal
@@ -266,7 +274,9 @@ def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
     _together(
         "put_signal_warp",
         "warp",
-        lambda thread: thread.put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op)),
+        lambda thread: thread.put(
+            dst, src, pe, False, signal_var, signal_val, _checked("put_signal_warp", signal_var, signal_op)
+        ),
     )
 
 
@@ -276,7 +286,9 @@ def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
     _together(
         "put_signal_block",
         "block",
-        lambda thread: thread.put(dst, src, pe, False, signal_var, signal_val, signal_op_name(signal_op)),
+        lambda thread: thread.put(
+            dst, src, pe, False, signal_var, signal_val, _checked("put_signal_block", signal_var, signal_op)
+        ),
     )
 
 
@@ -284,7 +296,7 @@ def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
 def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
     current_thread("put_signal_nbi").put(
-        dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op)
+        dst, src, pe, True, signal_var, signal_val, _checked("put_signal_nbi", signal_var, signal_op)
     )
 
 
@@ -294,7 +306,9 @@ def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
     _together(
         "put_signal_nbi_warp",
         "warp",
-        lambda thread: thread.put(dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op)),
+        lambda thread: thread.put(
+            dst, src, pe, True, signal_var, signal_val, _checked("put_signal_nbi_warp", signal_var, signal_op)
+        ),
     )
 
 
@@ -304,7 +318,15 @@ def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
     _together(
         "put_signal_nbi_block",
         "block",
-        lambda thread: thread.put(dst, src, pe, True, signal_var, signal_val, signal_op_name(signal_op)),
+        lambda thread: thread.put(
+            dst,
+            src,
+            pe,
+            True,
+            signal_var,
+            signal_val,
+            _checked("put_signal_nbi_block", signal_var, signal_op),
+        ),
     )
 
 

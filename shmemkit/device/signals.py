@@ -11,7 +11,17 @@ from itertools import product
 
 from shmemkit.emu.thread import current_thread
 
-from .checks import COMPARES, SCOPES, check_choice, check_integer, check_words, is_one, literal_choice
+from .checks import (
+    COMPARES,
+    SCOPES,
+    SIGNALS,
+    check_choice,
+    check_emulated_words,
+    check_integer,
+    check_words,
+    is_one,
+    literal_choice,
+)
 from .enums import comparison_name, signal_op_name
 from .memory import add, load, store
 from .peers import offset_of
@@ -62,6 +72,7 @@ def wait(signals, n, scope, semantic, value, compare="ge"):
     thread = current_thread("wait")
     if (scope, semantic, compare) not in _WAITS:
         _explain_wait("wait", scope, semantic, compare)
+    check_emulated_words("wait", "signals", signals)
     seen = value
     for i in range(n):
         seen = thread.wait(signals, i, compare, value)
@@ -112,6 +123,7 @@ def _share(primitive, first, step, signals, n, scope, semantic, value, compare, 
     if (scope, semantic, compare) not in _WAITS:
         _explain_wait(primitive, scope, semantic, compare)
     thread = current_thread(primitive)
+    check_emulated_words(primitive, "signals", signals)
     seen = value
     for i in range(first, n, step):
         seen = thread.wait(signals, i, compare, value)
@@ -220,6 +232,7 @@ def notify(signal, rank, value, sig_op="set", scope="sys"):
     thread = current_thread("notify")
     check_choice("notify", "sig_op", sig_op, _SIG_OPS)
     check_choice("notify", "scope", scope, SCOPES)
+    check_emulated_words("notify", "signal", signal)
     if scope == "gpu" and rank != thread.pe:
         raise ValueError(f"notify(): scope 'gpu' does not reach rank {rank} from rank {thread.pe}: use 'sys'")
     theirs = thread.peer(signal, rank)
@@ -257,12 +270,14 @@ def signal_op(signal_var, signal_val, signal_op, pe):
     One thread. Not ordered after earlier puts of this thread: `fence` (same PE) or `quiet` (all PEs) before
     it.
     """
-    current_thread("signal_op").signal(signal_var, signal_val, signal_op_name(signal_op), pe)
+    thread = current_thread("signal_op")
+    check_emulated_words("signal_op", "signal_var", signal_var, SIGNALS)
+    thread.signal(signal_var, signal_val, signal_op_name(signal_op), pe)
 
 
 @gpu(signal_op)
 def _(signal_var, signal_val, signal_op, pe):
-    check_words("signal_op", "signal_var", signal_var, (types.uint64, types.int64))
+    check_words("signal_op", "signal_var", signal_var, SIGNALS)
     check_integer("signal_op", signal_val=signal_val, signal_op=signal_op, pe=pe)
     call = nvshmem("signal_op")
 
@@ -282,12 +297,14 @@ def signal_wait_until(signal, compare, value):
     One thread. Afterwards the data of the put_signal, or of the puts fenced before the signal_op, is here,
     over NVLink and over the network.
     """
-    return current_thread("signal_wait_until").wait(signal, 0, comparison_name(compare), value)
+    thread = current_thread("signal_wait_until")
+    check_emulated_words("signal_wait_until", "signal", signal, SIGNALS)
+    return thread.wait(signal, 0, comparison_name(compare), value)
 
 
 @gpu(signal_wait_until)
 def _(signal, compare, value):
-    check_words("signal_wait_until", "signal", signal, (types.uint64, types.int64))
+    check_words("signal_wait_until", "signal", signal, SIGNALS)
     check_integer("signal_wait_until", compare=compare, value=value)
     call = nvshmem("signal_wait")
 

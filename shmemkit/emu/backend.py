@@ -77,17 +77,13 @@ class EmulatorBackend:
     def set_local_size(self, local_size):
         self.machine.local_size = local_size
 
-    def allgather(self, value):
-        """`value` of every rank; kernels go on meanwhile."""
+    def allgather(self, value, call):
+        """`value` of every rank; kernels go on meanwhile. `call` is what the host program calls."""
+        if self.host is not None:
+            return self.comm.allgather(value, call)
         if self.processes is not None:
-            self.processes.barrier()
+            self.processes.barrier(call)
         return self.comm.allgather(value)
-
-    def host_barrier(self):
-        if self.processes is not None:
-            self.processes.barrier()
-        else:
-            self.comm.barrier()
 
     def allocate(self, n_bytes):
         return self.heap.allocate(n_bytes)
@@ -101,8 +97,9 @@ class EmulatorBackend:
         allocation = self.heap.find(raw)
         allocation.name, allocation.dtype = name, dtype
 
-    def free(self, array):
-        self.heap.free(array)
+    def free(self, raw):
+        raw.fill(0xFF)  # so that a use of it shows
+        self.heap.free(raw)
 
     def address(self, array):
         return address(array)

@@ -96,7 +96,7 @@ class Heap:
         """The same place in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any
         PE's heap."""
         if not 0 <= pe < self.n_pes:
-            raise IndexError(f"rank {pe} does not exist: there are {self.n_pes} ranks")
+            raise IndexError(f"rank {pe} does not exist: ranks are 0 to {self.n_pes - 1}")
         begin = address(array) - address(self.memory)
         if not 0 <= begin < self.memory.size:
             raise ValueError(

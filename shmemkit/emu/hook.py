@@ -59,6 +59,16 @@ class Configured:
         self.stream.enqueue(launch)
 
 
+def _configure(kernel, configuration):
+    """``kernel[configuration]``"""
+    if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+        raise ValueError(
+            f"kernel {kernel.py_func.__name__}[{configuration!r}]: give the number of blocks and of "
+            "threads per block, then, if you like, a stream and the bytes of dynamic shared memory: kernel[20, 128](...)"
+        )
+    return Configured(kernel, *configuration)
+
+
 class ForAll:
     """`kernel.forall(n)`: a one-dimensional grid of at least n threads."""
 
@@ -136,7 +146,7 @@ def install(current):
 
     replace(CUDADispatcher, "__call__", call)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
-    replace(CUDADispatcher, "__getitem__", lambda kernel, args: Configured(kernel, *args))
+    replace(CUDADispatcher, "__getitem__", _configure)
     replace(
         CUDADispatcher,
         "forall",

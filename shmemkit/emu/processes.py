@@ -184,22 +184,21 @@ class Processes:
             print(f"{text}:\n{explain(self.machine)}", file=sys.stderr, flush=True)
         return True
 
-    def barrier(self):
-        """All host programs meet; kernels of this process go on meanwhile."""
+    def barrier(self, call):
+        """All host programs meet; kernels of this process go on meanwhile. `call` is what this one calls."""
         self.arrived[self.rank] += 1
         target = self.arrived[self.rank].item()
         self.machine.wait_on_host(
             self.rank,
             lambda: min(self.arrived.tolist()) >= target,
             None,
-            lambda: self._late(target),
+            lambda: self._late(target, call),
             can_go_on=False,
         )
 
-    def _late(self, target):
+    def _late(self, target, call):
         late = np.flatnonzero(self.arrived < target).tolist()
-        who = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
-        return f"{who} in a host barrier or another collective call"
+        return f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} to call {call}(), too"
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""

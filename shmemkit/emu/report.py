@@ -3,6 +3,7 @@
 import ast
 import linecache
 import os
+import sysconfig
 from collections import defaultdict
 
 import numpy as np
@@ -11,11 +12,13 @@ from .arrays import address
 
 MAX_LINES = 40  # of a deadlock report, per rank
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_HIDDEN = (os.path.join(_PACKAGE, "emu") + os.sep, os.path.join(_PACKAGE, "device") + os.sep)
+_HIDDEN = tuple(os.path.join(_PACKAGE, part) for part in ("emu" + os.sep, "device" + os.sep, "__init__.py"))
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def is_kernel_code(frame):
-    return not frame.f_code.co_filename.startswith(_HIDDEN)
+    file = frame.f_code.co_filename
+    return not file.startswith(_HIDDEN) and (not file.startswith(_STANDARD_LIBRARY) or "-packages" in file)
 
 
 def _line(frame, lineno=None):

@@ -87,9 +87,9 @@ class LocalComm:
     def Get_size(self):
         return self.size
 
-    def allgather(self, value):
+    def allgather(self, value, call="allgather"):
         machine = self._host.program.machine
-        machine.host_waits[self.rank] = lambda: "the other ranks in a host collective"
+        machine.host_waits[self.rank] = lambda: f"the other ranks to call {call}(), too"
         try:
             values = self._host.program.meeting.join(self._host, value, lambda values: values)
         finally:
@@ -97,14 +97,14 @@ class LocalComm:
         return [values[pe] for pe in range(self.size)]
 
     def bcast(self, value=None, root=0):
-        return self.allgather(value)[root]
+        return self.allgather(value, "bcast")[root]
 
     def gather(self, value, root=0):
-        values = self.allgather(value)
+        values = self.allgather(value, "gather")
         return values if self.rank == root else None
 
     def barrier(self):
-        self.allgather(None)
+        self.allgather(None, "barrier")
 
     Barrier = barrier
 

@@ -35,6 +35,7 @@ from numba import cuda, types
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
+from shmemkit.world import World
 
 # ---- pieces for users' kernels; all threads of a block, of any shape, call them
 
@@ -133,6 +134,8 @@ class Queue:
         block=128,
         name="queue",
     ):
+        if not isinstance(world, World):
+            raise TypeError(f"Queue: the first argument is the World, of shmemkit.init(), not {world!r}")
         for label, value in (
             ("n_slots", n_slots),
             ("item_size", item_size),
@@ -140,11 +143,11 @@ class Queue:
             ("n_consumers", n_consumers),
             ("block", block),
         ):
-            if operator.index(value) < 1:
-                raise ValueError(f"Queue: {label}={value}: 1 or more is allowed")
+            if not hasattr(value, "__index__") or value < 1:
+                raise ValueError(f"Queue: {label}={value!r}: an integer of 1 or more is allowed")
         self.world, self.n_slots, self.item_size, self.dtype = world, n_slots, item_size, as_dtype(dtype)
         self.receiver = (world.rank + 1) % world.n_ranks if to is None else operator.index(to)
-        receivers = world.backend.allgather(self.receiver)
+        receivers = world.host_allgather(self.receiver)
         if sorted(receivers) != list(range(world.n_ranks)):
             raise ValueError(
                 f"Queue: to={receivers} over the ranks: each of 0 to {world.n_ranks - 1} must be there once"
