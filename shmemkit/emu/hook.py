@@ -64,7 +64,8 @@ def _configure(kernel, configuration):
     if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
         raise ValueError(
             f"kernel {kernel.py_func.__name__}[{configuration!r}]: give the number of blocks and of "
-            "threads per block, then, if you like, a stream and the bytes of dynamic shared memory: kernel[20, 128](...)"
+            "threads per block, then, if you like, a stream and the bytes of dynamic shared memory, as "
+            "kernel[20, 128](...)"
         )
     return Configured(kernel, *configuration)
 
