@@ -745,6 +745,8 @@ def test_primitives_need_a_kernel():
             lambda: device.wait(FLAGS.astype("int16"), 1, "sys", "acquire", 0),
             r"wait\(\): signals must .*int16",
         ),
+        (lambda: device.grid_barrier(FLAGS.astype("int64")), r"grid_barrier\(\): state must .*int64"),
+        (lambda: device.grid_barrier(FLAGS + 1), r"grid_barrier\(\): state must be 2 zeros at first"),
         (lambda: device.ld_acquire(FLAGS.astype("uint8"), 0), r"ld_acquire\(\): array must .* given uint8"),
         (lambda: device.signal_op(FLAGS.astype("int32"), 1, 9, 0), r"signal_op\(\): signal_var must .*int32"),
         (

@@ -11,7 +11,7 @@ from numba import cuda
 
 from shmemkit.emu.thread import current_thread
 
-from .checks import check_integer, check_words
+from .checks import check_emulated_words, check_integer, check_words
 from .memory import load, store
 from .peers import my_rank, n_ranks
 from .ptx import TypingError, asm, element_address, gpu, types
@@ -40,6 +40,9 @@ __all__ = [
     "team_my_pe",
     "team_n_pes",
 ]
+
+
+_GRID_STATES = (types.uint32, types.uint64)
 
 
 # ---- who
@@ -278,7 +281,11 @@ def grid_barrier(state):
     All threads of all blocks call it. All blocks must be on the GPU at once, or it never ends: launch with
     ``shmemkit.bind(..., co_resident=True)``. Orders memory at scope "gpu": for peers it orders nothing.
     """
-    current_thread("grid_barrier").grid_barrier()
+    thread = current_thread("grid_barrier")
+    check_emulated_words("grid_barrier", "state", state, _GRID_STATES)
+    if state.size < 2 or state[0] != 0:
+        raise ValueError(f"grid_barrier(): state must be 2 zeros at first, given {state.tolist()[:4]}")
+    thread.grid_barrier()
 
 
 @functools.cache
@@ -293,7 +300,7 @@ def _reset(dtype):
 
 @gpu(grid_barrier)
 def _(state):
-    check_words("grid_barrier", "state", state, (types.uint32, types.uint64))
+    check_words("grid_barrier", "state", state, _GRID_STATES)
     dtype = state.dtype
     arrive, reset = _arrive(dtype), _reset(dtype)
     look, acquire, release = load(dtype, "relaxed", "gpu"), load(dtype, "acquire", "gpu"), store(dtype, "gpu")
