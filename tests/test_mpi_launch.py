@@ -122,7 +122,14 @@ def test_interrupt_ends_all_ranks(tmp_path, n):
         "open(sys.argv[1] + str(MPI.COMM_WORLD.rank), 'w').write(str(os.getpid()))\ntime.sleep(60)\n",
     )
     command = ["bash", LAUNCHER, "-n", str(n), script, tmp_path / "pid"]
-    job = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = subprocess.Popen(
+        command,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Tests that run in the background ignore it, and so would the job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     files = [tmp_path / f"pid{rank}" for rank in range(n)]
     wait_for(lambda: all(f.exists() and f.read_text() for f in files))
     job.send_signal(signal.SIGINT)

@@ -15,6 +15,9 @@ have changed memory whenever it begins to wait. So when all are idle in the same
 epoch, each has polled after the last change of any other, and nothing will ever change. (Each word of the sum
 only grows, so equal sums are equal words.) A process that waits for a launch (`can_go_on`) then returns to
 its host program, which may start what the others need; only if there is none is it a deadlock.
+
+Data and the signal behind it are ordinary stores of one process: that others see them in this order is a property
+of x86-64. (On processors with weaker ordering, the system calls of the lock in between have the same effect.)
 """
 
 import fcntl
