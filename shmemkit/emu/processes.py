@@ -16,8 +16,8 @@ epoch, each has polled after the last change of any other, and nothing will ever
 only grows, so equal sums are equal words.) A process that waits for a launch (`can_go_on`) then returns to
 its host program, which may start what the others need; only if there is none is it a deadlock.
 
-Data and the signal behind it are ordinary stores of one process: that others see them in this order is a property
-of x86-64. (On processors with weaker ordering, the system calls of the lock in between have the same effect.)
+Data and the signal behind it are ordinary stores of one process; that others see them in this order is a
+property of x86-64. Processors with weaker ordering are untried.
 """
 
 import fcntl
