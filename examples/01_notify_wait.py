@@ -8,7 +8,7 @@ that the slot is free. All of it happens in one kernel that runs on every rank a
 between two items.
 
 On GPUs: 20 repeats of 2025 inputs of 128 float32. Without one, the same kernel runs on the CPU emulator, on
-96 inputs and 2 repeats (--full for all of it, a minute). It prints, in this order of ranks or another:
+96 inputs and 2 repeats (--full for all of it). It prints, in this order of ranks or another:
 
     rank 0 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 3: passed
     rank 1 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 0: passed

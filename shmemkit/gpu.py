@@ -49,7 +49,7 @@ class NvshmemBackend:
         device = Device(self.device)
         device.set_current()
         cupy.cuda.Device(self.device).use()
-        # What kernels need to call NVSHMEM takes a second to import: beside NVSHMEM's own initialization.
+        # What kernels need to call NVSHMEM takes long to import: do it beside NVSHMEM's own initialization.
         device_side = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
         device_side.start()
         self._init_nvshmem(device)

@@ -1,7 +1,7 @@
 """A disk cache for the two slow steps of a first launch: compiling NVSHMEM's headers, and linking.
 
-numba-cuda links every kernel that calls NVSHMEM with a C++ shim that includes nvshmem.h. NVRTC takes about
-ten seconds for it, once per kernel and process. Two functions of numba-cuda are wrapped here:
+numba-cuda links every kernel that calls NVSHMEM with a C++ shim that includes nvshmem.h. NVRTC takes
+seconds for it (docs/launching.md), once per kernel and process. Two functions of numba-cuda are wrapped here:
 
     nvrtc.compile       its output, keyed by the source, options, versions and the headers' time stamps
     _Linker.complete    the linked cubin, keyed by the bytes of everything that is linked, options and

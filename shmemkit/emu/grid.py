@@ -60,9 +60,8 @@ class Block:
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
         self.shared = {}  # call site -> shared array
         self.meetings = {}  # "block" or warp number -> Meeting
-        self.warps = [
-            (1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)
-        ]  # live lanes
+        # Live lanes of each warp.
+        self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]
         hub = self.scheduler.hub
         self.threads = [Thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
 
@@ -102,17 +101,13 @@ class Launch:
 
     def __init__(self, stream, name, function, parameters, grid, block, shared, arguments):
         self._call = (stream, name, function, parameters, grid, block, shared, arguments)
-        self.stream, self.machine, self.pe = (
-            stream,
-            stream.machine,
-            stream.pe,
-        )  # a graph may run it on another stream
+        self.stream = stream  # a graph may run it on another one
+        self.machine, self.pe = stream.machine, stream.pe
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
         self.arguments = [kernel_argument(a, name) for a in arguments]
-        self.arrays = {
-            n: a for n, a in zip(parameters, self.arguments, strict=True) if isinstance(a, np.ndarray)
-        }
+        named = zip(parameters, self.arguments, strict=True)
+        self.arrays = {name: a for name, a in named if isinstance(a, np.ndarray)}
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
         self.dynamic_shared = shared
         self.alive = 0

@@ -186,10 +186,9 @@ def _rank_of(launch, array):
 _PURE = (
     "symm_at get_peer_array consume_token rank num_ranks my_pe n_pes grid gridsize min max len int".split()
 )
-_INDEXED = (
-    "ld_acquire st_release red_release load_vec16 store_vec16".split()
-)  # called with (array, index, ...)
-_WAITS = "wait wait_warp wait_block".split()  # called with (array, n, ...)
+# Called with (array, index, ...), and with (array, n, ...).
+_INDEXED = "ld_acquire st_release red_release load_vec16 store_vec16".split()
+_WAITS = "wait wait_warp wait_block".split()
 
 
 def _accesses(file, lineno):
@@ -206,10 +205,8 @@ def _accesses(file, lineno):
             array, index = node.value, _start(node.slice)
         elif isinstance(node, ast.Call) and len(node.args) >= 2:
             array, index = node.args[:2]
-            owner, name = (
-                getattr(node.func, "value", None),
-                getattr(node.func, "attr", getattr(node.func, "id", None)),
-            )
+            owner = getattr(node.func, "value", None)
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
             if name in _WAITS:
                 index = ast.BinOp(index, ast.Sub(), ast.Constant(1))
             elif name in _INDEXED:

@@ -1,0 +1,27 @@
+"""What the tests of the emulator share."""
+
+import inspect
+import os
+
+import pytest
+
+import shmemkit as sk
+from shmemkit.emu import DeadlockError
+
+
+def spmd(n, main, **options):
+    return sk.emu.run(lambda: main(sk.init()), n, **options)
+
+
+def deadlock_of(n, main, **options):
+    with pytest.raises(DeadlockError) as caught:
+        spmd(n, main, **options)
+    return str(caught.value)
+
+
+def line_of(function, text):
+    """ "file:line: " of the line of `function` that contains `text`."""
+    lines, first = inspect.getsourcelines(function.py_func)
+    (offset,) = [i for i, line in enumerate(lines) if text in line]
+    file = os.path.basename(function.py_func.__code__.co_filename)
+    return f"{file}:{first + offset}: {lines[offset].strip()}"

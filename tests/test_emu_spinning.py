@@ -1,0 +1,259 @@
+"""Loops that poll give the others their turn; what can never end is found, or pointed out."""
+
+import re
+import threading
+
+import numpy as np
+import pytest
+from emulated import deadlock_of, spmd
+from numba import cuda, int32
+
+import shmemkit as sk
+from shmemkit.device import (
+    atomic_compare_swap,
+    atomic_fetch,
+    atomic_set,
+    g,
+    ld_acquire,
+    notify,
+    num_ranks,
+    p,
+    rank,
+    st_release,
+    symm_at,
+    wait,
+)
+from shmemkit.emu import spinning, watchdog
+
+
+@cuda.jit
+def spin_on_mine(flag):
+    if rank() == 0:
+        while ld_acquire(flag, 0) != 3:
+            pass
+    else:
+        for i in range(1, 4):
+            cuda.nanosleep(100)
+            st_release(symm_at(flag, 0), 0, i)
+
+
+@cuda.jit
+def spin_on_a_peer(flag):
+    if rank() == 0:
+        while ld_acquire(symm_at(flag, 1), 0) != 7:
+            cuda.nanosleep(10)
+    else:
+        cuda.nanosleep(100)
+        flag[0] = 7  # an ordinary store
+
+
+@cuda.jit
+def spin_everywhere(flag):
+    """All threads of all blocks but one spin."""
+    if rank() == num_ranks() - 1 and cuda.grid(1) == 0:
+        for pe in range(num_ranks()):
+            st_release(symm_at(flag, pe), 0, 1)
+    while ld_acquire(flag, 0) == 0:
+        pass
+
+
+@cuda.jit
+def spin_on_several(flag):
+    """No flag alone says when to stop, and the loop looks at another one each time."""
+    if rank() == 0:
+        i = 0
+        while ld_acquire(flag, i % 3) == 0:
+            i += 1
+    else:
+        cuda.nanosleep(100)
+        st_release(symm_at(flag, 0), 2, 1)
+
+
+@cuda.jit
+def spin_on_many(flag):
+    if rank() == 0:
+        i = 0
+        while ld_acquire(flag, i % flag.size) == 0:
+            i += 1
+    else:
+        for _ in range(5):
+            cuda.nanosleep(100)
+        st_release(symm_at(flag, 0), 300, 1)
+
+
+@cuda.jit
+def spin_with_a_fetch(flag):
+    if rank() == 0:
+        while atomic_fetch(flag, 1) != 5:
+            pass
+    else:
+        cuda.nanosleep(100)
+        atomic_set(flag, 5, 1)
+
+
+@cuda.jit
+def spin_with_a_get(flag):
+    if rank() == 0:
+        while g(flag, 1) != 5:
+            pass
+    else:
+        cuda.nanosleep(100)
+        p(flag, 5, 1)
+
+
+@cuda.jit
+def spin_with_cuda_atomics(flag):
+    if rank() == 0:
+        while cuda.atomic.add(flag, 0, 0) != 1:
+            pass
+        while cuda.atomic.max(flag, 0, 0) != 2:
+            pass
+        while cuda.atomic.cas(flag, 0, 3, 3) != 3:
+            pass
+    else:
+        for i in range(1, 4):
+            cuda.nanosleep(100)
+            cuda.atomic.add(symm_at(flag, 0), 0, 1)
+            while ld_acquire(symm_at(flag, 0), 0) != i:
+                pass
+            cuda.nanosleep(100)
+
+
+@cuda.jit
+def wait_for_a_put(flag):
+    """A plain put, and a plain store, end a wait too."""
+    if rank() == 0:
+        wait(flag, 1, "sys", "acquire", 1)
+        wait(flag[1:], 1, "sys", "acquire", 1)
+    else:
+        cuda.nanosleep(100)
+        p(flag, 1, 0)
+        symm_at(flag, 0)[1] = 1
+
+
+@pytest.mark.parametrize("n, threads", [(2, 1), (5, 33)])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        spin_on_mine,
+        spin_on_a_peer,
+        spin_everywhere,
+        spin_on_several,
+        spin_on_many,
+        spin_with_a_fetch,
+        spin_with_a_get,
+        wait_for_a_put,
+    ],
+)
+def test_spin_loops(kernel, n, threads):
+    spmd(n, lambda world: kernel[2, threads](sk.zeros(400, "int32")))
+
+
+def test_spinning_with_cuda_atomics():
+    spmd(2, lambda world: spin_with_cuda_atomics[1, 1](sk.zeros(1, "int32")))
+
+
+@pytest.mark.parametrize("how", ["cas", "exch", "shared", "symmetric"])
+def test_spin_locks(how):
+    """A lock that every thread takes in turn, and holds while others try."""
+
+    @cuda.jit
+    def kernel(lock, total):
+        if how == "shared":
+            mutex = cuda.shared.array(1, int32)
+            if cuda.threadIdx.x == 0:
+                mutex[0] = 0
+            cuda.syncthreads()
+        else:
+            mutex = lock
+        if how == "exch":
+            while cuda.atomic.exch(mutex, 0, 1) != 0:
+                pass
+        elif how == "symmetric":
+            while atomic_compare_swap(mutex, 0, 1, 0) != 0:
+                pass
+        else:
+            while cuda.atomic.cas(mutex, 0, 0, 1) != 0:
+                pass
+        old = total[0]
+        cuda.nanosleep(10)  # here the others would get in
+        total[0] = old + 1
+        cuda.threadfence()
+        if how == "symmetric":
+            atomic_set(mutex, 0, 0)
+        else:
+            cuda.atomic.exch(mutex, 0, 0)
+
+    def main(world):
+        lock, total = sk.zeros(1, "int32"), np.zeros(1, "int64")
+        blocks = 1 if how == "shared" else 3
+        kernel[blocks, 20](lock, total)
+        return total[0]
+
+    assert spmd(1, main) == [20 if how == "shared" else 60]
+
+
+def test_bounded_polling_ends_by_itself():
+    """A kernel that gives up after many tries does so, although nothing changes and others wait for it."""
+
+    @cuda.jit
+    def kernel(flag, out):
+        if rank() == 0:
+            tries = 0
+            while ld_acquire(flag, 0) == 0 and tries < 30000:
+                tries += 1
+            for _ in range(30000):
+                cuda.nanosleep(10)
+            for i in range(30000):
+                cuda.atomic.max(flag, 1, i % 2)
+            out[0] = tries
+            notify(flag[2:], 1, 1)
+        else:
+            wait(flag[2:], 1, "sys", "acquire", 1)
+
+    def main(world):
+        out = np.zeros(1, "int64")
+        kernel[1, 1](sk.signals(3), out)
+        return out[0]
+
+    assert spmd(2, main) == [30000, 0]
+
+
+def test_endless_counting_is_a_deadlock(monkeypatch):
+    @cuda.jit
+    def kernel(flag):
+        tries = 0
+        while ld_acquire(flag, 0) == 0:
+            tries += 1
+
+    monkeypatch.setattr(spinning, "LAST_CHECK", 50_000)
+    report = deadlock_of(1, lambda world: kernel[1, 2](sk.signals(1)))
+    assert "waits for flag[0] on rank 0 to change" in report
+
+
+def test_a_loop_without_a_turn_is_pointed_out(monkeypatch, capfd):
+    """An ordinary load in a loop: nobody else runs, and no deadlock can be found. Once, it is said where."""
+
+    @cuda.jit
+    def kernel(flag):
+        if rank() == 1:
+            while flag[0] == 0:
+                pass
+        cuda.syncthreads()
+
+    def main(world):
+        flag = sk.zeros(1, "int32")
+        if world.rank == 1:
+            timers.append(threading.Timer(1.5, flag.fill, [1]))
+            timers[0].start()
+        kernel[1, 2](flag)
+
+    timers = []
+    monkeypatch.setattr(watchdog, "SECONDS", 0.3)
+    monkeypatch.setattr(watchdog, "_dog", None)  # a new one, that looks more often
+    spmd(2, main)
+    said = capfd.readouterr().err
+    assert said.count("runs for 0 s without waiting for anybody") == 1
+    assert re.search(
+        r"rank 1 block 0 thread 0 at .*test_emu_spinning.py:\d+: (while flag\[0\] == 0:|pass)", said
+    )

@@ -1,0 +1,170 @@
+"""Streams, events and graphs of the emulator."""
+
+import numpy as np
+import pytest
+from emulated import spmd
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import (
+    notify,
+    rank,
+    wait,
+)
+
+
+@cuda.jit
+def consume(flag, x, out):
+    wait(flag, 1, "gpu", "acquire", 1)
+    out[0] = x[0]
+
+
+@cuda.jit
+def produce(flag, x):
+    x[0] = 5
+    notify(flag, rank(), 1, "set", "gpu")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_kernels_on_two_streams_wait_for_each_other(n):
+    """The consumer is launched first: its launch returns, and the kernel goes on when the producer runs."""
+
+    def main(world):
+        other = cuda.stream()
+        flag, x, out = sk.signals(1), np.zeros(1), np.zeros(1)
+        consume[1, 1, other](flag, x, out)
+        assert out[0] == 0 and not other.done
+        produce[1, 1](flag, x)
+        other.synchronize()
+        return out[0]
+
+    assert spmd(n, main) == [5] * n
+
+
+def test_work_of_one_stream_runs_in_order():
+    @cuda.jit
+    def append(x, value):
+        if value == 0:
+            wait(x[9:], 1, "gpu", "acquire", 1)  # held until everything else has been enqueued
+        cuda.atomic.add(x, 0, 1)
+        x[x[0]] = value
+
+    def main(world):
+        other, x = cuda.stream(), sk.signals(10)
+        for value in range(4):
+            append[1, 1, other](x, value)
+        assert x[0] == 0
+        notify_it[1, 1](x)
+        other.synchronize()
+        return x[1:5].tolist()
+
+    @cuda.jit
+    def notify_it(x):
+        notify(x[9:], rank(), 1)
+
+    assert spmd(2, main) == [[0, 1, 2, 3]] * 2
+
+
+def test_events_order_streams():
+    """Stream b waits for an event of a, whose kernel waits for a third one: the host is not held up by it."""
+
+    def main(world):
+        a, b = cuda.stream(), cuda.stream()
+        flag, x, out, copied = sk.signals(1), np.zeros(1), np.zeros(1), np.zeros(1)
+        consume[1, 1, a](flag, x, out)
+        event = a.record()
+        b.wait_event(event)
+        copy_one[1, 1, b](copied, out)
+        assert not event.done and not event.query() and copied[0] == 0
+        produce[1, 1](flag, x)
+        event.synchronize()
+        assert event.done
+        b.synchronize()
+        assert world.stream.record().done and cuda.event().query()
+        return copied[0]
+
+    assert spmd(2, main) == [5, 5]
+
+
+@cuda.jit
+def copy_one(dst, src):
+    dst[0] = src[0]
+
+
+def test_graphs_are_replayed():
+    def main(world):
+        x, graphs = np.zeros(1), []
+        for factor in (2, 3):
+            world.stream.begin_capture()
+            assert world.stream.is_capturing()
+            scale[1, 1, world.stream](x, factor)
+            world.barrier()
+            add_one[1, 1](x)
+            graphs.append(world.stream.end_capture())
+            assert not world.stream.is_capturing()
+        assert x[0] == 0  # nothing has run
+        results = []
+        for which in (0, 1, 0, 0, 1):
+            graphs[which].launch(world.stream)
+            results.append(x[0])
+        other = cuda.stream()
+        graphs[1].launch(other)
+        other.synchronize()
+        return [*results, x[0]]
+
+    assert spmd(3, main) == [[1, 4, 9, 19, 58, 175]] * 3
+
+
+@cuda.jit
+def scale(x, factor):
+    x[0] *= factor
+
+
+@cuda.jit
+def add_one(x):
+    x[0] += 1
+
+
+def test_graph_with_a_fork():
+    """Two streams in one capture: the kernels wait for each other in every replay."""
+
+    def main(world):
+        a, b = world.stream, cuda.stream()
+        flag, x, out = sk.signals(1), np.zeros(1), np.zeros(1)
+        a.begin_capture()
+        b.wait_event(a.record())
+        consume[1, 1, b](flag, x, out)
+        produce[1, 1, a](flag, x)
+        a.wait_event(b.record())
+        clear[1, 1, a](flag, x)
+        graph = a.end_capture()
+        assert not b.is_capturing()
+        for _ in range(3):
+            out[0] = 0
+            graph.launch(a)
+            a.synchronize()
+            assert out[0] == 5 and flag[0] == 0
+
+    spmd(2, main)
+
+
+@cuda.jit
+def clear(flag, x):
+    flag[0], x[0] = 0, 0
+
+
+def test_misused_captures():
+    with sk.init("emulator") as world:
+        with pytest.raises(RuntimeError, match="begin_capture was not called"):
+            world.stream.end_capture()
+        world.stream.begin_capture()
+        event = world.stream.record()
+        with pytest.raises(RuntimeError, match="already capturing"):
+            world.stream.begin_capture()
+        with pytest.raises(RuntimeError, match="capturing a graph"):
+            world.stream.synchronize()
+        world.stream.end_capture()
+        with pytest.raises(RuntimeError, match="captured into a graph"):
+            event.synchronize()
+        with pytest.raises(RuntimeError, match="capture that has ended"):
+            cuda.stream().wait_event(event)
