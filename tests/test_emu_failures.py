@@ -1,5 +1,7 @@
 """A failure on one rank: what ends, what goes on, and what is said."""
 
+import random
+
 import numpy as np
 import pytest
 from emulated import line_of, spmd
@@ -152,3 +154,13 @@ def test_launch_without_a_world():
     ranks = iter(range(2))
     with pytest.raises(RuntimeError, match="no World: call shmemkit.init"):
         sk.emu.run(main, 2)
+
+
+@cuda.jit
+def fails_in_the_standard_library(x):
+    x[0] = random.choice(())
+
+
+def test_an_exception_in_the_standard_library_shows_the_kernels_line():
+    with pytest.raises(EmulatorError, match=r"test_emu_failures\.py:\d+: x\[0\] = random\.choice\(\(\)\)"):
+        spmd(1, lambda world: fails_in_the_standard_library[1, 1](np.zeros(1)))

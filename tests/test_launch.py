@@ -423,3 +423,8 @@ def test_gpu_errors(driver):
         step()
     with pytest.raises(TypeError, match="host memory"):
         sk.bind(store, 1, 1, (np.zeros(1), 1.0))
+
+
+def test_arguments_are_a_tuple(world):
+    with pytest.raises(TypeError, match=r"args is a tuple of the kernel's arguments, not numpy.ndarray"):
+        sk.bind(store, 1, 1, np.zeros(3))

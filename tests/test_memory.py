@@ -354,3 +354,24 @@ def test_asnumpy_is_a_copy(world):
     copy = world.asnumpy(x)
     x[...] = 1
     assert (copy == 0).all()
+
+
+def test_empty_is_there_before_anybody_writes_into_it():
+    def main():
+        world = sk.init()
+        x = sk.empty(4, "int32")
+        sk.peer_view(x, (world.rank + 1) % world.n_ranks)[...] = 7
+        world.host_barrier()
+        return x.tolist()
+
+    assert sk.emu.run(main, 3) == [[7] * 4] * 3
+
+
+def test_a_use_after_free_shows():
+    def main():
+        sk.init()
+        x = sk.full(4, 1.0)
+        sk.free(x)
+        return np.isnan(x).all()
+
+    assert sk.emu.run(main, 2) == [True, True]
