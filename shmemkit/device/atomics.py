@@ -35,7 +35,13 @@ def _on_pe(name, array, pe, function):
     """In the emulator: array[0] = function(array[0]) on PE `pe`. -> the old value"""
     thread = current_thread(name)
     theirs = thread.peer(array, pe)
-    return thread.atomic(theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs, 0, function)
+    one = theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs
+    return thread.atomic(one, 0, function, "sys")
+
+
+def _send(name, array, pe, function):
+    """In the emulator: the same, without a result: delivered later."""
+    current_thread(name).atomic_on(array, pe, function)
 
 
 def _check(name, array, dtypes, pe):
@@ -129,7 +135,7 @@ def _(src, pe):
 @_with_value(NUMBERS)
 def atomic_set(dst, value, pe):
     """``dst[0] = value`` on PE `pe`; 32- and 64-bit integers and floats."""
-    _on_pe("atomic_set", dst, pe, lambda old: value)
+    _send("atomic_set", dst, pe, lambda old: value)
 
 
 @_with_value(NUMBERS)
@@ -160,7 +166,7 @@ def _(dst, cond, value, pe):
 @_without_value(INTEGERS)
 def atomic_inc(dst, pe):
     """``dst[0] += 1`` on PE `pe`; 32- and 64-bit integers."""
-    _on_pe("atomic_inc", dst, pe, lambda old: old + 1)
+    _send("atomic_inc", dst, pe, lambda old: old + 1)
 
 
 @_without_value(INTEGERS)
@@ -172,7 +178,7 @@ def atomic_fetch_inc(dst, pe):
 @_with_value(INTEGERS)
 def atomic_add(dst, value, pe):
     """``dst[0] += value`` on PE `pe`; 32- and 64-bit integers."""
-    _on_pe("atomic_add", dst, pe, lambda old: old + value)
+    _send("atomic_add", dst, pe, lambda old: old + value)
 
 
 @_with_value(INTEGERS)
@@ -187,7 +193,7 @@ def atomic_fetch_add(dst, value, pe):
 @_bitwise
 def atomic_and(dst, value, pe):
     """``dst[0] &= value`` on PE `pe`; 32- and 64-bit integers."""
-    _on_pe("atomic_and", dst, pe, lambda old: old & value)
+    _send("atomic_and", dst, pe, lambda old: old & value)
 
 
 @_bitwise
@@ -199,7 +205,7 @@ def atomic_fetch_and(dst, value, pe):
 @_bitwise
 def atomic_or(dst, value, pe):
     """``dst[0] |= value`` on PE `pe`; 32- and 64-bit integers."""
-    _on_pe("atomic_or", dst, pe, lambda old: old | value)
+    _send("atomic_or", dst, pe, lambda old: old | value)
 
 
 @_bitwise
@@ -211,7 +217,7 @@ def atomic_fetch_or(dst, value, pe):
 @_bitwise
 def atomic_xor(dst, value, pe):
     """``dst[0] ^= value`` on PE `pe`; 32- and 64-bit integers."""
-    _on_pe("atomic_xor", dst, pe, lambda old: old ^ value)
+    _send("atomic_xor", dst, pe, lambda old: old ^ value)
 
 
 @_bitwise

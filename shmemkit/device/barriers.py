@@ -161,7 +161,7 @@ def barrier_all_block(arrivals=None, epoch=None):
         thread.barrier_all("block")
         return
     thread.syncthreads()
-    target = epoch[0] + 1
+    target = epoch[:1].copy()[0] + 1
     peers = range(thread.thread_id, thread.n_pes, thread.n_threads)
     for peer in peers:
         notify(arrivals[thread.pe :], peer, 1, "add", "sys")
@@ -169,7 +169,7 @@ def barrier_all_block(arrivals=None, epoch=None):
         wait(arrivals[peer:], 1, "sys", "acquire", target)
     thread.syncthreads()
     if thread.thread_id == 0:
-        epoch[0] = target
+        epoch[:1] = target
 
 
 @gpu(barrier_all_block)

@@ -134,7 +134,7 @@ def ld_acquire(array, index, scope="sys"):
     thread = current_thread("ld_acquire")
     check_choice("ld_acquire", "scope", scope, SCOPES)
     check_emulated_words("ld_acquire", "array", array, NUMBERS)
-    return thread.spin_load(array, index)
+    return thread.spin_load(array, index, scope)
 
 
 @gpu(ld_acquire)
@@ -163,7 +163,7 @@ def st_release(array, index, value, scope="sys"):
     thread = current_thread("st_release")
     check_choice("st_release", "scope", scope, SCOPES)
     check_emulated_words("st_release", "array", array, NUMBERS)
-    thread.store(array, index, value)
+    thread.store(array, index, value, scope)
 
 
 @gpu(st_release)
@@ -188,7 +188,7 @@ def red_release(array, index, value, scope="sys"):
     thread = current_thread("red_release")
     check_choice("red_release", "scope", scope, SCOPES)
     check_emulated_words("red_release", "array", array, NUMBERS)
-    thread.atomic(array, index, lambda old: old + value)
+    thread.atomic(array, index, lambda old: old + value, scope, "release")
 
 
 @gpu(red_release)
@@ -214,9 +214,10 @@ def threadfence(scope, semantic="seq_cst"):
     One thread. It orders this thread's own loads and stores, over NVLink too; it does not complete puts: see
     `quiet`.
     """
-    current_thread("threadfence")
+    thread = current_thread("threadfence")
     check_choice("threadfence", "scope", scope, tuple(_LEVELS))
     check_choice("threadfence", "semantic", semantic, tuple(_FENCES))
+    thread.threadfence(scope)
 
 
 @gpu(threadfence)

@@ -9,6 +9,7 @@ The plain form is called by one thread; `_warp` and `_block` by all threads of a
 arguments, who share the work; when such a call returns, its own local part is done for all of them.
 """
 
+from shmemkit.emu.arrays import uninitialised
 from shmemkit.emu.thread import current_thread
 
 from .checks import SIGNALS, check_contiguous, check_emulated_words, check_integer, check_words
@@ -111,12 +112,12 @@ def p(dst, src, pe):
     dst   symmetric array of elements of 1, 2, 4 or 8 bytes
     src   a number, converted to dst's dtype
 
-    One thread. Delivered after `quiet`.
+    One thread. Delivered after `quiet`, in one piece, so that it may be a flag that the target waits for.
     """
     thread = current_thread("p")
-    value = dst.reshape(-1)[:1].copy()
+    value = uninitialised(1, dst.dtype)
     value[0] = src
-    thread.put(dst, value, pe)
+    thread.put(dst, value, pe, word=True)
 
 
 @gpu(p)
@@ -134,8 +135,8 @@ def _(dst, src, pe):
 def g(src, pe):
     """``src[0]`` of PE `pe`; returns when it is here. One thread; elements of 1, 2, 4 or 8 bytes."""
     thread = current_thread("g")
-    value = src.reshape(-1)[:1].copy()
-    thread.get(value, src, pe)
+    value = uninitialised(1, src.dtype)
+    thread.get(value, src, pe, word=True)
     return value[0]
 
 

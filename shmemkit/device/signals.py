@@ -75,7 +75,7 @@ def wait(signals, n, scope, semantic, value, compare="ge"):
     check_emulated_words("wait", "signals", signals)
     seen = value
     for i in range(n):
-        seen = thread.wait(signals, i, compare, value)
+        seen = thread.wait(signals, i, compare, value, scope, semantic)
     return seen
 
 
@@ -126,7 +126,7 @@ def _share(primitive, first, step, signals, n, scope, semantic, value, compare, 
     check_emulated_words(primitive, "signals", signals)
     seen = value
     for i in range(first, n, step):
-        seen = thread.wait(signals, i, compare, value)
+        seen = thread.wait(signals, i, compare, value, scope, semantic)
     thread.together(group)
     return seen
 
@@ -237,9 +237,9 @@ def notify(signal, rank, value, sig_op="set", scope="sys"):
         raise ValueError(f"notify(): scope 'gpu' does not reach rank {rank} from rank {thread.pe}: use 'sys'")
     theirs = thread.peer(signal, rank)
     if sig_op == "set":
-        thread.store(theirs, 0, value)
+        thread.store(theirs, 0, value, scope)
     else:
-        thread.atomic(theirs, 0, lambda old: old + value)
+        thread.atomic(theirs, 0, lambda old: old + value, scope, "release")
 
 
 @gpu(notify)

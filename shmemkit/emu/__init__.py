@@ -1,6 +1,7 @@
 """The CPU emulator: several PEs, their CUDA grids and their symmetric memory, without a GPU."""
 
-from .errors import DeadlockError, EmulatorError, OutOfBoundsError
+from .errors import DeadlockError, EmulatorError, OutOfBoundsError, RaceError
+from .race_report import Access, Race
 from .run import run
 
-__all__ = ["DeadlockError", "EmulatorError", "OutOfBoundsError", "run"]
+__all__ = ["Access", "DeadlockError", "EmulatorError", "OutOfBoundsError", "Race", "RaceError", "run"]

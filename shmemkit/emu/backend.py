@@ -99,6 +99,8 @@ class EmulatorBackend:
 
     def free(self, raw):
         raw.fill(0xFF)  # so that a use of it shows
+        if self.machine.races is not None:
+            self.machine.races.freed(self.pe, self.heap.find(raw))
         self.heap.free(raw)
 
     def address(self, array):

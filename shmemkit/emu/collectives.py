@@ -1,8 +1,14 @@
-"""Team operations of NVSHMEM, called from kernels by one thread per PE; others of its warp or block wait."""
+"""Team operations of NVSHMEM, called from kernels by one thread per PE; others of its warp or block wait.
+
+Each is carried out by every PE pulling what it needs, between two meetings. NVSHMEM promises less than that
+order: when a call returns, this PE's arrays are finished with, and other PEs have entered. So for races each
+PE accesses its own arrays alone, and knows nothing from the second meeting.
+"""
 
 import numpy as np
 
 from .arrays import address
+from .errors import EmulatorError
 from .network import copy, flat
 
 WORLD, NODE, ACROSS = range(3)  # all PEs, those of a node, the same local rank of every node
@@ -14,20 +20,24 @@ class Collectives:
         self.machine = machine
         self.arrivals = {}  # PE -> (N_TEAMS, n_pes) counters in its symmetric heap: who has come how often
         self.epochs = {}  # (PE, team members) -> meetings so far
+        self.calls = {}  # (team members, meeting) -> what each PE calls, until all are there
 
     def add_pe(self, heap):
         """Called for every local PE, first of all its allocations."""
         counters = heap.allocate(N_TEAMS * heap.n_pes * 8).view(np.uint64).reshape(N_TEAMS, heap.n_pes)
         self.arrivals[heap.pe] = counters
 
-    def meet(self, thread, pes):
-        """Wait until every PE of `pes` is here. Its arrival publishes its earlier writes."""
+    def meet(self, thread, pes, call, orders=True):
+        """Wait until every PE of `pes` is here, in the same `call`. With `orders`, what they did before has
+        happened."""
         me, machine = thread.pe, self.machine
         row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
         mine = self.arrivals[me][row]
+        self._compare(me, tuple(pes), epoch, call)
         for pe in pes:
-            thread.atomic(machine.heaps[me].on(mine, pe), me, lambda old: old + np.uint64(1))
+            there = machine.heaps[me].on(mine, pe)
+            thread.atomic(there, me, lambda old: old + np.uint64(1), "sys", "release")
         for pe in pes:
             machine.scheduler.wait_for(
                 thread,
@@ -38,12 +48,28 @@ class Collectives:
                     f"({mine.item(pe)} calls there, {epoch} here)"
                 ),
             )
+            if orders:
+                thread.acquired(address(mine) + pe * mine.itemsize)
+
+    def _compare(self, me, pes, epoch, call):
+        """All members of a team make the same calls in the same order."""
+        calls = self.calls.setdefault((pes, epoch), {})
+        calls[me] = call
+        for pe, other in calls.items():
+            if other != call:
+                raise EmulatorError(
+                    f"the ranks are in different collective calls: rank {pe} in {other}, rank {me} in "
+                    f"{call}. All PEs of a team make the same calls, in the same order"
+                )
+        if len(calls) == len(pes):
+            del self.calls[pes, epoch]
 
     def broadcast(self, thread, pes, dst, src, root=0):
         """dst of every PE = src of the team's member `root`."""
         if not 0 <= root < len(pes):
             raise ValueError(f"broadcast: root={root}: the team has members 0 to {len(pes) - 1}")
-        self._pull(thread, pes, lambda peer: copy(dst, peer(src, pes[root]), "broadcast"))
+        call = f"broadcast(root={root}) of {_described(src)}"
+        self._pull(thread, pes, call, dst, src, lambda peer: copy(dst, peer(src, pes[root]), "broadcast"))
 
     def fcollect(self, thread, pes, dst, src):
         """dst = the src of all members, one after another."""
@@ -54,7 +80,7 @@ class Collectives:
             for i, pe in enumerate(pes):
                 copy(target[i * n : (i + 1) * n], peer(src, pe), "fcollect")
 
-        self._pull(thread, pes, pull)
+        self._pull(thread, pes, f"fcollect of {_described(src)}", dst, src, pull)
 
     def alltoall(self, thread, pes, dst, src):
         """dst[i] = the part of member i's src that is meant for me; src and dst hold one equal part per
@@ -67,7 +93,7 @@ class Collectives:
                 theirs = flat(peer(src, pe), "alltoall", "src")
                 copy(target[i * n : (i + 1) * n], theirs[me * n : (me + 1) * n], "alltoall")
 
-        self._pull(thread, pes, pull)
+        self._pull(thread, pes, f"alltoall of {_described(src)}", dst, src, pull)
 
     def reduce(self, thread, pes, dst, src, op="sum"):
         """dst = the elementwise reduction of all members' src."""
@@ -84,19 +110,28 @@ class Collectives:
     def _reduce(self, name, thread, pes, dst, src, part, op):
         if op not in _REDUCE:
             raise ValueError(f"{name}: op={op!r}: {', '.join(_REDUCE)} are allowed")
-        self.meet(thread, pes)
+        call = f"{name}(op={op!r}) of {_described(src)}"
+        self.meet(thread, pes, call)
+        thread.touch("read", src)
         parts = [flat(self.machine.peer(thread.block, src, pe), name, "src")[part] for pe in pes]
         result = parts[0].copy()
         with np.errstate(over="ignore"):
             for other in parts[1:]:
                 result = _REDUCE[op](result, other).astype(result.dtype)
-        self.meet(thread, pes)  # everybody has read: dst may be src
+        self.meet(thread, pes, call, orders=False)  # everybody has read: dst may be src
+        thread.touch("write", dst, result.size)
         copy(dst, result, name)
 
-    def _pull(self, thread, pes, function):
-        self.meet(thread, pes)
+    def _pull(self, thread, pes, call, dst, src, function):
+        self.meet(thread, pes, call)
+        thread.touch("read", src)
+        thread.touch("write", dst)
         function(lambda array, pe: self.machine.peer(thread.block, array, pe))
-        self.meet(thread, pes)
+        self.meet(thread, pes, call, orders=False)
+
+
+def _described(src):
+    return f"{src.size} {src.dtype}"
 
 
 def _ranks(pes):

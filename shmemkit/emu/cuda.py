@@ -138,7 +138,8 @@ class _CooperativeGroups(Namespace):
 
 
 def _warp(function):
-    """A warp operation on the lanes' values: `function(me, values by lane, mine, *arguments)`."""
+    """A warp operation on the lanes' values: `function(me, values by lane, mine, *arguments)`. It orders no
+    memory."""
 
     def operation(self, mask, value, *arguments):
         thread = getcurrent()
@@ -205,10 +206,7 @@ class Cuda:
             block.park()
 
     def _vote_block(self, predicate, function):
-        thread = getcurrent()
-        return thread.block.meeting(thread, "block").join(
-            thread, bool(predicate), lambda votes: function(votes.values())
-        )
+        return getcurrent().meet("block", bool(predicate), lambda votes: function(votes.values()))
 
     def syncthreads_count(self, predicate):
         return self._vote_block(predicate, sum)
@@ -220,13 +218,16 @@ class Cuda:
         return self._vote_block(predicate, lambda votes: int(any(votes)))
 
     def syncwarp(self, mask=_FULL):
-        thread = getcurrent()
-        thread.block.meeting(thread, "warp", mask & _FULL).join(thread, None, lambda values: None)
+        getcurrent().meet("warp", None, lambda values: None, mask & _FULL)
 
     def threadfence(self):
-        """Memory is sequentially consistent here."""
+        getcurrent().threadfence("gpu")
 
-    threadfence_block = threadfence_system = threadfence
+    def threadfence_block(self):
+        getcurrent().threadfence("block")
+
+    def threadfence_system(self):
+        getcurrent().threadfence("sys")
 
     def nanosleep(self, nanoseconds):
         thread = getcurrent()

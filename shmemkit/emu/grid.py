@@ -52,6 +52,8 @@ def _indices(size):
 class Block:
     """A block of threads on a PE."""
 
+    thread = Thread  # the class of its threads
+
     def __init__(self, launch, index):
         self.launch, self.blockIdx = launch, index
         self.machine, self.scheduler, self.pe = launch.machine, launch.machine.scheduler, launch.pe
@@ -63,7 +65,7 @@ class Block:
         # Live lanes of each warp.
         self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]
         hub = self.scheduler.hub
-        self.threads = [Thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
+        self.threads = [self.thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
 
     def release(self):
         """All live threads are in syncthreads: they go on."""
@@ -105,7 +107,7 @@ class Launch:
         self.machine, self.pe = stream.machine, stream.pe
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
-        self.arguments = [kernel_argument(a, name) for a in arguments]
+        self.arguments = [self._argument(a) for a in arguments]
         named = zip(parameters, self.arguments, strict=True)
         self.arrays = {name: a for name, a in named if isinstance(a, np.ndarray)}
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
@@ -121,9 +123,11 @@ class Launch:
         """Make every thread of the grid runnable."""
         scheduler = self.machine.scheduler
         watch(scheduler)
+        if self.machine.races is not None:
+            self.machine.races.kernel_started(self)
         self.thread_indices = _indices(self.block)
         with _no_garbage_collection():
-            self.blocks = [Block(self, index) for index in _indices(self.grid)]
+            self.blocks = [self.machine.block(self, index) for index in _indices(self.grid)]
         self.alive = sum(b.alive for b in self.blocks)
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
@@ -140,6 +144,11 @@ class Launch:
             self.machine.scheduler.launches.pop(self, None)
             for block in self.blocks:
                 block.threads.clear()  # no cycle is left: their memory goes at once
+            if self.machine.races is not None:
+                self.machine.races.kernel_ended(self)
+                self.arguments.clear()  # the record of its accesses may keep the launch
+                self.arrays.clear()
+                self.peers.clear()
             self.stream.advance()
 
     def fail(self, thread, error):
@@ -163,26 +172,31 @@ class Launch:
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
         if site not in block.shared:
             if 0 in shape:
-                memory = block.shared.setdefault("dynamic", uninitialised(self.dynamic_shared, np.uint8))
+                if "dynamic" not in block.shared:
+                    block.shared["dynamic"] = self._seen(uninitialised(self.dynamic_shared, np.uint8))
                 usable = self.dynamic_shared // dtype.itemsize * dtype.itemsize
-                block.shared[site] = device_view(memory[:usable].view(np.ndarray).view(dtype))
+                block.shared[site] = block.shared["dynamic"][:usable].view(dtype)
             else:
-                block.shared[site] = uninitialised(shape, dtype)
+                block.shared[site] = self._seen(uninitialised(shape, dtype))
         return block.shared[site]
 
+    def _seen(self, array):
+        """`array` as a kernel sees it: device memory, whose accesses may be checked."""
+        races = self.machine.races
+        return device_view(array) if races is None else races.tracked(array, self.pe)
 
-def kernel_argument(value, kernel):
-    """A launch argument as the kernel sees it."""
-    if isinstance(value, np.ndarray):
-        return device_view(value)
-    if isinstance(value, np.generic):
-        return from_scalar(value)
-    if isinstance(value, tuple):
-        elements = [kernel_argument(v, kernel) for v in value]
-        return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
-    if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
-        return value
-    raise TypeError(
-        f"kernel {kernel}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, numbers, "
-        "booleans, enum members and tuples of them"
-    )
+    def _argument(self, value):
+        """A launch argument as the kernel sees it."""
+        if isinstance(value, np.ndarray):
+            return self._seen(value)
+        if isinstance(value, np.generic):
+            return from_scalar(value)
+        if isinstance(value, tuple):
+            elements = [self._argument(v) for v in value]
+            return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
+        if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
+            return value
+        raise TypeError(
+            f"kernel {self.name}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, "
+            "numbers, booleans, enum members and tuples of them"
+        )

@@ -4,12 +4,16 @@ others."""
 import contextlib
 
 from .arrays import address
+from .checked import CheckedBlock
 from .collectives import Collectives
 from .errors import DeadlockError
+from .grid import Block
 from .heap import Heap
 from .network import Network
+from .races import Races
 from .report import deadlock
 from .scheduler import Scheduler
+from .shadow import untracked
 
 TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
 
@@ -19,16 +23,21 @@ class Machine:
     `local_size` PEs.
 
     `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, where there
-    are other processes.
+    are other processes. `delivery` is when messages arrive (``network.py``), `choice` picks the schedule
+    (``choice.py``), and with `races` unordered accesses are found (``races.py``).
     """
 
-    def __init__(self, memory, n_pes, local_pes, local_size, lock=None):
+    def __init__(
+        self, memory, n_pes, local_pes, local_size, lock=None, delivery="eager", choice=None, races=False
+    ):
         self.memory, self.memory_address = memory, address(memory)
         self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
         self.heap_size = memory.size // n_pes
         self.lock = lock or contextlib.nullcontext()
-        self.scheduler = Scheduler()
-        self.network = Network(self)
+        self.scheduler = Scheduler(choice)
+        self.network = self.scheduler.network = Network(self, delivery)
+        self.races = Races(self) if races else None
+        self.block = CheckedBlock if races else Block
         self.collectives = Collectives(self)
         self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
         for heap in self.heaps.values():
@@ -42,10 +51,14 @@ class Machine:
         """Symmetric `array` of the block's PE, on `pe`."""
         views = block.launch.peers.get(id(array))
         if views is None:  # a slice made in the kernel
-            return self.heaps[block.pe].on(array, int(pe))
+            return self._on(block.pe, array, int(pe))
         if pe not in views:
-            views[pe] = self.heaps[block.pe].on(array, int(pe))
+            views[pe] = self._on(block.pe, array, int(pe))
         return views[pe]
+
+    def _on(self, me, array, pe):
+        there = self.heaps[me].on(untracked(array), pe)
+        return there if self.races is None else self.races.tracked(there, pe)
 
     def written(self, key):
         """Something was stored at address `key`: whoever waits for it may go on."""

@@ -1,62 +1,177 @@
-"""Messages between PEs: put, get and signals. Every message is delivered when it is issued.
+"""Messages between PEs: put, get, signals and atomics that nobody waits for.
 
-That is one of the orders that NVSHMEM's memory model allows, so a correct program gives its result; fence and
-quiet have nothing left to wait for.
+delivery "eager"      every message is delivered when it is issued
+         "ordered"    messages are held back; those from one PE to another arrive in order
+         "unordered"  messages are held back and overtake each other, as far as NVSHMEM's memory model allows:
+                      only a fence orders those from one PE to another; the latest one comes first
+
+A message that is held back arrives when nothing else can happen, when its PE is quiet, or when the schedule
+says so. A non-blocking put reads its source only then. The data of put_signal and its signal arrive together.
+Each of these is an order that NVSHMEM allows, so a correct program gives its result in all of them.
 """
 
 import numpy as np
 
 from .arrays import address
+from .shadow import untracked
+
+DELIVERIES = ("eager", "ordered", "unordered")
+
+
+class Message:
+    """One that is under way from PE `source` to PE `target`; ``arrive()`` delivers it."""
+
+    __slots__ = ("source", "target", "arrive", "after", "fenced", "patient", "done")
+
+    def __init__(self, source, target, arrive):
+        self.source, self.target, self.arrive = source, target, arrive
+        self.after = ()  # messages that must have arrived before
+        self.fenced = self.done = False
+        self.patient = True  # it arrives only when nothing else can happen
 
 
 class Network:
-    def __init__(self, machine):
-        self.machine = machine
+    def __init__(self, machine, delivery="eager"):
+        self.machine, self.delivery = machine, delivery
+        self.under_way = []  # in the order in which they were issued
 
-    def put(self, thread, dst, src, pe, nbi, signal, value, op):
+    # -- what threads ask for
+    def put(self, thread, dst, src, pe, nbi, signal, value, op, word):
         """Copy min(dst.size, src.size) elements of `src` to `dst` on `pe`, then apply the signal there, if
-        there is one."""
-        there = self.machine.peer(thread.block, dst, pe)
-        if there.size == 1:  # it may be a flag that others change by atomics
-            with self.machine.lock:
-                copy(there, src, "put")
-        else:
-            copy(there, src, "put")
-        self.machine.written(address(there))
-        if signal is not None:
-            self.signal(thread, signal, value, op, pe)
+        there is one. A `word` is stored in one piece, and somebody may wait for it."""
+        machine = self.machine
+        target = machine.peer(thread.block, dst, pe)
+        there, here = matching(target, src, "put")
+        flag = None if signal is None else machine.peer(thread.block, signal, pe)
+        operation = machine.races and machine.races.put(thread, target, src, pe, nbi, flag, word)
+        if self.delivery != "eager" and not nbi:
+            here = here.copy()  # a blocking put has read its source when it returns
 
-    def get(self, thread, dst, src, pe, nbi):
-        """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`."""
-        there = self.machine.peer(thread.block, src, pe)
+        def arrive():
+            if there.size == 1:  # it may be a flag that others change by atomics
+                with machine.lock:
+                    np.copyto(there, here)
+            else:
+                np.copyto(there, here)
+            if word and operation:
+                machine.races.arrived(operation, address(there), "set")
+            machine.written(address(there))
+            if flag is not None:
+                self._apply(flag, value, op, operation)
+
+        self._send(thread, int(pe), arrive)
+
+    def get(self, thread, dst, src, pe, nbi, word):
+        """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`. A `word` is read in one piece."""
+        source = self.machine.peer(thread.block, src, pe)
+        here, there = matching(dst, source, "get")
         if there.size:
             thread.look(address(there), there.item(0))  # it may be a poll
-        copy(dst, there, "get")
+        if self.machine.races:
+            self.machine.races.get(thread, dst, source, nbi, word)
+
+        def arrive():
+            np.copyto(here, there)
+
+        if nbi:
+            self._send(thread, int(pe), arrive)
+        else:
+            arrive()
 
     def signal(self, thread, signal, value, op, pe):
         """Set signal[0] on `pe` to `value`, or add `value` to it."""
-        there = self.machine.peer(thread.block, signal, pe)
+        flag = self.machine.peer(thread.block, signal, pe)
+        operation = self.machine.races and self.machine.races.signal(thread, flag, pe, op)
+        self._send(thread, int(pe), lambda: self._apply(flag, value, op, operation))
+
+    def atomic(self, thread, array, pe, function):
+        """``array[0] = function(array[0])`` on `pe`, when the message arrives."""
+        there = self.machine.peer(thread.block, array, pe)
+        operation = self.machine.races and self.machine.races.signal(thread, there, pe, "add")
+        self._send(thread, int(pe), lambda: self._update(there, function, operation, "add"))
+
+    def fence(self, thread):
+        """Messages so far reach each PE before later ones."""
+        for message in self.under_way:
+            if message.source == thread.pe:
+                message.fenced = True
+        if self.machine.races:
+            self.machine.races.fence(thread)
+
+    def quiet(self, thread):
+        """Deliver the messages of the thread's PE."""
+        while self.under_way:
+            mine = [m for m in self.deliverable() if m.source == thread.pe]
+            if not mine:
+                break
+            self.deliver(self._late(mine))
+        if self.machine.races:
+            self.machine.races.quiet(thread)
+
+    # -- delivery
+    def _send(self, thread, target, arrive):
+        if self.delivery == "eager":
+            arrive()
+            return
+        message = Message(thread.pe, target, arrive)
+        same_way = [m for m in self.under_way if m.source == message.source and m.target == target]
+        message.after = [m for m in same_way if m.fenced or self.delivery == "ordered"]
+        choice = self.machine.scheduler.choice
+        if choice is not None:
+            message.patient = choice.patient()
+        self.under_way.append(message)
+        self.machine.scheduler.progress += 1
+
+    def deliverable(self):
+        """The messages that may arrive next."""
+        return [m for m in self.under_way if all(earlier.done for earlier in m.after)]
+
+    def deliver_one(self):
+        """Nothing else can happen."""
+        self.deliver(self._late(self.deliverable()))
+
+    def _late(self, messages):
+        choice = self.machine.scheduler.choice
+        return messages[-1] if choice is None else choice.late(messages)
+
+    def deliver(self, message):
+        self.under_way.remove(message)
+        message.done, message.after = True, ()
+        self.machine.scheduler.progress += 1
+        message.arrive()
+
+    # -- arrival
+    def _apply(self, flag, value, op, operation):
         if op == "set":
-            thread.store(there, 0, value)
+            self._update(flag, lambda old: value, operation, op)
         elif op == "add":
-            thread.atomic(there, 0, lambda old: old + value)
+            self._update(flag, lambda old: old + value, operation, op)
         else:
             raise ValueError(f"signal operation {op!r}: 'set' or 'add' is allowed")
 
-    def fence(self, thread):
-        """Order my earlier puts to a PE before later ones: they are delivered."""
+    def _update(self, there, function, operation, op):
+        machine = self.machine
+        there = untracked(there)
+        there = there[(0,) * (there.ndim - 1)] if there.ndim > 1 else there
+        with machine.lock:
+            there[0] = function(there[0])
+        if operation:
+            machine.races.arrived(operation, address(there), op)
+        machine.written(address(there))
 
-    def quiet(self, thread):
-        """Complete my puts and gets: they are."""
 
-
-def copy(dst, src, name):
-    """Copy elements of contiguous arrays, as many as the smaller holds."""
+def matching(dst, src, name):
+    """As many elements of both contiguous arrays as the smaller holds, as plain one-dimensional arrays."""
     if dst.dtype != src.dtype:
         raise TypeError(f"{name}: dst is {dst.dtype}, src is {src.dtype}; they must have the same dtype")
     dst, src = flat(dst, name, "dst"), flat(src, name, "src")
     n = min(dst.size, src.size)
-    np.copyto(dst[:n], src[:n])
+    return dst[:n], src[:n]
+
+
+def copy(dst, src, name):
+    """Copy elements of contiguous arrays, as many as the smaller holds."""
+    np.copyto(*matching(dst, src, name))
 
 
 def flat(array, name, label):

@@ -22,7 +22,11 @@ def is_kernel_code(frame):
 
 
 def _line(frame, lineno=None):
-    file, lineno = frame.f_code.co_filename, lineno or frame.f_lineno
+    return shown_line(frame.f_code.co_filename, lineno or frame.f_lineno)
+
+
+def shown_line(file, lineno):
+    """ "file:line: source" """
     source = linecache.getline(file, lineno).strip()
     shown = os.path.relpath(file) if not file.startswith("<") else file
     return f"{shown if not shown.startswith('..') else file}:{lineno}: {source}"
@@ -45,10 +49,12 @@ def _kernel_traceback(traceback):
     return found
 
 
-def who(thread):
+def who(thread, split=False):
+    """ "rank 0 block 1 thread 2", or with `split` the three."""
     block = thread.block
     index = _index(block.blockIdx, block.gridDim)
-    return f"rank {thread.pe} block {index} thread {_index(thread.threadIdx, block.blockDim)}"
+    number = _index(thread.threadIdx, block.blockDim)
+    return (thread.pe, index, number) if split else f"rank {thread.pe} block {index} thread {number}"
 
 
 def _index(index, size):
@@ -62,13 +68,14 @@ def where(thread, traceback):
     return f"{who(thread)} at {_line(entry.tb_frame, entry.tb_lineno) if entry else '?'}"
 
 
-def place(machine, thread, at):
-    """The name of the memory at address `at`, as `thread` knows it: "signals[3] on rank 2"."""
+def place(machine, thread, at, frame=None):
+    """The name of the memory at address `at`, as `thread` knows it: "signals[3] on rank 2". `frame`: where it
+    is, if it runs."""
     launch, heap = thread.block.launch, machine.memory_address
     in_heap = 0 <= at - heap < machine.memory.size
     pe = (at - heap) // machine.heap_size if in_heap else launch.pe
     local = at + (launch.pe - pe) * machine.heap_size if in_heap else at
-    for name, array in [*launch.arrays.items(), *_local_arrays(thread.gr_frame)]:
+    for name, array in [*launch.arrays.items(), *_local_arrays(frame or thread.gr_frame)]:
         first = address(array)
         if array.flags.c_contiguous and first <= local < first + array.nbytes:
             return f"{_element(name, array, (local - first) // array.itemsize)} on rank {pe}"

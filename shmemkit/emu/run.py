@@ -1,12 +1,18 @@
 """``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several PEs in this process, for tests and
 notebooks."""
 
+import gc
+import os
+
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from .choice import Seeded
+from .errors import DeadlockError, EmulatorError, RaceError
 from .heap import heap_size as default_heap_size
 from .heap import private_memory, whole_pages
 from .machine import Machine
 from .meeting import Meeting
+from .network import DELIVERIES
 
 
 class Host(greenlet):
@@ -16,7 +22,7 @@ class Host(greenlet):
         super().__init__(parent=program.machine.scheduler.hub)
         self.program, self.pe = program, pe
         self.thread_id, self.block = pe, None  # as Meeting wants them
-        self.why = None
+        self.why = self.action = None
         self.can_go_on = self.goes_on = False
         self.world = None
         self.result = None
@@ -55,8 +61,11 @@ class Program:
         host.can_go_on = False
 
     def run(self):
-        scheduler = self.machine.scheduler
+        scheduler, races = self.machine.scheduler, self.machine.races
         scheduler.ready.extend(self.hosts)
+        thresholds = gc.get_threshold()
+        if races is not None:
+            gc.set_threshold(200_000, *thresholds[1:])  # the record of all accesses is no garbage
         try:
             while not scheduler.run_until(lambda: not self.running):
                 can_go_on = [h for h in self.hosts if h.can_go_on]
@@ -64,7 +73,14 @@ class Program:
                     raise self.machine.deadlock()
                 for host in can_go_on:
                     host.goes_on = True
+            if races is not None and races.found:
+                raise races.error()
+        except Exception as error:
+            if races is None or not races.found or isinstance(error, RaceError):
+                raise
+            raise races.error() from error  # what failed may have failed for that
         finally:
+            gc.set_threshold(*thresholds)
             scheduler.kill()
             for host in self.hosts:
                 if host:
@@ -91,10 +107,16 @@ class LocalComm:
         machine = self._host.program.machine
         machine.host_waits[self.rank] = lambda: f"the other ranks to call {call}(), too"
         try:
-            values = self._host.program.meeting.join(self._host, value, lambda values: values)
+            values = self._host.program.meeting.join(self._host, value, self._met)
         finally:
             machine.host_waits.pop(self.rank, None)
         return [values[pe] for pe in range(self.size)]
+
+    def _met(self, values):
+        races = self._host.program.machine.races
+        if races is not None:
+            races.hosts_met()
+        return values
 
     def bcast(self, value=None, root=0):
         return self.allgather(value, "bcast")[root]
@@ -115,23 +137,87 @@ def current_host():
     return host if isinstance(host, Host) else None
 
 
-def run(main, n_pes, args=(), local_size=None, heap_size=None):
+def run(
+    main,
+    n_pes,
+    args=(),
+    local_size=None,
+    heap_size=None,
+    *,
+    races=None,
+    delivery=None,
+    seed=None,
+    choice=None,
+):
     """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
 
-    In `main`, ``shmemkit.init()`` gives that PE's World. `local_size` declares logical nodes of so many PEs;
-    `heap_size` is the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched
-    pages cost nothing). The schedule is the same every time.
+    In `main`, ``shmemkit.init()`` gives that PE's World.
+
+    local_size   declares logical nodes of so many PEs
+    heap_size    the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched
+                 pages cost nothing)
+    races        True: find accesses that nothing orders. Default: whether SHMEMKIT_RACES is 1
+    delivery     when messages arrive: "eager" (when they are issued), "ordered" or "unordered" (as late as
+                 possible, in order from PE to PE, or overtaking each other). Default: SHMEMKIT_DELIVERY or
+                 "eager"
+    seed         an integer: the random schedule of that number. Default: SHMEMKIT_SEED, or None: first come,
+                 first served. The same arguments give the same run
+    choice       a schedule of your own (``choice.py``) in the place of `seed`
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
-    can go on.
+    can go on, ``RaceError`` with all races that were found when the program ends, or fails otherwise.
     """
     if not isinstance(n_pes, int) or n_pes < 1:
         raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
     if current_host() is not None:
         raise RuntimeError("shmemkit.emu.run inside of a program that it runs: PEs cannot be nested")
+    races, delivery, seed = schedule_of(races, delivery, seed)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
     if not isinstance(local_size, int) or local_size < 1 or n_pes % local_size:
         raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
-    machine = Machine(private_memory(n_pes * size), n_pes, range(n_pes), local_size)
-    return Program(main, args, machine).run()
+    if choice is None and seed is not None:
+        choice = Seeded(seed)
+    memory = private_memory(n_pes * size)
+    machine = Machine(memory, n_pes, range(n_pes), local_size, delivery=delivery, choice=choice, races=races)
+    try:
+        return Program(main, args, machine).run()
+    except EmulatorError as error:
+        error.delivery, error.seed = delivery, seed
+        if isinstance(error, (RaceError, DeadlockError)) or (delivery, seed) != ("eager", None):
+            error.args = (f"{error}\n{repeat_with(races, delivery, seed)}",)
+        raise
+    except Exception as error:
+        if (delivery, seed) != ("eager", None) and hasattr(error, "add_note"):
+            error.add_note(repeat_with(races, delivery, seed))
+        raise
+
+
+def schedule_of(races=None, delivery=None, seed=None):
+    """-> (races, delivery, seed): as given, or as the environment says, or the defaults; checked."""
+    if races is None:
+        races = os.environ.get("SHMEMKIT_RACES", "0") == "1"
+    source = "delivery="
+    if delivery is None:
+        source, delivery = "SHMEMKIT_DELIVERY=", os.environ.get("SHMEMKIT_DELIVERY") or "eager"
+    if delivery not in DELIVERIES:
+        raise ValueError(f"{source}{delivery!r}: {', '.join(map(repr, DELIVERIES))} are allowed")
+    if seed is None:
+        text = os.environ.get("SHMEMKIT_SEED", "").strip()
+        try:
+            seed = int(text) if text else None
+        except ValueError:
+            raise ValueError(f"SHMEMKIT_SEED={text!r}: an integer is allowed") from None
+    elif not hasattr(seed, "__index__"):
+        raise ValueError(f"seed={seed!r}: an integer, or None, is allowed")
+    return bool(races), delivery, seed
+
+
+def repeat_with(races, delivery, seed):
+    """The line of a report that says how to see it again."""
+    setting = f"SHMEMKIT_DELIVERY={delivery}"
+    if seed is not None:
+        setting += f" SHMEMKIT_SEED={seed}"
+    if races:
+        setting += " SHMEMKIT_RACES=1"
+    return f"the same again: delivery={delivery!r}, seed={seed}{', races=True' if races else ''} ({setting})"

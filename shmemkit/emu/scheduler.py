@@ -3,12 +3,14 @@
 Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread
 runs until it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`),
 or for a turn in a spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the
-same program gives the same schedule.
+same program gives the same schedule. A `choice` (``choice.py``) makes other schedules: it picks who goes on,
+threads give it a chance before everything that others may see (`turn`), and messages under way are delivered
+when it says so.
 
-When no thread can run, or only spin loops can, the waits are polled once more (memory may have been written
-by an ordinary store, or by another process), then `idle` is asked: it says whether somebody outside of this
-process may still change something. If not, the machine is stuck, and whoever started it decides whether that
-is a deadlock.
+When no thread can run, or only spin loops can, a message that is under way is delivered. When there is none,
+the waits are polled once more (memory may have been written by an ordinary store, or by another process),
+then `idle` is asked: it says whether somebody outside of this process may still change something. If not, the
+machine is stuck, and whoever started it decides whether that is a deadlock.
 """
 
 import gc
@@ -30,7 +32,9 @@ COMPARE = {
 
 
 class Scheduler:
-    def __init__(self):
+    def __init__(self, choice=None):
+        self.choice = choice  # None: first come, first served
+        self.network = None  # has `under_way`, the messages that are not delivered yet, and `deliver`
         self.hub = getcurrent()  # the greenlet that runs the loop; threads that end return to it
         self.ready = deque()
         self.waiters = defaultdict(list)  # address -> [(thread, is_satisfied)]
@@ -45,7 +49,7 @@ class Scheduler:
         """Leave the current greenlet; it goes on when somebody puts it back into `ready`."""
         self.progress += 1
         ready = self.ready
-        if ready:
+        if ready and self.choice is None:
             following = ready[0]
             if following:  # has started: switch to it directly, without the loop
                 ready.popleft()
@@ -68,6 +72,17 @@ class Scheduler:
         self.spinning.poll(self.progress, len(self.ready))
         self.hub.switch()
         thread.why = None
+
+    def turn(self, thread, action):
+        """`thread` is about to do what others may see: with a `choice`, another one may go first.
+
+        action   what it is about to do, (verb, address)
+        """
+        if self.choice is not None:
+            thread.action = action
+            self.ready.append(thread)
+            self.hub.switch()
+            thread.action = None
 
     def wake(self, key):
         """Something was stored at address `key`: make those ready whose wait is satisfied."""
@@ -94,17 +109,45 @@ class Scheduler:
         ready = self.ready
         while not is_done():
             if not ready:
-                if not self.poll() and not (self.idle and self.idle()):
+                if not self._deliver() and not self.poll() and not (self.idle and self.idle()):
                     return False
-            elif self.spinning.stuck(self.progress, ready):
-                if not self.poll() and not (self.idle and self.idle()):
+            elif self.spinning.polls and self._turns_in_vain():
+                if not self._deliver() and not self.poll() and not (self.idle and self.idle()):
                     return False
-            else:
+            elif self.choice is None:
                 ready.popleft().switch()
+            else:
+                self._choose()
             if self.failure is not None:
                 failure, self.failure = self.failure, None
                 raise failure
         return True
+
+    def _turns_in_vain(self):
+        """Only spin loops are left, and what they look at does not change."""
+        if self.network.under_way and self.spinning.all_have_polled(self.progress, self.ready):
+            return True
+        return self.spinning.stuck(self.progress, self.ready)
+
+    def _deliver(self):
+        """Nothing else can happen: deliver one message. -> whether there was one"""
+        if not self.network.under_way:
+            return False
+        self.network.deliver_one()
+        return True
+
+    def _choose(self):
+        """Run the thread, or deliver the message, that the `choice` picks. Spin loops alone take turns."""
+        if self.spinning.polls and self.spinning.all_have_polled(self.progress, self.ready):
+            self.ready.popleft().switch()
+            return
+        picked = self.choice.next(self.ready, self.network)
+        if isinstance(picked, int):
+            thread = self.ready[picked]
+            del self.ready[picked]
+            thread.switch()
+        else:
+            self.network.deliver(picked)
 
     def poll(self):
         """Check every wait. -> whether any is satisfied now."""

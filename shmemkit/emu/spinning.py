@@ -33,6 +33,10 @@ class Spinning:
             self._begin(n_ready)
         self.polls += 1
 
+    def all_have_polled(self, progress, ready):
+        """Whether every thread of `ready` has looked twice since something else happened."""
+        return self.since == progress and self.polls > 2 * len(ready)
+
     def stuck(self, progress, ready):
         """Whether only spin loops are left in `ready`, which will find nothing new. All of them look at
         everything again between two calls that say so."""

@@ -22,6 +22,8 @@ class Stream:
         self.machine, self.pe = machine, pe
         self.queue = deque()
         self.captured = None  # the operations of the graph that is being captured, with their streams
+        if machine.races is not None:
+            machine.races.new_stream(self)
         machine.streams[pe].append(self)
 
     def enqueue(self, operation):
@@ -39,6 +41,8 @@ class Stream:
         if self.captured is not None:
             raise RuntimeError("synchronize: the stream is capturing a graph; end the capture first")
         self._wait(can_go_on=False)
+        if self.machine.races is not None:
+            self.machine.races.synchronized(self.pe, self.clock)
 
     def _wait(self, can_go_on):
         self.machine.wait_on_host(self.pe, self._is_idle, id(self), self._why, can_go_on)
@@ -62,6 +66,8 @@ class Stream:
             if not head.done:
                 return
             queue.popleft()
+            if isinstance(head, WaitFor) and self.machine.races is not None:
+                self.machine.races.waited(self, head.marker.clock)
             self.machine.scheduler.wake(id(self))
 
     # -- as CuPy's streams
@@ -121,9 +127,12 @@ class Marker:
     name = "an event"
     started = done = False
     stream = time = None
+    clock = None  # what has happened before, where races are looked for
 
     def start(self):
         self.done, self.time = True, time.perf_counter()
+        if self.stream.machine.races is not None:
+            self.clock = self.stream.clock
         for other in self.stream.machine.streams[self.stream.pe]:
             if other.queue and isinstance(other.queue[0], WaitFor):
                 other.advance()
@@ -166,7 +175,7 @@ class Event:
     def synchronize(self):
         """Wait until the stream has come to this point."""
         marker = self.marker
-        if marker is None or marker.done:
+        if marker is None:
             return
         stream = marker.stream
         if stream is None:
@@ -174,6 +183,8 @@ class Event:
         stream.machine.wait_on_host(
             stream.pe, lambda: marker.done, id(stream), lambda: "an event of its stream", can_go_on=False
         )
+        if marker.clock is not None:
+            stream.machine.races.synchronized(stream.pe, marker.clock)
 
     def query(self):
         return self.marker is None or self.marker.done

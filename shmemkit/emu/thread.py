@@ -16,13 +16,14 @@ LOOKS = 256  # places that a thread remembers having looked at
 class Thread(greenlet):
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can meet."""
 
-    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks")
+    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "action")
 
     def __init__(self, hub, block, index, thread_id):
         greenlet.__init__(self, None, hub)
         self.block, self.pe, self.threadIdx, self.thread_id = block, block.pe, index, thread_id
         self.why = None  # () -> what it waits for, while it waits
         self.looks = None  # address -> value seen there by a poll
+        self.action = None  # (verb, address): what it is about to do, while others may go first
 
     def run(self):
         block = self.block
@@ -45,14 +46,21 @@ class Thread(greenlet):
         return self.block.machine.peer(self.block, array, pe)
 
     # -- memory that others wait on
-    def wait(self, array, index, compare, value):
+    def turn(self, verb, address=None):
+        """I am about to do what others may see: they may go first."""
+        scheduler = self.block.scheduler
+        if scheduler.choice is not None:
+            scheduler.turn(self, (verb, address))
+
+    def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
         """Park until ``array[index] <compare> value``. -> the element seen."""
         if not 0 <= value <= 0x7FFFFFFF:
             value = wrap(value, array.dtype)
         holds, item = COMPARE[compare], array.item
+        key = address_of(array, index)
+        self.turn("wait", key)
         if not holds(item(index), value):
             machine = self.block.machine
-            key = address_of(array, index)
             machine.scheduler.wait_for(
                 self,
                 key,
@@ -61,10 +69,18 @@ class Thread(greenlet):
             )
         return array[index]
 
-    def spin_load(self, array, index):
+    def acquired(self, key):
+        """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
+
+    def touch(self, what, array, limit=None):
+        """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
+
+    def spin_load(self, array, index, scope="sys"):
         """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run
         first."""
-        here, value = address_of(array, index), array[index]
+        here = address_of(array, index)
+        self.turn("load", here)
+        value = array[index]
         if self.look(here, value):
             value = array[index]
             self.saw(here, value)
@@ -103,47 +119,73 @@ class Thread(greenlet):
             self.block.machine.scheduler.progress += 1
         return changed
 
-    def store(self, array, index, value):
-        """A store that others may wait for."""
-        key, machine = address_of(array, index), self.block.machine
+    def store(self, array, index, value, scope="sys"):
+        """A release store that others may wait for."""
+        self.turn("store", address_of(array, index))
+        self.write(array, index, value)
+
+    def write(self, array, index, value):
+        machine = self.block.machine
         with machine.lock:
             array[index] = value
-        machine.written(key)
+        machine.written(address_of(array, index))
 
-    def atomic(self, array, index, function):
+    def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         """``array[index] = function(array[index])`` in one step. -> the old value.
 
         One that leaves the value as it was may be a poll, as in a spin lock: see `look`. It stores nothing,
         so that an ordinary store of another process at the same time is not lost.
         """
-        key, machine = address_of(array, index), self.block.machine
-        with machine.lock:
+        key = address_of(array, index)
+        self.turn("atomic", key)
+        old, changed = self.update(array, index, function)
+        self.updated(key, old, changed)
+        return old
+
+    def update(self, array, index, function):
+        """-> (the old value, whether it has changed)"""
+        with self.block.machine.lock:
             old = array[index]
             new = function(old)
             changed = new != old
             if changed:
                 array[index] = new
                 changed = array[index] != old  # it may have wrapped
+        return old, changed
+
+    def updated(self, key, old, changed):
+        """Tell those who wait for the word at `key`."""
         if changed:
-            machine.written(key)
+            self.block.machine.written(key)
         else:
             self.look(key, old)
-        return old
+
+    def threadfence(self, scope):
+        """Memory is sequentially consistent here."""
 
     # -- messages
-    def put(self, dst, src, pe, nbi=False, signal=None, value=0, op="set"):
-        self.block.machine.network.put(self, dst, src, pe, nbi, signal, value, op)
+    def put(self, dst, src, pe, nbi=False, signal=None, value=0, op="set", word=False):
+        self.turn("put")
+        self.block.machine.network.put(self, dst, src, pe, nbi, signal, value, op, word)
 
-    def get(self, dst, src, pe, nbi=False):
-        self.block.machine.network.get(self, dst, src, pe, nbi)
+    def get(self, dst, src, pe, nbi=False, word=False):
+        self.turn("get")
+        self.block.machine.network.get(self, dst, src, pe, nbi, word)
 
     def signal(self, signal, value, op, pe):
+        self.turn("put")
         self.block.machine.network.signal(self, signal, value, op, pe)
+
+    def atomic_on(self, array, pe, function):
+        """array[0] = function(array[0]) on PE `pe`; nobody waits for it."""
+        self.turn("put")
+        self.block.machine.network.atomic(self, array, pe, function)
 
     def fence(self):
         self.block.machine.network.fence(self)
 
     def quiet(self):
+        self.turn("quiet")
         self.block.machine.network.quiet(self)
 
     # -- meeting other threads
@@ -164,9 +206,12 @@ class Thread(greenlet):
         of them."""
         if scope == "thread":
             return function() if function else None
-        return self.block.meeting(self, scope).join(
-            self, None, lambda values: function() if function else None
-        )
+        return self.meet(scope, None, lambda values: function() if function else None)
+
+    def meet(self, scope, value, function, mask=0xFFFFFFFF):
+        """The threads of my block, or the lanes `mask` of my warp, meet, each with a `value`. -> what
+        ``function(values by thread_id)`` returns in the last to arrive."""
+        return self.block.meeting(self, scope, mask).join(self, value, function)
 
     def grid_barrier(self):
         """All threads of the grid meet."""
@@ -178,10 +223,10 @@ class Thread(greenlet):
 
     def barrier(self, team, scope):
         self.quiet()
-        self.sync(team, scope)
+        self.sync(team, scope, "a barrier")
 
-    def sync(self, team, scope):
-        self.together(scope, lambda: self.block.machine.collectives.meet(self, self.team(team)))
+    def sync(self, team, scope, call="a sync"):
+        self.together(scope, lambda: self.block.machine.collectives.meet(self, self.team(team), call))
 
     def barrier_all(self, scope):
         self.barrier(0, scope)

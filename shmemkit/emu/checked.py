@@ -1,0 +1,146 @@
+"""Threads and blocks whose accesses are checked for races: they keep clocks. See ``races.py``."""
+
+from .clock import Moment, join
+from .grid import Block
+from .shadow import Tracked, kernel_site, untracked
+from .thread import Thread, address_of
+
+
+class CheckedThread(Thread):
+    __slots__ = (
+        *("key", "clock", "own", "releases", "moment", "fences", "unfenced", "missed", "heard"),
+        *("known_write", "known_read", "noted"),
+    )
+
+    def __init__(self, hub, block, index, thread_id):
+        Thread.__init__(self, hub, block, index, thread_id)
+        self.key = block.key + 1 + thread_id
+        self.clock, self.own = block.launch.clock, False  # own: nobody else has this clock
+        self.releases = 1  # so far, and one: times begin at 1
+        self.moment = None  # of its accesses, until the next release or barrier
+        self.fences = {}  # scope -> clock at the last fence
+        self.unfenced = []  # what relaxed loads have seen since
+        self.missed = []  # what was seen but not learnt, for reports
+        self.heard = None  # the clock that was learnt last
+        self.known_write = self.known_read = None  # Moments that come before what I do now
+        self.noted = []  # (time, site, what) of the last releases, for reports
+
+    # -- clocks
+    def now(self):
+        """-> the Moment of what I do until my next release or barrier"""
+        block = self.block
+        launch, time = block.launch, block.phase << 32 | self.releases
+        self.moment = Moment(block.key, block.phase, self.key, time, launch.stream_key, launch.number, self)
+        return self.moment
+
+    def released(self):
+        """-> a clock for others: all that I did and know. What I do next is later."""
+        clock = dict(self.clock)
+        clock[self.key] = self.block.phase << 32 | self.releases
+        self.releases += 1
+        self.moment = None
+        return clock
+
+    def note_release(self, site, what):
+        self.noted.append((self.block.phase << 32 | self.releases, site, what))
+        del self.noted[:-8]
+
+    def learn(self, clock):
+        """I know what `clock` does."""
+        if clock is self.heard:
+            return
+        if not self.own:
+            self.clock, self.own = dict(self.clock), True
+        join(self.clock, clock)
+        self.heard = clock
+
+    def adopt(self, clock):
+        """I have met others: this is what all of us know."""
+        self.clock, self.own, self.moment, self.heard = clock, False, None, None
+
+    # -- memory that others wait on
+    def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
+        seen = Thread.wait(self, untracked(array), index, compare, value)
+        races = self.block.machine.races
+        races.access_word(array, index, self, scope, True, False)
+        races.acquire(self, address_of(array, index), scope, semantic == "acquire")
+        return seen
+
+    def acquired(self, key):
+        self.block.machine.races.acquire(self, key, "sys")
+
+    def touch(self, what, array, limit=None):
+        if isinstance(array, Tracked):
+            array.touch(what, self.clock, (self.moment or self.now(), *kernel_site()), limit=limit)
+
+    def spin_load(self, array, index, scope="sys"):
+        value = Thread.spin_load(self, untracked(array), index)
+        races = self.block.machine.races
+        races.access_word(array, index, self, scope, True, False)
+        races.acquire(self, address_of(array, index), scope)
+        return value
+
+    def store(self, array, index, value, scope="sys"):
+        races = self.block.machine.races
+        self.turn("store", address_of(array, index))
+        races.access_word(array, index, self, scope, False, True)
+        self.note_release(kernel_site(), "release")
+        races.release(self, address_of(array, index), scope, keep=False)
+        self.write(untracked(array), index, value)
+
+    def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
+        races, key = self.block.machine.races, address_of(array, index)
+        plain = untracked(array)
+        old, changed = self.update(plain, index, function)
+        races.access_word(array, index, self, scope, True, True)
+        races.acquire(self, key, scope, ordered=False)
+        if semantic == "release":
+            self.note_release(kernel_site(), "release")
+            races.release(self, key, scope, keep=True)
+        else:
+            races.relaxed_write(self, key, scope, keep=True)
+        self.updated(key, old, changed)
+        return old
+
+    def threadfence(self, scope):
+        self.block.machine.races.threadfence(self, scope)
+
+    # -- meeting other threads
+    def meet(self, scope, value, function, mask=0xFFFFFFFF):
+        block, races = self.block, self.block.machine.races
+
+        def order():
+            if scope == "block":
+                races.block_barrier([block])
+            else:
+                first = self.thread_id & ~31
+                lanes = block.threads[first : first + 32]
+                races.meet([t for t in lanes if mask >> t.thread_id % 32 & 1 and not t.dead])
+
+        def last(values):
+            order()
+            result = function(values)
+            order()  # all of them have done it
+            return result
+
+        return Thread.meet(self, scope, value, last, mask)
+
+    def grid_barrier(self):
+        launch = self.block.launch
+        launch.meeting.join(self, None, lambda values: self.block.machine.races.block_barrier(launch.blocks))
+
+
+class CheckedBlock(Block):
+    thread = CheckedThread
+
+    def __init__(self, launch, index):
+        launch.machine.races.new_block(self, launch)
+        Block.__init__(self, launch, index)
+
+    def release(self):
+        self.machine.races.block_barrier([self])
+        Block.release(self)
+
+    def leave(self, thread):
+        self.machine.races.thread_ended(thread)
+        Block.leave(self, thread)

@@ -1,0 +1,88 @@
+"""Vector clocks: what a thread knows to have happened before what it does next.
+
+A clock is a dictionary. It need not name every thread, since threads meet in blocks, and blocks in kernels:
+
+  block's key            -> n: everything that any of its threads did before the block's n-th barrier
+  thread's key           -> t: everything that the thread did up to its time t
+  stream's key           -> n: everything that its first n kernels did
+  operation_done(i)      -> 1: the data of operation i (a put or get under way) is where it belongs
+  operation_fenced(i)    -> 1: operation i comes before later ones to the same PE
+
+All values only grow, so two clocks are joined by the larger of each. A thread's time is (barriers of its
+block so far) << 32 | (its releases so far). The idea of compressing clocks along the hierarchy of a GPU is
+that of BARRACUDA (Eizenberg et al., PLDI 2017); that of remembering one access instead of a clock is
+FastTrack's (Flanagan and Freund, PLDI 2009).
+"""
+
+BLOCK = 4096  # keys of a block: its own, and those of at most 1024 threads after it
+STREAM = 1 << 60  # keys of streams begin here
+
+
+def operation_done(serial):
+    return -2 * serial
+
+
+def operation_fenced(serial):
+    return -2 * serial - 1
+
+
+def operation_of(key):
+    """The serial number of the operation that `key`, a negative one, is about."""
+    return -key // 2
+
+
+class Moment:
+    """When an access happened: its thread's block and barrier, thread and time, stream and kernel. All
+    accesses of a thread between two releases or barriers share one. `of` is the Thread, or the Operation."""
+
+    __slots__ = ("block", "phase", "thread", "time", "stream", "kernel", "of")
+
+    def __init__(self, block, phase, thread, time, stream, kernel, of):
+        self.block, self.phase, self.thread, self.time = block, phase, thread, time
+        self.stream, self.kernel, self.of = stream, kernel, of
+
+    def before(self, clock):
+        """Whether it has happened before what is done with `clock`."""
+        get = clock.get
+        return (
+            get(self.block, 0) > self.phase
+            or get(self.thread, 0) >= self.time
+            or get(self.stream, 0) >= self.kernel
+        )
+
+
+def joined(*clocks):
+    """A new clock that knows what each of `clocks` does."""
+    first, *others = sorted({id(c): c for c in clocks}.values(), key=len, reverse=True)
+    result = dict(first)
+    for other in others:
+        join(result, other)
+    return result
+
+
+def join(clock, other):
+    """`clock` learns what `other` knows."""
+    get = clock.get
+    for key, value in other.items():
+        if value > get(key, 0):
+            clock[key] = value
+
+
+def forget_superseded(clock, kernel_of_block, live_operations):
+    """Drop the entries that others imply: threads of a block whose later barrier is known, blocks and threads
+    of a kernel whose end is known, and operations whose data nobody can find any more."""
+    get = clock.get
+
+    def needed(key, value):
+        if key >= STREAM:
+            return True
+        if key < 0:
+            return operation_of(key) in live_operations
+        block = key - key % BLOCK
+        if key != block and get(block, 0) > value >> 32:
+            return False
+        stream, kernel = kernel_of_block.get(block, (0, 1))
+        return get(stream, 0) < kernel
+
+    for key in [k for k, v in clock.items() if not needed(k, v)]:
+        del clock[key]

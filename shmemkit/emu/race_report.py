@@ -1,0 +1,261 @@
+"""What the emulator says of a data race: who accessed what, on which lines, and what would order it."""
+
+import linecache
+import sys
+from dataclasses import dataclass
+
+from .clock import BLOCK, operation_done
+from .report import place, shown_line, who
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a race. `what` it did, as in "reads" or "its put_nbi, under way, writes"; `rank`, and
+    `block` and `thread` as in reports; `kernel`; `file`, `line` and its `source`."""
+
+    what: str
+    rank: int
+    block: str
+    thread: str
+    kernel: str
+    file: str
+    line: int
+    source: str
+
+    def __str__(self):
+        by = f"rank {self.rank} block {self.block} thread {self.thread} in {self.kernel}"
+        return f"  {by}: {self.what} it\n      {shown_line(self.file, self.line)}"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses that nothing orders: `first` and `second`, in the order in which this schedule made them,
+    to ``array[index]`` on `rank` (`element` is its name, index and rank in words), and what is `missing` in
+    one sentence."""
+
+    element: str
+    array: str
+    index: str
+    rank: int
+    first: Access
+    second: Access
+    missing: str
+
+    def __str__(self):
+        return f"race on {self.element}\n{self.second}\n{self.first}\n    {self.missing}"
+
+
+def describe(races, at, what, access, clock, earlier_what, earlier):
+    """-> the Race of `access`, which knows `clock`, with the `earlier` one, at address `at`"""
+    thread = _thread(access[0].of)
+    frame = sys._getframe(1)
+    element = place(races.machine, thread, at, frame)
+    array, _, rest = element.partition("[")
+    index, _, rank = rest.partition("] on rank ")
+    pair = _Pair(races, at, what, access, clock, earlier_what, earlier)
+    return Race(
+        element,
+        array,
+        index,
+        int(rank) if rank else thread.pe,
+        _access(earlier_what, earlier),
+        _access(what, access),
+        pair.missing(),
+    )
+
+
+def _thread(of):
+    return getattr(of, "thread", of)
+
+
+def _line(access):
+    """The line number of an access."""
+    _, code, instruction = access
+    if code is None:
+        return 0
+    for start, stop, line in _lines(code):
+        if start <= instruction < stop and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def _lines(code):
+    return code.co_lines()
+
+
+def _access(what, access):
+    of = access[0].of
+    thread = _thread(of)
+    verb = {"read": "reads", "write": "writes", "atomic": "atomically accesses"}[what]
+    if thread is not of:
+        verb = f"its {of.what}, under way, {verb}"
+    _, block, number = who(thread, split=True)
+    code, line = access[1], _line(access)
+    file = code.co_filename if code is not None else "?"
+    source = linecache.getline(file, line).strip()
+    return Access(verb, thread.pe, block, number, thread.block.launch.name, file, line, source)
+
+
+class _Pair:
+    """Two unordered accesses: `b` came after `a`, and knows `clock`."""
+
+    def __init__(self, races, at, b_what, b, clock, a_what, a):
+        self.races, self.at, self.clock = races, at, clock
+        self.a_what, self.b_what, self.a_access, self.b_access = a_what, b_what, a, b
+        self.a, self.b = a[0], b[0]
+        self.a_line, self.b_line = f"line {_line(a)}", f"line {_line(b)}"
+
+    def missing(self):
+        """What would order them, in one sentence."""
+        a_under_way = self.a.of is not _thread(self.a.of)
+        b_under_way = self.b.of is not _thread(self.b.of)
+        if a_under_way:
+            return self._after_message(self.a.of)
+        if "atomic" in (self.a_what, self.b_what):
+            return self._atomic()
+        return self._missed() or self._released_early() or self._by_place(b_under_way)
+
+    # -- `a` belongs to a message under way
+    def _after_message(self, message):
+        thread, clock = _thread(self.b.of), self.clock
+        known = message.issued.thread == getattr(thread, "key", None) or message.issued.before(clock)
+        name = f"the {message.what} of {self.a_line}"
+        if known and thread.pe == message.pe:
+            does = "read its source" if self.a_what == "read" else "write"
+            return f"{name} may still {does} at {self.b_line}: quiet() between them"
+        other = self._same_counter(message)
+        if other:
+            return (
+                f"{name} is still under way: its signal and that of the {other} add to one word, and the "
+                "wait cannot tell them apart: a signal for each message, or fence() between them"
+            )
+        if known:
+            release = self._release_after(message.thread, message.issued.time)
+            if release is not None:
+                _, site, what = release
+                by = "the signal" if what in ("release", "signal_op") else f"the {what}"
+                order = "quiet()" if what == "release" else "fence()"
+                line = _line((None, *site))
+                return (
+                    f"{name} is not ordered before {by} of line {line}: {order} between them, or put_signal"
+                )
+            return (
+                f"{name} is not ordered before what rank {thread.pe} has waited for: fence() after it, or "
+                "put_signal"
+            )
+        if message.flag is not None:
+            return f"rank {thread.pe} does not wait for the signal of {name} before {self.b_line}"
+        return (
+            f"nothing tells rank {thread.pe} that {name} has arrived: put_signal, or fence() and signal_op "
+            f"after it, and a wait before {self.b_line}"
+        )
+
+    def _same_counter(self, message):
+        """Another message to the same signal word, whose signal was taken for that of `message`."""
+        if message.flag is None:
+            return None
+        for serial, other in list(self.races.live.items()):
+            if other is not message and other.flag == message.flag:
+                if self.clock.get(operation_done(serial)):
+                    return self._other(message, other.what, other.site)
+        # Its data may have been overwritten since; the thread knows of a later signal of the same word.
+        for time, site, what in message.thread.noted:
+            if time > message.issued.time and what.startswith("put_signal"):
+                if self.clock.get(message.issued.thread, 0) >= time and site == message.site:
+                    return self._other(message, what, site)
+        return None
+
+    @staticmethod
+    def _other(message, what, site):
+        return f"other {what} there" if site == message.site else f"{what} of line {_line((None, *site))}"
+
+    def _release_after(self, thread, time):
+        """The first release of `thread` after `time` that is known."""
+        for release in thread.noted:
+            if time < release[0] <= self.clock.get(thread.key, 0) and release[2] != "threadfence":
+                return release
+        return None
+
+    # -- both, or only `b`, by threads themselves
+    def _atomic(self):
+        if self.a_what == self.b_what:
+            return (
+                "atomic accesses of scope 'gpu' are not atomic for threads of another rank: scope 'sys', or "
+                "NVSHMEM's atomics"
+            )
+        ordinary, line = (self.a_what, self.a_line) if self.b_what == "atomic" else (self.b_what, self.b_line)
+        use = "ld_acquire or wait" if ordinary == "read" else "st_release or notify"
+        return (
+            f"the {ordinary} of {line} is an ordinary one of a word that others use as a signal: {use}, or "
+            "order it by a barrier"
+        )
+
+    def _missed(self):
+        """`b`'s thread has seen a release that covers `a`, but did not acquire it."""
+        for kind, _, site, clock, released, acquired in reversed(_thread(self.b.of).missed):
+            if self.a.before(clock):
+                line = f"line {_line((None, *site))}"
+                if kind == "relaxed":
+                    return f"{line} reads the signal relaxed: semantic 'acquire', or threadfence() after it"
+                return (
+                    f"a release of scope {released!r} and the read of {line}, of scope {acquired!r}, do not "
+                    f"reach {self._between()}: scope 'sys' on both sides"
+                )
+        return None
+
+    def _between(self):
+        a, b = _thread(self.a.of), _thread(self.b.of)
+        if a.pe != b.pe:
+            return f"from rank {a.pe} to rank {b.pe}"
+        return "from one block to another"
+
+    def _released_early(self):
+        """`b` knows a release of `a`'s block, but one that does not cover `a`."""
+        clock, a = self.clock, _thread(self.a.of)
+        if a.block is _thread(self.b.of).block:
+            return None
+        for key, time in clock.items():
+            if key <= self.a.block or key >= self.a.block + BLOCK or time >> 32 != self.a.phase:
+                continue
+            releaser = next((t for t in a.block.threads if t.key == key), None)
+            release = releaser and next((r for r in reversed(releaser.noted) if r[0] <= time), None)
+            if not release:
+                continue
+            line = _line((None, *release[1]))
+            if releaser is a:
+                return (
+                    f"the signal of line {line}, which {self.b_line} follows, is given before {self.a_line}: "
+                    "give it after"
+                )
+            return (
+                f"thread {releaser.thread_id} gives the signal of line {line} without having met thread "
+                f"{a.thread_id} after {self.a_line}: cuda.syncthreads() between them"
+            )
+        return None
+
+    def _by_place(self, b_under_way):
+        a, b = _thread(self.a.of), _thread(self.b.of)
+        lines = f"between {self.a_line} and {self.b_line}"
+        if a.pe != b.pe or b_under_way:
+            return self._across_ranks(a, b)
+        if a.block is b.block:
+            if a.thread_id >> 5 == b.thread_id >> 5:
+                return f"cuda.syncwarp() or cuda.syncthreads() {lines}"
+            return f"cuda.syncthreads() {lines}"
+        if a.block.launch is b.block.launch:
+            return (
+                f"the blocks of a grid are not ordered: grid_barrier {lines}, or a release after the one and "
+                "an acquire before the other"
+            )
+        return (
+            "the kernels run on different streams: record an event after the one, and let the stream of the "
+            f"other wait for it ({lines})"
+        )
+
+    def _across_ranks(self, a, b):
+        done = {"read": "read", "write": "written", "atomic": "accessed"}[self.a_what]
+        remedy = "or another buffer" if self.a_what == "read" else "between kernels, a barrier of the ranks"
+        return (
+            f"nothing tells rank {b.pe} that rank {a.pe} has {done} it: a notify after {self.a_line}, and a "
+            f"wait for it before {self.b_line}; {remedy}"
+        )

@@ -1,0 +1,432 @@
+"""Arrays that remember who touched each of their elements, and where in the kernel.
+
+A `Region` is a stretch of memory: a symmetric allocation of one PE, an array of a kernel's arguments, a
+shared array of a block. For each cell of it (as large as the smallest element it has been accessed as) it
+keeps the last write, the reads since then that no other read follows, and the atomic accesses since then. An
+access is (Moment, code, instruction).
+"""
+
+import math
+import sys
+
+import numpy as np
+from greenlet import getcurrent
+
+from .arrays import DeviceView, address, device_view
+from .report import is_kernel_code
+
+_view, _set = np.ndarray.view, np.ndarray.__setitem__
+_getframe = sys._getframe
+_kernel_code = {}  # code -> whether it is the user's
+
+
+class Region:
+    """The accesses to the bytes from `base` on. `races` is told about conflicts."""
+
+    __slots__ = ("races", "base", "n_bytes", "grain", "simple", "writes", "reads", "atomics")
+
+    def __init__(self, races, base, n_bytes, grain):
+        self.races, self.base, self.n_bytes = races, base, n_bytes
+        self.grain = grain  # bytes of a cell
+        self.simple = grain  # the same, while there are no atomic accesses
+        self.writes = [None] * -(-n_bytes // grain)  # the last one
+        self.reads = [None] * len(self.writes)  # one, or several in a dictionary by thread
+        self.atomics = {}  # cell -> {thread: (access, scope, whether it writes)}
+
+    def refine(self, grain):
+        """Make cells small enough for elements of `grain` bytes."""
+        grain = math.gcd(self.grain, grain)
+        times = self.grain // grain
+        self.grain = grain
+        self.simple = None if self.atomics else grain
+        self.writes = [w for w in self.writes for _ in range(times)]
+        self.reads = [r for r in self.reads for _ in range(times)]
+        self.atomics = {at * times + i: dict(a) for at, a in self.atomics.items() for i in range(times)}
+
+    def cells(self, offset, n_bytes):
+        """The range of cells of these bytes."""
+        if offset % self.grain or n_bytes % self.grain:
+            self.refine(math.gcd(offset, n_bytes))
+        return offset // self.grain, (offset + n_bytes) // self.grain
+
+    # -- one cell, by a thread at a line of its kernel
+    def read_cell(self, at, thread, moment, frame):
+        access = moment, frame.f_code, frame.f_lasti
+        write = self.writes[at]
+        if write is not None:
+            if _follows(moment, thread.clock, write):
+                thread.known_write = write[0]
+            else:
+                self.races.conflict(self, at, "read", access, thread.clock, "write", write)
+        if at in self.atomics:
+            self.check_atomics(at, thread.clock, "read", access)
+        read = self.reads[at]
+        if type(read) is tuple and _follows(moment, thread.clock, read):
+            thread.known_read, self.reads[at] = read[0], access
+        else:
+            self.add_read(at, thread.clock, access)
+
+    def write_cell(self, at, thread, moment, frame):
+        access = moment, frame.f_code, frame.f_lasti
+        write, read = self.writes[at], self.reads[at]
+        if write is not None:
+            if _follows(moment, thread.clock, write):
+                thread.known_write = write[0]
+            else:
+                self.races.conflict(self, at, "write", access, thread.clock, "write", write)
+        if read is not None:
+            for one in (read,) if type(read) is tuple else read.values():
+                if _follows(moment, thread.clock, one):
+                    thread.known_read = one[0]
+                else:
+                    self.races.conflict(self, at, "write", access, thread.clock, "read", one)
+            self.reads[at] = None
+        if at in self.atomics:
+            self.check_atomics(at, thread.clock, "write", access)
+        self.writes[at] = access
+
+    # -- many cells at once; `clock` is what the access knows
+    def read(self, offset, n_bytes, clock, access):
+        if n_bytes <= 0:
+            return
+        lo, hi = self.cells(offset, n_bytes)
+        moment, reads = access[0], self.reads
+        self._check("writes", lo, hi, clock, moment, "read", access)
+        if self.atomics:
+            self._check_atomics(lo, hi, clock, "read", access)
+        part = reads[lo:hi]
+        first = part[0]
+        if part.count(first) == len(part) and type(first) is not dict:
+            if first is None or _follows(moment, clock, first):
+                reads[lo:hi] = [access] * len(part)
+                return
+        for at in range(lo, hi):
+            self.add_read(at, clock, access)
+
+    def write(self, offset, n_bytes, clock, access):
+        if n_bytes <= 0:
+            return
+        lo, hi = self.cells(offset, n_bytes)
+        self._check("writes", lo, hi, clock, access[0], "write", access)
+        self._check("reads", lo, hi, clock, access[0], "write", access)
+        if self.atomics:
+            self._check_atomics(lo, hi, clock, "write", access)
+        self.writes[lo:hi] = [access] * (hi - lo)
+        self.reads[lo:hi] = [None] * (hi - lo)
+
+    def add_read(self, at, clock, access):
+        """Another thread has read cell `at` before, perhaps at the same time."""
+        before, moment = self.reads[at], access[0]
+        if before is None or (type(before) is tuple and _follows(moment, clock, before)):
+            self.reads[at] = access
+        elif type(before) is tuple:
+            self.reads[at] = {before[0].thread: before, moment.thread: access}
+        else:
+            before[moment.thread] = access
+
+    def _check(self, which, lo, hi, clock, moment, what, access):
+        part = getattr(self, which)[lo:hi]
+        first = part[0]
+        if part.count(first) == len(part):
+            distinct = (first,)
+        else:
+            distinct = {id(a): a for a in part}.values()
+        for earlier in distinct:
+            if earlier is None:
+                continue
+            for one in (earlier,) if type(earlier) is tuple else list(earlier.values()):
+                if not _follows(moment, clock, one):
+                    at = lo + next(i for i, a in enumerate(part) if a is earlier)
+                    self.races.conflict(self, at, what, access, clock, which[:-1], one)
+
+    def _check_atomics(self, lo, hi, clock, what, access):
+        for at in range(lo, hi) if hi - lo < len(self.atomics) else list(self.atomics):
+            if lo <= at < hi and at in self.atomics:
+                self.check_atomics(at, clock, what, access)
+
+    def check_atomics(self, at, clock, what, access):
+        """`access`, an ordinary one, to a cell that is accessed atomically, too."""
+        moment, all_before = access[0], True
+        for other in list(self.atomics[at].values()):
+            if not other.before(moment, clock):
+                all_before = False
+                if other.writes or what == "write":
+                    self.races.conflict(self, at, what, access, clock, "atomic", other.access)
+        if what == "write" and all_before:
+            del self.atomics[at]
+
+    # -- atomic accesses
+    def atomic(self, offset, n_bytes, clock, access, scope, reads, writes):
+        """One that reads, writes or does both. Not in conflict with others, if the scope of each contains the
+        other's thread."""
+        lo, hi = self.cells(offset, n_bytes)
+        moment = access[0]
+        mine = Atomic(access, scope, writes)
+        self.simple = None
+        for at in range(lo, hi):
+            self._check("writes", at, at + 1, clock, moment, "atomic", access)
+            if writes:
+                self._check("reads", at, at + 1, clock, moment, "atomic", access)
+            others = self.atomics.setdefault(at, {})
+            for key, other in list(others.items()):
+                if not (writes or other.writes) or other.before(moment, clock):
+                    continue
+                if not _in_scope(moment, other.access[0], scope, other.scope):
+                    self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access)
+                elif reads and other.writes and getattr(other.access[0].of, "applied", True):
+                    if writes:  # who comes after this access comes after what it has read
+                        del others[key]
+                    else:
+                        other.readers[moment.thread] = access
+            before = others.get(moment.thread)
+            # What is in conflict with a load is so with a write.
+            if before is None or writes or not before.writes:
+                others[moment.thread] = mine
+
+
+class Atomic:
+    """An atomic access of a cell; `readers` are loads of others that took its value, by thread."""
+
+    __slots__ = ("access", "scope", "writes", "readers")
+
+    def __init__(self, access, scope, writes):
+        self.access, self.scope, self.writes, self.readers = access, scope, writes, {}
+
+    def before(self, moment, clock):
+        """Whether it comes before `moment`: its thread does, or one that has read its value."""
+        return _follows(moment, clock, self.access) or any(
+            _follows(moment, clock, reader) for reader in self.readers.values()
+        )
+
+
+def _follows(moment, clock, earlier):
+    before = earlier[0]
+    return before is moment or before.thread == moment.thread or before.before(clock)
+
+
+def _in_scope(a, b, *scopes):
+    """Whether the threads of two moments are within each other's scope."""
+    if a.of.pe != b.of.pe:
+        return all(s == "sys" for s in scopes)
+    return a.block == b.block or all(s != "block" for s in scopes)
+
+
+def kernel_site():
+    """(code, instruction) of the innermost line of the user's code that runs."""
+    frame = _getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        users = _kernel_code.get(code)
+        if users is None:
+            users = _kernel_code[code] = is_kernel_code(frame)
+        if users:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None, 0
+
+
+class Tracked(DeviceView):
+    """A view of device memory whose accesses are remembered. `plain` is the same memory as other kernels see
+    it, `region` what it is part of, `first` the offset there of its first byte."""
+
+    __slots__ = ("plain", "region", "first", "grain", "cell", "step", "take")
+
+    def __getitem__(self, index):
+        return self._get(index, _getframe(1))
+
+    def __setitem__(self, index, value):
+        self._set(index, value, _getframe(1))
+
+    def _get(self, index, frame):
+        value = self.plain[index]
+        if isinstance(value, np.ndarray):
+            return tracked(value, self.region)
+        at = self._cell(index)
+        if at is None:
+            self._all("read", index)
+        else:
+            thread = getcurrent()
+            self.region.read_cell(at, thread, thread.moment or thread.now(), frame)
+        return value
+
+    def _set(self, index, value, frame):
+        at = self._cell(index)
+        if at is not None:
+            self.plain[index] = value
+            thread = getcurrent()
+            self.region.write_cell(at, thread, thread.moment or thread.now(), frame)
+            return
+        if isinstance(value, Tracked):
+            value._all("read")
+            value = value.plain
+        self._all("write", index)
+        self.plain[index] = value
+
+    def _cell(self, index):
+        """The cell of the element that `index` names; None when it is not one cell."""
+        if self.grain != self.region.grain:
+            self.locate()
+        if self.itemsize != self.region.grain:
+            return None
+        indices = index if isinstance(index, tuple) else (index,)
+        if len(indices) != self.ndim:
+            return None
+        at = self.cell
+        for i, n, stride in zip(indices, self.shape, self.strides, strict=True):
+            if not isinstance(i, (int, np.integer)):
+                return None
+            at += (int(i) if i >= 0 else int(i) + n) * (stride // self.itemsize)
+        return at
+
+    def locate(self):
+        """Where the first element and the next one are, in cells of the region."""
+        region = self.region
+        if self.itemsize % region.grain or self.first % region.grain:
+            region.refine(math.gcd(self.itemsize, self.first))
+        self.grain = region.grain if region.grain == self.itemsize else None
+        self.cell = self.first // region.grain
+        self.step = self.strides[0] // region.grain if self.ndim else 0
+
+    def _all(self, what, index=...):
+        """An ordinary access of the running thread to all that `index` names."""
+        thread = getcurrent()
+        access = (thread.moment or thread.now(), *kernel_site())
+        self.touch(what, thread.clock, access, index)
+
+    def touch(self, what, clock, access, index=..., limit=None):
+        """`access` reads or writes what `index` names, `limit` elements at most."""
+        part = _view(self.plain, np.ndarray)
+        if index is not ...:
+            index = index if isinstance(index, tuple) else (index,)
+            # Slices, so that an element is an array, too.
+            part = part[tuple(slice(i, i + 1 or None) if hasattr(i, "__index__") else i for i in index)]
+        region = self.region
+        act = region.read if what == "read" else region.write
+        if part.flags.c_contiguous:
+            n = part.size if limit is None else min(part.size, limit)
+            act(address(part) - region.base, n * part.itemsize, clock, access)
+        else:
+            for row in np.ndindex(part.shape[:-1]):
+                line = part[row]
+                for i in range(line.shape[0]):
+                    act(address(line[i : i + 1]) - region.base, part.itemsize, clock, access)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    # -- other views of the same memory
+    def view(self, dtype):
+        return tracked(self.plain.view(dtype), self.region)
+
+    def reshape(self, *shape):
+        return tracked(self.plain.reshape(*shape), self.region)
+
+    def ravel(self, order="C"):
+        return self.reshape(-1)
+
+    def transpose(self, *axes):
+        return tracked(self.plain.transpose(*axes), self.region)
+
+    T = property(lambda self: self.transpose())
+
+    def copy(self, order="C"):
+        self._all("read")
+        return self.plain.copy()
+
+
+class TrackedVector(Tracked):
+    """One dimension, indexed fast: the usual cases of Region.read_cell and write_cell are repeated here.
+
+    They are those where the earlier access is known to come before by what the thread knows of its block, or
+    because it belongs to the same moment as the one looked at before (`known_write`, `known_read`).
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, index):
+        region = self.region
+        if type(index) is not int or index < 0 or self.grain != region.simple:
+            return self._get(index, _getframe(1))
+        value = self.take(index)
+        at = self.cell + index * self.step
+        thread = getcurrent()
+        moment = thread.moment or thread.now()
+        write = region.writes[at]
+        if write is not None:
+            before = write[0]
+            if before is moment:
+                return value  # who comes after this write comes after this read
+            if before is not thread.known_write and before.thread != moment.thread:
+                if thread.clock.get(before.block, 0) <= before.phase:
+                    region.read_cell(at, thread, moment, _getframe(1))
+                    return value
+                thread.known_write = before
+        read = region.reads[at]
+        if read is not None:
+            if type(read) is dict:
+                region.read_cell(at, thread, moment, _getframe(1))
+                return value
+            before = read[0]
+            if before is moment:
+                return value
+            if before is not thread.known_read and before.thread != moment.thread:
+                if thread.clock.get(before.block, 0) <= before.phase:
+                    region.read_cell(at, thread, moment, _getframe(1))
+                    return value
+                thread.known_read = before
+        frame = _getframe(1)
+        region.reads[at] = moment, frame.f_code, frame.f_lasti
+        return value
+
+    def __setitem__(self, index, value):
+        region = self.region
+        if type(index) is not int or index < 0 or self.grain != region.simple:
+            self._set(index, value, _getframe(1))
+            return
+        try:
+            _set(self, index, value)
+        except OverflowError:
+            self.plain[index] = value  # wraps
+        at = self.cell + index * self.step
+        thread = getcurrent()
+        moment = thread.moment or thread.now()
+        write = region.writes[at]
+        if write is not None:
+            before = write[0]
+            if before is not moment and before is not thread.known_write and before.thread != moment.thread:
+                if thread.clock.get(before.block, 0) <= before.phase:
+                    region.write_cell(at, thread, moment, _getframe(1))
+                    return
+                thread.known_write = before
+        read = region.reads[at]
+        if read is not None:
+            if type(read) is dict:
+                region.write_cell(at, thread, moment, _getframe(1))
+                return
+            before = read[0]
+            if before is not moment and before is not thread.known_read and before.thread != moment.thread:
+                if thread.clock.get(before.block, 0) <= before.phase:
+                    region.write_cell(at, thread, moment, _getframe(1))
+                    return
+                thread.known_read = before
+            region.reads[at] = None
+        frame = _getframe(1)
+        region.writes[at] = moment, frame.f_code, frame.f_lasti
+
+
+def tracked(array, region):
+    """`array`, which lies in `region`, as a kernel sees it."""
+    plain = array if isinstance(array, DeviceView) else device_view(array)
+    if plain.ndim == 1:
+        result = _view(plain, TrackedVector)
+        result.take = plain.item if plain.dtype.kind in "ib" else plain.__getitem__
+    else:
+        result = _view(plain, Tracked)
+    result.plain, result.region = plain, region
+    result.first = address(plain) - region.base if plain.size else 0
+    result.locate()
+    return result
+
+
+def untracked(array):
+    return array.plain if isinstance(array, Tracked) else array
