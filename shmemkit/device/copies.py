@@ -68,8 +68,7 @@ def _copy(dst, src, thread, threads):
             f"strides {dst.strides} and {src.strides}"
         )
     n = min(dst.size, src.size)
-    mine = slice(n * thread // threads, n * (thread + 1) // threads)
-    dst.reshape(-1)[mine] = src.reshape(-1)[mine]
+    current_thread("copy").copy(dst, src, n * thread // threads, n * (thread + 1) // threads)
 
 
 def _copy_on_gpu(primitive, dst, src):

@@ -251,7 +251,7 @@ def load_vec16(array, index):
     """
     current_thread("load_vec16")
     count = _elements_of_vector("load_vec16", array, index)
-    elements = np.array([array[index + i] for i in range(count)], array.dtype)
+    elements = np.asarray(array[index : index + count].copy())
     words = device_view(elements.view(np.uint32))
     return tuple(words[i] for i in range(4))
 
@@ -272,8 +272,7 @@ def store_vec16(array, index, words):
     current_thread("store_vec16")
     count = _elements_of_vector("store_vec16", array, index)
     elements = np.array([int(word) & 0xFFFFFFFF for word in words], np.uint32).view(array.dtype)
-    for i in range(count):
-        array[index + i] = elements[i]
+    array[index : index + count] = elements
 
 
 @gpu(store_vec16)
@@ -300,7 +299,10 @@ def _elements_of_vector(primitive, array, index):
         )
     if (array.ctypes.data + index * array.itemsize) % 16:
         raise ValueError(f"{primitive}(): element {index} does not start at a multiple of 16 bytes")
-    return 16 // array.itemsize
+    count = 16 // array.itemsize
+    if not 0 <= index <= array.size - count:
+        raise IndexError(f"{primitive}(): elements {index} to {index + count - 1} of {array.size}")
+    return count
 
 
 def _check_vector(primitive, array, index):

@@ -69,6 +69,15 @@ class CheckedThread(Thread):
     def acquired(self, key):
         self.block.machine.races.acquire(self, key, "sys")
 
+    def copy(self, dst, src, first, last):
+        access = (self.moment or self.now(), *kernel_site())
+        for array, act in ((src, "read"), (dst, "write")):
+            if isinstance(array, Tracked):
+                size = array.itemsize
+                offset, n_bytes = array.first + first * size, (last - first) * size
+                getattr(array.region, act)(offset, n_bytes, self.clock, access)
+        Thread.copy(self, dst, src, first, last)
+
     def touch(self, what, array, limit=None):
         if isinstance(array, Tracked):
             array.touch(what, self.clock, (self.moment or self.now(), *kernel_site()), limit=limit)

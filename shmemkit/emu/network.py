@@ -42,6 +42,8 @@ class Network:
         machine = self.machine
         target = machine.peer(thread.block, dst, pe)
         there, here = matching(target, src, "put")
+        if word and not there.size:
+            raise IndexError("p: dst has no element")
         flag = None if signal is None else machine.peer(thread.block, signal, pe)
         operation = machine.races and machine.races.put(thread, target, src, pe, nbi, flag, word)
         if self.delivery != "eager" and not nbi:
@@ -65,6 +67,8 @@ class Network:
         """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`. A `word` is read in one piece."""
         source = self.machine.peer(thread.block, src, pe)
         here, there = matching(dst, source, "get")
+        if word and not there.size:
+            raise IndexError("g: src has no element")
         if there.size:
             thread.look(address(there), there.item(0))  # it may be a poll
         if self.machine.races:

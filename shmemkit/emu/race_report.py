@@ -109,11 +109,24 @@ class _Pair:
         """What would order them, in one sentence."""
         a_under_way = self.a.of is not _thread(self.a.of)
         b_under_way = self.b.of is not _thread(self.b.of)
+        if not b_under_way and self._known_to_another():
+            return self._known_to_another()
         if a_under_way:
             return self._after_message(self.a.of)
         if "atomic" in (self.a_what, self.b_what):
             return self._atomic()
         return self._missed() or self._released_early() or self._by_place(b_under_way)
+
+    def _known_to_another(self):
+        """Another thread of `b`'s block knows of `a`, but has not met `b`'s since."""
+        b = self.b.of
+        for other in b.block.threads:
+            if other is not b and other is not self.a.of and self.a.before(other.clock):
+                return (
+                    f"thread {other.thread_id} of the block has waited for it, but has not met thread "
+                    f"{b.thread_id} since: cuda.syncthreads() before {self.b_line}"
+                )
+        return None
 
     # -- `a` belongs to a message under way
     def _after_message(self, message):

@@ -43,7 +43,7 @@ class Operation:
     """The accesses of a put, get or signal under way, issued by `thread` at `issued`."""
 
     __slots__ = (
-        *("serial", "pe", "target", "thread", "issued", "site", "what", "clock", "moment", "flag", "applied"),
+        *("serial", "pe", "target", "thread", "issued", "site", "what", "clock", "flag", "applied"),
         "__weakref__",
     )
 
@@ -51,7 +51,6 @@ class Operation:
         self.serial, self.thread, self.pe, self.target = serial, thread, thread.pe, target
         self.site, self.what, self.flag, self.applied = site, what, flag, False
         self.issued = thread.moment or thread.now()
-        self.moment = Moment(operation_done(serial), 0, operation_done(serial), 1, None, 1, self)
 
     # as Moments of threads, for reports
     block = property(lambda self: self.thread.block)
@@ -224,7 +223,9 @@ class Races:
         pending.append(weakref.ref(operation))
         if len(pending) > 256:
             pending[:] = [r for r in pending if r() is not None]
-        return operation, (operation.moment, *site)
+        # Only what it has left in memory keeps the Operation, once it has arrived.
+        moment = Moment(operation_done(serial), 0, operation_done(serial), 1, None, 1, operation)
+        return operation, (moment, *site)
 
     def _known_pending(self, thread):
         """The operations of the PE that `thread` knows to have been issued."""

@@ -169,7 +169,11 @@ class Region:
                 self._check("reads", at, at + 1, clock, moment, "atomic", access)
             others = self.atomics.setdefault(at, {})
             for key, other in list(others.items()):
-                if not (writes or other.writes) or other.before(moment, clock):
+                if other.before(moment, clock):
+                    if writes or not other.writes:
+                        del others[key]  # what is in conflict with it is so with this one, too
+                    continue
+                if not (writes or other.writes):
                     continue
                 if not _in_scope(moment, other.access[0], scope, other.scope):
                     self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access)
@@ -240,7 +244,7 @@ class Tracked(DeviceView):
     def _get(self, index, frame):
         value = self.plain[index]
         if isinstance(value, np.ndarray):
-            return tracked(value, self.region)
+            return self._part(index, value)
         at = self._cell(index)
         if at is None:
             self._all("read", index)
@@ -248,6 +252,17 @@ class Tracked(DeviceView):
             thread = getcurrent()
             self.region.read_cell(at, thread, thread.moment or thread.now(), frame)
         return value
+
+    def _part(self, index, plain):
+        """`plain`, which `index` names, with the record of its accesses."""
+        kind = type(index)
+        if kind is slice:
+            start, _, _ = index.indices(len(self))
+        elif kind is int:
+            start = index if index >= 0 else index + len(self)
+        else:
+            return tracked(plain, self.region)
+        return _tracked(plain, self.region, self.first + start * self.strides[0])
 
     def _set(self, index, value, frame):
         at = self._cell(index)
@@ -417,13 +432,16 @@ class TrackedVector(Tracked):
 def tracked(array, region):
     """`array`, which lies in `region`, as a kernel sees it."""
     plain = array if isinstance(array, DeviceView) else device_view(array)
+    return _tracked(plain, region, address(plain) - region.base if plain.size else 0)
+
+
+def _tracked(plain, region, first):
     if plain.ndim == 1:
         result = _view(plain, TrackedVector)
         result.take = plain.item if plain.dtype.kind in "ib" else plain.__getitem__
     else:
         result = _view(plain, Tracked)
-    result.plain, result.region = plain, region
-    result.first = address(plain) - region.base if plain.size else 0
+    result.plain, result.region, result.first = plain, region, first
     result.locate()
     return result
 

@@ -3,6 +3,7 @@
 ``current_thread`` is the one door from a primitive into the emulator: outside of a kernel it raises.
 """
 
+import numpy as np
 from greenlet import getcurrent, greenlet
 
 from .arrays import address
@@ -71,6 +72,10 @@ class Thread(greenlet):
 
     def acquired(self, key):
         """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
+
+    def copy(self, dst, src, first, last):
+        """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
+        np.asarray(dst).reshape(-1)[first:last] = np.asarray(src).reshape(-1)[first:last]
 
     def touch(self, what, array, limit=None):
         """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
