@@ -211,8 +211,10 @@ class World(SymmetricMemory):
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
-        self.backend.finalize()
-        self._forget()
+        try:
+            self.backend.finalize()
+        finally:
+            self._forget()
 
     def abandon(self):
         """Leave after a failure, without waiting for anybody."""

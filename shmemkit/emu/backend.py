@@ -4,11 +4,12 @@ import numpy as np
 
 from . import hook
 from .arrays import address
+from .choice import Seeded
 from .grid import Launch
 from .heap import heap_size, private_memory
 from .machine import Machine
 from .processes import Processes
-from .run import LocalComm, current_host
+from .run import LocalComm, current_host, schedule_of
 from .stream import Stream, default_stream
 from .thread import current_thread
 
@@ -62,8 +63,17 @@ class EmulatorBackend:
             self.machine, self.pe, self.comm = host.program.machine, host.pe, LocalComm(host)
         elif comm is None or comm.Get_size() == 1:
             self.comm = SingleComm() if comm is None else comm
-            self.machine, self.pe = Machine(private_memory(heap_size()), 1, [0], 1), 0
+            races, delivery, seed = schedule_of()
+            choice = None if seed is None else Seeded(seed)
+            memory = private_memory(heap_size())
+            self.machine = Machine(memory, 1, [0], 1, delivery=delivery, choice=choice, races=races)
+            self.pe = 0
         else:
+            if schedule_of() != (False, "eager", None):
+                raise RuntimeError(
+                    "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process: "
+                    f"'python -m shmemkit.emu -n {comm.Get_size()} script.py' instead of mpirun"
+                )
             self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
             p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock)
@@ -126,11 +136,15 @@ class EmulatorBackend:
         if self.processes is not None:
             self.processes.finish()
         _uninstall()
+        races = self.machine.races
+        if self.host is None and races is not None and races.found:
+            raise races.error()
 
     def abandon(self):
         """Leave after a failure. (``emu.run`` itself ends the threads of all its PEs.)"""
         if self.host is None:
             self.machine.clear()
+            self.machine.races = None  # they are reported, or the failure has another cause
         self.finalize()
 
 

@@ -6,7 +6,7 @@ import contextlib
 from .arrays import address
 from .checked import CheckedBlock
 from .collectives import Collectives
-from .errors import DeadlockError
+from .errors import DeadlockError, RaceError
 from .grid import Block
 from .heap import Heap
 from .network import Network
@@ -97,9 +97,21 @@ class Machine:
         try:
             if not self.scheduler.run_until(is_done) and not can_go_on:
                 raise self.deadlock()
-        except BaseException:
+        except BaseException as error:
             self.clear()
+            self.blame(error)
             raise
+
+    def blame(self, error):
+        """Raise the races that were found, if any: what failed may have failed for them."""
+        races = self.races
+        if (
+            races is not None
+            and races.found
+            and isinstance(error, Exception)
+            and not isinstance(error, RaceError)
+        ):
+            raise races.error() from error
 
     def clear(self):
         """End all threads and forget what the streams still had to do (after a failure)."""

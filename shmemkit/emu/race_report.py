@@ -249,6 +249,8 @@ class _Pair:
     def _by_place(self, b_under_way):
         a, b = _thread(self.a.of), _thread(self.b.of)
         lines = f"between {self.a_line} and {self.b_line}"
+        if self.a_line == self.b_line:
+            lines = f"between one access of {self.a_line} and the next, or one thread alone"
         if a.pe != b.pe or b_under_way:
             return self._across_ranks(a, b)
         if a.block is b.block:

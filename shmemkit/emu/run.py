@@ -76,9 +76,8 @@ class Program:
             if races is not None and races.found:
                 raise races.error()
         except Exception as error:
-            if races is None or not races.found or isinstance(error, RaceError):
-                raise
-            raise races.error() from error  # what failed may have failed for that
+            self.machine.blame(error)
+            raise
         finally:
             gc.set_threshold(*thresholds)
             scheduler.kill()
