@@ -32,6 +32,17 @@ def launch_first():
     return table(["cache", "s"], rows) + "\n\n" + machine(data)
 
 
+def races():
+    data = json.loads((RESULTS / "emulator.json").read_text())
+    rows = [
+        [name, f"{t['without']:.2f}", f"{t['with']:.2f}", f"{t['with'] / t['without']:.1f}"]
+        for name, t in data["races_s"].items()
+    ]
+    about = data["machine"]
+    where = f"4 ranks, one core ({about['cpu']}), Python {about['python']}, {about['date'][:10]}."
+    return table(["one launch, s", "without", "with races", "ratio"], rows) + "\n\n" + where
+
+
 def machine(data):
     about = data["machine"]
     return f"{about['gpu']}, CUDA driver {about['driver']}, {about['date'][:10]}."

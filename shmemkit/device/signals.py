@@ -123,9 +123,10 @@ def _share(primitive, first, step, signals, n, scope, semantic, value, compare, 
     if (scope, semantic, compare) not in _WAITS:
         _explain_wait(primitive, scope, semantic, compare)
     thread = current_thread(primitive)
-    check_emulated_words(primitive, "signals", signals)
-    seen = value
-    for i in range(first, n, step):
+    mine, seen = range(first, n, step), value
+    if mine:
+        check_emulated_words(primitive, "signals", signals)
+    for i in mine:
         seen = thread.wait(signals, i, compare, value, scope, semantic)
     thread.together(group)
     return seen

@@ -211,6 +211,8 @@ class Thread(greenlet):
         of them."""
         if scope == "thread":
             return function() if function else None
+        if scope == "block" and function is None:
+            return self.syncthreads()
         return self.meet(scope, None, lambda values: function() if function else None)
 
     def meet(self, scope, value, function, mask=0xFFFFFFFF):
