@@ -3,6 +3,7 @@ test that needs a CUDA library that is not installed (with SHMEMKIT_REQUIRE_PTXA
 tests fail ends them all.
 """
 
+import importlib.metadata
 import os
 import sys
 
@@ -11,6 +12,10 @@ from cuda.pathfinder import DynamicLibNotFoundError
 
 import shmemkit as sk
 from shmemkit.world import choose_backend
+
+pytest_plugins = ["pytester"]
+if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
+    pytest_plugins.append("shmemkit.pytest_plugin")
 
 _failed = []
 

@@ -1,8 +1,9 @@
-"""The queue on the emulator: ranks, odd sizes, dtypes, wrap-around, repeats, graphs, wrong arguments."""
+"""The queue on the emulator, under several schedules: ranks, odd sizes, dtypes, wrap-around, repeats, graphs,
+wrong arguments; and no races."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numba import cuda, types
 from ptx import compile_ptx
@@ -11,6 +12,8 @@ import shmemkit as sk
 from shmemkit.device import copy_block, rank, symm_at
 from shmemkit.kernels.queue import Queue, consumer_release, consumer_wait, producer_acquire, producer_commit
 from shmemkit.memory import DTYPES, as_dtype
+
+schedules = pytest.mark.schedules(deliveries="eager", seeds=[None, *range(5)])  # the queue sends no messages
 
 
 def values(rank, repeat, n, size, dtype):
@@ -37,18 +40,20 @@ def send_around(n_slots, size, dtype, counts, producers, consumers, block, to_of
         queue(inputs)
 
 
+@schedules
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
-def test_any_number_of_ranks(n_pes):
-    sk.emu.run(send_around, n_pes, (4, 8, "float32", [7, 3, 9], 2, 2, 8))
+def test_any_number_of_ranks(pes, n_pes):
+    pes(n_pes).run(send_around, 4, 8, "float32", [7, 3, 9], 2, 2, 8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_dtype(dtype):
-    sk.emu.run(send_around, 2, (3, 5, dtype, [4, 4], 2, 1, 4))
+def test_any_dtype(pes, dtype):
+    pes(2).run(send_around, 3, 5, dtype, [4, 4], 2, 1, 4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
+    seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 4),
     n_slots=st.integers(1, 7),
     size=st.integers(1, 19),
@@ -58,12 +63,14 @@ def test_any_dtype(dtype):
     block=st.integers(1, 40),
     to_offset=st.integers(0, 3),
 )
-def test_any_shape(n_pes, n_slots, size, counts, producers, consumers, block, to_offset):
+def test_any_shape(pes, seed, n_pes, n_slots, size, counts, producers, consumers, block, to_offset):
     """Fewer slots than blocks, no items, one slot, slots that do not divide the items: all of it arrives."""
-    sk.emu.run(send_around, n_pes, (n_slots, size, "float32", counts, producers, consumers, block, to_offset))
+    shape = n_slots, size, "float32", counts, producers, consumers, block, to_offset
+    pes(n_pes, seed=seed).run(send_around, *shape)
 
 
-def test_ranks_send_different_numbers():
+@schedules
+def test_ranks_send_different_numbers(pes):
     def main():
         world = sk.init()
         queue = Queue(world, 3, 4, n_producers=2, n_consumers=2, block=4)
@@ -74,10 +81,10 @@ def test_ranks_send_different_numbers():
             assert queue(inputs, outputs) is outputs
             np.testing.assert_array_equal(outputs, values(sender, repeat, 5 * sender + repeat, 4, "float32"))
 
-    sk.emu.run(main, 3)
+    pes(3).run(main)
 
 
-def test_too_few_items_is_a_deadlock():
+def test_too_few_items_is_a_deadlock(pes):
     def main():
         world = sk.init()
         queue = Queue(world, 3, 4, n_producers=1, n_consumers=1, block=4)
@@ -87,10 +94,11 @@ def test_too_few_items_is_a_deadlock():
     with pytest.raises(
         sk.emu.DeadlockError, match=r"rank 0 block 1.*waits for full\[1\] on rank 0 >= 2, now 1"
     ):
-        sk.emu.run(main, 2)
+        pes(2).run(main)
 
 
-def test_graph_replays_count_on():
+@schedules
+def test_graph_replays_count_on(pes):
     """Two graphs replayed in turn, with eager calls between: the state in device memory keeps them apart."""
 
     def main():
@@ -115,7 +123,7 @@ def test_graph_replays_count_on():
             eager = queue(values(world.rank, 10 + repeat, 3, 4, "float32"))
             np.testing.assert_array_equal(eager, values(sender, 10 + repeat, 3, 4, "float32"))
 
-    sk.emu.run(main, 3)
+    pes(3).run(main)
 
 
 @pytest.mark.parametrize(
@@ -127,34 +135,35 @@ def test_graph_replays_count_on():
         (dict(dtype="float33"), "float33"),
     ],
 )
-def test_wrong_arguments(arguments, message):
+def test_wrong_arguments(pes, arguments, message):
     def main():
         Queue(sk.init(), **{"n_slots": 2, "item_size": 4, **arguments})
 
     with pytest.raises(ValueError, match=message):
-        sk.emu.run(main, 2)
+        pes(2).run(main)
 
 
 @pytest.mark.parametrize(
     "inputs",
     [np.ones((3, 5), "float32"), np.ones((3, 4)), np.ones(4, "float32"), np.ones((4, 3), "float32").T, [1.0]],
 )
-def test_wrong_inputs(inputs):
+def test_wrong_inputs(pes, inputs):
     def main():
         Queue(sk.init(), 2, 4)(inputs, np.ones((3, 4), "float32"))
 
     with pytest.raises(ValueError, match="inputs is .*C-contiguous float32 array of shape"):
-        sk.emu.run(main, 1)
+        pes(1).run(main)
 
 
 @cuda.jit
 def push_and_pop_squares(inputs, outputs, slots, full, empty, receiver, sender):
     """A user's kernel on the queue's pieces: squares on the way in. One producer and one consumer block."""
     n = slots.shape[0]
+    thread = cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     for i in range(inputs.shape[0]):
         if cuda.blockIdx.x == 0:
             slot = producer_acquire(empty, n, i)
-            for k in range(cuda.threadIdx.x, slots.shape[1], cuda.blockDim.x):
+            for k in range(thread, slots.shape[1], cuda.blockDim.x * cuda.blockDim.y):
                 symm_at(slots, receiver)[slot, k] = inputs[i, k] * inputs[i, k] + rank()
             producer_commit(full, n, i, receiver)
         else:
@@ -163,8 +172,9 @@ def push_and_pop_squares(inputs, outputs, slots, full, empty, receiver, sender):
             consumer_release(empty, n, i, sender)
 
 
+@schedules
 @pytest.mark.parametrize("block", [4, (2, 3)])
-def test_pieces_in_a_users_kernel(block):
+def test_pieces_in_a_users_kernel(pes, block):
     def main():
         world = sk.init()
         receiver, sender = (world.rank + 1) % world.n_ranks, (world.rank - 1) % world.n_ranks
@@ -173,7 +183,7 @@ def test_pieces_in_a_users_kernel(block):
         push_and_pop_squares[2, block](inputs, outputs, slots, full, empty, receiver, sender)
         np.testing.assert_array_equal(outputs, values(sender, 0, 9, 6, "int32") ** 2 + sender)
 
-    sk.emu.run(main, 3)
+    pes(3).run(main)
 
 
 def test_one_thread_of_a_block_of_any_shape_notifies():
@@ -188,6 +198,6 @@ def test_one_thread_of_a_block_of_any_shape_notifies():
     assert ptx.count("st.release.sys") == 2
 
 
-def test_inputs_that_are_no_array():
+def test_inputs_that_are_no_array(pes):
     with pytest.raises(ValueError, match="inputs is <class 'list'>"):
-        sk.emu.run(lambda: Queue(sk.init(), 2, 4)([1.0]), 1)
+        pes(1).run(lambda: Queue(sk.init(), 2, 4)([1.0]))
