@@ -158,6 +158,7 @@ class PEs:
         from .emu import EmulatorError, RaceError, run
         from .emu.run import current_host, schedule_of
 
+        _, delivery, seed = schedule_of(**{k: self._options[k] for k in ("races", "delivery", "seed")})
         ranks = []
 
         def main_of_this_rank(*args):
@@ -178,11 +179,10 @@ class PEs:
             self._failed(besides)
             raise error.with_traceback(None) from None
         except Exception as error:
-            _, delivery, seed = schedule_of(**{k: self._options[k] for k in ("races", "delivery", "seed")})
             where = f"rank {ranks[0]} of {self._n}, " if ranks else ""
             self._failed(f"{where}delivery {delivery!r}, seed {seed}")
             inner = _called_by(main_of_this_rank.__code__, error.__traceback__)
-            raise error.with_traceback(inner) from error.__cause__
+            raise error.with_traceback(inner)  # noqa: B904  the same one
 
     def _failed(self, what):
         """Remember what is said of this run besides the exception."""

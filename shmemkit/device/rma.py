@@ -6,7 +6,8 @@ source (a get: written its destination) before the caller's `quiet`. Puts to one
 `fence`, and not otherwise.
 
 The plain form is called by one thread; `_warp` and `_block` by all threads of a warp or block with the same
-arguments, who share the work; when such a call returns, its own local part is done for all of them.
+arguments, who share the work. Such a call begins and ends with a barrier of the warp or block, so that what
+its threads stored before is sent, and its own local part is done for all of them when it returns.
 """
 
 from shmemkit.emu.arrays import uninitialised

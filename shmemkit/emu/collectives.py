@@ -35,9 +35,10 @@ class Collectives:
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
         mine = self.arrivals[me][row]
         self._compare(me, tuple(pes), epoch, call)
+        semantic = "release" if orders else "relaxed"
         for pe in pes:
             there = machine.heaps[me].on(mine, pe)
-            thread.atomic(there, me, lambda old: old + np.uint64(1), "sys", "release")
+            thread.atomic(there, me, lambda old: old + np.uint64(1), "sys", semantic)
         for pe in pes:
             machine.scheduler.wait_for(
                 thread,

@@ -1,5 +1,6 @@
 """What the emulator says of a data race: who accessed what, on which lines, and what would order it."""
 
+import functools
 import linecache
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ class Access:
     file: str
     line: int
     source: str
+
+    @property
+    def is_write(self):
+        return self.what.endswith("writes")
 
     def __str__(self):
         by = f"rank {self.rank} block {self.block} thread {self.thread} in {self.kernel}"
@@ -70,17 +75,17 @@ def _thread(of):
 
 def _line(access):
     """The line number of an access."""
-    _, code, instruction = access
+    return line_of(*access[1:])
+
+
+@functools.cache
+def line_of(code, instruction):
     if code is None:
         return 0
-    for start, stop, line in _lines(code):
+    for start, stop, line in code.co_lines():
         if start <= instruction < stop and line is not None:
             return line
     return code.co_firstlineno
-
-
-def _lines(code):
-    return code.co_lines()
 
 
 def _access(what, access):
@@ -147,7 +152,12 @@ class _Pair:
             if release is not None:
                 _, site, what = release
                 by = "the signal" if what in ("release", "signal_op") else f"the {what}"
-                order = "quiet()" if what == "release" else "fence()"
+                # A fence orders what goes to one PE, and nothing that does not go through NVSHMEM.
+                same_way = any(
+                    o.site == site and o.thread is message.thread and o.target == message.target
+                    for o in list(self.races.live.values())
+                )
+                order = "fence()" if same_way else "quiet()"
                 line = _line((None, *site))
                 return (
                     f"{name} is not ordered before {by} of line {line}: {order} between them, or put_signal"
@@ -267,7 +277,19 @@ class _Pair:
             f"other wait for it ({lines})"
         )
 
+    def _waiting_mate(self, thread):
+        """Another thread of `thread`'s block that waits for a signal now."""
+        waiters = self.races.machine.scheduler.waiters.values()
+        waiting = (w[0] for parked in waiters for w in parked)
+        return next((t for t in waiting if t.block is thread.block and t is not thread), None)
+
     def _across_ranks(self, a, b):
+        mate = self._waiting_mate(a) if self.a_what == "read" else None
+        if mate is not None:
+            return (
+                f"thread {mate.thread_id} of the reader's block still waits for a signal: cuda.syncthreads() "
+                f"after its wait, before {self.a_line}"
+            )
         done = {"read": "read", "write": "written", "atomic": "accessed"}[self.a_what]
         remedy = "or another buffer" if self.a_what == "read" else "between kernels, a barrier of the ranks"
         return (

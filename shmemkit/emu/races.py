@@ -32,7 +32,7 @@ from .clock import (
     operation_of,
 )
 from .errors import RaceError
-from .race_report import describe
+from .race_report import describe, line_of
 from .shadow import Region, Tracked, kernel_site, tracked
 
 MOST = 20  # different races; then the program is ended
@@ -261,12 +261,13 @@ class Races:
     # -- threads that meet
     def meet(self, threads):
         """Lanes of a warp, or other threads of a PE: each knows what all do."""
-        clock = joined(*[t.clock for t in threads])
+        clock, fences = joined(*[t.clock for t in threads]), _joined_fences(threads)
         for thread in threads:
             clock[thread.key] = (thread.moment or thread.now()).time
         for thread in threads:
             thread.released()
             thread.adopt(clock)
+            thread.fences = fences
 
     def block_barrier(self, blocks):
         """All threads of `blocks` (of one grid) meet."""
@@ -280,10 +281,7 @@ class Races:
         if len(clock) > self.limit:
             forget_superseded(clock, self.kernel_of_block, self.live)
             self.limit = max(256, 2 * len(clock))
-        fences = {}
-        for thread in threads:
-            for scope, fenced in thread.fences.items():
-                fences[scope] = joined(fences[scope], fenced) if scope in fences else fenced
+        fences = _joined_fences(threads)
         for thread in threads:
             thread.adopt(clock)
             thread.fences = fences  # each thread's stores are visible by then: thread 0 may publish them
@@ -340,8 +338,13 @@ class Races:
     # -- reports
     def conflict(self, region, at, what, access, clock, earlier_what, earlier):
         """`access` and `earlier` are unordered: remember the race, once."""
-        signature = (what, *access[1:], earlier_what, *earlier[1:])
-        if signature in self.found or self.machine.scheduler.failure is not None:
+        lines = ((what, access), (earlier_what, earlier))
+        signature = frozenset((w, a[1], line_of(a[1], a[2])) for w, a in lines)
+        if self.machine.scheduler.failure is not None:
+            return
+        known = self.found.get(signature)
+        # A write that is read too early says more of what is missing than a read that comes before the write.
+        if known is not None and (known.first.is_write or earlier_what != "write"):
             return
         place = region.base + at * region.grain
         self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier)
@@ -351,6 +354,14 @@ class Races:
     def error(self):
         """-> RaceError with all that were found"""
         return RaceError(list(self.found.values()))
+
+
+def _joined_fences(threads):
+    fences = {}
+    for thread in threads:
+        for scope, fenced in thread.fences.items():
+            fences[scope] = joined(fences[scope], fenced) if scope in fences else fenced
+    return fences
 
 
 def _reaches(thread, pe, block, released, acquired):

@@ -125,6 +125,27 @@ def test_source_stored_while_a_collective_reads_it(correct):
     return lambda world: result(world, kernel[1, 2], sk.zeros(1, "int32"), sk.zeros(1, "int32"))
 
 
+@fault(RaceError, "parts", right=[[0, 1], [0, 7]])
+def test_result_of_fcollect_overwritten_by_a_peer(correct):
+    """Rank 0 has all parts, and stores into the array of rank 1, which may be without."""
+
+    @cuda.jit
+    def kernel(parts, mine, out):
+        fcollect(Teams.TEAM_WORLD, parts, mine)  # first second
+        if correct:
+            sync_all()
+        if rank() == 0:
+            symm_at(parts, 1)[1] = 7  # first second
+        sync_all()
+        out[0], out[1] = parts[0], parts[1]
+
+    def main(world):
+        mine = sk.full(1, world.rank, "int32")
+        return result(world, kernel[1, 1], sk.zeros(2, "int32"), mine, out=2)
+
+    return main
+
+
 @fault(RaceError, "inbox", "syncthreads", right=[[-1, 11], [-1, 10]])
 def test_barrier_of_one_thread_per_rank(correct):
     """Thread 0 of each rank meets the other's; thread 1 goes on without it."""

@@ -126,7 +126,7 @@ def test_fence_where_quiet_is_needed(correct):
     return lambda world: result(world, kernel[1, 1], *arrays(world))
 
 
-@fault(RaceError, "inbox", right=[[-1], [10], [10]], pes=3)
+@fault(RaceError, "inbox", "quiet", right=[[-1], [10], [10]], pes=3)
 def test_fence_for_another_pe(correct):
     """A put to rank 1, a signal to rank 2, which looks at rank 1: a fence orders for each rank by itself."""
 

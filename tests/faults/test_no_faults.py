@@ -158,6 +158,26 @@ def test_fences_before_syncthreads():
     return lambda world: result(world, kernel[3, 2], np.zeros(6, "int32"), np.zeros(1, "int32"))
 
 
+@correct([[21]], pes=1)
+def test_fences_before_syncwarp():
+    """The same in a warp."""
+
+    @cuda.jit
+    def kernel(parts, done, out):
+        thread, block = cuda.threadIdx.x, cuda.blockIdx.x
+        parts[2 * block + thread] = 1 + 2 * block + thread
+        threadfence("gpu")
+        cuda.syncwarp()
+        if thread == 0 and cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:
+            threadfence("gpu")
+            total = 0
+            for i in range(parts.shape[0]):
+                total += parts[i]
+            out[0] = total
+
+    return lambda world: result(world, kernel[3, 2], np.zeros(6, "int32"), np.zeros(1, "int32"))
+
+
 @correct([[3, 3]], pes=1)
 def test_spin_lock_handed_on():
     """A lock in shared memory between two warps, opened by an atomic after a fence."""

@@ -1,0 +1,88 @@
+"""Modules that stand in for others, in sys.modules, while a script runs."""
+
+import contextlib
+import importlib.abc
+import sys
+import types
+
+
+def not_served(name):
+    return NotImplementedError(f"{name} is not emulated: docs/scripts.md lists what 'python -m shmemkit.emu' serves")
+
+
+class StandIn(types.ModuleType):
+    """A module with `members`; whatever else is asked for raises NotImplementedError."""
+
+    def __init__(self, name, members, **more):
+        super().__init__(name)
+        public = {**members, **more}
+        self.__dict__.update(public)
+        self.__all__ = [n for n in public if not n.startswith("_")]
+        self.__path__ = []  # a package: its modules are asked for, and refused by the finder
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        raise not_served(f"{self.__name__}.{name}")
+
+
+class Served:
+    """Objects of stand-ins: an attribute that is missing raises NotImplementedError."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise not_served(f"{type(self).__name__}.{name}")
+
+
+class Refusal(importlib.abc.MetaPathFinder):
+    """Other modules of the packages that are served."""
+
+    def __init__(self, packages):
+        self.packages = packages
+
+    def find_spec(self, name, path=None, target=None):
+        if any(name == package or name.startswith(package + ".") for package in self.packages):
+            raise not_served(f"the module {name}")
+        return None
+
+
+@contextlib.contextmanager
+def installed(stand_ins, refused=()):
+    """`stand_ins`, by name, are what ``import`` finds; `refused`: packages that are not served at all."""
+    packages = {name for name in stand_ins if name != "cuda"} | set(refused)
+    hidden = {
+        name: module
+        for name, module in sys.modules.items()
+        if any(name == p or name.startswith(p + ".") for p in packages)
+    }
+    for name in hidden:
+        del sys.modules[name]
+    attributes = []  # of parents that exist, such as the namespace package cuda
+    added = []
+    for name, module in stand_ins.items():
+        if name == "cuda" and name in sys.modules:
+            continue
+        sys.modules[name] = module
+        added.append(name)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            owner = sys.modules[parent]
+            attributes.append((owner, last, owner.__dict__.get(last)))
+            setattr(owner, last, module)
+    refusal = Refusal(packages)
+    sys.meta_path.insert(0, refusal)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusal)
+        for owner, last, before in reversed(attributes):
+            if before is None:
+                owner.__dict__.pop(last, None)
+            else:
+                setattr(owner, last, before)
+        for name in added:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)

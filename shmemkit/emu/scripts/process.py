@@ -1,0 +1,96 @@
+"""What each PE of a script has of its own although all share a process: its ``__main__``, the modules beside the
+script, sys.argv and sys.path, the states of random number generators, functions to call at exit."""
+
+import os
+import random
+import sys
+
+import numpy as np
+
+from ..run import current_host
+from .streams import ScriptStream
+
+_inside = None  # the Process whose things are in place
+
+
+def current(call="this"):
+    """The Process that calls."""
+    host = current_host()
+    if host is None or host.process is None:
+        raise RuntimeError(f"{call}: call it in the script's main thread, outside of kernels")
+    return host.process
+
+
+class Process:
+    """`folder`: modules below it belong to the PE."""
+
+    def __init__(self, host, folder, argv, path):
+        self.host, self.pe, self.machine = host, host.pe, host.program.machine
+        self.folder = os.path.join(folder, "")
+        self.argv, self.path = list(argv), list(path)
+        self.modules = {}  # while others run
+        self.random_states = None
+        self.at_exit = []
+        self.null = ScriptStream.null_of(self)
+        self.stream = self.null  # CuPy's current one
+        self.device = 0
+        self.random = np.random.RandomState()  # CuPy's
+        self.allocations = {}  # address -> [symmetric array, references], of nvshmem.core
+        self.statuses = {}
+
+    # -- whose turn it is
+    def enter(self):
+        """The host program of this PE goes on."""
+        global _inside
+        if _inside is self:
+            return
+        if _inside is not None:
+            _inside.leave()
+        _inside = self
+        sys.modules.update(self.modules)
+        sys.argv[:], sys.path[:] = self.argv, self.path
+        if self.random_states is not None:
+            random.setstate(self.random_states[0])
+            np.random.set_state(self.random_states[1])
+
+    def leave(self):
+        global _inside
+        _inside = None
+        self.modules = {name: m for name, m in list(sys.modules.items()) if self._is_mine(name, m)}
+        for name in self.modules:
+            del sys.modules[name]
+        self.argv, self.path = list(sys.argv), list(sys.path)
+        self.random_states = random.getstate(), np.random.get_state()
+
+    def _is_mine(self, name, module):
+        if name == "__main__":
+            return True
+        file = getattr(module, "__file__", None) if type(module).__name__ == "module" else None
+        return isinstance(file, str) and file.startswith(self.folder) and not _is_installed(file)
+
+    # -- streams
+    @property
+    def streams(self):
+        return self.machine.streams[self.pe]
+
+    def synchronize(self):
+        """Wait for all work of this PE."""
+        for stream in list(self.streams):
+            stream.synchronize()
+
+    def settle(self):
+        """What CuPy does comes after the work on its current stream; it is done at once here, so wait for
+        that."""
+        streams = [s for s in self.streams if s.legacy] if self.stream is self.null else [self.stream]
+        for stream in streams:
+            if stream.queue:
+                stream.settle()
+
+
+def _is_installed(file):
+    return "site-packages" in file or "dist-packages" in file
+
+
+def leave_all():
+    if _inside is not None:
+        _inside.leave()
