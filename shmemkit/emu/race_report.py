@@ -284,12 +284,13 @@ class _Pair:
         return next((t for t in waiting if t.block is thread.block and t is not thread), None)
 
     def _across_ranks(self, a, b):
-        mate = self._waiting_mate(a) if self.a_what == "read" else None
-        if mate is not None:
-            return (
-                f"thread {mate.thread_id} of the reader's block still waits for a signal: cuda.syncthreads() "
-                f"after its wait, before {self.a_line}"
-            )
+        for thread, what, line in ((a, self.a_what, self.a_line), (b, self.b_what, self.b_line)):
+            mate = self._waiting_mate(thread) if what == "read" else None
+            if mate is not None:
+                return (
+                    f"thread {mate.thread_id} of the reader's block still waits for a signal: "
+                    f"cuda.syncthreads() after its wait, before {line}"
+                )
         done = {"read": "read", "write": "written", "atomic": "accessed"}[self.a_what]
         remedy = "or another buffer" if self.a_what == "read" else "between kernels, a barrier of the ranks"
         return (
