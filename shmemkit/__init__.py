@@ -11,6 +11,7 @@ _HOMES = {
     "Queue": "kernels.queue",
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),
+    **dict.fromkeys(("RankTimeout", "SignalTimeout", "WaitRecord"), "timeouts"),
     **dict.fromkeys(("World", "current", "init"), "world"),
 }
 __all__ = sorted(_HOMES)

@@ -5,8 +5,8 @@ import importlib
 import os
 import threading
 
-from . import jit_cache
-from .device import peers
+from . import jit_cache, timeouts
+from .device import deadline, peers
 from .emu.backend import SingleComm
 
 ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
@@ -57,9 +57,16 @@ class NvshmemBackend:
         self._buffers = {}  # address -> nvshmem4py's Buffer
         self._in_use = self._peak = 0  # bytes
         self._probe = self.allocate(ALIGNMENT)
-        peers.publish(self.rank, self.n_ranks, [self._offset(pe) for pe in range(self.n_ranks)])
+        self.offsets = [self._offset(pe) for pe in range(self.n_ranks)]
+        peers.publish(self.rank, self.n_ranks, self.offsets)
         self.stream = Stream()
         self.stream.__enter__()  # current until finalize(); use() would be forgotten after any "with"
+        self._bounded_barrier = self._arrivals = None
+        limits, offsets = zip(*self.allgather((timeouts.default(), self.offsets)), strict=True)
+        if len(set(limits)) > 1:
+            raise ValueError(f"{timeouts.VARIABLE} differs: {limits} over the ranks; set it alike on all")
+        if limits[0] is not None and not any(peers.UNREACHABLE in of_rank for of_rank in offsets):
+            self._bind_bounded_barrier()
 
     # -- who runs where
     def _place(self):
@@ -115,6 +122,31 @@ class NvshmemBackend:
                 f"NVSHMEM could not be initialized on rank {self.rank} (GPU {self.device}): {error}. "
                 "Set NVSHMEM_DEBUG=INFO to see why; 'python -m shmemkit doctor' checks the installation"
             ) from error
+
+    def _bind_bounded_barrier(self):
+        """The barrier of a World with SHMEMKIT_TIMEOUT, whose ranks all reach each other: NVSHMEM's own waits
+        without limit, and does not say for whom."""
+        from .stream_barrier import bind_barrier
+
+        self._arrivals = self.allocate(8 * self.n_ranks)
+        self._arrivals.fill(0)
+        epoch = self.xp.zeros(1, "uint64")
+        self.stream.synchronize()
+        self.comm.allgather(None)  # every rank's arrivals are zero
+        self._bounded_barrier = bind_barrier(self._arrivals.view("uint64"), epoch, self.n_ranks, self.stream)
+
+    def locate(self, address, find):
+        """-> (rank, what is there) of an `address` in symmetric memory, mine or a peer's, or (None, None).
+
+        ``find(address of the same place in my memory)`` says what is there, or None.
+        """
+        for pe, offset in enumerate(self.offsets):
+            here = address - offset
+            if self._arrivals is not None and 0 <= here - self._arrivals.data.ptr < 8 * self.n_ranks:
+                return pe, (timeouts.BARRIER, ((here - self._arrivals.data.ptr) // 8,))
+            if found := find(here):
+                return pe, found
+        return None, None
 
     def _offset(self, pe):
         if pe == self.rank:
@@ -211,6 +243,10 @@ class NvshmemBackend:
 
     def barrier(self, stream=None):
         """All ranks meet on `stream` (default: the World's); returns at once."""
+        if self._bounded_barrier is not None:
+            self._bounded_barrier(stream)
+            return
+        deadline.check()
         if stream is None:
             stream = self.stream
         elif stream is not self.stream:
@@ -222,16 +258,19 @@ class NvshmemBackend:
         self._core.barrier_all(stream)
 
     def synchronize(self):
-        self.xp.cuda.runtime.deviceSynchronize()
+        with deadline.checked():
+            self.xp.cuda.runtime.deviceSynchronize()
 
     def to_host(self, array, stream=None):
-        return self.xp.asnumpy(array, stream=self.stream if stream is None else stream)
+        with deadline.checked():
+            return self.xp.asnumpy(array, stream=self.stream if stream is None else stream)
 
     def finalize(self):
         """Leave NVSHMEM. Collective; no work may be running."""
-        if self._probe is not None:
-            self.free(self._probe)
-            self._probe = None
+        for raw in (self._probe, self._arrivals):
+            if raw is not None:
+                self.free(raw)
+        self._probe = self._arrivals = self._bounded_barrier = None
         self.stream.__exit__()
         self._core.finalize()
 

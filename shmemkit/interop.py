@@ -8,17 +8,24 @@ from numba.cuda.cudadrv.driver import Stream as NumbaStream
 from numba.cuda.np.numpy_support import from_dtype
 from numba.cuda.typing.typeof import typeof_impl
 
+from .device import deadline
+
 
 class Stream(cupy.cuda.Stream, NumbaStream):
     """A new non-blocking stream that is one to CuPy, to Numba, and (by ``__cuda_stream__``) to cuda.core.
 
     CuPy's methods come first: ``with``, ``use``, ``record``, ``begin_capture``, ``synchronize``. `ptr` and
     `handle` are the address of the CUDA stream. It belongs to the device that is current when it is made.
+    ``synchronize`` raises SignalTimeout when waits of kernels have expired.
     """
 
     def __init__(self):
         cupy.cuda.Stream.__init__(self, non_blocking=True)
         NumbaStream.__init__(self, self.ptr)
+
+    def synchronize(self):
+        with deadline.checked():
+            cupy.cuda.Stream.synchronize(self)
 
     __hash__ = cupy.cuda.Stream.__hash__
 

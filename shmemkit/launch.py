@@ -19,7 +19,10 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.dispatcher import CUDADispatcher
 
+from . import timeouts
 from . import world as _world
+from .armed import compile_armed
+from .device import deadline
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -29,7 +32,16 @@ DEFAULT_SHARED = 48 * 1024  # bytes a block may have without asking the driver
 
 
 def bind(
-    kernel, grid, block, args, stream=None, shared=0, cluster=None, cooperative=False, co_resident=False
+    kernel,
+    grid,
+    block,
+    args,
+    stream=None,
+    shared=0,
+    cluster=None,
+    cooperative=False,
+    co_resident=False,
+    timeout=None,
 ):
     """Bind `kernel` to a launch configuration and arguments. -> a bound launch `b`.
 
@@ -46,6 +58,9 @@ def bind(
     cooperative   launch cooperatively, as kernels with Numba's grid.sync() are anyway; implies co_resident
     co_resident   the kernel's blocks wait for each other: refuse a grid that does not fit on the GPU all at
                   once (what else runs there is not taken into account). On the emulator every grid fits
+    timeout       seconds that a wait in the kernel may take: SignalTimeout then, instead of a hang (see
+                  docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, or without limit. The emulator, which finds
+                  deadlocks by itself, checks the number only
 
     ``b()`` launches; ``b(stream=s)`` on another stream. ``b.set(which, value)`` replaces an argument by
     position or name, from the next launch on; its type must stay. Both may be used while a stream captures a
@@ -57,6 +72,7 @@ def bind(
 
     Raises TypeError for arguments that a kernel cannot take, ValueError for a configuration that cannot run:
     it says what was given and what is allowed. RuntimeError without a World on a machine without a GPU.
+    ``b()`` raises SignalTimeout, and launches nothing, when waits of an earlier launch have expired.
     """
     if not isinstance(kernel, CUDADispatcher):
         raise TypeError(f"bind: {kernel!r} is not a kernel; decorate it with @cuda.jit")
@@ -71,6 +87,9 @@ def bind(
         cluster = _dimensions(cluster, "cluster", grid)
         if any(g % c for g, c in zip(grid, cluster, strict=True)):
             raise ValueError(f"bind: grid {grid} is not a multiple of cluster {cluster} in every direction")
+    if timeout is not None:
+        timeout = timeouts.as_seconds(timeout, "bind: timeout")
+    timeouts.default()  # a bad one is refused here, not while a kernel is compiled
     world = _world.current()
     if world is None and _world.n_gpus() == 0:
         raise RuntimeError("bind: no GPU, and no World that would be emulated: call shmemkit.init() first")
@@ -78,7 +97,7 @@ def bind(
     if stream is None:
         stream = world.stream if world is not None else None
     launch = _EmulatedLaunch if emulated else _GpuLaunch
-    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident)
+    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, timeout)
 
 
 def _dimensions(value, name, most):
@@ -205,7 +224,7 @@ def _accepts(declared, actual, value):
 class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
-    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident):
+    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, timeout):
         # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         self._default = kernel[grid, block, stream, shared]
@@ -223,16 +242,19 @@ class _EmulatedLaunch(Launch):
 class _GpuLaunch(Launch):
     """Launches with cuLaunchKernel on a buffer of packed arguments."""
 
-    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident):
+    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, timeout):
         from cuda.bindings import driver
 
         self._driver = driver
         _prepare_process()
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
-        compiled = self._compile()
+        compiled = self._compile(timeout)
         self._types = list(compiled.argument_types)
         self._pack()
         self._load(compiled)
+        if timeout is not None:
+            (library,) = self._check(self._driver.cuKernelGetLibrary(self._kernel))
+            deadline.set_limit(int(library), timeout)
         cooperative = cooperative or compiled.cooperative
         self._configure_shared()
         self._configure_cluster()
@@ -242,13 +264,20 @@ class _GpuLaunch(Launch):
         self._bind_call(address_of_stream(stream), cooperative)
 
     # -- compiling and loading
-    def _compile(self):
+    def _compile(self, timeout):
+        argument_types = self._types_to_compile()
+        if timeout is not None:
+            return compile_armed(self.kernel, argument_types, timeout)
+        return self.kernel.compile(argument_types)
+
+    def _types_to_compile(self):
+        """The arguments' types, or those that the kernel was declared for."""
         kernel, wanted = self.kernel, tuple(self._types)
         if wanted in kernel.overloads or (kernel._can_compile and not kernel.specialized):
-            return kernel.compile(wanted)
-        for declared, compiled in kernel.overloads.items():
+            return wanted
+        for declared in kernel.overloads:
             if all(map(_accepts, declared, wanted, self._args)):
-                return compiled
+                return declared
         raise TypeError(
             f"bind: kernel {self.name} was declared for {', '.join(map(str, kernel.overloads))} only, not "
             f"for {wanted}"
@@ -380,6 +409,7 @@ class _GpuLaunch(Launch):
         self._on, self._default = on, on(stream)
 
     def __call__(self, stream=None):
+        deadline.check()
         result = self._default() if stream is None else self._on(address_of_stream(stream))()
         if result[0]:
             self._fail(result[0])

@@ -3,13 +3,18 @@ emulator."""
 
 import ctypes
 import importlib.util
+import math
 import os
 import sys
 import warnings
 
+import numpy as np
+
+from . import timeouts
 from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory, ranks_text
+from .roll_call import RollCall
 
 BACKENDS = ("auto", "nvshmem", "emulator")
 _alone = None  # the World of this process, outside of emu.run
@@ -117,6 +122,7 @@ class World(SymmetricMemory):
     """
 
     def __init__(self, backend, comm, local_size):
+        limit = timeouts.default()  # a bad one is refused before anything is initialized
         self.finalized = False
         self._host = current_host()
         self._ending = Ending(comm)
@@ -135,6 +141,9 @@ class World(SymmetricMemory):
         except ValueError:
             self.backend.abandon()
             raise
+        self._roll_call = None
+        if backend != "emulator" and self.n_ranks > 1:
+            self._roll_call = RollCall(self.comm, limit)
         self.node, self.local_rank = divmod(self.rank, self.local_size)
         self.n_nodes = self.n_ranks // self.local_size
         self.backend.set_local_size(self.local_size)
@@ -162,14 +171,19 @@ class World(SymmetricMemory):
     # -- synchronisation
     def barrier(self, stream=None):
         """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was
-        done before, on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it.
-        Collective; can be captured in a graph.
+        done before, on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it, and raises
+        SignalTimeout, which names the missing ranks, after SHMEMKIT_TIMEOUT. Collective; can be captured in a
+        graph.
         """
         self._check_alive("barrier")
         self.backend.barrier(stream)
 
     def host_barrier(self):
-        """The host programs of all ranks meet. Does not wait for GPU work. Collective."""
+        """The host programs of all ranks meet. Does not wait for GPU work. Collective.
+
+        RankTimeout, which names the missing ranks, after SHMEMKIT_TIMEOUT; without it, a line on standard
+        error names them after a minute. All collective functions of the World begin so.
+        """
         self._check_alive("host_barrier")
         self._meet("host_barrier")
 
@@ -180,12 +194,14 @@ class World(SymmetricMemory):
         return self._meet("host_allgather", value)
 
     def asnumpy(self, array, stream=None):
-        """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished."""
+        """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished.
+        SignalTimeout as ``synchronize``."""
         self._check_alive("asnumpy")
         return self.backend.to_host(array, stream)
 
     def synchronize(self):
-        """Wait for all GPU work of this rank."""
+        """Wait for all GPU work of this rank. SignalTimeout when waits of its kernels have expired
+        (SHMEMKIT_TIMEOUT, ``bind(timeout=)``)."""
         self._check_alive("synchronize")
         self.backend.synchronize()
 
@@ -211,6 +227,8 @@ class World(SymmetricMemory):
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
+        if self._roll_call is not None:
+            self._roll_call.close()
         try:
             self.backend.finalize()
         finally:
@@ -247,7 +265,10 @@ class World(SymmetricMemory):
         """The host programs of all ranks meet in `call`, a collective function. -> the `value` of every rank.
 
         RuntimeError on every rank when they are in different ones: they would wait for each other forever.
+        RankTimeout when ranks are missing after SHMEMKIT_TIMEOUT.
         """
+        if self._roll_call is not None:
+            self._roll_call.meet(call)
         answers = self.backend.allgather((call, value), call)
         calls = {}
         for rank, (theirs, _) in enumerate(answers):
@@ -261,6 +282,20 @@ class World(SymmetricMemory):
             error.shown_by = 0
             raise error
         return [theirs for _, theirs in answers]
+
+    def locate(self, address):
+        """-> (name, index, rank) of the element of a symmetric array that is at `address`, as kernels of this
+        rank see it, or (None, None, None). GPUs only."""
+        rank, found = self.backend.locate(address, self._find)
+        return (None, None, None) if found is None else (*found, rank)
+
+    def _find(self, address):
+        """(name, index) of the element at `address` of this rank's symmetric heap, or None."""
+        for start, allocation in self._allocations.items():
+            number, within = divmod(address - start, allocation.dtype.itemsize)
+            if number >= 0 and within == 0 and number < math.prod(allocation.shape):
+                return allocation.name, tuple(map(int, np.unravel_index(number, allocation.shape)))
+        return None
 
     def _check_alive(self, what):
         if self.finalized:

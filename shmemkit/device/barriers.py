@@ -11,10 +11,11 @@ from numba import cuda
 
 from shmemkit.emu.thread import current_thread
 
+from . import deadline
 from .checks import check_emulated_words, check_integer, check_words
 from .memory import load, store
 from .peers import my_rank, n_ranks
-from .ptx import TypingError, asm, element_address, gpu, types
+from .ptx import TypingError, asm, element_address, gpu, gpu_function, types
 from .shim import nvshmem
 from .signals import notify, wait
 from .threads import block_thread, block_threads
@@ -189,6 +190,13 @@ def _(arrivals=None, epoch=None):
     check_words("barrier_all_block", "epoch", epoch, (arrivals.dtype,))
     one = arrivals.dtype(1)
     dtype = arrivals.dtype
+    arrival = wait
+    if deadline.armed():  # the same wait, which says where it is
+        poll = deadline.bounded("barrier_all_block", dtype, load(dtype, "acquire", "sys"), "ge")
+
+        @gpu_function
+        def arrival(signals, n, scope, semantic, value):
+            poll(element_address(signals, 0), value)
 
     def impl(arrivals=None, epoch=None):
         # The first barrier: all of the block's stores come before each notify, and its last call's new epoch
@@ -202,7 +210,7 @@ def _(arrivals=None, epoch=None):
             peer += threads
         peer = block_thread()
         while peer < n:
-            wait(arrivals[peer:], 1, "sys", "acquire", target)
+            arrival(arrivals[peer:], 1, "sys", "acquire", target)
             peer += threads
         cuda.syncthreads()
         if block_thread() == 0:
@@ -304,6 +312,14 @@ def _(state):
     dtype = state.dtype
     arrive, reset = _arrive(dtype), _reset(dtype)
     look, acquire, release = load(dtype, "relaxed", "gpu"), load(dtype, "acquire", "gpu"), store(dtype, "gpu")
+    if deadline.armed():
+        poll = deadline.bounded_change(dtype, acquire)
+    else:
+
+        @gpu_function
+        def poll(address, before, arrived, blocks):
+            while acquire(address) == before:
+                pass
 
     def impl(state):
         cuda.syncthreads()
@@ -316,8 +332,7 @@ def _(state):
                 reset(arrived, 0)
                 release(passed, dtype(before + dtype(1)))
             else:
-                while acquire(passed) == before:
-                    pass
+                poll(passed, before, arrived, last + 1)
         cuda.syncthreads()
 
     return impl

@@ -11,6 +11,7 @@ from itertools import product
 
 from shmemkit.emu.thread import current_thread
 
+from . import deadline
 from .checks import (
     COMPARES,
     SCOPES,
@@ -144,7 +145,8 @@ def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
     check_integer(primitive, n=n, value=value)
     scope = literal_choice(primitive, "scope", scope, SCOPES)
     semantic = literal_choice(primitive, "semantic", semantic, _SEMANTICS)
-    holds = getattr(operator, literal_choice(primitive, "compare", compare, COMPARES))
+    compare = literal_choice(primitive, "compare", compare, COMPARES)
+    holds = getattr(operator, compare)
     dtype = signals.dtype
     read = load(dtype, semantic, scope)
     number, count, meet = SHARES[group]
@@ -155,6 +157,9 @@ def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
         while not holds(seen, wanted):
             seen = read(address)
         return seen
+
+    if deadline.armed():
+        poll = deadline.bounded(primitive, dtype, read, compare)
 
     if is_one(n) and group == "thread":
 
@@ -254,7 +259,13 @@ def _(signal, rank, value, sig_op="set", scope="sys"):
     def impl(signal, rank, value, sig_op="set", scope="sys"):
         write(element_address(signal, 0) + offset_of(rank), dtype(value))
 
-    return impl
+    stopped = deadline.stopped
+
+    def impl_unless_stopped(signal, rank, value, sig_op="set", scope="sys"):
+        if not stopped():
+            write(element_address(signal, 0) + offset_of(rank), dtype(value))
+
+    return impl_unless_stopped if deadline.armed() else impl
 
 
 # ---- OpenSHMEM's signals
@@ -285,7 +296,13 @@ def _(signal_var, signal_val, signal_op, pe):
     def impl(signal_var, signal_val, signal_op, pe):
         call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), types.int32(pe))
 
-    return impl
+    stopped = deadline.stopped
+
+    def impl_unless_stopped(signal_var, signal_val, signal_op, pe):
+        if not stopped():
+            call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), types.int32(pe))
+
+    return impl_unless_stopped if deadline.armed() else impl
 
 
 def signal_wait_until(signal, compare, value):
@@ -307,6 +324,14 @@ def signal_wait_until(signal, compare, value):
 def _(signal, compare, value):
     check_words("signal_wait_until", "signal", signal, SIGNALS)
     check_integer("signal_wait_until", compare=compare, value=value)
+    if deadline.armed():  # NVSHMEM's wait has no limit; it polls the local word, too
+        read = load(types.uint64, "acquire", "sys")
+        poll = deadline.bounded_by_number("signal_wait_until", types.uint64, read)
+
+        def bounded(signal, compare, value):
+            return poll(element_address(signal, 0), types.uint64(value), types.int32(compare))
+
+        return bounded
     call = nvshmem("signal_wait")
 
     def impl(signal, compare, value):

@@ -30,6 +30,8 @@ import time
 
 import numpy as np
 
+from shmemkit import timeouts
+
 from .errors import EmulatorError
 from .heap import heap_size
 from .report import deadlock as explain
@@ -191,13 +193,30 @@ class Processes:
         """All host programs meet; kernels of this process go on meanwhile. `call` is what this one calls."""
         self.arrived[self.rank] += 1
         target = self.arrived[self.rank].item()
+        start, limit = time.monotonic(), timeouts.default()
+
+        def all_are_there():
+            if min(self.arrived.tolist()) >= target:
+                return True
+            if limit is not None and time.monotonic() - start > limit:
+                raise self._timeout(target, call, limit)
+            return False
+
         self.machine.wait_on_host(
             self.rank,
-            lambda: min(self.arrived.tolist()) >= target,
+            all_are_there,
             None,
             lambda: self._late(target, call),
             can_go_on=False,
         )
+
+    def _timeout(self, target, call, limit):
+        missing = np.flatnonzero(self.arrived < target).tolist()
+        there = [r for r in range(self.n) if r not in missing]
+        text = timeouts.missing_text(call, missing, there, limit)
+        error = timeouts.RankTimeout(f"{text}. End the program", self.rank, call, missing)
+        error.shown_by = there[0]
+        return error
 
     def _late(self, target, call):
         late = np.flatnonzero(self.arrived < target).tolist()

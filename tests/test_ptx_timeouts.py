@@ -1,0 +1,183 @@
+"""Waits with a deadline, as PTX: in armed kernels everywhere, in all others not a trace."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from numba import cuda
+from numba.cuda import types
+from ptx import AMPERE, HOPPER, compile_ptx, instructions, link, resources
+
+from shmemkit import device as sk
+from shmemkit import timeouts
+from shmemkit.armed import arming
+from shmemkit.kernels import queue
+
+SIGNALS = types.Array(types.uint64, 1, "C")
+TYPES = (SIGNALS, types.int64, types.uint64)
+TRACES = ("globaltimer", "shmemkit_deadline")
+GE = sk.ComparisonType.CMP_GE
+
+
+@pytest.fixture(autouse=True)
+def unset():
+    if timeouts.default() is not None:
+        pytest.skip("SHMEMKIT_TIMEOUT is set: all kernels are armed")
+
+
+def wait_one(signals, n, value):
+    sk.wait(signals, 1, "sys", "acquire", value)
+
+
+def wait_many(signals, n, value):
+    sk.wait(signals, n, "gpu", "relaxed", value, "eq")
+
+
+def wait_warp(signals, n, value):
+    sk.wait_warp(signals, n, "sys", "acquire", value)
+
+
+def wait_block(signals, n, value):
+    sk.wait_block(signals, 1, "sys", "acquire", value)
+
+
+def until(signals, n, value):
+    sk.signal_wait_until(signals, GE, value)
+
+
+def signal_wait(signals, n, value):
+    sk.signal_wait(signals, GE, value)
+
+
+def barrier(signals, n, value):
+    sk.barrier_all_block(signals[: n - 1], signals[n - 1 :])
+
+
+def grid(signals, n, value):
+    sk.grid_barrier(signals)
+
+
+WAITS = [wait_one, wait_many, wait_warp, wait_block, until, signal_wait, barrier, grid]
+
+
+@cuda.jit(device=True)
+def in_a_function(signals, value):
+    sk.wait(signals, 1, "sys", "acquire", value)
+
+
+@cuda.jit(device=True)
+def deeper(signals, value):
+    in_a_function(signals, value)
+
+
+def calls_a_function(signals, n, value):
+    deeper(signals, value)
+
+
+def calls_a_function_of_a_module(signals, n, value):
+    queue.consumer_wait(signals, n, value)
+
+
+def traces(ptx):
+    return [trace for trace in TRACES if trace in ptx]
+
+
+def armed_ptx(kernel, argument_types=TYPES, cc=HOPPER):
+    with arming():
+        return compile_ptx(kernel, argument_types, cc)
+
+
+def code(ptx):
+    """The instructions, without the kernel's name and types in its parameters' names."""
+    return [re.sub(r"\[\w+_param_(\d+)", r"[param_\1", line) for line in instructions(ptx)]
+
+
+def plain_loop(signals, n, value):
+    while sk.ld_acquire(signals, 0) < value:
+        pass
+
+
+def test_without_a_limit_a_wait_is_the_plain_loop():
+    assert code(compile_ptx(wait_one, TYPES)) == code(compile_ptx(plain_loop, TYPES))
+
+
+@pytest.mark.parametrize(
+    "kernel", [*WAITS, calls_a_function, calls_a_function_of_a_module], ids=lambda k: k.__name__
+)
+def test_armed_beside_what_is_not(kernel):
+    """The same kernel, without a limit, armed, and without again: each is what it was asked to be."""
+    before = compile_ptx(kernel, TYPES)
+    armed = armed_ptx(kernel)
+    after = compile_ptx(kernel, TYPES)
+    assert traces(before) == traces(after) == []
+    assert code(before) == code(after)
+    assert traces(armed) == list(TRACES)
+    assert traces(armed_ptx(kernel)) == list(TRACES), "the second time"
+
+
+def test_armed_first():
+    @cuda.jit(device=True)
+    def function(signals, value):
+        sk.wait(signals, 1, "sys", "acquire", value, "gt")
+
+    def kernel(signals, n, value):
+        function(signals, value)
+
+    assert traces(armed_ptx(kernel)) == list(TRACES)
+    assert traces(compile_ptx(kernel, TYPES)) == []
+
+
+@pytest.mark.parametrize("kernel", [wait_one, wait_many, wait_warp, until, grid], ids=lambda k: k.__name__)
+def test_the_clock_is_not_read_at_every_poll(kernel):
+    """A poll counts down, and branches around the look until it has come to 0."""
+    ptx = armed_ptx(kernel)
+    assert re.search(r"add\.s64\s+(%rd\d+), \1, -1;\s+setp\.ne\.s64\s+(%p\d+), \1, 0;\s+@\2 bra", ptx), ptx
+
+
+@pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
+def test_registers(cc):
+    kernel, argument_types = next(iter(queue.GPU_KERNELS.values()))
+    plain = resources(compile_ptx(kernel, argument_types, cc), cc)
+    armed = resources(armed_ptx(kernel, argument_types, cc), cc)
+    assert (armed.spills, armed.stack) == (0, 0)
+    assert armed.registers <= plain.registers + 8
+
+
+@pytest.mark.parametrize("lto", [True, False], ids=["lto", "no-lto"])
+def test_linked(lto):
+    def kernel(signals, n, value):
+        sk.wait(signals, 1, "sys", "acquire", value)
+        sk.notify(signals, 0, value)
+
+    plain = link(kernel, TYPES, lto)
+    with arming():
+        armed = link(kernel, TYPES, lto)
+    assert b"shmemkit_deadline" in armed and b"shmemkit_deadline" not in plain
+    assert b"shmemkit_world" in armed and b"shmemkit_world" in plain
+
+
+def test_signals_are_not_sent_any_more():
+    def notify(signals, n, value):
+        sk.notify(signals, 1, value)
+
+    def signal_op(signals, n, value):
+        sk.signal_op(signals, value, sk.SignalOp.SIGNAL_SET, 1)
+
+    for kernel in (notify, signal_op):
+        assert re.search(r"ld\.relaxed\.gpu.*\bbra\b.*(st\.release\.sys|call\.uni)", armed_ptx(kernel), re.S)
+        assert "ld.relaxed.gpu" not in compile_ptx(kernel, TYPES)
+
+
+@pytest.mark.parametrize("value", ["2.5", ""])
+def test_variable(value):
+    code = """
+import sys
+sys.path.insert(0, "tests")
+from test_ptx_timeouts import *
+print(traces(compile_ptx(calls_a_function, TYPES)))
+"""
+    environment = os.environ | {"SHMEMKIT_TIMEOUT": value}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(list(TRACES) if value else []), done.stderr
