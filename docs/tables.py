@@ -1,4 +1,4 @@
-"""Write the tables of the docs from benchmarks/results/*.json.
+"""Write the tables of the docs from benchmarks/results/*.json, and what the commands shown in them print.
 
 python docs/tables.py           rewrite them
 python docs/tables.py --check   exit status 1 if one is out of date
@@ -6,11 +6,14 @@ python docs/tables.py --check   exit status 1 if one is out of date
 
 import json
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def table(header, rows):
@@ -48,10 +51,19 @@ def machine(data):
     return f"{about['gpu']}, CUDA driver {about['driver']}, {about['date'][:10]}."
 
 
+def output(command):
+    """`command`, a Python one, and what it prints."""
+    _, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return f"```console\n$ {command}\n{done.stdout.replace(f'{ROOT}/', '')}```"
+
+
 def with_tables(text):
     return re.sub(
-        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-        lambda m: m[1] + globals()[m[2]]() + "\n" + m[3],
+        r"(<!-- (table|output): (.*?) -->\n).*?(<!-- end -->)",
+        lambda m: m[1] + (globals()[m[3]]() if m[2] == "table" else output(m[3])) + "\n" + m[4],
         text,
         flags=re.S,
     )

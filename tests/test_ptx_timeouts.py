@@ -1,5 +1,6 @@
 """Waits with a deadline, as PTX: in armed kernels everywhere, in all others not a trace."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -59,7 +60,15 @@ def grid(signals, n, value):
     sk.grid_barrier(signals)
 
 
-WAITS = [wait_one, wait_many, wait_warp, wait_block, until, signal_wait, barrier, grid]
+with_nvshmem = pytest.mark.skipif(importlib.util.find_spec("nvshmem") is None, reason="needs nvshmem4py")
+WAITS = [
+    wait_one,
+    wait_many,
+    wait_warp,
+    wait_block,
+    grid,
+    *[pytest.param(kernel, marks=with_nvshmem) for kernel in (until, signal_wait, barrier)],
+]
 
 
 @cuda.jit(device=True)
@@ -158,6 +167,7 @@ def test_linked(lto):
     assert b"shmemkit_world" in armed and b"shmemkit_world" in plain
 
 
+@with_nvshmem
 def test_signals_are_not_sent_any_more():
     def notify(signals, n, value):
         sk.notify(signals, 1, value)

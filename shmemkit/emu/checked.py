@@ -23,7 +23,7 @@ class CheckedThread(Thread):
         self.missed = []  # what was seen but not learnt, for reports
         self.heard = None  # the clock that was learnt last
         self.known_write = self.known_read = None  # Moments that come before what I do now
-        self.noted = []  # (time, site, what) of the last releases, for reports
+        self.noted = []  # (time, site, what, target PE) of the last releases, for reports
 
     # -- clocks
     def now(self):
@@ -41,8 +41,8 @@ class CheckedThread(Thread):
         self.moment = None
         return clock
 
-    def note_release(self, site, what):
-        self.noted.append((self.block.phase << 32 | self.releases, site, what))
+    def note_release(self, site, what, target=None):
+        self.noted.append((self.block.phase << 32 | self.releases, site, what, target))
         del self.noted[:-8]
 
     def learn(self, clock):
@@ -100,6 +100,7 @@ class CheckedThread(Thread):
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         races, key = self.block.machine.races, address_of(array, index)
         plain = untracked(array)
+        self.turn("atomic", key)
         old, changed = self.update(plain, index, function)
         races.access_word(array, index, self, scope, True, True)
         races.acquire(self, key, scope, ordered=False)

@@ -35,7 +35,7 @@ class Configured:
                 f"kernel {kernel.py_func.__name__}: grid {self.grid}, block {self.block}: at least one "
                 f"block, and 1 to {MAX_THREADS_PER_BLOCK} threads per block are allowed"
             )
-        self.stream = stream if isinstance(stream, Stream) else _current()
+        self.stream = _stream(stream)
         self.shared = shared
 
     def __call__(self, *arguments):
@@ -57,6 +57,21 @@ class Configured:
             arguments,
         )
         self.stream.enqueue(launch)
+
+
+def _stream(stream):
+    """The emulated stream that a launch names: itself, its address, or by ``__cuda_stream__``."""
+    if isinstance(stream, Stream):
+        return stream
+    if hasattr(type(stream), "__cuda_stream__"):
+        stream = stream.__cuda_stream__()[1]
+    default = _current()
+    if stream is None or stream == 0:
+        return default
+    for known in default.machine.streams[default.pe]:
+        if known.ptr == stream:
+            return known
+    raise ValueError(f"{stream!r} is no stream of this PE, nor the address of one")
 
 
 def _configure(kernel, configuration):
@@ -146,6 +161,8 @@ def install(current):
         return unconfigured(kernel, *args, **kwargs)
 
     replace(CUDADispatcher, "__call__", call)
+    for name in ("compile", "compile_device", "disable_compile"):  # @cuda.jit(signature): nothing is compiled
+        replace(CUDADispatcher, name, lambda kernel, *_, **__: None)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", _configure)
     replace(

@@ -150,14 +150,10 @@ class _Pair:
         if known:
             release = self._release_after(message.thread, message.issued.time)
             if release is not None:
-                _, site, what = release
+                _, site, what, target = release
                 by = "the signal" if what in ("release", "signal_op") else f"the {what}"
                 # A fence orders what goes to one PE, and nothing that does not go through NVSHMEM.
-                same_way = any(
-                    o.site == site and o.thread is message.thread and o.target == message.target
-                    for o in list(self.races.live.values())
-                )
-                order = "fence()" if same_way else "quiet()"
+                order = "fence()" if target == message.target else "quiet()"
                 line = _line((None, *site))
                 return (
                     f"{name} is not ordered before {by} of line {line}: {order} between them, or put_signal"
@@ -182,7 +178,7 @@ class _Pair:
                 if self.clock.get(operation_done(serial)):
                     return self._other(message, other.what, other.site)
         # Its data may have been overwritten since; the thread knows of a later signal of the same word.
-        for time, site, what in message.thread.noted:
+        for time, site, what, _ in message.thread.noted:
             if time > message.issued.time and what.startswith("put_signal"):
                 if self.clock.get(message.issued.thread, 0) >= time and site == message.site:
                     return self._other(message, what, site)

@@ -209,7 +209,7 @@ class Races:
         serial, site = next(self.serials), kernel_site()
         where = None if flag is None else address(flag)
         operation = Operation(serial, thread, int(pe), site, what, where)
-        thread.note_release(site, what)
+        thread.note_release(site, what, int(pe))
         clock = operation.clock = thread.released()
         if self.fenced:
             for key in list(clock):

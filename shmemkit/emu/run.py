@@ -25,7 +25,13 @@ class Host(greenlet):
         self.why = self.action = None
         self.can_go_on = self.goes_on = False
         self.world = None
+        self.process = None  # what a script has as if it had a process of its own (scripts/process.py)
         self.result = None
+
+    def switch(self, *args):
+        if self.process is not None:
+            self.process.enter()
+        return super().switch(*args)
 
     def run(self):
         program = self.program

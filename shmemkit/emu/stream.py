@@ -197,9 +197,13 @@ class Event:
 
 
 def default_stream():
-    """The World's stream."""
+    """The World's stream; of a script that has none, its process's."""
     from .. import world
+    from .run import current_host
 
+    host = current_host()
+    if host is not None and host.world is None and host.process is not None:
+        return host.process.null
     return world.current(required=True).stream
 
 

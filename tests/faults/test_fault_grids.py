@@ -289,7 +289,7 @@ def test_lock_released_by_an_ordinary_store(correct):
     return locked_total(locked("fence" if correct else "store"))
 
 
-@fault(DeadlockError, "waits for", right=[[0, 1, 2]], pes=1, seed=0)
+@fault(DeadlockError, "waits for", right=[[0, 1, 2]], pes=1)
 def test_home_made_grid_barrier_is_reused_at_once(correct):
     """Blocks wait for the counter to be 0 again, which the first ones to go on have raised by then."""
 

@@ -113,7 +113,7 @@ def test_barrier_on_another_stream(correct):
     return main
 
 
-@fault(RaceError, "slots", right=[[10, 11, 12]] * 2, seed=0)
+@fault(RaceError, "slots", right=[[10, 11, 12]] * 2)
 def test_number_of_the_call_baked_into_a_graph(correct):
     """A host-side count of the calls: every replay waits for the value of the first."""
 

@@ -7,7 +7,7 @@ import types
 
 
 def not_served(name):
-    return NotImplementedError(f"{name} is not emulated: docs/scripts.md lists what 'python -m shmemkit.emu' serves")
+    return NotImplementedError(f"{name} is not emulated; docs/scripts.md lists what is")
 
 
 class StandIn(types.ModuleType):

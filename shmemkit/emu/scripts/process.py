@@ -1,9 +1,11 @@
-"""What each PE of a script has of its own although all share a process: its ``__main__``, the modules beside the
-script, sys.argv and sys.path, the states of random number generators, functions to call at exit."""
+"""What each PE of a script has of its own although all share a process: its ``__main__``, the modules beside
+the script, sys.argv and sys.path, what a launcher puts into the environment, the states of random number
+generators, functions to call at exit."""
 
 import os
 import random
 import sys
+from collections import Counter
 
 import numpy as np
 
@@ -21,14 +23,26 @@ def current(call="this"):
     return host.process
 
 
-class Process:
-    """`folder`: modules below it belong to the PE."""
+def launcher_variables(pe, n_pes, local_size):
+    """What mpirun, torchrun and srun tell a process about itself."""
+    names = {
+        "OMPI_COMM_WORLD_RANK PMI_RANK RANK SLURM_PROCID": pe,
+        "OMPI_COMM_WORLD_SIZE PMI_SIZE WORLD_SIZE SLURM_NTASKS": n_pes,
+        "OMPI_COMM_WORLD_LOCAL_RANK LOCAL_RANK SLURM_LOCALID": pe % local_size,
+        "OMPI_COMM_WORLD_LOCAL_SIZE LOCAL_WORLD_SIZE": local_size,
+    }
+    return {name: str(value) for joint, value in names.items() for name in joint.split()}
 
-    def __init__(self, host, folder, argv, path):
+
+class Process:
+    """`folder`: modules below it belong to the PE, but for those `shared`, by name."""
+
+    def __init__(self, host, folder, argv, path, shared):
         self.host, self.pe, self.machine = host, host.pe, host.program.machine
         self.folder = os.path.join(folder, "")
-        self.argv, self.path = list(argv), list(path)
+        self.argv, self.path, self.shared = list(argv), list(path), shared
         self.modules = {}  # while others run
+        self.variables = launcher_variables(self.pe, self.machine.n_pes, self.machine.local_size)
         self.random_states = None
         self.at_exit = []
         self.null = ScriptStream.null_of(self)
@@ -36,7 +50,7 @@ class Process:
         self.device = 0
         self.random = np.random.RandomState()  # CuPy's
         self.allocations = {}  # address -> [symmetric array, references], of nvshmem.core
-        self.statuses = {}
+        self.splits, self.finalized = Counter(), False  # of MPI: communicator -> how often it was split
 
     # -- whose turn it is
     def enter(self):
@@ -49,6 +63,7 @@ class Process:
         _inside = self
         sys.modules.update(self.modules)
         sys.argv[:], sys.path[:] = self.argv, self.path
+        os.environ.update(self.variables)
         if self.random_states is not None:
             random.setstate(self.random_states[0])
             np.random.set_state(self.random_states[1])
@@ -65,6 +80,8 @@ class Process:
     def _is_mine(self, name, module):
         if name == "__main__":
             return True
+        if name in self.shared or name.partition(".")[0] == "shmemkit":
+            return False
         file = getattr(module, "__file__", None) if type(module).__name__ == "module" else None
         return isinstance(file, str) and file.startswith(self.folder) and not _is_installed(file)
 
@@ -81,7 +98,11 @@ class Process:
     def settle(self):
         """What CuPy does comes after the work on its current stream; it is done at once here, so wait for
         that."""
-        streams = [s for s in self.streams if s.legacy] if self.stream is self.null else [self.stream]
+        streams = (
+            [s for s in self.streams if getattr(s, "legacy", False)]
+            if self.stream is self.null
+            else [self.stream]
+        )
         for stream in streams:
             if stream.queue:
                 stream.settle()

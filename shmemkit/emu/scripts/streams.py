@@ -1,5 +1,5 @@
-"""Streams and events of scripts: one class is what numba.cuda, CuPy and cuda.core make, so that each accepts those
-of the others.
+"""Streams and events of scripts: one class is what numba.cuda, CuPy and cuda.core make, so that each accepts
+those of the others.
 
 The default stream (the "legacy" one) waits for the streams that are not made non-blocking, and they for it.
 """
@@ -92,11 +92,6 @@ class ScriptStream(Stream, Served):
     def __cuda_stream__(self):
         return 0, int(self.ptr)
 
-    def __eq__(self, other):
-        return self is other
-
-    __hash__ = object.__hash__
-
     # -- work
     def enqueue(self, operation):
         if self.captured is None and self.legacy:
@@ -165,7 +160,9 @@ def find(stream):
     if hasattr(type(stream), "__cuda_stream__"):
         stream = stream.__cuda_stream__()[1]
     if not hasattr(stream, "__index__"):
-        raise TypeError(f"{stream!r} is no stream: one of numba.cuda, CuPy or cuda.core, or its address, is allowed")
+        raise TypeError(
+            f"{stream!r} is no stream: one of numba.cuda, CuPy or cuda.core, or its address, is allowed"
+        )
     if int(stream) in (0, 1, 2):
         return process.null
     for known in process.streams:

@@ -1,0 +1,157 @@
+"""``python -m shmemkit.emu -n 4 script.py``: a script on several PEs of one process. See docs/scripts.md."""
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+
+from .. import __version__
+from .errors import RaceError
+from .network import DELIVERIES
+from .run import schedule_of
+
+
+def parser():
+    result = argparse.ArgumentParser(
+        prog="python -m shmemkit.emu",
+        description="Run a script that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and mpi4py, on several "
+        "PEs without a GPU.",
+        epilog="Exit status: 0 clean, 1 the script failed, 2 race, 3 deadlock; or the script's own.",
+    )
+    result.add_argument("-n", type=_positive, default=2, metavar="N", help="PEs (default 2)")
+    result.add_argument("--local-size", type=_positive, metavar="L", help="PEs per node (default: all)")
+    result.add_argument(
+        "--races", action="store_true", default=None, help="report accesses that nothing orders"
+    )
+    result.add_argument("--delivery", choices=DELIVERIES, help="when messages arrive")
+    schedule = result.add_mutually_exclusive_group()
+    schedule.add_argument("--seed", type=int, help="a random schedule, the same each time")
+    schedule.add_argument("--explore", type=_positive, metavar="K", help="run with the seeds 0 to K - 1")
+    result.add_argument("--json", metavar="FILE", help="write the outcome there, too")
+    result.add_argument("script")
+    result.add_argument("arguments", nargs=argparse.REMAINDER)
+    return result
+
+
+def _positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a positive integer is allowed")
+    return int(text)
+
+
+def main(argv=None):
+    """-> the exit status"""
+    options = parser().parse_args(argv)
+    try:
+        from .scripts.runner import Script, status_of, text_of
+    except ImportError as error:
+        sys.exit(f"python -m shmemkit.emu: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
+    error = found = None
+    try:
+        script = Script(options.script, options.arguments)
+        if options.explore is None:
+            _run(script, options)
+        else:
+            found = _explore(script, options)
+            error = found.failure
+    except Exception as e:
+        error = e
+    sys.stdout.flush()
+    status = status_of(error)
+    text = "" if error is None else text_of(error)
+    if found is not None:
+        text = f"{text}\n{found}".strip()
+    if text:
+        print(text, file=sys.stderr, flush=True)
+    if options.json:
+        _write(options, status, error, text, found)
+    return status
+
+
+def _run(script, options):
+    from .scripts.runner import run_script
+
+    run_script(
+        script,
+        options.n,
+        local_size=options.local_size,
+        races=options.races,
+        delivery=options.delivery,
+        seed=options.seed,
+    )
+
+
+def _explore(script, options):
+    from .scripts.runner import surroundings
+
+    try:
+        explore = importlib.import_module("shmemkit.emu.explore").explore
+    except ImportError as error:
+        raise RuntimeError(
+            f"--explore is not there in shmemkit {__version__}: use --seed N ({error})"
+        ) from None
+    given = {} if options.delivery is None else {"deliveries": (options.delivery,)}
+    if options.local_size is not None:
+        given["local_size"] = options.local_size
+    with surroundings():
+        return explore(
+            script.program, options.n, seeds=range(options.explore), races=bool(options.races), **given
+        )
+
+
+def _write(options, status, error, text, found):
+    races, delivery, seed = schedule_of(options.races, options.delivery, options.seed)
+    if found is not None:
+        delivery, seed = found.delivery, found.seed
+    names = ("clean", "failed", "race", "deadlock")
+    from .scripts.runner import ScriptExit
+
+    outcome = "failed" if isinstance(error, ScriptExit) else names[status]
+    result = {
+        "outcome": outcome,
+        "status": status,
+        "report": text,
+        "races": [_race(r) for r in error.races] if isinstance(error, RaceError) else [],
+        "seed": seed,
+        "delivery": delivery,
+        "n_pes": options.n,
+        "script": options.script,
+        "versions": _versions(),
+    }
+    with open(options.json, "w") as file:
+        json.dump(result, file, indent=1, default=str)
+        file.write("\n")
+
+
+def _race(race):
+    def access(a):
+        names = ("what", "rank", "block", "thread", "kernel", "file", "line", "source")
+        return {name: getattr(a, name) for name in names}
+
+    return {
+        "array": race.array,
+        "index": race.index,
+        "rank": race.rank,
+        "first": access(race.first),
+        "second": access(race.second),
+        "missing": race.missing,
+    }
+
+
+def _versions():
+    import numba
+    import numba_cuda
+    import numpy
+
+    return {
+        "shmemkit": __version__,
+        "python": platform.python_version(),
+        "numba": numba.__version__,
+        "numba-cuda": numba_cuda.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

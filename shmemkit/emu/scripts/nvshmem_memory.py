@@ -1,0 +1,154 @@
+"""Symmetric memory of ``nvshmem.core``: arrays and buffers."""
+
+import math
+
+import numpy as np
+
+from ..arrays import address
+from ..run import current_host
+from .cupy import ndarray
+from .modules import Served
+from .process import current
+
+
+class NvshmemError(Exception):
+    """As nvshmem4py's."""
+
+
+class NvshmemInvalid(Exception):
+    """As nvshmem4py's."""
+
+
+def world(call):
+    """The World of the PE that calls; NvshmemInvalid before init()."""
+    host = current_host()
+    found = None if host is None else host.world
+    if found is None:
+        raise NvshmemInvalid(
+            f"nvshmem.core.{call}: NVSHMEM is not initialized; call nvshmem.core.init() first"
+        )
+    return found
+
+
+class Buffer(Served):
+    """Bytes of symmetric memory; `array` has them."""
+
+    def __init__(self, array):
+        self.array = array
+
+    handle = property(lambda self: address(self.array))
+    size = property(lambda self: self.array.nbytes)
+    is_device_accessible, is_host_accessible, device_id = True, False, 0
+
+    def __dlpack__(self, **options):
+        return self.array.view(np.ndarray).__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.view(np.ndarray).__dlpack_device__()
+
+    def __repr__(self):
+        return f"<Buffer of {self.size} bytes at {self.handle:#x}>"
+
+
+def array(shape, dtype="float32", release=False, morder="C", except_on_del=True):
+    """A symmetric array of undefined content, as a CuPy array. Collective."""
+    if morder != "C":
+        raise NotImplementedError(f"nvshmem.core.array(morder={morder!r}) is not emulated: 'C' is")
+    result = world("array").empty(shape, dtype).view(ndarray)
+    current("array").allocations[address(result)] = [result, 1]
+    return result
+
+
+def bytearray(shape, dtype="float32", release=False, device_id=None, morder="C", except_on_del=True):
+    """As many bytes as an array of `shape` and `dtype` has."""
+    shape = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return array((math.prod(shape) * np.dtype(dtype).itemsize,), "uint8", morder=morder)
+
+
+def buffer(size, release=False, except_on_del=True):
+    """`size` bytes of symmetric memory. Collective."""
+    world("buffer")
+    return Buffer(array((size,), "uint8"))
+
+
+def get_peer_array(array, peer_pe=None):
+    """The array on another PE, for loads and stores."""
+    mine = world("get_peer_array")
+    base = tracked(array, "get_peer_array")
+    if peer_pe == mine.rank:
+        current("get_peer_array").allocations[address(base)][1] += 1
+        return array
+    return mine.peer_view(array, peer_pe).view(ndarray)
+
+
+def get_peer_buffer(buffer, pe):
+    return Buffer(get_peer_array(buffer.array, pe))
+
+
+def free_array(array):
+    """Collective, unless it is what ``get_peer_array`` returned."""
+    mine = world("free_array")
+    allocations = current("free_array").allocations
+    entry = allocations.get(address(array))
+    if entry is None:
+        if mine.backend.machine.memory_address <= address(array) < _end(mine) and not _is_mine(mine, array):
+            return
+        raise NvshmemInvalid("free_array: not an array of nvshmem.core.array(), or freed before")
+    entry[1] -= 1
+    if entry[1] == 0:
+        del allocations[address(array)]
+        mine.free(entry[0])
+
+
+def free(buffer):
+    free_array(buffer.array)
+
+
+def _end(world):
+    machine = world.backend.machine
+    return machine.memory_address + machine.memory.size
+
+
+def _is_mine(world, array):
+    heap = world.backend.heap
+    return heap.base <= address(array) < heap.base + heap.size
+
+
+def array_get_buffer(array):
+    """-> (buffer, bytes of `array`, name of its dtype)"""
+    return Buffer(_bytes(tracked(array, "array_get_buffer"))), array.nbytes, str(array.dtype)
+
+
+def _bytes(array):
+    return array.reshape(-1).view(np.uint8)
+
+
+def tracked(array, call):
+    """The allocation that begins where `array` does: host operations are about all of it."""
+    if isinstance(array, Buffer):
+        array = array.array
+    if not isinstance(array, np.ndarray):
+        raise NvshmemInvalid(
+            f"nvshmem.core.{call}: an array or a Buffer is needed, given a {type(array).__name__}"
+        )
+    entry = current(call).allocations.get(address(array))
+    if entry is None:
+        raise NvshmemInvalid(
+            f"nvshmem.core.{call}: the array is not where nvshmem.core.array() or buffer() made one: not "
+            "symmetric, a slice from further on, or freed"
+        )
+    return entry[0]
+
+
+MEMBERS = {
+    "NvshmemError": NvshmemError,
+    "NvshmemInvalid": NvshmemInvalid,
+    "array": array,
+    "array_get_buffer": array_get_buffer,
+    "buffer": buffer,
+    "bytearray": bytearray,
+    "free": free,
+    "free_array": free_array,
+    "get_peer_array": get_peer_array,
+    "get_peer_buffer": get_peer_buffer,
+}

@@ -1,0 +1,142 @@
+"""Run a script on several PEs of this process, each as if it had a process of its own."""
+
+import atexit
+import contextlib
+import os
+import sys
+import traceback
+import types
+
+from .. import backend, report
+from ..errors import DeadlockError, EmulatorError, RaceError
+from ..run import current_host, run
+from . import cuda_core, cupy, mpi, numba_cuda, nvshmem_core
+from .modules import installed
+from .process import Process, leave_all
+
+CLEAN, FAILED, RACE, DEADLOCK = range(4)  # exit statuses
+
+
+class ScriptExit(Exception):
+    """A PE ended the job with `code`, 1 to 255, by sys.exit or MPI's Abort."""
+
+    def __init__(self, code, text=None):
+        super().__init__(text or f"the script exited with status {code}")
+        self.code = code
+
+
+class Script:
+    """The script `path`, to be run with `arguments`. ``program()`` is what each PE runs."""
+
+    def __init__(self, path, arguments=()):
+        self.path = os.path.abspath(path)
+        with open(self.path, "rb") as file:
+            self.code = compile(file.read(), self.path, "exec", dont_inherit=True)
+        self.argv = [path, *arguments]
+        self.folder = os.path.dirname(self.path)
+        self.shared = frozenset(sys.modules)  # what was imported before it ran
+
+    def program(self):
+        host = current_host()
+        module = types.ModuleType("__main__")
+        module.__file__, module.__builtins__ = self.path, __builtins__
+        path = [self.folder, *_search_path()]
+        host.process = process = Process(host, self.folder, self.argv, path, self.shared)
+        process.modules["__main__"] = module
+        process.enter()
+        try:
+            exec(self.code, module.__dict__)
+            _call_at_exit(process)
+        except SystemExit as exit:
+            _call_at_exit(process)
+            if exit.code is None or exit.code == 0:
+                return
+            code = exit.code & 255 if isinstance(exit.code, int) else 1
+            raise ScriptExit(code or 1, None if isinstance(exit.code, int) else str(exit.code)) from exit
+        except mpi.Aborted as abort:
+            raise ScriptExit(abort.code & 255 or 1, str(abort)) from abort
+
+
+def _search_path():
+    """sys.path without the folder of a script that runs this."""
+    return sys.path[1:]
+
+
+def _call_at_exit(process):
+    while process.at_exit:
+        function, args, kwargs = process.at_exit.pop()
+        function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def surroundings():
+    """What scripts import, and where kernels run, while they run; all is as before afterwards."""
+    stand_ins = {
+        **mpi.modules(),
+        **nvshmem_core.modules(),
+        **cupy.modules(),
+        **cuda_core.modules(),
+    }
+    register = atexit.register
+
+    def at_exit(function, *args, **kwargs):
+        host = current_host()
+        if host is None or host.process is None:
+            return register(function, *args, **kwargs)
+        host.process.at_exit.append((function, args, kwargs))
+        return function
+
+    before = sys.modules.get("__main__"), list(sys.argv), list(sys.path)
+    environment = dict(os.environ)
+    backend._install()
+    atexit.register = at_exit
+    try:
+        with installed(stand_ins, refused=["cupyx"]), numba_cuda.installed():
+            yield
+    finally:
+        atexit.register = register
+        backend._uninstall()
+        leave_all()
+        sys.modules["__main__"], sys.argv[:], sys.path[:] = before
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def run_script(script, n_pes, **options):
+    """Run `script` on `n_pes` PEs; `options` are those of ``shmemkit.emu.run``. Raises as it does."""
+    with surroundings():
+        run(script.program, n_pes, **options)
+
+
+def status_of(error):
+    """The exit status for what a run raised."""
+    if error is None:
+        return CLEAN
+    if isinstance(error, RaceError):
+        return RACE
+    if isinstance(error, DeadlockError):
+        return DEADLOCK
+    return error.code if isinstance(error, ScriptExit) else FAILED
+
+
+def text_of(error):
+    """The report of what a run raised; of the script's own failures, the traceback without our frames."""
+    if isinstance(error, (EmulatorError, ScriptExit)):
+        return str(error)
+    shown = traceback.TracebackException.from_exception(error)
+    _forget_ours(shown)
+    return "".join(shown.format()).rstrip()
+
+
+def _forget_ours(shown):
+    """Drop the emulator's frames from a TracebackException and from those that it follows."""
+    while shown is not None:
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not is_ours(f.filename)])
+        if shown.__cause__ is not None:
+            _forget_ours(shown.__context__)
+        shown = shown.__cause__ or shown.__context__
+
+
+def is_ours(file):
+    """Whether `file` is the emulator's, or what runs it."""
+    return file.startswith(report._HIDDEN) or file.startswith("<frozen")
