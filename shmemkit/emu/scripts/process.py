@@ -1,10 +1,12 @@
 """What each PE of a script has of its own although all share a process: its ``__main__``, the modules beside
-the script, sys.argv and sys.path, what a launcher puts into the environment, the states of random number
-generators, functions to call at exit."""
+the script, and what ``Surroundings`` holds."""
 
+import copy
+import logging
 import os
 import random
 import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from ..run import current_host
 from .streams import ScriptStream
 
+IDLE = 10.0  # seconds in which nothing happens but polls of host programs, until they count as a deadlock
 _inside = None  # the Process whose things are in place
 
 
@@ -34,23 +37,59 @@ def launcher_variables(pe, n_pes, local_size):
     return {name: str(value) for joint, value in names.items() for name in joint.split()}
 
 
-class Process:
-    """`folder`: modules below it belong to the PE, but for those `shared`, by name."""
+class Surroundings:
+    """What a process has but for its modules: sys.argv and sys.path, the environment, the working directory,
+    loggers, the states of random number generators."""
 
-    def __init__(self, host, folder, argv, path, shared):
+    def __init__(self):
+        self.argv, self.path = list(sys.argv), list(sys.path)
+        self.environment, self.folder = os.environ.copy(), os.getcwd()
+        self.loggers = dict(logging.root.manager.loggerDict)
+        self.handlers, self.level = list(logging.root.handlers), logging.root.level
+        self.random = random.getstate(), np.random.get_state()
+
+    def restore(self):
+        sys.argv[:], sys.path[:] = self.argv, self.path
+        for name in os.environ.keys() - self.environment.keys():
+            del os.environ[name]
+        for name, value in self.environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if os.getcwd() != self.folder:
+            os.chdir(self.folder)
+        logging.root.manager.loggerDict.clear()
+        logging.root.manager.loggerDict.update(self.loggers)
+        logging.root.handlers[:] = self.handlers
+        if logging.root.level != self.level:
+            logging.root.setLevel(self.level)
+        if self.random is not None:
+            random.setstate(self.random[0])
+            np.random.set_state(self.random[1])
+
+
+class Process:
+    """`folder`: modules below it belong to the PE, but for those `shared`, by name. `surroundings`: those it
+    begins in."""
+
+    def __init__(self, host, folder, surroundings, shared):
         self.host, self.pe, self.machine = host, host.pe, host.program.machine
-        self.folder = os.path.join(folder, "")
-        self.argv, self.path, self.shared = list(argv), list(path), shared
+        self.folder, self.shared = os.path.join(folder, ""), shared
+        self.surroundings = copy.copy(surroundings)
+        self.surroundings.environment = {
+            **surroundings.environment,
+            **launcher_variables(self.pe, self.machine.n_pes, self.machine.local_size),
+        }
+        self.surroundings.random = None  # as it comes: PEs that do not seed have different numbers
         self.modules = {}  # while others run
-        self.variables = launcher_variables(self.pe, self.machine.n_pes, self.machine.local_size)
-        self.random_states = None
         self.at_exit = []
         self.null = ScriptStream.null_of(self)
         self.stream = self.null  # CuPy's current one
         self.device = 0
         self.random = np.random.RandomState()  # CuPy's
+        self.inits = 0  # calls of nvshmem.core.init without their finalize
         self.allocations = {}  # address -> [symmetric array, references], of nvshmem.core
         self.splits, self.finalized = Counter(), False  # of MPI: communicator -> how often it was split
+        self.polled = (-1, 0.0)  # the scheduler's progress at a poll, and when that was first so
 
     # -- whose turn it is
     def enter(self):
@@ -62,11 +101,7 @@ class Process:
             _inside.leave()
         _inside = self
         sys.modules.update(self.modules)
-        sys.argv[:], sys.path[:] = self.argv, self.path
-        os.environ.update(self.variables)
-        if self.random_states is not None:
-            random.setstate(self.random_states[0])
-            np.random.set_state(self.random_states[1])
+        self.surroundings.restore()
 
     def leave(self):
         global _inside
@@ -74,8 +109,20 @@ class Process:
         self.modules = {name: m for name, m in list(sys.modules.items()) if self._is_mine(name, m)}
         for name in self.modules:
             del sys.modules[name]
-        self.argv, self.path = list(sys.argv), list(sys.path)
-        self.random_states = random.getstate(), np.random.get_state()
+        self.surroundings = Surroundings()
+
+    def give_turn(self, why):
+        """Between two polls of the host program: the others go on. `why()` is what it waits for."""
+        scheduler, host = self.machine.scheduler, self.host
+        if scheduler.progress != self.polled[0]:
+            self.polled = scheduler.progress, time.monotonic()
+        host.can_go_on = time.monotonic() - self.polled[1] < IDLE  # it may look at the clock, too
+        self.machine.host_waits[self.pe] = why
+        try:
+            scheduler.spin(host, why)
+        finally:
+            host.can_go_on = False
+            self.machine.host_waits.pop(self.pe, None)
 
     def _is_mine(self, name, module):
         if name == "__main__":

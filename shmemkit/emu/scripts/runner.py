@@ -2,8 +2,10 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
+import time
 import traceback
 import types
 
@@ -12,17 +14,22 @@ from ..errors import DeadlockError, EmulatorError, RaceError
 from ..run import current_host, run
 from . import cuda_core, cupy, mpi, numba_cuda, nvshmem_core
 from .modules import installed
-from .process import Process, leave_all
+from .process import Process, Surroundings, leave_all
 
 CLEAN, FAILED, RACE, DEADLOCK = range(4)  # exit statuses
 
 
 class ScriptExit(Exception):
-    """A PE ended the job with `code`, 1 to 255, by sys.exit or MPI's Abort."""
+    """A PE ended the job with `code`, by sys.exit or MPI's Abort."""
 
-    def __init__(self, code, text=None):
-        super().__init__(text or f"the script exited with status {code}")
+    def __init__(self, code, text):
+        super().__init__(text)
         self.code = code
+
+    @property
+    def status(self):
+        """The exit status: `code`, unless that means something else here."""
+        return FAILED if self.code in (RACE, DEADLOCK) else self.code & 255 or FAILED
 
 
 class Script:
@@ -32,16 +39,18 @@ class Script:
         self.path = os.path.abspath(path)
         with open(self.path, "rb") as file:
             self.code = compile(file.read(), self.path, "exec", dont_inherit=True)
-        self.argv = [path, *arguments]
         self.folder = os.path.dirname(self.path)
         self.shared = frozenset(sys.modules)  # what was imported before it ran
+        self.surroundings = Surroundings()
+        self.surroundings.argv = [path, *arguments]
+        # Without the folder of the script that runs this one.
+        self.surroundings.path = [self.folder, *sys.path[1:]]
 
     def program(self):
         host = current_host()
         module = types.ModuleType("__main__")
         module.__file__, module.__builtins__ = self.path, __builtins__
-        path = [self.folder, *_search_path()]
-        host.process = process = Process(host, self.folder, self.argv, path, self.shared)
+        host.process = process = Process(host, self.folder, self.surroundings, self.shared)
         process.modules["__main__"] = module
         process.enter()
         try:
@@ -49,17 +58,14 @@ class Script:
             _call_at_exit(process)
         except SystemExit as exit:
             _call_at_exit(process)
-            if exit.code is None or exit.code == 0:
+            code = exit.code
+            if code is None or code == 0:
                 return
-            code = exit.code & 255 if isinstance(exit.code, int) else 1
-            raise ScriptExit(code or 1, None if isinstance(exit.code, int) else str(exit.code)) from exit
+            text = "" if isinstance(code, int) else f"{code}\n"
+            code = code if isinstance(code, int) else FAILED
+            raise ScriptExit(code, f"{text}rank {process.pe} exited with status {code}") from exit
         except mpi.Aborted as abort:
-            raise ScriptExit(abort.code & 255 or 1, str(abort)) from abort
-
-
-def _search_path():
-    """sys.path without the folder of a script that runs this."""
-    return sys.path[1:]
+            raise ScriptExit(abort.code, str(abort)) from abort
 
 
 def _call_at_exit(process):
@@ -77,29 +83,42 @@ def surroundings():
         **cupy.modules(),
         **cuda_core.modules(),
     }
-    register = atexit.register
-
-    def at_exit(function, *args, **kwargs):
-        host = current_host()
-        if host is None or host.process is None:
-            return register(function, *args, **kwargs)
-        host.process.at_exit.append((function, args, kwargs))
-        return function
-
-    before = sys.modules.get("__main__"), list(sys.argv), list(sys.path)
-    environment = dict(os.environ)
+    main, before = sys.modules.get("__main__"), Surroundings()
+    register, sleep = atexit.register, time.sleep
     backend._install()
-    atexit.register = at_exit
+    atexit.register, time.sleep = _of_process(register, _at_exit), _of_process(sleep, _give_turn)
     try:
-        with installed(stand_ins, refused=["cupyx"]), numba_cuda.installed():
+        with installed(stand_ins, refused=["cupyx", "cuda.bindings"]), numba_cuda.installed():
             yield
     finally:
-        atexit.register = register
+        atexit.register, time.sleep = register, sleep
         backend._uninstall()
         leave_all()
-        sys.modules["__main__"], sys.argv[:], sys.path[:] = before
-        os.environ.clear()
-        os.environ.update(environment)
+        sys.modules["__main__"] = main
+        before.restore()
+
+
+def _of_process(function, replacement):
+    """`function`; in a host program of a script, ``replacement(process, function, ...)``."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        host = current_host()
+        if host is None or host.process is None:
+            return function(*args, **kwargs)
+        return replacement(host.process, function, *args, **kwargs)
+
+    return call
+
+
+def _at_exit(process, _, function, *args, **kwargs):
+    process.at_exit.append((function, args, kwargs))
+    return function
+
+
+def _give_turn(process, sleep, seconds):
+    process.give_turn(lambda: "time.sleep")
+    sleep(seconds)
 
 
 def run_script(script, n_pes, **options):
@@ -116,7 +135,7 @@ def status_of(error):
         return RACE
     if isinstance(error, DeadlockError):
         return DEADLOCK
-    return error.code if isinstance(error, ScriptExit) else FAILED
+    return error.status if isinstance(error, ScriptExit) else FAILED
 
 
 def text_of(error):
