@@ -1,7 +1,18 @@
 """The CPU emulator: several PEs, their CUDA grids and their symmetric memory, without a GPU."""
 
 from .errors import DeadlockError, EmulatorError, OutOfBoundsError, RaceError
+from .exploration import Exploration, explore
 from .race_report import Access, Race
 from .run import run
 
-__all__ = ["Access", "DeadlockError", "EmulatorError", "OutOfBoundsError", "Race", "RaceError", "run"]
+__all__ = [
+    "Access",
+    "DeadlockError",
+    "EmulatorError",
+    "Exploration",
+    "OutOfBoundsError",
+    "Race",
+    "RaceError",
+    "explore",
+    "run",
+]

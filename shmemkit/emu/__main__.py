@@ -1,23 +1,31 @@
 """``python -m shmemkit.emu -n 4 script.py``: a script on several PEs of one process. See docs/scripts.md."""
 
 import argparse
-import importlib
 import json
 import platform
 import sys
 
 from .. import __version__
 from .errors import RaceError
+from .exploration import explore
 from .network import DELIVERIES
 from .run import schedule_of
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """As argparse's, but for the exit status: 2 is a race."""
+        self.print_usage(sys.stderr)
+        self.exit(1, f"{self.prog}: error: {message}\n")
+
+
 def parser():
-    result = argparse.ArgumentParser(
+    result = Parser(
         prog="python -m shmemkit.emu",
         description="Run a script that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and mpi4py, on several "
         "PEs without a GPU.",
-        epilog="Exit status: 0 clean, 1 the script failed, 2 race, 3 deadlock; or the script's own.",
+        epilog="Exit status: 0 clean, 1 the script failed, 2 race, 3 deadlock; or the script's own, of 4 and "
+        "more.",
     )
     result.add_argument("-n", type=_positive, default=2, metavar="N", help="PEs (default 2)")
     result.add_argument("--local-size", type=_positive, metavar="L", help="PEs per node (default: all)")
@@ -28,7 +36,7 @@ def parser():
     schedule = result.add_mutually_exclusive_group()
     schedule.add_argument("--seed", type=int, help="a random schedule, the same each time")
     schedule.add_argument("--explore", type=_positive, metavar="K", help="run with the seeds 0 to K - 1")
-    result.add_argument("--json", metavar="FILE", help="write the outcome there, too")
+    result.add_argument("--json", type=_file, metavar="FILE", help="write the outcome there, too")
     result.add_argument("script")
     result.add_argument("arguments", nargs=argparse.REMAINDER)
     return result
@@ -38,6 +46,15 @@ def _positive(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a positive integer is allowed")
     return int(text)
+
+
+def _file(path):
+    """A file that can be written; an older outcome is gone."""
+    try:
+        open(path, "w").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path
 
 
 def main(argv=None):
@@ -55,7 +72,7 @@ def main(argv=None):
         else:
             found = _explore(script, options)
             error = found.failure
-    except Exception as e:
+    except (Exception, KeyboardInterrupt) as e:
         error = e
     sys.stdout.flush()
     status = status_of(error)
@@ -85,18 +102,14 @@ def _run(script, options):
 def _explore(script, options):
     from .scripts.runner import surroundings
 
-    try:
-        explore = importlib.import_module("shmemkit.emu.explore").explore
-    except ImportError as error:
-        raise RuntimeError(
-            f"--explore is not there in shmemkit {__version__}: use --seed N ({error})"
-        ) from None
-    given = {} if options.delivery is None else {"deliveries": (options.delivery,)}
-    if options.local_size is not None:
-        given["local_size"] = options.local_size
     with surroundings():
         return explore(
-            script.program, options.n, seeds=range(options.explore), races=bool(options.races), **given
+            script.program,
+            options.n,
+            seeds=range(options.explore),
+            deliveries=options.delivery,
+            races=schedule_of(options.races)[0],
+            local_size=options.local_size,
         )
 
 
@@ -104,17 +117,16 @@ def _write(options, status, error, text, found):
     races, delivery, seed = schedule_of(options.races, options.delivery, options.seed)
     if found is not None:
         delivery, seed = found.delivery, found.seed
-    names = ("clean", "failed", "race", "deadlock")
-    from .scripts.runner import ScriptExit
+    from .scripts.runner import OUTCOMES
 
-    outcome = "failed" if isinstance(error, ScriptExit) else names[status]
     result = {
-        "outcome": outcome,
+        "outcome": OUTCOMES.get(status, "failed"),
         "status": status,
         "report": text,
         "races": [_race(r) for r in error.races] if isinstance(error, RaceError) else [],
         "seed": seed,
         "delivery": delivery,
+        "schedules": 1 if found is None else found.runs,
         "n_pes": options.n,
         "script": options.script,
         "versions": _versions(),

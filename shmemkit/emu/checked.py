@@ -19,7 +19,7 @@ class CheckedThread(Thread):
         self.releases = 1  # so far, and one: times begin at 1
         self.moment = None  # of its accesses, until the next release or barrier
         self.fences = {}  # scope -> clock at the last fence
-        self.unfenced = []  # what relaxed loads have seen since
+        self.unfenced = {}  # (scope, PE, block, scope of the load) -> what relaxed loads have seen since
         self.missed = []  # what was seen but not learnt, for reports
         self.heard = None  # the clock that was learnt last
         self.known_write = self.known_read = None  # Moments that come before what I do now
@@ -53,6 +53,7 @@ class CheckedThread(Thread):
             self.clock, self.own = dict(self.clock), True
         join(self.clock, clock)
         self.heard = clock
+        self.block.machine.races.shorten(self.clock)
 
     def adopt(self, clock):
         """I have met others: this is what all of us know."""
@@ -91,7 +92,7 @@ class CheckedThread(Thread):
 
     def store(self, array, index, value, scope="sys"):
         races = self.block.machine.races
-        self.turn("store", address_of(array, index))
+        self.turn("write", address_of(array, index))
         races.access_word(array, index, self, scope, False, True)
         self.note_release(kernel_site(), "release")
         races.release(self, address_of(array, index), scope, keep=False)
@@ -100,8 +101,8 @@ class CheckedThread(Thread):
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         races, key = self.block.machine.races, address_of(array, index)
         plain = untracked(array)
-        self.turn("atomic", key)
-        old, changed = self.update(plain, index, function)
+        self.turn()
+        old, changed = self.update(plain, index, key, function)
         races.access_word(array, index, self, scope, True, True)
         races.acquire(self, key, scope, ordered=False)
         if semantic == "release":

@@ -6,7 +6,12 @@ A clock is a dictionary. It need not name every thread, since threads meet in bl
   thread's key           -> t: everything that the thread did up to its time t
   stream's key           -> n: everything that its first n kernels did
   operation_done(i)      -> 1: the data of operation i (a put or get under way) is where it belongs
-  operation_fenced(i)    -> 1: operation i comes before later ones to the same PE
+  quiet_of(p)            -> n: PE p's first n calls of quiet
+  fence_of(p)            -> n: PE p's first n calls of fence
+  delivered(p, q)        -> n: what PE p has sent to PE q before its n-th fence is there
+
+The last three concern operations that the clock, besides, knows to have been issued: so they stay three,
+however many operations there are.
 
 All values only grow, so two clocks are joined by the larger of each. A thread's time is (barriers of its
 block so far) << 32 | (its releases so far). The idea of compressing clocks along the hierarchy of a GPU is
@@ -16,19 +21,23 @@ FastTrack's (Flanagan and Freund, PLDI 2009).
 
 BLOCK = 4096  # keys of a block: its own, and those of at most 1024 threads after it
 STREAM = 1 << 60  # keys of streams begin here
+PE = 1 << 61  # and those of PEs: at most 1 << 20 for each
 
 
 def operation_done(serial):
-    return -2 * serial
+    return -serial
 
 
-def operation_fenced(serial):
-    return -2 * serial - 1
+def quiet_of(pe):
+    return PE + (pe << 20)
 
 
-def operation_of(key):
-    """The serial number of the operation that `key`, a negative one, is about."""
-    return -key // 2
+def fence_of(pe):
+    return quiet_of(pe) + 1
+
+
+def delivered(pe, target):
+    return quiet_of(pe) + 2 + target
 
 
 class Moment:
@@ -51,6 +60,20 @@ class Moment:
         )
 
 
+class OperationMoment(Moment):
+    """When the data of an operation under way is accessed: at some time after it was issued, and before what
+    is done by who sees its own signal, or a later one behind a fence, or follows a quiet."""
+
+    __slots__ = ()
+
+    def __init__(self, serial, of):
+        key = operation_done(serial)
+        Moment.__init__(self, key, 0, key, 1, None, 1, of)
+
+    def before(self, clock):
+        return self.block in clock or self.of.is_over(clock)
+
+
 def joined(*clocks):
     """A new clock that knows what each of `clocks` does."""
     first, *others = sorted({id(c): c for c in clocks}.values(), key=len, reverse=True)
@@ -70,14 +93,15 @@ def join(clock, other):
 
 def forget_superseded(clock, kernel_of_block, live_operations):
     """Drop the entries that others imply: threads of a block whose later barrier is known, blocks and threads
-    of a kernel whose end is known, and operations whose data nobody can find any more."""
+    of a kernel whose end is known, and operations that are over, or whose data nobody can find any more."""
     get = clock.get
 
     def needed(key, value):
         if key >= STREAM:
             return True
         if key < 0:
-            return operation_of(key) in live_operations
+            operation = live_operations.get(-key)
+            return operation is not None and not operation.is_over(clock)
         block = key - key % BLOCK
         if key != block and get(block, 0) > value >> 32:
             return False

@@ -40,8 +40,7 @@ class Collectives:
             there = machine.heaps[me].on(mine, pe)
             thread.atomic(there, me, lambda old: old + np.uint64(1), "sys", semantic)
         for pe in pes:
-            machine.scheduler.wait_for(
-                thread,
+            thread.wait_until(
                 address(mine) + pe * mine.itemsize,
                 lambda pe=pe: mine.item(pe) >= epoch,
                 lambda pe=pe: (

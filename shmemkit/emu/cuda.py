@@ -230,8 +230,7 @@ class Cuda:
         getcurrent().threadfence("sys")
 
     def nanosleep(self, nanoseconds):
-        thread = getcurrent()
-        thread.block.scheduler.spin(thread, lambda: "its turn after nanosleep")
+        getcurrent().sleep()
 
     # -- warps
     def activemask(self):

@@ -60,6 +60,7 @@ class Block:
         self.gridDim, self.blockDim = launch.grid, launch.block
         self.n_threads = self.alive = launch.block.x * launch.block.y * launch.block.z
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
+        self.effects = 0  # of its threads, so far, on what others may see, if the scheduler has a choice
         self.shared = {}  # call site -> shared array
         self.meetings = {}  # "block" or warp number -> Meeting
         # Live lanes of each warp.

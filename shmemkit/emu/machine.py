@@ -64,7 +64,7 @@ class Machine:
         """Something was stored at address `key`: whoever waits for it may go on."""
         scheduler = self.scheduler
         scheduler.progress += 1
-        if scheduler.waiters:
+        if scheduler.waiters or scheduler.choice is not None:
             scheduler.wake(key)
 
     def team(self, pe, team):

@@ -19,7 +19,7 @@ DELIVERIES = ("eager", "ordered", "unordered")
 
 
 class Message:
-    """One that is under way from PE `source` to PE `target`; ``arrive()`` delivers it."""
+    """One that is under way from PE `source` to PE `target`; ``arrive(None)`` delivers it."""
 
     __slots__ = ("source", "target", "arrive", "after", "fenced", "patient", "done")
 
@@ -49,7 +49,9 @@ class Network:
         if self.delivery != "eager" and not nbi:
             here = here.copy()  # a blocking put has read its source when it returns
 
-        def arrive():
+        def arrive(thread):
+            if word:
+                machine.scheduler.effect(thread, "write", address(there))
             if there.size == 1:  # it may be a flag that others change by atomics
                 with machine.lock:
                     np.copyto(there, here)
@@ -59,7 +61,7 @@ class Network:
                 machine.races.arrived(operation, address(there), "set")
             machine.written(address(there))
             if flag is not None:
-                self._apply(flag, value, op, operation)
+                self._apply(thread, flag, value, op, operation)
 
         self._send(thread, int(pe), arrive)
 
@@ -69,33 +71,34 @@ class Network:
         here, there = matching(dst, source, "get")
         if word and not there.size:
             raise IndexError("g: src has no element")
-        if there.size:
-            thread.look(address(there), there.item(0))  # it may be a poll
+        if word:
+            self.machine.scheduler.effect(thread, "read", address(there))
+        if there.size and thread.look(address(there), there.item(0)) and word:  # it was a poll
+            thread.turn("read", address(there))
         if self.machine.races:
             self.machine.races.get(thread, dst, source, nbi, word)
 
-        def arrive():
-            np.copyto(here, there)
-
         if nbi:
-            self._send(thread, int(pe), arrive)
+            self._send(thread, int(pe), lambda _: np.copyto(here, there))
         else:
-            arrive()
+            np.copyto(here, there)
 
     def signal(self, thread, signal, value, op, pe):
         """Set signal[0] on `pe` to `value`, or add `value` to it."""
         flag = self.machine.peer(thread.block, signal, pe)
         operation = self.machine.races and self.machine.races.signal(thread, flag, pe, op)
-        self._send(thread, int(pe), lambda: self._apply(flag, value, op, operation))
+        self._send(thread, int(pe), lambda thread: self._apply(thread, flag, value, op, operation))
 
     def atomic(self, thread, array, pe, function):
         """``array[0] = function(array[0])`` on `pe`, when the message arrives."""
         there = self.machine.peer(thread.block, array, pe)
         operation = self.machine.races and self.machine.races.signal(thread, there, pe, "add")
-        self._send(thread, int(pe), lambda: self._update(there, function, operation, "add"))
+        self._send(thread, int(pe), lambda thread: self._update(thread, "write", there, function, operation))
 
     def fence(self, thread):
         """Messages so far reach each PE before later ones."""
+        if self.delivery == "unordered":
+            self.machine.scheduler.effect(thread, "write", ("fence", thread.pe))
         for message in self.under_way:
             if message.source == thread.pe:
                 message.fenced = True
@@ -103,28 +106,34 @@ class Network:
             self.machine.races.fence(thread)
 
     def quiet(self, thread):
-        """Deliver the messages of the thread's PE."""
-        while self.under_way:
-            mine = [m for m in self.deliverable() if m.source == thread.pe]
-            if not mine:
-                break
-            self.deliver(self._late(mine))
+        """Wait until the messages of the thread's PE have arrived."""
+        if self.delivery != "eager":
+            thread.wait_until(
+                ("under way", thread.pe),
+                lambda: all(m.source != thread.pe for m in self.under_way),
+                lambda: "its messages to arrive",
+            )
         if self.machine.races:
             self.machine.races.quiet(thread)
 
     # -- delivery
     def _send(self, thread, target, arrive):
         if self.delivery == "eager":
-            arrive()
+            arrive(thread)
             return
+        scheduler = self.machine.scheduler
+        scheduler.effect(thread, "add", ("under way", thread.pe))
+        if self.delivery == "ordered":
+            scheduler.effect(thread, "write", ("way", thread.pe, target))
+        else:
+            scheduler.effect(thread, "add", ("fence", thread.pe))
         message = Message(thread.pe, target, arrive)
         same_way = [m for m in self.under_way if m.source == message.source and m.target == target]
         message.after = [m for m in same_way if m.fenced or self.delivery == "ordered"]
-        choice = self.machine.scheduler.choice
-        if choice is not None:
-            message.patient = choice.patient()
+        if scheduler.choice is not None:
+            scheduler.choice.sent(message, thread)
         self.under_way.append(message)
-        self.machine.scheduler.progress += 1
+        scheduler.progress += 1
 
     def deliverable(self):
         """The messages that may arrive next."""
@@ -132,29 +141,30 @@ class Network:
 
     def deliver_one(self):
         """Nothing else can happen."""
-        self.deliver(self._late(self.deliverable()))
-
-    def _late(self, messages):
-        choice = self.machine.scheduler.choice
-        return messages[-1] if choice is None else choice.late(messages)
+        choice, messages = self.machine.scheduler.choice, self.deliverable()
+        self.deliver(messages[-1] if choice is None else choice.late(messages))
 
     def deliver(self, message):
+        scheduler, key = self.machine.scheduler, ("under way", message.source)
         self.under_way.remove(message)
         message.done, message.after = True, ()
-        self.machine.scheduler.progress += 1
-        message.arrive()
+        scheduler.progress += 1
+        scheduler.effect(None, "arrive", key)
+        message.arrive(None)
+        scheduler.wake(key)
 
     # -- arrival
-    def _apply(self, flag, value, op, operation):
+    def _apply(self, thread, flag, value, op, operation):
         if op == "set":
-            self._update(flag, lambda old: value, operation, op)
+            self._update(thread, "write", flag, lambda old: value, operation, op)
         elif op == "add":
-            self._update(flag, lambda old: old + value, operation, op)
+            self._update(thread, "add", flag, lambda old: old + value, operation)
         else:
             raise ValueError(f"signal operation {op!r}: 'set' or 'add' is allowed")
 
-    def _update(self, there, function, operation, op):
+    def _update(self, thread, kind, there, function, operation, op="add"):
         machine = self.machine
+        machine.scheduler.effect(thread, kind, address(there))
         there = untracked(there)
         there = there[(0,) * (there.ndim - 1)] if there.ndim > 1 else there
         with machine.lock:

@@ -1,12 +1,16 @@
 """What the emulator says of a data race: who accessed what, on which lines, and what would order it."""
 
 import functools
+import itertools
 import linecache
 import sys
 from dataclasses import dataclass
 
 from .clock import BLOCK, operation_done
 from .report import place, shown_line, who
+
+# What a thread does that others may wait for.
+SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"])
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ class _Pair:
         if a_under_way:
             return self._after_message(self.a.of)
         if "atomic" in (self.a_what, self.b_what):
+            if b_under_way and self.b.of.what == "p" and self.a_what == "read":  # of data, not of a signal
+                return self._across_ranks(_thread(self.a.of), _thread(self.b.of))
             return self._atomic()
         return self._missed() or self._released_early() or self._by_place(b_under_way)
 
@@ -139,6 +145,11 @@ class _Pair:
         known = message.issued.thread == getattr(thread, "key", None) or message.issued.before(clock)
         name = f"the {message.what} of {self.a_line}"
         if known and thread.pe == message.pe:
+            if self.b.of is not thread and self.a_what != "read" and self.b.of.target == message.target:
+                return (
+                    f"{name} may still write when that of {self.b_line} does: fence() between them, and not "
+                    f"before rank {message.target} has taken the first"
+                )
             does = "read its source" if self.a_what == "read" else "write"
             return f"{name} may still {does} at {self.b_line}: quiet() between them"
         other = self._same_counter(message)
@@ -162,11 +173,19 @@ class _Pair:
                 f"{name} is not ordered before what rank {thread.pe} has waited for: fence() after it, or "
                 "put_signal"
             )
+        if thread.pe == message.target and self.b_what == "read" and self._round_before(message):
+            return f"{name} comes a round after the one that rank {thread.pe} waited for: {self._one_round()}"
         if message.flag is not None:
             return f"rank {thread.pe} does not wait for the signal of {name} before {self.b_line}"
         return (
             f"nothing tells rank {thread.pe} that {name} has arrived: put_signal, or fence() and signal_op "
             f"after it, and a wait before {self.b_line}"
+        )
+
+    def _one_round(self):
+        return (
+            f"a wait for the next one before {self.b_line}, or, if that means the round before, a notify "
+            f"after it and a wait for that before {self.a_line}"
         )
 
     def _same_counter(self, message):
@@ -191,9 +210,19 @@ class _Pair:
     def _release_after(self, thread, time):
         """The first release of `thread` after `time` that is known."""
         for release in thread.noted:
-            if time < release[0] <= self.clock.get(thread.key, 0) and release[2] != "threadfence":
+            if time < release[0] <= self.clock.get(thread.key, 0) and release[2] in SIGNALS:
                 return release
         return None
+
+    def _round_before(self, message):
+        """Whether an earlier message of the same line is known."""
+        thread, get = message.thread, self.clock.get
+        return any(
+            site == message.site
+            and time < message.issued.time
+            and (get(thread.key, 0) >= time or get(thread.block.key, 0) > time >> 32)
+            for time, site, _, _ in thread.noted
+        )
 
     # -- both, or only `b`, by threads themselves
     def _atomic(self):
@@ -211,7 +240,10 @@ class _Pair:
 
     def _missed(self):
         """`b`'s thread has seen a release that covers `a`, but did not acquire it."""
-        for kind, _, site, clock, released, acquired in reversed(_thread(self.b.of).missed):
+        thread, block = _thread(self.b.of), _thread(self.a.of).block
+        mates = [] if block is thread.block else [t for t in thread.block.threads if t is not thread]
+        missed = itertools.chain(*(reversed(t.missed) for t in (thread, *mates)))
+        for kind, _, site, clock, released, acquired in missed:
             if self.a.before(clock):
                 line = f"line {_line((None, *site))}"
                 if kind == "relaxed":
@@ -241,6 +273,9 @@ class _Pair:
             if not release:
                 continue
             line = _line((None, *release[1]))
+            if releaser is a and release[1][0] is self.a_access[1] and release[1][1] > self.a_access[2]:
+                signal = f"the signal of line {line} that {self.b_line} follows"
+                return f"{self.a_line} comes a round after {signal}: {self._one_round()}"
             if releaser is a:
                 return (
                     f"the signal of line {line}, which {self.b_line} follows, is given before {self.a_line}: "

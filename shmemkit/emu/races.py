@@ -23,13 +23,14 @@ from .arrays import address, device_view
 from .clock import (
     BLOCK,
     STREAM,
-    Moment,
+    OperationMoment,
+    delivered,
+    fence_of,
     forget_superseded,
     join,
     joined,
     operation_done,
-    operation_fenced,
-    operation_of,
+    quiet_of,
 )
 from .errors import RaceError
 from .race_report import describe, line_of
@@ -44,13 +45,21 @@ class Operation:
 
     __slots__ = (
         *("serial", "pe", "target", "thread", "issued", "site", "what", "clock", "flag", "applied"),
-        "__weakref__",
+        *("fenced", "completed", "__weakref__"),
     )
 
     def __init__(self, serial, thread, target, site, what, flag):
         self.serial, self.thread, self.pe, self.target = serial, thread, thread.pe, target
         self.site, self.what, self.flag, self.applied = site, what, flag, False
         self.issued = thread.moment or thread.now()
+        self.fenced = self.completed = 0  # the numbers of the first fence and quiet that were about it
+
+    def is_over(self, clock):
+        """Whether a fence or a quiet that `clock` knows has ended it."""
+        ended = (self.completed and clock.get(quiet_of(self.pe), 0) >= self.completed) or (
+            self.fenced and clock.get(delivered(self.pe, self.target), 0) >= self.fenced
+        )
+        return bool(ended) and self.issued.before(clock)
 
     # as Moments of threads, for reports
     block = property(lambda self: self.thread.block)
@@ -64,8 +73,11 @@ class Races:
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
         self.serials, self.blocks, self.streams = itertools.count(1), itertools.count(1), itertools.count(0)
         self.live = weakref.WeakValueDictionary()  # serial -> Operation whose data somebody may still find
-        self.pending = {pe: [] for pe in machine.local_pes}  # weak references to operations, until quiet
-        self.fenced = False  # whether anybody ever called fence
+        # Those of `live` that no fence, and no quiet, has been about.
+        self.unfenced = {pe: weakref.WeakValueDictionary() for pe in machine.local_pes}
+        self.pending = {pe: weakref.WeakValueDictionary() for pe in machine.local_pes}
+        self.fences = dict.fromkeys(machine.local_pes, 0)  # calls so far
+        self.quiets = dict.fromkeys(machine.local_pes, 0)
         self.kernel_of_block = {}  # key of a block -> (key of its stream, number of its kernel there)
         self.hosts = {pe: {} for pe in machine.local_pes}  # what the host programs know
         self.limit = 256  # entries of a clock, before it is looked through
@@ -104,13 +116,19 @@ class Races:
         if known is None:
             key = id(owner)
             region = Region(self, address(owner), owner.nbytes, array.itemsize)
-            known = weakref.ref(owner, lambda _: self.regions.pop(key, None)), region
+            known = weakref.ref(owner, lambda _: self._forget(key)), region
             self.regions[key] = known
         return known[1]
 
     def freed(self, pe, allocation):
-        region = self.regions.pop((pe, allocation.offset), None)
-        if region is not None:
+        self._forget((pe, allocation.offset))
+
+    def _forget(self, key):
+        """The memory of region `key` is given back."""
+        region = self.regions.pop(key, None)
+        if isinstance(region, tuple):
+            region = region[1]
+        if region is not None and region.simple is None:  # there were atomic accesses
             for key in [k for k in self.published if 0 <= k - region.base < region.n_bytes]:
                 del self.published[key]
 
@@ -133,7 +151,13 @@ class Races:
             self.published.pop(key, None)
         for fence_scope, clock in thread.fences.items():
             narrower = min(scope, fence_scope, key=_LEVEL.get)
+            if scope == "sys":  # NVSHMEM's: behind the fences of its puts
+                clock = self.behind_fences(thread, dict(clock), self._pe_of(key))
             self.publish(key, narrower, thread.pe, thread.block.key, clock, True)
+
+    def _pe_of(self, key):
+        """The PE whose memory address `key` of the symmetric heap lies in."""
+        return (key - self.machine.memory_address) // self.machine.heap_size
 
     def acquire(self, thread, key, scope, ordered=True):
         """`thread` has read the word at `key`. Not `ordered`, it learns what that says at its next fence."""
@@ -142,9 +166,13 @@ class Races:
                 thread.missed.append(("scope", key, kernel_site(), clock, released, scope))
             elif ordered:
                 thread.learn(clock)
-            elif all(clock is not seen[0] for seen in thread.unfenced):
-                thread.unfenced.append((clock, released, pe, block, scope))
-                thread.missed.append(("relaxed", key, kernel_site(), clock, released, scope))
+            else:
+                who = released, pe, block, scope
+                seen, last = thread.unfenced.get(who, (clock, None))
+                if clock is not last:
+                    # Others may have the same dictionary.
+                    thread.unfenced = {**thread.unfenced, who: (joined(seen, clock), clock)}
+                    thread.missed.append(("relaxed", key, kernel_site(), clock, released, scope))
         del thread.missed[:-8]
 
     def access_word(self, array, index, thread, scope, reads, writes):
@@ -210,50 +238,59 @@ class Races:
         where = None if flag is None else address(flag)
         operation = Operation(serial, thread, int(pe), site, what, where)
         thread.note_release(site, what, int(pe))
-        clock = operation.clock = thread.released()
-        if self.fenced:
-            for key in list(clock):
-                if key < 0 and key == operation_fenced(operation_of(key)):
-                    earlier = self.live.get(operation_of(key))
-                    if earlier is not None and earlier.target == operation.target:
-                        clock[operation_done(earlier.serial)] = 1
+        clock = operation.clock = self.behind_fences(thread, thread.released(), operation.target)
         clock[operation_done(serial)] = 1
-        self.live[serial] = operation
-        pending = self.pending[thread.pe]
-        pending.append(weakref.ref(operation))
-        if len(pending) > 256:
-            pending[:] = [r for r in pending if r() is not None]
+        self.live[serial] = self.pending[thread.pe][serial] = operation
+        if what != "get_nbi":  # a fence says nothing about those
+            self.unfenced[thread.pe][serial] = operation
         # Only what it has left in memory keeps the Operation, once it has arrived.
-        moment = Moment(operation_done(serial), 0, operation_done(serial), 1, None, 1, operation)
-        return operation, (moment, *site)
+        return operation, (OperationMoment(serial, operation), *site)
 
-    def _known_pending(self, thread):
-        """The operations of the PE that `thread` knows to have been issued."""
+    def behind_fences(self, thread, clock, target):
+        """`clock`, for who sees what `thread` sends to PE `target` now: what its PE has sent there before a
+        fence that it knows of comes first."""
+        known = clock.get(fence_of(thread.pe))
+        if known:
+            clock[delivered(thread.pe, target)] = known
+        return clock
+
+    def _known(self, thread, operations):
+        """Remove from `operations` those that `thread` knows to have been issued. -> them"""
         clock, me = thread.clock, thread.key
-        for reference in self.pending[thread.pe]:
-            operation = reference()
-            if operation is not None and (operation.issued.thread == me or operation.issued.before(clock)):
-                yield operation
+        known = [o for o in operations.values() if o.issued.thread == me or o.issued.before(clock)]
+        for operation in known:
+            del operations[operation.serial]
+        return known
 
     def fence(self, thread):
-        self.fenced = True
-        thread.learn({operation_fenced(o.serial): 1 for o in self._known_pending(thread)})
-        self.threadfence(thread, "sys")
+        pe = thread.pe
+        self.fences[pe] += 1
+        for operation in self._known(thread, self.unfenced[pe]):
+            operation.fenced = self.fences[pe]
+        self._called(thread, fence_of(pe), self.fences[pe])
 
     def quiet(self, thread):
-        thread.learn({operation_done(o.serial): 1 for o in self._known_pending(thread)})
+        pe = thread.pe
+        self.quiets[pe] += 1
+        for operation in self._known(thread, self.pending[pe]):
+            operation.completed = self.quiets[pe]
+        self._called(thread, quiet_of(pe), self.quiets[pe])
+
+    def _called(self, thread, key, number):
+        """`thread` knows of its PE's fence or quiet `number`, and of its own operations before."""
+        thread.learn({key: number, thread.key: (thread.moment or thread.now()).time})
         self.threadfence(thread, "sys")
 
     def threadfence(self, thread, scope):
         """A fence of the PTX memory model: what precedes it is published by atomics that follow it; what
         relaxed loads before it have seen is known now."""
-        left = []
-        for entry in thread.unfenced:
-            clock, released, pe, block, loaded = entry
+        left = {}
+        for who, seen in thread.unfenced.items():
+            released, pe, block, loaded = who
             if _reaches(thread, pe, block, released, min(scope, loaded, key=_LEVEL.get)):
-                thread.learn(clock)
+                thread.learn(seen[0])
             else:
-                left.append(entry)
+                left[who] = seen
         thread.unfenced = left
         thread.note_release(kernel_site(), "threadfence")
         thread.fences = {**thread.fences, scope: thread.released()}
@@ -261,13 +298,11 @@ class Races:
     # -- threads that meet
     def meet(self, threads):
         """Lanes of a warp, or other threads of a PE: each knows what all do."""
-        clock, fences = joined(*[t.clock for t in threads]), _joined_fences(threads)
+        clock = joined(*[t.clock for t in threads])
         for thread in threads:
             clock[thread.key] = (thread.moment or thread.now()).time
-        for thread in threads:
-            thread.released()
-            thread.adopt(clock)
-            thread.fences = fences
+            thread.releases += 1
+        self._met(threads, clock)
 
     def block_barrier(self, blocks):
         """All threads of `blocks` (of one grid) meet."""
@@ -278,13 +313,24 @@ class Races:
         for block in blocks:
             block.phase += 1
             clock[block.key] = block.phase
+        self.shorten(clock)
+        self._met(threads, clock)
+
+    def _met(self, threads, clock):
+        """`threads` know `clock` now. What each has published by a fence, or read relaxed before one, counts
+        for all: sequentially consistent fences of two threads are ordered by what other threads that these
+        have met saw in between."""
+        fences = _merged([t.fences for t in threads], joined)
+        unfenced = _merged([t.unfenced for t in threads], lambda a, b: (joined(a[0], b[0]), None))
+        for thread in threads:
+            thread.adopt(clock)
+            thread.fences, thread.unfenced = fences, unfenced
+
+    def shorten(self, clock):
+        """Forget what is superseded in `clock`, when it has become long."""
         if len(clock) > self.limit:
             forget_superseded(clock, self.kernel_of_block, self.live)
             self.limit = max(256, 2 * len(clock))
-        fences = _joined_fences(threads)
-        for thread in threads:
-            thread.adopt(clock)
-            thread.fences = fences  # each thread's stores are visible by then: thread 0 may publish them
 
     # -- kernels, streams and hosts
     def new_stream(self, stream):
@@ -356,12 +402,15 @@ class Races:
         return RaceError(list(self.found.values()))
 
 
-def _joined_fences(threads):
-    fences = {}
-    for thread in threads:
-        for scope, fenced in thread.fences.items():
-            fences[scope] = joined(fences[scope], fenced) if scope in fences else fenced
-    return fences
+def _merged(dictionaries, merge):
+    """All entries of `dictionaries`; ``merge(a, b)`` is that of two for the same key."""
+    result, *others = {id(d): d for d in dictionaries}.values()
+    for other in others:
+        result = dict(result)
+        for key, value in other.items():
+            known = result.get(key, value)
+            result[key] = value if known is value else merge(known, value)
+    return result
 
 
 def _reaches(thread, pe, block, released, acquired):

@@ -22,7 +22,7 @@ class Host(greenlet):
         super().__init__(parent=program.machine.scheduler.hub)
         self.program, self.pe = program, pe
         self.thread_id, self.block = pe, None  # as Meeting wants them
-        self.why = self.action = None
+        self.why, self.at_turn = None, False
         self.can_go_on = self.goes_on = False
         self.world = None
         self.process = None  # what a script has as if it had a process of its own (scripts/process.py)
@@ -167,22 +167,23 @@ def run(
                  "eager"
     seed         an integer: the random schedule of that number. Default: SHMEMKIT_SEED, or None: first come,
                  first served. The same arguments give the same run
-    choice       a schedule of your own (``choice.py``) in the place of `seed`
+    choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``choice.py``)
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
     can go on, ``RaceError`` with all races that were found when the program ends, or fails otherwise.
     """
-    if not isinstance(n_pes, int) or n_pes < 1:
-        raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
+    check_pes(n_pes, local_size)
     if current_host() is not None:
         raise RuntimeError("shmemkit.emu.run inside of a program that it runs: PEs cannot be nested")
     races, delivery, seed = schedule_of(races, delivery, seed)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
-    if not isinstance(local_size, int) or local_size < 1 or n_pes % local_size:
-        raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
-    if choice is None and seed is not None:
-        choice = Seeded(seed)
+    if choice is not None:
+        seed, races = None, races or choice.needs_races
+        again = f"the same again: delivery={delivery!r}, choice=exploration.choice"
+    else:
+        choice = None if seed is None else Seeded(seed)
+        again = repeat_with(races, delivery, seed)
     memory = private_memory(n_pes * size)
     machine = Machine(memory, n_pes, range(n_pes), local_size, delivery=delivery, choice=choice, races=races)
     try:
@@ -190,12 +191,19 @@ def run(
     except EmulatorError as error:
         error.delivery, error.seed = delivery, seed
         if isinstance(error, (RaceError, DeadlockError)) or (delivery, seed) != ("eager", None):
-            error.args = (f"{error}\n{repeat_with(races, delivery, seed)}",)
+            error.args = (f"{error}\n{again}",)
         raise
     except Exception as error:
         if (delivery, seed) != ("eager", None) and hasattr(error, "add_note"):
-            error.add_note(repeat_with(races, delivery, seed))
+            error.add_note(again)
         raise
+
+
+def check_pes(n_pes, local_size):
+    if not isinstance(n_pes, int) or n_pes < 1:
+        raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
+    if local_size is not None and (not isinstance(local_size, int) or local_size < 1 or n_pes % local_size):
+        raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
 
 
 def schedule_of(races=None, delivery=None, seed=None):

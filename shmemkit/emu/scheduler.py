@@ -4,8 +4,8 @@ Every CUDA thread is a greenlet, and so is each PE's host program when several P
 runs until it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`),
 or for a turn in a spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the
 same program gives the same schedule. A `choice` (``choice.py``) makes other schedules: it picks who goes on,
-threads give it a chance before everything that others may see (`turn`), and messages under way are delivered
-when it says so.
+threads give it a chance before everything that others may see (`turn`), messages under way are delivered
+when it says so, and spin loops rest until something that they look at is written.
 
 When no thread can run, or only spin loops can, a message that is under way is delivered. When there is none,
 the waits are polled once more (memory may have been written by an ordinary store, or by another process),
@@ -41,6 +41,9 @@ class Scheduler:
         self.launches = {}  # that run (an ordered set)
         self.progress = 0  # grows with everything that happens but polling
         self.spinning = Spinning()
+        self.writes = {}  # with a choice: address -> how often a word there was written
+        self.resting = []  # with a choice: (spin loop, the addresses that it looks at)
+        self.vain = None  # the progress at which nobody but they could do anything: they do not rest then
         self.idle = None  # () -> True when somebody outside of this process may still act
         self.failure = None  # the first exception of a kernel thread
 
@@ -65,27 +68,44 @@ class Scheduler:
             self.park()
         thread.why = None
 
-    def spin(self, thread, why):
-        """Let the others run between two polls of a spin loop."""
+    def spin(self, thread, why, looks=None):
+        """Let the others run between two polls of a spin loop. `looks`: the addresses that it looks at, if
+        nothing else can end it."""
         thread.why = why
-        self.ready.append(thread)
-        self.spinning.poll(self.progress, len(self.ready))
+        if looks and self.choice is not None and not self._take_turns():
+            self.resting.append((thread, looks))
+        else:
+            self.ready.append(thread)
+            self.spinning.poll(self.progress, len(self.ready))
         self.hub.switch()
         thread.why = None
 
-    def turn(self, thread, action):
-        """`thread` is about to do what others may see: with a `choice`, another one may go first.
-
-        action   what it is about to do, (verb, address)
-        """
+    def turn(self, thread):
+        """`thread` is about to do what others may see: with a `choice`, another one may go first."""
         if self.choice is not None:
-            thread.action = action
+            thread.at_turn = True
             self.ready.append(thread)
             self.hub.switch()
-            thread.action = None
+            thread.at_turn = False
+
+    def effect(self, thread, kind, key):
+        """`thread` (None: a message that arrives) accesses a word, at address `key`, by which others may be
+        told something, or does what `key`, a tuple, names.
+
+        kind   "read", "wait" (a read that had to be possible), "write", "add" (commutes with others of its
+               kind) or "arrive" (of messages, for which waits on `key` wait in any case)
+        """
+        if self.choice is not None:
+            if thread is not None and kind != "read":
+                thread.block.effects += 1
+            self.choice.effect(thread, kind, key)
 
     def wake(self, key):
         """Something was stored at address `key`: make those ready whose wait is satisfied."""
+        if self.choice is not None:
+            self.writes[key] = self.writes.get(key, 0) + 1
+            self.ready.extend(thread for thread, looks in self.resting if key in looks)
+            self.resting[:] = [r for r in self.resting if key not in r[1]]
         waiting = self.waiters.get(key)
         if not waiting:
             return False
@@ -125,9 +145,16 @@ class Scheduler:
 
     def _turns_in_vain(self):
         """Only spin loops are left, and what they look at does not change."""
-        if self.network.under_way and self.spinning.all_have_polled(self.progress, self.ready):
-            return True
+        if self.network.under_way and self._all_have_polled():
+            return self.choice is None or self.choice.takes_turns
         return self.spinning.stuck(self.progress, self.ready)
+
+    def _take_turns(self):
+        """Whether spin loops are not to rest."""
+        return self.progress == self.vain and self.choice.takes_turns
+
+    def _all_have_polled(self):
+        return self.spinning.polls and self.spinning.all_have_polled(self.progress, self.ready)
 
     def _deliver(self):
         """Nothing else can happen: deliver one message. -> whether there was one"""
@@ -138,7 +165,7 @@ class Scheduler:
 
     def _choose(self):
         """Run the thread, or deliver the message, that the `choice` picks. Spin loops alone take turns."""
-        if self.spinning.polls and self.spinning.all_have_polled(self.progress, self.ready):
+        if self._all_have_polled() and self.choice.takes_turns:
             self.ready.popleft().switch()
             return
         picked = self.choice.next(self.ready, self.network)
@@ -150,8 +177,14 @@ class Scheduler:
             self.network.deliver(picked)
 
     def poll(self):
-        """Check every wait. -> whether any is satisfied now."""
-        return any([self.wake(key) for key in list(self.waiters)])
+        """Check every wait, and let spin loops look. -> whether anybody can go on now."""
+        found = any([self.wake(key) for key in list(self.waiters)])
+        if self.resting and not found and (self.progress != self.vain or self.choice.takes_turns):
+            self.vain = self.progress
+            self.ready.extend(thread for thread, _ in self.resting)
+            self.resting.clear()
+            return True
+        return found
 
     def live_threads(self):
         return [t for launch in self.launches for block in launch.blocks for t in block.threads if not t.dead]
@@ -161,6 +194,7 @@ class Scheduler:
         threads = self.live_threads()
         self.ready.clear()
         self.waiters.clear()
+        self.resting.clear()
         self.launches.clear()
         for thread in threads:
             if thread:

@@ -25,8 +25,9 @@ class Region:
 
     __slots__ = ("races", "base", "n_bytes", "grain", "simple", "writes", "reads", "atomics")
 
-    def __init__(self, races, base, n_bytes, grain):
+    def __init__(self, races, base, n_bytes, itemsize):
         self.races, self.base, self.n_bytes = races, base, n_bytes
+        grain = 16 if itemsize == 1 else itemsize  # bytes are mostly made to be viewed as something else
         self.grain = grain  # bytes of a cell
         self.simple = grain  # the same, while there are no atomic accesses
         self.writes = [None] * -(-n_bytes // grain)  # the last one
@@ -40,7 +41,7 @@ class Region:
         self.grain = grain
         self.simple = None if self.atomics else grain
         self.writes = [w for w in self.writes for _ in range(times)]
-        self.reads = [r for r in self.reads for _ in range(times)]
+        self.reads = [dict(r) if type(r) is dict else r for r in self.reads for _ in range(times)]
         self.atomics = {at * times + i: dict(a) for at, a in self.atomics.items() for i in range(times)}
 
     def cells(self, offset, n_bytes):
@@ -122,6 +123,10 @@ class Region:
         elif type(before) is tuple:
             self.reads[at] = {before[0].thread: before, moment.thread: access}
         else:
+            n = len(before)
+            if n >= 16 and n & n - 1 == 0:  # now and then: those that this one follows
+                for key in [k for k, r in before.items() if _follows(moment, clock, r)]:
+                    del before[key]
             before[moment.thread] = access
 
     def _check(self, which, lo, hi, clock, moment, what, access):
@@ -442,7 +447,10 @@ def _tracked(plain, region, first):
     else:
         result = _view(plain, Tracked)
     result.plain, result.region, result.first = plain, region, first
-    result.locate()
+    if result.itemsize % region.grain or first % region.grain:
+        result.grain = 0  # located, and the region refined, when an element is used
+    else:
+        result.locate()
     return result
 
 

@@ -53,12 +53,12 @@ class Spinning:
         if self.polls > LAST_CHECK:
             self.period = LONGEST
         elif turn >= 2 * self.saved_turn:
-            self.saved_turn, self.saved = turn, [_state(t.gr_frame) for t in ready]
-        elif turn - self.saved_turn <= LONGEST and [_state(t.gr_frame) for t in ready] == self.saved:
+            self.saved_turn, self.saved = turn, [state_of(t.gr_frame) for t in ready]
+        elif turn - self.saved_turn <= LONGEST and [state_of(t.gr_frame) for t in ready] == self.saved:
             self.period = turn - self.saved_turn
 
 
-def _state(frame):
+def state_of(frame):
     """Where a thread is, and the variables of its kernel and device functions."""
     state = []
     while frame is not None:

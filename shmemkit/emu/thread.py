@@ -3,6 +3,8 @@
 ``current_thread`` is the one door from a primitive into the emulator: outside of a kernel it raises.
 """
 
+import sys
+
 import numpy as np
 from greenlet import getcurrent, greenlet
 
@@ -10,6 +12,7 @@ from .arrays import address
 from .ints import wrap
 from .report import place
 from .scheduler import COMPARE
+from .spinning import state_of
 
 LOOKS = 256  # places that a thread remembers having looked at
 
@@ -17,14 +20,15 @@ LOOKS = 256  # places that a thread remembers having looked at
 class Thread(greenlet):
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can meet."""
 
-    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "action")
+    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn")
 
     def __init__(self, hub, block, index, thread_id):
         greenlet.__init__(self, None, hub)
         self.block, self.pe, self.threadIdx, self.thread_id = block, block.pe, index, thread_id
         self.why = None  # () -> what it waits for, while it waits
         self.looks = None  # address -> value seen there by a poll
-        self.action = None  # (verb, address): what it is about to do, while others may go first
+        self.polls = -1, {}  # with a choice: my block's effects; (address, my state) -> writes there so far
+        self.at_turn = False  # I am about to do what others may see, but they may go first
 
     def run(self):
         block = self.block
@@ -47,11 +51,14 @@ class Thread(greenlet):
         return self.block.machine.peer(self.block, array, pe)
 
     # -- memory that others wait on
-    def turn(self, verb, address=None):
-        """I am about to do what others may see: they may go first."""
+    def turn(self, kind=None, key=None):
+        """I am about to do what others may see: they may go first. `kind` of access to the word at address
+        `key`, if that is known yet."""
         scheduler = self.block.scheduler
         if scheduler.choice is not None:
-            scheduler.turn(self, (verb, address))
+            scheduler.turn(self)
+            if kind is not None:
+                scheduler.effect(self, kind, key)
 
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
         """Park until ``array[index] <compare> value``. -> the element seen."""
@@ -59,16 +66,22 @@ class Thread(greenlet):
             value = wrap(value, array.dtype)
         holds, item = COMPARE[compare], array.item
         key = address_of(array, index)
-        self.turn("wait", key)
-        if not holds(item(index), value):
-            machine = self.block.machine
-            machine.scheduler.wait_for(
-                self,
-                key,
-                lambda: holds(item(index), value),
-                lambda: f"{place(machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}",
-            )
+        self.wait_until(
+            key,
+            lambda: holds(item(index), value),
+            lambda: f"{place(self.block.machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}",
+        )
         return array[index]
+
+    def wait_until(self, key, is_satisfied, why):
+        """Park until ``is_satisfied()``, which looks at the word at address `key`."""
+        scheduler = self.block.scheduler
+        scheduler.wait_for(self, key, is_satisfied, why)
+        while scheduler.choice is not None:
+            self.turn("wait", key)  # it may be different after that
+            if is_satisfied():
+                break
+            scheduler.wait_for(self, key, is_satisfied, why)
 
     def acquired(self, key):
         """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
@@ -84,49 +97,70 @@ class Thread(greenlet):
         """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run
         first."""
         here = address_of(array, index)
-        self.turn("load", here)
-        value = array[index]
-        if self.look(here, value):
+        for others_ran in (False, True):
+            self.turn("read", here)
             value = array[index]
-            self.saw(here, value)
+            if not self.look(here, value, others_ran):
+                break
         return value
 
-    def look(self, here, value):
-        """`value` was polled at address `here`. If it was so before, the others run now. -> whether they did.
+    def look(self, here, value, others_ran=False):
+        """`value` was polled at address `here`. If it was so before, the others run now, unless they just
+        have. -> whether they did.
 
         Who reads a value again without effect spins. Only a value that has changed counts as progress:
         without any, a spin loop is stuck.
         """
+        machine = self.block.machine
+        scheduler = machine.scheduler
         looks = self.looks
         if looks is None:
             looks = self.looks = {}
-        if here in looks:
-            if self.saw(here, value):
-                return False
-        elif len(looks) < LOOKS:
-            looks[here] = value
-            return False
-        else:
+        seen = looks.get(here, value)
+        spins = here in looks and not others_ran
+        if len(looks) == LOOKS and here not in looks:
             looks.clear()
-            looks[here] = value
-        machine = self.block.machine
-        machine.scheduler.spin(
-            self, lambda: f"{place(machine, self, here)} to change (polled in a loop), now {value}"
+            spins = True
+        looks[here] = value
+        awaited = None if scheduler.choice is None else self._awaited(here)
+        if seen != value == value:  # a NaN is no change
+            scheduler.progress += 1
+            return False
+        if not spins:
+            return False
+        if scheduler.choice is not None and not awaited:  # its turns are enough
+            scheduler.spinning.poll(scheduler.progress, len(scheduler.ready))
+            return False
+        scheduler.spin(
+            self, lambda: f"{place(machine, self, here)} to change (polled in a loop), now {value}", awaited
         )
         return True
 
-    def saw(self, here, value):
-        """Remember `value`, of address `here`. -> whether it has changed."""
-        looks = self.looks
-        changed = looks.get(here) != value == value  # a NaN is no change
-        if changed:
-            looks[here] = value
-            self.block.machine.scheduler.progress += 1
-        return changed
+    def _awaited(self, here):
+        """With a choice. The addresses that I look at, if I am where I was, with the same variables, and
+        since then my block has done nothing that others may see, and nothing that I look at has been written:
+        until something is, it will be the same again and again. Otherwise None."""
+        writes, (effects, polls) = self.block.scheduler.writes, self.polls
+        if effects != self.block.effects:
+            polls = {}
+            self.polls = self.block.effects, polls
+        poll = here, *state_of(sys._getframe(2))
+        again = poll in polls
+        if again and any(writes.get(address) != n for (address, *_), n in polls.items()):
+            polls.clear()  # there is something new to see, if I still look at it
+            again = False
+        polls[poll] = writes.get(here)
+        return {address for address, *_ in polls} if again else None
+
+    def sleep(self):
+        """The others go first, for once: perhaps I look at something in a loop, with ordinary loads."""
+        self.at_turn = True
+        self.block.scheduler.spin(self, lambda: "its turn after nanosleep")
+        self.at_turn = False
 
     def store(self, array, index, value, scope="sys"):
         """A release store that others may wait for."""
-        self.turn("store", address_of(array, index))
+        self.turn("write", address_of(array, index))
         self.write(array, index, value)
 
     def write(self, array, index, value):
@@ -142,12 +176,12 @@ class Thread(greenlet):
         so that an ordinary store of another process at the same time is not lost.
         """
         key = address_of(array, index)
-        self.turn("atomic", key)
-        old, changed = self.update(array, index, function)
+        self.turn()
+        old, changed = self.update(array, index, key, function)
         self.updated(key, old, changed)
         return old
 
-    def update(self, array, index, function):
+    def update(self, array, index, key, function):
         """-> (the old value, whether it has changed)"""
         with self.block.machine.lock:
             old = array[index]
@@ -156,6 +190,7 @@ class Thread(greenlet):
             if changed:
                 array[index] = new
                 changed = array[index] != old  # it may have wrapped
+        self.block.scheduler.effect(self, "write" if changed else "read", key)
         return old, changed
 
     def updated(self, key, old, changed):
@@ -170,27 +205,27 @@ class Thread(greenlet):
 
     # -- messages
     def put(self, dst, src, pe, nbi=False, signal=None, value=0, op="set", word=False):
-        self.turn("put")
+        self.turn()
         self.block.machine.network.put(self, dst, src, pe, nbi, signal, value, op, word)
 
     def get(self, dst, src, pe, nbi=False, word=False):
-        self.turn("get")
+        self.turn()
         self.block.machine.network.get(self, dst, src, pe, nbi, word)
 
     def signal(self, signal, value, op, pe):
-        self.turn("put")
+        self.turn()
         self.block.machine.network.signal(self, signal, value, op, pe)
 
     def atomic_on(self, array, pe, function):
         """array[0] = function(array[0]) on PE `pe`; nobody waits for it."""
-        self.turn("put")
+        self.turn()
         self.block.machine.network.atomic(self, array, pe, function)
 
     def fence(self):
+        self.turn()
         self.block.machine.network.fence(self)
 
     def quiet(self):
-        self.turn("quiet")
         self.block.machine.network.quiet(self)
 
     # -- meeting other threads
@@ -222,6 +257,7 @@ class Thread(greenlet):
 
     def grid_barrier(self):
         """All threads of the grid meet."""
+        self.block.effects += 1
         self.block.launch.meeting.join(self, None, lambda values: None)
 
     # -- all PEs

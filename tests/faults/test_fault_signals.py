@@ -92,7 +92,7 @@ def test_wrong_parity(correct):
     )
 
 
-@fault(RaceError, "slot", right=[[-1] * 3, [10, 11, 12]], seed=1)
+@fault(RaceError, "slot", right=[[-1] * 3, [10, 11, 12]], seed=8)
 def test_waits_for_the_round_before(correct):
     """Off by one: the receiver of item i waits until the slot has been filled i times, not i + 1."""
 

@@ -1,7 +1,5 @@
 """``cuda.core`` and ``cuda.core.experimental``: devices, streams and events."""
 
-from types import SimpleNamespace
-
 from .modules import Served, StandIn
 from .process import current
 from .streams import ScriptEvent, ScriptStream, find
@@ -22,13 +20,7 @@ class Device(Served):
         self.name, self.arch = "shmemkit emulator", "".join(map(str, COMPUTE_CAPABILITY))
         self.pci_bus_id = f"0000:{self.device_id:02X}:00.0"
         self.uuid = f"00000000-0000-0000-0000-{self.device_id:012d}"
-        self.properties = SimpleNamespace(
-            multiprocessor_count=132,
-            warp_size=32,
-            max_threads_per_block=1024,
-            compute_capability_major=COMPUTE_CAPABILITY[0],
-            compute_capability_minor=COMPUTE_CAPABILITY[1],
-        )
+        self.properties = DeviceProperties()
 
     compute_capability = property(lambda self: _Capability(*COMPUTE_CAPABILITY))
     default_stream = property(lambda self: current("default_stream").null)
@@ -61,6 +53,14 @@ class Device(Served):
 
     def __repr__(self):
         return f"<Device {self.device_id} ({self.name})>"
+
+
+class DeviceProperties(Served):
+    """``Device.properties``"""
+
+    multiprocessor_count, warp_size, max_threads_per_block = 132, 32, 1024
+    compute_capability_major, compute_capability_minor = COMPUTE_CAPABILITY
+    multicast_supported = False
 
 
 class _Capability(tuple):

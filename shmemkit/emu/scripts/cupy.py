@@ -7,9 +7,10 @@ NumPy and CuPy arrays that CuPy refuses are not refused.
 import numpy as np
 
 from ..arrays import address
+from ..hook import DeviceArray
 from ..run import current_host
 from . import cupy_cuda
-from .modules import StandIn, not_served
+from .modules import Served, StandIn, not_served
 from .process import current
 
 
@@ -19,8 +20,10 @@ def _settle():
         host.process.settle()
 
 
-class ndarray(np.ndarray):
+class ndarray(np.ndarray, Served):
     """A CuPy array. Elements and reductions are arrays without dimensions, as CuPy's."""
+
+    __module__ = "cupy"
 
     def __getitem__(self, index):
         _settle()
@@ -55,11 +58,18 @@ class ndarray(np.ndarray):
     def device(self):
         return cupy_cuda.Device()
 
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.__array_interface__, "version": 3, "stream": 1}
+
+    def __repr__(self):
+        return repr(np.array(self, subok=False))
+
     def get(self, stream=None, order="C", out=None, blocking=True):
         """A NumPy copy, once the work on the current stream, or on `stream`, has finished."""
         _wait(stream)
         if out is None:
-            return np.array(self, subok=False)
+            return np.array(self, order=order, subok=False)
         out[...] = _plain(self)
         return out
 
@@ -85,21 +95,25 @@ def _plain(value):
 
 def _wrapped(value):
     if isinstance(value, (tuple, list)):
-        return type(value)([_wrapped(v) for v in value]) if not hasattr(value, "_fields") else value
+        parts = map(_wrapped, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, np.generic):
         value = np.asarray(value)
     return value.view(ndarray) if isinstance(value, np.ndarray) else value
 
 
-def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0):
+def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+    """A copy; with ``copy=False``, an array of the device, of Numba as well, shares its memory if it can."""
     _settle()
-    return np.array(_plain(obj), dtype=dtype, order=order, ndmin=ndmin).view(ndarray)
+    if isinstance(obj, DeviceArray):
+        obj = obj.view(ndarray)
+    if isinstance(obj, ndarray) and obj.ndim >= ndmin and not copy:
+        return np.asanyarray(obj, dtype, order)
+    return np.array(_deep(obj), dtype=dtype, order=order, ndmin=ndmin).view(ndarray)
 
 
 def asarray(a, dtype=None, order=None, *, blocking=False):
-    if isinstance(a, ndarray) and (dtype is None or a.dtype == dtype):
-        return a
-    return array(a, dtype)
+    return array(a, dtype, copy=False, order=order or "K")
 
 
 def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
@@ -159,8 +173,14 @@ _FUNCTIONS = (
 ).split()
 
 
-def _served(name):
-    function = getattr(np, name)
+_LINALG = (
+    "cholesky det eigh eigvalsh inv lstsq matrix_power matrix_rank norm pinv qr slogdet solve svd".split()
+)
+_TESTING = "assert_allclose assert_array_almost_equal assert_array_equal assert_array_less".split()
+
+
+def _served(name, owner=np):
+    function = getattr(owner, name)
 
     def served(*args, **kwargs):
         _settle()
@@ -235,4 +255,10 @@ def modules():
         float_=np.float64,
         __version__=f"emulated, NumPy {np.__version__}",
     )
-    return {"cupy": StandIn("cupy", members), "cupy.random": _Random(), **cupy_cuda.modules()}
+    return {
+        "cupy": StandIn("cupy", members),
+        "cupy.linalg": StandIn("cupy.linalg", {name: _served(name, np.linalg) for name in _LINALG}),
+        "cupy.random": _Random(),
+        "cupy.testing": StandIn("cupy.testing", {name: _served(name, np.testing) for name in _TESTING}),
+        **cupy_cuda.modules(),
+    }

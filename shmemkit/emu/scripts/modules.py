@@ -6,8 +6,20 @@ import sys
 import types
 
 
-def not_served(name):
-    return NotImplementedError(f"{name} is not emulated; docs/scripts.md lists what is")
+class NoModule(NotImplementedError, ModuleNotFoundError):
+    """Of an import: scripts that can do without the module do so here, too."""
+
+    __module__, __qualname__ = "builtins", "NotImplementedError"  # so tracebacks call it
+
+
+class NoAttribute(NotImplementedError, AttributeError):
+    """Of an object: hasattr is false."""
+
+    __module__, __qualname__ = "builtins", "NotImplementedError"
+
+
+def not_served(name, error=NotImplementedError):
+    return error(f"{name} is not emulated; docs/scripts.md lists what is")
 
 
 class StandIn(types.ModuleType):
@@ -26,15 +38,25 @@ class StandIn(types.ModuleType):
         raise not_served(f"{self.__name__}.{name}")
 
 
-class Served:
-    """Objects of stand-ins: an attribute that is missing raises NotImplementedError."""
+def _no_attribute(owner, name):
+    if name.startswith("_"):
+        return AttributeError(f"{owner.__name__!r} has no attribute {name!r}")
+    return not_served(f"{owner.__name__}.{name}", NoAttribute)
+
+
+class _Served(type):
+    def __getattr__(cls, name):
+        raise _no_attribute(cls, name)
+
+
+class Served(metaclass=_Served):
+    """Objects of stand-ins: an attribute that is missing, of them or of their class, raises
+    NotImplementedError."""
 
     __slots__ = ()
 
     def __getattr__(self, name):
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise not_served(f"{type(self).__name__}.{name}")
+        raise _no_attribute(type(self), name)
 
 
 class Refusal(importlib.abc.MetaPathFinder):
@@ -45,7 +67,7 @@ class Refusal(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name, path=None, target=None):
         if any(name == package or name.startswith(package + ".") for package in self.packages):
-            raise not_served(f"the module {name}")
+            raise not_served(f"the module {name}", NoModule)
         return None
 
 
@@ -58,9 +80,12 @@ def installed(stand_ins, refused=()):
         for name, module in sys.modules.items()
         if any(name == p or name.startswith(p + ".") for p in packages)
     }
-    for name in hidden:
-        del sys.modules[name]
     attributes = []  # of parents that exist, such as the namespace package cuda
+    for name in [*hidden, *refused]:
+        parent, _, last = name.rpartition(".")
+        sys.modules.pop(name, None)
+        if parent in sys.modules and last in sys.modules[parent].__dict__:
+            attributes.append((sys.modules[parent], last, sys.modules[parent].__dict__.pop(last)))
     added = []
     for name, module in stand_ins.items():
         if name == "cuda" and name in sys.modules:

@@ -3,6 +3,17 @@
 import numpy as np
 
 
+class MPIError(RuntimeError):
+    """``MPI.Exception``"""
+
+    __module__, __qualname__ = "mpi4py.MPI", "Exception"
+
+    def Get_error_class(self):
+        return 16
+
+    Get_error_code = Get_error_class
+
+
 class Datatype:
     """``MPI.DOUBLE`` and the like."""
 
@@ -134,5 +145,5 @@ class Parts:
 def chunk(call, out, data):
     """Copy the bytes of `data` to the beginning of `out`."""
     if data.nbytes > out.nbytes:
-        raise ValueError(f"MPI_ERR_TRUNCATE: {call}: {data.nbytes} bytes came, the buffer has {out.nbytes}")
+        raise MPIError(f"MPI_ERR_TRUNCATE: {call}: {data.nbytes} bytes came, the buffer has {out.nbytes}")
     out.view(np.uint8)[: data.nbytes] = data.view(np.uint8)

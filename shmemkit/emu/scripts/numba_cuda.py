@@ -2,9 +2,13 @@
 
 import contextlib
 
+import numpy as np
 from numba import cuda
+from numba.cuda import decorators, vectorizers
 
+from ..hook import DeviceArray
 from .cuda_core import COMPUTE_CAPABILITY
+from .cupy import ndarray
 from .modules import Served, not_served
 from .process import current
 from .streams import ScriptEvent, find, new_stream
@@ -25,11 +29,12 @@ class NumbaDevice(Served):
         self.id = number
 
     def __enter__(self):
-        current("cuda.gpus").device = self.id
+        process = current("cuda.gpus")
+        self.before, process.device = process.device, self.id
         return self
 
     def __exit__(self, *_):
-        pass
+        current("cuda.gpus").device = self.before
 
 
 class _Gpus:
@@ -67,8 +72,8 @@ def _refuse(name):
 
 
 _REFUSED = (
-    "current_context device_array_like_async get_ipc_handle mapped_array mapped_array_like managed_array "
-    "open_ipc_array pinned profile_start profile_stop profiling reduce Reduce vectorize"
+    "In InOut Out Reduce current_context detect from_cuda_array_interface managed_array mapped mapped_array "
+    "mapped_array_like open_ipc_array per_thread_default_stream profile_start profile_stop profiling reduce"
 ).split()
 
 
@@ -88,14 +93,28 @@ def installed():
         "get_current_device": lambda: gpus.current,
         "select_device": _select_device,
         "close": lambda: None,
-        "as_cuda_array": lambda array, sync=True: array,
+        "as_cuda_array": lambda array, sync=True: array.view(DeviceArray),
+        "is_cuda_array": lambda array: isinstance(array, (DeviceArray, ndarray)),
+        "is_float16_supported": lambda: True,
+        "is_bfloat16_supported": lambda: True,
+        "pinned": lambda *arrays: contextlib.nullcontext(),
+        "pinned_array_like": np.empty_like,
+        "defer_cleanup": contextlib.nullcontext,
     }
-    replaced.update({name: _refuse(name) for name in _REFUSED if hasattr(cuda, name)})
-    before = {name: getattr(cuda, name) for name in replaced if hasattr(cuda, name)}
-    for name in before:
-        setattr(cuda, name, replaced[name])
+    replaced.update({name: _refuse(name) for name in _REFUSED})
+    changes = [(cuda, name, value) for name, value in replaced.items()]
+    changes += [
+        (decorators, "_have_nvjitlink", lambda: True),  # @cuda.jit(lto=True): nothing is linked
+        (vectorizers.CUDAVectorize, "__init__", _refuse("vectorize")),
+        (vectorizers.CUDAGUFuncVectorize, "__init__", _refuse("guvectorize")),
+    ]
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
+    for (owner, name, value), (_, _, known) in zip(changes, before, strict=True):
+        if known is not None:  # in this version of numba-cuda
+            setattr(owner, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(cuda, name, value)
+        for owner, name, known in before:
+            if known is not None:
+                setattr(owner, name, known)

@@ -68,8 +68,6 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
         raise NvshmemInvalid(
             f"initializer_method={initializer_method!r}: 'mpi', 'uid' or 'emulated_mpi' is allowed"
         )
-    if process.host.world is not None:
-        raise NvshmemInvalid("nvshmem.core.init: this PE is initialized already; call finalize() first")
     if initializer_method == "uid":
         if uid is None or rank is None or nranks is None or mpi_comm:
             raise NvshmemInvalid("initializer_method='uid': give uid, rank and nranks, and no mpi_comm")
@@ -82,6 +80,9 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
             f"nvshmem.core.init as rank {rank} of {nranks} on PE {process.pe} of {process.machine.n_pes} is "
             "not emulated: all PEs of COMM_WORLD take part, in its order"
         )
+    process.inits += 1
+    if process.inits > 1:
+        return  # as with NVSHMEM: the last finalize() counts
     world = worlds.init()
     process.streams.remove(world.stream)  # NVSHMEM has none: the script's own are all there are
     world.stream = world.backend.stream = process.null
@@ -95,10 +96,13 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
 
 
 def finalize():
-    """Collective. What was not freed is freed, and reported on standard error by its PE."""
-    world = nvshmem_memory.world("finalize")
-    current("finalize").allocations.clear()
-    world.finalize()
+    """Collective. What was not freed is freed, and reported on standard error by its PE. After several calls
+    of init(), the last of as many calls does it."""
+    world, process = nvshmem_memory.world("finalize"), current("finalize")
+    process.inits -= 1
+    if process.inits == 0:
+        process.allocations.clear()
+        world.finalize()
 
 
 def init_status():

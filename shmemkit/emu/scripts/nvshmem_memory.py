@@ -14,9 +14,13 @@ from .process import current
 class NvshmemError(Exception):
     """As nvshmem4py's."""
 
+    __module__ = "nvshmem.core"
+
 
 class NvshmemInvalid(Exception):
     """As nvshmem4py's."""
+
+    __module__ = "nvshmem.core"
 
 
 def world(call):
@@ -72,12 +76,18 @@ def buffer(size, release=False, except_on_del=True):
 
 
 def get_peer_array(array, peer_pe=None):
-    """The array on another PE, for loads and stores."""
+    """The array on another PE of this node, for loads and stores."""
     mine = world("get_peer_array")
     base = tracked(array, "get_peer_array")
     if peer_pe == mine.rank:
         current("get_peer_array").allocations[address(base)][1] += 1
         return array
+    local_size = mine.backend.machine.local_size
+    if 0 <= peer_pe < mine.n_ranks and peer_pe // local_size != mine.rank // local_size:
+        raise NvshmemError(
+            f"nvshmem.core.get_peer_array: PE {peer_pe} is on another node than PE {mine.rank}: loads and "
+            "stores do not reach it; put and get do"
+        )
     return mine.peer_view(array, peer_pe).view(ndarray)
 
 

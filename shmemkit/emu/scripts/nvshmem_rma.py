@@ -5,7 +5,6 @@ import numpy as np
 from ... import device
 from ...device.enums import comparison_name
 from ..arrays import address
-from .modules import not_served
 from .nvshmem_memory import Buffer, NvshmemInvalid, tracked, world
 from .operations import on_stream
 from .process import current
@@ -176,10 +175,6 @@ def broadcast(team, dst_array, src_array, root=0, stream=None):
     _collective("broadcast", team, dst_array, src_array, stream, root=root)
 
 
-def collective_on_buffer(*_, **__):
-    raise not_served("nvshmem.core.collective_on_buffer")
-
-
 MEMBERS = {
     f.__name__: f
     for f in (
@@ -187,7 +182,6 @@ MEMBERS = {
         barrier,
         barrier_all,
         broadcast,
-        collective_on_buffer,
         fcollect,
         get,
         get_nbi,

@@ -1,19 +1,22 @@
-"""What each PE of a script has of its own although all share a process: its ``__main__``, the modules beside
-the script, and what ``Surroundings`` holds."""
+"""What each PE of a script has of its own although all share a process: its ``__main__``, the modules of the
+script, and what ``Surroundings`` holds."""
 
 import copy
 import logging
 import os
 import random
 import sys
+import sysconfig
 import time
 from collections import Counter
+from types import ModuleType
 
 import numpy as np
 
 from ..run import current_host
 from .streams import ScriptStream
 
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 IDLE = 10.0  # seconds in which nothing happens but polls of host programs, until they count as a deadlock
 _inside = None  # the Process whose things are in place
 
@@ -68,12 +71,12 @@ class Surroundings:
 
 
 class Process:
-    """`folder`: modules below it belong to the PE, but for those `shared`, by name. `surroundings`: those it
-    begins in."""
+    """Modules that are not installed belong to the PE, but for those `shared`, and of packages that are.
+    `surroundings`: those it begins in."""
 
-    def __init__(self, host, folder, surroundings, shared):
+    def __init__(self, host, surroundings, shared):
         self.host, self.pe, self.machine = host, host.pe, host.program.machine
-        self.folder, self.shared = os.path.join(folder, ""), shared
+        self.shared = shared
         self.surroundings = copy.copy(surroundings)
         self.surroundings.environment = {
             **surroundings.environment,
@@ -111,15 +114,21 @@ class Process:
             del sys.modules[name]
         self.surroundings = Surroundings()
 
+    def poll(self, is_ready, why):
+        """-> whether `is_ready()`. If not, the others have had a turn first; `why`: what it waits for."""
+        if not is_ready():
+            self.give_turn(why)
+        return is_ready()
+
     def give_turn(self, why):
-        """Between two polls of the host program: the others go on. `why()` is what it waits for."""
+        """Between two polls of the host program: the others go on."""
         scheduler, host = self.machine.scheduler, self.host
         if scheduler.progress != self.polled[0]:
             self.polled = scheduler.progress, time.monotonic()
         host.can_go_on = time.monotonic() - self.polled[1] < IDLE  # it may look at the clock, too
-        self.machine.host_waits[self.pe] = why
+        self.machine.host_waits[self.pe] = lambda: why
         try:
-            scheduler.spin(host, why)
+            scheduler.spin(host, lambda: why)
         finally:
             host.can_go_on = False
             self.machine.host_waits.pop(self.pe, None)
@@ -127,10 +136,11 @@ class Process:
     def _is_mine(self, name, module):
         if name == "__main__":
             return True
-        if name in self.shared or name.partition(".")[0] == "shmemkit":
+        if name.partition(".")[0] in self.shared or type(module) is not ModuleType:
             return False
-        file = getattr(module, "__file__", None) if type(module).__name__ == "module" else None
-        return isinstance(file, str) and file.startswith(self.folder) and not _is_installed(file)
+        file = getattr(module, "__file__", None)
+        place = file or next(iter(getattr(module, "__path__", ())), "")  # of a package without __init__.py
+        return (place.endswith(".py") or not file) and place != "" and not _is_installed(place)
 
     # -- streams
     @property
@@ -156,7 +166,7 @@ class Process:
 
 
 def _is_installed(file):
-    return "site-packages" in file or "dist-packages" in file
+    return "-packages" in file or file.startswith(_STANDARD_LIBRARY)
 
 
 def leave_all():

@@ -17,6 +17,8 @@ from .modules import installed
 from .process import Process, Surroundings, leave_all
 
 CLEAN, FAILED, RACE, DEADLOCK = range(4)  # exit statuses
+INTERRUPTED = 130  # as shells have it
+OUTCOMES = {CLEAN: "clean", RACE: "race", DEADLOCK: "deadlock"}  # and "failed"
 
 
 class ScriptExit(Exception):
@@ -39,18 +41,17 @@ class Script:
         self.path = os.path.abspath(path)
         with open(self.path, "rb") as file:
             self.code = compile(file.read(), self.path, "exec", dont_inherit=True)
-        self.folder = os.path.dirname(self.path)
         self.shared = frozenset(sys.modules)  # what was imported before it ran
         self.surroundings = Surroundings()
         self.surroundings.argv = [path, *arguments]
         # Without the folder of the script that runs this one.
-        self.surroundings.path = [self.folder, *sys.path[1:]]
+        self.surroundings.path = [os.path.dirname(self.path), *sys.path[1:]]
 
     def program(self):
         host = current_host()
         module = types.ModuleType("__main__")
         module.__file__, module.__builtins__ = self.path, __builtins__
-        host.process = process = Process(host, self.folder, self.surroundings, self.shared)
+        host.process = process = Process(host, self.surroundings, self.shared)
         process.modules["__main__"] = module
         process.enter()
         try:
@@ -64,6 +65,10 @@ class Script:
             text = "" if isinstance(code, int) else f"{code}\n"
             code = code if isinstance(code, int) else FAILED
             raise ScriptExit(code, f"{text}rank {process.pe} exited with status {code}") from exit
+        except KeyboardInterrupt as interrupt:
+            if hasattr(interrupt, "add_note"):
+                interrupt.add_note(f"interrupted on rank {process.pe}")
+            raise
         except mpi.Aborted as abort:
             raise ScriptExit(abort.code, str(abort)) from abort
 
@@ -117,7 +122,7 @@ def _at_exit(process, _, function, *args, **kwargs):
 
 
 def _give_turn(process, sleep, seconds):
-    process.give_turn(lambda: "time.sleep")
+    process.give_turn("time.sleep")
     sleep(seconds)
 
 
@@ -131,6 +136,8 @@ def status_of(error):
     """The exit status for what a run raised."""
     if error is None:
         return CLEAN
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
     if isinstance(error, RaceError):
         return RACE
     if isinstance(error, DeadlockError):
@@ -150,12 +157,12 @@ def text_of(error):
 def _forget_ours(shown):
     """Drop the emulator's frames from a TracebackException and from those that it follows."""
     while shown is not None:
-        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not is_ours(f.filename)])
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_ours(f.filename)])
         if shown.__cause__ is not None:
             _forget_ours(shown.__context__)
         shown = shown.__cause__ or shown.__context__
 
 
-def is_ours(file):
+def _is_ours(file):
     """Whether `file` is the emulator's, or what runs it."""
     return file.startswith(report._HIDDEN) or file.startswith("<frozen")

@@ -46,9 +46,10 @@ class ScriptEvent(Event, Served):
     def close(self):
         pass
 
-    @property
-    def is_done(self):
-        return self.query()
+    def query(self):
+        return self.marker is None or _process().poll(lambda: self.marker.done, "an event, which it polls")
+
+    done = is_done = property(query)
 
     def __sub__(self, start):
         return start.elapsed_time(self)
@@ -91,6 +92,10 @@ class ScriptStream(Stream, Served):
 
     def __cuda_stream__(self):
         return 0, int(self.ptr)
+
+    @property
+    def done(self):
+        return self.process.poll(self._is_idle, "its stream, which it polls")
 
     # -- work
     def enqueue(self, operation):

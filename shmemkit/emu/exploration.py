@@ -1,0 +1,129 @@
+"""``shmemkit.emu.explore(main, n_pes)``: a program under many schedules, or under all of them."""
+
+from dataclasses import dataclass, field
+
+from .dpor import Explorer, Redundant, Replay
+from .network import DELIVERIES
+from .run import check_pes, current_host, run, schedule_of
+
+
+@dataclass
+class Exploration:
+    """What ``explore`` has found; ``str()`` says it in a sentence.
+
+    exhaustive   whether it was
+    failure      what the first run that failed has raised, or None
+    seed, delivery   of that run: ``run(main, n_pes, races=, delivery=, seed=)`` does the same again
+    schedule     of that run, if the exploration was exhaustive: whose step came when.
+                 ``run(main, n_pes, delivery=, choice=exploration.choice)`` does the same again
+    runs         how many have ended: each is another schedule
+    finished     whether all have been made that were asked for; without a failure this is, if exhaustive, a
+                 proof
+    """
+
+    exhaustive: bool
+    failure: Exception | None = None
+    seed: int | None = None
+    delivery: str | None = None
+    schedule: list = field(default_factory=list, repr=False)
+    runs: int = 0
+    finished: bool = False
+
+    @property
+    def choice(self):
+        return Replay(self.schedule)
+
+    def __str__(self):
+        runs = f"{self.runs} schedule{'s' * (self.runs != 1)}"
+        if self.failure is not None:
+            which = f"seed {self.seed}, " if not self.exhaustive else ""
+            which += f"delivery {self.delivery!r}"
+            return f"explored {runs}: {type(self.failure).__name__} in the last one ({which})"
+        if not self.exhaustive:
+            return f"explored {runs}: no deadlock, no race, no failure; other seeds are other schedules"
+        if not self.finished:
+            return f"explored {runs}, no failure among them, but not all there are: raise max_runs"
+        return f"explored all schedules, of which {self.runs} differ: no deadlock, no race, no failure"
+
+
+def explore(
+    main,
+    n_pes,
+    args=(),
+    seeds=range(100),
+    deliveries=None,
+    races=True,
+    exhaustive=False,
+    max_runs=10_000,
+    local_size=None,
+    heap_size=None,
+):
+    """Run ``main(*args)`` on `n_pes` PEs again and again, until a run fails. -> Exploration
+
+    A run fails with a deadlock, a data race, or an exception of `main` or a kernel: let `main` assert that
+    its result is right. It must do the same whenever it is called.
+
+    seeds        the random schedules, each with all `deliveries` (default: "eager", "ordered", "unordered")
+    races        whether to look for races
+    exhaustive   all schedules instead, one for each class of equivalent ones (``dpor.py``): if the result
+                 has `finished` without a failure, no schedule of this program deadlocks, races or fails.
+                 The steps that count are the accesses to words by which threads signal each other, and the
+                 arrivals of messages: programs with few threads, PEs and rounds have few enough. `deliveries`
+                 is "unordered" by default, which includes the others. Spin loops are not followed while
+                 nothing that they look at changes; those that count their polls are, so that they may have
+                 no end. What a host program does is one step with the kernel that it launched before it
+    max_runs     so many schedules at most, if `exhaustive`
+    local_size, heap_size   as in ``run``
+
+    The environment (SHMEMKIT_SEED, ...) has no effect. ValueError for wrong arguments, RuntimeError for a
+    program with too many steps for `exhaustive`.
+    """
+    check_pes(n_pes, local_size)
+    if current_host() is not None:
+        raise RuntimeError("shmemkit.emu.explore inside of a program that it runs: PEs cannot be nested")
+    if exhaustive and not races:
+        raise ValueError("exhaustive=True, races=False: what is proven holds only if there is no race")
+    if deliveries is None:
+        deliveries = ("unordered",) if exhaustive else DELIVERIES
+    deliveries = (deliveries,) if isinstance(deliveries, str) else tuple(deliveries)
+    for delivery in deliveries:
+        schedule_of(races, delivery, 0)
+    sizes = dict(args=args, local_size=local_size, heap_size=heap_size, races=races)
+    if exhaustive:
+        return _all(main, n_pes, deliveries, max_runs, sizes)
+    return _random(main, n_pes, deliveries, [schedule_of(races, None, s)[2] for s in seeds], sizes)
+
+
+def _random(main, n_pes, deliveries, seeds, options):
+    found = Exploration(False)
+    for seed in seeds:
+        for delivery in deliveries:
+            found.runs += 1
+            try:
+                run(main, n_pes, delivery=delivery, seed=seed, **options)
+            except Exception as error:
+                found.failure, found.seed, found.delivery = error, seed, delivery
+                return found
+    found.finished = True
+    return found
+
+
+def _all(main, n_pes, deliveries, max_runs, options):
+    found = Exploration(True)
+    for delivery in deliveries:
+        explorer, more = Explorer(), True
+        while more:
+            if found.runs >= max_runs:
+                return found
+            try:
+                run(main, n_pes, delivery=delivery, choice=explorer, **options)
+                found.runs += 1
+            except Redundant:
+                pass
+            except Exception as error:
+                found.runs += 1
+                found.failure, found.delivery, found.schedule = error, delivery, explorer.schedule
+                return found
+            more = explorer.advance()
+    found.finished = True
+    return found
