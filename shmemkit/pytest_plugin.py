@@ -93,7 +93,12 @@ def _marked(*args, deliveries=("eager", "unordered"), seeds=range(20), **others)
             f"@pytest.mark.schedules: deliveries= and seeds= are allowed, given {args or others}"
         )
     deliveries = (deliveries,) if isinstance(deliveries, str) else tuple(deliveries)
-    seeds = list(seeds)
+    try:
+        seeds = list(seeds)
+    except TypeError:
+        raise pytest.UsageError(
+            f"@pytest.mark.schedules: seeds={seeds!r}: a sequence is needed, such as range(20)"
+        ) from None
     if not deliveries or not seeds:
         raise pytest.UsageError("@pytest.mark.schedules: at least one delivery and one seed are needed")
     for seed in seeds:
@@ -138,6 +143,9 @@ class _Pes:
 
     def __call__(self, n, **options):
         return PEs(self._request, n, {**self._defaults, **options})
+
+    def __getattr__(self, name):
+        raise AttributeError(f"pes.{name}: call pes with the number of PEs first, as in pes(4).run(main)")
 
     def __repr__(self):
         return f"<pes: {', '.join(f'{name} {value}' for name, value in self._defaults.items())}>"
@@ -204,6 +212,8 @@ def _command(node):
     """What runs this test again, under the same schedule. (The name of a test with a schedule that was chosen
     on the command line is known only where it is chosen again.)"""
     command = f"pytest {shlex.quote(node.nodeid)}"
+    if os.environ.get("SHMEMKIT_RACES") == "0":
+        command = f"SHMEMKIT_RACES=0 {command}"
     schedule = getattr(getattr(node, "callspec", None), "params", {}).get("pes")
     if schedule is None or schedule in _product(*_of_marker(node.get_closest_marker("schedules"))):
         return command

@@ -50,7 +50,7 @@ COMPLETE = [
 def test_program_prints_what_its_comments_say(program):
     expected = re.findall(r"print\(.*\)  # (.*)", program)
     assert expected
-    if "emu.run" in program:
+    if "emu.run" in program or "emu.explore" in program:
         printed = output_of(lambda: exec(program, {}))
     else:
         printed = output_of(lambda: sk.emu.run(lambda: exec(program, {}), 4))
@@ -91,7 +91,9 @@ def test_host_page_has_the_arguments():
     shown = [(name, arguments, sk.World) for name, arguments in signatures("docs/host.md", "")]
     shown += [(name, arguments, sk) for name, arguments in signatures("docs/host.md", "sk\\.")]
     shown += [(name, arguments, sk) for name, arguments in re.findall(r"`sk\.(init|Queue)\((.+?)\)`", text)]
-    shown += [("run", arguments, sk.emu) for arguments in re.findall(r"`sk\.emu\.run\((.+?)\)`", text)]
+    emulator = re.findall(r"`sk\.emu\.(run|explore)\((.+?)\)`", text, re.S)
+    assert len(emulator) == 2
+    shown += [(name, " ".join(arguments.split()), sk.emu) for name, arguments in emulator]
     assert len(shown) > 12
     for name, arguments, owner in shown:
         function = getattr(owner, name)

@@ -27,7 +27,7 @@ def parser():
         epilog="Exit status: 0 clean, 1 the script failed, 2 race, 3 deadlock; or the script's own, of 4 and "
         "more.",
     )
-    result.add_argument("-n", type=_positive, default=2, metavar="N", help="PEs (default 2)")
+    result.add_argument("-n", "-np", type=_positive, default=2, metavar="N", help="PEs (default 2)")
     result.add_argument("--local-size", type=_positive, metavar="L", help="PEs per node (default: all)")
     result.add_argument(
         "--races", action="store_true", default=None, help="report accesses that nothing orders"
@@ -35,7 +35,12 @@ def parser():
     result.add_argument("--delivery", choices=DELIVERIES, help="when messages arrive")
     schedule = result.add_mutually_exclusive_group()
     schedule.add_argument("--seed", type=int, help="a random schedule, the same each time")
-    schedule.add_argument("--explore", type=_positive, metavar="K", help="run with the seeds 0 to K - 1")
+    schedule.add_argument(
+        "--explore",
+        type=_positive,
+        metavar="K",
+        help="run with the seeds 0 to K - 1 and each delivery, until one fails",
+    )
     result.add_argument("--json", type=_file, metavar="FILE", help="write the outcome there, too")
     result.add_argument("script")
     result.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -59,11 +64,13 @@ def _file(path):
 
 def main(argv=None):
     """-> the exit status"""
-    options = parser().parse_args(argv)
+    options_of = parser()
+    options = options_of.parse_args(argv)
     try:
         from .scripts.runner import Script, status_of, text_of
     except ImportError as error:
         sys.exit(f"python -m shmemkit.emu: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
+    _warn_of_late_options(options_of, options.arguments)
     error = found = None
     try:
         script = Script(options.script, options.arguments)
@@ -78,12 +85,20 @@ def main(argv=None):
     status = status_of(error)
     text = "" if error is None else text_of(error)
     if found is not None:
-        text = f"{text}\n{found}".strip()
+        text = f"{text}\n{str(found).splitlines()[0]}".strip()
     if text:
         print(text, file=sys.stderr, flush=True)
     if options.json:
         _write(options, status, error, text, found)
     return status
+
+
+def _warn_of_late_options(options_of, arguments):
+    known = {name for action in options_of._actions for name in action.option_strings if name[:2] == "--"}
+    for argument in arguments:
+        if argument.partition("=")[0] in known - {"--help"}:
+            text = f"{argument} comes after the script, so it is an argument of the script"
+            print(f"{options_of.prog}: {text}", file=sys.stderr)
 
 
 def _run(script, options):

@@ -71,6 +71,7 @@ class CheckedThread(Thread):
         self.block.machine.races.acquire(self, key, "sys")
 
     def copy(self, dst, src, first, last):
+        self.block.effects += 1
         access = (self.moment or self.now(), *kernel_site())
         for array, act in ((src, "read"), (dst, "write")):
             if isinstance(array, Tracked):
@@ -105,7 +106,9 @@ class CheckedThread(Thread):
         old, changed = self.update(plain, index, key, function)
         races.access_word(array, index, self, scope, True, True)
         races.acquire(self, key, scope, ordered=False)
-        if semantic == "release":
+        if not changed:
+            pass  # nobody who reads the word can know that I was here
+        elif semantic == "release":
             self.note_release(kernel_site(), "release")
             races.release(self, key, scope, keep=True)
         else:
@@ -137,6 +140,7 @@ class CheckedThread(Thread):
         return Thread.meet(self, scope, value, last, mask)
 
     def grid_barrier(self):
+        self.block.effects += 1
         launch = self.block.launch
         launch.meeting.join(self, None, lambda values: self.block.machine.races.block_barrier(launch.blocks))
 
@@ -154,4 +158,5 @@ class CheckedBlock(Block):
 
     def leave(self, thread):
         self.machine.races.thread_ended(thread)
+        thread.moment = thread.known_write = thread.known_read = None  # it is no cycle
         Block.leave(self, thread)

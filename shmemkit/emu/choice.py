@@ -28,6 +28,14 @@ class Choice:
     def sent(self, message, thread):
         """`thread` has sent a new message."""
 
+    def polled_in_vain(self):
+        """A spin loop looks again, after something was written that it had looked at too early. -> whether it
+        is to stop for good"""
+        return False
+
+    def stuck(self):
+        """Nobody can go on."""
+
     def effect(self, thread, kind, key):
         """What the step that runs does to what others may wait for. See ``Scheduler.effect``."""
 

@@ -143,7 +143,7 @@ def _warp(function):
 
     def operation(self, mask, value, *arguments):
         thread = getcurrent()
-        values = thread.block.meeting(thread, "warp", mask & _FULL).join(
+        values = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match").join(
             thread, value, lambda values: {thread_id % WARP_SIZE: v for thread_id, v in values.items()}
         )
         return function(thread.lane, values, value, *arguments)

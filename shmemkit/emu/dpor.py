@@ -13,8 +13,13 @@ later one is to come first in some other run, where no run does so already (`bac
 followed from a state need not be followed again from there until a step that depends on its own has been
 taken (`sleep`). This is Source-DPOR (Abdulla, Aronis, Jonsson, Sagonas: Optimal dynamic partial order
 reduction, POPL 2014), with the sleep sets of Godefroid.
+
+A turn of a spin loop that finds nothing changes nothing: a run in which a loop looked too early does what
+some run without that turn does. So the loop stops there, and when the others have ended, or wait for it, the
+run is redundant. A loop that looked after the last write, and in vain, stops as well: a deadlock.
 """
 
+import itertools
 from collections import Counter, defaultdict
 
 from .choice import Choice
@@ -22,11 +27,17 @@ from .choice import Choice
 STEP = 1 << 62  # keys of clocks begin here that say how many steps of a process are known
 MAX_STEPS = 10_000  # of a run
 
-_COMMUTE = [{"read"}, {"read", "wait"}, {"wait"}, {"add"}, {"add", "arrive"}, {"arrive"}]
+_COMMUTE = frozenset(
+    pair for kinds in (("read", "wait"), ("add", "arrive")) for pair in itertools.product(kinds, repeat=2)
+)
 
 
 class Redundant(Exception):
     """Whatever follows has been seen in an equivalent schedule."""
+
+
+class TooLong(RuntimeError):
+    """A run has more steps than can be explored."""
 
 
 class Step:
@@ -71,14 +82,17 @@ class Explorer(Choice):
 
     def __init__(self):
         self.states = []  # before each step of the current run
+        self.keys = {}  # process -> its key in clocks
         self._begin_run()
 
     def _begin_run(self):
+        self.redundant = False
         self.steps = []
         self.steps_of = {}  # process -> [indices]
-        self.by_key = []  # the same lists, by key - STEP
+        self.by_key = {}  # key of the process in clocks -> the same lists
         self.accesses = defaultdict(list)  # word -> [(kind, index of the step)]
         self.sent_by = Counter()
+        self.ways = defaultdict(list)  # (source, target) -> messages so far
         self.senders = {}  # message -> (its process, index of the step that sent it, processes before it)
 
     @property
@@ -124,7 +138,7 @@ class Explorer(Choice):
         past = 0
         for key, count in thread.clock.items():
             if key >= STEP:
-                past |= self.steps[self.by_key[key - STEP][count - 1]].past
+                past |= self.steps[self.by_key[key][count - 1]].past
         step = self._take(process, past)
         thread.learn({step.key: step.count})
         return threads[process]
@@ -149,20 +163,27 @@ class Explorer(Choice):
         before, done = self.states[len(self.steps) - 1], self.steps[-1].effects
         return {p: e for p, e in {**before.sleep, **before.followed}.items() if not _dependent(e, done)}
 
+    def polled_in_vain(self):
+        """Another run does the same without that poll. But what the others do beside it is to be seen."""
+        self.redundant = True
+        return True
+
+    def stuck(self):
+        if self.redundant:
+            raise Redundant
+
     # -- steps
     def _take(self, process, past):
-        if process not in self.steps_of:
-            self.steps_of[process] = []
-            self.by_key.append(self.steps_of[process])
-        mine = self.steps_of[process]
+        mine = self.steps_of.setdefault(process, [])
+        key = self.keys.setdefault(process, STEP + len(self.keys))
+        self.by_key[key] = mine
         i = len(self.steps)
         if i == MAX_STEPS:
-            raise RuntimeError(
+            raise TooLong(
                 f"{MAX_STEPS} steps in one run: too many to explore all schedules. Take fewer threads, PEs "
                 "or rounds; a loop that counts its polls has no end here"
             )
         mine.append(i)
-        key = STEP + next(k for k, indices in enumerate(self.by_key) if indices is mine)
         self.steps.append(Step(process, key, len(mine), past | 1 << i))
         return self.steps[i]
 
@@ -177,8 +198,12 @@ class Explorer(Choice):
     def sent(self, message, thread):
         sender = self._name(thread)
         self.sent_by[sender] += 1
+        process, way = (*sender, self.sent_by[sender]), self.ways[message.source, message.target]
         before = [self.senders[m][0] for m in message.after]
-        self.senders[message] = (*sender, self.sent_by[sender]), len(self.steps) - 1, before
+        if thread.block.machine.network.delivery == "ordered":
+            before += way  # those that have arrived, too
+        way.append(process)
+        self.senders[message] = process, len(self.steps) - 1, before
 
     def effect(self, thread, kind, key):
         if not self.steps:
@@ -228,7 +253,7 @@ class Replay(Explorer):
 
 
 def _clash(kind, other):
-    return {kind, other} not in _COMMUTE
+    return (kind, other) not in _COMMUTE
 
 
 def _dependent(effects, others):

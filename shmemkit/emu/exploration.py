@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass, field
 
-from .dpor import Explorer, Redundant, Replay
+from .dpor import Explorer, Redundant, Replay, TooLong
 from .network import DELIVERIES
 from .run import check_pes, current_host, run, schedule_of
 
 
 @dataclass
 class Exploration:
-    """What ``explore`` has found; ``str()`` says it in a sentence.
+    """What ``explore`` has found; ``str()`` says it, with the report of a failure.
 
     exhaustive   whether it was
+    races        whether it looked for races
     failure      what the first run that failed has raised, or None
     seed, delivery   of that run: ``run(main, n_pes, races=, delivery=, seed=)`` does the same again
     schedule     of that run, if the exploration was exhaustive: whose step came when.
@@ -22,6 +23,7 @@ class Exploration:
     """
 
     exhaustive: bool
+    races: bool
     failure: Exception | None = None
     seed: int | None = None
     delivery: str | None = None
@@ -31,6 +33,8 @@ class Exploration:
 
     @property
     def choice(self):
+        if not self.schedule:
+            raise AttributeError("no schedule: an exhaustive exploration that has found a failure has one")
         return Replay(self.schedule)
 
     def __str__(self):
@@ -38,19 +42,25 @@ class Exploration:
         if self.failure is not None:
             which = f"seed {self.seed}, " if not self.exhaustive else ""
             which += f"delivery {self.delivery!r}"
-            return f"explored {runs}: {type(self.failure).__name__} in the last one ({which})"
+            kind = type(self.failure).__name__
+            return f"explored {runs}: {kind} in the last one ({which})\n{self.failure}".rstrip()
+        clean = "no deadlock, no race, no failure" if self.races else "no deadlock, no failure"
+        if not self.races:
+            clean += "; races were not looked for"
         if not self.exhaustive:
-            return f"explored {runs}: no deadlock, no race, no failure; other seeds are other schedules"
+            return f"explored {runs}: {clean}; other seeds are other schedules"
         if not self.finished:
-            return f"explored {runs}, no failure among them, but not all there are: raise max_runs"
-        return f"explored all schedules, of which {self.runs} differ: no deadlock, no race, no failure"
+            return f"explored {runs}, no failure among them, but these are not all: raise max_runs"
+        return (
+            f"explored all schedules ({self.runs} that {'differ' if self.runs != 1 else 'matters'}): {clean}"
+        )
 
 
 def explore(
     main,
     n_pes,
     args=(),
-    seeds=range(100),
+    seeds=None,
     deliveries=None,
     races=True,
     exhaustive=False,
@@ -63,39 +73,58 @@ def explore(
     A run fails with a deadlock, a data race, or an exception of `main` or a kernel: let `main` assert that
     its result is right. It must do the same whenever it is called.
 
-    seeds        the random schedules, each with all `deliveries` (default: "eager", "ordered", "unordered")
+    seeds        the random schedules (default: range(100)), each with all `deliveries`
+    deliveries   default: "eager", "ordered", "unordered"; or, if `exhaustive`, "unordered", which includes
+                 the others
     races        whether to look for races
-    exhaustive   all schedules instead, one for each class of equivalent ones (``dpor.py``): if the result
-                 has `finished` without a failure, no schedule of this program deadlocks, races or fails.
-                 The steps that count are the accesses to words by which threads signal each other, and the
-                 arrivals of messages: programs with few threads, PEs and rounds have few enough. `deliveries`
-                 is "unordered" by default, which includes the others. Spin loops are not followed while
+    exhaustive   all schedules instead, one for each class of equivalent ones: if the result has `finished`
+                 without a failure, no schedule of this program deadlocks, races or fails. The steps that
+                 count are the accesses to words by which threads signal each other, and the arrivals of
+                 messages: few threads, PEs and rounds have few enough. Spin loops are not followed while
                  nothing that they look at changes; those that count their polls are, so that they may have
-                 no end. What a host program does is one step with the kernel that it launched before it
-    max_runs     so many schedules at most, if `exhaustive`
+                 no end. What host programs read and write themselves is not part of it, and kernels of one PE
+                 run one after the other. See docs/emulator.md
+    max_runs     so many runs at most, if `exhaustive`
     local_size, heap_size   as in ``run``
 
-    The environment (SHMEMKIT_SEED, ...) has no effect. ValueError for wrong arguments, RuntimeError for a
-    program with too many steps for `exhaustive`.
+    The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,
+    RuntimeError for a program with too many steps for `exhaustive`.
     """
+    if not callable(main):
+        raise TypeError(
+            f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
+        )
     check_pes(n_pes, local_size)
     if current_host() is not None:
         raise RuntimeError("shmemkit.emu.explore inside of a program that it runs: PEs cannot be nested")
     if exhaustive and not races:
         raise ValueError("exhaustive=True, races=False: what is proven holds only if there is no race")
+    if exhaustive and seeds is not None:
+        raise ValueError(f"exhaustive=True, seeds={seeds!r}: all schedules have no seeds")
     if deliveries is None:
         deliveries = ("unordered",) if exhaustive else DELIVERIES
-    deliveries = (deliveries,) if isinstance(deliveries, str) else tuple(deliveries)
+    deliveries = (deliveries,) if isinstance(deliveries, str) else _several("deliveries", deliveries)
     for delivery in deliveries:
         schedule_of(races, delivery, 0)
-    sizes = dict(args=args, local_size=local_size, heap_size=heap_size, races=races)
+    options = dict(args=_several("args", args, 0), local_size=local_size, heap_size=heap_size, races=races)
     if exhaustive:
-        return _all(main, n_pes, deliveries, max_runs, sizes)
-    return _random(main, n_pes, deliveries, [schedule_of(races, None, s)[2] for s in seeds], sizes)
+        return _all(main, n_pes, deliveries, max_runs, options)
+    seeds = range(100) if seeds is None else _several("seeds", seeds)
+    return _random(main, n_pes, deliveries, [schedule_of(races, None, s)[2] for s in seeds], options)
+
+
+def _several(name, values, at_least=1):
+    try:
+        values = tuple(values)
+    except TypeError:
+        raise TypeError(f"{name}={values!r}: a sequence is needed") from None
+    if len(values) < at_least:
+        raise ValueError(f"{name}={values!r}: at least one is needed")
+    return values
 
 
 def _random(main, n_pes, deliveries, seeds, options):
-    found = Exploration(False)
+    found = Exploration(False, options["races"])
     for seed in seeds:
         for delivery in deliveries:
             found.runs += 1
@@ -109,17 +138,20 @@ def _random(main, n_pes, deliveries, seeds, options):
 
 
 def _all(main, n_pes, deliveries, max_runs, options):
-    found = Exploration(True)
+    found, begun = Exploration(True, True), 0
     for delivery in deliveries:
         explorer, more = Explorer(), True
         while more:
-            if found.runs >= max_runs:
+            if begun == max_runs:
                 return found
+            begun += 1
             try:
                 run(main, n_pes, delivery=delivery, choice=explorer, **options)
                 found.runs += 1
             except Redundant:
                 pass
+            except TooLong:
+                raise
             except Exception as error:
                 found.runs += 1
                 found.failure, found.delivery, found.schedule = error, delivery, explorer.schedule

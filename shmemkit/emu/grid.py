@@ -32,8 +32,12 @@ class Dim3:
 
 
 @contextlib.contextmanager
-def _no_garbage_collection():
-    """While thousands of threads are made; and none of them is looked at by later collections."""
+def _no_garbage_collection(n_threads):
+    """While thousands of threads are made; and none of them is looked at by later collections. Few do not
+    matter, but that cyclic garbage of many small launches is collected does."""
+    if n_threads < 1000:
+        yield
+        return
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +64,7 @@ class Block:
         self.gridDim, self.blockDim = launch.grid, launch.block
         self.n_threads = self.alive = launch.block.x * launch.block.y * launch.block.z
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
-        self.effects = 0  # of its threads, so far, on what others may see, if the scheduler has a choice
+        self.effects = 0  # of its threads, so far, on memory and others, if the scheduler has a choice
         self.shared = {}  # call site -> shared array
         self.meetings = {}  # "block" or warp number -> Meeting
         # Live lanes of each warp.
@@ -73,15 +77,17 @@ class Block:
         self.scheduler.ready.extend(self.parked)
         self.parked.clear()
 
-    def meeting(self, thread, scope, mask=0xFFFFFFFF):
-        """Where the threads of `thread`'s block, or the lanes `mask` of its warp, meet."""
+    def meeting(self, thread, scope, mask=0xFFFFFFFF, what=None):
+        """Where the threads of `thread`'s block, or the lanes `mask` of its warp, meet. Threads in different
+        operations (`what`) do not."""
         warp = thread.thread_id // 32
-        key = "block" if scope == "block" else (warp, mask)
+        what = what or f"a {scope} operation"
+        key = (warp, mask, what) if scope == "warp" else what
         if key not in self.meetings:
             expected = (
-                (lambda: self.alive) if scope == "block" else (lambda: (self.warps[warp] & mask).bit_count())
+                (lambda: (self.warps[warp] & mask).bit_count()) if scope == "warp" else (lambda: self.alive)
             )
-            self.meetings[key] = Meeting(self.scheduler, expected, f"a {scope} operation")
+            self.meetings[key] = Meeting(self.scheduler, expected, what)
         return self.meetings[key]
 
     def leave(self, thread):
@@ -127,8 +133,9 @@ class Launch:
         if self.machine.races is not None:
             self.machine.races.kernel_started(self)
         self.thread_indices = _indices(self.block)
-        with _no_garbage_collection():
-            self.blocks = [self.machine.block(self, index) for index in _indices(self.grid)]
+        blocks = _indices(self.grid)
+        with _no_garbage_collection(len(blocks) * len(self.thread_indices)):
+            self.blocks = [self.machine.block(self, index) for index in blocks]
         self.alive = sum(b.alive for b in self.blocks)
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None

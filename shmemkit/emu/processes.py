@@ -214,7 +214,9 @@ class Processes:
         missing = np.flatnonzero(self.arrived < target).tolist()
         there = [r for r in range(self.n) if r not in missing]
         text = timeouts.missing_text(call, missing, there, limit)
-        error = timeouts.RankTimeout(f"{text}. End the program", self.rank, call, missing)
+        error = timeouts.RankTimeout(
+            f"{text}. The ranks cannot meet again: end the program", self.rank, call, missing
+        )
         error.shown_by = there[0]
         return error
 

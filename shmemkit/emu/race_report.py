@@ -144,7 +144,8 @@ class _Pair:
         thread, clock = _thread(self.b.of), self.clock
         known = message.issued.thread == getattr(thread, "key", None) or message.issued.before(clock)
         name = f"the {message.what} of {self.a_line}"
-        if known and thread.pe == message.pe:
+        to_itself = self.a_what != "read" and thread.pe == message.target and self._signal_after(message)
+        if known and thread.pe == message.pe and not to_itself:
             if self.b.of is not thread and self.a_what != "read" and self.b.of.target == message.target:
                 return (
                     f"{name} may still write when that of {self.b_line} does: fence() between them, and not "
@@ -213,6 +214,11 @@ class _Pair:
             if time < release[0] <= self.clock.get(thread.key, 0) and release[2] in SIGNALS:
                 return release
         return None
+
+    def _signal_after(self, message):
+        """Whether the signal that tells of `message`, too late, goes the same way."""
+        release = self._release_after(message.thread, message.issued.time)
+        return release is not None and release[2] != "release" and release[3] == message.target
 
     def _round_before(self, message):
         """Whether an earlier message of the same line is known."""

@@ -68,6 +68,8 @@ class Operation:
 class Races:
     def __init__(self, machine):
         self.machine = machine
+        choice = machine.scheduler.choice
+        self.all_schedules = choice is not None and not choice.takes_turns
         self.found = {}  # signature -> Race
         self.published = {}  # address -> {(scope, PE, block): clock}
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
@@ -128,7 +130,7 @@ class Races:
         region = self.regions.pop(key, None)
         if isinstance(region, tuple):
             region = region[1]
-        if region is not None and region.simple is None:  # there were atomic accesses
+        if region is not None and region.simple is None:  # there may have been atomic accesses
             for key in [k for k in self.published if 0 <= k - region.base < region.n_bytes]:
                 del self.published[key]
 

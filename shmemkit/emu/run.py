@@ -79,6 +79,8 @@ class Program:
                     raise self.machine.deadlock()
                 for host in can_go_on:
                     host.goes_on = True
+            while self.machine.network.under_way:  # at the end nothing else can happen, but they do arrive
+                self.machine.network.deliver_one()
             if races is not None and races.found:
                 raise races.error()
         except Exception as error:
@@ -172,6 +174,10 @@ def run(
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
     can go on, ``RaceError`` with all races that were found when the program ends, or fails otherwise.
     """
+    if not callable(main):
+        raise TypeError(
+            f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
+        )
     check_pes(n_pes, local_size)
     if current_host() is not None:
         raise RuntimeError("shmemkit.emu.run inside of a program that it runs: PEs cannot be nested")

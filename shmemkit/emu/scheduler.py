@@ -101,11 +101,15 @@ class Scheduler:
             self.choice.effect(thread, kind, key)
 
     def wake(self, key):
-        """Something was stored at address `key`: make those ready whose wait is satisfied."""
+        """Something was stored at address `key`: whoever looks at it may go on."""
         if self.choice is not None:
             self.writes[key] = self.writes.get(key, 0) + 1
             self.ready.extend(thread for thread, looks in self.resting if key in looks)
             self.resting[:] = [r for r in self.resting if key not in r[1]]
+        self._check(key)
+
+    def _check(self, key):
+        """Make those ready whose wait at `key` is satisfied. -> whether there are any"""
         waiting = self.waiters.get(key)
         if not waiting:
             return False
@@ -178,13 +182,16 @@ class Scheduler:
 
     def poll(self):
         """Check every wait, and let spin loops look. -> whether anybody can go on now."""
-        found = any([self.wake(key) for key in list(self.waiters)])
-        if self.resting and not found and (self.progress != self.vain or self.choice.takes_turns):
+        if any([self._check(key) for key in list(self.waiters)]):
+            return True
+        if self.resting and (self.progress != self.vain or self.choice.takes_turns):
             self.vain = self.progress
             self.ready.extend(thread for thread, _ in self.resting)
             self.resting.clear()
             return True
-        return found
+        if self.choice is not None:
+            self.choice.stuck()
+        return False
 
     def live_threads(self):
         return [t for launch in self.launches for block in launch.blocks for t in block.threads if not t.dead]

@@ -29,7 +29,8 @@ class Region:
         self.races, self.base, self.n_bytes = races, base, n_bytes
         grain = 16 if itemsize == 1 else itemsize  # bytes are mostly made to be viewed as something else
         self.grain = grain  # bytes of a cell
-        self.simple = grain  # the same, while there are no atomic accesses
+        # The same, while there are no atomic accesses; None if all stores are looked at.
+        self.simple = None if races.all_schedules else grain
         self.writes = [None] * -(-n_bytes // grain)  # the last one
         self.reads = [None] * len(self.writes)  # one, or several in a dictionary by thread
         self.atomics = {}  # cell -> {thread: (access, scope, whether it writes)}
@@ -39,7 +40,7 @@ class Region:
         grain = math.gcd(self.grain, grain)
         times = self.grain // grain
         self.grain = grain
-        self.simple = None if self.atomics else grain
+        self.simple = None if self.atomics or self.simple is None else grain
         self.writes = [w for w in self.writes for _ in range(times)]
         self.reads = [dict(r) if type(r) is dict else r for r in self.reads for _ in range(times)]
         self.atomics = {at * times + i: dict(a) for at, a in self.atomics.items() for i in range(times)}
@@ -272,7 +273,7 @@ class Tracked(DeviceView):
     def _set(self, index, value, frame):
         at = self._cell(index)
         if at is not None:
-            self.plain[index] = value
+            self._store(index, value)
             thread = getcurrent()
             self.region.write_cell(at, thread, thread.moment or thread.now(), frame)
             return
@@ -280,7 +281,16 @@ class Tracked(DeviceView):
             value._all("read")
             value = value.plain
         self._all("write", index)
+        self._store(index, value)
+
+    def _store(self, index, value):
+        if not self.region.races.all_schedules:
+            self.plain[index] = value
+            return
+        before = np.array(self.plain[index])
         self.plain[index] = value
+        if not np.array_equal(before, self.plain[index]):
+            getcurrent().block.effects += 1  # a spin loop that does this is not where it was
 
     def _cell(self, index):
         """The cell of the element that `index` names; None when it is not one cell."""

@@ -58,18 +58,21 @@ class Spinning:
             self.period = turn - self.saved_turn
 
 
-def state_of(frame):
+def state_of(frame, with_local_arrays=False):
     """Where a thread is, and the variables of its kernel and device functions."""
     state = []
     while frame is not None:
         state.append(frame.f_lasti)
         if is_kernel_code(frame):
-            state += [_value(v) for v in frame.f_locals.values()]
+            state += [_value(v, with_local_arrays) for v in frame.f_locals.values()]
         frame = frame.f_back
     return state
 
 
-def _value(variable):
+def _value(variable, with_local_arrays):
     if isinstance(variable, np.ndarray):
-        return address(variable), variable.shape
+        is_local = with_local_arrays and not hasattr(variable, "region")
+        return address(variable), variable.shape, variable.tobytes() if is_local else None
+    if isinstance(variable, tuple):
+        return tuple(_value(v, with_local_arrays) for v in variable)
     return variable if isinstance(variable, (int, float, np.generic)) else id(variable)

@@ -3,6 +3,7 @@
 ``current_thread`` is the one door from a primitive into the emulator: outside of a kernel it raises.
 """
 
+import itertools
 import sys
 
 import numpy as np
@@ -137,20 +138,29 @@ class Thread(greenlet):
         return True
 
     def _awaited(self, here):
-        """With a choice. The addresses that I look at, if I am where I was, with the same variables, and
-        since then my block has done nothing that others may see, and nothing that I look at has been written:
-        until something is, it will be the same again and again. Otherwise None."""
-        writes, (effects, polls) = self.block.scheduler.writes, self.polls
+        """With a choice. The addresses that I have looked at since I was here before, with the same
+        variables, if my block has done nothing since then that others may see: until one of them is written,
+        it will be the same again and again. None if I was not, or one of them has been written."""
+        scheduler, (effects, polls) = self.block.scheduler, self.polls
         if effects != self.block.effects:
             polls = {}
             self.polls = self.block.effects, polls
-        poll = here, *state_of(sys._getframe(2))
-        again = poll in polls
-        if again and any(writes.get(address) != n for (address, *_), n in polls.items()):
-            polls.clear()  # there is something new to see, if I still look at it
-            again = False
-        polls[poll] = writes.get(here)
-        return {address for address, *_ in polls} if again else None
+        exact = not scheduler.choice.takes_turns
+        poll = here, *state_of(sys._getframe(2), exact)
+        if exact:
+            poll += tuple(
+                tuple(state_of(t.gr_frame, True)) for t in self.block.threads if t and t is not self
+            )
+        since = []
+        if poll in polls:
+            since = list(itertools.dropwhile(lambda seen: seen[0] != poll, polls.items()))
+            del polls[poll]
+        polls[poll] = scheduler.writes.get(here)
+        if any(scheduler.writes.get(address) != writes for (address, *_), writes in since):
+            if scheduler.choice.polled_in_vain():
+                scheduler.hub.switch()
+            return None
+        return {address for (address, *_), _ in since}
 
     def sleep(self):
         """The others go first, for once: perhaps I look at something in a loop, with ordinary loads."""
