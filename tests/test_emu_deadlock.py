@@ -126,7 +126,7 @@ def test_deadlock_of_diverging_barriers():
     assert "threads 0 to 2 in diverge: waits for the other threads of its block in syncthreads" in report
     assert "threads 3 to 4 in diverge: waits for x[0] on rank 0 >= 1, now 0" in report
     report = deadlock_of(1, lambda world: half_a_warp[1, 32](sk.signals(32)))
-    waits = "threads 0 to 15 in half_a_warp: waits for the other threads in a shuffle, vote or match (16 of 32"
+    waits = "threads 0 to 15 in half_a_warp: waits for the other threads in a shuffle, vote or match (16 of"
     assert waits in report
     assert line_of(half_a_warp, "shfl_sync") in report and line_of(half_a_warp, "syncthreads") in report
 
