@@ -29,7 +29,8 @@ def pipeline(slots, full, empty, out):
 
 with sk.init() as world:
     out = world.xp.zeros(6, "int64")
-    pipeline[1, 1, world.stream](sk.zeros(2, "int64"), sk.signals(2), sk.signals(2), out)
+    full, empty = sk.signals(2, name="full"), sk.signals(2, name="empty")
+    pipeline[1, 1, world.stream](sk.zeros(2, "int64"), full, empty, out)
     if world.rank == 1:
         assert (world.asnumpy(out) == np.arange(6) ** 2).all()
         print("all numbers have arrived")
