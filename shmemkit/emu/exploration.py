@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from .dpor import Explorer, Redundant, Replay, TooLong
 from .network import DELIVERIES
-from .run import check_pes, current_host, run, schedule_of
+from .run import check_arguments, run, schedule_of
 
 
 @dataclass
@@ -90,13 +90,7 @@ def explore(
     The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,
     RuntimeError for a program with too many steps for `exhaustive`.
     """
-    if not callable(main):
-        raise TypeError(
-            f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
-        )
-    check_pes(n_pes, local_size)
-    if current_host() is not None:
-        raise RuntimeError("shmemkit.emu.explore inside of a program that it runs: PEs cannot be nested")
+    check_arguments(main, n_pes, local_size)
     if exhaustive and not races:
         raise ValueError("exhaustive=True, races=False: what is proven holds only if there is no race")
     if exhaustive and seeds is not None:

@@ -174,13 +174,7 @@ def run(
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
     can go on, ``RaceError`` with all races that were found when the program ends, or fails otherwise.
     """
-    if not callable(main):
-        raise TypeError(
-            f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
-        )
-    check_pes(n_pes, local_size)
-    if current_host() is not None:
-        raise RuntimeError("shmemkit.emu.run inside of a program that it runs: PEs cannot be nested")
+    check_arguments(main, n_pes, local_size)
     races, delivery, seed = schedule_of(races, delivery, seed)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
@@ -205,7 +199,16 @@ def run(
         raise
 
 
-def check_pes(n_pes, local_size):
+def check_arguments(main, n_pes, local_size):
+    """Of ``run`` and ``explore``."""
+    if current_host() is not None:
+        raise RuntimeError(
+            "shmemkit.emu.run or explore inside of a program that they run: PEs cannot be nested"
+        )
+    if not callable(main):
+        raise TypeError(
+            f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
+        )
     if not isinstance(n_pes, int) or n_pes < 1:
         raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
     if local_size is not None and (not isinstance(local_size, int) or local_size < 1 or n_pes % local_size):
