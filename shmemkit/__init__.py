@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 # can say what is missing where these cannot be imported.
 _HOMES = {
     **{name: name for name in ("device", "emu", "kernels")},
+    "AllGather": "kernels.all_gather",
     "Queue": "kernels.queue",
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),

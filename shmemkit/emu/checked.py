@@ -67,6 +67,13 @@ class CheckedThread(Thread):
         races.acquire(self, address_of(array, index), scope, semantic == "acquire")
         return seen
 
+    def wait_word(self, array, index, is_satisfied, why):
+        seen = Thread.wait_word(self, untracked(array), index, is_satisfied, why)
+        races = self.block.machine.races
+        races.access_word(array, index, self, "sys", True, False)
+        races.acquire(self, address_of(array, index), "sys", ordered=False)
+        return seen
+
     def acquired(self, key):
         self.block.machine.races.acquire(self, key, "sys")
 
@@ -80,6 +87,12 @@ class CheckedThread(Thread):
                 getattr(array.region, act)(offset, n_bytes, self.clock, access)
         Thread.copy(self, dst, src, first, last)
 
+    def bytes_of(self, what, array, first, last):
+        if isinstance(array, Tracked) and last > first:
+            access = (self.moment or self.now(), *kernel_site())
+            getattr(array.region, what)(array.first + first, last - first, self.clock, access)
+        return Thread.bytes_of(self, what, array, first, last)
+
     def touch(self, what, array, limit=None):
         if isinstance(array, Tracked):
             array.touch(what, self.clock, (self.moment or self.now(), *kernel_site()), limit=limit)
@@ -91,12 +104,15 @@ class CheckedThread(Thread):
         races.acquire(self, address_of(array, index), scope)
         return value
 
-    def store(self, array, index, value, scope="sys"):
+    def store(self, array, index, value, scope="sys", semantic="release"):
         races = self.block.machine.races
         self.turn("write", address_of(array, index))
         races.access_word(array, index, self, scope, False, True)
-        self.note_release(kernel_site(), "release")
-        races.release(self, address_of(array, index), scope, keep=False)
+        if semantic == "release":
+            self.note_release(kernel_site(), "release")
+            races.release(self, address_of(array, index), scope, keep=False)
+        else:
+            races.relaxed_write(self, address_of(array, index), scope, keep=False)
         self.write(untracked(array), index, value)
 
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):

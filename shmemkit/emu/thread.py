@@ -84,12 +84,26 @@ class Thread(greenlet):
                 break
             scheduler.wait_for(self, key, is_satisfied, why)
 
+    def wait_word(self, array, index, is_satisfied, why):
+        """Park until ``is_satisfied(array[index])``, relaxed: nothing else is known then. -> the element"""
+        item, key = array.item, address_of(array, index)
+        self.wait_until(
+            key,
+            lambda: is_satisfied(item(index)),
+            lambda: f"{place(self.block.machine, self, key)} {why}, now {item(index)}",
+        )
+        return item(index)
+
     def acquired(self, key):
         """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
 
     def copy(self, dst, src, first, last):
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
         np.asarray(dst).reshape(-1)[first:last] = np.asarray(src).reshape(-1)[first:last]
+
+    def bytes_of(self, what, array, first, last):
+        """Bytes `first` to `last` of a contiguous array, as uint8, which I read or write."""
+        return np.asarray(array).reshape(-1).view(np.uint8)[first:last]
 
     def touch(self, what, array, limit=None):
         """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
@@ -168,8 +182,8 @@ class Thread(greenlet):
         self.block.scheduler.spin(self, lambda: "its turn after nanosleep")
         self.at_turn = False
 
-    def store(self, array, index, value, scope="sys"):
-        """A release store that others may wait for."""
+    def store(self, array, index, value, scope="sys", semantic="release"):
+        """A release or relaxed store that others may wait for."""
         self.turn("write", address_of(array, index))
         self.write(array, index, value)
 

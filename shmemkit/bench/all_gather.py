@@ -1,0 +1,158 @@
+"""``bench all_gather``: every method of ``AllGather``, and NCCL and PyTorch, at every size."""
+
+import functools
+
+import numpy as np
+
+import shmemkit as sk
+
+from . import p2p
+from .nccl import Nccl
+from .refusal import Refused, agreed
+from .sizes import size_text
+from .timing import Clock
+from .torch_peer import TorchSymmetric
+
+PEERS = {"nccl": Nccl, "torch": TorchSymmetric}
+OUTPUTS = ("private", "symmetric")
+
+
+def methods():
+    """The names that --methods takes."""
+    return (*sk.AllGather.methods, "auto")
+
+
+class Case:
+    """Random data of one size: `x`, this rank's part, 1-D, and what all ranks' make together.
+
+    `n_bytes` are rounded down to 16 bytes per rank (or up to one element): `bytes` of the gathered array.
+    """
+
+    def __init__(self, world, n_bytes, dtype):
+        self.world, self.dtype = world, dtype
+        self.segment = max(n_bytes // world.n_ranks // 16 * 16, dtype.itemsize)
+        self.bytes = self.segment * world.n_ranks
+        parts = [
+            np.frombuffer(np.random.default_rng([rank, n_bytes]).bytes(self.segment), "uint8")
+            for rank in range(world.n_ranks)
+        ]
+        self.x = world.xp.asarray(parts[world.rank].view(dtype))
+        if world.xp is np:
+            self.x = self.x.copy()  # frombuffer's is read-only
+        self.expected = world.xp.asarray(np.concatenate(parts))
+
+    def output(self, symmetric=False):
+        """An array for the result, symmetric (collective) or this rank's own."""
+        count = self.bytes // self.dtype.itemsize
+        empty = self.world.empty if symmetric else self.world.xp.empty
+        return empty(count, self.dtype)
+
+    def spoil(self, out):
+        """Make every byte of `out` wrong, on every rank, before any of them goes on. Collective."""
+        self.world.xp.invert(self.expected, out=out.view("uint8"))
+        self.world.synchronize()
+        self.world.host_barrier()
+
+    def flip(self):
+        """Every bit of the data changes: what was right is wrong in every byte."""
+        for array in (self.x.view("uint8"), self.expected):
+            self.world.xp.invert(array, out=array)
+
+    def check(self, out):
+        """-> "", or what is wrong, the same on every rank. Collective."""
+        self.world.synchronize()
+        found = ""
+        differ = out.reshape(-1).view("uint8") != self.expected
+        if bool(differ.any()):
+            count, first = int(differ.sum()), int(differ.argmax())
+            found = (
+                f"wrong: on rank {self.world.rank} {count} of {self.bytes} bytes differ, the first at "
+                f"{first}, in the part of rank {first // self.segment}"
+            )
+        return next(filter(None, self.world.host_allgather(found)), "")
+
+
+class Ours:
+    """One method of ``AllGather``."""
+
+    capture = None
+
+    def __init__(self, world, name, symmetric):
+        self.world, self._name, self._symmetric, self.out = world, name, symmetric, None
+        self.method = f"{name}, symmetric out" if symmetric else name
+
+    def start(self, case):
+        self._gather = sk.AllGather(self.world, case.bytes, method=self._name)
+        self._x, self.out = case.x, case.output(self._symmetric)
+
+    def gather(self):
+        self._gather(self._x, self.out)
+
+    def changed(self):
+        pass
+
+    def stop(self):
+        self._gather.free()
+        if self._symmetric:
+            self.world.free(self.out)
+        self._gather = self._x = self.out = None
+
+    def close(self):
+        pass
+
+
+def measure(world, clock, case, contender):
+    """-> (microseconds or None, note). Collective.
+
+    A contender has `method`, `out` (None before the first call if it makes its own) and
+
+        start(case)   collective, as stop() and close()
+        gather()      enqueue one
+        capture       None, or capture(iters) -> replay: a CUDA graph of its own
+        changed()     case.x has changed
+        stop()        the case is over; close() at the very end
+
+    of which the first three raise ValueError for what cannot run.
+    """
+    iters = clock.iters(case.bytes)
+    try:
+        agreed(world, lambda: contender.start(case))
+    except Refused as reason:
+        return None, f"refused: {reason}"
+    if contender.out is not None:
+        case.spoil(contender.out)
+    try:
+        agreed(world, contender.gather)
+        wrong = case.check(contender.out)
+        capture = contender.capture or functools.partial(clock.capture, contender.gather)
+        replay = agreed(world, lambda: capture(iters))
+    except Refused as reason:
+        contender.stop()
+        return None, f"refused: {reason}"
+    us = clock.time(replay, iters)
+    case.flip()
+    contender.changed()
+    replay()
+    wrong = wrong or case.check(contender.out)
+    contender.stop()
+    return us, wrong
+
+
+def run(world, results, options, progress):
+    """Fill in the rows. Collective."""
+    clock, n = Clock(world, options.iters, options.replays), world.n_ranks
+    contenders = [PEERS[name](world) for name in options.vs]
+    contenders += [Ours(world, name, out == "symmetric") for name in options.methods for out in options.out]
+    with progress(1 + len(options.sizes) * len(contenders)) as step:
+        if n > 1:
+            step("what one rank can send to another")
+            results.p2p_GBps = p2p.limit(world, clock)
+        for size in options.sizes:
+            case = Case(world, size, options.dtype)
+            for contender in contenders:
+                step(f"{size_text(case.bytes)}, {contender.method}")
+                us, note = measure(world, clock, case, contender)
+                bus = case.bytes * (n - 1) / n / us / 1e3 if us else None
+                results.add("all_gather", contender.method, case.bytes, us, bus, note=note)
+    for contender in contenders:
+        contender.close()

@@ -1,0 +1,85 @@
+"""``bench launch``: what a launch costs the host, and what a kernel costs in a CUDA graph.
+
+An empty kernel with three array arguments. Host cost: the time to enqueue a launch; the median over batches,
+which the ways take in turn, then the maximum over ranks.
+"""
+
+import statistics
+import time
+
+from numba import cuda
+
+from shmemkit.launch import bind
+
+from .results import DRIVER
+from .timing import Clock
+
+IN_GRAPH = 20  # kernels
+
+
+@cuda.jit
+def empty_kernel(a, b, c):
+    pass
+
+
+def ways_of(world):
+    """-> name: function without arguments that enqueues one launch."""
+    arrays = [world.xp.zeros(1000, "float32") for _ in range(3)]
+    bound, configured = bind(empty_kernel, 1, 32, arrays), empty_kernel[1, 32, world.stream]
+    ways = {
+        "sk.bind: b()": bound,
+        "sk.bind: b(stream=s)": lambda: bound(stream=world.stream),
+        "numba: kernel[...](three arrays of the World)": lambda: configured(*arrays),
+    }
+    if world.backend.name == "emulator":
+        return bound, ways
+    numba_arrays = [cuda.as_cuda_array(array, sync=False) for array in arrays]
+    ways["numba: kernel[...](three numba arrays)"] = lambda: configured(*numba_arrays)
+    return bound, {DRIVER: _prepacked(bound, world.stream), **ways}
+
+
+def _prepacked(bound, stream):
+    """The yardstick: nothing but the driver's call, its arguments and handles made before."""
+    from cuda.bindings import driver
+
+    function, handle = driver.CUfunction(int(bound._function)), driver.CUstream(stream.ptr)
+    table = bound._default.args[-2]  # addresses of the packed arguments
+
+    def launch():
+        (error,) = driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, handle, table, 0)
+        if error:
+            raise RuntimeError(f"cuLaunchKernel: {error!r}")
+
+    return launch
+
+
+def host_costs(world, ways, batches, size, step):
+    """-> name: microseconds per launch."""
+    times = {name: [] for name in ways}
+    for batch in range(batches + 1):
+        step(f"host, batch {batch} of {batches}")
+        for name, launch in ways.items():
+            world.stream.synchronize()
+            start = time.perf_counter()
+            for _ in range(size):
+                launch()
+            elapsed = time.perf_counter() - start
+            if batch:  # the first one warms up
+                times[name].append(elapsed / size * 1e6)
+    world.stream.synchronize()
+    return {name: max(world.host_allgather(statistics.median(values))) for name, values in times.items()}
+
+
+def run(world, results, options, progress):
+    """Fill in the rows. Collective."""
+    clock = Clock(world, IN_GRAPH, options.replays)
+    bound, ways = ways_of(world)
+    replay = clock.capture(bound, IN_GRAPH)
+    in_graph = f"CUDA graph of {IN_GRAPH}, per kernel"
+    if not clock.emulated:
+        ways[in_graph] = replay
+    with progress(options.batches + 2) as step:
+        for name, us in host_costs(world, ways, options.batches, options.batch_size, step).items():
+            results.add("launch", name, us=us / IN_GRAPH if name == in_graph else us)
+        step("in a CUDA graph")
+        results.add("graph", in_graph, us=clock.time(replay, IN_GRAPH))

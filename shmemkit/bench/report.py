@@ -1,0 +1,115 @@
+"""What the user sees: a table (rich), progress on a terminal (rich), a plot (matplotlib)."""
+
+import contextlib
+import importlib.util
+import shutil
+import sys
+
+from .sizes import size_text
+
+HINT = "pip install 'shmemkit[bench]'"
+PLAIN_WIDTH = 120  # columns where the output is no terminal, or has no width
+
+# Title, what a row has there, right-aligned. A column where no row has anything is left out.
+COLUMNS = (
+    ("size", lambda row: size_text(row.bytes) if row.bytes else "", True),
+    ("method", lambda row: row.method, False),
+    ("blocks", lambda row: str(row.blocks) if row.blocks else "", True),
+    ("us", lambda row: f"{row.us:.2f}" if row.us is not None else "", True),
+    ("bus GB/s", lambda row: f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "", True),
+    ("x NCCL", lambda row: f"{row.vs_nccl:.2f}" if row.vs_nccl is not None else "", True),
+    ("of p2p", lambda row: f"{100 * row.of_p2p:.0f} %" if row.of_p2p is not None else "", True),
+    ("x cuLaunchKernel", lambda row: f"{row.vs_driver:.2f}" if row.vs_driver is not None else "", True),
+    ("note", lambda row: row.note, False),
+)
+TITLES = {
+    "all_gather": "all_gather (size: gathered)",
+    "latency": "latency, one way, to a signal that another rank waits for",
+    "p2p": "p2p, every rank to the next",
+    "launch": "launch, time on the host",
+    "graph": "in a CUDA graph, time on the GPU",
+}
+
+
+def missing(plot):
+    """-> what to install, or None."""
+    for package, what, needed in (("rich", "the table", True), ("matplotlib", "--plot", plot)):
+        if needed and importlib.util.find_spec(package) is None:
+            return f"{what} needs {package}, which is not installed: {HINT}"
+    return None
+
+
+def show(results):
+    """Print the table of each operation."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Launchers such as mpirun give a terminal that has no width.
+    console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, highlight=False)
+    console.print(results.heading(), markup=False)
+    if results.p2p_GBps and not results.emulated:
+        console.print(f"one rank to another: {results.p2p_GBps:.0f} GB/s", markup=False)
+    for op in dict.fromkeys(row.op for row in results.rows):
+        rows = [row for row in results.rows if row.op == op]
+        columns = [column for column in COLUMNS if any(column[1](row) for row in rows)]
+        table = Table(title=TITLES[op], title_justify="left")
+        for title, _, right in columns:
+            table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        before = None
+        for row in rows:
+            if before is not None and before.bytes != row.bytes:
+                table.add_section()
+            style = "bold red" if row.wrong else "dim" if row.note else ""
+            table.add_row(*(Text(cell(row)) for _, cell, _ in columns), style=style)
+            before = row
+        console.print(table)
+
+
+def progress_of(world):
+    """-> progress(total), a context manager that gives step(text): a bar on rank 0's terminal, if any."""
+
+    @contextlib.contextmanager
+    def silent(total):
+        yield lambda text: None
+
+    @contextlib.contextmanager
+    def bar(total):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("", total=total, completed=-1)
+
+            def step(text):
+                progress.update(task, advance=1, description=text)
+                progress.refresh()
+
+            yield step
+
+    return bar if world.rank == 0 and sys.stderr.isatty() else silent
+
+
+def plot(results, path):
+    """Time against size, both logarithmic, a line per method; the format is that of the file's suffix."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot(xscale="log", yscale="log")
+    lines = {}
+    for row in results.rows:
+        if row.op != "latency" and row.us is not None:
+            name = row.method + (f", {row.blocks} blocks" if row.blocks else "")
+            lines.setdefault(name, []).append((row.bytes, row.us))
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+    sizes = sorted({size for points in lines.values() for size, _ in points})
+    axes.set_xticks(sizes, [size_text(size) for size in sizes], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="bytes", ylabel="us")
+    axes.set_title(results.heading(), fontsize="small")
+    axes.grid(alpha=0.3)
+    if lines:
+        axes.legend(fontsize="small")
+    figure.savefig(path)

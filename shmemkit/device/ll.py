@@ -1,0 +1,352 @@
+"""LL, the low-latency protocol: data that says itself that it has arrived.
+
+A word of 8 bytes, which no store or load over NVLink or PCIe divides, holds 4 bytes of data and a 4-byte
+flag. The receiver polls the words themselves until each has the flag that it expects: no signal, no fence
+and no second trip, for twice the bytes. The flag must differ from what the words held before: usually it is
+the number of the call, which sender and receiver count alike. Two words are stored and loaded at a time, as
+16 bytes.
+
+The words are relaxed accesses of scope "sys": they order nothing but themselves. Before a word is written
+again, its receiver must have read it: the kernel that uses this argues why (two buffers in turn, mostly).
+
+NCCL has the same protocol under the same name; "Demystifying NCCL" (arXiv 2507.04786) describes it.
+"""
+
+import functools
+
+import numpy as np
+
+from shmemkit.emu.thread import current_thread
+
+from .checks import check_integer
+from .ptx import (
+    TypingError,
+    asm,
+    data_address,
+    element_address,
+    gpu,
+    gpu_function,
+    itemsize,
+    load_bytes,
+    store_bytes,
+    types,
+)
+from .threads import block_thread, block_threads, warp_thread, warp_threads
+
+__all__ = [
+    "ll_pack_block",
+    "ll_pack_warp",
+    "ll_recv_block",
+    "ll_recv_pack_block",
+    "ll_recv_pack_warp",
+    "ll_recv_warp",
+    "ll_words",
+]
+
+
+def ll_words(n_bytes):
+    """How many uint64 words `n_bytes` bytes take: two for 8 bytes. For hosts and kernels."""
+    return (n_bytes + 7) // 8 * 2
+
+
+@gpu(ll_words)
+def _(n_bytes):
+    check_integer("ll_words", n_bytes=n_bytes)
+
+    def impl(n_bytes):
+        return (n_bytes + 7) // 8 * 2
+
+    return impl
+
+
+def ll_pack_block(lines, src, flag):
+    """Store `src` to `lines` with the flag, the work shared by the threads of the block.
+
+    lines   uint64, 1-D, contiguous, at a multiple of 16 bytes, ``ll_words(bytes of src)`` of them or more:
+            on a peer (`symm_at`), or mine
+    src     contiguous, any dtype, shape and alignment
+    flag    32 bits, other than what the words hold now
+
+    All threads of the block call it with the same arguments; it orders nothing and has no barrier. Unordered
+    with earlier stores, also: publish those by other means.
+    """
+    thread = current_thread("ll_pack_block")
+    _pack(thread, lines, src, flag, thread.thread_id, thread.n_threads)
+
+
+def ll_pack_warp(lines, src, flag):
+    """`ll_pack_block` by the threads of a warp."""
+    thread = current_thread("ll_pack_warp")
+    _pack(thread, lines, src, flag, thread.lane, thread.warp_size())
+
+
+def ll_recv_block(dst, lines, flag):
+    """Wait for the data in `lines`, and store it to `dst`, the work shared by the threads of the block.
+
+    dst     contiguous, any dtype, shape and alignment; its size says how many bytes
+    lines   of this rank: where the sender has called ``ll_pack_block(lines, src, flag)``, with a `src` of as
+            many bytes
+
+    All threads of the block call it. Each has stored its share when it returns: ``cuda.syncthreads()`` before
+    others use `dst`.
+    """
+    thread = current_thread("ll_recv_block")
+    _recv(thread, dst, lines, flag, thread.thread_id, thread.n_threads)
+
+
+def ll_recv_warp(dst, lines, flag):
+    """`ll_recv_block` by the threads of a warp."""
+    thread = current_thread("ll_recv_warp")
+    _recv(thread, dst, lines, flag, thread.lane, thread.warp_size())
+
+
+def ll_recv_pack_block(there, lines, n_words, flag):
+    """Wait for `n_words` words in `lines`, and store them to `there` as they are, with the flag: to pass them
+    on to another rank. `n_words` is even. Otherwise as `ll_recv_block`."""
+    thread = current_thread("ll_recv_pack_block")
+    _forward(thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
+
+
+def ll_recv_pack_warp(there, lines, n_words, flag):
+    """`ll_recv_pack_block` by the threads of a warp."""
+    thread = current_thread("ll_recv_pack_warp")
+    _forward(thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
+
+
+# ---- in the emulator: each thread has a share of neighbouring units of 8 bytes, two words
+
+
+def _share(n_units, thread, threads):
+    return range(n_units * thread // threads, n_units * (thread + 1) // threads)
+
+
+def _pack(thread, lines, src, flag, number, threads):
+    _check_emulated(lines, src)
+    n = src.nbytes
+    units = _share((n + 7) // 8, number, threads)
+    if units:
+        data = np.zeros(2 * len(units), np.uint32)
+        part = thread.bytes_of("read", src, 8 * units.start, min(n, 8 * units.stop))
+        data.view(np.uint8)[: part.size] = part
+        for i, word in enumerate(data.tolist(), 2 * units.start):
+            thread.store(lines, i, _flagged(word, flag), "sys", "relaxed")
+
+
+def _recv(thread, dst, lines, flag, number, threads):
+    _check_emulated(lines, dst)
+    n = dst.nbytes
+    units = _share((n + 7) // 8, number, threads)
+    if units:
+        words = range(2 * units.start, 2 * units.stop)
+        data = np.array([_poll(thread, lines, i, flag) for i in words], np.uint32).view(np.uint8)
+        part = thread.bytes_of("write", dst, 8 * units.start, min(n, 8 * units.stop))
+        part[:] = data[: part.size]
+
+
+def _forward(thread, there, lines, n_words, flag, number, threads):
+    for unit in _share(n_words // 2, number, threads):
+        for i in (2 * unit, 2 * unit + 1):
+            thread.store(there, i, _flagged(_poll(thread, lines, i, flag), flag), "sys", "relaxed")
+
+
+def _flagged(data, flag):
+    return (int(flag) & 0xFFFFFFFF) << 32 | data
+
+
+def _poll(thread, lines, i, flag):
+    """The data of word `i`, when it has the flag."""
+    flag = int(flag) & 0xFFFFFFFF
+    word = thread.wait_word(lines, i, lambda word: word >> 32 == flag, f"to hold the flag {flag}")
+    return int(word) & 0xFFFFFFFF
+
+
+def _check_emulated(lines, data):
+    if lines.dtype != np.uint64 or lines.ndim != 1 or not lines.flags.c_contiguous or lines.ctypes.data % 16:
+        raise ValueError(
+            "LL: lines must be a 1-D contiguous array of uint64 at a multiple of 16 bytes, given "
+            f"{lines.dtype} {lines.shape} at {lines.ctypes.data:#x}"
+        )
+    if not data.flags.c_contiguous:
+        raise ValueError(f"LL: the data must be contiguous, given strides {data.strides}")
+    if lines.size < ll_words(data.nbytes):
+        raise IndexError(f"LL: {data.nbytes} bytes need {ll_words(data.nbytes)} words, given {lines.size}")
+
+
+# ---- on the GPU: unit i, of bytes 8 * i to 8 * i + 7, belongs to thread i modulo their number
+
+_store_line = asm(
+    "{ .reg .b64 a, b; mov.b64 a, {$1, $3}; mov.b64 b, {$2, $3}; "
+    "st.relaxed.sys.global.v2.b64 [$0], {a, b}; }",
+    types.void,
+    (types.uint64, types.uint32, types.uint32, types.uint32),
+)
+_load_line = asm(
+    "{ .reg .b64 a, b; ld.relaxed.sys.global.v2.b64 {a, b}, [$4]; "
+    "mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }",
+    types.UniTuple(types.uint32, 4),
+    (types.uint64,),
+)
+
+
+@functools.cache
+def _words_of(width):
+    """``load(array, offset) -> two uint32`` and ``store(array, offset, low, high)`` of 8 bytes, by accesses
+    of `width` bytes."""
+    load_one, store_one = load_bytes(width), store_bytes(width)
+    bits = 8 * width
+
+    @gpu_function
+    def load(array, offset):
+        value = types.uint64(0)
+        for k in range(8 // width):
+            value |= types.uint64(load_one(array, offset + k * width)) << types.uint64(k * bits)
+        return types.uint32(value), types.uint32(value >> types.uint64(32))
+
+    @gpu_function
+    def store(array, offset, low, high):
+        value = types.uint64(high) << types.uint64(32) | low
+        for k in range(8 // width):
+            store_one(array, offset + k * width, value >> types.uint64(k * bits))
+
+    return load, store
+
+
+@functools.cache
+def _packing(width):
+    load, _ = _words_of(width)
+    load_byte = load_bytes(1)
+
+    @gpu_function
+    def pack(src, address, n_bytes, flag, thread, threads):
+        n = n_bytes >> 3
+        i = thread
+        while i < n:
+            low, high = load(src, 8 * i)
+            _store_line(address + types.uint64(16 * i), low, high, flag)
+            i += threads
+        rest = n_bytes & 7
+        if rest and i == n:
+            value = types.uint64(0)
+            for k in range(rest):
+                value |= types.uint64(load_byte(src, 8 * n + k)) << types.uint64(8 * k)
+            high = types.uint32(value >> types.uint64(32))
+            _store_line(address + types.uint64(16 * n), types.uint32(value), high, flag)
+
+    return pack
+
+
+@functools.cache
+def _receiving(width):
+    _, store = _words_of(width)
+    store_byte = store_bytes(1)
+
+    @gpu_function
+    def recv(dst, address, n_bytes, flag, thread, threads):
+        n = n_bytes >> 3
+        i = thread
+        while i < n:
+            line = _arrived(address + types.uint64(16 * i), flag)
+            store(dst, 8 * i, line[0], line[2])
+            i += threads
+        rest = n_bytes & 7
+        if rest and i == n:
+            line = _arrived(address + types.uint64(16 * n), flag)
+            value = types.uint64(line[2]) << types.uint64(32) | line[0]
+            for k in range(rest):
+                store_byte(dst, 8 * n + k, value >> types.uint64(8 * k))
+
+    return recv
+
+
+@gpu_function
+def _arrived(address, flag):
+    line = _load_line(address)
+    while line[1] != flag or line[3] != flag:
+        line = _load_line(address)
+    return line
+
+
+def _by_alignment(make, size):
+    """What suits the address of an array of elements of `size` bytes: 8, 4 or 2 bytes at a time, or 1."""
+    unit = min(size & -size, 8)
+    chosen = make(unit)
+    for width in (2, 4, 8):
+        if width > unit:
+            chosen = _either(width, make(width), chosen)
+    return chosen
+
+
+def _either(width, wide, narrow):
+    @gpu_function
+    def choose(data, address, n_bytes, flag, thread, threads):
+        if data_address(data) & (width - 1) == 0:
+            wide(data, address, n_bytes, flag, thread, threads)
+        else:
+            narrow(data, address, n_bytes, flag, thread, threads)
+
+    return choose
+
+
+def _gpu_transfer(primitive, make, data, lines):
+    """``transfer(data, lines, flag, thread, threads)`` for arrays of these types."""
+    if not (isinstance(data, types.Array) and data.layout == "C"):
+        raise TypingError(f"{primitive}(): the data must be a contiguous array (layout C), given {data}")
+    _check_lines(primitive, lines)
+    size = itemsize(data.dtype)
+    transfer = _by_alignment(make, size)
+
+    @gpu_function
+    def whole(data, lines, flag, thread, threads):
+        transfer(data, element_address(lines, 0), data.size * size, types.uint32(flag), thread, threads)
+
+    return whole
+
+
+def _check_lines(primitive, *arrays):
+    for array in arrays:
+        if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C") or (
+            array.dtype != types.uint64
+        ):
+            raise TypingError(f"{primitive}(): lines must be a 1-D contiguous array of uint64, given {array}")
+
+
+def _implement(pack, recv, forward, thread, threads):
+    """On the GPU, for a warp or a block: `thread` is one's number among its `threads`."""
+
+    @gpu(pack)
+    def _(lines, src, flag):
+        check_integer(pack.__name__, flag=flag)
+        transfer = _gpu_transfer(pack.__name__, _packing, src, lines)
+
+        def impl(lines, src, flag):
+            transfer(src, lines, flag, thread(), threads())
+
+        return impl
+
+    @gpu(recv)
+    def _(dst, lines, flag):
+        check_integer(recv.__name__, flag=flag)
+        transfer = _gpu_transfer(recv.__name__, _receiving, dst, lines)
+
+        def impl(dst, lines, flag):
+            transfer(dst, lines, flag, thread(), threads())
+
+        return impl
+
+    @gpu(forward)
+    def _(there, lines, n_words, flag):
+        check_integer(forward.__name__, n_words=n_words, flag=flag)
+        _check_lines(forward.__name__, there, lines)
+
+        def impl(there, lines, n_words, flag):
+            source, target = element_address(lines, 0), element_address(there, 0)
+            expected = types.uint32(flag)
+            for i in range(thread(), n_words >> 1, threads()):
+                line = _arrived(source + types.uint64(16 * i), expected)
+                _store_line(target + types.uint64(16 * i), line[0], line[2], expected)
+
+        return impl
+
+
+_implement(ll_pack_block, ll_recv_block, ll_recv_pack_block, block_thread, block_threads)
+_implement(ll_pack_warp, ll_recv_warp, ll_recv_pack_warp, warp_thread, warp_threads)

@@ -1,0 +1,237 @@
+"""All-gathers on the emulator: methods, ranks, lengths, dtypes, repeated calls, in place, graphs; under
+several schedules and without races."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numba import cuda, uint8
+
+import shmemkit as sk
+from shmemkit.device import (
+    ll_pack_block,
+    ll_pack_warp,
+    ll_recv_block,
+    ll_recv_pack_block,
+    ll_recv_pack_warp,
+    ll_recv_warp,
+    ll_words,
+    num_ranks,
+    rank,
+    symm_at,
+)
+from shmemkit.kernels.all_gather import METHODS
+from shmemkit.memory import DTYPES, as_dtype
+
+methods = pytest.mark.parametrize("method", sk.AllGather.methods)
+SIZES = [1, 0, 7, 8, 33, 4096, 5000, 3]  # elements; one after another, of one object
+
+
+def values(call, size, dtype, n):
+    """What all ranks give in `call`: other bytes each time."""
+    return np.stack([np.random.default_rng([call, r]).integers(0, 100, size) for r in range(n)]).astype(
+        as_dtype(dtype)
+    )
+
+
+def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False):
+    world = sk.init()
+    n, item = world.n_ranks, as_dtype(dtype).itemsize
+    gather = sk.AllGather(world, n * max(sizes) * item, method)
+    for call, size in enumerate(sizes):
+        expected = values(call, size, dtype, n)
+        room = np.zeros(unaligned + n * size + 5, as_dtype(dtype))
+        out = room[unaligned : unaligned + n * size].reshape(n, size)
+        x = out[world.rank] if in_place else np.zeros(unaligned + size, as_dtype(dtype))[unaligned:]
+        x[...] = expected[world.rank]
+        assert gather(x, out) is out
+        world.synchronize()
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(x, expected[world.rank])
+        assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
+    gather.free()
+    with pytest.raises(RuntimeError, match="freed"):
+        gather(x, out)
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, *range(3)])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
+def test_any_number_of_ranks(pes, n_pes, method):
+    pes(n_pes).run(gather_all, method, [9, 4, 0, 300])
+
+
+@methods
+def test_lengths(pes, method):
+    pes(3).run(gather_all, method, SIZES, "uint8")
+
+
+@methods
+def test_many_ranks(pes, method):
+    pes(16).run(gather_all, method, [5, 1], "int16")
+
+
+@methods
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(pes, method, dtype):
+    pes(2).run(gather_all, method, [5, 6], dtype)
+
+
+@methods
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    n_pes=st.integers(1, 4),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=5),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+)
+def test_any_shape(pes, method, seed, n_pes, sizes, dtype, unaligned, in_place):
+    pes(n_pes, seed=seed).run(gather_all, method, sizes, dtype, unaligned, in_place)
+
+
+@methods
+@pytest.mark.schedules(deliveries="eager", seeds=range(4))
+def test_graphs_interleaved_with_calls(pes, method):
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40 * 4, method)
+        xs, outs, graphs = [np.zeros(m, "int32") for m in (40, 3)], [], []
+        for x in xs:
+            world.stream.begin_capture()
+            outs.append(gather(x, np.zeros((n, x.size), "int32")))
+            graphs.append(world.stream.end_capture())
+        for repeat in range(7):
+            x, out = xs[repeat % 2], outs[repeat % 2]
+            x[:] = 100 * repeat + world.rank
+            if repeat == 4:
+                gather(x, out)
+            else:
+                graphs[repeat % 2].launch(world.stream)
+            world.synchronize()
+            assert (out == 100 * repeat + np.arange(n)[:, None]).all()
+
+    pes(3).run(main)
+
+
+def test_auto_takes_the_method_for_the_size(pes, monkeypatch):
+    monkeypatch.setattr("shmemkit.kernels.all_gather.LL_LIMIT", 64)
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 1000)
+        assert [gather.method_for(n) for n in (0, 64, 65, 1000)] == ["ll", "ll", "push_1d", "push_1d"]
+        for size in (8, 50, 16, 100):
+            assert (gather(np.full(size, world.rank, "uint8")) == np.arange(world.n_ranks)[:, None]).all()
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (lambda w: (w, 8, "lll"), "method='lll': 'll', 'push_1d' or 'auto' are allowed"),
+        (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
+        (lambda w: (3, 8), "the first argument is the World"),
+    ],
+)
+def test_wrong_arguments(pes, arguments, message):
+    def main():
+        with pytest.raises((TypeError, ValueError), match=message):
+            sk.AllGather(*arguments(sk.init()))
+
+    pes(1).run(main)
+
+
+def test_wrong_arrays(pes):
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 64)
+        x = np.zeros(4, "float32")
+        for array, out, message in [
+            (x, np.zeros(7, "float32"), "out 2 times as large"),
+            (x, np.zeros(8, "int32"), "arrays of one dtype"),
+            (np.zeros(8, "float32")[::2], None, "C-contiguous"),
+            (np.zeros(9, "float32"), None, "72 bytes gathered, max_nbytes=64"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                gather(array, out)
+
+    pes(2).run(main)
+
+
+# ---- the primitives of LL
+
+
+@pytest.mark.parametrize("form", ["warp", "block"])
+@pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 9), ("complex128", 4)])
+@pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
+def test_packed_passed_on_and_unpacked(pes, form, dtype, size):
+    """Rank 0 sends to 1, which passes on to 2, which sends back to 0; twice, through one buffer."""
+    pack = {"warp": ll_pack_warp, "block": ll_pack_block}[form]
+    recv = {"warp": ll_recv_warp, "block": ll_recv_block}[form]
+    pass_on = {"warp": ll_recv_pack_warp, "block": ll_recv_pack_block}[form]
+
+    @cuda.jit
+    def kernel(x, y, lines, n_bytes):
+        following = symm_at(lines, (rank() + 1) % num_ranks())
+        for flag in (7, 8):
+            if rank() == 0:
+                pack(following, x, flag)
+                recv(y, lines, flag)
+                cuda.syncthreads()
+            else:
+                pass_on(following, lines, ll_words(n_bytes), flag)
+
+    def main():
+        world = sk.init()
+        x, y = np.arange(1, size + 1).astype(dtype), np.zeros(size + 1, dtype)
+        kernel[1, 20](x, y[:size], sk.zeros(ll_words(x.nbytes), "uint64"), x.nbytes)
+        assert world.rank or ((y[:size] == x).all() and y[size] == 0)
+
+    pes(3).run(main)
+
+
+@pytest.mark.parametrize(
+    "words, data, message",
+    [
+        (np.zeros(4, "uint32"), np.zeros(3, uint8.name), "lines must be a 1-D contiguous array of uint64"),
+        (np.zeros(2, "uint64"), np.zeros(9, uint8.name), "9 bytes need 4 words, given 2"),
+        (np.zeros(8, "uint64"), np.zeros(9, "int32")[::2], "must be contiguous"),
+    ],
+)
+def test_wrong_lines(pes, words, data, message):
+    @cuda.jit
+    def kernel(lines, x):
+        ll_pack_block(lines, x, 1)
+
+    def main():
+        sk.init()
+        kernel[1, 1](words, data)
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(1).run(main)
+
+
+# ---- all schedules
+
+
+@pytest.mark.parametrize("method, n_pes, calls", [("ll", 2, 3), ("ll", 3, 1), ("push_1d", 2, 3)])
+def test_proven_for_a_small_size(method, n_pes, calls):
+    """Three calls use the first half again."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = METHODS[method](world, 4 * n)
+        gather._threads = 1
+        gather._launches.clear()
+        for call in range(calls):
+            x, out = np.full(4, 10 * call + world.rank, "uint8"), np.zeros((n, 4), "uint8")
+            gather(x, out.reshape(-1), False, None)
+            assert (out == 10 * call + np.arange(n)[:, None]).all()
+
+    found = sk.emu.explore(main, n_pes, exhaustive=True, heap_size=1 << 16)
+    assert found.finished and found.failure is None, str(found)

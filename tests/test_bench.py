@@ -1,0 +1,591 @@
+"""``python -m shmemkit.bench`` on the emulator: what it measures, checks and writes; times mean nothing."""
+
+import contextlib
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ptx import AMPERE, HOPPER, compile_ptx, resources
+
+import shmemkit as sk
+from shmemkit.bench import report, results, timing
+from shmemkit.bench.__main__ import main, parse
+from shmemkit.bench.kernels import GPU_KERNELS
+from shmemkit.bench.nccl import Nccl
+from shmemkit.bench.refusal import Refused, agreed
+from shmemkit.bench.sizes import parse_size, parse_sizes, size_text
+from shmemkit.bench.torch_peer import TorchSymmetric
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+GPU_ONLY = ["nccl", "torch symm_mem"]
+
+
+def run(n, *arguments, races=True, **options):
+    """-> (exit status, printed)"""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        statuses = sk.emu.run(lambda: main(list(arguments)), n, races=races, **options)
+    assert len(set(statuses)) == 1
+    return statuses[0], printed.getvalue()
+
+
+def measured(tmp_path, n, *arguments, status=0, **options):
+    """-> (what the JSON file has, printed)"""
+    path = tmp_path / "results.json"
+    found, printed = run(n, *arguments, "--json", str(path), **options)
+    assert found == status
+    return json.loads(path.read_text()), printed
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8K:256M", ["8K", "64K", "512K", "4M", "32M", "256M"]),
+        ("8K,1M", ["8K", "1M"]),
+        ("8K:64K:2", ["8K", "16K", "32K", "64K"]),
+        ("8K:100K", ["8K", "64K"]),
+        ("1G", ["1G"]),
+        (" 8k : 64K , 8K,1mb, 1MiB", ["8K", "64K", "1M"]),
+        ("100:100", ["100"]),
+    ],
+)
+def test_sizes(text, sizes):
+    assert [size_text(size) for size in parse_sizes(text)] == sizes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8X", "-8K", "8.5K", "0", "8K,", "8K:", "8K:1M:1", "8K:1M:2:2", "1M:8K", "8K:1M:x"]
+)
+def test_sizes_that_are_not_allowed(text):
+    with pytest.raises(ValueError, match="size"):
+        parse_sizes(text)
+
+
+@given(st.integers(1, 1 << 40), st.sampled_from(["", "K", "M", "G"]))
+def test_size_is_read_as_written(number, unit):
+    n_bytes = parse_size(f"{number}{unit}")
+    assert n_bytes == number << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
+    if number < 1000:
+        assert size_text(n_bytes) == f"{number}{unit}"
+
+
+# ---- all ranks or none
+
+
+@pytest.mark.parametrize("refusing", [[], [1], [0, 2]])
+def test_what_one_rank_refuses_none_does(refusing):
+    def main():
+        world = sk.init()
+
+        def action():
+            if world.rank in refusing:
+                raise ValueError(f"not on rank {world.rank}")
+            return world.rank
+
+        try:
+            return agreed(world, action)
+        except Refused as error:
+            return str(error)
+
+    expected = [f"not on rank {refusing[0]}"] * 3 if refusing else [0, 1, 2]
+    assert sk.emu.run(main, 3) == expected
+
+
+# ---- the clock
+
+
+@pytest.mark.parametrize(("n_bytes", "iters"), [(8, 20), (4 << 20, 20), ((4 << 20) + 1, 5)])
+def test_iterations(n_bytes, iters):
+    world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
+    assert timing.Clock(world).iters(n_bytes) == iters and timing.Clock(world).replays == 20
+    assert timing.Clock(world, 7, 3).iters(n_bytes) == 7 and timing.Clock(world, 7, 3).replays == 3
+
+
+class FakeGpu:
+    """A World whose stream runs what it is given on a clock of its own: call k of a replay takes k units."""
+
+    def __init__(self, rank, durations):
+        self.now, self.durations, self.captured, self.log = 0.0, iter(durations), None, []
+        self.backend, self.stream, self.rank = SimpleNamespace(name="nvshmem"), self, rank
+        self.xp = SimpleNamespace(
+            cuda=SimpleNamespace(Event=self.event, get_elapsed_time=lambda a, b: b.at - a.at)
+        )
+
+    def event(self):
+        return _Event(self)
+
+    def synchronize(self):
+        self.log.append("synchronize")
+
+    def host_barrier(self):
+        self.log.append("barrier")
+
+    def host_allgather(self, value):
+        return [value, 5.0]
+
+    def begin_capture(self):
+        self.captured = 0
+
+    def call(self):
+        self.captured += 1
+
+    def end_capture(self):
+        count, self.captured = self.captured, None
+
+        def launch(stream):
+            self.log.append(count)
+            self.now += next(self.durations)
+
+        return SimpleNamespace(launch=launch)
+
+
+class _Event:
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def record(self, stream):
+        self.at = self.gpu.now
+
+
+@pytest.mark.parametrize(
+    ("durations", "us"),
+    [([900, 1, 2, 90], 500.0), ([900, 0.004, 0.008, 0.02], 5.0)],
+    ids=["mine", "another rank's"],
+)
+def test_time_is_the_median_of_the_replays_and_the_maximum_of_the_ranks(durations, us):
+    gpu = FakeGpu(0, durations)  # milliseconds per replay of 4 calls, the first of which is not timed
+    clock = timing.Clock(gpu, 4, 3)
+    replay = clock.capture(gpu.call, 4)
+    assert gpu.log == []
+    assert clock.time(replay, 4) == us
+    assert gpu.log == ["synchronize", "barrier", 4, 4, 4, 4, "synchronize", "synchronize"]
+
+
+# ---- all_gather
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_all_gather(n, tmp_path):
+    picture = tmp_path / "plot.png"
+    arguments = ["all_gather", "--sizes", "1K,4K", "--vs", "nccl,torch", "--plot", str(picture)]
+    data, printed = measured(tmp_path, n, *arguments)
+    rows = data["rows"]
+    sizes = [size // n // 16 * 16 * n for size in (1024, 4096)]
+    names = [*GPU_ONLY, *sk.AllGather.methods, "auto"]
+    assert [(row["bytes"], row["method"]) for row in rows] == [
+        (size, name) for size in sizes for name in names
+    ]
+    assert all(row["op"] == "all_gather" for row in rows)
+    for row in rows:
+        if row["method"] in GPU_ONLY:
+            assert row["note"].startswith("refused: ") and "us" not in row
+        elif "note" not in row:
+            assert row["us"] > 0 and row["bus_GBps"] == pytest.approx(
+                row["bytes"] * (n - 1) / n / row["us"] / 1e3
+            )
+            if n > 1:
+                assert row["of_p2p"] == pytest.approx(row["bus_GBps"] / data["p2p_GBps"])
+    assert any("note" not in row for row in rows)
+    assert timing.ON_EMULATOR in printed and data["method"] == timing.ON_EMULATOR
+    assert all(name in printed for name in names)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_says_where_and_how(tmp_path):
+    data, _ = measured(tmp_path, 2, "all_gather", "--sizes", "64", "--methods", "auto")
+    assert set(data) == {
+        *("machine", "versions", "environment", "command", "date", "method", "n_ranks", "p2p_GBps", "rows")
+    }
+    assert set(data["machine"]) == {"gpu", "gpus", "driver", "cuda", "cpus", "python", "n_nodes"}
+    assert data["n_ranks"] == 2 and data["environment"]["NCCL_NVLS_ENABLE"] == "0"
+    assert data["command"].startswith(
+        "python3 -m shmemkit.bench all_gather --sizes 64 --methods auto --json "
+    )
+    assert data["versions"]["numpy"] == np.__version__
+    assert [row["method"] for row in data["rows"]] == ["nccl", "auto"]
+    for row in data["rows"]:
+        assert set(row) <= set(results.Row.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_dtypes_and_symmetric_output(dtype, tmp_path):
+    arguments = ["all_gather", "--sizes", "2", "--dtype", dtype, "--methods", "auto", "--vs", "", "--out"]
+    data, _ = measured(tmp_path, 2, *arguments, "private,symmetric", delivery="unordered")
+    size = 2 * (4 if dtype == "float32" else 2)
+    assert [(row["method"], row["bytes"]) for row in data["rows"]] == [
+        ("auto", size),
+        ("auto, symmetric out", size),
+    ]
+
+
+class StandIn:
+    """An AllGather through the host; what it does wrong is in the subclasses."""
+
+    methods = ("first", "second")
+    alive = 0
+
+    def __init__(self, world, max_nbytes, method="auto"):
+        self.world, self.calls = world, 0
+        self.data = world.empty(max_nbytes // world.n_ranks, "uint8")
+        type(self).alive += 1
+
+    def __call__(self, x, out=None, stream=None):
+        self.calls += 1
+        self.data[:] = x.view("uint8")
+        parts = self.world.host_allgather(self.data.copy())
+        out.view("uint8")[:] = self.spoiled(np.concatenate(parts))
+        return out
+
+    def spoiled(self, data):
+        return data
+
+    def free(self):
+        self.world.free(self.data)
+        type(self).alive -= 1
+
+
+class OneBitWrong(StandIn):
+    def spoiled(self, data):
+        if self.world.rank == 1:
+            data[20] ^= 1
+        return data
+
+
+class Stale(StandIn):
+    """From the second call on it gives what it gave first."""
+
+    def spoiled(self, data):
+        self.first = getattr(self, "first", data)
+        return self.first
+
+
+class HalfDone(StandIn):
+    """The last byte is left as it was, from the second call on."""
+
+    def __call__(self, x, out=None, stream=None):
+        before = out.view("uint8")[-1]
+        super().__call__(x, out)
+        if self.calls > 1:
+            out.view("uint8")[-1] = before
+
+
+class TooLarge(StandIn):
+    def __call__(self, x, out=None, stream=None):
+        if x.nbytes > 16:
+            raise ValueError("16 bytes at most")
+        return super().__call__(x, out)
+
+
+class NoSuchHardware(StandIn):
+    def __init__(self, world, max_nbytes, method="auto"):
+        if method == "second":
+            raise ValueError("this machine has none")
+        super().__init__(world, max_nbytes, method)
+
+
+def with_stand_in(monkeypatch, kind, tmp_path, *arguments, **options):
+    monkeypatch.setattr(sk, "AllGather", kind, raising=False)
+    data, printed = measured(tmp_path, 2, "all_gather", "--vs", "", *arguments, **options)
+    assert kind.alive == 0  # all were freed
+    return data["rows"], printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        (OneBitWrong, "wrong: on rank 1 1 of 64 bytes differ, the first at 20, in the part of rank 0"),
+        (Stale, "wrong: on rank 0 64 of 64 bytes differ, the first at 0, in the part of rank 0"),
+        (HalfDone, "wrong: on rank 0 1 of 64 bytes differ, the first at 63, in the part of rank 1"),
+    ],
+)
+def test_wrong_results_are_found(kind, note, tmp_path, monkeypatch):
+    rows, printed = with_stand_in(
+        monkeypatch, kind, tmp_path, "--sizes", "64", "--methods", "first", status=1
+    )
+    assert [row["note"] for row in rows] == [note]
+    assert "wrong" in printed
+
+
+def test_right_results_pass(tmp_path, monkeypatch):
+    rows, _ = with_stand_in(monkeypatch, StandIn, tmp_path, "--sizes", "64", "--iters", "3", "--replays", "2")
+    assert [row["method"] for row in rows] == ["first", "second", "auto"]
+    assert all("note" not in row for row in rows)
+
+
+def test_refused_at_a_call(tmp_path, monkeypatch):
+    rows, _ = with_stand_in(monkeypatch, TooLarge, tmp_path, "--sizes", "32,64", "--methods", "first")
+    assert [row.get("note") for row in rows] == [None, "refused: 16 bytes at most"]
+
+
+def test_refused_at_construction(tmp_path, monkeypatch):
+    rows, _ = with_stand_in(monkeypatch, NoSuchHardware, tmp_path, "--sizes", "64")
+    assert [row.get("note") for row in rows] == [None, "refused: this machine has none", None]
+
+
+def test_ratio_to_nccl():
+    found = results.Results.__new__(results.Results)
+    found.rows, found.p2p_GBps = [], 400.0
+    for method, size, us in (("nccl", 8, 10.0), ("ll", 8, 2.5), ("push", 8, None), ("ll", 16, 3.0)):
+        found.add("all_gather", method, size, us, bus_GBps=us and 100.0)
+    found.compare()
+    assert [row.vs_nccl for row in found.rows] == [1.0, 4.0, None, None]
+    assert [row.of_p2p for row in found.rows] == [0.25, 0.25, None, 0.25]
+    assert not found.failed
+
+
+class FakeArray:
+    def __init__(self, ptr, nbytes):
+        self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
+
+
+def fake_nccl(monkeypatch, **attributes):
+    """CuPy's module, with what Nccl uses. -> what was called"""
+    log = []
+
+    class Communicator:
+        def __init__(self, n_ranks, number, rank):
+            log.append((n_ranks, number, rank))
+
+        def allGather(self, *args):
+            log.append(args)
+
+        def destroy(self):
+            log.append("destroy")
+
+    module = SimpleNamespace(
+        **{"available": True, "NCCL_UINT8": 1, "NcclError": OSError, "NcclCommunicator": Communicator}
+        | {"get_unique_id": lambda: (1, 2)}
+        | attributes
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=module))
+    return log
+
+
+def gpu_world(rank):
+    comm = SimpleNamespace(bcast=lambda value, root: value or (1, 2))
+    stream = SimpleNamespace(ptr=77)
+    return SimpleNamespace(
+        backend=SimpleNamespace(name="nvshmem"), comm=comm, rank=rank, n_ranks=4, stream=stream
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch):
+    log = fake_nccl(monkeypatch)
+    nccl = Nccl(gpu_world(rank))
+    for x, out in ((10, 20), (30, 40)):
+        nccl.start(SimpleNamespace(x=FakeArray(x, 64), output=lambda out=out: FakeArray(out, 256)))
+        nccl.gather()
+        nccl.stop()
+    nccl.close()
+    assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "destroy"]
+
+
+def failing(*_):
+    raise OSError("duplicate GPU")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"available": False}, "pip install nvidia-nccl-cu13"),
+        ({"NcclCommunicator": failing}, "duplicate GPU"),
+    ],
+)
+def test_no_nccl_is_a_refusal(attributes, message, monkeypatch):
+    fake_nccl(monkeypatch, **attributes)
+    nccl = Nccl(gpu_world(0))
+    with pytest.raises(ValueError, match=message):
+        nccl.start(SimpleNamespace())
+    nccl.close()
+
+
+def test_no_pytorch_is_a_refusal(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    torch = TorchSymmetric(gpu_world(0))
+    with pytest.raises(ValueError, match="PyTorch is not installed"):
+        torch.start(SimpleNamespace())
+    torch.close()
+
+
+# ---- p2p
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_p2p(n, tmp_path):
+    picture = tmp_path / "plot.svg"
+    arguments = ["p2p", "--sizes", "8,100", "--blocks", "1,3", "--plot", str(picture)]
+    data, printed = measured(tmp_path, n, *arguments, delivery="unordered")
+    rows = [(row["op"], row["method"], row["bytes"], row.get("blocks")) for row in data["rows"]]
+    kernels = ("push", "pull", "put_signal")
+    assert rows == [
+        *(("latency", method, 8, None) for method in ("notify", "put_signal")),
+        *(("p2p", method, 8, 1) for method in kernels),
+        ("p2p", "copy engine", 8, None),
+        *(("p2p", method, 100, blocks) for method in kernels for blocks in (1, 3)),
+        ("p2p", "copy engine", 100, None),
+    ]
+    assert all(row["us"] > 0 and "note" not in row for row in data["rows"])
+    best = max(row["bus_GBps"] for row in data["rows"] if row["bytes"] == 100)
+    assert data["p2p_GBps"] == best
+    assert max(row["of_p2p"] for row in data["rows"] if row["bytes"] == 100) == 1.0
+    assert timing.ON_EMULATOR in printed and "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize("method", ["push", "pull", "put_signal", "copy engine"])
+def test_p2p_finds_wrong_bytes(method, monkeypatch):
+    from shmemkit.bench import p2p
+
+    def main():
+        world = sk.init()
+        ring = p2p.Ring(world, 100, 3)
+        right = ring.measure(timing.Clock(world), method, 100, 3)[2]
+        world.host_barrier()
+        if world.rank == 1:
+            ring.src[99] ^= 1
+        world.host_barrier()
+        wrong = ring.measure(timing.Clock(world), method, 100, 3)[2]
+        ring.free()
+        return right, wrong
+
+    reader = 0 if method == "pull" else 2
+    assert sk.emu.run(main, 3) == [("", f"wrong: 1 of 100 bytes differ on rank {reader}")] * 3
+
+
+def test_p2p_over_no_link_is_a_refusal(tmp_path, monkeypatch):
+    def peer_view(self, array, rank):
+        raise ValueError("no NVLink")
+
+    monkeypatch.setattr(sk.World, "peer_view", peer_view)
+    data, _ = measured(tmp_path, 3, "p2p", "--sizes", "8", "--blocks", "1")
+    refused = {row["method"]: row.get("note") for row in data["rows"] if row["op"] == "p2p"}
+    assert refused == dict.fromkeys(("push", "pull", "copy engine"), "refused: no NVLink") | {
+        "put_signal": None
+    }
+    assert [row.get("note") for row in data["rows"][:2]] == ["refused: no NVLink", None]
+
+
+def test_p2p_needs_two_ranks():
+    with pytest.raises(SystemExit, match="two ranks"):
+        main(["p2p"])
+    assert sk.current() is None
+
+
+@pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", GPU_KERNELS)
+def test_kernels_compile(name, cc):
+    kernel, argument_types = GPU_KERNELS[name]
+    ptx = compile_ptx(kernel, argument_types, cc)
+    needed = resources(ptx, cc)
+    assert needed.spills == 0, needed
+    assert "NRT_" not in ptx
+    if not name.startswith("put_signal"):  # NVSHMEM's functions, linked later, take addresses of arguments
+        assert needed.stack == 0 and ".local" not in ptx
+    if name in ("push", "pull"):
+        assert "ld.global.v4.u32" in ptx and "st.global.v4.u32" in ptx
+
+
+# ---- launch
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_launch(n, tmp_path):
+    data, printed = measured(tmp_path, n, "launch", "--batches", "1", "--batch-size", "2", "--replays", "1")
+    methods = [row["method"] for row in data["rows"]]
+    assert methods[0] == "sk.bind: b()" and "graph" in methods[-1] and len(methods) == 4
+    assert [row["op"] for row in data["rows"]] == ["launch"] * 3 + ["graph"]
+    assert all(row["us"] > 0 for row in data["rows"])
+    assert "launch" in printed
+
+
+def test_ratio_to_the_driver():
+    found = results.Results.__new__(results.Results)
+    found.rows, found.p2p_GBps = [], None
+    for method, us in ((results.DRIVER, 8.0), ("sk.bind: b()", 10.0)):
+        found.add("launch", method, us=us)
+    found.compare()
+    assert [row.vs_driver for row in found.rows] == [1.0, 1.25]
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "command"),
+        (["reduce"], "reduce"),
+        (["all_gather", "--sizes", "8X"], "8X"),
+        (["all_gather", "--methods", "ll,warp"], "'warp'"),
+        (["all_gather", "--vs", "mpi"], "'mpi': nccl, torch are allowed"),
+        (["all_gather", "--dtype", "int3"], "bfloat16"),
+        (["all_gather", "--out", "shared"], "private, symmetric"),
+        (["all_gather", "--iters", "0"], "1 or more"),
+        (["all_gather", "--json", "/no/such/folder/f.json"], "folder does not exist"),
+        (["p2p", "--blocks", "4,x"], "'x'"),
+        (["launch", "--replays", "-1"], "1 or more"),
+        (["launch", "--plot", "f.png"], "--plot"),
+    ],
+)
+def test_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+    assert sk.current() is None
+
+
+def test_one_rank_speaks(capsys):
+    def wrong():
+        with pytest.raises(SystemExit):
+            main(["p2p", "--sizes", "8X"])
+
+    sk.emu.run(wrong, 3)
+    assert capsys.readouterr().err.count("8X") == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"), [("rich", []), ("matplotlib", ["--plot", "f.png"])], ids=["rich", "matplotlib"]
+)
+def test_missing_packages(package, arguments, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as caught:
+        main(["p2p", *arguments])
+    assert caught.value.code == 2
+    assert f"needs {package}" in (err := capsys.readouterr().err) and "pip install 'shmemkit[bench]'" in err
+
+
+def test_matplotlib_is_needed_for_plots_only(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert parse(["p2p"]).plot is None
+
+
+def test_defaults():
+    options = parse(["all_gather"])
+    assert [size_text(size) for size in options.sizes] == ["8K", "64K", "512K", "4M", "32M", "256M"]
+    assert options.vs == ["nccl"] and options.out == ["private"] and options.dtype.name == "bfloat16"
+    assert options.methods == (*sk.AllGather.methods, "auto")
+
+
+# ---- progress
+
+
+def test_progress_is_on_rank_0s_terminal_only(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    for rank, stream in ((0, io.StringIO()), (1, terminal), (0, terminal)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with report.progress_of(SimpleNamespace(rank=rank))(2) as step:
+            step("8K, push")
+            step("64K, push")
+        assert ("64K, push" in stream.getvalue()) == (rank == 0 and stream is terminal)

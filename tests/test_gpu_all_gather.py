@@ -1,0 +1,97 @@
+"""All-gathers on GPUs: ``mpirun -n 4 python3 -m pytest -m gpu tests/test_gpu_all_gather.py``, 1 and 2 too."""
+
+import gpu
+import numpy as np
+import pytest
+from numba import cuda
+
+import shmemkit as sk
+
+pytestmark = pytest.mark.gpu
+methods = pytest.mark.parametrize("method", sk.AllGather.methods)
+
+
+@pytest.fixture
+def world():
+    return gpu.world()
+
+
+@cuda.jit
+def spin(clocks):
+    for _ in range(clocks // 1000):
+        cuda.nanosleep(1000)
+
+
+def values(call, size, rank):
+    return np.random.default_rng([call, rank]).integers(0, 256, size, "uint8")
+
+
+def check(world, gather, call, size, unaligned=0, in_place=False):
+    n = world.n_ranks
+    room = world.xp.zeros(unaligned + n * size + 5, "uint8")
+    out = room[unaligned : unaligned + n * size].reshape(n, size)
+    x = out[world.rank] if in_place else world.xp.zeros(unaligned + size, "uint8")[unaligned:]
+    x[...] = world.xp.asarray(values(call, size, world.rank))
+    gather(x, out)
+    expected = np.stack([values(call, size, rank) for rank in range(n)])
+    np.testing.assert_array_equal(world.asnumpy(out), expected)
+    assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
+
+
+@methods
+def test_lengths_and_alignments(world, method):
+    gather = sk.AllGather(world, world.n_ranks * 300_001, method)
+    for call, size in enumerate((1, 0, 7, 8, 4096, 4097, 100_000, 300_001, 33)):
+        for unaligned in (0, 1, 8):
+            check(world, gather, call, size, unaligned, in_place=bool(call % 2))
+    gather.free()
+
+
+@methods
+def test_2000_calls_of_ranks_that_are_apart(world, method):
+    """Now and then a rank is late; each output is checked, on the GPU."""
+    n, size, delay = world.n_ranks, 3000, np.random.default_rng(world.rank)
+    gather = sk.AllGather(world, n * size * 4, method)
+    base = world.xp.arange(size, dtype="int32")
+    rows = world.xp.arange(n, dtype="int32")[:, None] * 10_000_000
+    wrong = world.xp.zeros(1, "int64")
+    outs = [world.xp.zeros((n, size), "int32") for _ in range(3)]
+    for call in range(2000):
+        if delay.random() < 0.05:
+            spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
+        length = size if call % 3 else 17
+        out = outs[call % 3].reshape(-1)[: n * length].reshape(n, length)
+        gather(base[:length] + (call + world.rank * 10_000_000), out)
+        wrong += (out != base[:length] + call + rows).sum()
+    assert int(world.asnumpy(wrong)[0]) == 0
+    gather.free()
+
+
+@methods
+def test_graphs_interleaved(world, method):
+    n = world.n_ranks
+    gather = sk.AllGather(world, n * 50_000 * 4, method)
+    xs = [world.xp.zeros(size, "int32") for size in (50_000, 21)]
+    outs = [world.xp.zeros((n, x.size), "int32") for x in xs]
+    world.synchronize()
+    graphs = []
+    for x, out in zip(xs, outs, strict=True):
+        world.stream.begin_capture()
+        gather(x, out)
+        graphs.append(world.stream.end_capture())
+    for repeat in range(30):
+        x, out = xs[repeat % 2], outs[repeat % 2]
+        x.fill(100 * repeat + world.rank)
+        if repeat % 5:
+            graphs[repeat % 2].launch(world.stream)
+        else:
+            gather(x, out)
+        assert (world.asnumpy(out) == 100 * repeat + np.arange(n)[:, None]).all()
+    gather.free()
+
+
+def test_auto(world):
+    gather = sk.AllGather(world, 8 << 20)
+    for call, size in enumerate((100, 1 << 21, 3000)):
+        check(world, gather, call, size // world.n_ranks)
+    gather.free()

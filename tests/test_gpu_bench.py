@@ -1,0 +1,61 @@
+"""The bench on GPUs: ``mpirun -n 2 python3 -m pytest -m gpu tests/test_gpu_bench.py`` (also 1 and 4)."""
+
+import gpu
+import pytest
+
+import shmemkit as sk
+from shmemkit.bench import results
+from shmemkit.bench.__main__ import measure, parse
+
+pytest.importorskip("rich")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def world():
+    return gpu.world()
+
+
+def measured(world, *arguments):
+    found = measure(world, parse([*arguments, "--replays", "3"]))
+    assert not found.failed, [row.note for row in found.rows if row.wrong]
+    return found
+
+
+def several_gpus(world):
+    if world.n_ranks == 1:
+        pytest.skip("needs two ranks or more")
+
+
+@pytest.mark.parametrize("out", ["private", "symmetric"])
+def test_all_gather_and_nccl(world, out):
+    several_gpus(world)
+    found = measured(world, "all_gather", "--sizes", "8K,1M,8M", "--vs", "nccl", "--out", out)
+    ours = [row for row in found.rows if row.method != "nccl" and row.us]
+    assert len(found.rows) == 3 * (len(sk.AllGather.methods) + 2)
+    assert {row.method.split(",")[0] for row in ours} >= {"auto", "push_1d"}
+    assert all(0 < row.us < 1e5 for row in ours)
+    assert found.p2p_GBps > 1
+    nccl = [row for row in found.rows if row.method == "nccl"]
+    assert all(row.us or row.note.startswith("refused") for row in nccl)
+    if nccl[0].us:
+        assert all(row.vs_nccl for row in ours)
+
+
+def test_p2p(world):
+    several_gpus(world)
+    found = measured(world, "p2p", "--sizes", "8,64K,64M", "--blocks", "4,64")
+    assert all(row.us and not row.note for row in found.rows)
+    latencies = [row.us for row in found.rows if row.op == "latency"]
+    assert len(latencies) == 2 and all(0.1 < us < 1e4 for us in latencies)
+    # A method that did nothing would be faster than any link.
+    large = [row.bus_GBps for row in found.rows if row.bytes == 64 << 20]
+    assert len(large) == 7 and all(1 < rate < 5000 for rate in large)
+
+
+def test_launch(world):
+    found = measured(world, "launch", "--batches", "3", "--batch-size", "50")
+    by_method = {row.method: row for row in found.rows}
+    assert by_method[results.DRIVER].vs_driver == 1.0
+    assert 0.5 < by_method["sk.bind: b()"].vs_driver < 3
+    assert found.rows[-1].op == "graph" and 0.05 < found.rows[-1].us < 100
