@@ -145,6 +145,22 @@ def test_wrong_arguments(pes, arguments, message):
     pes(1).run(main)
 
 
+@pytest.mark.parametrize("refused", ["ll", "push"])
+def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, refused):
+    def bind(*args, **options):
+        raise ValueError("does not fit")
+
+    monkeypatch.setattr(f"shmemkit.kernels.all_gather_{refused}.bind", bind)
+
+    def main():
+        with sk.init() as world:
+            with pytest.raises(ValueError, match="does not fit"):
+                sk.AllGather(world, 2 << 20)
+
+    pes(2).run(main)
+    assert "without free" not in capfd.readouterr().err
+
+
 def test_wrong_arrays(pes):
     def main():
         world = sk.init()

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from numba import cuda
+from numba.core.errors import TypingError
 from numba.cuda import types
 from ptx import (
     AMPERE,
@@ -48,6 +49,55 @@ def assert_lean(ptx):
     for line in instructions(ptx):
         assert not re.match(r"(call|div\.[su]64|rem\.[su]64|cvt\.rn\.f64)", line), f"{line}\n{ptx}"
     assert "NRT_" not in ptx
+
+
+# ---- LL
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("form", ["warp", "block"])
+def test_ll_moves_two_words_at_a_time(form, cc):
+    """Each word is one 64-bit access of an instruction that stores or loads two; both flags are looked at."""
+    pack, recv = getattr(sk, f"ll_pack_{form}"), getattr(sk, f"ll_recv_{form}")
+    pass_on = getattr(sk, f"ll_recv_pack_{form}")
+
+    def packs(lines, x, flag):
+        pack(lines, x, flag)
+
+    def receives(lines, x, flag):
+        recv(x, lines, flag)
+
+    def passes_on(lines, x, flag):
+        pass_on(x, lines, 6, flag)
+
+    stores, loads = "st.relaxed.sys.global.v2.b64", "ld.relaxed.sys.global.v2.b64"
+    words = array(types.uint64)
+    for kernel, has_stores, has_loads in (
+        (packs, True, False),
+        (receives, False, True),
+        (passes_on, True, True),
+    ):
+        ptx = compile_ptx(kernel, (words, words, types.uint32), cc)
+        assert_lean(ptx)
+        assert (stores in ptx, loads in ptx) == (has_stores, has_loads)
+        if has_loads:  # at the first look, and in the loop
+            assert count(ptx, r"setp\.(ne|eq)\.[sub]32") >= 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "data", "message"),
+    [
+        (array(types.uint32), array(types.uint8), "1-D contiguous array of uint64"),
+        (array(types.uint64), types.Array(types.uint8, 1, "A"), "must be a contiguous array"),
+        (array(types.uint64), types.float32, "must be a contiguous array"),
+    ],
+)
+def test_ll_refuses(lines, data, message):
+    def kernel(lines, x):
+        sk.ll_pack_block(lines, x, 1)
+
+    with pytest.raises(TypingError, match=message):
+        compile_ptx(kernel, (lines, data))
 
 
 # ---- wait

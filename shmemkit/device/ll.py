@@ -341,9 +341,11 @@ def _implement(pack, recv, forward, thread, threads):
         def impl(there, lines, n_words, flag):
             source, target = element_address(lines, 0), element_address(there, 0)
             expected = types.uint32(flag)
-            for i in range(thread(), n_words >> 1, threads()):
+            i, step = thread(), threads()
+            while i < n_words >> 1:  # the length of a range would be a 64-bit division
                 line = _arrived(source + types.uint64(16 * i), expected)
                 _store_line(target + types.uint64(16 * i), line[0], line[2], expected)
+                i += step
 
         return impl
 

@@ -43,11 +43,15 @@ class AllGather:
         if self.max_nbytes < 0:
             raise ValueError(f"AllGather: max_nbytes={max_nbytes}: 0 or more are allowed")
         self._methods = {}
-        if method in ("ll", "auto"):
-            largest = self.max_nbytes if method == "ll" else min(self.max_nbytes, LL_LIMIT)
-            self._methods["ll"] = LL(world, largest)
-        if method == "push_1d" or method == "auto" and self.max_nbytes > LL_LIMIT:
-            self._methods["push_1d"] = Push1D(world, self.max_nbytes)
+        try:
+            if method in ("ll", "auto"):
+                largest = self.max_nbytes if method == "ll" else min(self.max_nbytes, LL_LIMIT)
+                self._methods["ll"] = LL(world, largest)
+            if method == "push_1d" or method == "auto" and self.max_nbytes > LL_LIMIT:
+                self._methods["push_1d"] = Push1D(world, self.max_nbytes)
+        except ValueError:
+            self.free()
+            raise
 
     def __call__(self, x, out=None, stream=None):
         """Gather `x`. -> out

@@ -89,8 +89,12 @@ class LL:
         self.calls = world.xp.zeros((n, chunks), "uint64")
         self._launches = {}
         self._threads = THREADS if world.backend.name == "nvshmem" else 32  # quicker to emulate
-        for dtype in ("uint8", "uint64"):  # compiled here
-            self._launch_of(chunks, dtype)
+        try:
+            for dtype in ("uint8", "uint64"):  # compiled here
+                self._launch_of(chunks, dtype)
+        except ValueError:
+            self.free()
+            raise
 
     def _launch_of(self, chunks, dtype):
         n = self.world.n_ranks

@@ -79,7 +79,11 @@ class Push1D:
         self.state = world.xp.zeros(2, "uint64")
         self._launches = {}
         self._threads = THREADS if world.backend.name == "nvshmem" else 32  # quicker to emulate
-        self._launch_of(MAX_BLOCKS)
+        try:
+            self._launch_of(MAX_BLOCKS)  # compiled here
+        except ValueError:
+            self.free()
+            raise
 
     def _launch_of(self, blocks):
         if blocks not in self._launches:
