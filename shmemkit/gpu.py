@@ -61,6 +61,7 @@ class NvshmemBackend:
         peers.publish(self.rank, self.n_ranks, self.offsets)
         self.stream = Stream()
         self.stream.__enter__()  # current until finalize(); use() would be forgotten after any "with"
+        self._event = None  # of follow
         self._bounded_barrier = self._arrivals = None
         limits, offsets = zip(*self.allgather((timeouts.default(), self.offsets)), strict=True)
         if len(set(limits)) > 1:
@@ -257,6 +258,28 @@ class NvshmemBackend:
             stream = Stream.from_handle(address_of_stream(stream))
         self._core.barrier_all(stream)
 
+    def follow(self, later, earlier):
+        """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
+        World's).
+
+        Nothing is done where only one of them captures a graph, or each another one: a graph's launches are
+        ordered by who launches it.
+        """
+        from cuda.bindings import driver
+
+        from .launch import address_of_stream
+
+        given = [self.stream if stream is None else stream for stream in (later, earlier)]
+        streams = [driver.CUstream(address_of_stream(stream)) for stream in given]
+        captures = [driver.cuStreamGetCaptureInfo(stream)[1:3] for stream in streams]
+        if captures[0] != captures[1]:
+            return
+        if self._event is None:
+            flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            (self._event,) = _checked(driver.cuEventCreate(flags))
+        _checked(driver.cuEventRecord(self._event, streams[1]))
+        _checked(driver.cuStreamWaitEvent(streams[0], self._event, 0))
+
     def synchronize(self):
         with deadline.checked():
             self.xp.cuda.runtime.deviceSynchronize()
@@ -277,6 +300,14 @@ class NvshmemBackend:
     def abandon(self):
         """Leave after a failure: put CuPy's stream back, but wait for nobody: NVSHMEM is left as it is."""
         self.stream.__exit__()
+
+
+def _checked(result):
+    """The values that a function of the driver returned; RuntimeError if it failed."""
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"the CUDA driver refused: {error!r}")
+    return values
 
 
 def _count_devices():

@@ -9,6 +9,7 @@ Numba's own ``kernel[grid, block, stream, shared](...)`` works beside it; it cos
 each argument's type and packs it at every launch.
 """
 
+import copy
 import ctypes
 import functools
 import inspect
@@ -155,6 +156,25 @@ class Launch:
             )
         self._replace(index, value)
 
+    def with_args(self, *args):
+        """-> a launch of the same kernel and configuration with other arguments, of the same types.
+
+        Nothing is compiled or loaded, so that it may be made while kernels wait.
+        """
+        if len(args) != len(self._names):
+            raise TypeError(
+                f"with_args: kernel {self.name} takes {len(self._names)} arguments, not {len(args)}"
+            )
+        other = copy.copy(self)
+        other._own_arguments()
+        for index, value in enumerate(args):
+            other.set(index, value)
+        return other
+
+    def _own_arguments(self):
+        """Share the arguments with no other launch."""
+        self._args = list(self._args)
+
     def _replace(self, index, value):
         raise NotImplementedError
 
@@ -261,7 +281,8 @@ class _GpuLaunch(Launch):
         self._check_block()
         if cooperative or co_resident:
             self._check_co_resident("is cooperative" if not co_resident else "waits across blocks")
-        self._bind_call(address_of_stream(stream), cooperative)
+        self._cooperative = cooperative
+        self._bind_call(stream, cooperative)
 
     # -- compiling and loading
     def _compile(self, timeout):
@@ -370,11 +391,19 @@ class _GpuLaunch(Launch):
         for name, ty, value in zip(self._names, self._types, self._args, strict=True):
             self._offsets.append(8 * len(formats))
             formats += _flatten(name, ty, value)
-        self._buffer = ctypes.create_string_buffer(8 * max(len(formats), 1))
-        start = ctypes.addressof(self._buffer)
-        self._table = (ctypes.c_void_p * max(len(formats), 1))(*(start + 8 * i for i in range(len(formats))))
+        self._lay_out(bytes(8 * max(len(formats), 1)))
         for i, (form, number) in enumerate(formats):
             struct.pack_into(form, self._buffer, 8 * i, number)
+
+    def _lay_out(self, packed):
+        self._buffer = ctypes.create_string_buffer(packed, len(packed))
+        start, n = ctypes.addressof(self._buffer), len(packed) // 8
+        self._table = (ctypes.c_void_p * n)(*(start + 8 * i for i in range(n)))
+
+    def _own_arguments(self):
+        super()._own_arguments()
+        self._lay_out(self._buffer.raw)
+        self._bind_call(self.stream, self._cooperative)
 
     def _replace(self, index, value):
         packed = _flatten(self._names[index], self._types[index], value)
@@ -406,7 +435,7 @@ class _GpuLaunch(Launch):
                 handle = driver.CUstream(stream)
                 return functools.partial(driver.cuLaunchKernel, self._function, *dims, handle, parameters, 0)
 
-        self._on, self._default = on, on(stream)
+        self._on, self._default = on, on(address_of_stream(stream))
 
     def __call__(self, stream=None):
         deadline.check()

@@ -150,7 +150,7 @@ def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, refused
     def bind(*args, **options):
         raise ValueError("does not fit")
 
-    monkeypatch.setattr(f"shmemkit.kernels.all_gather_{refused}.bind", bind)
+    monkeypatch.setattr("shmemkit.kernels.method.bind", bind)
 
     def main():
         with sk.init() as world:
@@ -242,11 +242,11 @@ def test_proven_for_a_small_size(method, n_pes, calls):
         world = sk.init()
         n = world.n_ranks
         gather = METHODS[method](world, 4 * n)
-        gather._threads = 1
+        gather.threads = 1
         gather._launches.clear()
         for call in range(calls):
             x, out = np.full(4, 10 * call + world.rank, "uint8"), np.zeros((n, 4), "uint8")
-            gather(x, out.reshape(-1), False, None)
+            gather.bind(x, out.reshape(-1), False)(None)
             assert (out == 10 * call + np.arange(n)[:, None]).all()
 
     found = sk.emu.explore(main, n_pes, exhaustive=True, heap_size=1 << 16)

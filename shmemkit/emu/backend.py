@@ -124,6 +124,13 @@ class EmulatorBackend:
             Launch(stream or self.stream, "barrier", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
         )
 
+    def follow(self, later, earlier):
+        """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
+        World's). See ``shmemkit.gpu``."""
+        later, earlier = later or self.stream, earlier or self.stream
+        if later.captured is earlier.captured:
+            later.wait_event(earlier.record())
+
     def synchronize(self):
         for stream in self.machine.streams[self.pe]:
             stream.synchronize()

@@ -23,11 +23,10 @@ for what the peer's block of the same number sends; all blocks are resident.
 from numba import cuda, types
 
 from shmemkit.device import copy_block, ll_pack_block, ll_recv_block, num_ranks, rank, symm_at
-from shmemkit.launch import bind
+from shmemkit.kernels.method import Method
 
 CHUNK = 4096  # bytes of a segment that a block sends at once: 8 for each of 512 threads
 LINES = CHUNK // 8  # each of two words
-THREADS = 512
 MAX_BLOCKS = 108  # of a grid: resident on A100 and later, one per multiprocessor
 
 
@@ -78,43 +77,26 @@ def ll_all_gather(x, out, in_place, chunk, lines, calls):
             b += cuda.gridDim.x
 
 
-class LL:
+class LL(Method):
     """The method "ll" of ``AllGather``."""
 
-    def __init__(self, world, max_nbytes):
-        n = world.n_ranks
-        chunks = max(1, -(-max_nbytes // (n * CHUNK)))
-        self.world = world
-        self.lines = world.zeros((2, n, 2 * LINES * chunks), "uint64", name="all_gather.ll.lines")
-        self.calls = world.xp.zeros((n, chunks), "uint64")
-        self._launches = {}
-        self._threads = THREADS if world.backend.name == "nvshmem" else 32  # quicker to emulate
-        try:
-            for dtype in ("uint8", "uint64"):  # compiled here
-                self._launch_of(chunks, dtype)
-        except ValueError:
-            self.free()
-            raise
-
-    def _launch_of(self, chunks, dtype):
+    def prepare(self, max_nbytes):
         n = self.world.n_ranks
-        blocks = min(chunks, max(1, MAX_BLOCKS // n))
-        if (blocks, dtype) not in self._launches:
+        chunks = max(1, -(-max_nbytes // (n * CHUNK)))
+        self.lines = self.zeros((2, n, 2 * LINES * chunks), "uint64", "all_gather.ll.lines")
+        self.calls = self.world.xp.zeros((n, chunks), "uint64")
+        for dtype in ("uint8", "uint64"):
             nothing = self.world.xp.empty(0, dtype)
-            args = (nothing, nothing, False, CHUNK // nothing.itemsize, self.lines, self.calls)
-            bound = bind(ll_all_gather, (blocks, n), self._threads, args, co_resident=True)
-            self._launches[blocks, dtype] = bound
-        return self._launches[blocks, dtype]
+            self._bind(chunks, nothing, nothing, False)
 
-    def __call__(self, x, out, in_place, stream):
-        launch = self._launch_of(-(-x.nbytes // CHUNK), x.dtype.name)
-        launch.set("x", x)
-        launch.set("out", out)
-        launch.set("in_place", in_place)
-        launch(stream=stream)
+    def bind(self, x, out, in_place):
+        return self._bind(-(-x.nbytes // CHUNK), x, out, in_place)
 
-    def free(self):
-        self.world.free(self.lines)
+    def _bind(self, chunks, x, out, in_place):
+        n = self.world.n_ranks
+        grid = min(chunks, max(1, MAX_BLOCKS // n)), n
+        elements = CHUNK // x.itemsize
+        return self.launch(ll_all_gather, grid, x, out, in_place, elements, self.lines, self.calls)
 
 
 _words, _table = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")

@@ -21,9 +21,8 @@ next: they are launches on one stream. No deadlock: a block sends before it wait
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, threadfence, wait_block
-from shmemkit.launch import bind
+from shmemkit.kernels.method import Method
 
-THREADS = 512
 PART = 1 << 15  # bytes that are worth a block
 MAX_BLOCKS = 32  # per peer
 
@@ -67,45 +66,26 @@ def push_all_gather(x, out, in_place, part, scratch, arrived, state):
             state[1] = 0
 
 
-class Push1D:
+class Push1D(Method):
     """The method "push_1d" of ``AllGather``."""
 
-    def __init__(self, world, max_nbytes):
-        n = world.n_ranks
+    def prepare(self, max_nbytes):
+        n = self.world.n_ranks
         capacity = -(-max(1, -(-max_nbytes // n)) // 16) * 16
-        self.world = world
-        self.scratch = world.empty((2, n, capacity), "uint8", name="all_gather.push.scratch")
-        self.arrived = world.zeros((n, MAX_BLOCKS), "uint64", name="all_gather.push.arrived")
-        self.state = world.xp.zeros(2, "uint64")
-        self._launches = {}
-        self._threads = THREADS if world.backend.name == "nvshmem" else 32  # quicker to emulate
-        try:
-            self._launch_of(MAX_BLOCKS)  # compiled here
-        except ValueError:
-            self.free()
-            raise
+        self.scratch = self.empty((2, n, capacity), "uint8", "all_gather.push.scratch")
+        self.arrived = self.zeros((n, MAX_BLOCKS), "uint64", "all_gather.push.arrived")
+        self.state = self.world.xp.zeros(2, "uint64")
+        nothing = self.world.xp.empty(0, "uint8")
+        self._bind(MAX_BLOCKS, nothing, nothing, False, 0)
 
-    def _launch_of(self, blocks):
-        if blocks not in self._launches:
-            nothing = self.world.xp.empty(0, "uint8")
-            args = (nothing, nothing, False, 0, self.scratch, self.arrived, self.state)
-            grid = (blocks, self.world.n_ranks)
-            self._launches[blocks] = bind(push_all_gather, grid, self._threads, args, co_resident=True)
-        return self._launches[blocks]
-
-    def __call__(self, x, out, in_place, stream):
+    def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
         blocks = min(MAX_BLOCKS, -(-x.size // PART))
-        launch = self._launch_of(blocks)
-        launch.set("part", -(-x.size // blocks) + 15 & -16)
-        launch.set("x", x)
-        launch.set("out", out)
-        launch.set("in_place", in_place)
-        launch(stream=stream)
+        return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 15 & -16)
 
-    def free(self):
-        self.world.free(self.scratch)
-        self.world.free(self.arrived)
+    def _bind(self, blocks, *args):
+        grid = blocks, self.world.n_ranks
+        return self.launch(push_all_gather, grid, *args, self.scratch, self.arrived, self.state)
 
 
 _x = types.Array(types.uint8, 1, "C")

@@ -1,0 +1,50 @@
+"""What the methods of host objects share: their symmetric memory, and their kernels, bound once for each
+grid."""
+
+from shmemkit.launch import bind
+
+
+class Method:
+    """One way to do a collective operation. A subclass has
+
+    prepare(*args)   called once, collectively: allocate, and bind each kernel for each dtype, so that none is
+                     compiled while others wait. ValueError, on all ranks, where it cannot run: it says why
+    bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's
+
+    and `threads`, per block; on the emulator, which is quicker with few, 32.
+    """
+
+    threads = 512
+
+    def __init__(self, world, *args):
+        self.world = world
+        self._arrays, self._launches = [], {}
+        if world.backend.name == "emulator":
+            self.threads = 32
+        try:
+            self.prepare(*args)
+        except ValueError:
+            self.free()
+            raise
+
+    def zeros(self, shape, dtype, name):
+        """A symmetric array that lives as long as the method. Collective."""
+        self._arrays.append(self.world.zeros(shape, dtype, name))
+        return self._arrays[-1]
+
+    def empty(self, shape, dtype, name):
+        """As ``zeros``, with undefined content."""
+        self._arrays.append(self.world.empty(shape, dtype, name))
+        return self._arrays[-1]
+
+    def launch(self, kernel, grid, *args):
+        """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once."""
+        key = kernel, grid, tuple(getattr(arg, "dtype", None) for arg in args)
+        if key not in self._launches:
+            self._launches[key] = bind(kernel, grid, self.threads, args, co_resident=True)
+        return self._launches[key].with_args(*args)
+
+    def free(self):
+        """Give the symmetric memory back. Collective."""
+        while self._arrays:
+            self.world.free(self._arrays.pop(0))
