@@ -1,10 +1,12 @@
-"""Write the tables of the docs from benchmarks/results/*.json, and what the commands shown in them print.
+"""Write the tables and plots of the docs from benchmarks/results/*.json, and what the commands shown in them
+print.
 
 python docs/tables.py           rewrite them
 python docs/tables.py --check   exit status 1 if one is out of date
 """
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -14,25 +16,58 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PLOTS = DOCS / "plots"
 
+sys.path.insert(0, str(ROOT))  # this shmemkit, installed or not
 
-def table(header, rows):
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join(lines)
+import bench_page  # noqa: E402
+from bench_page import table  # noqa: E402
+
+import shmemkit as sk  # noqa: E402
+from shmemkit.bench.results import DRIVER, Results  # noqa: E402
+from shmemkit.bench.sizes import size_text  # noqa: E402
 
 
 def launch_host():
-    data = json.loads((RESULTS / "launch.json").read_text())
-    costs = data["host_us"]
-    base = next(iter(costs.values()))
-    rows = [[f"`{name}`", f"{cost:.1f}", f"{cost / base:.2f}"] for name, cost in costs.items()]
-    return table(["three array arguments", "us", "ratio"], rows) + "\n\n" + machine(data)
+    results = Results.read(RESULTS / "launch.json")
+    costs = {row.method: row.us for row in results.rows if row.op == "launch" and row.us is not None}
+    rows = [[f"`{name}`", f"{cost:.1f}", f"{cost / costs[DRIVER]:.2f}"] for name, cost in costs.items()]
+    return table(["three array arguments", "us", "ratio"], rows) + "\n\n" + machine(results)
 
 
 def launch_first():
-    data = json.loads((RESULTS / "launch.json").read_text())
-    rows = [[name, f"{seconds:.2f}"] for name, seconds in data["first_launch_s"].items()]
-    return table(["cache", "s"], rows) + "\n\n" + machine(data)
+    results = Results.read(RESULTS / "launch.json")
+    rows = [[row.method, f"{row.us / 1e6:.2f}"] for row in results.rows if row.op == "first_launch"]
+    return table(["", "s"], rows) + "\n\n" + machine(results)
+
+
+def benchmarks():
+    return bench_page.text(RESULTS)
+
+
+def all_gather_memory():
+    """What each method allocates for AllGather's max_nbytes: on 4 ranks of one node, or else of two."""
+    sizes = (64 << 10, 4 << 20)
+
+    def allocated(method, max_nbytes):
+        world = sk.init()
+        gather = sk.AllGather(world, max_nbytes, method)
+        held = sum(math.prod(a.shape) * a.dtype.itemsize for a in world._allocations.values())
+        gather.free()
+        return held
+
+    def row(method, local_size):
+        runs = [sk.emu.run(allocated, 4, (method, size), local_size=local_size) for size in sizes]
+        return [f"`{method}`", *(size_text(held[0]) for held in runs)]
+
+    rows = []
+    for method in sk.AllGather.methods:
+        try:
+            rows.append(row(method, 4))
+        except ValueError:
+            rows.append(row(method, 2))
+    header = ["", *(f"max_nbytes = {size_text(size)}" for size in sizes)]
+    return table(header, rows)
 
 
 def races():
@@ -46,9 +81,9 @@ def races():
     return table(["one launch, s", "without", "with races", "ratio"], rows) + "\n\n" + where
 
 
-def machine(data):
-    about = data["machine"]
-    return f"{about['gpu']}, CUDA driver {about['driver']}, {about['date'][:10]}."
+def machine(results):
+    about = results.machine
+    return f"{about['gpu']}, CUDA {about['cuda']}, {results.date[:10]}."
 
 
 def output(command):
@@ -78,6 +113,10 @@ def main():
             stale.append(page.name)
             if "--check" not in sys.argv:
                 page.write_text(new)
+    for plot, results in bench_page.stale_plots(RESULTS, PLOTS):
+        stale.append(f"plots/{plot.name}")
+        if "--check" not in sys.argv:
+            bench_page.draw(plot, results)
     if stale:
         print(("out of date: " if "--check" in sys.argv else "written: ") + ", ".join(stale))
     return bool(stale) and "--check" in sys.argv

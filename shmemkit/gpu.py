@@ -5,11 +5,12 @@ import importlib
 import os
 import threading
 
-from . import jit_cache, timeouts
+from . import jit_cache, multicast, timeouts
 from .device import deadline, peers
 from .emu.backend import SingleComm
 
 ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
+MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
 HINT = (
     "On a machine without a GPU use shmemkit.init(backend='emulator') or SHMEMKIT_BACKEND=emulator; "
     "'python -m shmemkit doctor' says what is missing."
@@ -48,6 +49,7 @@ class NvshmemBackend:
         register_arrays()
         device = Device(self.device)
         device.set_current()
+        self.compute_capability = tuple(device.compute_capability)
         cupy.cuda.Device(self.device).use()
         # What kernels need to call NVSHMEM takes long to import: do it beside NVSHMEM's own initialization.
         device_side = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
@@ -61,7 +63,7 @@ class NvshmemBackend:
         peers.publish(self.rank, self.n_ranks, self.offsets)
         self.stream = Stream()
         self.stream.__enter__()  # current until finalize(); use() would be forgotten after any "with"
-        self._event = None  # of follow
+        self._event = None  # of order
         self._bounded_barrier = self._arrivals = None
         limits, offsets = zip(*self.allgather((timeouts.default(), self.offsets)), strict=True)
         if len(set(limits)) > 1:
@@ -100,6 +102,7 @@ class NvshmemBackend:
         for rank, (_, gpu, _) in enumerate(found):
             sharing.setdefault(gpu, []).append(rank)
         shared = [ranks for ranks in sharing.values() if len(ranks) > 1]
+        self._uuids = [gpu for _, gpu, _ in found]
         if shared and os.environ.get("SHMEMKIT_OVERSUBSCRIBE", "0") != "1":
             raise RuntimeError(
                 f"{self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees {count}): ranks "
@@ -156,6 +159,39 @@ class NvshmemBackend:
         return address - self._probe.data.ptr if address else peers.UNREACHABLE
 
     # -- what World asks of a backend
+    @property
+    def gpu_name(self):
+        """The model of this rank's GPU."""
+        return self.xp.cuda.runtime.getDeviceProperties(self.device)["name"].decode()
+
+    def mapped(self):
+        """-> for each rank, whether its memory is mapped here."""
+        return [offset != peers.UNREACHABLE for offset in self.offsets]
+
+    def unreached(self, nvlink):
+        """-> why kernels here do not reach all ranks by loads and stores (with `nvlink`: over NVLink, or
+        within one GPU), or None."""
+        for pe, mapped in enumerate(self.mapped()):
+            if not mapped:
+                return f"rank {pe}'s memory is not mapped on rank {self.rank} (no NVLink or PCIe peer access)"
+        if nvlink:
+            from cuda.bindings import driver
+
+            here = {_uuid(device): device for device in range(_count_devices())}
+            atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+            for pe, uuid in enumerate(self._uuids):
+                if uuid == self._uuids[self.rank]:
+                    continue
+                if uuid not in here:
+                    return (
+                        f"rank {self.rank} does not see the GPU of rank {pe} and cannot tell whether NVLink "
+                        "connects them: CUDA_VISIBLE_DEVICES must name all GPUs"
+                    )
+                devices = [_checked(driver.cuDeviceGet(number))[0] for number in (self.device, here[uuid])]
+                if not _checked(driver.cuDeviceGetP2PAttribute(atomics, *devices))[0]:  # PCIe has none
+                    return f"no NVLink connects the GPUs of ranks {self.rank} and {pe}"
+        return None
+
     def set_local_size(self, local_size):
         """Logical nodes do not change where NVSHMEM can reach."""
 
@@ -242,6 +278,14 @@ class NvshmemBackend:
         offset = array.data.ptr - memory.ptr
         return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
 
+    def multicast_view(self, array, ranks):
+        """`array`, symmetric or a view of a symmetric array, at its multicast address for `ranks`, those of
+        my node. ValueError where there is none."""
+        memory = array.data.mem
+        address = multicast.address(self._bindings, self.device, ranks, memory.ptr)
+        offset = array.data.ptr - memory.ptr
+        return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
+
     def barrier(self, stream=None):
         """All ranks meet on `stream` (default: the World's); returns at once."""
         if self._bounded_barrier is not None:
@@ -267,18 +311,87 @@ class NvshmemBackend:
         """
         from cuda.bindings import driver
 
+        streams = [self.handle(stream) for stream in (later, earlier)]
+        captures = [driver.cuStreamGetCaptureInfo(stream)[1:3] for stream in streams]
+        if captures[0] == captures[1]:
+            self.order(*streams)
+
+    # -- copies and memory operations of streams, which are given by their handles
+    def handle(self, stream):
+        """What the functions below, and what they return, take for `stream` (None: the World's)."""
+        from cuda.bindings import driver
+
         from .launch import address_of_stream
 
-        given = [self.stream if stream is None else stream for stream in (later, earlier)]
-        streams = [driver.CUstream(address_of_stream(stream)) for stream in given]
-        captures = [driver.cuStreamGetCaptureInfo(stream)[1:3] for stream in streams]
-        if captures[0] != captures[1]:
-            return
+        return driver.CUstream(address_of_stream(self.stream if stream is None else stream))
+
+    def new_stream(self):
+        """-> a stream of this rank's GPU, which no other waits for by itself."""
+        return self.xp.cuda.Stream(non_blocking=True)
+
+    def order(self, later, earlier):
+        """What is enqueued on `later` from now on runs after what is on `earlier` now. A graph that `earlier`
+        captures extends to `later`."""
+        from cuda.bindings import driver
+
         if self._event is None:
             flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
             (self._event,) = _checked(driver.cuEventCreate(flags))
-        _checked(driver.cuEventRecord(self._event, streams[1]))
-        _checked(driver.cuStreamWaitEvent(streams[0], self._event, 0))
+        _checked(driver.cuEventRecord(self._event, earlier))
+        _checked(driver.cuStreamWaitEvent(later, self._event, 0))
+
+    def no_copies(self):
+        """-> why streams of this rank cannot copy to all ranks and signal them, or None: they can."""
+        from cuda.bindings import driver
+
+        unreached = self.unreached(nvlink=False)
+        if unreached is None:
+            attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+            (device,) = _checked(driver.cuDeviceGet(self.device))
+            if not _checked(driver.cuDeviceGetAttribute(attribute, device))[0]:
+                return f"the GPU or the driver of rank {self.rank} has no 64-bit stream memory operations"
+        return unreached
+
+    def copy(self, dst, src):
+        """-> ``enqueue(handle)``: copy `src` to `dst`, contiguous arrays of as many bytes, mine or a peer's
+        (``peer_view``). The caller keeps them alive.
+
+        A stream's operations that follow find the copy done, and its writes (``memory_operations``) publish
+        it.
+        """
+        from cuda.bindings import driver
+
+        to, at = (driver.CUdeviceptr(self.address(array)) for array in (dst, src))
+        size = src.nbytes
+        return lambda handle: _checked(driver.cuMemcpyDtoDAsync(to, at, size, handle))
+
+    def memory_operations(self, operations):
+        """-> ``enqueue(handle)``: the stream itself does `operations`, one after the other.
+
+        operations  ("write", word, value): store `value`; releases, to all ranks, what came before on the
+                    stream. ("wait", word, value): go on once it is at least `value`; acquires.
+                    A word is an array of one uint64, mine or a peer's. The caller keeps them alive
+
+        They wait without limit: SHMEMKIT_TIMEOUT is for kernels.
+        """
+        from cuda.bindings import driver
+
+        kinds, entries = driver.CUstreamBatchMemOpType, []
+        for kind, word, value in operations:
+            entry = driver.CUstreamBatchMemOpParams()
+            part = entry.waitValue if kind == "wait" else entry.writeValue
+            part.operation = getattr(kinds, f"CU_STREAM_MEM_OP_{kind.upper()}_VALUE_64")
+            part.address, part.value64 = self.address(word), value
+            part.flags = 0  # wait: greater or equal; write: after a fence of the whole system
+            entries.append(entry)
+        batches = [entries[i : i + MEMORY_OPERATIONS] for i in range(0, len(entries), MEMORY_OPERATIONS)]
+
+        def enqueue(handle):
+            deadline.check()
+            for batch in batches:
+                _checked(driver.cuStreamBatchMemOp(handle, len(batch), batch, 0))
+
+        return enqueue
 
     def synchronize(self):
         with deadline.checked():

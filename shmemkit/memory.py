@@ -150,6 +150,43 @@ class SymmetricMemory:
             raise ValueError(f"peer_view: rank {rank} does not exist; ranks are 0 to {self.n_ranks - 1}")
         return array if rank == self.rank else self.backend.peer_view(array, rank)
 
+    def is_symmetric(self, array):
+        """Whether `array` lies in a symmetric array of this World that has not been freed. Not collective."""
+        self._check_alive("is_symmetric")
+        at = self.backend.address(array)
+        return any(0 <= at - start < allocation.raw.nbytes for start, allocation in self._allocations.items())
+
+    def multicast_view(self, array):
+        """`array`, symmetric, as the multicast array of all ranks of my node (NVLink SHARP, NVLS): of the
+        same shape and dtype, and a store to it goes to each of them. Collective.
+
+        It is an argument for kernels; only the functions of ``shmemkit.device`` that begin with multimem_
+        may use its elements. It is valid as long as `array` is not freed.
+
+        ValueError, on every rank, when a rank has no such address, and why: multicast is turned off
+        (NVSHMEM_DISABLE_NVLS), its GPU is older than Hopper or not at an NVSwitch, NVSHMEM has none, or
+        `array` is not symmetric. On the emulator every node has multicast.
+        """
+        self._check_alive("multicast_view")
+        view = reason = None
+        first = self.node * self.local_size
+        try:
+            if not (isinstance(array, self.xp.ndarray) and self.is_symmetric(array)):
+                raise ValueError("the array is not symmetric; make it with shmemkit.zeros or the like")
+            view = self.backend.multicast_view(array, range(first, first + self.local_size))
+        except ValueError as error:
+            reason = str(error)
+        refusals = {}
+        for rank, text in enumerate(self._meet("multicast_view", reason)):
+            refusals.setdefault(text, []).append(rank)
+        refusals.pop(None, None)
+        if refusals:
+            said = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in refusals.items())
+            error = ValueError(f"multicast_view: there is none. {said}")
+            error.shown_by = 0
+            raise error
+        return view
+
     # -- inside
     def _allocate(self, call, shape, dtype, name):
         request, error = None, None

@@ -283,6 +283,21 @@ class World(SymmetricMemory):
             raise error
         return [theirs for _, theirs in answers]
 
+    def near(self):
+        """-> for each rank, whether kernels of this one reach it by loads and stores: it is of the same node,
+        and its memory is mapped here."""
+        self._check_alive("near")
+        mapped = self.backend.mapped()
+        return [mapped[rank] and rank // self.local_size == self.node for rank in range(self.n_ranks)]
+
+    def check_reach(self, what, nvlink=False):
+        """Refuse `what`, a name, unless kernels of each rank reach all ranks by loads and stores (with
+        `nvlink`: over NVLink). Collective; ValueError on every rank, with the reason."""
+        self._check_alive("check_reach")
+        reasons = self._meet("check_reach", self.backend.unreached(nvlink))
+        if reason := next(filter(None, reasons), None):
+            raise ValueError(f"{what} cannot be used here: {reason}")
+
     def locate(self, address):
         """-> (name, index, rank) of the element of a symmetric array that is at `address`, as kernels of this
         rank see it, or (None, None, None). GPUs only."""

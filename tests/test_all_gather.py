@@ -5,10 +5,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numba import cuda, uint8
+from numba import cuda, uint8, uint64
 
 import shmemkit as sk
 from shmemkit.device import (
+    BULK_WORDS,
+    bulk_copy_warp,
+    ll128_pack_block,
+    ll128_pack_warp,
+    ll128_recv_block,
+    ll128_recv_pack_block,
+    ll128_recv_pack_warp,
+    ll128_recv_warp,
+    ll128_words,
     ll_pack_block,
     ll_pack_warp,
     ll_recv_block,
@@ -20,6 +29,7 @@ from shmemkit.device import (
     rank,
     symm_at,
 )
+from shmemkit.emu.stream import Stream
 from shmemkit.kernels.all_gather import METHODS
 from shmemkit.memory import DTYPES, as_dtype
 
@@ -34,13 +44,17 @@ def values(call, size, dtype, n):
     )
 
 
-def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False):
+def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False, symmetric=False):
     world = sk.init()
     n, item = world.n_ranks, as_dtype(dtype).itemsize
     gather = sk.AllGather(world, n * max(sizes) * item, method)
     for call, size in enumerate(sizes):
         expected = values(call, size, dtype, n)
         room = np.zeros(unaligned + n * size + 5, as_dtype(dtype))
+        if symmetric:
+            room = gather.output(room.shape, dtype)
+            room[:] = 0
+            world.barrier()
         out = room[unaligned : unaligned + n * size].reshape(n, size)
         x = out[world.rank] if in_place else np.zeros(unaligned + size, as_dtype(dtype))[unaligned:]
         x[...] = expected[world.rank]
@@ -59,6 +73,82 @@ def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False):
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
 def test_any_number_of_ranks(pes, n_pes, method):
     pes(n_pes).run(gather_all, method, [9, 4, 0, 300])
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, *range(3)])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
+def test_into_symmetric_memory(pes, n_pes, method):
+    pes(n_pes).run(gather_all, method, [9, 4, 0, 300], "float32", 0, False, True)
+
+
+@methods
+@pytest.mark.parametrize("in_place", [False, True])
+def test_into_one_output_again_and_again(pes, method, in_place):
+    """What uses the output comes between; no barrier does."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40, method)
+        out, total = gather.output((n, 40), "uint8"), np.zeros(1, "int64")
+        for call in range(5):
+            x = out[world.rank] if in_place else np.zeros(40, "uint8")
+            fill[1, 8, world.stream](x, 10 * call + world.rank)
+            gather(x, out)
+            add[1, 1, world.stream](out.reshape(-1), total)
+        world.synchronize()
+        assert total[0] == 40 * sum(10 * call + k for call in range(5) for k in range(n))
+
+    pes(3).run(main)
+
+
+@cuda.jit
+def fill(x, value):
+    for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):
+        x[i] = value
+
+
+@cuda.jit
+def add(x, total):
+    for i in range(x.size):
+        total[0] += x[i]
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, *range(3)])
+def test_on_several_streams(pes, method):
+    """Calls on another stream follow those before, also in a capture."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40, method)
+        other = Stream(world.stream.machine, world.rank)
+        x, outs = np.zeros(40, "uint8"), [np.zeros((n, 40), "uint8") for _ in range(3)]
+        for call in range(6):
+            stream = (None, other, world.stream)[call % 3]
+            world.synchronize()
+            x[:] = 10 * call + world.rank
+            gather(x, outs[0], stream)
+            gather(x[:7], outs[1].reshape(-1)[: 7 * n], other)
+            gather(x, outs[2], stream)
+            world.synchronize()
+            for out in (outs[0], outs[2]):
+                assert (out == 10 * call + np.arange(n)[:, None]).all()
+        world.stream.begin_capture()
+        gather(x, outs[0])
+        other.wait_event(world.stream.record())
+        gather(x, outs[1], other)
+        gather(x, outs[2])
+        graph = world.stream.end_capture()
+        for call in range(3):
+            x[:] = 10 * call + world.rank
+            graph.launch(world.stream)
+            world.synchronize()
+            assert all((out == 10 * call + np.arange(n)[:, None]).all() for out in outs)
+
+    pes(3).run(main)
 
 
 @methods
@@ -132,7 +222,7 @@ def test_auto_takes_the_method_for_the_size(pes, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (lambda w: (w, 8, "lll"), "method='lll': 'll', 'push_1d' or 'auto' are allowed"),
+        (lambda w: (w, 8, "lll"), "method='lll': 'll', .* or 'auto' are allowed"),
         (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
         (lambda w: (3, 8), "the first argument is the World"),
     ],
@@ -181,14 +271,20 @@ def test_wrong_arrays(pes):
 # ---- the primitives of LL
 
 
-@pytest.mark.parametrize("form", ["warp", "block"])
-@pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 9), ("complex128", 4)])
+PROTOCOLS = {
+    ("ll", "warp"): (ll_words, ll_pack_warp, ll_recv_warp, ll_recv_pack_warp),
+    ("ll", "block"): (ll_words, ll_pack_block, ll_recv_block, ll_recv_pack_block),
+    ("ll128", "warp"): (ll128_words, ll128_pack_warp, ll128_recv_warp, ll128_recv_pack_warp),
+    ("ll128", "block"): (ll128_words, ll128_pack_block, ll128_recv_block, ll128_recv_pack_block),
+}
+
+
+@pytest.mark.parametrize("protocol, form", PROTOCOLS)
+@pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 130), ("complex128", 4)])
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
-def test_packed_passed_on_and_unpacked(pes, form, dtype, size):
+def test_packed_passed_on_and_unpacked(pes, protocol, form, dtype, size):
     """Rank 0 sends to 1, which passes on to 2, which sends back to 0; twice, through one buffer."""
-    pack = {"warp": ll_pack_warp, "block": ll_pack_block}[form]
-    recv = {"warp": ll_recv_warp, "block": ll_recv_block}[form]
-    pass_on = {"warp": ll_recv_pack_warp, "block": ll_recv_pack_block}[form]
+    words, pack, recv, pass_on = PROTOCOLS[protocol, form]
 
     @cuda.jit
     def kernel(x, y, lines, n_bytes):
@@ -199,15 +295,77 @@ def test_packed_passed_on_and_unpacked(pes, form, dtype, size):
                 recv(y, lines, flag)
                 cuda.syncthreads()
             else:
-                pass_on(following, lines, ll_words(n_bytes), flag)
+                pass_on(following, lines, words(n_bytes), flag)
 
     def main():
         world = sk.init()
         x, y = np.arange(1, size + 1).astype(dtype), np.zeros(size + 1, dtype)
-        kernel[1, 20](x, y[:size], sk.zeros(ll_words(x.nbytes), "uint64"), x.nbytes)
+        kernel[1, 32 if protocol == "ll128" else 20](
+            x, y[:size], sk.zeros(words(x.nbytes), "uint64"), x.nbytes
+        )
         assert world.rank or ((y[:size] == x).all() and y[size] == 0)
 
     pes(3).run(main)
+
+
+def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
+    """Who reads a line before its flag is there has a race."""
+
+    @cuda.jit
+    def kernel(x, y, lines, early):
+        if rank() == 0:
+            ll128_pack_warp(symm_at(lines, 1), x, 3)
+        elif early:
+            y[cuda.threadIdx.x % y.size] = lines[cuda.threadIdx.x % y.size]
+        else:
+            ll128_recv_warp(y, lines, 3)
+
+    def main(early):
+        world = sk.init()
+        x, y = np.arange(1, 31).astype("uint64"), np.zeros(30, "uint64")
+        kernel[1, 32](x, y, sk.zeros(ll128_words(x.nbytes), "uint64"), early)
+        world.synchronize()
+        assert early or world.rank == 0 or (y == x).all()
+
+    pes(2).run(main, False)
+    with pytest.raises(sk.emu.RaceError):
+        sk.emu.run(main, 2, (True,), races=True)
+
+
+def test_ll128_needs_whole_warps_and_lines(pes):
+    @cuda.jit
+    def kernel(lines, x):
+        ll128_pack_block(lines, x, 1)
+
+    def main(threads, first):
+        lines = sk.init().zeros(256, "uint64")
+        kernel[1, threads](lines[first:], np.zeros(960, "uint8"))
+
+    pes(1).run(main, 64, 16)
+    for threads, first, message in (
+        (33, 0, "whole warps"),
+        (32, 2, "multiple of 128"),
+        (32, 144, "128 words"),
+    ):
+        with pytest.raises(sk.emu.EmulatorError, match=message):
+            pes(1).run(main, threads, first)
+
+
+@pytest.mark.parametrize("dtype, size", [("uint8", 0), ("uint8", 1), ("int16", 4097), ("float64", 5000)])
+def test_bulk_copy(pes, dtype, size):
+    @cuda.jit
+    def kernel(y, x):
+        buffer = cuda.shared.array(BULK_WORDS, uint64)
+        bulk_copy_warp(symm_at(y, 1 - rank()), x, buffer)
+
+    def main():
+        world = sk.init()
+        y = world.zeros(size + 1, dtype)
+        kernel[1, 32](y[:size], (np.arange(size) % 100 + world.rank).astype(dtype))
+        world.barrier()
+        assert (y[:size] == np.arange(size) % 100 + 1 - world.rank).all() and y[size] == 0
+
+    pes(2).run(main)
 
 
 @pytest.mark.parametrize(
@@ -234,9 +392,11 @@ def test_wrong_lines(pes, words, data, message):
 # ---- all schedules
 
 
-@pytest.mark.parametrize("method, n_pes, calls", [("ll", 2, 3), ("ll", 3, 1), ("push_1d", 2, 3)])
+@pytest.mark.parametrize(
+    "method, n_pes, calls", [("ll", 2, 3), ("ll", 3, 1), ("pull", 2, 3), ("push_1d", 2, 3)]
+)
 def test_proven_for_a_small_size(method, n_pes, calls):
-    """Three calls use the first half again."""
+    """Three calls use the first half again. (ll128 is the kernel of ll.)"""
 
     def main():
         world = sk.init()
@@ -249,5 +409,5 @@ def test_proven_for_a_small_size(method, n_pes, calls):
             gather.bind(x, out.reshape(-1), False)(None)
             assert (out == 10 * call + np.arange(n)[:, None]).all()
 
-    found = sk.emu.explore(main, n_pes, exhaustive=True, heap_size=1 << 16)
+    found = sk.emu.explore(main, n_pes, exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)

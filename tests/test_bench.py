@@ -13,18 +13,16 @@ from hypothesis import strategies as st
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit.bench import report, results, timing
+from shmemkit.bench import first_launch, launch, report, results, timing
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
-from shmemkit.bench.nccl import Nccl
 from shmemkit.bench.refusal import Refused, agreed
 from shmemkit.bench.sizes import parse_size, parse_sizes, size_text
-from shmemkit.bench.torch_peer import TorchSymmetric
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-GPU_ONLY = ["nccl", "torch symm_mem"]
+GPU_ONLY = ["nccl", "nccl through torch", "torch symm_mem"]
 
 
 def run(n, *arguments, races=True, **options):
@@ -177,8 +175,8 @@ def test_time_is_the_median_of_the_replays_and_the_maximum_of_the_ranks(duration
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_all_gather(n, tmp_path):
     picture = tmp_path / "plot.png"
-    arguments = ["all_gather", "--sizes", "1K,4K", "--vs", "nccl,torch", "--plot", str(picture)]
-    data, printed = measured(tmp_path, n, *arguments)
+    arguments = ["--sizes", "1K,4K", "--vs", "nccl,torch_nccl,torch_symm", "--plot", str(picture)]
+    data, printed = measured(tmp_path, n, "all_gather", *arguments)
     rows = data["rows"]
     sizes = [size // n // 16 * 16 * n for size in (1024, 4096)]
     names = [*GPU_ONLY, *sk.AllGather.methods, "auto"]
@@ -197,20 +195,22 @@ def test_all_gather(n, tmp_path):
                 assert row["of_p2p"] == pytest.approx(row["bus_GBps"] / data["p2p_GBps"])
     assert any("note" not in row for row in rows)
     assert timing.ON_EMULATOR in printed and data["method"] == timing.ON_EMULATOR
+    for row in rows:
+        assert row.get("took") in (sk.AllGather.methods if row["method"] == "auto" else [None])
     assert all(name in printed for name in names)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_json_says_where_and_how(tmp_path):
-    data, _ = measured(tmp_path, 2, "all_gather", "--sizes", "64", "--methods", "auto")
+    arguments = ["--sizes", "64", "--methods", "auto", f"--plot={tmp_path}/p.svg"]
+    data, _ = measured(tmp_path, 2, "all_gather", *arguments)
     assert set(data) == {
         *("machine", "versions", "environment", "command", "date", "method", "n_ranks", "p2p_GBps", "rows")
     }
     assert set(data["machine"]) == {"gpu", "gpus", "driver", "cuda", "cpus", "python", "n_nodes"}
     assert data["n_ranks"] == 2 and data["environment"]["NCCL_NVLS_ENABLE"] == "0"
-    assert data["command"].startswith(
-        "python3 -m shmemkit.bench all_gather --sizes 64 --methods auto --json "
-    )
+    command = "python3 -m shmemkit.bench all_gather --sizes 64 --methods auto"
+    assert data["command"] == f"{command} --plot=p.svg --json results.json"
     assert data["versions"]["numpy"] == np.__version__
     assert [row["method"] for row in data["rows"]] == ["nccl", "auto"]
     for row in data["rows"]:
@@ -222,9 +222,9 @@ def test_dtypes_and_symmetric_output(dtype, tmp_path):
     arguments = ["all_gather", "--sizes", "2", "--dtype", dtype, "--methods", "auto", "--vs", "", "--out"]
     data, _ = measured(tmp_path, 2, *arguments, "private,symmetric", delivery="unordered")
     size = 2 * (4 if dtype == "float32" else 2)
-    assert [(row["method"], row["bytes"]) for row in data["rows"]] == [
-        ("auto", size),
-        ("auto, symmetric out", size),
+    assert [(row["method"], row.get("out"), row["bytes"]) for row in data["rows"]] == [
+        ("auto", None, size),
+        ("auto", "symmetric", size),
     ]
 
 
@@ -248,6 +248,9 @@ class StandIn:
 
     def spoiled(self, data):
         return data
+
+    def method_for(self, nbytes, symmetric=False):
+        return "first"
 
     def free(self):
         self.world.free(self.data)
@@ -335,88 +338,17 @@ def test_refused_at_construction(tmp_path, monkeypatch):
 def test_ratio_to_nccl():
     found = results.Results.__new__(results.Results)
     found.rows, found.p2p_GBps = [], 400.0
-    for method, size, us in (("nccl", 8, 10.0), ("ll", 8, 2.5), ("push", 8, None), ("ll", 16, 3.0)):
+    for method, size, us in (
+        *(("nccl", 8, 10.0), (results.TORCH_NCCL, 8, 5.0), ("ll", 8, 2.5), ("push", 8, None)),
+        *(("ll", 16, 3.0), (results.TORCH_NCCL, 16, 9.0)),
+    ):
         found.add("all_gather", method, size, us, bus_GBps=us and 100.0)
+    found.add("all_gather", "nccl", 16, 1.0, note="wrong: all of it")
     found.compare()
-    assert [row.vs_nccl for row in found.rows] == [1.0, 4.0, None, None]
-    assert [row.of_p2p for row in found.rows] == [0.25, 0.25, None, 0.25]
-    assert not found.failed
-
-
-class FakeArray:
-    def __init__(self, ptr, nbytes):
-        self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
-
-
-def fake_nccl(monkeypatch, **attributes):
-    """CuPy's module, with what Nccl uses. -> what was called"""
-    log = []
-
-    class Communicator:
-        def __init__(self, n_ranks, number, rank):
-            log.append((n_ranks, number, rank))
-
-        def allGather(self, *args):
-            log.append(args)
-
-        def destroy(self):
-            log.append("destroy")
-
-    module = SimpleNamespace(
-        **{"available": True, "NCCL_UINT8": 1, "NcclError": OSError, "NcclCommunicator": Communicator}
-        | {"get_unique_id": lambda: (1, 2)}
-        | attributes
-    )
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=module))
-    return log
-
-
-def gpu_world(rank):
-    comm = SimpleNamespace(bcast=lambda value, root: value or (1, 2))
-    stream = SimpleNamespace(ptr=77)
-    return SimpleNamespace(
-        backend=SimpleNamespace(name="nvshmem"), comm=comm, rank=rank, n_ranks=4, stream=stream
-    )
-
-
-@pytest.mark.parametrize("rank", [0, 3])
-def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch):
-    log = fake_nccl(monkeypatch)
-    nccl = Nccl(gpu_world(rank))
-    for x, out in ((10, 20), (30, 40)):
-        nccl.start(SimpleNamespace(x=FakeArray(x, 64), output=lambda out=out: FakeArray(out, 256)))
-        nccl.gather()
-        nccl.stop()
-    nccl.close()
-    assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "destroy"]
-
-
-def failing(*_):
-    raise OSError("duplicate GPU")
-
-
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"available": False}, "pip install nvidia-nccl-cu13"),
-        ({"NcclCommunicator": failing}, "duplicate GPU"),
-    ],
-)
-def test_no_nccl_is_a_refusal(attributes, message, monkeypatch):
-    fake_nccl(monkeypatch, **attributes)
-    nccl = Nccl(gpu_world(0))
-    with pytest.raises(ValueError, match=message):
-        nccl.start(SimpleNamespace())
-    nccl.close()
-
-
-def test_no_pytorch_is_a_refusal(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    torch = TorchSymmetric(gpu_world(0))
-    with pytest.raises(ValueError, match="PyTorch is not installed"):
-        torch.start(SimpleNamespace())
-    torch.close()
+    assert [row.vs_nccl for row in found.rows] == [1.0, 2.0, 4.0, None, None, None, None]
+    assert [row.vs_torch_nccl for row in found.rows] == [0.5, 1.0, 2.0, None, 3.0, 1.0, 9.0]
+    assert [row.of_p2p for row in found.rows][2:5] == [0.25, None, 0.25]
+    assert found.failed
 
 
 # ---- p2p
@@ -505,10 +437,50 @@ def test_kernels_compile(name, cc):
 def test_launch(n, tmp_path):
     data, printed = measured(tmp_path, n, "launch", "--batches", "1", "--batch-size", "2", "--replays", "1")
     methods = [row["method"] for row in data["rows"]]
-    assert methods[0] == "sk.bind: b()" and "graph" in methods[-1] and len(methods) == 4
-    assert [row["op"] for row in data["rows"]] == ["launch"] * 3 + ["graph"]
+    assert methods[0] == "sk.bind: b()" and methods[3].startswith("AllGather(method='ll')")
+    assert "graph" in methods[-1] and len(methods) == 5
+    assert [row["op"] for row in data["rows"]] == ["launch"] * 4 + ["graph"]
     assert all(row["us"] > 0 for row in data["rows"])
     assert "launch" in printed
+
+
+def test_launch_without_ll(tmp_path, monkeypatch):
+    def refuse(world, max_nbytes, method):
+        raise ValueError(f"no {method} for {max_nbytes} bytes")
+
+    monkeypatch.setattr(sk, "AllGather", refuse)
+    data, _ = measured(tmp_path, 2, "launch", "--batches", "1", "--batch-size", "1")
+    row = next(row for row in data["rows"] if row["method"] == launch.GATHER)
+    assert row["note"] == "refused: no ll for 8192 bytes" and "us" not in row
+
+
+def test_first_launches(tmp_path, monkeypatch):
+    seconds = {None: [4.0], "cold": [5.0], "warm": [0.5, 0.3, 0.4]}
+    folders = set()
+
+    def stand_in(cache):
+        if cache is not None:
+            folders.add(cache)
+        return seconds[cache and ("warm" if not seconds["cold"] else "cold")].pop(0) * 1e6
+
+    monkeypatch.setattr(first_launch, "measure", stand_in)
+    arguments = ["launch", "--batches", "1", "--batch-size", "1", "--first"]
+    data, printed = measured(tmp_path, 1, *arguments)
+    rows = [(row["method"], row["us"]) for row in data["rows"] if row["op"] == "first_launch"]
+    assert rows == [("cache off", 4e6), ("cache cold", 5e6), ("cache warm", 0.3e6)]
+    assert "4000000" in printed and len(folders) == 1
+    with pytest.raises(SystemExit, match="--first needs one rank"):
+        run(2, *arguments)
+
+
+def test_a_first_launch_is_that_of_a_new_process(tmp_path, monkeypatch):
+    for name, value in {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "emulator")
+    assert 0 < first_launch.measure(str(tmp_path)) < 60e6
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "none")
+    with pytest.raises(RuntimeError, match="(?s)the process failed:.*SHMEMKIT_BACKEND"):
+        first_launch.measure(None)
 
 
 def test_ratio_to_the_driver():
@@ -530,7 +502,7 @@ def test_ratio_to_the_driver():
         (["reduce"], "reduce"),
         (["all_gather", "--sizes", "8X"], "8X"),
         (["all_gather", "--methods", "ll,warp"], "'warp'"),
-        (["all_gather", "--vs", "mpi"], "'mpi': nccl, torch are allowed"),
+        (["all_gather", "--vs", "mpi"], "'mpi': nccl, torch_nccl, torch_symm are allowed"),
         (["all_gather", "--dtype", "int3"], "bfloat16"),
         (["all_gather", "--out", "shared"], "private, symmetric"),
         (["all_gather", "--iters", "0"], "1 or more"),
@@ -576,7 +548,8 @@ def test_defaults():
     options = parse(["all_gather"])
     assert [size_text(size) for size in options.sizes] == ["8K", "64K", "512K", "4M", "32M", "256M"]
     assert options.vs == ["nccl"] and options.out == ["private"] and options.dtype.name == "bfloat16"
-    assert options.methods == (*sk.AllGather.methods, "auto")
+    assert options.methods == [*sk.AllGather.methods, "auto"] and options.tune is None
+    assert options.sizes == parse(["p2p"]).sizes
 
 
 # ---- progress

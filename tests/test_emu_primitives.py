@@ -21,7 +21,6 @@ from shmemkit.device import (
     copy_block,
     copy_warp,
     g,
-    get_multicast_array,
     grid_barrier,
     ld_acquire,
     load_vec16,
@@ -662,15 +661,6 @@ def test_wrong_collectives():
     for kernel, message in messages.items():
         with pytest.raises(sk.emu.EmulatorError, match=message):
             spmd(2)(lambda world, kernel=kernel: kernel[1, 1](sk.zeros(4), sk.zeros(4)))
-
-
-def test_multicast_is_not_emulated():
-    @cuda.jit
-    def kernel(x):
-        get_multicast_array(0, x)
-
-    with pytest.raises(sk.emu.EmulatorError, match="the emulator has no multicast memory"):
-        spmd(1)(lambda world: kernel[1, 1](sk.zeros(4)))
 
 
 def test_block_operation_after_threads_have_returned():

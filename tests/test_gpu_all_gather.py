@@ -8,7 +8,8 @@ from numba import cuda
 import shmemkit as sk
 
 pytestmark = pytest.mark.gpu
-methods = pytest.mark.parametrize("method", sk.AllGather.methods)
+MULTIMEM = "multimem", "ll_2d_multimem"  # never run where the environment turns multicast off
+methods = pytest.mark.parametrize("method", [m for m in sk.AllGather.methods if m not in MULTIMEM])
 
 
 @pytest.fixture
@@ -26,9 +27,11 @@ def values(call, size, rank):
     return np.random.default_rng([call, rank]).integers(0, 256, size, "uint8")
 
 
-def check(world, gather, call, size, unaligned=0, in_place=False):
-    n = world.n_ranks
-    room = world.xp.zeros(unaligned + n * size + 5, "uint8")
+def check(world, gather, call, size, unaligned=0, in_place=False, symmetric=False):
+    n, room_size = world.n_ranks, unaligned + world.n_ranks * size + 5
+    room = gather.output(room_size, "uint8") if symmetric else world.xp.empty(room_size, "uint8")
+    room[:] = 0
+    world.barrier()  # nobody writes into it before
     out = room[unaligned : unaligned + n * size].reshape(n, size)
     x = out[world.rank] if in_place else world.xp.zeros(unaligned + size, "uint8")[unaligned:]
     x[...] = world.xp.asarray(values(call, size, world.rank))
@@ -43,7 +46,8 @@ def test_lengths_and_alignments(world, method):
     gather = sk.AllGather(world, world.n_ranks * 300_001, method)
     for call, size in enumerate((1, 0, 7, 8, 4096, 4097, 100_000, 300_001, 33)):
         for unaligned in (0, 1, 8):
-            check(world, gather, call, size, unaligned, in_place=bool(call % 2))
+            for symmetric in (False, True):
+                check(world, gather, call, size, unaligned, bool(call % 2), symmetric)
     gather.free()
 
 
@@ -55,12 +59,12 @@ def test_2000_calls_of_ranks_that_are_apart(world, method):
     base = world.xp.arange(size, dtype="int32")
     rows = world.xp.arange(n, dtype="int32")[:, None] * 10_000_000
     wrong = world.xp.zeros(1, "int64")
-    outs = [world.xp.zeros((n, size), "int32") for _ in range(3)]
+    outs = [world.xp.zeros((n, size), "int32"), gather.output((n, size), "int32")]
     for call in range(2000):
         if delay.random() < 0.05:
             spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
         length = size if call % 3 else 17
-        out = outs[call % 3].reshape(-1)[: n * length].reshape(n, length)
+        out = outs[call % 2].reshape(-1)[: n * length].reshape(n, length)
         gather(base[:length] + (call + world.rank * 10_000_000), out)
         wrong += (out != base[:length] + call + rows).sum()
     assert int(world.asnumpy(wrong)[0]) == 0
@@ -87,6 +91,32 @@ def test_graphs_interleaved(world, method):
         else:
             gather(x, out)
         assert (world.asnumpy(out) == 100 * repeat + np.arange(n)[:, None]).all()
+    gather.free()
+
+
+@pytest.mark.parametrize("method", MULTIMEM)
+def test_multimem_is_refused_where_it_is_turned_off(world, method, monkeypatch):
+    monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
+    with pytest.raises(ValueError, match="NVSHMEM_DISABLE_NVLS"):
+        sk.AllGather(world, 1 << 20, method)
+
+
+@methods
+def test_on_several_streams(world, method):
+    n, other = world.n_ranks, world.xp.cuda.Stream(non_blocking=True)
+    gather = sk.AllGather(world, n * 100_000, method)
+    x = [world.xp.zeros(100_000, "uint8") for _ in range(4)]
+    outs = [world.xp.zeros((n, 100_000), "uint8") for _ in range(4)]
+    for repeat in range(20):
+        for i in range(4):
+            x[i].fill((40 * repeat + 10 * i + world.rank) % 251)
+        world.synchronize()
+        for i in range(4):
+            gather(x[i], outs[i], (None, other)[i % 2])
+        world.synchronize()
+        for i in range(4):
+            expected = (40 * repeat + 10 * i + np.arange(n)[:, None]) % 251
+            assert (world.asnumpy(outs[i]) == expected).all()
     gather.free()
 
 

@@ -4,7 +4,8 @@ import gpu
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import results
+from shmemkit import tuning
+from shmemkit.bench import launch, results, tune
 from shmemkit.bench.__main__ import measure, parse
 
 pytest.importorskip("rich")
@@ -42,6 +43,32 @@ def test_all_gather_and_nccl(world, out):
         assert all(row.vs_nccl for row in ours)
 
 
+def test_pytorch(world):
+    several_gpus(world)
+    pytest.importorskip("torch")
+    arguments = ("--sizes", "8K,8M", "--vs", "nccl,torch_nccl,torch_symm", "--methods", "push_1d")
+    found = measured(world, "all_gather", *arguments)
+    assert all(row.us or row.note.startswith("refused") for row in found.rows)
+    through_torch = [row for row in found.rows if row.method == results.TORCH_NCCL]
+    assert len(through_torch) == 2 and all(row.us and 1 < row.us < 1e5 for row in through_torch)
+    assert all(row.vs_torch_nccl for row in found.rows if row.method == "push_1d")
+
+
+def test_tune(world, tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    found = measured(world, "all_gather", "--tune", str(path), "--sizes", "8K,8M")
+    if world.rank == 0:
+        tuning.update(path, "all_gather", tune.entry_of(world, found.rows, sk.AllGather.methods))
+    monkeypatch.setenv("SHMEMKIT_TUNING", str(path))
+    gather = sk.AllGather(world, 16 << 20)
+    assert gather.refused == {}
+    for out in (None, "symmetric"):
+        at_8k = [row for row in found.rows if row.us and row.bytes <= 8192 and row.out == out]
+        fastest = min(at_8k, key=lambda row: row.us)
+        assert gather.method_for(8192, out is not None) == fastest.method
+    gather.free()
+
+
 def test_p2p(world):
     several_gpus(world)
     found = measured(world, "p2p", "--sizes", "8,64K,64M", "--blocks", "4,64")
@@ -53,9 +80,20 @@ def test_p2p(world):
     assert len(large) == 7 and all(1 < rate < 5000 for rate in large)
 
 
+def test_first_launch(world):
+    if world.n_ranks > 1:
+        pytest.skip("of one rank")
+    found = measured(world, "launch", "--batches", "1", "--batch-size", "1", "--first")
+    seconds = {row.method: row.us / 1e6 for row in found.rows if row.op == "first_launch"}
+    assert list(seconds) == ["cache off", "cache cold", "cache warm"]
+    assert 0.01 < seconds["cache warm"] < seconds["cache off"] < 200
+
+
 def test_launch(world):
     found = measured(world, "launch", "--batches", "3", "--batch-size", "50")
     by_method = {row.method: row for row in found.rows}
     assert by_method[results.DRIVER].vs_driver == 1.0
     assert 0.5 < by_method["sk.bind: b()"].vs_driver < 3
+    gather = by_method[launch.GATHER]
+    assert gather.note.startswith("refused") if gather.note else 0.5 < gather.vs_driver < 5
     assert found.rows[-1].op == "graph" and 0.05 < found.rows[-1].us < 100

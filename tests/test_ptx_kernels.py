@@ -4,7 +4,8 @@ A module of shmemkit.kernels lists all of its kernels with argument types that u
 
     GPU_KERNELS = {"queue float32": (queue_kernel, "void(float32[:,::1], uint64[::1], int64)"), ...}
 
-the types as a numba signature in a string, or as a tuple of numba types.
+the types as a numba signature in a string, or as a tuple of numba types. What needs a newer GPU says so: a
+kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0).
 """
 
 import importlib
@@ -23,11 +24,17 @@ def listed():
         module = importlib.import_module(info.name)
         table = getattr(module, "GPU_KERNELS", {})
         short = info.name.removeprefix("shmemkit.kernels.")
-        found += [pytest.param(*entry, id=f"{short}-{name}") for name, entry in table.items()]
-        tested = [kernel for kernel, _ in table.values()]
+        of_module = getattr(module, "MINIMUM_CC", (8, 0))
+        found += [
+            pytest.param(kernel, types, cc, id=f"{short}-{name}-{arch}")
+            for cc, arch in ((HOPPER, "sm_90a"), (AMPERE, "sm_80"))
+            for name, (kernel, types, *minimum) in table.items()
+            if cc[:2] >= (*minimum, of_module)[0]
+        ]
+        tested = [kernel for kernel, *_ in table.values()]
         for name, value in vars(module).items():
             if isinstance(value, CUDADispatcher) and value not in tested and is_kernel(value, module):
-                found.append(pytest.param(None, None, id=f"{short}-{name}-is-not-in-GPU_KERNELS"))
+                found.append(pytest.param(None, None, None, id=f"{short}-{name}-is-not-in-GPU_KERNELS"))
     return found
 
 
@@ -36,14 +43,15 @@ def is_kernel(value, module):
     return value.py_func.__module__ == module.__name__ and not value.targetoptions.get("device")
 
 
-@pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
-@pytest.mark.parametrize(("kernel", "argument_types"), listed())
+@pytest.mark.parametrize(("kernel", "argument_types", "cc"), listed())
 def test_no_spills_and_no_local_memory(kernel, argument_types, cc):
     assert kernel is not None, "a kernel of shmemkit.kernels is listed in GPU_KERNELS of its module"
     if isinstance(argument_types, str):
         argument_types, _ = normalize_signature(argument_types)
     ptx = compile_ptx(kernel, argument_types, cc)
     needed = resources(ptx, cc)
-    assert (needed.spills, needed.stack) == (0, 0), needed
-    assert ".local" not in ptx
+    assert needed.spills == 0, needed
+    if "_nbst(" not in ptx:  # a function of NVSHMEM, which takes its arguments by address
+        assert needed.stack == 0, needed
+        assert ".local" not in ptx
     assert "NRT_" not in ptx

@@ -4,17 +4,23 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 import shmemkit as sk
+from shmemkit import tuning
 from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.world import launched_by_mpi
 
-from . import all_gather, launch, p2p, report
+from . import all_gather, launch, p2p, report, tune
 from .results import Results
 from .sizes import parse_sizes
 
 DTYPES = ("bfloat16", "float16", "float32")
+SIZES = "8K:256M"
+# What all_gather measures unless it is said.
+USUAL = {"sizes": SIZES, "vs": ["nccl"], "out": ["private"]}
+TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,31 +90,42 @@ def _parser():
 
     def command(run, name, text):
         found = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        found.set_defaults(run=run, plot=None, iters=None)
+        found.set_defaults(run=run, plot=None, iters=None, tune=None)
         found.add_argument("--json", type=_file, metavar="FILE", help="write the results there, too")
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
         return found
 
-    def sized(found, default):
-        text = "bytes: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; default %(default)s"
-        found.add_argument("--sizes", type=_sizes, default=default, metavar="SIZES", help=text)
+    def sized(found):
+        text = f"bytes: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; default {SIZES}"
+        found.add_argument("--sizes", type=_sizes, metavar="SIZES", help=text)
         text = "calls in a CUDA graph (20 up to 4 MB, 5 above)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
         text = "plot time against size; the suffix is the format"
         found.add_argument("--plot", type=_file, metavar="FILE", help=text)
 
     gather = command(all_gather.run, "all_gather", "every method of AllGather, and NCCL, by size")
-    sized(gather, "8K:256M")
-    text = "compare with nccl, torch (PyTorch's symmetric memory), or both (a comma); default %(default)s"
-    gather.add_argument("--vs", type=_some_of(lambda: tuple(all_gather.PEERS)), default="nccl", help=text)
+    sized(gather)
+    text = (
+        "compare with some of nccl, torch_nccl (NCCL through PyTorch) and torch_symm (PyTorch's symmetric "
+        "memory); '' is none; default nccl"
+    )
+    peers = _some_of(lambda: tuple(all_gather.PEERS))
+    gather.add_argument("--vs", type=peers, metavar="A,B", help=text)
     known = _some_of(all_gather.methods)
     gather.add_argument("--methods", type=known, metavar="A,B", help="default: all of them, and auto")
     gather.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
-    text = "where the result goes: private or symmetric memory, or both with a comma; default %(default)s"
-    gather.add_argument("--out", type=_some_of(lambda: all_gather.OUTPUTS), default="private", help=text)
+    text = "where the result goes: private or symmetric memory, or both with a comma; default private"
+    gather.add_argument("--out", type=_some_of(lambda: tuning.OUTPUTS), metavar="A,B", help=text)
+    text = (
+        "write what was the fastest into the tuning table, from which method='auto' takes it: by default "
+        f"into the user's, {tuning.user_file()}. The default is then every method but auto, --sizes "
+        f"{TO_TUNE['sizes']}, --vs '', --out private,symmetric"
+    )
+    table = tuning.user_file()
+    gather.add_argument("--tune", nargs="?", type=Path, const=table, metavar="FILE", help=text)
 
     peer = command(p2p.run, "p2p", "what one rank can send to another: bandwidth, and latency of a signal")
-    sized(peer, "8K:256M")
+    sized(peer)
     text = "blocks of the kernels; default %(default)s"
     peer.add_argument("--blocks", type=_integers, default="4,8,16,32,64,132", metavar="N,N", help=text)
 
@@ -116,6 +133,8 @@ def _parser():
     host.add_argument("--batches", type=_positive, default=21, metavar="N", help="default %(default)s")
     text = "launches per batch; default %(default)s"
     host.add_argument("--batch-size", type=_positive, default=200, metavar="N", help=text)
+    text = "the first launch in a new process, too, by the state of shmemkit's cache; with one rank"
+    host.add_argument("--first", action="store_true", help=text)
     return parser
 
 
@@ -126,16 +145,37 @@ def parse(arguments):
     if _is_first() and (found := report.missing(options.plot)):
         parser.error(found)
     if options.command == "all_gather":
-        options.methods = options.methods or all_gather.methods()
-        options.dtype = as_dtype(options.dtype)
+        _complete(options)
+        if _is_first():
+            try:  # before anything is measured
+                if "auto" in options.methods:
+                    tuning.tables()
+                if options.tune and options.tune.exists():
+                    tuning.read(options.tune)
+            except ValueError as error:
+                parser.error(str(error))
+    elif options.command == "p2p":
+        options.sizes = options.sizes or parse_sizes(SIZES)
     options.arguments = arguments
     return options
+
+
+def _complete(options):
+    """What all_gather measures, where it was not said."""
+    default = TO_TUNE if options.tune else USUAL
+    options.dtype = as_dtype(options.dtype)
+    options.methods = options.methods or [m for m in all_gather.methods() if not options.tune or m != "auto"]
+    options.sizes = options.sizes or parse_sizes(default["sizes"])
+    options.vs = default["vs"] if options.vs is None else options.vs
+    options.out = options.out or default["out"]
 
 
 def measure(world, options):
     """-> Results, the same on every rank. Collective."""
     if options.command == "p2p" and world.n_ranks == 1:
         raise SystemExit("p2p needs two ranks or more: ./mpi_launch.sh -n 2 -m shmemkit.bench p2p")
+    if options.tune == tuning.user_file() and world.backend.name == "emulator":
+        raise SystemExit("--tune: the emulator's times mean nothing; to try it out, name a FILE")
     results = Results(world, options.arguments)
     options.run(world, results, options, report.progress_of(world))
     results.compare()
@@ -157,7 +197,18 @@ def main(arguments=None):
                 results.write(options.json)
             if options.plot:
                 report.plot(results, options.plot)
+            if options.tune:
+                _tune(world, results, options.tune)
     return int(results.failed)
+
+
+def _tune(world, results, path):
+    try:
+        entry = tune.entry_of(world, results.rows, sk.AllGather.methods)
+    except ValueError as error:
+        raise SystemExit(f"--tune: {error}; {path} is as it was") from None
+    tuning.update(path, "all_gather", entry)
+    report.show_choices(entry, path)
 
 
 if __name__ == "__main__":

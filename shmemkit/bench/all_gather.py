@@ -11,10 +11,9 @@ from .nccl import Nccl
 from .refusal import Refused, agreed
 from .sizes import size_text
 from .timing import Clock
-from .torch_peer import TorchSymmetric
+from .torch_peer import TorchNccl, TorchSymmetric
 
-PEERS = {"nccl": Nccl, "torch": TorchSymmetric}
-OUTPUTS = ("private", "symmetric")
+PEERS = {"nccl": Nccl, "torch_nccl": TorchNccl, "torch_symm": TorchSymmetric}
 
 
 def methods():
@@ -41,11 +40,9 @@ class Case:
             self.x = self.x.copy()  # frombuffer's is read-only
         self.expected = world.xp.asarray(np.concatenate(parts))
 
-    def output(self, symmetric=False):
-        """An array for the result, symmetric (collective) or this rank's own."""
-        count = self.bytes // self.dtype.itemsize
-        empty = self.world.empty if symmetric else self.world.xp.empty
-        return empty(count, self.dtype)
+    def output(self, empty=None):
+        """An array for the result: this rank's own, or of ``empty(elements, dtype)``."""
+        return (empty or self.world.xp.empty)(self.bytes // self.dtype.itemsize, self.dtype)
 
     def spoil(self, out):
         """Make every byte of `out` wrong, on every rank, before any of them goes on. Collective."""
@@ -73,17 +70,19 @@ class Case:
 
 
 class Ours:
-    """One method of ``AllGather``."""
+    """One method of ``AllGather``, into private memory or, with `symmetric`, symmetric memory."""
 
     capture = None
 
-    def __init__(self, world, name, symmetric):
-        self.world, self._name, self._symmetric, self.out = world, name, symmetric, None
-        self.method = f"{name}, symmetric out" if symmetric else name
+    def __init__(self, world, method, symmetric):
+        self.world, self.method, self.symmetric, self.out = world, method, symmetric, None
 
     def start(self, case):
-        self._gather = sk.AllGather(self.world, case.bytes, method=self._name)
-        self._x, self.out = case.x, case.output(self._symmetric)
+        self.took = None
+        self._gather = sk.AllGather(self.world, case.bytes, method=self.method)
+        self._x, self.out = case.x, case.output(self._gather.output if self.symmetric else None)
+        if self.method == "auto":
+            self.took = self._gather.method_for(case.bytes, self.symmetric)
 
     def gather(self):
         self._gather(self._x, self.out)
@@ -93,8 +92,6 @@ class Ours:
 
     def stop(self):
         self._gather.free()
-        if self._symmetric:
-            self.world.free(self.out)
         self._gather = self._x = self.out = None
 
     def close(self):
@@ -104,7 +101,7 @@ class Ours:
 def measure(world, clock, case, contender):
     """-> (microseconds or None, note). Collective.
 
-    A contender has `method`, `out` (None before the first call if it makes its own) and
+    A contender has `method`, its name, `out` (None before the first call if it makes its own) and
 
         start(case)   collective, as stop() and close()
         gather()      enqueue one
@@ -153,6 +150,8 @@ def run(world, results, options, progress):
                 step(f"{size_text(case.bytes)}, {contender.method}")
                 us, note = measure(world, clock, case, contender)
                 bus = case.bytes * (n - 1) / n / us / 1e3 if us else None
-                results.add("all_gather", contender.method, case.bytes, us, bus, note=note)
+                row = results.add("all_gather", contender.method, case.bytes, us, bus, note=note)
+                if isinstance(contender, Ours):
+                    row.out, row.took = "symmetric" if contender.symmetric else None, contender.took
     for contender in contenders:
         contender.close()

@@ -1,7 +1,7 @@
 """``bench launch``: what a launch costs the host, and what a kernel costs in a CUDA graph.
 
-An empty kernel with three array arguments. Host cost: the time to enqueue a launch; the median over batches,
-which the ways take in turn, then the maximum over ranks.
+An empty kernel with three array arguments, and an AllGather's call. Host cost: the time to enqueue a launch;
+the median over batches, which the ways take in turn, then the maximum over ranks.
 """
 
 import statistics
@@ -9,12 +9,22 @@ import time
 
 from numba import cuda
 
+import shmemkit as sk
 from shmemkit.launch import bind
 
+from . import first_launch
+from .refusal import Refused, agreed
 from .results import DRIVER
 from .timing import Clock
 
 IN_GRAPH = 20  # kernels
+GATHERED = 8192  # bytes
+GATHER = "AllGather(method='ll'), 8 KB: gather(x, out)"
+METHOD = (
+    "launch: time to enqueue, per launch, the median over batches that the ways take in turn, then the "
+    "maximum over ranks; graph: kernels in one CUDA graph, replayed between CUDA events; first_launch: from "
+    "bind to the end of a kernel that calls put_signal, in a new process"
+)
 
 
 @cuda.jit
@@ -23,7 +33,7 @@ def empty_kernel(a, b, c):
 
 
 def ways_of(world):
-    """-> name: function without arguments that enqueues one launch."""
+    """-> (the first one that is ours, name: function without arguments that enqueues one launch)."""
     arrays = [world.xp.zeros(1000, "float32") for _ in range(3)]
     bound, configured = bind(empty_kernel, 1, 32, arrays), empty_kernel[1, 32, world.stream]
     ways = {
@@ -72,14 +82,35 @@ def host_costs(world, ways, batches, size, step):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
+    if options.first and world.n_ranks > 1:
+        raise SystemExit("--first needs one rank: ./mpi_launch.sh -n 1 -m shmemkit.bench launch --first")
     clock = Clock(world, IN_GRAPH, options.replays)
+    if not clock.emulated:
+        results.method = METHOD
     bound, ways = ways_of(world)
     replay = clock.capture(bound, IN_GRAPH)
     in_graph = f"CUDA graph of {IN_GRAPH}, per kernel"
     if not clock.emulated:
         ways[in_graph] = replay
-    with progress(options.batches + 2) as step:
+    gather, refused = None, ""
+    try:
+        gather = agreed(world, lambda: sk.AllGather(world, GATHERED, "ll"))
+    except Refused as reason:
+        refused = f"refused: {reason}"
+    else:
+        n = world.n_ranks
+        x = world.xp.zeros(GATHERED // n // 16 * 16, "uint8")
+        out = world.xp.zeros(n * x.size, "uint8")
+        ways[GATHER] = lambda: gather(x, out)
+    with progress(options.batches + 2 + 3 * options.first) as step:
         for name, us in host_costs(world, ways, options.batches, options.batch_size, step).items():
             results.add("launch", name, us=us / IN_GRAPH if name == in_graph else us)
+        if gather is None:
+            results.add("launch", GATHER, note=refused)
+        else:
+            gather.free()
         step("in a CUDA graph")
         results.add("graph", in_graph, us=clock.time(replay, IN_GRAPH))
+        if options.first:
+            for cache, us in first_launch.times(step).items():
+                results.add("first_launch", f"cache {cache}", us=us)

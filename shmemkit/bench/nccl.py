@@ -6,13 +6,15 @@ does not use it either. The JSON file has what the environment said.
 
 import os
 
+from .results import NCCL
+
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 
 class Nccl:
     """ncclAllGather into private memory. ValueError from ``start`` where there is no NCCL."""
 
-    method, capture = "nccl", None
+    method, capture = NCCL, None
 
     def __init__(self, world):
         self.world, self._comm, self.out = world, None, None

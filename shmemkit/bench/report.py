@@ -5,21 +5,31 @@ import importlib.util
 import shutil
 import sys
 
+from shmemkit.tuning import OUTPUTS
+
+from .results import NCCL
 from .sizes import size_text
 
 HINT = "pip install 'shmemkit[bench]'"
 PLAIN_WIDTH = 120  # columns where the output is no terminal, or has no width
 
+
+def _ratio(value):
+    return "" if value is None else f"{value:.2f}"
+
+
 # Title, what a row has there, right-aligned. A column where no row has anything is left out.
 COLUMNS = (
     ("size", lambda row: size_text(row.bytes) if row.bytes else "", True),
-    ("method", lambda row: row.method, False),
+    ("method", lambda row: f"{row.method}: {row.took}" if row.took else row.method, False),
+    ("out", lambda row: row.out or "", False),
     ("blocks", lambda row: str(row.blocks) if row.blocks else "", True),
-    ("us", lambda row: f"{row.us:.2f}" if row.us is not None else "", True),
+    ("us", lambda row: f"{row.us:.{2 if row.us < 1e5 else 0}f}" if row.us is not None else "", True),
     ("bus GB/s", lambda row: f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "", True),
-    ("x NCCL", lambda row: f"{row.vs_nccl:.2f}" if row.vs_nccl is not None else "", True),
+    ("x NCCL", lambda row: _ratio(row.vs_nccl), True),
+    ("x NCCL of torch", lambda row: _ratio(row.vs_torch_nccl), True),
     ("of p2p", lambda row: f"{100 * row.of_p2p:.0f} %" if row.of_p2p is not None else "", True),
-    ("x cuLaunchKernel", lambda row: f"{row.vs_driver:.2f}" if row.vs_driver is not None else "", True),
+    ("x cuLaunchKernel", lambda row: _ratio(row.vs_driver), True),
     ("note", lambda row: row.note, False),
 )
 TITLES = {
@@ -28,6 +38,7 @@ TITLES = {
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",
     "graph": "in a CUDA graph, time on the GPU",
+    "first_launch": "first launch of a kernel that calls put_signal, in a new process",
 }
 
 
@@ -39,14 +50,19 @@ def missing(plot):
     return None
 
 
+def _console():
+    from rich.console import Console
+
+    # Launchers such as mpirun give a terminal that has no width.
+    return Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, highlight=False)
+
+
 def show(results):
     """Print the table of each operation."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # Launchers such as mpirun give a terminal that has no width.
-    console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, highlight=False)
+    console = _console()
     console.print(results.heading(), markup=False)
     if results.p2p_GBps and not results.emulated:
         console.print(f"one rank to another: {results.p2p_GBps:.0f} GB/s", markup=False)
@@ -64,6 +80,22 @@ def show(results):
             table.add_row(*(Text(cell(row)) for _, cell, _ in columns), style=style)
             before = row
         console.print(table)
+
+
+def show_choices(entry, path):
+    """Print an entry of the tuning table, which is now in the file `path`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console()
+    place = f"{entry['gpu']}, {entry['n_ranks']} ranks, {entry['n_nodes']} node(s)"
+    console.print(f"auto on {place}, from now on (in {path}):", markup=False, soft_wrap=True)
+    table = Table("out", "up to", "method")
+    for out in OUTPUTS:
+        for limit, method in entry[out]:
+            table.add_row(out, size_text(limit) if limit else "", Text(method))
+        table.add_section()
+    console.print(table)
 
 
 def progress_of(world):
@@ -91,19 +123,24 @@ def progress_of(world):
     return bar if world.rank == 0 and sys.stderr.isatty() else silent
 
 
-def plot(results, path):
-    """Time against size, both logarithmic, a line per method; the format is that of the file's suffix."""
+def plot(results, path, mark=None):
+    """Time against size, both logarithmic: a colour per method, dashed into symmetric memory, NCCL in black.
+    The format is that of the file's suffix. `mark`: text that an SVG file then contains."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5.5), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log")
     lines = {}
     for row in results.rows:
-        if row.op != "latency" and row.us is not None:
-            name = row.method + (f", {row.blocks} blocks" if row.blocks else "")
-            lines.setdefault(name, []).append((row.bytes, row.us))
-    for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        if row.op != "latency" and row.us is not None and not row.wrong:
+            lines.setdefault((row.method, row.blocks, row.out, row.label), []).append((row.bytes, row.us))
+    colours = {(NCCL, None): "black"}
+    for (method, blocks, out, label), points in lines.items():
+        colour = colours.setdefault((method, blocks), matplotlib.colormaps["tab20"](len(colours) % 20))
+        style = "--" if out else "-"
+        width = 2.5 if method == "auto" else 1.5
+        axes.plot(*zip(*points, strict=True), style, c=colour, lw=width, marker="o", ms=3, label=label)
     sizes = sorted({size for points in lines.values() for size, _ in points})
     axes.set_xticks(sizes, [size_text(size) for size in sizes], minor=False)
     axes.set_xticks([], minor=True)
@@ -111,5 +148,7 @@ def plot(results, path):
     axes.set_title(results.heading(), fontsize="small")
     axes.grid(alpha=0.3)
     if lines:
-        axes.legend(fontsize="small")
-    figure.savefig(path)
+        axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
+    about = {"Description": mark, "Date": None} if mark else None
+    with matplotlib.rc_context({"svg.hashsalt": "shmemkit", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata=about)

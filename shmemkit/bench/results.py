@@ -1,5 +1,6 @@
 """What a run found: its rows, and on which machine, with which versions and how it was measured."""
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -12,7 +13,10 @@ import sys
 
 from .timing import METHOD, ON_EMULATOR
 
-DRIVER = "cuLaunchKernel, arguments packed before"  # what launches are compared with
+# What others are compared with.
+NCCL = "nccl"
+TORCH_NCCL = "nccl through torch"
+DRIVER = "cuLaunchKernel, arguments packed before"
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
     "shmemkit numpy numba numba-cuda cuda-bindings cuda-core mpi4py torch nvshmem4py-cu12 nvshmem4py-cu13 "
@@ -24,16 +28,19 @@ PACKAGES = (
 class Row:
     """One method at one size.
 
-    op         "all_gather", "p2p", "latency", "launch" (host) or "graph" (GPU)
-    method     its name; "nccl" is what vs_nccl compares with
-    bytes      of the gathered buffer (all_gather), or sent to the peer (p2p); None where nothing is sent
-    us         per call: the maximum over the ranks; None when it did not run
-    bus_GBps   10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
-    vs_nccl    NCCL's time in the same run over this one
-    of_p2p     bus_GBps over what one rank can send to another in the same run
-    vs_driver  launch: this time over that of cuLaunchKernel with packed arguments in the same run
-    note       "" when all is well; "refused: why" or "wrong: what"
-    blocks     of the kernel, where that was varied
+    op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU) or "first_launch"
+    method         its name
+    bytes          of the gathered buffer (all_gather), or sent to the peer (p2p); None where nothing is sent
+    us             per call: the maximum over the ranks; None when it did not run
+    bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
+    vs_nccl        NCCL's time (through CuPy) in the same run over this one
+    vs_torch_nccl  the same of NCCL through PyTorch
+    of_p2p         bus_GBps over what one rank can send to another in the same run
+    vs_driver      launch: this time over that of cuLaunchKernel with packed arguments in the same run
+    note           "" when all is well; "refused: why" or "wrong: what"
+    blocks         of the kernel, where that was varied
+    out            "symmetric" where the result went to symmetric memory
+    took           the method that "auto" took
     """
 
     op: str
@@ -42,14 +49,23 @@ class Row:
     us: float | None = None
     bus_GBps: float | None = None
     vs_nccl: float | None = None
+    vs_torch_nccl: float | None = None
     of_p2p: float | None = None
     vs_driver: float | None = None
     note: str = ""
     blocks: int | None = None
+    out: str | None = None
+    took: str | None = None
 
     @property
     def wrong(self):
         return self.note.startswith("wrong")
+
+    @property
+    def label(self):
+        """The method, with all that was varied."""
+        parts = (self.method, self.blocks and f"{self.blocks} blocks", self.out and f"{self.out} out")
+        return ", ".join(filter(None, parts))
 
 
 class Results:
@@ -57,13 +73,32 @@ class Results:
 
     arguments   of the command line, for the record
     p2p_GBps    the limit that of_p2p refers to, or None
+    method      how it was timed
     """
 
     def __init__(self, world, arguments):
-        self.rows, self.p2p_GBps, self.arguments = [], None, arguments
+        self.rows, self.p2p_GBps = [], None
+        # Files without their folders.
+        named = [re.sub(r"^(--[a-z]+=)?.*/", r"\1", argument) for argument in arguments]
+        self.command = shlex.join(["python3", "-m", "shmemkit.bench", *named])
+        self.date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.n_ranks, self.emulated = world.n_ranks, world.backend.name == "emulator"
-        gpus = world.host_allgather(_gpu(world))
-        self.machine = _machine(world, gpus)
+        self.method = ON_EMULATOR if self.emulated else METHOD
+        self.machine = _machine(world, world.host_allgather(world.backend.gpu_name))
+
+    @classmethod
+    def read(cls, path):
+        """Those that ``write`` put into a file, with the `versions` then; None for another JSON file."""
+        with open(path) as file:
+            data = json.load(file)
+        if "rows" not in data:
+            return None
+        self = cls.__new__(cls)
+        self.rows = [Row(**row) for row in data["rows"]]
+        self.emulated = data["method"] == ON_EMULATOR
+        for key in ("machine", "versions", "command", "date", "method", "n_ranks", "p2p_GBps"):
+            setattr(self, key, data[key])
+        return self
 
     def add(self, *args, **kwargs):
         self.rows.append(Row(*args, **kwargs))
@@ -71,12 +106,15 @@ class Results:
 
     def compare(self):
         """Fill in what compares a row with others."""
-        nccl = {(row.op, row.bytes): row.us for row in self.rows if row.method == "nccl" and row.us}
+        peers = {(row.method, row.op, row.bytes): row.us for row in self.rows if row.us and not row.note}
         driver = {row.op: row.us for row in self.rows if row.method == DRIVER}
         for row in self.rows:
-            if row.us and (row.op, row.bytes) in nccl:
-                row.vs_nccl = nccl[row.op, row.bytes] / row.us
-            if row.op in driver:
+            if row.us:
+                nccl = peers.get((NCCL, row.op, row.bytes))
+                torch_nccl = peers.get((TORCH_NCCL, row.op, row.bytes))
+                row.vs_nccl = nccl and nccl / row.us
+                row.vs_torch_nccl = torch_nccl and torch_nccl / row.us
+            if row.us and row.op in driver:
                 row.vs_driver = row.us / driver[row.op]
             if row.bus_GBps is not None and self.p2p_GBps:
                 row.of_p2p = row.bus_GBps / self.p2p_GBps
@@ -102,9 +140,9 @@ class Results:
             "machine": self.machine,
             "versions": _versions(),
             "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)},
-            "command": shlex.join(["python3", "-m", "shmemkit.bench", *self.arguments]),
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "method": ON_EMULATOR if self.emulated else METHOD,
+            "command": self.command,
+            "date": self.date,
+            "method": self.method,
             "n_ranks": self.n_ranks,
             "p2p_GBps": self.p2p_GBps,
             "rows": rows,
@@ -116,18 +154,10 @@ class Results:
             file.write("\n")
 
 
-def _gpu(world):
-    """The name of this rank's GPU, or None."""
-    if world.backend.name == "emulator":
-        return None
-    runtime = world.xp.cuda.runtime
-    return runtime.getDeviceProperties(world.xp.cuda.Device().id)["name"].decode()
-
-
 def _machine(world, gpus):
     about = {"cpus": os.cpu_count(), "python": platform.python_version(), "n_nodes": world.n_nodes}
-    if gpus[0] is None:
-        return {"gpu": "emulator", "gpus": {}, "driver": None, "cuda": None, **about}
+    if world.backend.name == "emulator":
+        return {"gpu": gpus[0], "gpus": {}, "driver": None, "cuda": None, **about}
     cuda = world.xp.cuda.runtime.driverGetVersion()
     return {
         "gpu": gpus[0],
@@ -158,5 +188,8 @@ def _versions():
     if nccl := sys.modules.get("cupy.cuda.nccl"):
         if getattr(nccl, "available", False):
             code = nccl.get_version()
-            found["nccl"] = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+            found[NCCL] = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    if torch := sys.modules.get("torch"):
+        with contextlib.suppress(AttributeError):  # a PyTorch without CUDA
+            found[TORCH_NCCL] = ".".join(map(str, torch.cuda.nccl.version()))
     return found

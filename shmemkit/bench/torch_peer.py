@@ -1,61 +1,51 @@
-"""PyTorch's symmetric memory, where it is installed: its all-gather without multicast, by copy engines."""
+"""PyTorch, where it is installed: NCCL through torch.distributed, and PyTorch's symmetric memory."""
 
 import contextlib
 import os
 import socket
 
+from .results import TORCH_NCCL
+
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 
-class TorchSymmetric:
-    """``torch.ops.symm_mem._low_contention_all_gather`` of a symmetric input; the output is PyTorch's.
+class _Torch:
+    """What the two have in common: one process group, with a communicator of its own beside that of
+    ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
+    keep events.
 
-    ValueError where PyTorch, or its symmetric memory, cannot be used.
+    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare(), call() and changed().
     """
 
-    method = "torch symm_mem"
-
     def __init__(self, world):
-        self.world, self._group, self._result = world, None, None
-
-    @property
-    def out(self):
-        return None if self._result is None else self.world.xp.from_dlpack(self._result)
+        self.world, self._torch, self._case, self._x = world, None, None, None
 
     def start(self, case):
         if self.world.backend.name == "emulator":
-            raise ValueError("PyTorch's symmetric memory needs GPUs")
+            raise ValueError("PyTorch's collectives need GPUs")
         try:
             import torch
-            import torch.distributed._symmetric_memory as symmetric
+            import torch.distributed
         except ImportError as error:
             raise ValueError(f"PyTorch is not installed ({error})") from error
         self._torch, self._case = torch, case
         with _refusing():
-            if self._group is None:
-                self._group = self._connect()
+            if not torch.distributed.is_initialized():
+                self._connect()
             self._stream = torch.cuda.ExternalStream(self.world.stream.ptr)
             with torch.cuda.stream(self._stream):
-                device = torch.device("cuda", torch.cuda.current_device())
-                self._x = symmetric.empty(case.x.nbytes, dtype=torch.uint8, device=device)
-                symmetric.rendezvous(self._x, self._group)
-            self.changed()
-
-    def changed(self):
-        with self._torch.cuda.stream(self._stream):
-            self._x.copy_(self._torch.from_dlpack(self._case.x.view("uint8")))
+                self.prepare()
 
     def gather(self):
         with _refusing(), self._torch.cuda.stream(self._stream):
-            self._call()
+            self.call()
 
     def capture(self, iters):
-        """In a graph of PyTorch's: the call allocates."""
         cuda = self._torch.cuda
         graph = cuda.CUDAGraph()
         with _refusing(), cuda.graph(graph, stream=self._stream):
             for _ in range(iters):
-                self._call()
+                self.call()
 
         def replay():
             with cuda.stream(self._stream):
@@ -64,31 +54,92 @@ class TorchSymmetric:
         return replay
 
     def stop(self):
-        self._x = self._result = self._case = None
+        self._x = self._case = None
 
     def close(self):
-        if self._group is not None:
-            self._torch.distributed.destroy_process_group()
+        """Leave the process group; the first one that is closed does."""
+        if self._torch is None:
+            return
+        distributed = self._torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
 
-    def _call(self):
+    def _connect(self):
+        cuda, world, port = self._torch.cuda, self.world, None
+        if world.rank == 0:
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port = probe.getsockname()[1]
+        hosts, ports = zip(*world.comm.allgather((socket.gethostname(), port)), strict=True)
+        host = hosts[0] if len(set(hosts)) > 1 else "127.0.0.1"  # some hosts do not know their own name
+        number = world.xp.cuda.Device().id
+        cuda.set_device(number)
+        self._torch.distributed.init_process_group(
+            "nccl",
+            init_method=f"tcp://{host}:{ports[0]}",
+            rank=world.rank,
+            world_size=world.n_ranks,
+            device_id=self._torch.device("cuda", number),
+        )
+
+
+class TorchNccl(_Torch):
+    """``torch.distributed.all_gather_into_tensor`` between the arrays that NCCL gets through CuPy."""
+
+    method = TORCH_NCCL
+    out = None
+
+    def prepare(self):
+        self.out = self._case.output()
+        self._x, self._out = (self._torch.from_dlpack(a.view("uint8")) for a in (self._case.x, self.out))
+
+    def call(self):
+        self._torch.distributed.all_gather_into_tensor(self._out, self._x)
+
+    def changed(self):
+        """PyTorch's tensor is the same memory."""
+
+    def stop(self):
+        super().stop()
+        self.out = self._out = None
+
+
+class TorchSymmetric(_Torch):
+    """``torch.ops.symm_mem._low_contention_all_gather`` of a symmetric input, without multicast, by copy
+    engines; the output is PyTorch's."""
+
+    method = "torch symm_mem"
+    _result = None
+
+    @property
+    def out(self):
+        return None if self._result is None else self.world.xp.from_dlpack(self._result)
+
+    def prepare(self):
+        import torch.distributed._symmetric_memory as symmetric
+
+        torch = self._torch
+        self._group = torch.distributed.group.WORLD.group_name
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._x = symmetric.empty(self._case.x.nbytes, dtype=torch.uint8, device=device)
+        symmetric.rendezvous(self._x, self._group)
+        self._fill()
+
+    def call(self):
         ops = self._torch.ops
         gathered = ops.symm_mem._low_contention_all_gather(self._x, self._group)
         self._result = ops._c10d_functional.wait_tensor(gathered)
 
-    def _connect(self):
-        import torch.distributed as dist
+    def changed(self):
+        with self._torch.cuda.stream(self._stream):
+            self._fill()
 
-        world, place = self.world, None
-        if world.rank == 0:
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                place = f"{socket.gethostname()}:{probe.getsockname()[1]}"
-        place = world.comm.bcast(place, root=0)
-        self._torch.cuda.set_device(world.xp.cuda.Device().id)
-        dist.init_process_group(
-            "nccl", init_method=f"tcp://{place}", rank=world.rank, world_size=world.n_ranks
-        )
-        return dist.group.WORLD.group_name
+    def stop(self):
+        super().stop()
+        self._result = None
+
+    def _fill(self):
+        self._x.copy_(self._torch.from_dlpack(self._case.x.view("uint8")))
 
 
 @contextlib.contextmanager

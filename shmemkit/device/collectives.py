@@ -6,6 +6,7 @@ contiguous. When it returns, this PE's `dst` is complete and its `src` may be ov
 have finished, it does not say: before an array that others may still read is used again, `sync` or `barrier`.
 """
 
+from shmemkit.emu import multicast
 from shmemkit.emu.thread import current_thread
 
 from .checks import check_contiguous, check_integer, literal_choice
@@ -260,18 +261,17 @@ def reducescatter_block(team, dst_array, src_array, op):
 
 
 def get_multicast_array(team, arr):
-    """The array's multicast address: a store goes to all PEs of `team`, a `multimem` load combines theirs.
+    """The multicast view of `arr` for the functions that begin with multimem_: a store goes to all PEs of
+    `team`, a load combines theirs. ``World.multicast_view`` makes one, too, and says why there is none.
 
     arr   symmetric, any dtype and shape
     ->    an array of the same type and shape
 
     Any thread. Needs NVLink SHARP (NVLS) and an environment that allows it: where it is not, the address is
-    null. The emulator has none.
+    null. On the emulator the PEs of a node have it, and no other team.
     """
-    current_thread("get_multicast_array")
-    raise RuntimeError(
-        "get_multicast_array(): the emulator has no multicast memory; use symm_at() for each peer"
-    )
+    thread = current_thread("get_multicast_array")
+    return multicast.view(thread, team, arr)
 
 
 @gpu_moved(get_multicast_array)

@@ -28,12 +28,12 @@ def copy_block(dst, src):
     others of the block use `dst`; then one thread's `notify` or `st_release` publishes all of it.
     """
     thread = current_thread("copy_block")
-    _copy(dst, src, thread.thread_id, thread.n_threads)
+    copy_share(dst, src, thread.thread_id, thread.n_threads)
 
 
 @gpu(copy_block)
 def _(dst, src):
-    copy = _copy_on_gpu("copy_block", dst, src)
+    copy = copy_on_gpu("copy_block", dst, src)
 
     def impl(dst, src):
         copy(dst, src, block_thread(), block_threads())
@@ -47,12 +47,12 @@ def copy_warp(dst, src):
     As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` in the place of ``cuda.syncthreads()``.
     """
     thread = current_thread("copy_warp")
-    _copy(dst, src, thread.lane, thread.warp_size())
+    copy_share(dst, src, thread.lane, thread.warp_size())
 
 
 @gpu(copy_warp)
 def _(dst, src):
-    copy = _copy_on_gpu("copy_warp", dst, src)
+    copy = copy_on_gpu("copy_warp", dst, src)
 
     def impl(dst, src):
         copy(dst, src, warp_thread(), warp_threads())
@@ -60,7 +60,7 @@ def _(dst, src):
     return impl
 
 
-def _copy(dst, src, thread, threads):
+def copy_share(dst, src, thread, threads):
     """In the emulator: share number `thread` of `threads`."""
     if dst.dtype != src.dtype or not (dst.flags.c_contiguous and src.flags.c_contiguous):
         raise ValueError(
@@ -71,7 +71,7 @@ def _copy(dst, src, thread, threads):
     current_thread("copy").copy(dst, src, n * thread // threads, n * (thread + 1) // threads)
 
 
-def _copy_on_gpu(primitive, dst, src):
+def copy_on_gpu(primitive, dst, src):
     """``copy(dst, src, thread, threads)`` for arrays of these types."""
     check_contiguous(primitive, dst=dst, src=src)
     size = itemsize(dst.dtype)

@@ -6,6 +6,9 @@ and no second trip, for twice the bytes. The flag must differ from what the word
 the number of the call, which sender and receiver count alike. Two words are stored and loaded at a time, as
 16 bytes.
 
+Where loads and stores do not reach, packed words travel by `ll_put_warp`: a network divides a message, too,
+but none of its aligned words of 8 bytes (NVSHMEM's own collectives that use LL rely on the same).
+
 The words are relaxed accesses of scope "sys": they order nothing but themselves. Before a word is written
 again, its receiver must have read it: the kernel that uses this argues why (two buffers in turn, mostly).
 
@@ -31,11 +34,14 @@ from .ptx import (
     store_bytes,
     types,
 )
+from .rma import put_nbi_block, put_nbi_warp
 from .threads import block_thread, block_threads, warp_thread, warp_threads
 
 __all__ = [
     "ll_pack_block",
     "ll_pack_warp",
+    "ll_put_block",
+    "ll_put_warp",
     "ll_recv_block",
     "ll_recv_pack_block",
     "ll_recv_pack_warp",
@@ -113,6 +119,29 @@ def ll_recv_pack_warp(there, lines, n_words, flag):
     _forward(thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
 
 
+def ll_put_block(lines, source, n_words, pe):
+    """Send `n_words` packed words of `source` to `lines` on PE `pe`, through NVSHMEM: over NVLink or the
+    network, which divides no word.
+
+    lines     symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes; on PE `pe` they are meant
+    source    likewise, mine, where this block has called `ll_pack_block`; often the same part of `lines`
+    n_words   even: ``ll_words(bytes)``
+
+    All threads of the block call it with the same arguments; what they stored before is sent, as in
+    `put_nbi_block`. It returns at once and orders nothing. The words may arrive at any time, in any order.
+    `source` is read as late as that: it may be written again after `quiet`, or when something says that PE
+    `pe` has received all of these words.
+    """
+    thread = current_thread("ll_put_block")
+    thread.together("block", lambda: _put(thread, lines, source, n_words, pe))
+
+
+def ll_put_warp(lines, source, n_words, pe):
+    """`ll_put_block` by the threads of a warp."""
+    thread = current_thread("ll_put_warp")
+    thread.together("warp", lambda: _put(thread, lines, source, n_words, pe))
+
+
 # ---- in the emulator: each thread has a share of neighbouring units of 8 bytes, two words
 
 
@@ -149,6 +178,16 @@ def _forward(thread, there, lines, n_words, flag, number, threads):
             thread.store(there, i, _flagged(_poll(thread, lines, i, flag), flag), "sys", "relaxed")
 
 
+def _put(thread, lines, source, n_words, pe):
+    for words in (lines, source):
+        check_emulated_lines("LL", words, words, 16, 0)
+    if n_words % 2 or not 0 <= n_words <= min(lines.size, source.size):
+        raise IndexError(f"LL: {n_words} words of {source.size}, to {lines.size}: an even number is allowed")
+    thread.peer(source, thread.pe)  # it is symmetric
+    if n_words:
+        thread.put(lines[:n_words], source[:n_words], pe, nbi=True, word=True)
+
+
 def _flagged(data, flag):
     return (int(flag) & 0xFFFFFFFF) << 32 | data
 
@@ -161,15 +200,21 @@ def _poll(thread, lines, i, flag):
 
 
 def _check_emulated(lines, data):
-    if lines.dtype != np.uint64 or lines.ndim != 1 or not lines.flags.c_contiguous or lines.ctypes.data % 16:
+    check_emulated_lines("LL", lines, data, 16, ll_words(data.nbytes))
+
+
+def check_emulated_lines(name, lines, data, alignment, n_words):
+    """In the emulator: `lines` may hold `data`."""
+    at = lines.ctypes.data
+    if lines.dtype != np.uint64 or lines.ndim != 1 or not lines.flags.c_contiguous or at % alignment:
         raise ValueError(
-            "LL: lines must be a 1-D contiguous array of uint64 at a multiple of 16 bytes, given "
-            f"{lines.dtype} {lines.shape} at {lines.ctypes.data:#x}"
+            f"{name}: lines must be a 1-D contiguous array of uint64 at a multiple of {alignment} bytes, "
+            f"given {lines.dtype} {lines.shape} at {at:#x}"
         )
     if not data.flags.c_contiguous:
-        raise ValueError(f"LL: the data must be contiguous, given strides {data.strides}")
-    if lines.size < ll_words(data.nbytes):
-        raise IndexError(f"LL: {data.nbytes} bytes need {ll_words(data.nbytes)} words, given {lines.size}")
+        raise ValueError(f"{name}: the data must be contiguous, given strides {data.strides}")
+    if lines.size < n_words:
+        raise IndexError(f"{name}: {data.nbytes} bytes need {n_words} words, given {lines.size}")
 
 
 # ---- on the GPU: unit i, of bytes 8 * i to 8 * i + 7, belongs to thread i modulo their number
@@ -291,7 +336,7 @@ def _gpu_transfer(primitive, make, data, lines):
     """``transfer(data, lines, flag, thread, threads)`` for arrays of these types."""
     if not (isinstance(data, types.Array) and data.layout == "C"):
         raise TypingError(f"{primitive}(): the data must be a contiguous array (layout C), given {data}")
-    _check_lines(primitive, lines)
+    check_lines(primitive, lines)
     size = itemsize(data.dtype)
     transfer = _by_alignment(make, size)
 
@@ -302,7 +347,7 @@ def _gpu_transfer(primitive, make, data, lines):
     return whole
 
 
-def _check_lines(primitive, *arrays):
+def check_lines(primitive, *arrays):
     for array in arrays:
         if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C") or (
             array.dtype != types.uint64
@@ -336,7 +381,7 @@ def _implement(pack, recv, forward, thread, threads):
     @gpu(forward)
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
-        _check_lines(forward.__name__, there, lines)
+        check_lines(forward.__name__, there, lines)
 
         def impl(there, lines, n_words, flag):
             source, target = element_address(lines, 0), element_address(there, 0)
@@ -350,5 +395,21 @@ def _implement(pack, recv, forward, thread, threads):
         return impl
 
 
+def _implement_put(put, put_nbi):
+    name = put.__name__
+
+    @gpu(put)
+    def _(lines, source, n_words, pe):
+        check_integer(name, n_words=n_words, pe=pe)
+        check_lines(name, lines, source)
+
+        def impl(lines, source, n_words, pe):
+            put_nbi(lines[:n_words], source[:n_words], pe)
+
+        return impl
+
+
 _implement(ll_pack_block, ll_recv_block, ll_recv_pack_block, block_thread, block_threads)
 _implement(ll_pack_warp, ll_recv_warp, ll_recv_pack_warp, warp_thread, warp_threads)
+_implement_put(ll_put_block, put_nbi_block)
+_implement_put(ll_put_warp, put_nbi_warp)

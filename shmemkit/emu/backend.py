@@ -8,9 +8,10 @@ from .choice import Seeded
 from .grid import Launch
 from .heap import heap_size, private_memory
 from .machine import Machine
+from .multicast import Multicast
 from .processes import Processes
 from .run import LocalComm, current_host, schedule_of
-from .stream import Stream, default_stream
+from .stream import Stream, copy, default_stream, memory_operations
 from .thread import current_thread
 
 _users = 0  # worlds alive in this process
@@ -53,8 +54,9 @@ class _Memory:
 class EmulatorBackend:
     """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls)."""
 
-    name = "emulator"
+    name = gpu_name = "emulator"
     xp = np
+    compute_capability = 9, 0  # so that kernels for it are emulated, too
 
     def __init__(self, comm):
         self.host = host = current_host()
@@ -83,6 +85,13 @@ class EmulatorBackend:
         self.heap = self.machine.heaps[self.pe]
         self.stream = Stream(self.machine, self.pe)
         _install()
+
+    def mapped(self):
+        """Whether the memory of each rank is mapped here."""
+        return [True] * self.machine.n_pes
+
+    def unreached(self, nvlink):
+        """Why kernels here do not reach all ranks, or None: they do."""
 
     def set_local_size(self, local_size):
         self.machine.local_size = local_size
@@ -119,6 +128,10 @@ class EmulatorBackend:
     def peer_view(self, array, pe):
         return self.heap.on(array, pe)
 
+    def multicast_view(self, array, ranks):
+        """`array`, symmetric, on all PEs of my node, which are `ranks`."""
+        return Multicast(array)
+
     def barrier(self, stream):
         (stream or self.stream).enqueue(
             Launch(stream or self.stream, "barrier", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
@@ -129,7 +142,26 @@ class EmulatorBackend:
         World's). See ``shmemkit.gpu``."""
         later, earlier = later or self.stream, earlier or self.stream
         if later.captured is earlier.captured:
-            later.wait_event(earlier.record())
+            self.order(later, earlier)
+
+    # -- copies and memory operations of streams: see ``shmemkit.gpu``
+    def handle(self, stream):
+        return stream or self.stream
+
+    def new_stream(self):
+        return Stream(self.machine, self.pe)
+
+    def order(self, later, earlier):
+        later.wait_event(earlier.record())
+
+    def no_copies(self):
+        return self.unreached(nvlink=False)
+
+    def copy(self, dst, src):
+        return lambda stream: stream.enqueue(copy(stream, dst, src))
+
+    def memory_operations(self, operations):
+        return lambda stream: stream.enqueue(memory_operations(stream, operations))
 
     def synchronize(self):
         for stream in self.machine.streams[self.pe]:

@@ -74,6 +74,12 @@ class CheckedThread(Thread):
         races.acquire(self, address_of(array, index), "sys", ordered=False)
         return seen
 
+    def wait_line(self, line, is_satisfied, why):
+        words = Thread.wait_line(self, line, is_satisfied, why)
+        for i in range(line.size - 1):
+            self.block.machine.races.access_word(line, i, self, "sys", True, False)
+        return words
+
     def acquired(self, key):
         self.block.machine.races.acquire(self, key, "sys")
 
@@ -114,6 +120,14 @@ class CheckedThread(Thread):
         else:
             races.relaxed_write(self, address_of(array, index), scope, keep=False)
         self.write(untracked(array), index, value)
+
+    def store_line(self, line, words):
+        races = self.block.machine.races
+        self.turn("write", address_of(line, line.size - 1))
+        for i in range(line.size):
+            races.access_word(line, i, self, "sys", False, True)
+            races.relaxed_write(self, address_of(line, i), "sys", keep=False)
+        Thread.store_line(self, untracked(line), words)
 
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         races, key = self.block.machine.races, address_of(array, index)

@@ -11,6 +11,7 @@ from .arrays import device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
 from .ints import from_scalar
 from .meeting import Meeting
+from .multicast import Multicast
 from .report import out_of_bounds, where
 from .thread import Thread
 from .watchdog import watch
@@ -197,6 +198,8 @@ class Launch:
         """A launch argument as the kernel sees it."""
         if isinstance(value, np.ndarray):
             return self._seen(value)
+        if isinstance(value, Multicast):
+            return value
         if isinstance(value, np.generic):
             return from_scalar(value)
         if isinstance(value, tuple):

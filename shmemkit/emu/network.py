@@ -6,8 +6,9 @@ delivery "eager"      every message is delivered when it is issued
                       only a fence orders those from one PE to another; the latest one comes first
 
 A message that is held back arrives when nothing else can happen, when its PE is quiet, or when the schedule
-says so. A non-blocking put reads its source only then. The data of put_signal and its signal arrive together.
-Each of these is an order that NVSHMEM allows, so a correct program gives its result in all of them.
+says so. A non-blocking put reads its source only then. The data of put_signal and its signal arrive together;
+words that somebody polls do not, if "unordered": every third one goes into one message. Each of these is an
+order that NVSHMEM allows, so a correct program gives its result in all of them.
 """
 
 import numpy as np
@@ -38,7 +39,8 @@ class Network:
     # -- what threads ask for
     def put(self, thread, dst, src, pe, nbi, signal, value, op, word):
         """Copy min(dst.size, src.size) elements of `src` to `dst` on `pe`, then apply the signal there, if
-        there is one. A `word` is stored in one piece, and somebody may wait for it."""
+        there is one. With `word` each element is loaded and stored in one piece, and somebody may wait for
+        any of them."""
         machine = self.machine
         target = machine.peer(thread.block, dst, pe)
         there, here = matching(target, src, "put")
@@ -50,20 +52,41 @@ class Network:
             here = here.copy()  # a blocking put has read its source when it returns
 
         def arrive(thread):
-            if word:
-                machine.scheduler.effect(thread, "write", address(there))
             if there.size == 1:  # it may be a flag that others change by atomics
                 with machine.lock:
                     np.copyto(there, here)
             else:
                 np.copyto(there, here)
-            if word and operation:
-                machine.races.arrived(operation, address(there), "set")
             machine.written(address(there))
             if flag is not None:
                 self._apply(thread, flag, value, op, operation)
 
-        self._send(thread, int(pe), arrive)
+        if not word:
+            self._send(thread, int(pe), arrive)
+            return
+        messages = min(3, there.size) if self.delivery == "unordered" else 1
+        for i in range(messages):
+            self._send_words(thread, int(pe), there[i::messages], here[i::messages], nbi, operation)
+
+    def _send_words(self, thread, pe, there, here, nbi, operation):
+        """Store the elements of `here`, which with `nbi` are read then, to `there`, each in one piece."""
+        machine = self.machine
+        scheduler, keys = machine.scheduler, _addresses(there)
+        sources = _addresses(here) if nbi else ()
+
+        def arrive(thread):
+            for key in sources:
+                scheduler.effect(thread, "read", key)
+            for key in keys:
+                scheduler.effect(thread, "write", key)
+            with machine.lock:
+                np.copyto(there, here)
+            if operation:
+                machine.races.words_arrived(operation, keys, nbi)
+            for key in keys:
+                machine.written(key)
+
+        self._send(thread, pe, arrive)
 
     def get(self, thread, dst, src, pe, nbi, word):
         """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`. A `word` is read in one piece."""
@@ -172,6 +195,12 @@ class Network:
         if operation:
             machine.races.arrived(operation, address(there), op)
         machine.written(address(there))
+
+
+def _addresses(array):
+    """Those of the elements of a one-dimensional array."""
+    first, step = address(array), array.strides[0]
+    return range(first, first + array.size * step, step)
 
 
 def matching(dst, src, name):

@@ -6,6 +6,7 @@ import linecache
 import sys
 from dataclasses import dataclass
 
+from .aliases import AliasedStore
 from .clock import BLOCK, operation_done
 from .report import place, shown_line, who
 
@@ -116,6 +117,14 @@ class _Pair:
 
     def missing(self):
         """What would order them, in one sentence."""
+        store, thread = self.a.of, _thread(self.b.of)
+        if isinstance(store, AliasedStore):
+            if store.known(thread, self.clock):
+                return (
+                    f"{self.a_line} stores through a multicast view, another address of the memory than that "
+                    f"of {self.b_line}: multimem_fence() between them, and after the wait if there is one"
+                )
+            self.a = store.issued
         a_under_way = self.a.of is not _thread(self.a.of)
         b_under_way = self.b.of is not _thread(self.b.of)
         if not b_under_way and self._known_to_another():

@@ -86,13 +86,14 @@ class Races:
 
     # -- memory
     def tracked(self, array, pe):
-        """`array`, in the memory of PE `pe`, with the record of its accesses."""
+        """`array`, in the memory of PE `pe`, with the record of its accesses. (A symmetric one may be a view
+        of another PE's, whatever `pe` says.)"""
         if array.size == 0:
             return device_view(array)
         machine = self.machine
         offset = address(array) - machine.memory_address
         if 0 <= offset < machine.memory.size:
-            region = self._of_heap(pe, offset % machine.heap_size, array)
+            region = self._of_heap(*divmod(offset, machine.heap_size), array)
         else:
             region = self._of_owner(array)
         return device_view(array) if region is None else tracked(array, region)
@@ -184,39 +185,52 @@ class Races:
             offset = array.first + index * array.strides[0]
             array.region.atomic(offset, array.itemsize, thread.clock, access, scope, reads, writes)
 
-    def _flag(self, flag, operation, access):
-        """The signal of `operation` changes the first element of `flag`."""
-        if isinstance(flag, Tracked):
-            flag.region.atomic(flag.first, flag.itemsize, operation.clock, access, "sys", True, True)
+    def _words(self, array, operation, access, writes=True, n=1):
+        """`operation` accesses the first `n` elements of `array` by atomics."""
+        if isinstance(array, Tracked):
+            n_bytes = n * array.itemsize
+            array.region.atomic(array.first, n_bytes, operation.clock, access, "sys", True, writes)
 
     # -- messages
     def put(self, thread, target, source, pe, nbi, flag, word):
-        what = ("p" if word else "put_signal" if flag is not None else "put") + ("_nbi" if nbi else "")
+        what = "p" if word and not nbi else "put_signal" if flag is not None else "put"
+        what += "_nbi" if nbi else ""
         operation, access = self._issue(thread, pe, what, flag)
         limit = min(target.size, source.size)
-        if isinstance(source, Tracked):
+        if word and nbi:
+            self._words(source, operation, access, False, limit)
+        elif isinstance(source, Tracked):
             if nbi:
                 source.touch("read", operation.clock, access, limit=limit)
             else:
                 by_thread = operation.issued, *operation.site
                 source.touch("read", thread.clock, by_thread, limit=limit)
         if word:
-            self._flag(target, operation, access)
+            self._words(target, operation, access, n=limit)
         elif isinstance(target, Tracked):
             target.touch("write", operation.clock, access, limit=limit)
-        self._flag(flag, operation, access)
+        self._words(flag, operation, access)
         return operation
 
     def signal(self, thread, flag, pe, op):
         """A signal or an atomic without data."""
         operation, access = self._issue(thread, pe, "signal_op", flag)
-        self._flag(flag, operation, access)
+        self._words(flag, operation, access)
         return operation
 
     def arrived(self, operation, key, op):
         """The signal of `operation` has been applied to the word at `key`."""
         operation.applied = True
         self.publish(key, "sys", operation.pe, None, operation.clock, op == "add")
+
+    def words_arrived(self, operation, keys, relaxed):
+        """`operation` has stored the words at `keys`. Relaxed ones tell of nothing but themselves."""
+        operation.applied = True
+        for key in keys:
+            if relaxed:
+                self.published.pop(key, None)
+            else:
+                self.arrived(operation, key, "set")
 
     def get(self, thread, target, source, nbi, word):
         if word:

@@ -2,12 +2,18 @@
 
 A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, so that ordinary NumPy reads of
 its results are right; unless the kernel waits for something that the host has yet to start: then it stays on
-its stream and goes on later.
+its stream and goes on later. So do memory operations that wait. Copies, and memory operations that only
+write, return at once: kernels on other streams run beside them.
 """
 
 import contextlib
 import time
 from collections import deque
+
+import numpy as np
+
+from .grid import Launch
+from .thread import current_thread
 
 
 class Stream:
@@ -34,7 +40,8 @@ class Stream:
         operation.stream = self
         self.queue.append(operation)
         self.advance()
-        self._wait(can_go_on=True)
+        if not isinstance(operation, Background):
+            self._wait(can_go_on=True)
 
     def synchronize(self):
         """Wait until everything enqueued has finished."""
@@ -158,6 +165,49 @@ class WaitFor:
 
     def again(self, renewed):
         return WaitFor(renewed.get(self.marker, self.marker))
+
+
+class Background(Launch):
+    """An operation of one emulated thread, for which the host program does not wait."""
+
+    def again(self, _):
+        return Background(*self._call)
+
+
+def copy(stream, dst, src):
+    """The operation that copies `src` to `dst`: contiguous, of as many bytes, and of any PE."""
+    dst, src = (array.reshape(-1).view(np.uint8) for array in (dst, src))
+    return _operation(Background, stream, "a copy", _copy, dst, src)
+
+
+def memory_operations(stream, operations):
+    """The operation that stores values, by releases of scope "sys", and waits for some, by acquires.
+
+    operations  ("write" or "wait", array of one uint64, value): "wait" until it is at least that
+    """
+    kinds, words, values = zip(*operations, strict=True)
+    waits = tuple(kind == "wait" for kind in kinds)
+    kind = Launch if any(waits) else Background
+    return _operation(kind, stream, "memory operations", _operate, waits, words, values)
+
+
+def _operation(kind, stream, name, function, *arguments):
+    # Arrays go in a tuple: they have no names, and reports take those of their allocations.
+    return kind(stream, name, function, ["arguments"], (1, 1, 1), (1, 1, 1), 0, [arguments])
+
+
+def _copy(arguments):
+    dst, src = arguments
+    current_thread("copy").copy(dst, src, 0, src.size)
+
+
+def _operate(arguments):
+    thread = current_thread("memory_operations")
+    for waits, word, value in zip(*arguments, strict=True):
+        if waits:
+            thread.wait(word, 0, "ge", value, "sys", "acquire")
+        else:
+            thread.store(word, 0, value, "sys", "release")
 
 
 class Event:

@@ -94,6 +94,11 @@ class Thread(greenlet):
         )
         return item(index)
 
+    def wait_line(self, line, is_satisfied, why):
+        """Park until ``is_satisfied(line[-1])``. -> the words of `line`, of which all are stored at once."""
+        self.wait_word(line, line.size - 1, is_satisfied, why)
+        return np.array(line)
+
     def acquired(self, key):
         """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
 
@@ -186,6 +191,13 @@ class Thread(greenlet):
         """A release or relaxed store that others may wait for."""
         self.turn("write", address_of(array, index))
         self.write(array, index, value)
+
+    def store_line(self, line, words):
+        """Store all of `line` at once, relaxed. Others wait for its last word."""
+        last = address_of(line, line.size - 1)
+        self.turn("write", last)
+        np.asarray(line)[:] = words
+        self.block.machine.written(last)
 
     def write(self, array, index, value):
         machine = self.block.machine

@@ -3,18 +3,44 @@
 The methods, a file each, which says how it works:
 
   ll        words that say themselves that they have arrived: small messages
+  ll128     lines of 128 bytes likewise, 94 % of them data: up to a few MB, where NVLink connects all ranks
   push_1d   stores into the peers' memory and a signal for each part: larger ones
+  pull      loads from the peers' memory
+  ll_2d, push_2d
+            likewise, for several nodes: once across nodes, through NVSHMEM, and then inside the node
+  copy_push, copy_pull
+            copies by copy engines, which leave the multiprocessors to others: large ones
+  multimem, ll_2d_multimem
+            one store for all ranks of a node, which the NVSwitch multiplies (NVLink SHARP): only where that
+            is offered and not turned off
 """
 
 import operator
 
+from shmemkit import tuning
 from shmemkit.world import World
 
-from .ll import LL
+from .copy_engine import CopyPull, CopyPush
+from .ll import LL, LL128
+from .ll_2d import LL2D
+from .ll_2d_multimem import LL2DMultimem
+from .multimem import Multimem
+from .pull import Pull
 from .push_1d import Push1D
+from .push_2d import Push2D
 
-METHODS = {"ll": LL, "push_1d": Push1D}
-LL_LIMIT = 1 << 20  # bytes gathered, beyond which "auto" pushes
+METHODS = {
+    "ll": LL,
+    "ll128": LL128,
+    "pull": Pull,
+    "push_1d": Push1D,
+    "ll_2d": LL2D,
+    "push_2d": Push2D,
+    "copy_push": CopyPush,
+    "copy_pull": CopyPull,
+    "multimem": Multimem,
+    "ll_2d_multimem": LL2DMultimem,
+}
 PLANS = 64  # bound calls that are kept
 
 
@@ -23,12 +49,15 @@ class AllGather:
 
     world       the World
     max_nbytes  bytes of the largest gathered array: n_ranks times an input
-    method      one of ``AllGather.methods``, or "auto": by size
+    method      one of ``AllGather.methods``, or "auto": what was measured as the fastest for the size, on
+                these GPUs (``shmemkit.tuning``); only those are made that sizes up to max_nbytes need
 
     ``gather(x)`` enqueues one; any number may follow each other, on any streams, also in CUDA graphs. The
     ranks make the calls of one object in the same order, with inputs of the same size. Calls on another
     stream wait for those before; graphs are launched in that order by whoever launches them (on one stream,
     or with events). ValueError for what is not allowed.
+
+    `refused`, {method: why}: what "auto" would have taken, but cannot run here.
     """
 
     methods = tuple(METHODS)
@@ -43,17 +72,22 @@ class AllGather:
         self.world, self.max_nbytes, self.method = world, operator.index(max_nbytes), method
         if self.max_nbytes < 0:
             raise ValueError(f"AllGather: max_nbytes={max_nbytes}: 0 or more are allowed")
-        self._methods, self._plans, self._outputs = {}, {}, []
+        self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
         self._stream = None  # of the last call; None is the World's
         try:
-            if method in ("ll", "auto"):
-                largest = self.max_nbytes if method == "ll" else min(self.max_nbytes, LL_LIMIT)
-                self._methods["ll"] = LL(world, largest)
-            if method == "push_1d" or method == "auto" and self.max_nbytes > LL_LIMIT:
-                self._methods["push_1d"] = Push1D(world, self.max_nbytes)
+            if method != "auto":
+                self._methods[method] = self._make(method, self.max_nbytes)
+            else:
+                built = tuning.build(world, "all_gather", self.max_nbytes, self._make)
+                self._methods, self._choices, self.refused = built
         except ValueError:
             self.free()
             raise
+
+    def _make(self, name, max_nbytes):
+        if name not in METHODS:
+            raise ValueError("there is no such method")
+        return METHODS[name](self.world, max_nbytes)
 
     def __call__(self, x, out=None, stream=None):
         """Gather `x`. -> out
@@ -106,7 +140,8 @@ class AllGather:
             unit = "uint8" if (at | to | x.nbytes) % 8 else "uint64"
             x, words = x.reshape(-1).view(unit), out.reshape(-1).view(unit)
             in_place = at == to + self.world.rank * x.nbytes
-            run = self._methods[self.method_for(out.nbytes)].bind(x, words, in_place)
+            method = self.method_for(out.nbytes, self.world.is_symmetric(out))
+            run = self._methods[method].bind(x, words, in_place)
         if len(self._plans) == PLANS:
             self._plans.clear()
         self._plans[key] = run
@@ -118,11 +153,12 @@ class AllGather:
         self._outputs.append(self.world.empty(shape, dtype, f"all_gather.output[{len(self._outputs)}]"))
         return self._outputs[-1]
 
-    def method_for(self, nbytes):
-        """The method that gathers `nbytes` bytes."""
+    def method_for(self, nbytes, symmetric=False):
+        """The method that gathers `nbytes` bytes, max_nbytes or fewer; with `symmetric`, into symmetric
+        memory."""
         if self.method != "auto":
             return self.method
-        return "ll" if nbytes <= LL_LIMIT else "push_1d"
+        return tuning.method_at(self._choices[symmetric], nbytes)
 
     def free(self):
         """Give the symmetric memory back, that of the outputs too; the AllGather cannot be used any more.

@@ -1,96 +1,229 @@
 """All-gather by push: stores into the peers' memory, and a signal for each part.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per peer
-Scratch   scratch[half, k], on every rank: what rank k sends here. Written by rank k only, over NVLink
-Signals   arrived[k, b], on every rank: the number of the last call whose part b of rank k is here (only
-          rank k sets it)
-State     state = [calls so far, blocks done], local, in device memory, so that a replayed graph counts on
+Signals   arrived[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
+Counters  calls[z, y, b], local: how many calls block (b, y, z) has taken part in, so that it gives the number
+          of a call, and the half. In device memory, so that a replayed graph counts on
+
+Into a symmetric `out` (the same part of the same array on all ranks), ``push_all_gather``, which needs
+
+Ready     ready[k, b], on every rank: the number of the last call in which rank k has said that its output may
+          be written (only rank k sets it)
 
   block (b, y), with peer = me + y modulo the ranks:
-          1. copy part b of x to scratch[half, me] on the peer, syncthreads
-          2. set arrived[me, b] there to the number of this call     release, sys: publishes the part
-          3. wait until arrived[peer, b] here is at least that       acquire, sys: sees the peer's part
-          4. copy it from scratch[half, peer] to the output
-  last block to end: adds 1 to the calls
+          1. set ready[me, b] on the peer to the number of this call    release, sys: after what used out
+          2. wait until ready[peer, b] here is at least that            acquire, sys
+          3. copy part b of x to segment me of the peer's out
+          4. set arrived[me, b] there to STEPS * call + 1               release, sys: publishes the part
+          5. wait until arrived[peer, b] here is at least that          acquire, sys
 
-Half h is written again two calls later. In the call between, a part of each peer has come, which the peer
-sent after its call before had ended: it has read what half h held. One call of a rank cannot overtake the
-next: they are launches on one stream. No deadlock: a block sends before it waits; all blocks are resident.
+No race: a peer writes my out after my ready of this call, which comes after all that my stream did before;
+what comes later on it is after arrived of all parts. The copy to my own part (y = 0) waits for nobody.
+
+Into private memory, which others cannot write, ``push_all_gather_staged``, through
+
+Scratch   scratch[half, k, b], on every rank: part b of what rank k sends here. Written by rank k only
+
+  block (b, y, 0): for each step s, a piece of part b:
+          1. copy the piece of x to scratch[half, me, b] on the peer, syncthreads
+          2. set arrived[me, b] there to STEPS * call + s + 1           release, sys: publishes the piece
+  block (b, y, 1): for each step s:
+          3. wait until arrived[peer, b] here is at least that          acquire, sys: sees the piece
+          4. copy it from scratch[half, peer, b] to the output
+
+No race: part b is always at the same place, and both sides count it alike, whatever the lengths of the calls.
+Half h of it is written again two calls with it later. In the one between, the peer's part b has come, which
+the peer sends in a launch that begins after its launch before has ended: it has read what half h held.
+
+No deadlock: a block that waits waits for what the peer's block of the same number does before it waits
+itself; all blocks are resident. At its end, a block adds 1 to its counter.
+
+Where some ranks' memory is not mapped, ``push_network.py``.
+
+GPUs from Hopper on copy by the TMA: on four H200, 8 blocks per peer reach with it what takes 44 blocks of 512
+threads, and more than either reach it with more, since the parts then compete.
 """
 
-from numba import cuda, types
+from numba import cuda, types, uint64
 
-from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, threadfence, wait_block
+from shmemkit.device import (
+    BULK_WORDS,
+    bulk_copy_warp,
+    copy_block,
+    notify,
+    num_ranks,
+    rank,
+    symm_at,
+    wait_block,
+)
 from shmemkit.kernels.method import Method
 
+from .push_network import push_all_gather_network
+
 PART = 1 << 15  # bytes that are worth a block
-MAX_BLOCKS = 32  # per peer
+STEPS = 8  # of a part, at most
+STEP = 1 << 17  # bytes that are worth a signal
+SENDERS = {"tma": 24, "threads": 96}  # blocks that send, at most
 
 
-@cuda.jit
-def push_all_gather(x, out, in_place, part, scratch, arrived, state):
-    """Gather the `x` of all ranks in `out`, by rank.
+@cuda.jit(device=True)
+def _copy_by_tma(dst, src):
+    buffer = cuda.shared.array(BULK_WORDS, uint64)
+    if cuda.threadIdx.x < 32:
+        bulk_copy_warp(dst, src, buffer)
 
-    x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
-    in_place  whether x is my part of out
-    part      elements of a part: gridDim.x of them are x
-    scratch   uint8 (2, n_ranks, capacity), symmetric
-    arrived   uint64 (n_ranks, MAX_BLOCKS), symmetric, zeros at first
-    state     uint64 (2,), zeros at first
-    grid      (parts, n_ranks), any number of threads
-    """
-    me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
-    peer = me + y
-    if peer >= n:
-        peer -= n
-    begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
-    mine = out[peer * x.size + begin : peer * x.size + end]
-    call = state[0] + 1
-    half = call & 1
-    if y == 0:
-        if not in_place:
-            copy_block(mine, x[begin:end])
-    else:
-        copy_block(symm_at(scratch, peer)[half, me, begin:end], x[begin:end])
-        cuda.syncthreads()
+
+@cuda.jit(device=True)
+def _copy_by_threads(dst, src):
+    copy_block(dst, src)
+
+
+def _kernels(copy):
+    @cuda.jit
+    def push_all_gather(x, out, in_place, part, ready, arrived, calls):
+        """Gather the `x` of all ranks in `out`, symmetric, by rank.
+
+        x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
+        in_place  whether x is my part of out
+        part      elements of a part: gridDim.x of them are x
+        ready     uint64 (n_ranks, parts), symmetric, zeros at first
+        arrived   as ready
+        calls     uint64 (2, n_ranks, parts at most), zeros at first
+        grid      (parts, n_ranks)
+        """
+        me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
+        peer = me + y
+        if peer >= n:
+            peer -= n
+        begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
+        call = calls[0, y, b] + 1
+        there = symm_at(out, peer)[me * x.size + begin : me * x.size + end]
+        if y == 0:
+            if not in_place:
+                copy_block(there, x[begin:end])
+        else:
+            if cuda.threadIdx.x == 0:
+                notify(ready[me, b:], peer, call, "set", "sys")
+            wait_block(ready[peer, b:], 1, "sys", "acquire", call)
+            copy(there, x[begin:end])
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                notify(arrived[me, b:], peer, STEPS * call + 1, "set", "sys")
+            wait_block(arrived[peer, b:], 1, "sys", "acquire", STEPS * call + 1)
+        cuda.syncthreads()  # all threads have read the counter
         if cuda.threadIdx.x == 0:
-            notify(arrived[me, b:], peer, call, "set", "sys")
-        wait_block(arrived[peer, b:], 1, "sys", "acquire", call)
-        copy_block(mine, scratch[half, peer, begin:end])
-    cuda.syncthreads()  # all threads have read the state
-    if cuda.threadIdx.x == 0:
-        threadfence("gpu", "acq_rel")
-        if cuda.atomic.add(state, 1, 1) == cuda.gridDim.x * cuda.gridDim.y - 1:
-            threadfence("gpu", "acq_rel")  # in every block
-            state[0] += 1
-            state[1] = 0
+            calls[0, y, b] = calls[1, y, b] = call
+
+    @cuda.jit
+    def push_all_gather_staged(x, out, in_place, part, step, scratch, arrived, calls):
+        """Gather the `x` of all ranks in `out`, by rank.
+
+        step      elements of a piece: STEPS or fewer of them are a part
+        scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
+        grid      (parts, n_ranks, 2)
+        """
+        me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
+        peer = me + y
+        if peer >= n:
+            peer -= n
+        begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
+        z = cuda.blockIdx.z
+        call = calls[z, y, b] + 1
+        half, arrival = call & 1, STEPS * call
+        mine = out[peer * x.size : (peer + 1) * x.size]
+        if y == 0:
+            if z == 0 and not in_place:
+                copy_block(mine[begin:end], x[begin:end])
+        elif z == 0:
+            there, first = symm_at(scratch, peer)[half, me, b], begin
+            while True:
+                until = min(begin + step, end)
+                copy(there[begin - first : until - first], x[begin:until])
+                cuda.syncthreads()
+                arrival += 1
+                if cuda.threadIdx.x == 0:
+                    notify(arrived[me, b:], peer, arrival, "set", "sys")
+                begin = until
+                if begin >= end:  # a part without elements is announced, too
+                    break
+        else:
+            here, first = scratch[half, peer, b], begin
+            while True:
+                until = min(begin + step, end)
+                arrival += 1
+                wait_block(arrived[peer, b:], 1, "sys", "acquire", arrival)
+                copy_block(mine[begin:until], here[begin - first : until - first])
+                begin = until
+                if begin >= end:
+                    break
+        cuda.syncthreads()  # all threads have read the counter
+        if cuda.threadIdx.x == 0:
+            calls[z, y, b] = call
+
+    return push_all_gather, push_all_gather_staged
+
+
+push_all_gather, push_all_gather_staged = _kernels(_copy_by_threads)
+push_all_gather_tma, push_all_gather_staged_tma = _kernels(_copy_by_tma)
 
 
 class Push1D(Method):
     """The method "push_1d" of ``AllGather``."""
 
     def prepare(self, max_nbytes):
-        n = self.world.n_ranks
-        capacity = -(-max(1, -(-max_nbytes // n)) // 16) * 16
-        self.scratch = self.empty((2, n, capacity), "uint8", "all_gather.push.scratch")
-        self.arrived = self.zeros((n, MAX_BLOCKS), "uint64", "all_gather.push.arrived")
-        self.state = self.world.xp.zeros(2, "uint64")
-        nothing = self.world.xp.empty(0, "uint8")
-        self._bind(MAX_BLOCKS, nothing, nothing, False, 0)
+        world, n = self.world, self.world.n_ranks
+        tma = world.backend.compute_capability >= (9, 0)
+        self.direct = push_all_gather_tma if tma else push_all_gather
+        self.staged = push_all_gather_staged_tma if tma else push_all_gather_staged
+        self.blocks = max(1, SENDERS["tma" if tma else "threads"] // max(1, n - 1))
+        segment = max(1, -(-max_nbytes // n))
+        room = max(min(PART, segment), -(-segment // self.blocks)) + 127 & -128
+        self.scratch = self.empty((2, n, self.blocks, room), "uint8", "all_gather.push.scratch")
+        self.arrived = self.zeros((2, n, self.blocks), "uint64", "all_gather.push.arrived")
+        self.ready = self.zeros((n, self.blocks), "uint64", "all_gather.push.ready")
+        self.calls = world.xp.zeros((2, n, self.blocks), "uint64")
+        near = world.near()
+        all_near = all(world.host_allgather(all(near)))
+        self.near = None if all_near else world.xp.asarray(near).astype("uint8")
+        nothing = world.xp.empty(0, "uint8")
+        if self.near is not None:
+            self._bind_network(self.blocks, nothing, nothing, False, 0)
+        else:
+            self._bind_direct(self.blocks, nothing, nothing, False, 0)
+            self._bind_staged(self.blocks, nothing, nothing, False, 0)
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(MAX_BLOCKS, -(-x.size // PART))
-        return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 15 & -16)
+        blocks = min(self.blocks, -(-x.size // PART))
+        part = -(-x.size // blocks) + 127 & -128  # of whole lines: others are half as fast
+        if self.near is not None:
+            return self._bind_network(blocks, x, out, in_place, part)
+        if self.world.is_symmetric(out):
+            return self._bind_direct(blocks, x, out, in_place, part)
+        return self._bind_staged(blocks, x, out, in_place, part)
 
-    def _bind(self, blocks, *args):
+    def _bind_direct(self, blocks, *args):
         grid = blocks, self.world.n_ranks
-        return self.launch(push_all_gather, grid, *args, self.scratch, self.arrived, self.state)
+        return self.launch(self.direct, grid, *args, self.ready, self.arrived[0], self.calls)
+
+    def _bind_staged(self, blocks, x, out, in_place, part):
+        grid = blocks, self.world.n_ranks, 2
+        step = max(STEP, -(-part // STEPS) + 127 & -128)
+        args = x, out, in_place, part, step, self.scratch, self.arrived[0], self.calls
+        return self.launch(self.staged, grid, *args)
+
+    def _bind_network(self, blocks, *args):
+        args += self.near, self.scratch, self.arrived, self.calls[0]
+        return self.launch(push_all_gather_network, (blocks, self.world.n_ranks), *args)
 
 
-_x = types.Array(types.uint8, 1, "C")
-_signature = (
-    *(_x, _x, types.boolean, types.int64, types.Array(types.uint8, 3, "C")),
-    *(types.Array(types.uint64, 2, "C"), types.Array(types.uint64, 1, "C")),
-)
-GPU_KERNELS = {"push_all_gather": (push_all_gather, _signature)}
+_bytes, _signals = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
+_begin, _calls = (_bytes, _bytes, types.boolean, types.int64), types.Array(types.uint64, 3, "C")
+_direct = (*_begin, _signals, _signals, _calls)
+_staged = (*_begin, types.int64, types.Array(types.uint8, 4, "C"), _signals, _calls)
+GPU_KERNELS = {
+    "push_all_gather": (push_all_gather, _direct),
+    "push_all_gather_staged": (push_all_gather_staged, _staged),
+    "push_all_gather_tma": (push_all_gather_tma, _direct, (9, 0)),
+    "push_all_gather_staged_tma": (push_all_gather_staged_tma, _staged, (9, 0)),
+}

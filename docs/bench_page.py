@@ -1,0 +1,173 @@
+"""The results in docs/benchmarks.md: a section for each file that the bench wrote, with a plot.
+
+Files of other programs, and those of ``bench launch``, whose tables are in docs/launching.md, are left out.
+"""
+
+import hashlib
+
+from shmemkit.bench import report
+from shmemkit.bench.all_gather import PEERS
+from shmemkit.bench.results import NCCL, TORCH_NCCL, Results
+from shmemkit.bench.sizes import size_text
+
+TITLES = {"all_gather": "All-gather", "p2p": "One rank to another"}
+COMPETITORS = {kind.method for kind in PEERS.values()}
+PACKAGES = ("shmemkit", "nvidia-nvshmem-", "nvshmem4py-", "numba-cuda", "cupy-", "nccl", "torch")
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines)
+
+
+def without_empty_columns(header, rows):
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    return table([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def us_text(us):
+    return "" if us is None else f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def ratio_text(ratio):
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def right(rows):
+    return [row for row in rows if row.us is not None and not row.note]
+
+
+def fastest(results, op):
+    """Tables by size, one for each place of the result: the fastest of our methods, and what auto takes."""
+    tables = []
+    for out in (None, "symmetric"):
+        rows = []
+        for size in dict.fromkeys(row.bytes for row in results.rows if row.op == op):
+            at = right(row for row in results.rows if row.op == op and row.bytes == size)
+            time = {row.method: row.us for row in at}
+            ours = [row for row in at if row.method not in COMPETITORS and row.out == out]
+            best = min((row for row in ours if not row.took), key=lambda row: row.us, default=None)
+            auto = next((row for row in ours if row.took), None)
+            if best or auto:
+                cells = [size_text(size), us_text(time.get(NCCL)), us_text(time.get(TORCH_NCCL))]
+                cells += _compared(best) + [f"{auto.took}: {us_text(auto.us)}" if auto else ""]
+                rows.append(cells + [ratio_text(auto and auto.vs_nccl)])
+        if rows:
+            header = "gathered|NCCL, us|NCCL of torch, us|fastest|us|x NCCL|x NCCL of torch|bus GB/s|of p2p"
+            where = f"Into {'symmetric' if out else 'private'} memory:\n\n"
+            tables.append(where + without_empty_columns([*header.split("|"), "auto, us", "x NCCL"], rows))
+    return tables
+
+
+def _compared(row):
+    if row is None:
+        return [""] * 6
+    return [
+        f"`{row.method}`",
+        us_text(row.us),
+        ratio_text(row.vs_nccl),
+        ratio_text(row.vs_torch_nccl),
+        f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "",
+        f"{100 * row.of_p2p:.0f} %" if row.of_p2p is not None else "",
+    ]
+
+
+def by_method(results, op, cell):
+    """A table with a line for each method, a column for each size, and what ``cell(row)`` says."""
+    rows = [row for row in results.rows if row.op == op]
+    sizes = list(dict.fromkeys(row.bytes for row in rows))
+    lines = {}
+    for row in right(rows):
+        lines.setdefault(row.label, {})[row.bytes] = cell(row)
+    cells = [[f"`{name}`", *(line.get(size, "") for size in sizes)] for name, line in lines.items()]
+    return table(["", *map(size_text, sizes)], cells)
+
+
+def notes(results):
+    """What did not run, or was wrong, and why."""
+    found = {}
+    for row in results.rows:
+        if row.note:
+            found.setdefault((row.label, row.note), []).append(size_text(row.bytes))
+    return [f"- `{label}`, {', '.join(sizes)}: {note}" for (label, note), sizes in found.items()]
+
+
+def time_and_ratio(row):
+    return us_text(row.us) + (f" ({ratio_text(row.vs_nccl)})" if row.vs_nccl is not None else "")
+
+
+def body(results):
+    """The tables of a file."""
+    ops = dict.fromkeys(row.op for row in results.rows)
+    parts = []
+    if results.p2p_GBps and not results.emulated:
+        parts.append(f"One rank sends to another {results.p2p_GBps:.0f} GB/s at most: 100 % of p2p.")
+    for op in ops:
+        if op == "latency":
+            rows = [[f"`{row.method}`", us_text(row.us)] for row in right(results.rows) if row.op == op]
+            parts.append("A signal, one way:\n\n" + table(["", "us"], rows))
+        elif op == "p2p":
+            speed = by_method(results, op, lambda row: f"{row.bus_GBps:.1f}")
+            parts.append("GB/s, every rank to the next at once:\n\n" + speed)
+        else:
+            parts += fastest(results, op)
+            every = by_method(results, op, time_and_ratio)
+            parts.append("All methods, us (and NCCL's time over it, where NCCL ran):\n\n" + every)
+    if missing := notes(results):
+        parts.append("Without a figure:\n\n" + "\n".join(missing))
+    return parts
+
+
+def section(path, results):
+    op = next(row.op for row in results.rows if row.op in TITLES)
+    versions = [
+        f"{name} {version}" for name, version in results.versions.items() if name.startswith(PACKAGES)
+    ]
+    about = (
+        f"Python {results.machine['python']}, {', '.join(versions)}; {results.date[:10]}. "
+        f"Timing: {results.method}."
+    )
+    picture = f"![{TITLES[op]}: time against size](plots/{path.stem}.svg)"
+    title = f"### {TITLES[op]}: {results.heading()}"
+    return "\n\n".join([title, f"```bash\n{results.command}\n```", about, *body(results), picture])
+
+
+def files(folder):
+    """-> {path: Results} of the files in `folder` that the page shows."""
+    found = {path: Results.read(path) for path in sorted(folder.glob("*.json"))}
+    return {
+        path: results
+        for path, results in found.items()
+        if results is not None and any(row.op in TITLES for row in results.rows)
+    }
+
+
+def text(folder):
+    """The page's generated part."""
+    sections = [section(path, results) for path, results in files(folder).items()]
+    return "\n\n".join(sections) or "There are none yet."
+
+
+def mark_of(path):
+    """What a plot says that it shows."""
+    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()} of {path.name}"
+
+
+def stale_plots(folder, plots):
+    """-> [(plot, the results that it shows or None)]: those to draw, and those to remove."""
+    wanted = {plots / f"{path.stem}.svg": path for path in files(folder)}
+    stale = [
+        (plot, path)
+        for plot, path in wanted.items()
+        if not plot.exists() or mark_of(path) not in plot.read_text()
+    ]
+    return stale + [(plot, None) for plot in sorted(plots.glob("*.svg")) if plot not in wanted]
+
+
+def draw(plot, path):
+    """Draw the plot of the results in `path`; without any, remove it."""
+    if path is None:
+        plot.unlink()
+        return
+    plot.parent.mkdir(exist_ok=True)
+    report.plot(Results.read(path), plot, mark_of(path))

@@ -1,0 +1,424 @@
+"""LL128, the low-latency protocol for larger messages: lines of 128 bytes, 120 of data and a flag of 8.
+
+As LL (``ll.py``), but one flag for 15 words, so that 94 % of what is sent is data, not half. It relies on
+what LL does not need: that a line, stored by eight threads of a warp in one instruction, arrives in one
+piece, and is loaded so. Over NVLink, and within a GPU, it is; over PCIe or a network it may not be: see
+``World.check_reach``.
+
+A warp handles units of 960 bytes of data, eight lines, 1024 bytes, with two stores or loads of 16 bytes per
+thread. Thread t has the pieces of 16 bytes number t - t // 8 and 28 more than that; threads 7, 15, 23 and 31
+have piece 56 + t // 8, a half in each of two lines, and two flags:
+
+  line       0        1        2        3      4        5        6        7
+  pieces    0-6      7-13    14-20    21-27  28-34    35-41    42-48    49-55
+  and half of 56       57       58       59     56       57       58       59, then the flag
+
+So no thread needs data of another, and all accesses of a warp to the data are of 448 bytes in a row.
+
+NCCL has the same protocol under the same name ("Demystifying NCCL", arXiv 2507.04786).
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda
+
+from shmemkit.emu.thread import current_thread
+
+from .checks import check_integer
+from .ll import check_emulated_lines, check_lines
+from .ptx import (
+    TypingError,
+    asm,
+    data_address,
+    element_address,
+    gpu,
+    gpu_function,
+    itemsize,
+    load_bytes,
+    store_bytes,
+    types,
+)
+from .threads import block_thread, block_threads, warp_thread
+
+__all__ = [
+    "ll128_pack_block",
+    "ll128_pack_warp",
+    "ll128_recv_block",
+    "ll128_recv_pack_block",
+    "ll128_recv_pack_warp",
+    "ll128_recv_warp",
+    "ll128_words",
+]
+
+UNIT, WORDS = 960, 128  # bytes of data, and words of the lines, that a warp handles at a time
+LINE, DATA = 16, 120  # words of a line, and bytes of data in it
+
+
+def ll128_words(n_bytes):
+    """How many uint64 words `n_bytes` bytes take: 128 for each 960. For hosts and kernels."""
+    return (n_bytes + 959) // 960 * 128
+
+
+@gpu(ll128_words)
+def _(n_bytes):
+    check_integer("ll128_words", n_bytes=n_bytes)
+
+    def impl(n_bytes):
+        return types.int64(types.uint32(n_bytes + 959) // types.uint32(960)) * 128
+
+    return impl
+
+
+def ll128_pack_block(lines, src, flag):
+    """Store `src` to `lines` with the flag, the work shared by the warps of the block.
+
+    lines   uint64, 1-D, contiguous, at a multiple of 128 bytes, ``ll128_words(bytes of src)`` of them or
+            more: on a peer that NVLink reaches (`symm_at`), or mine
+    src     contiguous, any dtype, shape and alignment (fastest at multiples of 16 bytes)
+    flag    64 bits, other than what the lines hold now: usually the number of the call
+
+    All threads of the block, whole warps of 32, call it with the same arguments; it orders nothing and has no
+    barrier.
+    """
+    thread = current_thread("ll128_pack_block")
+    _pack(thread, lines, src, flag, thread.thread_id, thread.n_threads)
+
+
+def ll128_pack_warp(lines, src, flag):
+    """`ll128_pack_block` by the threads of a warp."""
+    thread = current_thread("ll128_pack_warp")
+    _pack(thread, lines, src, flag, thread.lane, 32)
+
+
+def ll128_recv_block(dst, lines, flag):
+    """Wait for the data in `lines`, and store it to `dst`, the work shared by the warps of the block.
+
+    dst     contiguous, any dtype, shape and alignment; its size says how many bytes
+    lines   of this rank: where the sender has called ``ll128_pack_block(lines, src, flag)``, with a `src` of
+            as many bytes
+
+    All threads of the block, whole warps of 32, call it. Each has stored its share when it returns:
+    ``cuda.syncthreads()`` before others use `dst`.
+    """
+    thread = current_thread("ll128_recv_block")
+    _recv(thread, dst, lines, flag, thread.thread_id, thread.n_threads)
+
+
+def ll128_recv_warp(dst, lines, flag):
+    """`ll128_recv_block` by the threads of a warp."""
+    thread = current_thread("ll128_recv_warp")
+    _recv(thread, dst, lines, flag, thread.lane, 32)
+
+
+def ll128_recv_pack_block(there, lines, n_words, flag):
+    """Wait for `n_words` words in `lines`, a multiple of 128, and store them to `there` as they are, with the
+    flags: to pass them on to another rank. Otherwise as `ll128_recv_block`."""
+    thread = current_thread("ll128_recv_pack_block")
+    _forward(thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
+
+
+def ll128_recv_pack_warp(there, lines, n_words, flag):
+    """`ll128_recv_pack_block` by the threads of a warp."""
+    thread = current_thread("ll128_recv_pack_warp")
+    _forward(thread, there, lines, n_words, flag, thread.lane, 32)
+
+
+# ---- in the emulator: each thread has a share of lines, with 120 neighbouring bytes each
+
+
+def _share(lines, n_bytes, number, threads):
+    """-> (line, first byte, last byte of its data) for each line of a thread"""
+    n = ll128_words(n_bytes) // LINE
+    for line in range(n * number // threads, n * (number + 1) // threads):
+        first = min(n_bytes, DATA * line)
+        yield lines[LINE * line : LINE * (line + 1)], first, min(n_bytes, first + DATA)
+
+
+def _pack(thread, lines, src, flag, number, threads):
+    _check_emulated(thread, lines, src)
+    for line, first, last in _share(lines, src.nbytes, number, threads):
+        words = np.zeros(LINE, np.uint64)
+        words[LINE - 1] = int(flag) & 0xFFFFFFFFFFFFFFFF
+        if last > first:
+            words.view(np.uint8)[: last - first] = thread.bytes_of("read", src, first, last)
+        thread.store_line(line, words)
+
+
+def _recv(thread, dst, lines, flag, number, threads):
+    _check_emulated(thread, lines, dst)
+    for line, first, last in _share(lines, dst.nbytes, number, threads):
+        words = _poll(thread, line, flag)
+        if last > first:
+            thread.bytes_of("write", dst, first, last)[:] = words.view(np.uint8)[: last - first]
+
+
+def _forward(thread, there, lines, n_words, flag, number, threads):
+    n = int(n_words) // LINE
+    for line in range(n * number // threads, n * (number + 1) // threads):
+        words = slice(LINE * line, LINE * (line + 1))
+        thread.store_line(there[words], _poll(thread, lines[words], flag))
+
+
+def _poll(thread, line, flag):
+    flag = int(flag) & 0xFFFFFFFFFFFFFFFF
+    return thread.wait_line(line, lambda word: word == flag, f"to be the flag {flag}")
+
+
+def _check_emulated(thread, lines, data):
+    check_emulated_lines("LL128", lines, data, 128, ll128_words(data.nbytes))
+    if thread.n_threads % 32:
+        raise ValueError(f"LL128: whole warps are needed, of 32 threads; the block has {thread.n_threads}")
+
+
+# ---- on the GPU
+
+_store_line = asm(
+    "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
+    types.void,
+    (types.uint64, types.uint64, types.uint64),
+)
+_load_line = asm(
+    "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];",
+    types.UniTuple(types.uint64, 2),
+    (types.uint64,),
+)
+
+
+@functools.cache
+def _pieces_of(width):
+    """``load(array, offset, n_bytes) -> two uint64`` and ``store(array, offset, n_bytes, low, high)`` of the
+    16 bytes at `offset`, or those of them below `n_bytes`, by accesses of `width` bytes."""
+    load_one, store_one = load_bytes(width), store_bytes(width)
+    load_byte, store_byte = load_bytes(1), store_bytes(1)
+    bits = 8 * min(width, 8)
+
+    @gpu_function
+    def word(array, offset):
+        value = types.uint64(0)
+        for k in range(8 // width):
+            value |= types.uint64(load_one(array, offset + k * width)) << types.uint64(k * bits)
+        return value
+
+    @gpu_function
+    def load_whole(array, offset):
+        return word(array, offset), word(array, offset + 8)
+
+    @gpu_function
+    def load_vector(array, offset):
+        a, b, c, d = load_one(array, offset)
+        return (
+            types.uint64(b) << types.uint64(32) | types.uint64(a),
+            types.uint64(d) << types.uint64(32) | types.uint64(c),
+        )
+
+    whole = load_vector if width == 16 else load_whole
+
+    @gpu_function
+    def load(array, offset, n_bytes):
+        if offset + 16 <= n_bytes:
+            return whole(array, offset)
+        low, high = types.uint64(0), types.uint64(0)
+        i = offset
+        while i < n_bytes:
+            byte = types.uint64(load_byte(array, i)) << types.uint64(8 * (i & 7))
+            if i - offset < 8:
+                low |= byte
+            else:
+                high |= byte
+            i += 1
+        return low, high
+
+    @gpu_function
+    def store_word(array, offset, value):
+        for k in range(8 // width):
+            store_one(array, offset + k * width, value >> types.uint64(k * bits))
+
+    @gpu_function
+    def store_whole(array, offset, low, high):
+        store_word(array, offset, low)
+        store_word(array, offset + 8, high)
+
+    @gpu_function
+    def store_vector(array, offset, low, high):
+        half = types.uint64(32)
+        words = (types.uint32(low), types.uint32(low >> half), types.uint32(high), types.uint32(high >> half))
+        store_one(array, offset, words)
+
+    all_of = store_vector if width == 16 else store_whole
+
+    @gpu_function
+    def store(array, offset, n_bytes, low, high):
+        if offset + 16 <= n_bytes:
+            all_of(array, offset, low, high)
+        else:
+            i = offset
+            while i < n_bytes:
+                value = low if i - offset < 8 else high
+                store_byte(array, i, value >> types.uint64(8 * (i & 7)))
+                i += 1
+
+    return load, store
+
+
+@gpu_function
+def _first_piece(lane):
+    """The byte, of a unit, of a thread's first or only piece."""
+    return 16 * (56 + (lane >> 3)) if lane & 7 == 7 else 16 * (lane - (lane >> 3))
+
+
+@functools.cache
+def _packing(width):
+    load, _ = _pieces_of(width)
+
+    @gpu_function
+    def pack(src, address, n_bytes, flag, warp, warps):
+        lane = warp_thread()
+        offset = warp * UNIT + _first_piece(lane)
+        line = address + types.uint64(warp * 1024 + lane * 16)
+        start = warp * UNIT
+        while start < n_bytes:
+            a, b = load(src, offset, n_bytes)
+            c, d = b, flag
+            if lane & 7 == 7:
+                b = flag
+            else:
+                c, d = load(src, offset + 448, n_bytes)
+            cuda.syncwarp()  # a line is one instruction of eight threads
+            _store_line(line, a, b)
+            _store_line(line + types.uint64(512), c, d)
+            start += warps * UNIT
+            offset += warps * UNIT
+            line += types.uint64(warps * 1024)
+
+    return pack
+
+
+@gpu_function
+def _arrived(line, flag, lane):
+    """My part of two lines, when all threads of the warp see the flags of theirs."""
+    cuda.syncwarp()  # a line is one instruction of eight threads
+    first, second = _load_line(line), _load_line(line + types.uint64(512))
+    while cuda.any_sync(0xFFFFFFFF, lane & 7 == 7 and (first[1] != flag or second[1] != flag)):
+        first, second = _load_line(line), _load_line(line + types.uint64(512))
+    return first, second
+
+
+@functools.cache
+def _receiving(width):
+    _, store = _pieces_of(width)
+
+    @gpu_function
+    def recv(dst, address, n_bytes, flag, warp, warps):
+        lane = warp_thread()
+        offset = warp * UNIT + _first_piece(lane)
+        line = address + types.uint64(warp * 1024 + lane * 16)
+        start = warp * UNIT
+        while start < n_bytes:
+            first, second = _arrived(line, flag, lane)
+            if lane & 7 == 7:
+                store(dst, offset, n_bytes, first[0], second[0])
+            else:
+                store(dst, offset, n_bytes, first[0], first[1])
+                store(dst, offset + 448, n_bytes, second[0], second[1])
+            start += warps * UNIT
+            offset += warps * UNIT
+            line += types.uint64(warps * 1024)
+
+    return recv
+
+
+def _by_alignment(make, size):
+    """What suits the address of an array of elements of `size` bytes: 16 bytes at a time, or as many as an
+    element has."""
+    narrow = make(min(size & -size, 8))
+    wide = make(16)
+
+    @gpu_function
+    def choose(data, address, n_bytes, flag, warp, warps):
+        if data_address(data) & 15 == 0:
+            wide(data, address, n_bytes, flag, warp, warps)
+        else:
+            narrow(data, address, n_bytes, flag, warp, warps)
+
+    return choose
+
+
+def _gpu_transfer(primitive, make, data, lines):
+    """``transfer(data, lines, flag, warp, warps)`` for arrays of these types."""
+    if not (isinstance(data, types.Array) and data.layout == "C"):
+        raise TypingError(f"{primitive}(): the data must be a contiguous array (layout C), given {data}")
+    check_lines(primitive, lines)
+    size = itemsize(data.dtype)
+    transfer = _by_alignment(make, size)
+
+    @gpu_function
+    def whole(data, lines, flag, warp, warps):
+        transfer(data, element_address(lines, 0), data.size * size, types.uint64(flag), warp, warps)
+
+    return whole
+
+
+@gpu_function
+def _block_warp():
+    return block_thread() >> 5
+
+
+@gpu_function
+def _block_warps():
+    return block_threads() >> 5
+
+
+@gpu_function
+def _only_warp():
+    return 0
+
+
+@gpu_function
+def _one_warp():
+    return 1
+
+
+def _implement(pack, recv, forward, warp, warps):
+    """On the GPU, for a warp or a block: `warp` is one's number among its `warps`."""
+
+    @gpu(pack)
+    def _(lines, src, flag):
+        check_integer(pack.__name__, flag=flag)
+        transfer = _gpu_transfer(pack.__name__, _packing, src, lines)
+
+        def impl(lines, src, flag):
+            transfer(src, lines, flag, warp(), warps())
+
+        return impl
+
+    @gpu(recv)
+    def _(dst, lines, flag):
+        check_integer(recv.__name__, flag=flag)
+        transfer = _gpu_transfer(recv.__name__, _receiving, dst, lines)
+
+        def impl(dst, lines, flag):
+            transfer(dst, lines, flag, warp(), warps())
+
+        return impl
+
+    @gpu(forward)
+    def _(there, lines, n_words, flag):
+        check_integer(forward.__name__, n_words=n_words, flag=flag)
+        check_lines(forward.__name__, there, lines)
+
+        def impl(there, lines, n_words, flag):
+            lane, unit, step = warp_thread(), warp(), warps()
+            source, target = element_address(lines, 0), element_address(there, 0)
+            while WORDS * unit < n_words:
+                at = types.uint64(1024 * unit + 16 * lane)
+                first, second = _arrived(source + at, types.uint64(flag), lane)
+                _store_line(target + at, first[0], first[1])
+                _store_line(target + at + types.uint64(512), second[0], second[1])
+                unit += step
+
+        return impl
+
+
+_implement(ll128_pack_block, ll128_recv_block, ll128_recv_pack_block, _block_warp, _block_warps)
+_implement(ll128_pack_warp, ll128_recv_warp, ll128_recv_pack_warp, _only_warp, _one_warp)

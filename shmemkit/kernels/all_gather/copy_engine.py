@@ -1,0 +1,245 @@
+"""All-gather by copy engines: copies and signals that the streams themselves carry out, without a kernel.
+
+For large messages, and beside kernels that want all multiprocessors: what goes between GPUs takes none.
+
+Segments  segment k of `out` is what rank k gives
+Staged    staged, on every rank: its own segment, where the others read it (only to pull, see below)
+Signals   ready[k], arrived[k] and taken[k], on every rank: 0 or 1. They cannot count calls, since a graph's
+          operations store and await constants: who has waited for one sets it back
+
+"copy_push", into a symmetric `out` (the same part of the same array on all ranks):
+
+  stream:     1. set ready[me] on the others: my out may be written       release, sys
+                 wait for every ready[k] here, and set it back            acquire, sys
+              2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
+              3. set arrived[me] there                                    release, sys: publishes the segment
+                 wait for every arrived[k] here, and set it back          acquire, sys
+  beside it:     copy x to segment me here
+
+"copy_pull", and "copy_push" into an `out` of private memory, which nobody else can write:
+
+  stream:     1. copy x to staged; set ready[me] on the others            release, sys: publishes it
+                 wait for every ready[k] here, and set it back            acquire, sys
+              2. copy staged on me + 1, me + 2, ... to their segments of out here
+              3. set taken[me] there: I have read it                      release, sys
+                 wait for every taken[k] here, and set it back            acquire, sys
+  beside it:     copy x to segment me here
+
+Into a symmetric `out`, copy_pull does without `staged`: the others read segment me of out.
+
+The signals of a step are one stream operation, since each operation costs microseconds, however much it does.
+In each part of step 2 every rank sends to one other and receives from one other, at full speed.
+
+No race on the data. Pushed: rank k writes my out after my ready[me], hence after what used out here before
+this call; I read segment k after its arrived[k]. Pulled: rank k reads `staged` between my ready[me] and its
+taken[k]; I write it before the one, and in the next call, after the other. So it needs no second half.
+
+No signal is lost, although one rank sets it back and another one sets it again, since that comes after
+something that I do after I have set it back. Rank k sets
+  ready[k] here again   in its next call, after it has waited, in step 3, for the arrived[me] or taken[me]
+                        that I set there in my step 3: I have set ready[k] back in my step 1
+  arrived[k], taken[k]  in a later call, after it has waited for the ready[me] of mine
+And none is taken for that of another call: all are set back when a call ends, whatever the next one does.
+
+No deadlock: each step sets its signals before it waits, for those of the same step of others.
+
+``start`` and ``finish`` are the same in two halves, with a consumer between them: a kernel that works on each
+segment as soon as it is there. Steps 1 and 2 are on a stream beside the consumer's. Each copy of step 2 is
+followed by an operation that sets arrived, there if it has pushed, here if it has pulled; the last of these
+sets taken, too. The consumer waits for arrived[k] and leaves it: all of its threads may look. Then ``finish``
+waits as step 3 does, and sets arrived back. arrived[me] is 1 for ever: copies within this GPU, for which the
+driver may use multiprocessors, come before the consumer on its own stream, lest they wait for one that a
+consumer occupies which waits for them.
+"""
+
+from shmemkit.kernels.method import Method
+
+
+class CopyEngine(Method):
+    """All-gathers by copies, of at most `max_nbytes` gathered bytes. Collective.
+
+    arrived   symmetric uint64 (n_ranks,): the segments that are here, for the consumer of ``overlap``
+    pushes    whether segments are pushed into a symmetric `out`, not pulled
+
+    ValueError, on all ranks, where one of them does not reach the memory of all, or its streams have no
+    memory operations. They wait without limit: SHMEMKIT_TIMEOUT is for kernels.
+    """
+
+    pushes = True
+
+    def prepare(self, max_nbytes):
+        world, n = self.world, self.world.n_ranks
+        reason = next(filter(None, world.host_allgather(world.backend.no_copies())), None)
+        if reason:
+            raise ValueError(f"all-gather by copy engines cannot be used here: {reason}. Take another method")
+        self.max_nbytes = max_nbytes
+        self.ready, self.arrived, self.taken = (
+            self.zeros(n, "uint64", f"all_gather.copy.{name}") for name in ("ready", "arrived", "taken")
+        )
+        self.staged = self.empty(-(-max_nbytes // n), "uint8", "all_gather.copy.staged")
+        with world.stream:
+            self.arrived[world.rank] = 1
+        world.stream.synchronize()
+        self.side = world.backend.new_stream()
+        self.started = None  # the Transfer that is to be finished
+
+    def bind(self, x, out, in_place):
+        return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
+
+    def overlap(self, x, out):
+        """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
+
+        x     C-contiguous, any dtype and shape, of the same size on all ranks. If it is its part of `out`, it
+              need not be copied there
+        out   C-contiguous, of x's dtype and n_ranks times as many elements: on all ranks the same part of the
+              same symmetric array, or on all ranks private memory. ValueError otherwise
+        """
+        world = self.world
+        if (
+            not (x.flags.c_contiguous and out.flags.c_contiguous)
+            or x.dtype != out.dtype
+            or out.size != world.n_ranks * x.size
+            or out.nbytes > self.max_nbytes
+        ):
+            raise ValueError(
+                f"overlap: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: C-contiguous arrays of one "
+                f"dtype are allowed, out {world.n_ranks} times as large, of at most {self.max_nbytes} bytes"
+            )
+        address = world.backend.address
+        in_place = address(x) == address(out) + world.rank * x.nbytes
+        return Transfer(self, x.reshape(-1).view("uint8"), out.reshape(-1).view("uint8"), in_place)
+
+
+class CopyPush(CopyEngine):
+    """The method "copy_push" of ``AllGather``."""
+
+
+class CopyPull(CopyEngine):
+    """The method "copy_pull" of ``AllGather``."""
+
+    pushes = False
+
+
+class Transfer:
+    """One all-gather of these arrays, as often as it is wanted; in graphs, too.
+
+    Either ``run(stream)``; or ``start(stream)``, the launch of the consumer on the same stream, and
+    ``finish(stream)``. A stream of None is the World's. The caller keeps the arrays alive. The calls of one
+    CopyEngine, of all its Transfers, follow each other in the same order on all ranks, on one stream or
+    ordered by events. RuntimeError when one begins before another has been finished.
+    """
+
+    def __init__(self, engine, x, out, in_place):
+        self.engine, self.world, self.backend = engine, engine.world, engine.world.backend
+        me, n, size = self.world.rank, self.world.n_ranks, x.size
+        self.peers = [(me + i) % n for i in range(1, n)]  # in the order in which their segments come
+        self.segments = [out[k * size : (k + 1) * size] for k in range(n)]
+        self.own = [] if in_place else [self._copy(self.segments[me], me, x, me)]
+        self.stage = []  # before everything else
+        self.whole, self.halves = [], ([], [])
+        if self.peers:
+            symmetric = size > 0 and self.world.is_symmetric(out)
+            if symmetric and engine.pushes:
+                self._push(x)
+            elif symmetric:
+                self.stage, self.own = self.own, []
+                self._pull(self.segments)
+            else:
+                self.stage = [self._copy(engine.staged[:size], me, x, me)]
+                self._pull([engine.staged[:size]] * n)
+
+    def _push(self, x):
+        me, arrived = self.world.rank, self.engine.arrived
+        there = self.peers[::-1]
+        copies = [self._copy(self.segments[me], p, x, me) for p in there]
+        tell = [self._tell(arrived, me, p) for p in there]
+        wait = self._await(arrived)
+        self._arrange(copies, tell + wait, [[each] for each in tell], wait)
+
+    def _pull(self, staged):
+        """`staged[k]`: where segment k is on rank k."""
+        me, arrived, taken = self.world.rank, self.engine.arrived, self.engine.taken
+        copies = [self._copy(self.segments[p], me, staged[p], p) for p in self.peers]
+        tell = [self._tell(taken, me, p) for p in self.peers]
+        wait = self._await(taken)
+        signals = [[self._tell(arrived, p, me)] for p in self.peers]
+        signals[-1] += tell
+        self._arrange(copies, tell + wait, signals, wait + self._set_back(arrived))
+
+    def _arrange(self, copies, end, signals, finish):
+        """Of a whole call: the copies, and the memory operations of step 3. Of one in two halves: those that
+        follow each copy, and those of ``finish``."""
+        operations, ready = self.backend.memory_operations, self.engine.ready
+        begin = operations([self._tell(ready, self.world.rank, p) for p in self.peers] + self._await(ready))
+        self.whole = [begin, *copies, operations(end)]
+        first = [begin]
+        for copy, its in zip(copies, signals, strict=True):
+            first += [copy, operations(its)]
+        self.halves = first, [operations(finish)]
+
+    def _copy(self, dst, to, src, at):
+        """From memory of rank `at` to that of rank `to`."""
+        if src.size == 0:
+            return _nothing
+        return self.backend.copy(self.world.peer_view(dst, to), self.world.peer_view(src, at))
+
+    def _tell(self, signals, k, on):
+        """Set signal k on rank `on`."""
+        return "write", self.world.peer_view(signals[k : k + 1], on), 1
+
+    def _await(self, signals):
+        """Wait for those of all others here, and set them back."""
+        return [("wait", signals[p : p + 1], 1) for p in self.peers] + self._set_back(signals)
+
+    def _set_back(self, signals):
+        return [("write", signals[p : p + 1], 0) for p in self.peers]
+
+    def run(self, stream=None):
+        """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
+        self._check(None)
+        stream, side = self._handles(stream)
+        _enqueue(self.stage, stream)
+        if self.own:
+            self.backend.order(side, stream)
+            _enqueue(self.own, side)
+        _enqueue(self.whole, stream)
+        if self.own:
+            self.backend.order(stream, side)
+
+    def start(self, stream=None):
+        """Begin to gather. A kernel that is launched on `stream` now may ``wait(engine.arrived[k:], 1, "sys",
+        "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
+        its own is there."""
+        self._check(None)
+        stream, side = self._handles(stream)
+        _enqueue(self.stage, stream)
+        self.backend.order(side, stream)
+        _enqueue(self.halves[0], side)
+        _enqueue(self.own, stream)
+        self.engine.started = self
+
+    def finish(self, stream=None):
+        """When the stream has run it, all segments are there, and x and out may be overwritten."""
+        self._check(self)
+        stream, side = self._handles(stream)
+        self.backend.order(stream, side)
+        _enqueue(self.halves[1], stream)
+        self.engine.started = None
+
+    def _check(self, started):
+        if self.engine.started is not started:
+            raise RuntimeError(
+                "a Transfer was started and not finished" if started is None else "finish: start comes before"
+            )
+
+    def _handles(self, stream):
+        return self.backend.handle(stream), self.backend.handle(self.engine.side)
+
+
+def _enqueue(operations, stream):
+    for operation in operations:
+        operation(stream)
+
+
+def _nothing(stream):
+    pass

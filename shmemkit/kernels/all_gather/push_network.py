@@ -1,0 +1,98 @@
+"""All-gather by push where the memory of some ranks is not mapped here: to those, through NVSHMEM.
+
+Scratch   scratch[half, k, b], on every rank: part b of rank k's segment, written by rank k only. Of its own
+          segment, where the network reads it
+Signals   arrived[half, k, b], on every rank: the number of the last call whose part b of rank k is there
+          (only rank k sets it)
+Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+          half. In device memory, so that a replayed graph counts on
+
+  block (b, 0):   1. copy part b of x to my own scratch, syncthreads
+                  2. put it, and its signal, to each far rank          the signal follows the data
+                  3. copy part b of x to my output
+  block (b, y), with peer = me + y modulo the ranks:
+     near peer:   1. copy part b of x to the scratch of the peer, syncthreads
+                  2. set its signal there                              release, sys
+     any peer:    3. wait for its part b here                          acquire, sys, also of the network
+                  4. copy it to my output
+  all:               add 1 to the counter
+
+No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
+Half h of it is written again two calls with it later. In the one between, the peer's part b has come, which
+the peer sends in a launch that begins after its launch before has ended: it has read what half h held. That
+launch could not end before my put was there: so my own scratch may be written again, although nobody has
+called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls can be, and
+the network may swap them: hence a signal for each half.
+
+No deadlock: who sends does not wait before; all blocks are resident.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_wait_until,
+    symm_at,
+    wait_block,
+)
+
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def push_all_gather_network(x, out, in_place, part, near, scratch, arrived, calls):
+    """Gather the `x` of all ranks in `out`, by rank.
+
+    x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
+    in_place  whether x is my part of out
+    part      elements of a part: gridDim.x of them are x
+    near      uint8 (n_ranks,): 1 for the ranks whose memory is mapped here
+    scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
+    arrived   uint64 (2, n_ranks, parts at most), symmetric, zeros at first
+    calls     uint64 (n_ranks, parts at most), zeros at first
+    grid      (parts, n_ranks)
+    """
+    me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
+    peer = me + y
+    if peer >= n:
+        peer -= n
+    begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
+    call = calls[y, b] + 1
+    half, length = call & 1, end - begin
+    mine = out[peer * x.size + begin : peer * x.size + end]
+    if y == 0:
+        source = scratch[half, me, b, :length]
+        copy_block(source, x[begin:end])
+        for other in range(n):
+            if near[other] == 0:  # such a put begins with a barrier of the block
+                put_signal_nbi_block(source, source, arrived[half, me, b:], call, SET, other)
+        if not in_place:
+            copy_block(mine, x[begin:end])
+    else:
+        if near[peer] != 0:
+            copy_block(symm_at(scratch, peer)[half, me, b, :length], x[begin:end])
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                notify(arrived[half, me, b:], peer, call, "set", "sys")
+            wait_block(arrived[half, peer, b:], 1, "sys", "acquire", call)
+        else:
+            if cuda.threadIdx.x == 0:
+                signal_wait_until(arrived[half, peer, b:], GE, call)
+            cuda.syncthreads()
+        copy_block(mine, scratch[half, peer, b, :length])
+    cuda.syncthreads()  # all threads have read the counter
+    if cuda.threadIdx.x == 0:
+        calls[y, b] = call
+
+
+_bytes, _flags = types.Array(types.uint8, 1, "C"), types.Array(types.uint8, 1, "C")
+_signature = (
+    *(_bytes, _bytes, types.boolean, types.int64, _flags, types.Array(types.uint8, 4, "C")),
+    *(types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")),
+)

@@ -1,0 +1,311 @@
+"""All-gathers of several nodes on the emulator, and the words of LL that travel by NVSHMEM: nodes, lengths,
+dtypes, repeated calls, in place, graphs; without races, with messages that overtake each other."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numba import cuda
+from numba.core.errors import TypingError
+from numba.cuda import types
+from ptx import compile_ptx, instructions
+from test_all_gather import gather_all
+
+import shmemkit as sk
+from shmemkit.device import (
+    ld_acquire,
+    ll_pack_block,
+    ll_pack_warp,
+    ll_put_block,
+    ll_put_warp,
+    ll_recv_block,
+    ll_recv_warp,
+    ll_words,
+    num_ranks,
+    quiet,
+    rank,
+    symm_at,
+)
+from shmemkit.emu.__main__ import main as emulate
+from shmemkit.emu.network import Network
+from shmemkit.emu.thread import Thread
+from shmemkit.kernels.all_gather import METHODS, ll_2d, push_2d
+
+methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
+NODES = [(2, 4), (4, 2), (2, 2), (3, 1), (1, 3), (1, 1)]  # nodes, ranks of each
+
+
+@pytest.fixture(autouse=True)
+def two_dimensions(monkeypatch):
+    """Loads and stores stay in a node; messages go to the same local rank of another one."""
+    stores, puts = Thread.peer, Network.put
+
+    def peer(thread, array, pe):
+        size = thread.block.machine.local_size
+        assert thread.pe // size == int(pe) // size, f"rank {thread.pe} stores to rank {pe}"
+        return stores(thread, array, pe)
+
+    def put(network, thread, dst, src, pe, *options):
+        size = network.machine.local_size
+        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
+        return puts(network, thread, dst, src, pe, *options)
+
+    monkeypatch.setattr(Thread, "peer", peer)
+    monkeypatch.setattr(Network, "put", put)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Several parts and chunks of few bytes; not all chunks have a block of their own."""
+    monkeypatch.setattr(push_2d, "PART", 64)
+    monkeypatch.setattr(push_2d, "MAX_PARTS", 5)
+    monkeypatch.setattr(ll_2d, "CHUNK", 64)
+    monkeypatch.setattr(ll_2d, "MAX_BLOCKS", 12)
+
+
+@methods
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0, 1])
+@pytest.mark.parametrize("nodes, local_size", NODES)
+def test_nodes(pes, nodes, local_size, method):
+    pes(nodes * local_size, local_size=local_size).run(gather_all, method, [9, 4, 0, 40])
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_many_ranks(pes, method):
+    pes(16, local_size=8).run(gather_all, method, [5, 1, 9], "int16")
+
+
+@methods
+@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[None, 5])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
+def test_parts_and_chunks(pes, small, nodes, local_size, method):
+    sizes = [1, 700, 0, 33, 500, 64, 65, 700, 7, 129]
+    pes(nodes * local_size, local_size=local_size).run(gather_all, method, sizes, "uint8")
+
+
+@methods
+def test_larger_than_a_chunk(pes, method):
+    pes(4, local_size=2).run(gather_all, method, [4096, 5000, 3], "uint8")
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None])
+@pytest.mark.parametrize("dtype", ["bool", "int16", "bfloat16", "complex128"])
+def test_dtypes_in_place(pes, method, dtype):
+    pes(4, local_size=2).run(gather_all, method, [5, 6], dtype, 0, True)
+
+
+@methods
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    nodes=st.sampled_from([(2, 2), (2, 1), (3, 2), (1, 2), (4, 1)]),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=5),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+)
+def test_any_shape(pes, small, method, seed, delivery, nodes, sizes, dtype, unaligned, in_place):
+    ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
+    ranks.run(gather_all, method, sizes, dtype, unaligned, in_place)
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+def test_graphs_interleaved_with_calls(pes, method):
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40 * 4, method)
+        xs, outs, graphs = [np.zeros(m, "int32") for m in (40, 3)], [], []
+        for x in xs:
+            world.stream.begin_capture()
+            outs.append(gather(x, np.zeros((n, x.size), "int32")))
+            graphs.append(world.stream.end_capture())
+        for repeat in range(7):
+            x, out = xs[repeat % 2], outs[repeat % 2]
+            x[:] = 100 * repeat + world.rank
+            if repeat == 4:
+                gather(x, out)
+            else:
+                graphs[repeat % 2].launch(world.stream)
+            world.synchronize()
+            assert (out == 100 * repeat + np.arange(n)[:, None]).all()
+        gather.free()
+
+    pes(4, local_size=2).run(main)
+
+
+@methods
+@pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
+def test_proven_for_a_small_size(method, nodes, local_size):
+    """Three calls use the first half again, after two hops with 2 x 2. It fails with one half in the place of
+    two, of the scratch, the lines or the signals, also if it is my own only; and without any of the waits."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = METHODS[method](world, 4 * n)
+        gather.threads = 1
+        gather._launches.clear()
+        for call in range(3):
+            x, out = np.full(4, 10 * call + world.rank, "uint8"), np.zeros((n, 4), "uint8")
+            gather.bind(x, out.reshape(-1), False)(None)
+            world.synchronize()
+            assert (out == 10 * call + np.arange(n)[:, None]).all()
+
+    found = sk.emu.explore(
+        main, nodes * local_size, exhaustive=True, local_size=local_size, heap_size=1 << 18
+    )
+    assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.parametrize("module", [ll_2d, push_2d], ids=["ll_2d", "push_2d"])
+def test_no_division(module):
+    """Nor a detour through floating point, which a wrong mix of integer types takes."""
+    pytest.importorskip("nvshmem", reason="needs nvshmem4py")
+    for kernel, argument_types in module.GPU_KERNELS.values():
+        slow = [i for i in instructions(compile_ptx(kernel, argument_types)) if re.match(r"div|rem|.*f64", i)]
+        assert slow == []
+
+
+@pytest.mark.parametrize("options", [[], ["--races", "--delivery", "unordered"]])
+def test_example(monkeypatch, capsys, options):
+    """It prints what it says."""
+    program = Path(__file__).parent.parent / "examples" / "03_all_gather_2d.py"
+    expected = re.search(r"emulator it prints\n\n(.*?)\n\n", program.read_text(), re.S)[1]
+    monkeypatch.setenv("SHMEMKIT_LOCAL_SIZE", "2")
+    assert emulate(["-n", "4", *options, str(program)]) == 0
+    assert capsys.readouterr().out.split("\n") == [*textwrap.dedent(expected).split("\n"), ""]
+
+
+# ---- packed words by NVSHMEM
+
+FORMS = {
+    "warp": (ll_pack_warp, ll_put_warp, ll_recv_warp),
+    "block": (ll_pack_block, ll_put_block, ll_recv_block),
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def ring(form, size, wait_for_the_put=True):
+    """Twice from one buffer to the next rank's."""
+    pack, put, recv = FORMS[form]
+
+    @cuda.jit
+    def kernel(x, y, out, lines, n_bytes):
+        for flag in (7, 8):
+            pack(out, x[flag - 7], flag)
+            cuda.syncthreads()
+            put(lines[flag - 7], out, ll_words(n_bytes), (rank() + 1) % num_ranks())
+            if wait_for_the_put and cuda.threadIdx.x == 0:
+                quiet()
+            cuda.syncthreads()
+        recv(y[0], lines[0], 7)
+        recv(y[1], lines[1], 8)
+
+    def main():
+        world = sk.init()
+        x = np.arange(2 * size, dtype="uint8").reshape(2, size) + world.rank
+        y = np.zeros_like(x)
+        words = ll_words(size)
+        kernel[1, 20](x, y, sk.zeros(words, "uint64"), sk.zeros((2, words), "uint64"), size)
+        world.synchronize()
+        return (y - x).min(), (y - x).max()
+
+    return main
+
+
+@forms
+@pytest.mark.parametrize("size", [3, 8, 41])
+@pytest.mark.schedules(deliveries=("eager", "ordered", "unordered"), seeds=[None, 0, 1])
+def test_words_that_are_sent(pes, form, size):
+    assert pes(3, local_size=1).run(ring(form, size)) == [(2, 2), (255, 255), (255, 255)]
+
+
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None])
+def test_words_that_are_packed_again_too_early(pes):
+    with pytest.raises(sk.emu.DeadlockError, match="to hold the flag 7"):
+        pes(2, local_size=1).run(ring("block", 8, wait_for_the_put=False))
+
+
+@pytest.mark.parametrize("delivery, together", [("ordered", True), ("unordered", False)])
+def test_words_arrive_one_by_one(delivery, together):
+    @cuda.jit
+    def kernel(lines, mine, seen, x):
+        if rank() == 0:
+            ll_pack_warp(mine, x, 5)
+            ll_put_warp(lines, mine, 4, 1)
+        else:
+            ll_recv_warp(x[8:], lines[2:], 5)
+            seen[0] = ld_acquire(lines, 1)
+
+    def main():
+        world = sk.init()
+        seen = np.zeros(1, "uint64")
+        kernel[1, 1](sk.zeros(4, "uint64"), sk.zeros(4, "uint64"), seen, np.ones(16, "uint8"))
+        world.synchronize()
+        assert world.rank == 0 or seen[0] >> 32 == 5
+
+    found = sk.emu.explore(main, 2, exhaustive=True, deliveries=delivery, local_size=1)
+    assert isinstance(found.failure, AssertionError) != together, str(found)
+    assert found.finished == together
+
+
+@pytest.mark.parametrize(
+    "lines, source, n_words, message",
+    [
+        (4, 4, 3, "3 words of 4, to 4: an even number"),
+        (4, 2, 4, "4 words of 2, to 4: an even number"),
+        (2, 4, 4, "4 words of 4, to 2: an even number"),
+        (4, None, 4, "not a symmetric array"),
+    ],
+)
+def test_wrong_words(pes, lines, source, n_words, message):
+    @cuda.jit
+    def kernel(lines, source):
+        ll_put_block(lines, source, n_words, 1 - rank())
+
+    def main():
+        sk.init()
+        there = sk.zeros(lines, "uint64")
+        kernel[1, 1](there, np.zeros(4, "uint64") if source is None else sk.zeros(source, "uint64"))
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(2, local_size=1).run(main)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_words_on_the_gpu(form):
+    pytest.importorskip("nvshmem", reason="needs nvshmem4py")
+    put = FORMS[form][1]
+
+    def kernel(lines, source, n_words):
+        put(lines, source, n_words, 1)
+
+    words = types.Array(types.uint64, 1, "C")
+    ptx = compile_ptx(kernel, (words, words, types.int64))
+    assert f"uint64_put_nbi_{form}" in ptx
+    with pytest.raises(TypingError, match="lines must be a 1-D contiguous array of uint64"):
+        compile_ptx(kernel, (words, types.Array(types.uint32, 1, "C"), types.int64))
+
+
+def test_stores_do_not_leave_a_node(pes):
+    """The check of this file."""
+
+    @cuda.jit
+    def kernel(array):
+        symm_at(array, 1 - rank())[0] = 1
+
+    def main():
+        sk.init()
+        kernel[1, 1](sk.zeros(1, "int64"))
+
+    with pytest.raises(sk.emu.EmulatorError, match="stores to rank"):
+        pes(2, local_size=1).run(main)

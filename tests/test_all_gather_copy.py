@@ -1,0 +1,461 @@
+"""All-gathers by copy engines on the emulator: into symmetric and private memory, whole and beside a kernel
+that consumes the segments. (Into private memory tests/test_all_gather.py has more.)"""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numba import cuda
+from test_emu_mpi import MPIRUN, succeed
+
+import shmemkit as sk
+from shmemkit.device import notify, num_ranks, rank, wait
+from shmemkit.emu.backend import EmulatorBackend
+from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush, Transfer
+from shmemkit.memory import as_dtype
+
+METHODS = {"copy_push": CopyPush, "copy_pull": CopyPull}
+methods = pytest.mark.parametrize("method", METHODS)
+outputs = pytest.mark.parametrize("symmetric", [False, True], ids=["private", "symmetric"])
+
+
+def values(call, size, dtype, n):
+    """What all ranks give in `call`."""
+    rows = [np.random.default_rng([call, r]).integers(0, 100, size) for r in range(n)]
+    return np.stack(rows).astype(as_dtype(dtype))
+
+
+@cuda.jit
+def give(x, value):
+    for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):
+        x[i] = value
+
+
+@cuda.jit
+def take(out, seen):
+    for i in range(cuda.threadIdx.x, seen.size, cuda.blockDim.x):
+        seen[i] = out[i]
+
+
+@cuda.jit
+def consume(out, arrived, seen, last):
+    """Take the segments up to the `last` as they come: mine, and those of the ranks after me."""
+    size = out.size // num_ranks()
+    for i in range(last):
+        k = (rank() + i) % num_ranks()
+        wait(arrived[k:], 1, "sys", "acquire", 1)
+        for j in range(k * size + cuda.threadIdx.x, (k + 1) * size, cuda.blockDim.x):
+            seen[j] = out[j]
+
+
+def room_for(world, n, dtype, symmetric):
+    return world.zeros(n, dtype) if symmetric else np.zeros(n, as_dtype(dtype))
+
+
+def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False, symmetric=True):
+    world = sk.init()
+    n, item = world.n_ranks, as_dtype(dtype).itemsize
+    gather = sk.AllGather(world, n * max(sizes) * item, method)
+    room = room_for(world, unaligned + n * max(sizes) + 5, dtype, symmetric)
+    for call, size in enumerate(sizes):
+        expected = values(call, size, dtype, n)
+        room[:] = 0
+        world.host_barrier()
+        out = room[unaligned : unaligned + n * size].reshape(n, size)
+        x = out[world.rank] if in_place else np.zeros(unaligned + size, as_dtype(dtype))[unaligned:]
+        x[...] = expected[world.rank]
+        assert gather(x, out) is out
+        world.synchronize()
+        np.testing.assert_array_equal(out, expected)
+        assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
+        world.host_barrier()
+    gather.free()
+
+
+@methods
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
+def test_symmetric_outputs(pes, n_pes, in_place, method):
+    pes(n_pes).run(gather_all, method, [9, 4, 0, 300], "int32", 0, in_place)
+
+
+@methods
+@outputs
+def test_many_ranks(pes, method, symmetric):
+    pes(16).run(gather_all, method, [5, 1], "int16", 0, False, symmetric)
+
+
+@methods
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    n_pes=st.integers(1, 4),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=5),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+    symmetric=st.booleans(),
+)
+def test_any_shape(pes, method, seed, n_pes, sizes, dtype, unaligned, in_place, symmetric):
+    pes(n_pes, seed=seed).run(gather_all, method, sizes, dtype, unaligned, in_place, symmetric)
+
+
+def test_outputs_of_one_object_alternate_with_private_ones(pes):
+    """The method of a call is not that of the one before it: signals are set back by each."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gathers = [sk.AllGather(world, n * 12, method) for method in METHODS]
+        outs = [
+            gathers[0].output((n, 3), "int32"),
+            np.zeros((n, 3), "int32"),
+            gathers[1].output(3 * n, "int32"),
+        ]
+        for call in range(9):
+            out = outs[call % 3]
+            for gather in gathers:
+                gather(np.full(3, 10 * call + world.rank, "int32"), out)
+                assert (out.reshape(n, 3) == 10 * call + np.arange(n)[:, None]).all()
+                world.barrier()  # x and the outputs are read and written by host programs
+
+    pes(3).run(main)
+
+
+@methods
+@outputs
+@pytest.mark.schedules(deliveries="eager", seeds=[None, *range(3)])
+def test_graphs_interleaved_with_calls(pes, method, symmetric):
+    def main():
+        world = sk.init()
+        n, stream = world.n_ranks, cuda.stream()
+        gather = sk.AllGather(world, n * 40 * 4, method)
+        xs, graphs = [np.zeros(m, "int32") for m in (40, 3)], []
+        outs = [room_for(world, n * x.size, "int32", symmetric) for x in xs]
+        seen = [np.zeros_like(out) for out in outs]
+        for x, out in zip(xs, outs, strict=True):
+            stream.begin_capture()
+            gather(x, out, stream)
+            graphs.append(stream.end_capture())
+        for repeat in range(7):
+            i = repeat % 2
+            give[1, 8, stream](xs[i], 100 * repeat + world.rank)
+            if repeat == 4:
+                gather(xs[i], outs[i], stream)
+            else:
+                graphs[i].launch(stream)
+            take[1, 8, stream](outs[i], seen[i])
+            stream.synchronize()
+            assert (seen[i].reshape(n, -1) == 100 * repeat + np.arange(n)[:, None]).all()
+
+    pes(3).run(main)
+
+
+@methods
+@outputs
+def test_streams_follow_each_other(pes, method, symmetric):
+    def main():
+        world = sk.init()
+        n, streams = world.n_ranks, [world.stream, cuda.stream(), cuda.stream()]
+        gather, x = sk.AllGather(world, n * 20, method), np.zeros(20, "uint8")
+        out, seen = room_for(world, n * 20, "uint8", symmetric), np.zeros(n * 20, "uint8")
+        for call in range(6):
+            stream = streams[call % 3]
+            if call:
+                stream.wait_event(streams[(call - 1) % 3].record())
+            give[1, 4, stream](x, 10 * call + world.rank)
+            gather(x, out, stream)
+            take[1, 4, stream](out, seen)
+            world.synchronize()
+            assert (seen.reshape(n, 20) == 10 * call + np.arange(n)[:, None]).all()
+
+    pes(2).run(main)
+
+
+# ---- beside a consumer
+
+
+def overlap_all(method, calls, size=3, symmetric=True, in_place=False, threads=4, skip=0, dtype="int32"):
+    """Each call: make x, gather it beside a consumer, which does not wait for the `skip` last to come."""
+    world = sk.init()
+    n = world.n_ranks
+    engine = METHODS[method](world, n * size * as_dtype(dtype).itemsize)
+    out, seen = room_for(world, n * size, dtype, symmetric), np.zeros(n * size, as_dtype(dtype))
+    x = out[world.rank * size :][:size] if in_place else np.zeros(size, as_dtype(dtype))
+    transfer = engine.overlap(x, out)
+    for call in range(calls):
+        give[1, threads, world.stream](x, 10 * call + world.rank)
+        transfer.start()
+        consume[1, threads, world.stream](out, engine.arrived, seen, max(n - skip, 1))
+        transfer.finish()
+        take[1, threads, world.stream](out, seen)
+        give[1, threads, world.stream](x, 255)
+        assert (seen.reshape(n, size) == 10 * call + np.arange(n)[:, None]).all()
+    world.synchronize()
+    assert engine.arrived.tolist() == [k == world.rank for k in range(n)]
+    engine.free()
+
+
+@methods
+@outputs
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
+def test_overlap(pes, n_pes, in_place, symmetric, method):
+    pes(n_pes).run(overlap_all, method, 4, 3, symmetric, in_place)
+
+
+@methods
+@outputs
+@pytest.mark.parametrize("size", [0, 1])
+def test_overlap_of_little(pes, method, symmetric, size):
+    pes(3).run(overlap_all, method, 3, size, symmetric, False, 1, 2)
+
+
+@cuda.jit
+def see(arrived, seen):
+    wait(arrived[1:], 1, "sys", "acquire", 1)
+    notify(seen, 0, 1)
+    notify(seen, 2, 1)
+
+
+@cuda.jit
+def hold(seen):
+    wait(seen, 1, "sys", "acquire", 1)
+
+
+@methods
+def test_the_consumer_has_segments_before_all_have_come(pes, method):
+    """Segment 2 is copied to rank 0 only when the consumer there has seen segment 1."""
+
+    def main():
+        world = sk.init()
+        engine, seen, out = METHODS[method](world, 3 * 8), world.signals(1), world.zeros(3, "int64")
+        transfer = engine.overlap(np.full(1, world.rank + 5), out)
+        if world.rank == (2 if method == "copy_push" else 0):
+            transfer.halves[0].insert(3, lambda stream: hold[1, 1, stream](seen))  # before the second copy
+        transfer.start()
+        if world.rank == 0:
+            see[1, 1, world.stream](engine.arrived, seen)
+        transfer.finish()
+        world.synchronize()
+        assert out.tolist() == [5, 6, 7]
+
+    pes(3).run(main)
+
+
+@methods
+@outputs
+@pytest.mark.schedules(deliveries="eager", seeds=[None, *range(3)])
+def test_graphs_of_an_overlap(pes, method, symmetric):
+    def main():
+        world = sk.init()
+        n, size, stream = world.n_ranks, 5, world.stream
+        engine = METHODS[method](world, n * size)
+        x, out = np.zeros(size, "uint8"), room_for(world, n * size, "uint8", symmetric)
+        seen, after = np.zeros(n * size, "uint8"), np.zeros(n * size, "uint8")
+        transfer, whole = engine.overlap(x, out), engine.bind(x, out, False)
+        stream.begin_capture()
+        transfer.start(stream)
+        consume[1, 4, stream](out, engine.arrived, seen, n)
+        transfer.finish(stream)
+        graph = stream.end_capture()
+        for repeat in range(6):
+            give[1, 4, stream](x, 10 * repeat + world.rank)
+            if repeat % 3 == 2:
+                whole(stream)
+            else:
+                graph.launch(stream)
+            take[1, 4, stream](out, after)
+            world.synchronize()
+            assert (after.reshape(n, size) == 10 * repeat + np.arange(n)[:, None]).all()
+            assert repeat % 3 == 2 or (seen == after).all()
+
+    pes(3).run(main)
+
+
+def test_an_overlap_is_started_and_finished_in_turn(pes):
+    def main():
+        world = sk.init()
+        engine, out = CopyPush(world, 64), np.zeros((world.n_ranks, 2))
+        first, second = (engine.overlap(np.zeros(2), out) for _ in range(2))
+        with pytest.raises(RuntimeError, match="finish: start comes before"):
+            first.finish()
+        first.start()
+        for begin in (first.start, second.start, second.run):
+            with pytest.raises(RuntimeError, match="was started and not finished"):
+                begin()
+        with pytest.raises(RuntimeError, match="finish: start comes before"):
+            second.finish()
+        first.finish()
+        second.run()
+
+    pes(2).run(main)
+
+
+def test_wrong_arrays(pes):
+    def main():
+        world = sk.init()
+        engine, x = CopyPull(world, 64), np.zeros(4, "float32")
+        for array, out in [
+            (x, np.zeros(7, "float32")),
+            (x, np.zeros(8, "int32")),
+            (np.zeros(8, "float32")[::2], np.zeros(8, "float32")),
+            (np.zeros(9, "float32"), np.zeros(18, "float32")),
+        ]:
+            with pytest.raises(ValueError, match="out 2 times as large, of at most 64 bytes"):
+                engine.overlap(array, out)
+
+    pes(2).run(main)
+
+
+@methods
+def test_refused_on_all_ranks_where_one_cannot_copy(pes, monkeypatch, capfd, method):
+    monkeypatch.setattr(
+        EmulatorBackend, "no_copies", lambda backend: "rank 1 is elsewhere" if backend.pe == 1 else None
+    )
+
+    def main():
+        with sk.init() as world:
+            with pytest.raises(ValueError, match="copy engines cannot be used here: rank 1 is elsewhere"):
+                sk.AllGather(world, 64, method)
+
+    pes(3).run(main)
+    assert "without free" not in capfd.readouterr().err
+
+
+@methods
+def test_who_is_missing(pes, method):
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 24, method)
+        if world.rank != 1:
+            gather(np.zeros(1))
+        world.synchronize()
+
+    with pytest.raises(sk.emu.DeadlockError, match="in memory operations: waits for") as caught:
+        pes(3).run(main)
+    waits = re.findall(r"rank (.) .* waits for all_gather.copy.ready\[1\] on rank \1 >= 1", str(caught.value))
+    assert waits == ["0", "2"]
+
+
+# ---- all schedules
+
+
+def whole_all(method, calls, symmetric):
+    world = sk.init()
+    n = world.n_ranks
+    engine = METHODS[method](world, n)
+    out, x, seen = room_for(world, n, "uint8", symmetric), np.zeros(1, "uint8"), np.zeros(n, "uint8")
+    run = engine.bind(x, out, False)
+    for call in range(calls):
+        give[1, 1, world.stream](x, 10 * call + world.rank)
+        run(None)
+        take[1, 1, world.stream](out, seen)
+        give[1, 1, world.stream](x, 255)
+        assert (seen == 10 * call + np.arange(n)).all()
+    engine.free()
+
+
+def explored(n_pes, calls, method, symmetric, skip=None):
+    """Without `skip` whole calls, else beside a consumer."""
+    main, args = whole_all, (method, calls, symmetric)
+    if skip is not None:
+        main, args = overlap_all, (method, calls, 1, symmetric, False, 1, skip)
+    return sk.emu.explore(main, n_pes, args, exhaustive=True, heap_size=1 << 16)
+
+
+@methods
+@outputs
+@pytest.mark.parametrize("skip", [None, 0, 1])
+@pytest.mark.parametrize("n_pes, calls", [(2, 4), (3, 2)])
+def test_proven_for_a_small_size(n_pes, calls, skip, symmetric, method):
+    found = explored(n_pes, calls, method, symmetric, skip)
+    assert found.finished and found.failure is None, str(found)
+
+
+PULLED = [("copy_push", False), ("copy_pull", False), ("copy_pull", True)]
+
+
+@pytest.mark.parametrize(
+    "method, symmetric, signals, skip",
+    [
+        *[("copy_push", True, "ready", skip) for skip in (None, 0, 1)],
+        *[("copy_push", True, "arrived", skip) for skip in (None, 1)],  # with 0, the consumer waits for all
+        *[
+            (*pulled, signals, skip)
+            for pulled in PULLED
+            for signals in ("ready", "taken")
+            for skip in (None, 0)
+        ],
+    ],
+)
+def test_each_wait_is_needed(monkeypatch, method, symmetric, signals, skip):
+    """Without one of them, the exploration above fails."""
+    whole = Transfer._await
+
+    def without(transfer, waited):
+        left_out = waited is getattr(transfer.engine, signals)
+        return transfer._set_back(waited) if left_out else whole(transfer, waited)
+
+    monkeypatch.setattr(Transfer, "_await", without)
+    assert explored(2, 3, method, symmetric, skip).failure is not None
+
+
+# ---- one process per rank
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed")
+def test_under_mpirun():
+    succeed(
+        3,
+        """
+        from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
+
+        @cuda.jit
+        def consume(out, arrived, seen):
+            for i in range(num_ranks()):
+                k = (rank() + i) % num_ranks()
+                wait(arrived[k:], 1, "sys", "acquire", 1)
+                seen[k] = out[k]
+
+        with sk.init() as world:
+            n, me = world.n_ranks, world.rank
+            expected, x = np.arange(n)[:, None], np.zeros(5, "int32")
+            for method in ("copy_push", "copy_pull"):
+                gather = sk.AllGather(world, n * x.nbytes, method)
+                outs = gather.output((n, x.size), "int32"), np.zeros((n, x.size), "int32")
+                graphs = []
+                for out in outs:
+                    world.stream.begin_capture()
+                    gather(x, out)
+                    graphs.append(world.stream.end_capture())
+                for call in range(12):
+                    time.sleep(0.01 * (call % n == me))
+                    x[:] = 10 * call + me
+                    if call % 3:
+                        gather(x, outs[call % 2])
+                    else:
+                        graphs[call % 2].launch(world.stream)
+                    world.synchronize()
+                    assert (outs[call % 2] == 10 * call + expected).all()
+                    world.host_barrier()
+                gather.free()
+            for method in (CopyPush, CopyPull):
+                engine, out, seen = method(world, 8 * n), sk.zeros(n, "int64"), np.zeros(n, "int64")
+                part = out[me : me + 1]
+                transfer = engine.overlap(part, out)
+                for call in range(5):
+                    part[0] = 10 * call + me
+                    transfer.start()
+                    consume[1, 1](out, engine.arrived, seen)
+                    transfer.finish()
+                    world.synchronize()
+                    assert seen.tolist() == out.tolist() == [10 * call + k for k in range(n)]
+                    world.host_barrier()
+        print("rank ok")
+        """,
+    )

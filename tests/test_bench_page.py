@@ -1,0 +1,182 @@
+"""docs/benchmarks.md: the options that it shows exist, and the results are those of the files."""
+
+import contextlib
+import importlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmemkit as sk
+from shmemkit.bench.__main__ import _parser, main
+from shmemkit.bench.all_gather import PEERS
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+DOCS = Path(__file__).parent.parent / "docs"
+MACHINE = {"gpu": "G", "gpus": {"G": 4}, "driver": "1.2", "cuda": "13.0", "python": "3.12.3"}
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """-> the modules (bench_page, tables) of docs/"""
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module("bench_page"), importlib.import_module("tables")
+
+
+def measure(path, *arguments):
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert sk.emu.run(lambda: main([*arguments, "--json", str(path)]), 2) == [0, 0]
+
+
+def write(path, *rows, p2p=400.0):
+    data = {"machine": MACHINE, "versions": {"nccl": "2.28", "numpy": "2"}, "environment": {}}
+    data |= {
+        "command": "python3 -m shmemkit.bench x",
+        "date": "2026-11-21T00:00:00+00:00",
+        "method": "A clock",
+    }
+    path.write_text(json.dumps(data | {"n_ranks": 4, "p2p_GBps": p2p, "rows": rows}))
+
+
+def row(method, size, us=None, **more):
+    return {"op": "all_gather", "method": method, "bytes": size} | ({"us": us} if us else {}) | more
+
+
+GATHERED = (
+    row("nccl", 8192, 8.0, vs_nccl=1.0),
+    row("nccl through torch", 8192, 11.0, vs_nccl=0.727),
+    row("ll", 8192, 2.0, vs_nccl=4.0, vs_torch_nccl=5.5, bus_GBps=3.07, of_p2p=0.0077),
+    row("push_1d", 8192, 1.0, note="wrong: all of it"),
+    row("auto", 8192, 2.1, took="ll", vs_nccl=3.81, vs_torch_nccl=5.24, bus_GBps=2.9, of_p2p=0.0073),
+    row("ll", 8192, 1.9, out="symmetric", vs_nccl=4.21),
+    row("nccl", 1 << 20, 40.25, vs_nccl=1.0),
+    row("nccl through torch", 1 << 20, note="refused: no"),
+    row("ll", 1 << 20, 20.0, vs_nccl=2.0125, bus_GBps=39.3, of_p2p=0.098),
+    row("push_1d", 1 << 20, 115.0, vs_nccl=0.35),
+    row("auto", 1 << 20, 20.0, took="ll", vs_nccl=2.0125),
+    row("ll", 1 << 20, note="refused: no", out="symmetric"),
+)
+
+
+def test_all_gather(pages, tmp_path):
+    write(tmp_path / "gathered_x4.json", *GATHERED)
+    assert pages[0].text(tmp_path).split("\n\n") == [
+        "### All-gather: 4 ranks on 4 x G; driver 1.2, CUDA 13.0",
+        "```bash\npython3 -m shmemkit.bench x\n```",
+        "Python 3.12.3, nccl 2.28; 2026-11-21. Timing: A clock.",
+        "One rank sends to another 400 GB/s at most: 100 % of p2p.",
+        "Into private memory:",
+        "| gathered | NCCL, us | NCCL of torch, us | fastest | us | x NCCL | x NCCL of torch | bus GB/s "
+        "| of p2p | auto, us | x NCCL |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| 8K | 8.00 | 11.0 | `ll` | 2.00 | 4.00 | 5.50 | 3.1 | 1 % | ll: 2.10 | 3.81 |\n"
+        "| 1M | 40.2 |  | `ll` | 20.0 | 2.01 |  | 39.3 | 10 % | ll: 20.0 | 2.01 |",
+        "Into symmetric memory:",
+        "| gathered | NCCL, us | NCCL of torch, us | fastest | us | x NCCL |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| 8K | 8.00 | 11.0 | `ll` | 1.90 | 4.21 |",
+        "All methods, us (and NCCL's time over it, where NCCL ran):",
+        "|  | 8K | 1M |\n| --- | --- | --- |\n"
+        "| `nccl` | 8.00 (1.00) | 40.2 (1.00) |\n"
+        "| `nccl through torch` | 11.0 (0.73) |  |\n"
+        "| `ll` | 2.00 (4.00) | 20.0 (2.01) |\n"
+        "| `auto` | 2.10 (3.81) | 20.0 (2.01) |\n"
+        "| `ll, symmetric out` | 1.90 (4.21) |  |\n"
+        "| `push_1d` |  | 115 (0.35) |",
+        "Without a figure:",
+        "- `push_1d`, 8K: wrong: all of it\n"
+        "- `nccl through torch`, 1M: refused: no\n"
+        "- `ll, symmetric out`, 1M: refused: no",
+        "![All-gather: time against size](plots/gathered_x4.svg)",
+    ]
+
+
+def test_p2p(pages, tmp_path):
+    rows = [{"op": "latency", "method": "notify", "bytes": 8, "us": 1.3}]
+    for blocks, size, rate in ((4, 8, 0.5), (4, 64, 1.0), (8, 64, 2.25)):
+        rows.append(
+            {"op": "p2p", "method": "push", "bytes": size, "us": 1.0, "bus_GBps": rate, "blocks": blocks}
+        )
+    write(tmp_path / "p2p.json", *rows)
+    parts = pages[0].text(tmp_path).split("\n\n")
+    assert parts[0].startswith("### One rank to another: 4 ranks")
+    assert parts[4:8] == [
+        "A signal, one way:",
+        "|  | us |\n| --- | --- |\n| `notify` | 1.30 |",
+        "GB/s, every rank to the next at once:",
+        "|  | 8 | 64 |\n| --- | --- | --- |\n| `push, 4 blocks` | 0.5 | 1.0 |\n| `push, 8 blocks` |  | 2.2 |",
+    ]
+
+
+def test_of_the_emulator(pages, tmp_path):
+    arguments = ["--sizes", "64,1K", "--out", "private,symmetric"]
+    measure(tmp_path / "a.json", "all_gather", *arguments)
+    measure(tmp_path / "b.json", "p2p", "--sizes", "64", "--blocks", "1,2")
+    text = pages[0].text(tmp_path)
+    assert text.count("### ") == text.count("2 ranks, emulator: times mean nothing\n") == 2
+    assert "GB/s at most" not in text
+    assert "- `nccl`, 64, 1K: refused: NCCL needs GPUs" in text
+    for method in sk.AllGather.methods:
+        assert f"`{method}`" in text
+
+
+def test_without_results_and_with_those_of_others(pages, tmp_path):
+    assert pages[0].text(tmp_path) == "There are none yet."
+    (tmp_path / "other.json").write_text('{"races_s": {}}')
+    write(tmp_path / "launch.json", {"op": "launch", "method": "b()", "us": 4.0})
+    assert pages[0].text(tmp_path) == "There are none yet."
+    assert pages[0].stale_plots(tmp_path, tmp_path) == []
+
+
+def test_a_page_or_plot_that_is_stale_is_named(pages, tmp_path, monkeypatch, capsys):
+    _, tables = pages
+    docs, results = tmp_path / "docs", tmp_path / "results"
+    docs.mkdir(), results.mkdir()
+    for name, value in (("DOCS", docs), ("RESULTS", results), ("PLOTS", docs / "plots")):
+        monkeypatch.setattr(tables, name, value)
+    page, plot = docs / "page.md", docs / "plots" / "x4.svg"
+    page.write_text("Before\n<!-- table: benchmarks -->\n<!-- end -->\nafter\n")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tables.py", *arguments])
+        failed = tables.main()
+        return failed, capsys.readouterr().out
+
+    def is_up_to_date():
+        assert run("--check") == (False, "")
+        assert run() == (False, "")
+
+    run()
+    is_up_to_date()
+    write(results / "x4.json", *GATHERED)
+    assert run("--check") == (True, "out of date: page.md, plots/x4.svg\n") and not plot.exists()
+    assert run() == (False, "written: page.md, plots/x4.svg\n")
+    text = page.read_text()
+    assert text.startswith("Before\n") and text.endswith("after\n") and "`push_1d`" in text
+    assert "<svg" in plot.read_text() and "ll, symmetric out" in plot.read_text()
+    is_up_to_date()
+    write(results / "x4.json", *GATHERED, p2p=399.9)  # the page's text is the same
+    assert run("--check") == (True, "out of date: plots/x4.svg\n")
+    run()
+    is_up_to_date()
+    (results / "x4.json").unlink()
+    assert run("--check") == (True, "out of date: page.md, plots/x4.svg\n") and plot.exists()
+    run()
+    is_up_to_date()
+    assert not plot.exists()
+
+
+def test_the_page_has_all_options_and_competitors():
+    text = (DOCS / "benchmarks.md").read_text()
+    commands = next(action for action in _parser()._actions if action.dest == "command").choices
+    options = {o for c in commands.values() for a in c._actions for o in a.option_strings}
+    shown = set(re.findall(r"`(--[a-z-]+)", text))
+    assert shown == options - {"-h", "--help"}
+    assert set(re.findall(r"^\| `([a-z_]+)` \| .* \| .*(?:pip|PyTorch)", text, re.M)) == set(PEERS)
+    for name in commands:
+        assert f"`{name}`" in text

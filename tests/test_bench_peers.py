@@ -1,0 +1,255 @@
+"""What the bench compares with: NCCL and PyTorch, here stand-ins for them."""
+
+import contextlib
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import shmemkit as sk
+from shmemkit.bench import all_gather, results, timing
+from shmemkit.bench.nccl import Nccl
+from shmemkit.bench.torch_peer import TorchNccl, TorchSymmetric
+
+
+class FakeArray:
+    def __init__(self, ptr, nbytes):
+        self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
+
+
+def fake_nccl(monkeypatch, **attributes):
+    """CuPy's module, with what Nccl uses. -> what was called"""
+    log = []
+
+    class Communicator:
+        def __init__(self, n_ranks, number, rank):
+            log.append((n_ranks, number, rank))
+
+        def allGather(self, *args):
+            log.append(args)
+
+        def destroy(self):
+            log.append("destroy")
+
+    module = SimpleNamespace(
+        **{"available": True, "NCCL_UINT8": 1, "NcclError": OSError, "NcclCommunicator": Communicator}
+        | {"get_unique_id": lambda: (1, 2)}
+        | attributes
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=module))
+    return log
+
+
+def gpu_world(rank):
+    comm = SimpleNamespace(bcast=lambda value, root: value or (1, 2))
+    stream = SimpleNamespace(ptr=77)
+    return SimpleNamespace(
+        backend=SimpleNamespace(name="nvshmem"), comm=comm, rank=rank, n_ranks=4, stream=stream
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch):
+    log = fake_nccl(monkeypatch)
+    nccl = Nccl(gpu_world(rank))
+    for x, out in ((10, 20), (30, 40)):
+        nccl.start(SimpleNamespace(x=FakeArray(x, 64), output=lambda out=out: FakeArray(out, 256)))
+        nccl.gather()
+        nccl.stop()
+    nccl.close()
+    assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "destroy"]
+
+
+def test_versions(monkeypatch):
+    fake_nccl(monkeypatch, get_version=lambda: 22809)
+    nccl = sys.modules["cupy.cuda"].nccl
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+    FakeTorch(monkeypatch)
+    found = results._versions()
+    assert found["nccl"] == found["nccl through torch"] == "2.28.9"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace()))
+    nccl.available = False
+    assert not {"nccl", "nccl through torch"} & set(results._versions())
+
+
+def failing(*_):
+    raise OSError("duplicate GPU")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"available": False}, "pip install nvidia-nccl-cu13"),
+        ({"NcclCommunicator": failing}, "duplicate GPU"),
+    ],
+)
+def test_no_nccl_is_a_refusal(attributes, message, monkeypatch):
+    fake_nccl(monkeypatch, **attributes)
+    nccl = Nccl(gpu_world(0))
+    with pytest.raises(ValueError, match=message):
+        nccl.start(SimpleNamespace())
+    nccl.close()
+
+
+@pytest.mark.parametrize("contender", [TorchNccl, TorchSymmetric])
+def test_no_pytorch_is_a_refusal(contender, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    torch = contender(gpu_world(0))
+    with pytest.raises(ValueError, match="PyTorch is not installed"):
+        torch.start(SimpleNamespace())
+    torch.close()
+
+
+class FakeTorch:
+    """What the bench uses of PyTorch: tensors are NumPy arrays, a graph is a list of calls, and NCCL is the
+    host's allgather. All ranks of the emulator share it; `log` has (rank, what)."""
+
+    uint8, ops = "uint8", None
+    fails = ""  # the call that raises
+
+    def __init__(self, monkeypatch):
+        self.log, self.connected, self.streams, self.graphs = [], set(), {}, {}
+        self.cuda = SimpleNamespace(
+            set_device=lambda number: self.note("device", number),
+            current_device=lambda: 5,
+            ExternalStream=lambda ptr: ("stream", ptr),
+            CUDAGraph=lambda: SimpleNamespace(calls=[]),
+            stream=self.stream,
+            graph=self.graph,
+            nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
+        )
+        symmetric = SimpleNamespace(empty=self.symmetric_empty, rendezvous=lambda x, g: self.note("symm", g))
+        self.distributed = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: self.rank in self.connected,
+            init_process_group=self.connect,
+            destroy_process_group=lambda: (self.note("destroy"), self.connected.remove(self.rank)),
+            all_gather_into_tensor=self.all_gather,
+            group=SimpleNamespace(WORLD=SimpleNamespace(group_name="all")),
+            _symmetric_memory=symmetric,
+        )
+        self.ops = SimpleNamespace(
+            symm_mem=SimpleNamespace(_low_contention_all_gather=self.gather_anew),
+            _c10d_functional=SimpleNamespace(wait_tensor=lambda x: x),
+        )
+        monkeypatch.setitem(sys.modules, "torch", self)
+        monkeypatch.setitem(sys.modules, "torch.distributed", self.distributed)
+        monkeypatch.setitem(sys.modules, "torch.distributed._symmetric_memory", symmetric)
+
+    rank = property(lambda self: sk.current().rank)
+    device = staticmethod(lambda kind, number: (kind, number))
+    from_dlpack = staticmethod(lambda array: array)
+
+    def note(self, *what):
+        if what[0] == self.fails:
+            raise RuntimeError(f"no {what[0]}")
+        self.log.append((self.rank, *what))
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.streams[self.rank] = stream
+        yield
+        del self.streams[self.rank]
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        self.note("capture")
+        with self.stream(stream):
+            self.graphs[self.rank] = graph
+            graph.replay = lambda: [call() for call in graph.calls]
+            yield
+            del self.graphs[self.rank]
+
+    def connect(self, backend, init_method, rank, world_size, device_id):
+        assert (backend, rank, world_size, device_id) == ("nccl", self.rank, 2, ("cuda", 3))
+        self.note("connect", init_method)
+        self.connected.add(rank)
+
+    def all_gather(self, out, x):
+        assert self.streams[self.rank] == ("stream", 77) and out.dtype == x.dtype == "uint8"
+        if graph := self.graphs.get(self.rank):
+            graph.calls.append(lambda: self.gather_into(out, x))
+        else:
+            self.gather_into(out, x)
+        self.note("gather")
+
+    def gather_into(self, out, x):
+        out[:] = np.concatenate(sk.current().host_allgather(x.copy()))
+
+    def gather_anew(self, x, group):
+        assert group == "all"
+        out = np.zeros(2 * x.size, "uint8")
+        self.all_gather(out, x)
+        return out
+
+    def symmetric_empty(self, nbytes, dtype, device):
+        assert device == ("cuda", 5)
+        tensor = np.zeros(nbytes, dtype).view(Tensor)
+        return tensor
+
+
+class Tensor(np.ndarray):
+    def copy_(self, other):
+        self[:] = other
+
+
+def with_torch(torch, *kinds, iters=2):
+    """Measure what PyTorch does on the emulator's ranks. -> [(microseconds, note), ...], of each of `kinds`
+    at two sizes"""
+
+    def main():
+        world = sk.init()
+        xp = SimpleNamespace(**vars(np), cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
+        stream, backend = SimpleNamespace(ptr=77), SimpleNamespace(name="nvshmem")
+        gpus = SimpleNamespace(
+            rank=world.rank, n_ranks=world.n_ranks, comm=world.comm, xp=xp, stream=stream, backend=backend
+        )
+        contenders, found = [kind(gpus) for kind in kinds], []
+        for size in (64, 256):
+            case = all_gather.Case(world, size, np.dtype("uint8"))
+            found += [all_gather.measure(world, timing.Clock(world, iters), case, c) for c in contenders]
+        for contender in contenders:
+            contender.close()
+        return found
+
+    first, second = sk.emu.run(main, 2)
+    assert [note for _, note in first] == [note for _, note in second]
+    return first
+
+
+def test_pytorch(monkeypatch):
+    torch = FakeTorch(monkeypatch)
+    found = with_torch(torch, TorchNccl, TorchSymmetric)
+    assert all(us > 0 and note == "" for us, note in found)
+    mine = [what for rank, *what in torch.log if rank == 1]
+    assert [what for what in mine if what[0] == "connect"] == [["connect", mine[1][1]]]
+    assert mine[0] == ["device", 3] and mine[1][1].startswith("tcp://127.0.0.1:")
+    assert [what for what in torch.log if what[1] == "connect"][0][2] == mine[1][1]  # of rank 0, too
+    measured = ["gather", "capture", "gather", "gather"]
+    assert [what[0] for what in mine[2:]] == [*(measured + ["symm"] + measured) * 2, "destroy"]
+    assert not torch.connected and not torch.streams
+
+
+@pytest.mark.parametrize("fails", ["connect", "gather", "capture"])
+def test_what_pytorch_refuses_is_a_row(fails, monkeypatch):
+    torch = FakeTorch(monkeypatch)
+    torch.fails = fails
+    found = with_torch(torch, TorchNccl)
+    assert found == [(None, f"refused: RuntimeError: no {fails}")] * 2
+
+
+@pytest.mark.parametrize("kind", [TorchNccl, TorchSymmetric])
+def test_wrong_results_of_pytorch_are_found(kind, monkeypatch):
+    torch = FakeTorch(monkeypatch)
+    monkeypatch.setattr(torch, "gather_into", lambda out, x: None)
+    assert all(note.startswith("wrong") for _, note in with_torch(torch, kind))
+    assert all(us is not None for us, _ in with_torch(torch, kind))
+
+
+def test_ranks_of_several_hosts_meet_at_the_first(monkeypatch):
+    torch = FakeTorch(monkeypatch)
+    monkeypatch.setattr("socket.gethostname", lambda: f"node{sk.current().rank}")
+    with_torch(torch, TorchNccl)
+    assert {what[2].rpartition(":")[0] for what in torch.log if what[1] == "connect"} == {"tcp://node0"}

@@ -1,0 +1,556 @@
+"""The tuning table: what is in it, which entry counts, what "auto" makes of it, how ``--tune`` writes it."""
+
+import contextlib
+import io
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shmemkit as sk
+from shmemkit import tuning
+from shmemkit.bench.__main__ import main as bench
+from shmemkit.bench.__main__ import parse
+from shmemkit.bench.results import Row
+from shmemkit.bench.tune import entry_of, ranges
+from shmemkit.kernels import all_gather
+
+H200, LL, PUSH = "NVIDIA H200", [None, "ll"], [None, "push_1d"]
+
+
+def entry(gpu=H200, n_ranks=4, n_nodes=1, private=(LL,), symmetric=(PUSH,)):
+    return dict(gpu=gpu, n_ranks=n_ranks, n_nodes=n_nodes, private=list(private), symmetric=list(symmetric))
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """-> write(*entries): the user's file."""
+    path = tmp_path / "tuning.json"
+    monkeypatch.setenv("SHMEMKIT_TUNING", str(path))
+
+    def write(*entries):
+        path.write_text(json.dumps({"all_gather": entries}))
+        return path
+
+    write()
+    return write
+
+
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """-> write(*entries): in the place of the package's."""
+    path = tmp_path / "packaged.json"
+    monkeypatch.setattr(tuning, "PACKAGED", path)
+
+    def write(*entries):
+        path.write_text(json.dumps({"all_gather": entries}))
+
+    write()
+    return write
+
+
+def chosen(gpu=H200, n_ranks=4, n_nodes=1):
+    """The only method that the entry which counts has."""
+    ((limit, method),) = tuning.choices("all_gather", gpu, n_ranks, n_nodes, symmetric=False)
+    assert limit is None
+    return method
+
+
+def named(method, *place):
+    return entry(*place, private=[[None, method]])
+
+
+# ---- the files
+
+
+def test_the_packages_table_is_one_of_methods_that_there_are():
+    for op, entries in tuning.read(tuning.PACKAGED).items():
+        assert op == "all_gather" and len({tuning._place(e) for e in entries}) == len(entries)
+        for found in entries:
+            names = {name for out in tuning.OUTPUTS for _, name in found[out]}
+            assert names <= set(sk.AllGather.methods) and found["gpu"] != tuning.EMULATOR
+
+
+def test_where_the_users_file_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("SHMEMKIT_TUNING", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert tuning.user_file() == tmp_path / ".config" / "shmemkit" / "tuning.json"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "x"))
+    assert tuning.user_file() == tmp_path / "x" / "shmemkit" / "tuning.json"
+    tuning.choices("all_gather", H200, 4, 1, False)  # it need not be there
+    monkeypatch.setenv("SHMEMKIT_TUNING", "~/mine.json")
+    assert tuning.user_file() == tmp_path / "mine.json"
+    with pytest.raises(ValueError, match="mine.json is no tuning table: No such file"):
+        tuning.choices("all_gather", H200, 4, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expecting value"),
+        ('{"all_gather": [', "Expecting"),
+        ("[]", "is expected"),
+        ('{"all_gather": {}}', "is expected"),
+        ('{"all_gather": [3]}', 'all_gather, entry 0: "gpu"'),
+        (json.dumps({"all_gather": [entry(), entry(gpu=None)]}), 'entry 1: "gpu"'),
+        (json.dumps({"all_gather": [entry(n_ranks=0)]}), '"n_ranks" must be a positive integer'),
+        (json.dumps({"all_gather": [entry(n_nodes=True)]}), '"n_nodes"'),
+        *(
+            (json.dumps({"all_gather": [entry(private=value)]}), '"private" must be')
+            for value in (
+                [],
+                [[8, "ll"]],
+                [LL, LL],
+                [[8, "ll"], [8, "ll"], LL],
+                [[9, "ll"], [8, "ll"], LL],
+                [["8", "ll"], LL],
+                [[8.5, "ll"], LL],
+                [[None, 3]],
+                [[None]],
+                [3],
+            )
+        ),
+        (json.dumps({"all_gather": [{**entry(), "symmetric": None}]}), '"symmetric" must be'),
+    ],
+)
+def test_a_broken_file_is_an_error_that_names_it(text, message, table):
+    path = table()
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        tuning.choices("all_gather", H200, 4, 1, False)
+    assert message in str(caught.value) and str(path) in str(caught.value)
+    assert str(caught.value).count(str(path)) == 1
+
+
+# ---- which entry
+
+
+def test_the_users_entry_comes_first(table, packaged):
+    packaged(named("of package"), named("of package, 2", H200, 2))
+    assert chosen() == "of package"
+    table(named("mine"))
+    assert chosen() == "mine"
+    assert chosen(n_ranks=2) == "of package, 2"  # it is exact
+
+
+@pytest.mark.parametrize(
+    ("place", "nearest"),
+    [
+        ((H200, 4, 1), "h200 x4"),
+        ((H200, 3, 1), "h200 x4"),  # by ratio
+        ((H200, 8, 1), "h200 x4"),  # the model before the number of ranks
+        ((H200, 1, 1), "h200 x2"),
+        (("NVIDIA H100", 8, 1), "b200 x8"),
+        (("NVIDIA H100", 2, 1), "h200 x2"),
+        ((H200, 8, 2), "h200 2x4"),
+        ((H200, 16, 4), "h200 4x4"),
+        ((H200, 16, 2), "h200 2x8"),
+        ((H200, 16, 5), "h200 4x4"),
+        (("NVIDIA B200", 8, 2), "h200 2x4"),
+        (("emulator", 4, 1), "emulator x2"),
+    ],
+)
+def test_the_nearest_entry(place, nearest, table, packaged):
+    packaged()
+    table(
+        named("emulator x2", "emulator", 2),
+        named("h200 x2", H200, 2),
+        named("h200 x4", H200, 4),
+        named("b200 x8", "NVIDIA B200", 8),
+        named("h200 2x4", H200, 8, 2),
+        named("h200 4x4", H200, 16, 4),
+        named("h200 2x8", H200, 16, 2),
+    )
+    assert chosen(*place) == nearest
+
+
+@pytest.mark.parametrize(
+    "place", [(H200, 4, 2), ("emulator", 2, 1)], ids=["several nodes", "emulator"]
+)  # of which there are no entries
+def test_defaults(place, table, packaged):
+    packaged(entry())
+    several = place[2] > 1
+    for symmetric in (False, True):
+        found = tuning.choices("all_gather", *place, symmetric)
+        assert found == list(tuning.DEFAULTS["all_gather"][several])
+
+
+def test_defaults_are_methods_that_there_are(table, packaged):
+    """And gather, on one node and on several."""
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 2 << 20)
+        out = gather(np.full(5, world.rank, "uint8"))
+        world.synchronize()
+        assert (out == np.arange(world.n_ranks)[:, None]).all()
+        gather.free()
+        return gather.refused, {name for choices in gather._choices.values() for _, name in choices}
+
+    for several, local_size in enumerate((4, 2)):
+        refused, names = sk.emu.run(main, 4, local_size=local_size)[0]
+        assert refused == {}
+        assert names == {name for _, name in tuning.DEFAULTS["all_gather"][several]}
+
+
+def test_private_and_symmetric(table):
+    table(entry(private=[[8, "ll"], PUSH], symmetric=[PUSH]))
+    assert tuning.choices("all_gather", H200, 4, 1, False) == [(8, "ll"), (None, "push_1d")]
+    assert tuning.choices("all_gather", H200, 4, 1, True) == [(None, "push_1d")]
+
+
+@given(st.lists(st.integers(1, 100), unique=True), st.integers(0, 120))
+def test_the_method_at_a_size(limits, nbytes):
+    choices = [(limit, str(limit)) for limit in sorted(limits)] + [(None, "beyond")]
+    expected = min((limit for limit in limits if limit >= nbytes), default="beyond")
+    assert tuning.method_at(choices, nbytes) == str(expected)
+
+
+# ---- what auto makes
+
+
+class Recorded:
+    """A method that holds no memory and gathers through the host."""
+
+    made = ()
+    refuse = ()
+
+    def __init__(self, world, max_nbytes, name):
+        if name in self.refuse:
+            raise ValueError(f"{name} not here")
+        self.world, self.name, self.capacity = world, name, max_nbytes
+        if world.rank == 0:
+            self.made.append((name, max_nbytes))
+
+    def bind(self, x, out, in_place):
+        assert out.nbytes <= self.capacity, f"{self.name} holds {self.capacity} bytes"
+
+        def run(stream):
+            out.view("uint8")[:] = np.concatenate(self.world.host_allgather(x.view("uint8").copy()))
+            self.made.append(self.name)
+
+        return run
+
+    def free(self):
+        if self.world.rank == 0:
+            self.made.append(f"{self.name} freed")
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """-> what is made and freed, of methods a, b, c and the defaults; a list, on rank 0."""
+    names = ("a", "b", "c", "ll", "push_1d")
+    monkeypatch.setattr(Recorded, "made", [])
+    methods = {name: lambda world, n, name=name: Recorded(world, n, name) for name in names}
+    monkeypatch.setattr(all_gather, "METHODS", methods)
+    return Recorded.made
+
+
+def auto(max_nbytes, n=2):
+    """-> (choices, refused) of rank 0"""
+
+    def main():
+        gather = sk.AllGather(sk.init(), max_nbytes)
+        gather.free()
+        return gather._choices, gather.refused
+
+    results = sk.emu.run(main, n)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+def emulated(*args, **kwargs):
+    return entry("emulator", 2, 1, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("max_nbytes", "expected"),
+    [
+        (0, {"a": 0, "b": 0}),
+        (64, {"a": 64, "b": 64}),
+        (65, {"a": 64, "b": 65}),
+        (100, {"a": 64, "b": 100}),
+        (200, {"a": 64, "b": 200, "c": 200}),
+        (1000, {"a": 1000, "b": 200, "c": 1000}),
+    ],
+)
+def test_only_the_methods_that_are_needed_as_large_as_needed(max_nbytes, expected, table, made):
+    # a has two ranges
+    table(emulated([[64, "a"], [200, "b"], [300, "c"], [None, "a"]], [[100, "b"], [None, "c"]]))
+    auto(max_nbytes)
+    assert dict(made[: len(expected)]) == expected
+    assert sorted(made[len(expected) :]) == [f"{name} freed" for name in sorted(expected)]
+
+
+@pytest.mark.parametrize(
+    ("refuse", "private"),
+    [
+        ("", [(8, "a"), (16, "b"), (None, "c")]),
+        ("a", [(16, "b"), (None, "c")]),
+        ("b", [(8, "a"), (None, "c")]),
+        ("c", [(8, "a"), (None, "b")]),
+        ("ab", [(None, "c")]),
+        ("bc", [(None, "a")]),
+        ("abc", [(None, "ll")]),
+        (["a", "b", "c", "ll"], [(None, "push_1d")]),
+    ],
+)
+def test_what_cannot_run_gives_way(refuse, private, table, made, monkeypatch):
+    monkeypatch.setattr(Recorded, "refuse", refuse)
+    table(emulated([[8, "a"], [16, "b"], [None, "c"]], [[None, "b"]]))
+    choices, refused = auto(100)
+    assert choices[False] == private
+    assert set(refused) == set(refuse) and all(why == f"{m} not here" for m, why in refused.items())
+    alive = [name for name in made if isinstance(name, tuple)]
+    assert len(alive) == len([name for name in made if isinstance(name, str)])  # each was freed
+    needed = {name for of_one in choices.values() for _, name in of_one}
+    assert {name for name, _ in alive[-len(needed) :]} == needed
+
+
+def test_a_method_that_does_not_exist_gives_way(table, made):
+    table(emulated([[8, "of a later version"], PUSH]))
+    choices, refused = auto(100)
+    assert choices[False] == [(None, "push_1d")]
+    assert refused == {"of a later version": "there is no such method"}
+
+
+def test_no_method_at_all(table, made, monkeypatch):
+    names = ["a", "ll", "push_1d"]
+    monkeypatch.setattr(Recorded, "refuse", names)
+    table(emulated([[None, "a"]], [[None, "a"]]))
+    with pytest.raises(ValueError, match="no method can run here: a: a not here; .*ll: ll not here"):
+        auto(100)
+
+
+@pytest.mark.parametrize("where", ["private", "output", "part of output", "symmetric"])
+def test_a_call_takes_the_method_for_its_size_and_output(where, table, made):
+    table(emulated([[64, "a"], [None, "b"]], [[32, "c"], [None, "a"]]))
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 128)
+        del made[:]
+        room = gather.output(256, "uint8") if "output" in where else world.empty(256, "uint8")
+        for size in (32, 34, 64, 66, 128):
+            out = room[10 : 10 + size] if "part" in where else room[:size]
+            out = np.zeros(size, "uint8") if where == "private" else out
+            gather(np.full(size // 2, world.rank, "uint8"), out)
+            assert out.tolist() == [0] * (size // 2) + [1] * (size // 2)
+            world.host_barrier()
+        return [gather.method_for(size, where != "private") for size in (0, 32, 33, 64, 65, 128)], made
+
+    taken, calls = sk.emu.run(main, 2)[0]
+    assert "".join(taken) == ("aaaabb" if where == "private" else "ccaaaa")
+    assert "".join(calls) == "".join(2 * name for name in ("aaabb" if where == "private" else "caaaa"))
+
+
+def test_auto_gathers(table, pes):
+    table(emulated([[64, "ll"], PUSH], [PUSH]))
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 1000)
+        assert [gather.method_for(n) for n in (0, 64, 65, 1000)] == ["ll", "ll", "push_1d", "push_1d"]
+        assert gather.method_for(0, symmetric=True) == "push_1d"
+        for size in (8, 50, 16, 100):
+            assert (gather(np.full(size, world.rank, "uint8")) == np.arange(world.n_ranks)[:, None]).all()
+
+    pes(2).run(main)
+
+
+def test_the_table_of_rank_0_counts(table, made, monkeypatch):
+    """On several hosts the files may differ."""
+    monkeypatch.setattr(
+        tuning, "user_file", lambda: table(emulated([[None, "ab"[sk.current().rank]]], [[None, "c"]]))
+    )
+    choices, _ = auto(8)
+    assert choices == {False: [(None, "a")], True: [(None, "c")]}
+
+
+def test_a_broken_file_is_an_error_on_every_rank(table, made):
+    table().write_text("{")
+
+    def main():
+        world = sk.init()
+        with pytest.raises(ValueError, match="tuning.json is no tuning table") as caught:
+            sk.AllGather(world, 8)
+        return caught.value.shown_by
+
+    assert sk.emu.run(main, 3) == [0, 0, 0]
+
+
+# ---- tuning
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({8: {"a": 1.0}}, [(None, "a")]),
+        ({8: {"a": 1.0, "b": 2.0}, 16: {"a": 3.0, "b": 2.0}}, [(8, "a"), (None, "b")]),
+        ({8: {"a": 1.0, "b": 2.0}, 16: {"a": 1.0, "b": 0.971}}, [(None, "a")]),  # within the margin
+        ({8: {"a": 1.0, "b": 2.0}, 16: {"a": 1.0, "b": 0.969}}, [(8, "a"), (None, "b")]),
+        # One that is hardly the faster stays when another is as fast, and goes where it did not run.
+        ({16: {"b": 1.0, "a": 1.01}, 8: {"a": 1.0, "b": 1.01}, 32: {"b": 5.0}}, [(16, "a"), (None, "b")]),
+        ({8: {"a": 1.0}, 16: {"b": 1.0}, 32: {"a": 1.0}}, [(8, "a"), (16, "b"), (None, "a")]),
+    ],
+)
+def test_ranges(times, expected):
+    assert ranges(times) == expected
+
+
+@given(
+    st.dictionaries(
+        st.integers(1, 1 << 20),
+        st.dictionaries(st.sampled_from("abc"), st.floats(0.5, 2.0), min_size=1),
+        min_size=1,
+    )
+)
+def test_ranges_have_a_method_that_ran_and_was_hardly_slower(times):
+    found = ranges(times)
+    assert tuning._are_choices(found)
+    assert all(a != b for (_, a), (_, b) in zip(found, found[1:], strict=False))
+    for size, of_size in times.items():
+        taken = of_size[tuning.method_at(found, size)]
+        assert taken * 0.97 <= min(of_size.values()) * (1 + 1e-9)
+
+
+def test_an_entry_has_the_right_rows_of_each_output():
+    times = {
+        ("a", None): (1.0, 3.0),
+        ("b", None): (2.0, 2.0),
+        ("a", "symmetric"): (2.0, 2.0),
+        ("b", "symmetric"): (1.0, 1.0),
+        ("nccl", None): (0.1, 0.1),
+        ("auto", None): (0.1, 0.1),
+    }
+    rows = [
+        Row("all_gather", method, size, us, out=out)
+        for (method, out), of_sizes in times.items()
+        for size, us in zip((8, 16), of_sizes, strict=True)
+    ]
+    rows += [Row("all_gather", "a", 8, 0.1, note="wrong: all"), Row("all_gather", "b", 8, note="refused: no")]
+    found = sk.emu.run(lambda: entry_of(sk.init(), rows, ("a", "b")), 2)[0]
+    assert found.pop("date") and found == emulated([(8, "a"), (None, "b")], [(None, "b")])
+
+
+def tune(n, *arguments, status=0):
+    """-> printed"""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert sk.emu.run(lambda: bench(["all_gather", "--tune", *arguments]), n) == [status] * n
+    return printed.getvalue()
+
+
+def test_tune_writes_the_entry_that_auto_then_takes(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "tuning.json"
+    printed = tune(2, str(path), "--sizes", "64:256:2", "--methods", "push_1d")
+    assert f"auto on emulator, 2 ranks, 1 node(s), from now on (in {path})" in printed
+    (found,) = tuning.read(path)["all_gather"]
+    assert len(found.pop("date")) == 10
+    assert found == emulated([PUSH], [PUSH])
+    monkeypatch.setenv("SHMEMKIT_TUNING", str(path))
+    choices, _ = auto(8)
+    assert choices == {False: [(None, "push_1d")], True: [(None, "push_1d")]}
+
+
+def test_other_entries_stay(table):
+    ours = entry("emulator", 3), entry(), entry("emulator", 2, symmetric=[[8, "ll"], PUSH])
+    path = table(*ours)
+    os.chmod(path, 0o644)
+    whole = {"all_gather": list(ours), "another_op": [entry()]}
+    path.write_text(json.dumps(whole))
+    tuning.update(path, "all_gather", new := entry("emulator", 2, private=[PUSH]))
+    assert tuning.read(path) == {"all_gather": [entry(), new, ours[0]], "another_op": [entry()]}
+    assert [*path.parent.iterdir()] == [path]  # nothing else is left
+
+
+def test_a_table_is_replaced_whole_or_not_at_all(table, monkeypatch):
+    path = table(entry())
+    before = path.read_text()
+
+    def full(self, text):
+        with open(self, "w") as file:
+            file.write(text[:10])
+        raise OSError("no space left")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        tuning.update(path, "all_gather", entry(n_ranks=8))
+    assert path.read_text() == before and [*path.parent.iterdir()] == [path]
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match='"n_ranks"'):
+        tuning.update(path, "all_gather", entry(n_ranks=0))
+    assert path.read_text() == before
+
+
+def test_a_new_table_is_as_readable_as_any_new_file(tmp_path):
+    tuning.update(tmp_path / "t.json", "all_gather", entry())
+    (tmp_path / "other").write_text("")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("t.json", "other")]
+    assert modes[0] == modes[1]
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    tuning.update(tmp_path / "link.json", "all_gather", entry())
+    assert (tmp_path / "link.json").is_symlink() and tuning.read(tmp_path / "real.json")
+
+
+class Wrong(Recorded):
+    """Of the methods a and b, b is the faster, and wrong."""
+
+    def bind(self, x, out, in_place):
+        run = super().bind(x, out, in_place)
+
+        def spoiled(stream):
+            run(stream)
+            out.view("uint8")[0] ^= self.name == "b"
+
+        return spoiled
+
+
+@pytest.mark.parametrize(("methods", "status"), [("a,b", 1), ("b,a", 1), ("a,c", 0)])
+def test_what_is_wrong_or_does_not_run_is_not_chosen(methods, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(Recorded, "made", [])
+    monkeypatch.setattr(Recorded, "refuse", "c")
+    kinds = {name: lambda world, n, name=name: Wrong(world, n, name) for name in "abc"}
+    monkeypatch.setattr(all_gather, "METHODS", kinds)
+    monkeypatch.setattr(sk.AllGather, "methods", tuple("abc"))
+    path = tmp_path / "t.json"
+    tune(2, str(path), "--sizes", "64", "--methods", methods, status=status)
+    (found,) = tuning.read(path)["all_gather"]
+    assert found["private"] == found["symmetric"] == [[None, "a"]]
+    path.unlink()
+    with pytest.raises(SystemExit, match="no method gave a right result in private memory"):
+        tune(1, str(path), "--sizes", "64", "--methods", "b,c")
+    assert not path.exists()
+
+
+def test_what_tune_measures(tmp_path):
+    options = parse(["all_gather", "--tune", str(tmp_path / "f.json")])
+    assert options.methods == list(sk.AllGather.methods) and options.vs == []
+    assert options.out == ["private", "symmetric"]
+    assert options.sizes == [8 << (10 + i) for i in range(16)]
+    options = parse(["all_gather", "--tune", "--vs", "nccl", "--sizes", "8K", "--out", "private,symmetric"])
+    assert options.tune == tuning.user_file() and options.vs == ["nccl"] and options.sizes == [8192]
+
+
+def test_tune_needs_a_file_on_the_emulator(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHMEMKIT_TUNING", str(tmp_path / "mine.json"))
+    with pytest.raises(SystemExit, match="the emulator's times mean nothing"):
+        tune(1)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("arguments", [["--tune"], ["--methods", "auto"], []])
+def test_a_broken_table_is_refused_before_anything_is_measured(arguments, table, capsys):
+    table().write_text("{")
+    with pytest.raises(SystemExit) as caught:
+        parse(["all_gather", *arguments])
+    assert caught.value.code == 2 and "tuning.json is no tuning table" in capsys.readouterr().err
+    assert parse(["all_gather", "--methods", "ll"])  # does not need it
