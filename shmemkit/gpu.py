@@ -168,18 +168,21 @@ class NvshmemBackend:
         """-> for each rank, whether its memory is mapped here."""
         return [offset != peers.UNREACHABLE for offset in self.offsets]
 
-    def unreached(self, nvlink):
-        """-> why kernels here do not reach all ranks by loads and stores (with `nvlink`: over NVLink, or
-        within one GPU), or None."""
-        for pe, mapped in enumerate(self.mapped()):
-            if not mapped:
+    def unreached(self, nvlink, ranks=None):
+        """-> why kernels here do not reach `ranks` (default: all) by loads and stores (with `nvlink`: over
+        NVLink, or within one GPU), or None."""
+        mapped = self.mapped()
+        ranks = range(len(mapped)) if ranks is None else ranks
+        for pe in ranks:
+            if not mapped[pe]:
                 return f"rank {pe}'s memory is not mapped on rank {self.rank} (no NVLink or PCIe peer access)"
         if nvlink:
             from cuda.bindings import driver
 
             here = {_uuid(device): device for device in range(_count_devices())}
             atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-            for pe, uuid in enumerate(self._uuids):
+            for pe in ranks:
+                uuid = self._uuids[pe]
                 if uuid == self._uuids[self.rank]:
                     continue
                 if uuid not in here:

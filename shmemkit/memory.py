@@ -169,11 +169,10 @@ class SymmetricMemory:
         """
         self._check_alive("multicast_view")
         view = reason = None
-        first = self.node * self.local_size
         try:
             if not (isinstance(array, self.xp.ndarray) and self.is_symmetric(array)):
                 raise ValueError("the array is not symmetric; make it with shmemkit.zeros or the like")
-            view = self.backend.multicast_view(array, range(first, first + self.local_size))
+            view = self.backend.multicast_view(array, self.node_ranks)
         except ValueError as error:
             reason = str(error)
         refusals = {}

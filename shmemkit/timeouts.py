@@ -52,13 +52,15 @@ class WaitRecord:
     """The rank whose kernel waited."""
     kernel: str
     primitive: str
-    """ "wait", "wait_warp", "wait_block", "signal_wait_until", "barrier_all_block" or "grid_barrier"."""
+    """ "wait", "wait_warp", "wait_block", "signal_wait_until", "barrier_all_block", "grid_barrier", or what
+    receives lines: "ll_recv_block", "ll128_recv_pack_warp", ..."""
     block: tuple
     """(x, y, z)"""
     thread: tuple
     """(x, y, z), in the block"""
     address: int
-    """Of the signal; for a grid barrier, of the count of blocks that have arrived."""
+    """Of the signal; for a grid barrier, of the count of blocks that have arrived; for lines, of the word
+    with the flag."""
     signal: str | None
     """Name of the symmetric array that it is in; None where that is not known."""
     index: tuple | None
@@ -68,7 +70,7 @@ class WaitRecord:
     compare: str
     """ "ge", "eq", "ne", "gt", "le" or "lt"."""
     expected: int
-    """What it was compared to; for a grid barrier, the number of blocks."""
+    """What it was compared to; for a grid barrier, the number of blocks; for lines, the flag."""
     seen: int
     """What it was."""
     waited: float
@@ -87,6 +89,8 @@ class WaitRecord:
         """What it waited for, as ``full[3] >= 5``."""
         if self.primitive == "grid_barrier":
             return f"{self.expected} blocks, at {self.where()}"
+        if "_recv_" in self.primitive:
+            return f"flag {self.expected} in {self.where()}"
         sign = {"ge": ">=", "eq": "==", "ne": "!=", "gt": ">", "le": "<=", "lt": "<"}[self.compare]
         return f"{self.where()} {sign} {self.expected}"
 

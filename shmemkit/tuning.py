@@ -166,10 +166,12 @@ def build(world, op, max_nbytes, make):
     methods   {name: what ``make`` returned}, none larger than the sizes that it is for
     choices   {symmetric: [(limit, name), ...]}, of these methods, up to `max_nbytes`
     refused   {name: why} of those that the table wanted and that cannot run: in their place is that of the
-              next larger sizes, else of the next smaller, else one of DEFAULTS. ValueError if none can
+              next larger sizes, else of the next smaller, else one of DEFAULTS, first of those for as
+              many nodes. ValueError if none can
     """
     table, refused = choices_of(world, op), {}
-    spare = [name for of_nodes in DEFAULTS[op] for _, name in of_nodes]
+    several = world.n_nodes > 1
+    spare = [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
     while True:
         found = {
             symmetric: _without(of_table, refused, spare, max_nbytes) for symmetric, of_table in table.items()

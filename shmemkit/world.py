@@ -115,6 +115,7 @@ class World(SymmetricMemory):
     node, n_nodes      this rank's node and how many there are (logical nodes with `local_size`)
     local_rank         this rank within its node; consecutive ranks share a node
     local_size         ranks per node
+    node_ranks         those of this node, a range
     xp                 the array module: cupy, or numpy on the emulator
     stream             a non-blocking stream that Numba, CuPy and cuda.core accept; CuPy's current stream
     comm               the mpi4py communicator, or one with its allgather, bcast, gather and barrier
@@ -146,6 +147,7 @@ class World(SymmetricMemory):
             self._roll_call = RollCall(self.comm, limit)
         self.node, self.local_rank = divmod(self.rank, self.local_size)
         self.n_nodes = self.n_ranks // self.local_size
+        self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
         self.backend.set_local_size(self.local_size)
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
@@ -288,13 +290,13 @@ class World(SymmetricMemory):
         and its memory is mapped here."""
         self._check_alive("near")
         mapped = self.backend.mapped()
-        return [mapped[rank] and rank // self.local_size == self.node for rank in range(self.n_ranks)]
+        return [mapped[rank] and rank in self.node_ranks for rank in range(self.n_ranks)]
 
-    def check_reach(self, what, nvlink=False):
-        """Refuse `what`, a name, unless kernels of each rank reach all ranks by loads and stores (with
-        `nvlink`: over NVLink). Collective; ValueError on every rank, with the reason."""
+    def check_reach(self, what, nvlink=False, ranks=None):
+        """Refuse `what`, a name, unless kernels of each rank reach its `ranks` (default: all) by loads and
+        stores (with `nvlink`: over NVLink). Collective; ValueError on every rank, with the reason."""
         self._check_alive("check_reach")
-        reasons = self._meet("check_reach", self.backend.unreached(nvlink))
+        reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
         if reason := next(filter(None, reasons), None):
             raise ValueError(f"{what} cannot be used here: {reason}")
 

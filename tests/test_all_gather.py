@@ -206,19 +206,6 @@ def test_graphs_interleaved_with_calls(pes, method):
     pes(3).run(main)
 
 
-def test_auto_takes_the_method_for_the_size(pes, monkeypatch):
-    monkeypatch.setattr("shmemkit.kernels.all_gather.LL_LIMIT", 64)
-
-    def main():
-        world = sk.init()
-        gather = sk.AllGather(world, 1000)
-        assert [gather.method_for(n) for n in (0, 64, 65, 1000)] == ["ll", "ll", "push_1d", "push_1d"]
-        for size in (8, 50, 16, 100):
-            assert (gather(np.full(size, world.rank, "uint8")) == np.arange(world.n_ranks)[:, None]).all()
-
-    pes(2).run(main)
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -235,19 +222,29 @@ def test_wrong_arguments(pes, arguments, message):
     pes(1).run(main)
 
 
-@pytest.mark.parametrize("refused", ["ll", "push"])
-def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, refused):
-    def bind(*args, **options):
-        raise ValueError("does not fit")
+@pytest.mark.parametrize("method", ["auto", *sk.AllGather.methods])
+@pytest.mark.parametrize("where", [{0, 1, 2}, {1}], ids=["everywhere", "on_rank_1"])
+def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, method, where):
+    """What does not fit on one GPU is refused on all ranks."""
 
+    def bind(*args, **options):
+        if sk.current().rank in where:
+            raise ValueError("does not fit")
+        return real(*args, **options)
+
+    real = sk.bind
     monkeypatch.setattr("shmemkit.kernels.method.bind", bind)
+    monkeypatch.setattr("shmemkit.stream_barrier.bind", bind)
 
     def main():
         with sk.init() as world:
-            with pytest.raises(ValueError, match="does not fit"):
-                sk.AllGather(world, 2 << 20)
+            reason = "does not fit" if world.rank in where else "rank 1: does not fit"
+            with pytest.raises(ValueError, match=f"{'.*: ' * (method == 'auto')}{reason}") as caught:
+                sk.AllGather(world, 2 << 20, method)
+            assert method == "auto" or str(caught.value) == reason
+            world.host_barrier()
 
-    pes(2).run(main)
+    pes(3).run(main)
     assert "without free" not in capfd.readouterr().err
 
 

@@ -28,11 +28,9 @@ from shmemkit.device import (
     num_ranks,
     quiet,
     rank,
-    symm_at,
 )
 from shmemkit.emu.__main__ import main as emulate
 from shmemkit.emu.network import Network
-from shmemkit.emu.thread import Thread
 from shmemkit.kernels.all_gather import METHODS, ll_2d, push_2d
 
 methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
@@ -41,20 +39,14 @@ NODES = [(2, 4), (4, 2), (2, 2), (3, 1), (1, 3), (1, 1)]  # nodes, ranks of each
 
 @pytest.fixture(autouse=True)
 def two_dimensions(monkeypatch):
-    """Loads and stores stay in a node; messages go to the same local rank of another one."""
-    stores, puts = Thread.peer, Network.put
-
-    def peer(thread, array, pe):
-        size = thread.block.machine.local_size
-        assert thread.pe // size == int(pe) // size, f"rank {thread.pe} stores to rank {pe}"
-        return stores(thread, array, pe)
+    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.)"""
+    puts = Network.put
 
     def put(network, thread, dst, src, pe, *options):
         size = network.machine.local_size
         assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
         return puts(network, thread, dst, src, pe, *options)
 
-    monkeypatch.setattr(Thread, "peer", peer)
     monkeypatch.setattr(Network, "put", put)
 
 
@@ -294,18 +286,3 @@ def test_words_on_the_gpu(form):
     assert f"uint64_put_nbi_{form}" in ptx
     with pytest.raises(TypingError, match="lines must be a 1-D contiguous array of uint64"):
         compile_ptx(kernel, (words, types.Array(types.uint32, 1, "C"), types.int64))
-
-
-def test_stores_do_not_leave_a_node(pes):
-    """The check of this file."""
-
-    @cuda.jit
-    def kernel(array):
-        symm_at(array, 1 - rank())[0] = 1
-
-    def main():
-        sk.init()
-        kernel[1, 1](sk.zeros(1, "int64"))
-
-    with pytest.raises(sk.emu.EmulatorError, match="stores to rank"):
-        pes(2, local_size=1).run(main)

@@ -1,6 +1,7 @@
 """All-gathers by copy engines on the emulator: into symmetric and private memory, whole and beside a kernel
 that consumes the segments. (Into private memory tests/test_all_gather.py has more.)"""
 
+import itertools
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_emu_mpi import MPIRUN, succeed
 import shmemkit as sk
 from shmemkit.device import notify, num_ranks, rank, wait
 from shmemkit.emu.backend import EmulatorBackend
+from shmemkit.kernels.all_gather import copy_engine
 from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush, Transfer
 from shmemkit.memory import as_dtype
 
@@ -336,9 +338,9 @@ def test_who_is_missing(pes, method):
             gather(np.zeros(1))
         world.synchronize()
 
-    with pytest.raises(sk.emu.DeadlockError, match="in memory operations: waits for") as caught:
+    with pytest.raises(sk.emu.DeadlockError, match="in barrier_kernel: waits for") as caught:
         pes(3).run(main)
-    waits = re.findall(r"rank (.) .* waits for all_gather.copy.ready\[1\] on rank \1 >= 1", str(caught.value))
+    waits = re.findall(r"rank (.) .* waits for arrivals\[1\] on rank \1 >= 1", str(caught.value))
     assert waits == ["0", "2"]
 
 
@@ -383,14 +385,9 @@ PULLED = [("copy_push", False), ("copy_pull", False), ("copy_pull", True)]
 @pytest.mark.parametrize(
     "method, symmetric, signals, skip",
     [
-        *[("copy_push", True, "ready", skip) for skip in (None, 0, 1)],
-        *[("copy_push", True, "arrived", skip) for skip in (None, 1)],  # with 0, the consumer waits for all
-        *[
-            (*pulled, signals, skip)
-            for pulled in PULLED
-            for signals in ("ready", "taken")
-            for skip in (None, 0)
-        ],
+        *[("copy_push", True, "ready", skip) for skip in (0, 1)],
+        ("copy_push", True, "arrived", 1),  # with 0, the consumer waits for all
+        *[(*pulled, signals, 0) for pulled in PULLED for signals in ("ready", "taken")],
     ],
 )
 def test_each_wait_is_needed(monkeypatch, method, symmetric, signals, skip):
@@ -405,6 +402,20 @@ def test_each_wait_is_needed(monkeypatch, method, symmetric, signals, skip):
     assert explored(2, 3, method, symmetric, skip).failure is not None
 
 
+@pytest.mark.parametrize("left_out", [0, 1])
+@pytest.mark.parametrize("method, symmetric", [("copy_push", True), *PULLED])
+def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out):
+    """Of a whole call, likewise."""
+    whole = copy_engine.bind_barrier
+
+    def without(*args):
+        barrier, calls = whole(*args), itertools.count()
+        return lambda stream: next(calls) % 2 == left_out or barrier(stream)
+
+    monkeypatch.setattr(copy_engine, "bind_barrier", without)
+    assert explored(2, 3, method, symmetric).failure is not None
+
+
 # ---- one process per rank
 
 
@@ -413,7 +424,8 @@ def test_under_mpirun():
     succeed(
         3,
         """
-        from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
+        from shmemkit.kernels.all_gather import copy_engine
+from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
 
         @cuda.jit
         def consume(out, arrived, seen):

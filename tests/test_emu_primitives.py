@@ -566,6 +566,57 @@ def test_grid_barrier_again_and_again():
             np.testing.assert_array_equal(out, (np.arange(n) + 5) % n)
 
 
+# ---- several nodes
+
+
+@pytest.mark.parametrize(
+    "access",
+    [symm_at, device.get_peer_array, lambda x, pe: notify(x, pe, 1)],
+    ids=["symm_at", "get_peer_array", "notify"],
+)
+def test_loads_and_stores_stay_in_the_node(access):
+    @cuda.jit
+    def kernel(x, pe):
+        access(x, pe)
+        access(x[2:], pe)
+
+    def main(pe):
+        world = sk.init()
+        x = sk.zeros(4, "uint64")
+        if world.rank == 1:
+            kernel[1, 1](x, pe)
+
+    for pe in (0, 1):
+        sk.emu.run(main, 4, (pe,), local_size=2)
+    with pytest.raises(sk.emu.EmulatorError, match="rank 2 is on another node than rank 1"):
+        sk.emu.run(main, 4, (2,), local_size=2)
+
+
+def test_the_network_reaches_all_nodes():
+    @cuda.jit
+    def kernel(x, flags, pe):
+        device.put(x, x[8:], pe)
+        device.put_signal(x[1:], x[9:], flags, 1, SignalOp.SIGNAL_SET, pe)
+        p(x[2:], 7, pe)
+        signal_op(flags[1:], 3, SignalOp.SIGNAL_ADD, pe)
+        device.atomic_add(x[3:], 4, pe)
+        x[4], x[5] = device.atomic_fetch_add(x[6:], 1, pe), g(x[8:], pe)
+        quiet()
+        barrier_all()
+        x[7] = device.atomic_fetch(x[6:], pe)
+
+    @spmd(4, local_size=1)
+    def main(world):
+        x, flags = sk.zeros(10, "int64"), sk.signals(2)
+        x[8:] = 10 * world.rank + np.arange(2)
+        world.host_barrier()
+        pe = (world.rank + 1) % 4
+        kernel[1, 1](x, flags, pe)
+        before = 10 * ((world.rank - 1) % 4)
+        assert x[:8].tolist() == [before, before + 1, 7, 4, 0, 10 * pe, 1, 1]
+        assert flags.tolist() == [1, 3]
+
+
 # ---- collectives
 
 

@@ -2,6 +2,8 @@
 ``SHMEMKIT_LOCAL_SIZE=2 mpirun -n 4 python3 -m pytest -m gpu tests/test_gpu_all_gather_2d.py``, and with 1 and
 4, and on 1 and 2 ranks."""
 
+import functools
+
 import gpu
 import numpy as np
 import pytest
@@ -89,10 +91,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("size", [4, 1000, 4096])
-@pytest.mark.parametrize("form", FORMS)
-def test_words_that_are_sent(world, form, size):
-    """Packed here, put to the next rank, unpacked there."""
+@functools.cache
+def ring(form):
+    """-> kernel, threads: packed here, put to the next rank, unpacked there."""
     pack, put, recv, threads = FORMS[form]
 
     @cuda.jit
@@ -106,6 +107,13 @@ def test_words_that_are_sent(world, form, size):
             put(theirs[i], mine[i], n_words, following)
             recv(y[i], theirs[i], first + i)
 
+    return kernel, threads
+
+
+@pytest.mark.parametrize("size", [4, 1000, 4096])
+@pytest.mark.parametrize("form", FORMS)
+def test_words_that_are_sent(world, form, size):
+    kernel, threads = ring(form)
     rows = 50
     x, y = world.xp.zeros(size, "uint8"), world.xp.zeros((rows, size), "uint8")
     mine, theirs = (sk.zeros((rows, ll_words(size)), "uint64") for _ in range(2))

@@ -20,6 +20,14 @@ from shmemkit.device import (
     barrier_all_block,
     copy_block,
     grid_barrier,
+    ll128_pack_block,
+    ll128_recv_block,
+    ll128_recv_pack_block,
+    ll128_words,
+    ll_pack_block,
+    ll_recv_block,
+    ll_recv_pack_block,
+    ll_words,
     notify,
     rank,
     signal_wait_until,
@@ -96,6 +104,30 @@ def tell_after_a_wait(signals, told):
     """Waits in vain; then tells itself, through `told`."""
     wait(signals, 1, "sys", "acquire", 1)
     notify(told, rank(), 1)
+
+
+def line_kernel(pack, recv, pass_on):
+    @cuda.jit
+    def lines_to_the_right(x, n_sent, out, lines, n_words, flag, right):
+        """Block 0 sends the first `n_sent` elements of x, block 1 receives as many as x has; it then passes
+        the lines on, to its own lines[1]. Block 2 waits for those, and packs x into lines[2]."""
+        if cuda.blockIdx.x == 0:
+            pack(symm_at(lines, right)[0], x[:n_sent], flag)
+        elif cuda.blockIdx.x == 1:
+            recv(out[0], lines[0], flag)
+            pass_on(lines[1], lines[0], n_words, flag)
+        else:
+            recv(out[1], lines[1], flag)
+            cuda.syncthreads()
+            pack(lines[2], x, flag)
+
+    return lines_to_the_right
+
+
+LINES = {
+    "ll": (line_kernel(ll_pack_block, ll_recv_block, ll_recv_pack_block), ll_words),
+    "ll128": (line_kernel(ll128_pack_block, ll128_recv_block, ll128_recv_pack_block), ll128_words),
+}
 
 
 @cuda.jit
@@ -242,6 +274,48 @@ def test_no_signal_is_sent_after_a_wait_has_expired(world):
     world.host_barrier()
     sk.free(signals)
     sk.free(told)
+
+
+@pytest.mark.parametrize("protocol", LINES)
+def test_lines_that_do_not_come(world, protocol):
+    """The last elements are not sent: who receives says which words it waits for, passes nothing on and packs
+    nothing. Then, with the next flag, all of it works."""
+    kernel, words_of = LINES[protocol]
+    n, n_sent, right = 5000, 3000, (world.rank + 1) % world.n_ranks
+    n_words, n_whole = words_of(4 * n), words_of(4 * n_sent)
+    x = world.xp.arange(n, dtype="float32") + world.rank
+    out, lines = world.xp.zeros((2, n), "float32"), sk.zeros((3, n_words), "uint64", name="lines")
+
+    def run(n_sent, flag):
+        args = (x, n_sent, out, lines, n_words, flag, right)
+        step = sk.bind(kernel, 3, 64, args, co_resident=True, timeout=LIMIT)
+        world.host_barrier()
+        step()
+
+    run(n_sent, 7)
+    records = timed_out(world.synchronize).records
+    assert {r.block[0] for r in records} == {1, 2}
+    for r in records:
+        assert (r.kernel, r.primitive) == ("lines_to_the_right", f"{protocol}_recv_block")
+        assert (r.signal, r.owner, r.compare) == ("lines", world.rank, "eq")
+        assert (r.expected, r.seen) == (7, 0)
+        half, word = r.index
+        assert half == r.block[0] - 1 and (word >= n_whole or half == 1)
+        assert protocol == "ll" or word % 16 == 15
+    there = world.asnumpy(lines)
+    assert there[0, :n_whole].any() and not there[1:].any()
+    left = (world.rank - 1) % world.n_ranks
+    np.testing.assert_array_equal(world.asnumpy(out)[0, :n_sent], np.arange(n_sent) + left)
+
+    run(n, 8)
+    world.synchronize()
+    there = world.asnumpy(lines)
+    np.testing.assert_array_equal(there[1], there[0])
+    for row in world.asnumpy(out):
+        np.testing.assert_array_equal(row, np.arange(n) + left)
+    assert there[2].any()
+    world.host_barrier()
+    sk.free(lines)
 
 
 def raises_by(world, way, step, x):

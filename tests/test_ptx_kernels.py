@@ -1,4 +1,5 @@
-"""Every kernel of shmemkit.kernels compiles for Hopper and Ampere without spills and without local memory.
+"""Every kernel of shmemkit.kernels compiles for Hopper and Ampere without spills, and without local memory
+unless it calls NVSHMEM, whose functions take the addresses of their arguments.
 
 A module of shmemkit.kernels lists all of its kernels with argument types that users would pass:
 
@@ -12,6 +13,7 @@ import importlib
 import pkgutil
 
 import pytest
+from numba.core.errors import TypingError
 from numba.cuda.core.sigutils import normalize_signature
 from numba.cuda.dispatcher import CUDADispatcher
 from ptx import AMPERE, HOPPER, compile_ptx, resources
@@ -48,10 +50,15 @@ def test_no_spills_and_no_local_memory(kernel, argument_types, cc):
     assert kernel is not None, "a kernel of shmemkit.kernels is listed in GPU_KERNELS of its module"
     if isinstance(argument_types, str):
         argument_types, _ = normalize_signature(argument_types)
-    ptx = compile_ptx(kernel, argument_types, cc)
+    try:
+        ptx = compile_ptx(kernel, argument_types, cc)
+    except TypingError as error:
+        if "needs nvshmem4py" in str(error):
+            pytest.skip("needs nvshmem4py")
+        raise
     needed = resources(ptx, cc)
     assert needed.spills == 0, needed
-    if "_nbst(" not in ptx:  # a function of NVSHMEM, which takes its arguments by address
+    if "nvshmem" not in ptx:
         assert needed.stack == 0, needed
         assert ".local" not in ptx
     assert "NRT_" not in ptx

@@ -3,12 +3,14 @@ at a multicast address."""
 
 import re
 
+import numpy as np
 import pytest
 from numba.core.errors import TypingError
 from numba.cuda import types
 from ptx import AMPERE, compile_ptx, instructions, link, resources
 
 from shmemkit import device as sk
+from shmemkit.device import multimem, multimem_ll
 
 ORDERINGS = {"weak": "weak", "relaxed": "relaxed.sys", "release": "release.sys"}
 NUMBERS = [types.int32, types.uint32, types.int64, types.uint64, types.float32, types.float64]
@@ -204,3 +206,74 @@ u64, f32, u8 = array(types.uint64), array(types.float32), array(types.uint8)
 def test_refused(use, signature, message):
     with pytest.raises(TypingError, match=message):
         compile_ptx(use, signature)
+
+
+# ---- what the GPU computes, as Python: no GPU may run it here
+
+
+def words_at(memory, offset, width):
+    """What load_bytes(width) gives: an unsigned integer, or 4 of them."""
+    part = memory[offset : offset + width].tobytes()
+    numbers = np.frombuffer(part, np.uint32 if width == 16 else f"u{width}")
+    return tuple(numbers) if width == 16 else numbers[0]
+
+
+@pytest.fixture
+def as_python(monkeypatch):
+    """-> memory that the stores of multimem and multimem_ll go to, and how often each of its words was
+    written"""
+    memory, written = np.full(4096, 255, np.uint8), np.zeros(1024, int)
+
+    def store(address, *words):
+        at = int(address)
+        assert at % (4 * len(words)) == 0
+        memory[at : at + 4 * len(words)].view(np.uint32)[:] = words
+        written[at // 4 : at // 4 + len(words)] += 1
+
+    def store_line(address, low, high, flag):
+        store(address, low, flag, high, flag)
+
+    for module in (multimem, multimem_ll):
+        monkeypatch.setattr(module, "load_bytes", lambda width: lambda x, offset: words_at(x, offset, width))
+    monkeypatch.setattr(multimem, "_store_vector", lambda semantic: store)
+    monkeypatch.setattr(multimem, "_store", lambda dtype, semantic: store)
+    monkeypatch.setattr(multimem_ll, "_store_line", store_line)
+    monkeypatch.setattr(
+        multimem_ll, "_words_of", lambda width: (lambda x, offset: words_at(x, offset, 16)[:2], None)
+    )
+    cached = multimem._copy_words, multimem._loading, multimem._loading_word, multimem_ll._packing
+    for function in cached:
+        function.cache_clear()
+    yield memory, written
+    for function in cached:
+        function.cache_clear()
+
+
+SIZES = [0, 1, 3, 4, 5, 15, 16, 17, 20, 31, 64, 100, 255, 256, 1023, 2000]
+
+
+@pytest.mark.parametrize("threads", [1, 3, 32])
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("size", SIZES)
+def test_copies_write_each_word_once(as_python, size, width, threads):
+    memory, written = as_python
+    x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
+    for thread in range(threads):
+        multimem._copy_words(width)(np.uint64(64), x, size, thread, threads)
+    padded = -(-size // 4) * 4
+    assert (memory[64 : 64 + size] == x[:size]).all() and not memory[64 + size : 64 + padded].any()
+    assert written[16 : 16 + padded // 4].tolist() == [1] * (padded // 4) and written.sum() == padded // 4
+
+
+@pytest.mark.parametrize("threads", [1, 3, 32])
+@pytest.mark.parametrize("size", SIZES)
+def test_ll_packs_each_word_once(as_python, size, threads):
+    memory, written = as_python
+    x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
+    for thread in range(threads):
+        multimem_ll._packing(8)(x, np.uint64(0), size, np.uint32(9), thread, threads)
+    n = sk.ll_words(size)
+    words = memory[: 8 * n].view(np.uint32).reshape(-1, 2)
+    data = words[:, 0].tobytes()
+    assert (words[:, 1] == 9).all() and data == x[:size].tobytes() + bytes(len(data) - size)
+    assert written[: 2 * n].tolist() == [1] * (2 * n) and written.sum() == 2 * n

@@ -60,6 +60,23 @@ def grid(signals, n, value):
     sk.grid_barrier(signals)
 
 
+def ll_recv(signals, n, value):
+    sk.ll_recv_block(signals[n:], signals, value)
+
+
+def ll_pass_on(signals, n, value):
+    sk.ll_recv_pack_warp(signals[n:], signals, n, value)
+
+
+def ll128_recv(signals, n, value):
+    sk.ll128_recv_warp(signals[n:], signals, value)
+
+
+def ll128_pass_on(signals, n, value):
+    sk.ll128_recv_pack_block(signals[n:], signals, n, value)
+
+
+LINES = [ll_recv, ll_pass_on, ll128_recv, ll128_pass_on]
 with_nvshmem = pytest.mark.skipif(importlib.util.find_spec("nvshmem") is None, reason="needs nvshmem4py")
 WAITS = [
     wait_one,
@@ -67,6 +84,7 @@ WAITS = [
     wait_warp,
     wait_block,
     grid,
+    *LINES,
     *[pytest.param(kernel, marks=with_nvshmem) for kernel in (until, signal_wait, barrier)],
 ]
 
@@ -138,7 +156,9 @@ def test_armed_first():
     assert traces(compile_ptx(kernel, TYPES)) == []
 
 
-@pytest.mark.parametrize("kernel", [wait_one, wait_many, wait_warp, until, grid], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kernel", [wait_one, wait_many, wait_warp, until, grid, *LINES], ids=lambda k: k.__name__
+)
 def test_the_clock_is_not_read_at_every_poll(kernel):
     """A poll counts down, and branches around the look until it has come to 0."""
     ptx = armed_ptx(kernel)
@@ -177,6 +197,42 @@ def test_signals_are_not_sent_any_more():
 
     for kernel in (notify, signal_op):
         assert re.search(r"ld\.relaxed\.gpu.*\bbra\b.*(st\.release\.sys|call\.uni)", armed_ptx(kernel), re.S)
+        assert "ld.relaxed.gpu" not in compile_ptx(kernel, TYPES)
+
+
+def test_lines_are_not_sent_any_more():
+    """Before what sends lines, and after what they were received by, a look at `stopped`, and a branch."""
+
+    def ll_pack(signals, n, value):
+        sk.ll_pack_block(signals, signals[n:], value)
+
+    def ll128_pack(signals, n, value):
+        sk.ll128_pack_warp(signals, signals[n:], value)
+
+    for kernel in (ll_pack, ll128_pack, ll_pass_on, ll128_pass_on):
+        ptx = armed_ptx(kernel)
+        sent = [m.start() for m in re.finditer(r"st\.relaxed\.sys\.global\.v2", ptx)]
+        assert sent
+        for at in sent:
+            look = ptx.rfind("ld.relaxed.gpu", 0, at)
+            assert look > ptx.rfind("ld.relaxed.sys.global.v2", 0, at)
+            assert re.search(r"@%p\d+ bra", ptx[look:at])
+        assert "ld.relaxed.gpu" not in compile_ptx(kernel, TYPES)
+
+
+@with_nvshmem
+def test_words_are_not_put_any_more():
+    """The warp, or the block, does it together or not at all."""
+
+    def by_block(signals, n, value):
+        sk.ll_put_block(signals, signals[n:], n, 1)
+
+    def by_warp(signals, n, value):
+        sk.ll_put_warp(signals, signals[n:], n, 1)
+
+    for kernel, vote in ((by_block, r"bar\.red\.or\.pred"), (by_warp, r"vote\.sync\.any")):
+        together = rf"ld\.relaxed\.gpu.*{vote}.*@%p\d+ bra.*call\.uni"
+        assert re.search(together, armed_ptx(kernel), re.S)
         assert "ld.relaxed.gpu" not in compile_ptx(kernel, TYPES)
 
 

@@ -2,6 +2,7 @@
 driver on GPUs."""
 
 import ctypes
+import re
 import types
 
 import numpy as np
@@ -94,8 +95,10 @@ def test_races_of_copies_are_found(pes, missing):
     if missing == "nothing":
         pes(2).run(main)
     else:
-        with pytest.raises(sk.emu.RaceError, match="in a copy: (reads|writes) it"):
+        with pytest.raises(sk.emu.RaceError, match="in a copy: (reads|writes) it") as caught:
             pes(2).run(main)
+        assert not re.search(r"\?|\b0:|line 0", str(caught.value)), "a copy has no line"
+        assert re.search("(after|before) the copy|and the copy", str(caught.value))
 
 
 def test_the_host_waits_for_what_waits_and_not_for_copies(pes):
@@ -155,6 +158,7 @@ def test_a_wait_for_a_value_that_nobody_writes():
     report = deadlock_of(2, main)
     assert "rank 1 block 0 thread 0 in memory operations: waits for flags[2] on rank 1 >= 4, now 0" in report
     assert "its stream, which runs memory operations" in report
+    assert "?" not in report, "they have no line"
 
 
 def test_a_kernel_may_have_a_view_of_a_peer_as_argument(pes):
@@ -305,3 +309,5 @@ def test_where_gpus_cannot_copy(driver, backend):
     assert "rank 1 has no 64-bit stream memory operations" in backend.no_copies()
     backend.offsets[0] = peers.UNREACHABLE
     assert "rank 0's memory is not mapped on rank 1" in backend.no_copies()
+    assert "rank 0's memory is not mapped on rank 1" in backend.unreached(nvlink=False, ranks=[1, 0])
+    assert backend.unreached(nvlink=False, ranks=[1]) is None

@@ -15,7 +15,7 @@ from numba.cuda import types
 
 import shmemkit as sk
 from shmemkit import timeouts
-from shmemkit.device import deadline
+from shmemkit.device import deadline, ll, ll128
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), (" 0.25 ", 0.25), ("1e3", 1000.0), ("", None)])
@@ -217,6 +217,74 @@ def test_comparison_by_number(monkeypatch):
     assert memory.records()[0].compare == "le"
 
 
+# ---- LL and LL128
+
+
+def test_all_that_receive_lines_have_a_number():
+    receive = {name for name in sk.device.__all__ if "_recv_" in name}
+    assert {name for name in deadline.PRIMITIVES if "_recv_" in name} == receive
+    assert set(deadline.PRIMITIVES) <= set(sk.device.__all__)
+
+
+class Lines(Memory):
+    """A thread that waits for the flag 7 in two words, those of its line of LL or of two lines of LL128."""
+
+    def __init__(self, monkeypatch, protocol):
+        super().__init__(monkeypatch, limit=10**6)
+        self.words, self.late = (ctypes.c_uint64 * 66)(), {}
+        self.flags, self.shift = ((0, 1), 32) if protocol is ll else ((1, 65), 0)
+        monkeypatch.setattr(protocol, "_load_word", self.read)
+        monkeypatch.setattr(protocol, "_load_line", self.load_line)
+        lone = SimpleNamespace(syncwarp=lambda: None, any_sync=lambda mask, predicate: predicate)
+        monkeypatch.setattr(ll128, "cuda", lone)
+        self.name = "ll_recv_pack_warp" if protocol is ll else "ll128_recv_block"
+        self.arrived = protocol._arrived_or_late.__wrapped__(self.name)
+
+    def set(self, which, flag):
+        self.words[self.flags[which]] = flag << self.shift
+
+    def read(self, address):
+        if self.polls in self.late:
+            self.set(self.late[self.polls], 7)
+        return super().read(address)
+
+    def load_line(self, address):
+        pair = (ctypes.c_uint64 * 2).from_address(int(address))
+        return tuple((ctypes.c_uint32 * 4).from_buffer(pair)) if self.shift else tuple(pair)
+
+    def receive(self):
+        address = types.uint64(ctypes.addressof(self.words))
+        return self.arrived(address, 7) if self.shift else sum(self.arrived(address, 7, 15), ())
+
+
+@pytest.fixture(params=[ll, ll128], ids=["ll", "ll128"])
+def lines(request, monkeypatch):
+    return Lines(monkeypatch, request.param)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_lines_that_do_not_come(lines, late):
+    lines.set(late, 6)
+    lines.set(1 - late, 7)
+    assert lines.receive()[1::2] == ((6, 7), (7, 6))[late]
+    (record,) = lines.records()
+    assert record.primitive == lines.name
+    assert record.address == ctypes.addressof(lines.words) + 8 * lines.flags[late]
+    assert (record.compare, record.expected, record.seen, record.expired) == ("eq", 7, 6, True)
+    assert record.sought() == "flag 7 in flags[2, 3] of rank 0"
+    before = lines.polls
+    lines.receive()  # from now on nobody waits, and nothing is recorded
+    assert lines.polls - before <= deadline.FIRST and lines.control[:] == [1, 1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_lines_that_come_late(lines, order):
+    lines.step, lines.late = 1, {5: order[0], 100: order[1]}
+    assert lines.receive() == (0, 7, 0, 7)
+    assert 100 < lines.polls < 110
+    assert not any(lines.table) and not any(lines.control)
+
+
 # ---- the host's side, with a driver that works on memory of this process
 
 
@@ -346,19 +414,21 @@ def test_message():
         record(signal=None, index=None, owner=None),
         record(primitive="grid_barrier", signal=None, index=None, owner=None, expected=20, seen=19),
         record(signal="World.barrier", index=(2,)),
+        record(primitive="ll128_recv_warp", signal="lines", index=(1, 15), compare="eq"),
     ]
-    error = timeouts.signal_timeout(1, records, 7, 5.0)
+    error = timeouts.signal_timeout(1, records, 8, 5.0)
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    assert lines[:7] == [
-        "rank 1: 4 waits in kernels took longer than 5 s",
+    assert lines[:8] == [
+        "rank 1: 5 waits in kernels took longer than 5 s",
         "waited kernel block thread in for seen",
         "5 s push (3, 0, 0) (32, 0, 0) wait full[3] >= 7 6",
         "2.5 s * push (3, 0, 0) (32, 0, 0) wait full[1, 2] of rank 0 == 7 6",
         "5 s push (3, 0, 0) (32, 0, 0) wait 0x7f00 >= 7 6",
         "5 s push (3, 0, 0) (32, 0, 0) grid_barrier 20 blocks, at 0x7f00 19",
         "5 s push (3, 0, 0) (32, 0, 0) wait World.barrier[2] >= 7 6",
+        "5 s push (3, 0, 0) (32, 0, 0) ll128_recv_warp flag 7 in lines[1, 15] 6",
     ]
-    assert lines[7] == "rank 2 has not come to World.barrier"
+    assert lines[8] == "rank 2 has not come to World.barrier"
     assert "and 2 more" in str(error)
     assert isinstance(error, sk.SignalTimeout) and isinstance(error, RuntimeError)
     assert (error.rank, error.records) == (1, records)

@@ -363,6 +363,24 @@ def test_auto_gathers(table, pes):
     pes(2).run(main)
 
 
+def test_on_several_nodes_ll_gives_way(table, pes):
+    """It is for ranks that all reach each other."""
+    table(entry("emulator", 4, 2, [[64, "ll"], [None, "pull"]], [[None, "copy_push"]]))
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 1000)
+        assert set(gather.refused) == {"ll", "pull", "copy_push"}
+        assert all("is of another node" in why for why in gather.refused.values())
+        assert gather.method_for(8) == gather.method_for(1000, symmetric=True) == "ll_2d"
+        out = gather(np.full(50, world.rank, "uint8"))
+        world.synchronize()
+        assert (out == np.arange(world.n_ranks)[:, None]).all()
+        gather.free()
+
+    pes(4, local_size=2).run(main)
+
+
 def test_the_table_of_rank_0_counts(table, made, monkeypatch):
     """On several hosts the files may differ."""
     monkeypatch.setattr(

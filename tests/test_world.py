@@ -229,6 +229,36 @@ def test_wrong_nodes(monkeypatch, value):
         places(4)
 
 
+def test_ranks_of_other_nodes_are_out_of_reach():
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        assert list(world.node_ranks) == [me & ~1, me | 1]
+        assert world.near() == [other in world.node_ranks for other in range(n)]
+        x = sk.full(1, me, "int64")
+        for other in range(n):
+            if other in world.node_ranks:
+                assert world.peer_view(x, other)[0] == other
+            else:
+                with pytest.raises(ValueError, match=f"rank {other}'s memory is not mapped on rank {me}"):
+                    world.peer_view(x, other)
+        world.check_reach("this", ranks=world.node_ranks)
+        for ranks in (None, range(n), [3] if me == 1 else []):
+            with pytest.raises(ValueError, match="this cannot be used here: .* which is of another node"):
+                world.check_reach("this", ranks=ranks)
+
+    sk.emu.run(main, 4, local_size=2)
+
+
+def test_all_ranks_of_one_node_are_in_reach():
+    def main():
+        world = sk.init()
+        world.check_reach("this")
+        return world.near(), list(world.node_ranks)
+
+    assert sk.emu.run(main, 3) == [([True] * 3, [0, 1, 2])] * 3
+
+
 def test_numba_is_left_alone_after_a_failed_init():
     original = cuda.stream
     with pytest.raises(ValueError, match="local_size=2"):

@@ -34,7 +34,7 @@ __all__ = [
 def _on_pe(name, array, pe, function):
     """In the emulator: array[0] = function(array[0]) on PE `pe`. -> the old value"""
     thread = current_thread(name)
-    theirs = thread.peer(array, pe)
+    theirs = thread.block.machine.peer(thread.block, array, pe)
     one = theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs
     return thread.atomic(one, 0, function, "sys")
 

@@ -8,7 +8,8 @@ in device memory, `stopped`, and at the clock. When its time is up it sets `stop
 process's kernels then end, and those that had been waiting leave a record each, in memory of the host. From
 then on, until the host has raised the exception, no wait waits, and `notify` and `signal_op` send nothing:
 kernels run to their end with wrong values, but tell nobody that these are there. So a rank that waits for
-this one's signals comes to its own timeout.
+this one's signals comes to its own timeout. So it is with the words and lines of LL and LL128, which are data
+and signal at once: `ll_recv_block` and its kin wait as `wait` does, `ll_pack_block` and its kin send nothing.
 
   device memory    stopped, number of records
   host memory      flag (not 0: there are records), 7 words unused, CAPACITY records of WORDS words:
@@ -32,9 +33,11 @@ from shmemkit import timeouts
 from .enums import ComparisonType, comparison_name
 from .memory import load, store
 from .ptx import asm, constant_words, gpu_function, types
+from .threads import warp_threads
 
 __all__ = [
     "armed",
+    "block_stopped",
     "bounded",
     "bounded_by_number",
     "bounded_change",
@@ -43,6 +46,7 @@ __all__ = [
     "force",
     "set_limit",
     "stopped",
+    "warp_stopped",
 ]
 
 CAPACITY = 256  # records
@@ -55,6 +59,16 @@ PRIMITIVES = (
     "signal_wait_until",
     "barrier_all_block",
     "grid_barrier",
+    "ll_recv_block",
+    "ll_recv_warp",
+    "ll_recv_pack_block",
+    "ll_recv_pack_warp",
+    "ll128_recv_block",
+    "ll128_recv_warp",
+    "ll128_recv_pack_block",
+    "ll128_recv_pack_warp",
+    "multimem_ll_recv_pack_block",
+    "multimem_ll_recv_pack_warp",
 )
 
 _DTYPES = (types.uint64, types.int64, types.uint32, types.int32)
@@ -93,6 +107,18 @@ _publish = store(types.uint64, "sys")
 def stopped():
     """Whether a wait of this process's kernels has expired, and the host has not yet said so."""
     return _look(_word(0)) != 0
+
+
+@gpu_function
+def warp_stopped():
+    """`stopped`, with the same answer for all threads of the warp: they meet."""
+    return cuda.any_sync(0xFFFFFFFF >> (32 - warp_threads()), stopped())
+
+
+@gpu_function
+def block_stopped():
+    """`stopped`, with the same answer for all threads of the block: they meet."""
+    return cuda.syncthreads_or(types.int32(stopped())) != 0
 
 
 @gpu_function

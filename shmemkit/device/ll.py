@@ -21,7 +21,9 @@ import numpy as np
 
 from shmemkit.emu.thread import current_thread
 
+from . import deadline
 from .checks import check_integer
+from .memory import load
 from .ptx import (
     TypingError,
     asm,
@@ -219,6 +221,7 @@ def check_emulated_lines(name, lines, data, alignment, n_words):
 
 # ---- on the GPU: unit i, of bytes 8 * i to 8 * i + 7, belongs to thread i modulo their number
 
+_stopped = deadline.stopped
 _store_line = asm(
     "{ .reg .b64 a, b; mov.b64 a, {$1, $3}; mov.b64 b, {$2, $3}; "
     "st.relaxed.sys.global.v2.b64 [$0], {a, b}; }",
@@ -231,6 +234,7 @@ _load_line = asm(
     types.UniTuple(types.uint32, 4),
     (types.uint64,),
 )
+_load_word = load(types.uint64, "relaxed", "sys")
 
 
 @functools.cache
@@ -281,7 +285,7 @@ def _packing(width):
 
 
 @functools.cache
-def _receiving(width):
+def _receiving(arrived, width):
     _, store = _words_of(width)
     store_byte = store_bytes(1)
 
@@ -290,12 +294,12 @@ def _receiving(width):
         n = n_bytes >> 3
         i = thread
         while i < n:
-            line = _arrived(address + types.uint64(16 * i), flag)
+            line = arrived(address + types.uint64(16 * i), flag)
             store(dst, 8 * i, line[0], line[2])
             i += threads
         rest = n_bytes & 7
         if rest and i == n:
-            line = _arrived(address + types.uint64(16 * n), flag)
+            line = arrived(address + types.uint64(16 * n), flag)
             value = types.uint64(line[2]) << types.uint64(32) | line[0]
             for k in range(rest):
                 store_byte(dst, 8 * n + k, value >> types.uint64(8 * k))
@@ -309,6 +313,35 @@ def _arrived(address, flag):
     while line[1] != flag or line[3] != flag:
         line = _load_line(address)
     return line
+
+
+@gpu_function
+def _load_flag(address):
+    return types.uint32(_load_word(address) >> types.uint64(32))
+
+
+@functools.cache
+def _arrived_or_late(primitive):
+    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+    poll = deadline.bounded(primitive, types.uint32, _load_flag, "eq")
+
+    @gpu_function
+    def arrived(address, flag):
+        line = _load_line(address)
+        while line[1] != flag or line[3] != flag:
+            seen = poll(address if line[1] != flag else address + types.uint64(8), flag)
+            line = _load_line(address)
+            if seen != flag:
+                break
+        return line
+
+    return arrived
+
+
+@gpu_function
+def _store_unless_stopped(address, low, high, flag):
+    if not _stopped():
+        _store_line(address, low, high, flag)
 
 
 def _by_alignment(make, size):
@@ -366,12 +399,17 @@ def _implement(pack, recv, forward, thread, threads):
         def impl(lines, src, flag):
             transfer(src, lines, flag, thread(), threads())
 
-        return impl
+        def impl_unless_stopped(lines, src, flag):
+            if not _stopped():
+                transfer(src, lines, flag, thread(), threads())
+
+        return impl_unless_stopped if deadline.armed() else impl
 
     @gpu(recv)
     def _(dst, lines, flag):
         check_integer(recv.__name__, flag=flag)
-        transfer = _gpu_transfer(recv.__name__, _receiving, dst, lines)
+        arrived = _arrived_or_late(recv.__name__) if deadline.armed() else _arrived
+        transfer = _gpu_transfer(recv.__name__, functools.partial(_receiving, arrived), dst, lines)
 
         def impl(dst, lines, flag):
             transfer(dst, lines, flag, thread(), threads())
@@ -382,20 +420,23 @@ def _implement(pack, recv, forward, thread, threads):
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
+        arrived, store = _arrived, _store_line
+        if deadline.armed():
+            arrived, store = _arrived_or_late(forward.__name__), _store_unless_stopped
 
         def impl(there, lines, n_words, flag):
             source, target = element_address(lines, 0), element_address(there, 0)
             expected = types.uint32(flag)
             i, step = thread(), threads()
             while i < n_words >> 1:  # the length of a range would be a 64-bit division
-                line = _arrived(source + types.uint64(16 * i), expected)
-                _store_line(target + types.uint64(16 * i), line[0], line[2], expected)
+                line = arrived(source + types.uint64(16 * i), expected)
+                store(target + types.uint64(16 * i), line[0], line[2], expected)
                 i += step
 
         return impl
 
 
-def _implement_put(put, put_nbi):
+def _implement_put(put, put_nbi, stopped):
     name = put.__name__
 
     @gpu(put)
@@ -406,10 +447,14 @@ def _implement_put(put, put_nbi):
         def impl(lines, source, n_words, pe):
             put_nbi(lines[:n_words], source[:n_words], pe)
 
-        return impl
+        def impl_unless_stopped(lines, source, n_words, pe):
+            if not stopped():
+                put_nbi(lines[:n_words], source[:n_words], pe)
+
+        return impl_unless_stopped if deadline.armed() else impl
 
 
 _implement(ll_pack_block, ll_recv_block, ll_recv_pack_block, block_thread, block_threads)
 _implement(ll_pack_warp, ll_recv_warp, ll_recv_pack_warp, warp_thread, warp_threads)
-_implement_put(ll_put_block, put_nbi_block)
-_implement_put(ll_put_warp, put_nbi_warp)
+_implement_put(ll_put_block, put_nbi_block, deadline.block_stopped)
+_implement_put(ll_put_warp, put_nbi_warp, deadline.warp_stopped)

@@ -25,8 +25,10 @@ from numba import cuda
 
 from shmemkit.emu.thread import current_thread
 
+from . import deadline
 from .checks import check_integer
 from .ll import check_emulated_lines, check_lines
+from .memory import load
 from .ptx import (
     TypingError,
     asm,
@@ -173,6 +175,7 @@ def _check_emulated(thread, lines, data):
 
 # ---- on the GPU
 
+_stopped = deadline.warp_stopped  # of a warp: a line is stored whole, or not
 _store_line = asm(
     "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
     types.void,
@@ -183,6 +186,7 @@ _load_line = asm(
     types.UniTuple(types.uint64, 2),
     (types.uint64,),
 )
+_load_word = load(types.uint64, "relaxed", "sys")
 
 
 @functools.cache
@@ -305,7 +309,37 @@ def _arrived(line, flag, lane):
 
 
 @functools.cache
-def _receiving(width):
+def _arrived_or_late(primitive):
+    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+    poll = deadline.bounded(primitive, types.uint64, _load_word, "eq")
+
+    @gpu_function
+    def arrived(line, flag, lane):
+        cuda.syncwarp()
+        first, second = _load_line(line), _load_line(line + types.uint64(512))
+        late = lane & 7 == 7 and (first[1] != flag or second[1] != flag)
+        while cuda.any_sync(0xFFFFFFFF, late):
+            given_up = False
+            if late:
+                its_flag = line + types.uint64(8 if first[1] != flag else 520)
+                given_up = poll(its_flag, flag) != flag
+            given_up = cuda.any_sync(0xFFFFFFFF, given_up)  # all are here again
+            first, second = _load_line(line), _load_line(line + types.uint64(512))
+            late = not given_up and lane & 7 == 7 and (first[1] != flag or second[1] != flag)
+        return first, second
+
+    return arrived
+
+
+@gpu_function
+def _store_unless_stopped(address, low, high):
+    if not _stopped():
+        cuda.syncwarp()
+        _store_line(address, low, high)
+
+
+@functools.cache
+def _receiving(arrived, width):
     _, store = _pieces_of(width)
 
     @gpu_function
@@ -315,7 +349,7 @@ def _receiving(width):
         line = address + types.uint64(warp * 1024 + lane * 16)
         start = warp * UNIT
         while start < n_bytes:
-            first, second = _arrived(line, flag, lane)
+            first, second = arrived(line, flag, lane)
             if lane & 7 == 7:
                 store(dst, offset, n_bytes, first[0], second[0])
             else:
@@ -390,12 +424,17 @@ def _implement(pack, recv, forward, warp, warps):
         def impl(lines, src, flag):
             transfer(src, lines, flag, warp(), warps())
 
-        return impl
+        def impl_unless_stopped(lines, src, flag):
+            if not _stopped():
+                transfer(src, lines, flag, warp(), warps())
+
+        return impl_unless_stopped if deadline.armed() else impl
 
     @gpu(recv)
     def _(dst, lines, flag):
         check_integer(recv.__name__, flag=flag)
-        transfer = _gpu_transfer(recv.__name__, _receiving, dst, lines)
+        arrived = _arrived_or_late(recv.__name__) if deadline.armed() else _arrived
+        transfer = _gpu_transfer(recv.__name__, functools.partial(_receiving, arrived), dst, lines)
 
         def impl(dst, lines, flag):
             transfer(dst, lines, flag, warp(), warps())
@@ -406,15 +445,18 @@ def _implement(pack, recv, forward, warp, warps):
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
+        arrived, store = _arrived, _store_line
+        if deadline.armed():
+            arrived, store = _arrived_or_late(forward.__name__), _store_unless_stopped
 
         def impl(there, lines, n_words, flag):
             lane, unit, step = warp_thread(), warp(), warps()
             source, target = element_address(lines, 0), element_address(there, 0)
             while WORDS * unit < n_words:
                 at = types.uint64(1024 * unit + 16 * lane)
-                first, second = _arrived(source + at, types.uint64(flag), lane)
-                _store_line(target + at, first[0], first[1])
-                _store_line(target + at + types.uint64(512), second[0], second[1])
+                first, second = arrived(source + at, types.uint64(flag), lane)
+                store(target + at, first[0], first[1])
+                store(target + at + types.uint64(512), second[0], second[1])
                 unit += step
 
         return impl

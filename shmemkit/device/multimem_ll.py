@@ -12,9 +12,11 @@ import functools
 from shmemkit.emu import multicast
 from shmemkit.emu.thread import current_thread
 
+from . import deadline
 from .checks import check_integer
 from .ll import (
     _arrived,
+    _arrived_or_late,
     _by_alignment,
     _check_emulated,
     _flagged,
@@ -114,6 +116,15 @@ _store_line = asm(
 )
 
 
+_stopped = deadline.stopped
+
+
+@gpu_function
+def _store_unless_stopped(address, low, high, flag):
+    if not _stopped():
+        _store_line(address, low, high, flag)
+
+
 @functools.cache
 def _packing(width):
     load, _ = _words_of(width)
@@ -154,20 +165,28 @@ def _implement(pack, forward, thread, threads):
             address = element_address(lines, 0)
             transfer(src, address, src.size * size, types.uint32(flag), thread(), threads())
 
-        return impl
+        def impl_unless_stopped(lines, src, flag):
+            if not _stopped():
+                address = element_address(lines, 0)
+                transfer(src, address, src.size * size, types.uint32(flag), thread(), threads())
+
+        return impl_unless_stopped if deadline.armed() else impl
 
     @gpu(forward)
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
+        arrived, store = _arrived, _store_line
+        if deadline.armed():
+            arrived, store = _arrived_or_late(forward.__name__), _store_unless_stopped
 
         def impl(there, lines, n_words, flag):
             source, target = element_address(lines, 0), element_address(there, 0)
             expected = types.uint32(flag)
             i, step = thread(), threads()
             while i < n_words >> 1:
-                line = _arrived(source + types.uint64(16 * i), expected)
-                _store_line(target + types.uint64(16 * i), line[0], line[2], expected)
+                line = arrived(source + types.uint64(16 * i), expected)
+                store(target + types.uint64(16 * i), line[0], line[2], expected)
                 i += step
 
         return impl

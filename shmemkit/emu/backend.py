@@ -87,11 +87,17 @@ class EmulatorBackend:
         _install()
 
     def mapped(self):
-        """Whether the memory of each rank is mapped here."""
-        return [True] * self.machine.n_pes
+        """Whether the memory of each rank is mapped here: of my node's."""
+        size = self.machine.local_size
+        return [pe // size == self.pe // size for pe in range(self.machine.n_pes)]
 
-    def unreached(self, nvlink):
-        """Why kernels here do not reach all ranks, or None: they do."""
+    def unreached(self, nvlink, ranks=None):
+        """Why kernels here do not reach `ranks` (default: all), or None: they do."""
+        mapped = self.mapped()
+        for pe in range(len(mapped)) if ranks is None else ranks:
+            if not mapped[pe]:
+                return f"rank {pe}'s memory is not mapped on rank {self.pe}, which is of another node"
+        return None
 
     def set_local_size(self, local_size):
         self.machine.local_size = local_size
@@ -126,7 +132,10 @@ class EmulatorBackend:
         return address(array)
 
     def peer_view(self, array, pe):
-        return self.heap.on(array, pe)
+        there = self.heap.on(array, pe)
+        if reason := self.unreached(nvlink=False, ranks=[pe]):
+            raise ValueError(f"peer_view: {reason}; use put and get")
+        return there
 
     def multicast_view(self, array, ranks):
         """`array`, symmetric, on all PEs of my node, which are `ranks`."""

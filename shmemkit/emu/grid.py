@@ -192,7 +192,7 @@ class Launch:
     def _seen(self, array):
         """`array` as a kernel sees it: device memory, whose accesses may be checked."""
         races = self.machine.races
-        return device_view(array) if races is None else races.tracked(array, self.pe)
+        return device_view(array) if races is None else races.tracked(array)
 
     def _argument(self, value):
         """A launch argument as the kernel sees it."""

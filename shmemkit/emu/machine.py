@@ -58,7 +58,7 @@ class Machine:
 
     def _on(self, me, array, pe):
         there = self.heaps[me].on(untracked(array), pe)
-        return there if self.races is None else self.races.tracked(there, pe)
+        return there if self.races is None else self.races.tracked(there)
 
     def written(self, key):
         """Something was stored at address `key`: whoever waits for it may go on."""

@@ -17,7 +17,8 @@ SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"
 @dataclass(frozen=True)
 class Access:
     """One side of a race. `what` it did, as in "reads" or "its put_nbi, under way, writes"; `rank`, and
-    `block` and `thread` as in reports; `kernel`; `file`, `line` and its `source`."""
+    `block` and `thread` as in reports; `kernel`, or what it is of a stream; `file`, `line` and its `source`:
+    "", 0 and "" of what no line of the program does, as a stream's copy."""
 
     what: str
     rank: int
@@ -34,7 +35,8 @@ class Access:
 
     def __str__(self):
         by = f"rank {self.rank} block {self.block} thread {self.thread} in {self.kernel}"
-        return f"  {by}: {self.what} it\n      {shown_line(self.file, self.line)}"
+        at = f"\n      {shown_line(self.file, self.line)}" if self.line else ""
+        return f"  {by}: {self.what} it{at}"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,12 @@ def _line(access):
     return line_of(*access[1:])
 
 
+def _line_text(access):
+    """ "line 12", or the kind of operation, as "the copy", of what no line of the program does."""
+    line = _line(access)
+    return f"line {line}" if line else "the " + _thread(access[0].of).block.launch.name.removeprefix("a ")
+
+
 @functools.cache
 def line_of(code, instruction):
     if code is None:
@@ -101,8 +109,8 @@ def _access(what, access):
         verb = f"its {of.what}, under way, {verb}"
     _, block, number = who(thread, split=True)
     code, line = access[1], _line(access)
-    file = code.co_filename if code is not None else "?"
-    source = linecache.getline(file, line).strip()
+    file = code.co_filename if code is not None else ""
+    source = linecache.getline(file, line).strip() if file else ""
     return Access(verb, thread.pe, block, number, thread.block.launch.name, file, line, source)
 
 
@@ -113,7 +121,7 @@ class _Pair:
         self.races, self.at, self.clock = races, at, clock
         self.a_what, self.b_what, self.a_access, self.b_access = a_what, b_what, a, b
         self.a, self.b = a[0], b[0]
-        self.a_line, self.b_line = f"line {_line(a)}", f"line {_line(b)}"
+        self.a_line, self.b_line = _line_text(a), _line_text(b)
 
     def missing(self):
         """What would order them, in one sentence."""

@@ -85,9 +85,8 @@ class Races:
         self.limit = 256  # entries of a clock, before it is looked through
 
     # -- memory
-    def tracked(self, array, pe):
-        """`array`, in the memory of PE `pe`, with the record of its accesses. (A symmetric one may be a view
-        of another PE's, whatever `pe` says.)"""
+    def tracked(self, array):
+        """`array` with the record of its accesses."""
         if array.size == 0:
             return device_view(array)
         machine = self.machine

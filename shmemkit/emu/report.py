@@ -33,10 +33,11 @@ def shown_line(file, lineno):
 
 
 def kernel_line(frame):
-    """ "file:line: source" of the innermost line of the user's code at or above `frame`."""
+    """ "file:line: source" of the innermost line of the user's code at or above `frame`; None where there is
+    none, as in the copies of streams."""
     while frame is not None and not is_kernel_code(frame):
         frame = frame.f_back
-    return _line(frame) if frame is not None else "?"
+    return None if frame is None else _line(frame)
 
 
 def _kernel_traceback(traceback):
@@ -65,7 +66,7 @@ def _index(index, size):
 def where(thread, traceback):
     """Who raised, and on which line."""
     entry = _kernel_traceback(traceback)
-    return f"{who(thread)} at {_line(entry.tb_frame, entry.tb_lineno) if entry else '?'}"
+    return who(thread) + (f" at {_line(entry.tb_frame, entry.tb_lineno)}" if entry else "")
 
 
 def place(machine, thread, at, frame=None):
@@ -120,7 +121,8 @@ def deadlock(machine):
                 _index(block.blockIdx, block.gridDim)
             )
         lines += [
-            f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}\n      {line}"
+            f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}"
+            + (f"\n      {line}" if line else "")
             for (kernel, threads, why, line), blocks in list(groups.items())[:MAX_LINES]
         ]
         if len(groups) > MAX_LINES:

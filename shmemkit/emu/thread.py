@@ -49,7 +49,16 @@ class Thread(greenlet):
         return min(32, self.block.n_threads - self.thread_id // 32 * 32)
 
     def peer(self, array, pe):
-        return self.block.machine.peer(self.block, array, pe)
+        """Symmetric `array` on `pe` of my node, for loads and stores."""
+        machine = self.block.machine
+        there = machine.peer(self.block, array, pe)
+        size = machine.local_size
+        if self.pe // size != int(pe) // size:
+            raise ValueError(
+                f"rank {pe} is on another node than rank {self.pe}: loads, stores and notify do not reach "
+                "it; put, get, put_signal and signal_op do"
+            )
+        return there
 
     # -- memory that others wait on
     def turn(self, kind=None, key=None):

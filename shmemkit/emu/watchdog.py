@@ -51,4 +51,7 @@ def _running(frame):
     bottom = frame
     while bottom is not None and bottom.f_code is not Thread.run.__code__:
         bottom = bottom.f_back
-    return bottom and f"{who(bottom.f_locals['self'])} at {kernel_line(frame)}"
+    if bottom is None:
+        return None
+    line = kernel_line(frame)
+    return who(bottom.f_locals["self"]) + (f" at {line}" if line else "")

@@ -7,11 +7,17 @@ from shmemkit.launch import bind
 class Method:
     """One way to do a collective operation. A subclass has
 
-    prepare(*args)   called once, collectively: allocate, and bind each kernel for each dtype, so that none is
-                     compiled while others wait. ValueError, on all ranks, where it cannot run: it says why
+    prepare(*args)   called once, by all ranks; ValueError, which says why, where it cannot run. First come
+                     all collective calls: ``World.check_reach`` and others that refuse on all ranks,
+                     ``zeros``, ``empty``. Then what one rank alone may refuse: each kernel is bound for each
+                     dtype, so that none is compiled while others wait
     bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's
 
     and `threads`, per block; on the emulator, which is quicker with few, 32.
+
+    To make one is collective. When prepare refuses on any rank, all ranks free what they have allocated and
+    raise ValueError, with their own reason or, prefixed by its rank, with another's. They agree on that when
+    prepare has ended: so no collective call may follow what one rank alone refuses.
     """
 
     threads = 512
@@ -21,11 +27,16 @@ class Method:
         self._arrays, self._launches = [], {}
         if world.backend.name == "emulator":
             self.threads = 32
+        refusal = None
         try:
             self.prepare(*args)
-        except ValueError:
-            self.free()
-            raise
+        except ValueError as error:
+            refusal = error
+        reasons = world.host_allgather(None if refusal is None else str(refusal))
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                self.free()
+                raise refusal or ValueError(f"rank {rank}: {reason}")
 
     def zeros(self, shape, dtype, name):
         """A symmetric array that lives as long as the method. Collective."""

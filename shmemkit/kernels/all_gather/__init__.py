@@ -95,8 +95,9 @@ class AllGather:
         x        C-contiguous, any dtype and shape, of the same size on all ranks. May be the part of `out`
                  that it belongs to
         out      C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new array of shape
-                 (n_ranks, *x.shape). Of ``output()`` it is written by the peers themselves, without a copy;
-                 then on all ranks
+                 (n_ranks, *x.shape). If it lies in symmetric memory, of ``output()`` or other, then on all
+                 ranks, as the same part of the same array: the peers write it themselves, or read from it,
+                 where the method can do without a copy between
         stream   default: the World's
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.

@@ -1,58 +1,60 @@
-"""All-gather by copy engines: copies and signals that the streams themselves carry out, without a kernel.
+"""All-gather by copy engines: copies that the streams themselves carry out, without a kernel.
 
 For large messages, and beside kernels that want all multiprocessors: what goes between GPUs takes none.
 
 Segments  segment k of `out` is what rank k gives
 Staged    staged, on every rank: its own segment, where the others read it (only to pull, see below)
-Signals   ready[k], arrived[k] and taken[k], on every rank: 0 or 1. They cannot count calls, since a graph's
-          operations store and await constants: who has waited for one sets it back
 
 "copy_push", into a symmetric `out` (the same part of the same array on all ranks):
 
-  stream:     1. set ready[me] on the others: my out may be written       release, sys
-                 wait for every ready[k] here, and set it back            acquire, sys
+  stream:     1. barrier of all ranks: their outs may be written
               2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
-              3. set arrived[me] there                                    release, sys: publishes the segment
-                 wait for every arrived[k] here, and set it back          acquire, sys
+              3. barrier: all segments are there
   beside it:     copy x to segment me here
 
 "copy_pull", and "copy_push" into an `out` of private memory, which nobody else can write:
 
-  stream:     1. copy x to staged; set ready[me] on the others            release, sys: publishes it
-                 wait for every ready[k] here, and set it back            acquire, sys
+  stream:     1. copy x to staged; barrier: those of all ranks may be read
               2. copy staged on me + 1, me + 2, ... to their segments of out here
-              3. set taken[me] there: I have read it                      release, sys
-                 wait for every taken[k] here, and set it back            acquire, sys
+              3. barrier: all have read
   beside it:     copy x to segment me here
 
-Into a symmetric `out`, copy_pull does without `staged`: the others read segment me of out.
+Into a symmetric `out`, copy_pull does without `staged`: the others read segment me of out. In each part of
+step 2 every rank sends to one other and receives from one other, at full speed. The barriers
+(``shmemkit.stream_barrier``) are kernels of a block and two microseconds; they release and acquire at scope
+sys, so that nothing is written before, nor read after, what it must follow. `staged` needs no second half: a
+call ends when all have read it.
 
-The signals of a step are one stream operation, since each operation costs microseconds, however much it does.
-In each part of step 2 every rank sends to one other and receives from one other, at full speed.
+``start`` and ``finish`` are the same in two halves, with a consumer between them: a kernel that works on each
+segment as soon as it is there. It may occupy all multiprocessors and wait for segments, so that no kernel can
+begin beside it; the signals are memory operations of the streams then, which cost more (some 20 us in all):
 
-No race on the data. Pushed: rank k writes my out after my ready[me], hence after what used out here before
-this call; I read segment k after its arrived[k]. Pulled: rank k reads `staged` between my ready[me] and its
-taken[k]; I write it before the one, and in the next call, after the other. So it needs no second half.
+Signals   ready[k], arrived[k] and taken[k], on every rank: 0 or 1. A stream's operations that were captured
+          in a graph store and await constants, so that these do not count calls: who has waited for one sets
+          it back
+
+  beside the consumer's stream:
+              1. set ready[me] on the others                                release, sys
+                 wait for every ready[k] here, and set it back              acquire, sys
+              2. the copies; after each, set arrived, there if it has pushed, here if it has pulled
+                 pulled: set taken[me] on the others: I have read it        release, sys
+  consumer:      waits for arrived[k] and leaves it: all of its threads may look
+  finish:     3. wait for all arrived, or taken, here, and set them back    acquire, sys
 
 No signal is lost, although one rank sets it back and another one sets it again, since that comes after
 something that I do after I have set it back. Rank k sets
   ready[k] here again   in its next call, after it has waited, in step 3, for the arrived[me] or taken[me]
-                        that I set there in my step 3: I have set ready[k] back in my step 1
+                        that I set there after my step 1: I have set ready[k] back in it
   arrived[k], taken[k]  in a later call, after it has waited for the ready[me] of mine
 And none is taken for that of another call: all are set back when a call ends, whatever the next one does.
+arrived[me] is 1 for ever: copies within this GPU, for which the driver may use multiprocessors, come before
+the consumer on its own stream, lest they wait for one that a consumer occupies which waits for them.
 
-No deadlock: each step sets its signals before it waits, for those of the same step of others.
-
-``start`` and ``finish`` are the same in two halves, with a consumer between them: a kernel that works on each
-segment as soon as it is there. Steps 1 and 2 are on a stream beside the consumer's. Each copy of step 2 is
-followed by an operation that sets arrived, there if it has pushed, here if it has pulled; the last of these
-sets taken, too. The consumer waits for arrived[k] and leaves it: all of its threads may look. Then ``finish``
-waits as step 3 does, and sets arrived back. arrived[me] is 1 for ever: copies within this GPU, for which the
-driver may use multiprocessors, come before the consumer on its own stream, lest they wait for one that a
-consumer occupies which waits for them.
+No deadlock: each step tells the others before it waits, for the same step of theirs.
 """
 
 from shmemkit.kernels.method import Method
+from shmemkit.stream_barrier import bind_barrier
 
 
 class CopyEngine(Method):
@@ -62,7 +64,7 @@ class CopyEngine(Method):
     pushes    whether segments are pushed into a symmetric `out`, not pulled
 
     ValueError, on all ranks, where one of them does not reach the memory of all, or its streams have no
-    memory operations. They wait without limit: SHMEMKIT_TIMEOUT is for kernels.
+    memory operations. These wait without limit: SHMEMKIT_TIMEOUT is for kernels.
     """
 
     pushes = True
@@ -77,6 +79,8 @@ class CopyEngine(Method):
             self.zeros(n, "uint64", f"all_gather.copy.{name}") for name in ("ready", "arrived", "taken")
         )
         self.staged = self.empty(-(-max_nbytes // n), "uint8", "all_gather.copy.staged")
+        arrivals = self.zeros(n, "uint64", "all_gather.copy.barrier")
+        self.barrier = bind_barrier(arrivals, world.xp.zeros(1, "uint64"), n, world.stream)
         with world.stream:
             self.arrived[world.rank] = 1
         world.stream.synchronize()
@@ -136,7 +140,7 @@ class Transfer:
         self.segments = [out[k * size : (k + 1) * size] for k in range(n)]
         self.own = [] if in_place else [self._copy(self.segments[me], me, x, me)]
         self.stage = []  # before everything else
-        self.whole, self.halves = [], ([], [])
+        self.copies, self.halves = [], ([], [])
         if self.peers:
             symmetric = size > 0 and self.world.is_symmetric(out)
             if symmetric and engine.pushes:
@@ -154,7 +158,7 @@ class Transfer:
         copies = [self._copy(self.segments[me], p, x, me) for p in there]
         tell = [self._tell(arrived, me, p) for p in there]
         wait = self._await(arrived)
-        self._arrange(copies, tell + wait, [[each] for each in tell], wait)
+        self._arrange(copies, [[each] for each in tell], wait)
 
     def _pull(self, staged):
         """`staged[k]`: where segment k is on rank k."""
@@ -164,15 +168,13 @@ class Transfer:
         wait = self._await(taken)
         signals = [[self._tell(arrived, p, me)] for p in self.peers]
         signals[-1] += tell
-        self._arrange(copies, tell + wait, signals, wait + self._set_back(arrived))
+        self._arrange(copies, signals, wait + self._set_back(arrived))
 
-    def _arrange(self, copies, end, signals, finish):
-        """Of a whole call: the copies, and the memory operations of step 3. Of one in two halves: those that
-        follow each copy, and those of ``finish``."""
+    def _arrange(self, copies, signals, finish):
+        """The copies; and in two halves, the memory operations that follow each, and those of ``finish``."""
         operations, ready = self.backend.memory_operations, self.engine.ready
         begin = operations([self._tell(ready, self.world.rank, p) for p in self.peers] + self._await(ready))
-        self.whole = [begin, *copies, operations(end)]
-        first = [begin]
+        self.copies, first = copies, [begin]
         for copy, its in zip(copies, signals, strict=True):
             first += [copy, operations(its)]
         self.halves = first, [operations(finish)]
@@ -197,12 +199,16 @@ class Transfer:
     def run(self, stream=None):
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
+        target, barrier = stream, self.engine.barrier
         stream, side = self._handles(stream)
         _enqueue(self.stage, stream)
         if self.own:
             self.backend.order(side, stream)
             _enqueue(self.own, side)
-        _enqueue(self.whole, stream)
+        if self.peers:
+            barrier(target)
+            _enqueue(self.copies, stream)
+            barrier(target)
         if self.own:
             self.backend.order(stream, side)
 

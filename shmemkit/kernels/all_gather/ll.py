@@ -95,8 +95,9 @@ class LL(Method):
     """The method "ll" of ``AllGather``: two words of lines for 8 bytes."""
 
     protocol = ll_all_gather, 8, 2  # kernel, bytes of a unit, words it is packed into
-    chunk = 4096  # bytes: 8 for each of 512 threads
-    max_blocks = 108  # of a grid: resident on A100 and later
+    threads = 128
+    chunk = 1024  # bytes: 8 for each thread
+    max_blocks = 264  # of a grid: two for each multiprocessor of H200, more fit on A100
 
     def prepare(self, max_nbytes):
         self.world.check_reach("all_gather ll")
@@ -122,7 +123,8 @@ class LL128(LL):
     """The method "ll128" of ``AllGather``: 128 words of lines for 960 bytes."""
 
     protocol = ll128_all_gather, 960, 128
-    chunk = 16 * 960  # bytes: 960 for each of 16 warps
+    threads = 256
+    chunk = 8 * 960  # bytes: 960 for each warp
 
     def prepare(self, max_nbytes):
         self.world.check_reach("all_gather ll128", nvlink=True)

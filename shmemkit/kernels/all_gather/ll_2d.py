@@ -122,6 +122,7 @@ class LL2D(Method):
     """The method "ll_2d" of ``AllGather``."""
 
     def prepare(self, max_nbytes):
+        self.world.check_reach("all_gather ll_2d", ranks=self.world.node_ranks)
         n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
         chunks = max(1, -(-max_nbytes // (n * CHUNK)))
         self.lines = self.zeros((2, n, ll_words(CHUNK) * chunks), "uint64", "all_gather.ll_2d.lines")

@@ -49,6 +49,7 @@ from numba import cuda, types, uint64
 from shmemkit.device import (
     BULK_WORDS,
     bulk_copy_warp,
+    bulk_put_warp,
     copy_block,
     notify,
     num_ranks,
@@ -74,11 +75,32 @@ def _copy_by_tma(dst, src):
 
 
 @cuda.jit(device=True)
+def _put_by_tma(dst, src, signal, value, step, peer):
+    buffer = cuda.shared.array(BULK_WORDS, uint64)
+    if cuda.threadIdx.x < 32:
+        bulk_put_warp(dst, src, buffer, signal, value, step, peer)
+
+
+@cuda.jit(device=True)
 def _copy_by_threads(dst, src):
     copy_block(dst, src)
 
 
-def _kernels(copy):
+@cuda.jit(device=True)
+def _put_by_threads(dst, src, signal, value, step, peer):
+    there, begin = symm_at(dst, peer), 0
+    while True:
+        copy_block(there[begin : begin + step], src[begin : begin + step])
+        cuda.syncthreads()
+        value += 1
+        if cuda.threadIdx.x == 0:
+            notify(signal, peer, value, "set", "sys")
+        begin += step
+        if begin >= src.size:  # a part without elements is announced, too
+            break
+
+
+def _kernels(copy, put):
     @cuda.jit
     def push_all_gather(x, out, in_place, part, ready, arrived, calls):
         """Gather the `x` of all ranks in `out`, symmetric, by rank.
@@ -118,7 +140,7 @@ def _kernels(copy):
     def push_all_gather_staged(x, out, in_place, part, step, scratch, arrived, calls):
         """Gather the `x` of all ranks in `out`, by rank.
 
-        step      elements of a piece: STEPS or fewer of them are a part
+        step      elements of a piece, a multiple of 8192: STEPS or fewer of them are a part
         scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
         grid      (parts, n_ranks, 2)
         """
@@ -135,17 +157,8 @@ def _kernels(copy):
             if z == 0 and not in_place:
                 copy_block(mine[begin:end], x[begin:end])
         elif z == 0:
-            there, first = symm_at(scratch, peer)[half, me, b], begin
-            while True:
-                until = min(begin + step, end)
-                copy(there[begin - first : until - first], x[begin:until])
-                cuda.syncthreads()
-                arrival += 1
-                if cuda.threadIdx.x == 0:
-                    notify(arrived[me, b:], peer, arrival, "set", "sys")
-                begin = until
-                if begin >= end:  # a part without elements is announced, too
-                    break
+            there = scratch[half, me, b, : end - begin]
+            put(there, x[begin:end], arrived[me, b:], arrival, step, peer)
         else:
             here, first = scratch[half, peer, b], begin
             while True:
@@ -163,8 +176,8 @@ def _kernels(copy):
     return push_all_gather, push_all_gather_staged
 
 
-push_all_gather, push_all_gather_staged = _kernels(_copy_by_threads)
-push_all_gather_tma, push_all_gather_staged_tma = _kernels(_copy_by_tma)
+push_all_gather, push_all_gather_staged = _kernels(_copy_by_threads, _put_by_threads)
+push_all_gather_tma, push_all_gather_staged_tma = _kernels(_copy_by_tma, _put_by_tma)
 
 
 class Push1D(Method):
@@ -208,7 +221,7 @@ class Push1D(Method):
 
     def _bind_staged(self, blocks, x, out, in_place, part):
         grid = blocks, self.world.n_ranks, 2
-        step = max(STEP, -(-part // STEPS) + 127 & -128)
+        step = max(STEP, -(-part // STEPS) + 8191 & -8192)
         args = x, out, in_place, part, step, self.scratch, self.arrived[0], self.calls
         return self.launch(self.staged, grid, *args)
 

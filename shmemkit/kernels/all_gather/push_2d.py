@@ -117,6 +117,7 @@ class Push2D(Method):
     """The method "push_2d" of ``AllGather``."""
 
     def prepare(self, max_nbytes):
+        self.world.check_reach("all_gather push_2d", ranks=self.world.node_ranks)
         n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
         segment = max(1, -(-max_nbytes // n))
         self.parts = min(MAX_PARTS, max(1, MAX_BLOCKS // n), -(-segment // PART))

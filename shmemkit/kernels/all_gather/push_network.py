@@ -96,3 +96,4 @@ _signature = (
     *(_bytes, _bytes, types.boolean, types.int64, _flags, types.Array(types.uint8, 4, "C")),
     *(types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")),
 )
+GPU_KERNELS = {"push_all_gather_network": (push_all_gather_network, _signature)}
