@@ -312,12 +312,15 @@ class NvshmemBackend:
         Nothing is done where only one of them captures a graph, or each another one: a graph's launches are
         ordered by who launches it.
         """
+        if self.capture_of(later) == self.capture_of(earlier):
+            self.order(self.handle(later), self.handle(earlier))
+
+    def capture_of(self, stream):
+        """What identifies the capture of a graph that `stream` (None: the World's) takes part in, or None."""
         from cuda.bindings import driver
 
-        streams = [self.handle(stream) for stream in (later, earlier)]
-        captures = [driver.cuStreamGetCaptureInfo(stream)[1:3] for stream in streams]
-        if captures[0] == captures[1]:
-            self.order(*streams)
+        status, number = _checked(driver.cuStreamGetCaptureInfo(self.handle(stream)))[:2]
+        return number if int(status) else None
 
     # -- copies and memory operations of streams, which are given by their handles
     def handle(self, stream):

@@ -171,6 +171,9 @@ class Launch:
             other.set(index, value)
         return other
 
+    def forget_arrays(self):
+        """From now on the caller keeps the arrays alive (the emulator keeps them all the same)."""
+
     def _own_arguments(self):
         """Share the arguments with no other launch."""
         self._args = list(self._args)
@@ -399,6 +402,9 @@ class _GpuLaunch(Launch):
         self._buffer = ctypes.create_string_buffer(packed, len(packed))
         start, n = ctypes.addressof(self._buffer), len(packed) // 8
         self._table = (ctypes.c_void_p * n)(*(start + 8 * i for i in range(n)))
+
+    def forget_arrays(self):
+        self._args = [None] * len(self._args)
 
     def _own_arguments(self):
         super()._own_arguments()

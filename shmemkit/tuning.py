@@ -33,7 +33,7 @@ EMULATOR = "emulator"  # in the place of the GPU model
 OUTPUTS = ("private", "symmetric")
 DEFAULTS = {  # op: on one node, on several
     "all_gather": (
-        ((1 << 20, "ll"), (None, "push_1d")),
+        ((1 << 17, "ll"), (1 << 22, "ll128"), (None, "push_1d")),
         ((1 << 20, "ll_2d"), (None, "push_2d")),
     ),
 }

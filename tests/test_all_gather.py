@@ -262,6 +262,11 @@ def test_wrong_arrays(pes):
             with pytest.raises(ValueError, match=message):
                 gather(array, out)
 
+        room = np.zeros(9, "float32")
+        for first in (1, 3, 5):
+            with pytest.raises(ValueError, match="x lies in out, but not where its part is"):
+                gather(room[first : first + 4], room[:8])
+
     pes(2).run(main)
 
 
@@ -327,6 +332,50 @@ def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
     pes(2).run(main, False)
     with pytest.raises(sk.emu.RaceError):
         sk.emu.run(main, 2, (True,), races=True)
+
+
+@methods
+def test_a_capture_between_calls_on_its_stream(pes, method):
+    """Captured calls are of their graph; what comes after them on that stream follows the calls before."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40, method)
+        other = Stream(world.stream.machine, world.rank)
+        x, outs = np.zeros(40, "uint8"), [np.zeros((n, 40), "uint8") for _ in range(4)]
+        x[:] = world.rank
+        gather(x, outs[0])
+        other.begin_capture()
+        gather(x, outs[1], other)
+        gather(x, outs[2])
+        graph = other.end_capture()
+        gather(x, outs[3], other)
+        world.synchronize()
+        graph.launch(other)
+        world.synchronize()
+        for out in outs:
+            assert (out == np.arange(n)[:, None]).all()
+
+    pes(2).run(main)
+
+
+def test_push_in_steps(pes, monkeypatch):
+    """A part of several steps, of arrays that the TMA can and cannot move, one rank this and one that."""
+    monkeypatch.setattr("shmemkit.kernels.all_gather.push_1d.STEP", 8192)
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 2 * 50_000 * 24, "push_1d")
+        for size, shift in ((50_000 * 24, 0), (50_000 * 24, world.rank), (20_000, 0), (1, 1)):
+            room = np.zeros(size + 1, "uint8")
+            x = room[shift : shift + size]
+            x[:] = np.arange(size) % 250 + world.rank
+            out = gather(x)
+            world.synchronize()
+            assert all((out[k] == np.arange(size) % 250 + k).all() for k in range(2))
+
+    pes(2).run(main)
 
 
 def test_ll128_needs_whole_warps_and_lines(pes):

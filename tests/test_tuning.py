@@ -185,7 +185,7 @@ def test_defaults_are_methods_that_there_are(table, packaged):
 
     def main():
         world = sk.init()
-        gather = sk.AllGather(world, 2 << 20)
+        gather = sk.AllGather(world, 8 << 20)
         out = gather(np.full(5, world.rank, "uint8"))
         world.synchronize()
         assert (out == np.arange(world.n_ranks)[:, None]).all()
@@ -297,7 +297,7 @@ def test_only_the_methods_that_are_needed_as_large_as_needed(max_nbytes, expecte
         ("ab", [(None, "c")]),
         ("bc", [(None, "a")]),
         ("abc", [(None, "ll")]),
-        (["a", "b", "c", "ll"], [(None, "push_1d")]),
+        (["a", "b", "c", "ll", "ll128"], [(None, "push_1d")]),
     ],
 )
 def test_what_cannot_run_gives_way(refuse, private, table, made, monkeypatch):
@@ -320,7 +320,7 @@ def test_a_method_that_does_not_exist_gives_way(table, made):
 
 
 def test_no_method_at_all(table, made, monkeypatch):
-    names = ["a", "ll", "push_1d"]
+    names = ["a", "ll", "ll128", "push_1d"]
     monkeypatch.setattr(Recorded, "refuse", names)
     table(emulated([[None, "a"]], [[None, "a"]]))
     with pytest.raises(ValueError, match="no method can run here: a: a not here; .*ll: ll not here"):

@@ -455,6 +455,7 @@ def _implement(pack, recv, forward, warp, warps):
             while WORDS * unit < n_words:
                 at = types.uint64(1024 * unit + 16 * lane)
                 first, second = arrived(source + at, types.uint64(flag), lane)
+                cuda.syncwarp()  # a line is one instruction of eight threads
                 store(target + at, first[0], first[1])
                 store(target + at + types.uint64(512), second[0], second[1])
                 unit += step

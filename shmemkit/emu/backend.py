@@ -149,9 +149,13 @@ class EmulatorBackend:
     def follow(self, later, earlier):
         """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
         World's). See ``shmemkit.gpu``."""
-        later, earlier = later or self.stream, earlier or self.stream
-        if later.captured is earlier.captured:
-            self.order(later, earlier)
+        if self.capture_of(later) == self.capture_of(earlier):
+            self.order(self.handle(later), self.handle(earlier))
+
+    def capture_of(self, stream):
+        """What identifies the capture that `stream` (None: the World's) takes part in, or None."""
+        captured = self.handle(stream).captured
+        return None if captured is None else id(captured)
 
     # -- copies and memory operations of streams: see ``shmemkit.gpu``
     def handle(self, stream):

@@ -49,11 +49,17 @@ class Method:
         return self._arrays[-1]
 
     def launch(self, kernel, grid, *args):
-        """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once."""
+        """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
+
+        The caller keeps the arrays alive: bound calls outlive what users gather.
+        """
         key = kernel, grid, tuple(getattr(arg, "dtype", None) for arg in args)
         if key not in self._launches:
             self._launches[key] = bind(kernel, grid, self.threads, args, co_resident=True)
-        return self._launches[key].with_args(*args)
+            self._launches[key].forget_arrays()
+        bound = self._launches[key].with_args(*args)
+        bound.forget_arrays()
+        return bound
 
     def free(self):
         """Give the symmetric memory back. Collective."""

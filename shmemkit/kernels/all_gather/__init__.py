@@ -18,6 +18,7 @@ The methods, a file each, which says how it works:
 import operator
 
 from shmemkit import tuning
+from shmemkit.stream_order import StreamOrder
 from shmemkit.world import World
 
 from .copy_engine import CopyPull, CopyPush
@@ -73,7 +74,7 @@ class AllGather:
         if self.max_nbytes < 0:
             raise ValueError(f"AllGather: max_nbytes={max_nbytes}: 0 or more are allowed")
         self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
-        self._stream = None  # of the last call; None is the World's
+        self._order = StreamOrder(world)
         try:
             if method != "auto":
                 self._methods[method] = self._make(method, self.max_nbytes)
@@ -102,18 +103,18 @@ class AllGather:
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
+        if stream is self.world.stream:
+            stream = None
         if out is None:
             out = self.world.xp.empty((self.world.n_ranks, *x.shape), x.dtype)
+            if stream is not None:  # what used the memory before may be under way on the World's stream
+                self.world.backend.follow(stream, None)
         address = self.world.backend.address
         key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
         run = self._plans.get(key)
         if run is None:
             run = self._plan(key, x, out)
-        if stream is self.world.stream:
-            stream = None
-        if stream is not self._stream:
-            self.world.backend.follow(stream, self._stream)
-            self._stream = stream
+        self._order.before(stream)
         run(stream)
         return out
 
@@ -135,9 +136,11 @@ class AllGather:
             raise ValueError(
                 f"AllGather: {out.nbytes} bytes gathered, max_nbytes={self.max_nbytes}: make a larger one"
             )
+        at, to = key[:2]
+        if at < to + out.nbytes and to < at + x.nbytes and at != to + self.world.rank * x.nbytes:
+            raise ValueError("AllGather: x lies in out, but not where its part is: rank k's is out[k]")
         run = _nothing
         if x.size:
-            at, to = key[:2]
             unit = "uint8" if (at | to | x.nbytes) % 8 else "uint64"
             x, words = x.reshape(-1).view(unit), out.reshape(-1).view(unit)
             in_place = at == to + self.world.rank * x.nbytes

@@ -84,11 +84,18 @@ class CopyEngine(Method):
         with world.stream:
             self.arrived[world.rank] = 1
         world.stream.synchronize()
-        self.side = world.backend.new_stream()
+        self.sides = {None: world.backend.new_stream()}  # by capture: a stream takes part in one at a time
         self.started = None  # the Transfer that is to be finished
 
     def bind(self, x, out, in_place):
         return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
+
+    def side_of(self, stream):
+        """The stream beside `stream`, which captures with it if it does."""
+        capture = self.world.backend.capture_of(stream)
+        if capture not in self.sides:
+            self.sides = {None: self.sides[None], capture: self.world.backend.new_stream()}
+        return self.sides[capture]
 
     def overlap(self, x, out):
         """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
@@ -137,33 +144,33 @@ class Transfer:
         self.engine, self.world, self.backend = engine, engine.world, engine.world.backend
         me, n, size = self.world.rank, self.world.n_ranks, x.size
         self.peers = [(me + i) % n for i in range(1, n)]  # in the order in which their segments come
-        self.segments = [out[k * size : (k + 1) * size] for k in range(n)]
-        self.own = [] if in_place else [self._copy(self.segments[me], me, x, me)]
+        segments = [out[k * size : (k + 1) * size] for k in range(n)]
+        self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
         self.stage = []  # before everything else
         self.copies, self.halves = [], ([], [])
         if self.peers:
             symmetric = size > 0 and self.world.is_symmetric(out)
             if symmetric and engine.pushes:
-                self._push(x)
+                self._push(x, segments[me])
             elif symmetric:
                 self.stage, self.own = self.own, []
-                self._pull(self.segments)
+                self._pull(segments, segments)
             else:
                 self.stage = [self._copy(engine.staged[:size], me, x, me)]
-                self._pull([engine.staged[:size]] * n)
+                self._pull(segments, [engine.staged[:size]] * n)
 
-    def _push(self, x):
+    def _push(self, x, mine):
         me, arrived = self.world.rank, self.engine.arrived
         there = self.peers[::-1]
-        copies = [self._copy(self.segments[me], p, x, me) for p in there]
+        copies = [self._copy(mine, p, x, me) for p in there]
         tell = [self._tell(arrived, me, p) for p in there]
         wait = self._await(arrived)
         self._arrange(copies, [[each] for each in tell], wait)
 
-    def _pull(self, staged):
+    def _pull(self, segments, staged):
         """`staged[k]`: where segment k is on rank k."""
         me, arrived, taken = self.world.rank, self.engine.arrived, self.engine.taken
-        copies = [self._copy(self.segments[p], me, staged[p], p) for p in self.peers]
+        copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
         tell = [self._tell(taken, me, p) for p in self.peers]
         wait = self._await(taken)
         signals = [[self._tell(arrived, p, me)] for p in self.peers]
@@ -239,7 +246,7 @@ class Transfer:
             )
 
     def _handles(self, stream):
-        return self.backend.handle(stream), self.backend.handle(self.engine.side)
+        return self.backend.handle(stream), self.backend.handle(self.engine.side_of(stream))
 
 
 def _enqueue(operations, stream):

@@ -97,7 +97,12 @@ class LL(Method):
     protocol = ll_all_gather, 8, 2  # kernel, bytes of a unit, words it is packed into
     threads = 128
     chunk = 1024  # bytes: 8 for each thread
-    max_blocks = 264  # of a grid: two for each multiprocessor of H200, more fit on A100
+    max_blocks = 264  # of a grid: two for each multiprocessor of H200
+
+    def __init__(self, world, max_nbytes):
+        if world.backend.compute_capability < (9, 0):
+            self.max_blocks = 104  # all that need more registers there are resident on A100
+        super().__init__(world, max_nbytes)
 
     def prepare(self, max_nbytes):
         self.world.check_reach("all_gather ll")

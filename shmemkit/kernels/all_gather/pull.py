@@ -28,7 +28,7 @@ from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_b
 from shmemkit.kernels.method import Method
 
 PART = 1 << 14  # bytes that are worth a block
-MAX_BLOCKS = 128  # of a grid, unless there are more ranks
+MAX_BLOCKS = 104  # of a grid, unless there are more ranks: one per multiprocessor of A100
 
 
 @cuda.jit

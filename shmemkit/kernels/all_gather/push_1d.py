@@ -40,8 +40,9 @@ itself; all blocks are resident. At its end, a block adds 1 to its counter.
 
 Where some ranks' memory is not mapped, ``push_network.py``.
 
-GPUs from Hopper on copy by the TMA: on four H200, 8 blocks per peer reach with it what takes 44 blocks of 512
-threads, and more than either reach it with more, since the parts then compete.
+GPUs from Hopper on copy by the TMA, which needs few blocks; with more of them, parts that go to one rank
+compete. It moves multiples of 16 bytes between addresses that agree modulo 16: other arrays are copied by
+threads, as each rank finds by itself, for the signals are the same.
 """
 
 from numba import cuda, types, uint64
@@ -64,7 +65,7 @@ from .push_network import push_all_gather_network
 PART = 1 << 15  # bytes that are worth a block
 STEPS = 8  # of a part, at most
 STEP = 1 << 17  # bytes that are worth a signal
-SENDERS = {"tma": 24, "threads": 96}  # blocks that send, at most
+SENDERS = 24  # blocks that send, at most; with as many that receive they are resident on A100
 
 
 @cuda.jit(device=True)
@@ -185,10 +186,11 @@ class Push1D(Method):
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        tma = world.backend.compute_capability >= (9, 0)
-        self.direct = push_all_gather_tma if tma else push_all_gather
-        self.staged = push_all_gather_staged_tma if tma else push_all_gather_staged
-        self.blocks = max(1, SENDERS["tma" if tma else "threads"] // max(1, n - 1))
+        by_threads = push_all_gather, push_all_gather_staged
+        by_tma = push_all_gather_tma, push_all_gather_staged_tma
+        hopper = world.backend.compute_capability >= (9, 0)
+        self.kernels = {False: by_threads, True: by_tma if hopper else by_threads}  # by alignment
+        self.blocks = max(1, SENDERS // max(1, n - 1))
         segment = max(1, -(-max_nbytes // n))
         room = max(min(PART, segment), -(-segment // self.blocks)) + 127 & -128
         self.scratch = self.empty((2, n, self.blocks, room), "uint8", "all_gather.push.scratch")
@@ -202,8 +204,9 @@ class Push1D(Method):
         if self.near is not None:
             self._bind_network(self.blocks, nothing, nothing, False, 0)
         else:
-            self._bind_direct(self.blocks, nothing, nothing, False, 0)
-            self._bind_staged(self.blocks, nothing, nothing, False, 0)
+            for aligned in (False, True):
+                self._bind_direct(aligned, self.blocks, nothing, nothing, False, 0)
+                self._bind_staged(aligned, self.blocks, nothing, nothing, False, 0)
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
@@ -211,19 +214,21 @@ class Push1D(Method):
         part = -(-x.size // blocks) + 127 & -128  # of whole lines: others are half as fast
         if self.near is not None:
             return self._bind_network(blocks, x, out, in_place, part)
+        address = self.world.backend.address
         if self.world.is_symmetric(out):
-            return self._bind_direct(blocks, x, out, in_place, part)
-        return self._bind_staged(blocks, x, out, in_place, part)
+            aligned = (address(x) | address(out) | x.size) % 16 == 0
+            return self._bind_direct(aligned, blocks, x, out, in_place, part)
+        return self._bind_staged(address(x) % 16 == 0, blocks, x, out, in_place, part)
 
-    def _bind_direct(self, blocks, *args):
-        grid = blocks, self.world.n_ranks
-        return self.launch(self.direct, grid, *args, self.ready, self.arrived[0], self.calls)
+    def _bind_direct(self, aligned, blocks, *args):
+        grid, kernel = (blocks, self.world.n_ranks), self.kernels[aligned][0]
+        return self.launch(kernel, grid, *args, self.ready, self.arrived[0], self.calls)
 
-    def _bind_staged(self, blocks, x, out, in_place, part):
+    def _bind_staged(self, aligned, blocks, x, out, in_place, part):
         grid = blocks, self.world.n_ranks, 2
         step = max(STEP, -(-part // STEPS) + 8191 & -8192)
         args = x, out, in_place, part, step, self.scratch, self.arrived[0], self.calls
-        return self.launch(self.staged, grid, *args)
+        return self.launch(self.kernels[aligned][1], grid, *args)
 
     def _bind_network(self, blocks, *args):
         args += self.near, self.scratch, self.arrived, self.calls[0]

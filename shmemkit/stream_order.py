@@ -1,0 +1,26 @@
+"""Calls on several streams, in the order of the host's calls."""
+
+
+class StreamOrder:
+    """Makes each call of an object run after those before it, whatever their streams.
+
+    ``before(stream)`` precedes a call; a stream of None is the World's. It does nothing as long as the stream
+    is the same. Captured calls follow those of the same capture only: a graph's launches are ordered by who
+    launches it.
+    """
+
+    def __init__(self, world):
+        self._backend = world.backend
+        self._last = {None: None}  # capture, None for none -> the stream of its last call, as far as known
+        self._stream, self._captured = None, False  # of the last call
+
+    def before(self, stream):
+        if stream is self._stream and not self._captured:
+            return
+        capture = self._backend.capture_of(stream)
+        # A call on the same stream, when it began to capture, was not noticed.
+        earlier = self._last.get(capture, self._stream)
+        if earlier is not stream:
+            self._backend.follow(stream, earlier)
+        self._last = {None: self._last[None], capture: stream}
+        self._stream, self._captured = stream, capture is not None
