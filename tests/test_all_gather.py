@@ -255,6 +255,7 @@ def test_wrong_arrays(pes):
         x = np.zeros(4, "float32")
         for array, out, message in [
             (x, np.zeros(7, "float32"), "out 2 times as large"),
+            (x, np.zeros((8, 2), "float32")[:, 0], r"out \(8,\) has strides \(8,\): C-contiguous"),
             (x, np.zeros(8, "int32"), "arrays of one dtype"),
             (np.zeros(8, "float32")[::2], None, "C-contiguous"),
             (np.zeros(9, "float32"), None, "72 bytes gathered, max_nbytes=64"),
@@ -262,6 +263,9 @@ def test_wrong_arrays(pes):
             with pytest.raises(ValueError, match=message):
                 gather(array, out)
 
+        for array, out in (([1.0] * 4, None), (x, [0.0] * 8)):
+            with pytest.raises(TypeError, match="x and out must be of numpy.ndarray, given"):
+                gather(array, out)
         room = np.zeros(9, "float32")
         for first in (1, 3, 5):
             with pytest.raises(ValueError, match="x lies in out, but not where its part is"):
@@ -374,6 +378,18 @@ def test_push_in_steps(pes, monkeypatch):
             out = gather(x)
             world.synchronize()
             assert all((out[k] == np.arange(size) % 250 + k).all() for k in range(2))
+
+    pes(2).run(main)
+
+
+def test_an_output_that_the_user_has_freed_is_not_freed_again(pes):
+    def main():
+        with sk.init() as world:
+            gather = sk.AllGather(world, 64)
+            sk.free(gather.output((2, 3), "uint8"))
+            gather.free()
+            with pytest.raises(RuntimeError, match="freed"):
+                gather.output((2, 3), "uint8")
 
     pes(2).run(main)
 

@@ -105,12 +105,19 @@ class AllGather:
         """
         if stream is self.world.stream:
             stream = None
-        if out is None:
-            out = self.world.xp.empty((self.world.n_ranks, *x.shape), x.dtype)
-            if stream is not None:  # what used the memory before may be under way on the World's stream
-                self.world.backend.follow(stream, None)
         address = self.world.backend.address
-        key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
+        try:
+            if out is None:
+                out = self.world.xp.empty((self.world.n_ranks, *x.shape), x.dtype)
+                if stream is not None:  # what used the memory before may be under way on the World's stream
+                    self.world.backend.follow(stream, None)
+            key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
+        except AttributeError:
+            array = self.world.xp.ndarray
+            raise TypeError(
+                f"AllGather: x and out must be of {array.__module__}.{array.__name__}, given "
+                f"{type(x).__name__} and {type(out).__name__}"
+            ) from None
         run = self._plans.get(key)
         if run is None:
             run = self._plan(key, x, out)
@@ -123,14 +130,16 @@ class AllGather:
         if self._methods is None:
             raise RuntimeError("AllGather: it was freed; make a new one")
         n = self.world.n_ranks
-        if (
-            not (x.flags.c_contiguous and out.flags.c_contiguous)
-            or x.dtype != out.dtype
-            or out.size != n * x.size
-        ):
+        for name, array in (("x", x), ("out", out)):
+            if not array.flags.c_contiguous:
+                raise ValueError(
+                    f"AllGather: {name} {array.shape} has strides {array.strides}: C-contiguous arrays are "
+                    "allowed; copy it"
+                )
+        if x.dtype != out.dtype or out.size != n * x.size:
             raise ValueError(
-                f"AllGather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: C-contiguous arrays of "
-                f"one dtype are allowed, out {n} times as large"
+                f"AllGather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, and "
+                f"out {n} times as large, of one x for each rank"
             )
         if out.nbytes > self.max_nbytes:
             raise ValueError(
@@ -152,8 +161,10 @@ class AllGather:
         return run
 
     def output(self, shape, dtype):
-        """-> a symmetric array to gather into, of this shape and dtype on all ranks; it lives as long as this
-        object. Collective."""
+        """-> a symmetric array to gather into, of this shape and dtype on all ranks: ``(n_ranks, *x.shape)``.
+        It lives as long as this object, which frees it. Collective."""
+        if self._methods is None:
+            raise RuntimeError("AllGather: it was freed; make a new one")
         self._outputs.append(self.world.empty(shape, dtype, f"all_gather.output[{len(self._outputs)}]"))
         return self._outputs[-1]
 
@@ -172,7 +183,9 @@ class AllGather:
         for method in (methods or {}).values():
             method.free()
         while self._outputs:
-            self.world.free(self._outputs.pop(0))
+            output = self._outputs.pop(0)
+            if self.world.is_symmetric(output):  # not freed already
+                self.world.free(output)
 
 
 def _nothing(stream):
