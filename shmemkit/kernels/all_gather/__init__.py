@@ -138,8 +138,8 @@ class AllGather:
                 )
         if x.dtype != out.dtype or out.size != n * x.size:
             raise ValueError(
-                f"AllGather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, and "
-                f"out {n} times as large, of one x for each rank"
+                f"AllGather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
+                f"and out {n} times as large, of one x for each rank"
             )
         if out.nbytes > self.max_nbytes:
             raise ValueError(
