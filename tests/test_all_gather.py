@@ -69,15 +69,15 @@ def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False, symm
 
 
 @methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, *range(3)])
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, *range(2)])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
 def test_any_number_of_ranks(pes, n_pes, method):
     pes(n_pes).run(gather_all, method, [9, 4, 0, 300])
 
 
 @methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, *range(3)])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes", [1, 2, 3])
 def test_into_symmetric_memory(pes, n_pes, method):
     pes(n_pes).run(gather_all, method, [9, 4, 0, 300], "float32", 0, False, True)
 
