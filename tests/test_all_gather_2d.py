@@ -10,9 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numba import cuda
-from numba.core.errors import TypingError
-from numba.cuda import types
-from ptx import compile_ptx, instructions
 from test_all_gather import gather_all
 
 import shmemkit as sk
@@ -158,15 +155,6 @@ def test_proven_for_a_small_size(method, nodes, local_size):
     assert found.finished and found.failure is None, str(found)
 
 
-@pytest.mark.parametrize("module", [ll_2d, push_2d], ids=["ll_2d", "push_2d"])
-def test_no_division(module):
-    """Nor a detour through floating point, which a wrong mix of integer types takes."""
-    pytest.importorskip("nvshmem", reason="needs nvshmem4py")
-    for kernel, argument_types in module.GPU_KERNELS.values():
-        slow = [i for i in instructions(compile_ptx(kernel, argument_types)) if re.match(r"div|rem|.*f64", i)]
-        assert slow == []
-
-
 @pytest.mark.parametrize("options", [[], ["--races", "--delivery", "unordered"]])
 def test_example(monkeypatch, capsys, options):
     """It prints what it says."""
@@ -271,18 +259,3 @@ def test_wrong_words(pes, lines, source, n_words, message):
 
     with pytest.raises(sk.emu.EmulatorError, match=message):
         pes(2, local_size=1).run(main)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_words_on_the_gpu(form):
-    pytest.importorskip("nvshmem", reason="needs nvshmem4py")
-    put = FORMS[form][1]
-
-    def kernel(lines, source, n_words):
-        put(lines, source, n_words, 1)
-
-    words = types.Array(types.uint64, 1, "C")
-    ptx = compile_ptx(kernel, (words, words, types.int64))
-    assert f"uint64_put_nbi_{form}" in ptx
-    with pytest.raises(TypingError, match="lines must be a 1-D contiguous array of uint64"):
-        compile_ptx(kernel, (words, types.Array(types.uint32, 1, "C"), types.int64))
