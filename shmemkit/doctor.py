@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 from . import __version__
+from . import multicast as _multicast
 
 EMULATOR_PACKAGES = "numpy numba numba-cuda greenlet ml_dtypes mpi4py".split()
 GPU_PACKAGES = "cupy nvshmem4py nvidia-nvshmem cuda-core cuda-bindings cffi".split()
@@ -289,7 +290,6 @@ def nvshmem_libraries():
 
 def multicast(report, driver):
     report.section("Multicast (NVLink SHARP)")
-    setting = os.environ.get("NVSHMEM_DISABLE_NVLS", "")
     if driver:
         offers = [bool(driver.attribute(MULTICAST_SUPPORTED, device)) for device in range(driver.count())]
         report.line(
@@ -299,7 +299,6 @@ def multicast(report, driver):
     else:
         offers = [False]
         report.line("hardware", "no GPU")
-    # NVSHMEM reads a boolean: anything but these is true.
-    disabled = setting.lower() not in ("", "0", "n", "no", "f", "false", "off")
-    report.line("environment", f"disabled by NVSHMEM_DISABLE_NVLS={setting}" if disabled else "not disabled")
+    disabled = _multicast.disabled()
+    report.line("environment", f"disabled by {disabled}" if disabled else "not disabled")
     report.line("allowed", "yes" if all(offers) and not disabled else "no")
