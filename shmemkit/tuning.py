@@ -180,7 +180,7 @@ def build(world, op, max_nbytes, make):
         try:
             for name, capacity in _capacities(found, max_nbytes).items():
                 methods[name] = make(name, capacity)
-        except ValueError as error:  # on all ranks; others may need larger ones now
+        except (ValueError, MemoryError) as error:  # on all ranks; others may need larger ones now
             refused[name] = str(error)
             for method in methods.values():
                 method.free()

@@ -382,6 +382,19 @@ def test_push_in_steps(pes, monkeypatch):
     pes(2).run(main)
 
 
+@pytest.mark.parametrize("method, error", [("push_1d", MemoryError), ("auto", ValueError)])
+def test_what_does_not_fit_leaves_nothing_behind(method, error):
+    """ "auto" looks for a method that fits, and says what it has tried."""
+
+    def main():
+        with sk.init() as world:
+            with pytest.raises(error, match="symmetric heap exhausted"):
+                sk.AllGather(world, 6 << 20, method)
+            sk.free(sk.zeros(7 << 20, "uint8"))
+
+    sk.emu.run(main, 2, heap_size=8 << 20)
+
+
 def test_an_output_that_the_user_has_freed_is_not_freed_again(pes):
     def main():
         with sk.init() as world:

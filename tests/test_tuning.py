@@ -244,7 +244,7 @@ class Recorded:
 @pytest.fixture
 def made(monkeypatch):
     """-> what is made and freed, of methods a, b, c and the defaults; a list, on rank 0."""
-    names = ("a", "b", "c", "ll", "push_1d")
+    names = ("a", "b", "c", "ll", "ll128", "push_1d")
     monkeypatch.setattr(Recorded, "made", [])
     methods = {name: lambda world, n, name=name: Recorded(world, n, name) for name in names}
     monkeypatch.setattr(all_gather, "METHODS", methods)

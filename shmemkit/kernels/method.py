@@ -32,6 +32,9 @@ class Method:
             self.prepare(*args)
         except ValueError as error:
             refusal = error
+        except MemoryError:  # on all ranks
+            self.free()
+            raise
         reasons = world.host_allgather(None if refusal is None else str(refusal))
         for rank, reason in enumerate(reasons):
             if reason is not None:

@@ -81,7 +81,7 @@ class AllGather:
             else:
                 built = tuning.build(world, "all_gather", self.max_nbytes, self._make)
                 self._methods, self._choices, self.refused = built
-        except ValueError:
+        except (ValueError, MemoryError):
             self.free()
             raise
 
