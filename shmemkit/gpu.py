@@ -320,7 +320,7 @@ class NvshmemBackend:
         from cuda.bindings import driver
 
         status, number = _checked(driver.cuStreamGetCaptureInfo(self.handle(stream)))[:2]
-        return number if int(status) else None
+        return int(number) if int(status) else None
 
     # -- copies and memory operations of streams, which are given by their handles
     def handle(self, stream):

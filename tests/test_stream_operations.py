@@ -231,7 +231,7 @@ class FakeDriver:
 
     def cuStreamGetCaptureInfo(self, stream):
         capture = int(stream) // 10  # streams 10 to 19 capture one graph, 20 to 29 another
-        return 0, int(capture > 0), capture, None, None, 0
+        return 0, int(capture > 0), self.cuuint64_t(capture), None, None, 0  # a new object each time
 
     def cuDeviceGet(self, number):
         return 0, number
