@@ -372,8 +372,10 @@ def explored(n_pes, calls, method, symmetric, skip=None):
 
 @methods
 @outputs
-@pytest.mark.parametrize("skip", [None, 0, 1])
-@pytest.mark.parametrize("n_pes, calls", [(2, 4), (3, 2)])
+@pytest.mark.parametrize(
+    "n_pes, calls, skip",
+    [(2, 2, None), (3, 1, None), *[(n, calls, skip) for n, calls in ((2, 4), (3, 2)) for skip in (0, 1)]],
+)
 def test_proven_for_a_small_size(n_pes, calls, skip, symmetric, method):
     found = explored(n_pes, calls, method, symmetric, skip)
     assert found.finished and found.failure is None, str(found)
@@ -413,7 +415,7 @@ def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out):
         return lambda stream: next(calls) % 2 == left_out or barrier(stream)
 
     monkeypatch.setattr(copy_engine, "bind_barrier", without)
-    assert explored(2, 3, method, symmetric).failure is not None
+    assert explored(2, 2, method, symmetric).failure is not None
 
 
 # ---- one process per rank
@@ -424,8 +426,7 @@ def test_under_mpirun():
     succeed(
         3,
         """
-        from shmemkit.kernels.all_gather import copy_engine
-from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
+        from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
 
         @cuda.jit
         def consume(out, arrived, seen):
