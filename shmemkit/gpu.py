@@ -50,6 +50,7 @@ class NvshmemBackend:
         device = Device(self.device)
         device.set_current()
         self.compute_capability = tuple(device.compute_capability)
+        self.multiprocessors = device.properties.multiprocessor_count
         cupy.cuda.Device(self.device).use()
         # What kernels need to call NVSHMEM takes long to import: do it beside NVSHMEM's own initialization.
         device_side = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])

@@ -42,6 +42,7 @@ def bind(
     cluster=None,
     cooperative=False,
     co_resident=False,
+    pdl=False,
     timeout=None,
 ):
     """Bind `kernel` to a launch configuration and arguments. -> a bound launch `b`.
@@ -59,6 +60,10 @@ def bind(
     cooperative   launch cooperatively, as kernels with Numba's grid.sync() are anyway; implies co_resident
     co_resident   the kernel's blocks wait for each other: refuse a grid that does not fit on the GPU all at
                   once (what else runs there is not taken into account). On the emulator every grid fits
+    pdl           programmatic dependent launch: the kernel's blocks may begin while the kernel before on the
+                  stream still runs, if that calls griddepcontrol_launch_dependents(); so all threads must
+                  call griddepcontrol_wait(), before they touch what it does. Not for cooperative launches.
+                  Before Hopper it changes nothing
     timeout       seconds that a wait in the kernel may take: SignalTimeout then, instead of a hang (see
                   docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, or without limit. The emulator, which finds
                   deadlocks by itself, checks the number only
@@ -88,6 +93,8 @@ def bind(
         cluster = _dimensions(cluster, "cluster", grid)
         if any(g % c for g, c in zip(grid, cluster, strict=True)):
             raise ValueError(f"bind: grid {grid} is not a multiple of cluster {cluster} in every direction")
+    if pdl and cooperative:
+        raise ValueError("bind: pdl=True and cooperative=True: CUDA allows one of them")
     if timeout is not None:
         timeout = timeouts.as_seconds(timeout, "bind: timeout")
     timeouts.default()  # a bad one is refused here, not while a kernel is compiled
@@ -98,7 +105,7 @@ def bind(
     if stream is None:
         stream = world.stream if world is not None else None
     launch = _EmulatedLaunch if emulated else _GpuLaunch
-    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, timeout)
+    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout)
 
 
 def _dimensions(value, name, most):
@@ -117,7 +124,13 @@ def _dimensions(value, name, most):
 
 
 class Launch:
-    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are read-only."""
+    """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are read-only.
+
+    `resident_blocks`: of a launch that is bound with co_resident, how many blocks the grid of one like it may
+    have; on the emulator, any number.
+    """
+
+    resident_blocks = 2**31 - 1
 
     def __init__(self, kernel, grid, block, args, stream, shared, cluster):
         self.kernel, self.grid, self.block, self.shared, self.cluster = kernel, grid, block, shared, cluster
@@ -247,14 +260,19 @@ def _accepts(declared, actual, value):
 class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
-    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, timeout):
+    def __init__(
+        self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout
+    ):
         # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
-        self._default = kernel[grid, block, stream, shared]
+        self._pdl = pdl
+        self._default = self._on(stream)
+
+    def _on(self, stream):
+        return self.kernel.configure(self.grid, self.block, stream, self.shared, self._pdl)
 
     def __call__(self, stream=None):
-        launch = self._default if stream is None else self.kernel[self.grid, self.block, stream, self.shared]
-        launch(*self._args)
+        (self._default if stream is None else self._on(stream))(*self._args)
 
     def _replace(self, index, value):
         if isinstance(self._args[index], np.generic) and not isinstance(value, np.generic):
@@ -265,7 +283,9 @@ class _EmulatedLaunch(Launch):
 class _GpuLaunch(Launch):
     """Launches with cuLaunchKernel on a buffer of packed arguments."""
 
-    def __init__(self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, timeout):
+    def __init__(
+        self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout
+    ):
         from cuda.bindings import driver
 
         self._driver = driver
@@ -278,14 +298,18 @@ class _GpuLaunch(Launch):
         if timeout is not None:
             (library,) = self._check(self._driver.cuKernelGetLibrary(self._kernel))
             deadline.set_limit(int(library), timeout)
-        cooperative = cooperative or compiled.cooperative
+        self._cooperative = cooperative or compiled.cooperative
+        if pdl and self._cooperative:
+            raise ValueError(
+                f"bind: kernel {self.name} has grid.sync(), and pdl=True: CUDA allows one of them"
+            )
+        self._pdl = pdl and self._device_attribute("COMPUTE_CAPABILITY_MAJOR") >= 9
         self._configure_shared()
         self._configure_cluster()
         self._check_block()
-        if cooperative or co_resident:
+        if self._cooperative or co_resident:
             self._check_co_resident("is cooperative" if not co_resident else "waits across blocks")
-        self._cooperative = cooperative
-        self._bind_call(stream, cooperative)
+        self._bind_call(stream)
 
     # -- compiling and loading
     def _compile(self, timeout):
@@ -375,10 +399,11 @@ class _GpuLaunch(Launch):
             sms = self._device_attribute("MULTIPROCESSOR_COUNT")
             fit, how = per_sm * sms, f"{per_sm} on each of its {sms} SMs"
         else:
-            config = self._config(0, False)
+            config = self._config(0)
             (clusters,) = self._check(driver.cuOccupancyMaxActiveClusters(self._function, config))
             size = self.cluster[0] * self.cluster[1] * self.cluster[2]
             fit, how = clusters * size, f"{clusters} clusters of {size}"
+        self.resident_blocks = fit
         if blocks > fit:
             raise ValueError(
                 f"bind: kernel {self.name} {why}, and its grid {self.grid} of {blocks} blocks does not fit "
@@ -409,7 +434,7 @@ class _GpuLaunch(Launch):
     def _own_arguments(self):
         super()._own_arguments()
         self._lay_out(self._buffer.raw)
-        self._bind_call(self.stream, self._cooperative)
+        self._bind_call(self.stream)
 
     def _replace(self, index, value):
         packed = _flatten(self._names[index], self._types[index], value)
@@ -418,17 +443,17 @@ class _GpuLaunch(Launch):
         self._args[index] = value
 
     # -- launching
-    def _bind_call(self, stream, cooperative):
+    def _bind_call(self, stream):
         # cuda.bindings converts an int to a handle at every call; handles made once are faster.
         driver, parameters = self._driver, ctypes.addressof(self._table)
         dims = (*self.grid, *self.block, self.shared)
-        if self.cluster is not None:
+        if self.cluster is not None or self._pdl:
 
+            @functools.lru_cache(maxsize=4)
             def on(stream):
-                return functools.partial(
-                    driver.cuLaunchKernelEx, self._config(stream, cooperative), self._function, parameters, 0
-                )
-        elif cooperative:
+                config = self._config(stream)
+                return functools.partial(driver.cuLaunchKernelEx, config, self._function, parameters, 0)
+        elif self._cooperative:
 
             def on(stream):
                 handle = driver.CUstream(stream)
@@ -449,22 +474,27 @@ class _GpuLaunch(Launch):
         if result[0]:
             self._fail(result[0])
 
-    def _config(self, stream, cooperative):
+    def _config(self, stream):
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block
         config.sharedMemBytes = self.shared
         config.hStream = driver.CUstream(stream)
-        shape = driver.CUlaunchAttribute()
-        shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = self.cluster
-        attributes = [shape]
-        if cooperative:
-            together = driver.CUlaunchAttribute()
-            together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            together.value.cooperative = 1
-            attributes.append(together)
+        attributes = []
+
+        def attribute(name):
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+            return attributes[-1].value
+
+        if self.cluster is not None:
+            shape = attribute("CLUSTER_DIMENSION").clusterDim
+            shape.x, shape.y, shape.z = self.cluster
+        if self._cooperative:
+            attribute("COOPERATIVE").cooperative = 1
+        if self._pdl:
+            attribute("PROGRAMMATIC_STREAM_SERIALIZATION").programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 

@@ -89,7 +89,7 @@ class WaitRecord:
         """What it waited for, as ``full[3] >= 5``."""
         if self.primitive == "grid_barrier":
             return f"{self.expected} blocks, at {self.where()}"
-        if "_recv_" in self.primitive:
+        if "_recv_" in self.primitive or self.primitive == "ll_load":
             return f"flag {self.expected} in {self.where()}"
         sign = {"ge": ">=", "eq": "==", "ne": "!=", "gt": ">", "le": "<=", "lt": "<"}[self.compare]
         return f"{self.where()} {sign} {self.expected}"

@@ -69,7 +69,11 @@ def tables():
 
 
 def _check(table):
-    if not isinstance(table, dict) or not all(isinstance(entries, list) for entries in table.values()):
+    if (
+        not isinstance(table, dict)
+        or not table.keys() & DEFAULTS.keys()
+        or not all(isinstance(entries, list) for entries in table.values())
+    ):
         raise ValueError('{"all_gather": [...]} is expected')
     for op, entries in table.items():
         for number, entry in enumerate(entries):

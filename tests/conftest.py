@@ -17,6 +17,16 @@ pytest_plugins = ["pytester"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
+SMALL = {  # 0 blocks: one per peer
+    "ll": {"LL.blocks": 0, "LL128.blocks": 0, "LL128.chunk": 960},
+    "pull": {"PART": 128, "MAX_BLOCKS": 6},
+    "push_1d": {"PART": 128, "SENDERS": 6},
+    "multimem": {"PART": 64, "MAX_BLOCKS": 5},
+    "ll_2d": {"CHUNK": 64, "MAX_BLOCKS": 12},
+    "push_2d": {"PART": 64, "MAX_PARTS": 5},
+    "ll_2d_multimem": {"CHUNK": 64, "MAX_BLOCKS": 12},
+}
+
 _failed = []
 
 
@@ -32,6 +42,14 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """All-gathers have several chunks and parts of few bytes; not all have a block of their own."""
+    for module, constants in SMALL.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(f"shmemkit.kernels.all_gather.{module}.{name}", value)
 
 
 @pytest.hookimpl(wrapper=True)

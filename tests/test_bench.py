@@ -507,6 +507,8 @@ def test_ratio_to_the_driver():
         (["all_gather", "--out", "shared"], "private, symmetric"),
         (["all_gather", "--iters", "0"], "1 or more"),
         (["all_gather", "--json", "/no/such/folder/f.json"], "folder does not exist"),
+        (["all_gather", "--tune", "/no/such/folder/f.json"], "folder does not exist"),
+        (["p2p", "--json", "/"], "it is a folder"),
         (["p2p", "--blocks", "4,x"], "'x'"),
         (["launch", "--replays", "-1"], "1 or more"),
         (["launch", "--plot", "f.png"], "--plot"),

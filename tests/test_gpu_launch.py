@@ -8,7 +8,15 @@ import pytest
 from numba import cuda, float64
 
 import shmemkit as sk
-from shmemkit.device import ComparisonType, SignalOp, grid_barrier, put_signal_block, signal_wait_until
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    grid_barrier,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    put_signal_block,
+    signal_wait_until,
+)
 
 pytestmark = pytest.mark.gpu
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
@@ -245,3 +253,35 @@ def test_from_another_thread(world):
     thread = threading.Thread(target=launch)
     thread.start(), thread.join()
     assert not errors and (out.get() == 2).all()
+
+
+@cuda.jit
+def shift(x, y):
+    """y[i] = x[i + 1] + 1, of what the launch before has written; the last one is 0."""
+    griddepcontrol_wait()
+    griddepcontrol_launch_dependents()
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = x[i + 1] + 1 if i + 1 < x.size else 0
+
+
+@pytest.mark.parametrize("how", ["stream", "graph", "other stream"])
+def test_launches_that_overlap_see_what_those_before_wrote(world, how):
+    import cupy
+
+    n, times = 100_000, 200
+    x, y = world.xp.arange(n), world.xp.zeros(n, "int64")
+    there, back = (sk.bind(shift, -(-n // 256), 256, args, pdl=True) for args in ((x, y), (y, x)))
+    stream = cupy.cuda.Stream(non_blocking=True) if how == "other stream" else world.stream
+    world.synchronize()
+    if how == "graph":
+        stream.begin_capture()
+    for _ in range(times // 2):
+        there(stream=stream)
+        back(stream=stream)
+    if how == "graph":
+        stream.end_capture().launch(stream)
+    stream.synchronize()
+    expected = np.arange(n) + 2 * times
+    expected[n - times :] = np.arange(times)[::-1]
+    np.testing.assert_array_equal(x.get(), expected)

@@ -279,18 +279,38 @@ def test_no_signal_is_sent_after_a_wait_has_expired(world):
 @pytest.mark.parametrize("protocol", LINES)
 def test_lines_that_do_not_come(world, protocol):
     """The last elements are not sent: who receives says which words it waits for, passes nothing on and packs
-    nothing. Then, with the next flag, all of it works."""
+    nothing. Then, with the next flags and other data, all of it works: also where lines come late."""
     kernel, words_of = LINES[protocol]
-    n, n_sent, right = 5000, 3000, (world.rank + 1) % world.n_ranks
+    n, n_sent = 5000, 3000
+    left, right = (world.rank - 1) % world.n_ranks, (world.rank + 1) % world.n_ranks
     n_words, n_whole = words_of(4 * n), words_of(4 * n_sent)
-    x = world.xp.arange(n, dtype="float32") + world.rank
+    x = world.xp.empty(n, "float32")
     out, lines = world.xp.zeros((2, n), "float32"), sk.zeros((3, n_words), "uint64", name="lines")
 
-    def run(n_sent, flag):
+    def data(rank, flag):
+        return np.arange(n, dtype="float32") + 10000 * flag + rank
+
+    def run(n_sent, flag, seconds=0.0):
+        x.set(data(world.rank, flag))
         args = (x, n_sent, out, lines, n_words, flag, right)
         step = sk.bind(kernel, 3, 64, args, co_resident=True, timeout=LIMIT)
+        world.synchronize()
         world.host_barrier()
+        time.sleep(seconds)
         step()
+
+    def check(row, n, flag):
+        """Row `row` of `out` has the first n elements that the rank to the left sent with the flag."""
+        found, wanted = world.asnumpy(out)[row, :n], data(left, flag)[:n]
+        wrong = np.flatnonzero(found != wanted)
+        if wrong.size:
+            some, words = wrong[:8], world.asnumpy(lines)[min(row, 1), : words_of(4 * n)]
+            flags = words[15::16] if protocol == "ll128" else words >> 32
+            pytest.fail(
+                f"rank {world.rank}, call {flag}, out[{row}]: {wrong.size} of {n} elements wrong, {some} to "
+                f"{wrong[-1]}: {found[some]}, not {wanted[some]}; flags of the lines (with their number): "
+                f"{np.unique(flags, return_counts=True)}; first words: {[hex(word) for word in words[:18]]}"
+            )
 
     run(n_sent, 7)
     records = timed_out(world.synchronize).records
@@ -300,20 +320,21 @@ def test_lines_that_do_not_come(world, protocol):
         assert (r.signal, r.owner, r.compare) == ("lines", world.rank, "eq")
         assert (r.expected, r.seen) == (7, 0)
         half, word = r.index
-        assert half == r.block[0] - 1 and (word >= n_whole or half == 1)
+        assert half == r.block[0] - 1
+        assert word >= n_whole or half == 1, f"{r}: the other rank began more than {LIMIT} s later"
         assert protocol == "ll" or word % 16 == 15
     there = world.asnumpy(lines)
     assert there[0, :n_whole].any() and not there[1:].any()
-    left = (world.rank - 1) % world.n_ranks
-    np.testing.assert_array_equal(world.asnumpy(out)[0, :n_sent], np.arange(n_sent) + left)
+    check(0, n_sent, 7)
 
-    run(n, 8)
-    world.synchronize()
-    there = world.asnumpy(lines)
-    np.testing.assert_array_equal(there[1], there[0])
-    for row in world.asnumpy(out):
-        np.testing.assert_array_equal(row, np.arange(n) + left)
-    assert there[2].any()
+    for flag in range(8, 28):
+        run(n, flag, LIMIT / 10 if (flag + world.rank) % 2 else 0.0)
+        world.synchronize()
+        there = world.asnumpy(lines)
+        np.testing.assert_array_equal(there[1], there[0])
+        assert there[2].any()
+        check(0, n, flag)
+        check(1, n, flag)
     world.host_barrier()
     sk.free(lines)
 

@@ -235,6 +235,32 @@ def test_packed_for_all_and_passed_on_to_all(pes, form, dtype, size):
     assert pes(3).run(main) == [[5]] * 3
 
 
+@pytest.mark.parametrize("passed_on", [False, True])
+@pytest.mark.parametrize("held_by", [None, 0, 1])
+def test_a_flag_that_a_rank_has_already(pes, passed_on, held_by):
+    """Who passes on its own lines to all replaces them by themselves."""
+
+    @cuda.jit
+    def kernel(view, lines, x):
+        if rank() == 0 and not passed_on:
+            multimem_ll_pack_block(view, x, 5)
+        elif rank() == 0:
+            multimem_ll_recv_pack_block(view, lines, 2, 5)
+
+    def main():
+        world = sk.init()
+        lines = sk.full(2, 5 << 32 if world.rank == held_by or passed_on and world.rank == 0 else 0, "uint64")
+        kernel[1, 1](world.multicast_view(lines), lines, np.ones(8, "uint8"))
+        world.barrier()
+        assert (lines >> np.uint64(32) == 5).all()
+
+    if held_by is None or passed_on and held_by == 0:
+        pes(2).run(main)
+    else:
+        with pytest.raises(sk.emu.EmulatorError, match=rf"lines\\[0\\] on rank {held_by} has the flag 5"):
+            pes(2).run(main)
+
+
 # ---- races (tests/faults/test_fault_multimem.py has more)
 
 

@@ -10,7 +10,7 @@ from numba.cuda import types
 from ptx import AMPERE, compile_ptx, instructions, link, resources
 
 from shmemkit import device as sk
-from shmemkit.device import multimem, multimem_ll
+from shmemkit.device import ll, multimem
 
 ORDERINGS = {"weak": "weak", "relaxed": "relaxed.sys", "release": "release.sys"}
 NUMBERS = [types.int32, types.uint32, types.int64, types.uint64, types.float32, types.float64]
@@ -220,8 +220,8 @@ def words_at(memory, offset, width):
 
 @pytest.fixture
 def as_python(monkeypatch):
-    """-> memory that the stores of multimem and multimem_ll go to, and how often each of its words was
-    written"""
+    """-> memory that the stores of multimem and LL go to, how often each of its words was written, and how
+    LL packs into it"""
     memory, written = np.full(4096, 255, np.uint8), np.zeros(1024, int)
 
     def store(address, *words):
@@ -233,18 +233,15 @@ def as_python(monkeypatch):
     def store_line(address, low, high, flag):
         store(address, low, flag, high, flag)
 
-    for module in (multimem, multimem_ll):
+    for module in (multimem, ll):
         monkeypatch.setattr(module, "load_bytes", lambda width: lambda x, offset: words_at(x, offset, width))
     monkeypatch.setattr(multimem, "_store_vector", lambda semantic: store)
     monkeypatch.setattr(multimem, "_store", lambda dtype, semantic: store)
-    monkeypatch.setattr(multimem_ll, "_store_line", store_line)
-    monkeypatch.setattr(
-        multimem_ll, "_words_of", lambda width: (lambda x, offset: words_at(x, offset, 16)[:2], None)
-    )
-    cached = multimem._copy_words, multimem._loading, multimem._loading_word, multimem_ll._packing
+    monkeypatch.setattr(ll, "_words_of", lambda width: (lambda x, offset: words_at(x, offset, 16)[:2], None))
+    cached = multimem._copy_words, multimem._loading, multimem._loading_word
     for function in cached:
         function.cache_clear()
-    yield memory, written
+    yield memory, written, ll.packing.__wrapped__(8, store_line)
     for function in cached:
         function.cache_clear()
 
@@ -256,7 +253,7 @@ SIZES = [0, 1, 3, 4, 5, 15, 16, 17, 20, 31, 64, 100, 255, 256, 1023, 2000]
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("size", SIZES)
 def test_copies_write_each_word_once(as_python, size, width, threads):
-    memory, written = as_python
+    memory, written, _ = as_python
     x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
     for thread in range(threads):
         multimem._copy_words(width)(np.uint64(64), x, size, thread, threads)
@@ -268,10 +265,10 @@ def test_copies_write_each_word_once(as_python, size, width, threads):
 @pytest.mark.parametrize("threads", [1, 3, 32])
 @pytest.mark.parametrize("size", SIZES)
 def test_ll_packs_each_word_once(as_python, size, threads):
-    memory, written = as_python
+    memory, written, pack = as_python
     x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
     for thread in range(threads):
-        multimem_ll._packing(8)(x, np.uint64(0), size, np.uint32(9), thread, threads)
+        pack(x, np.uint64(0), size, np.uint32(9), thread, threads)
     n = sk.ll_words(size)
     words = memory[: 8 * n].view(np.uint32).reshape(-1, 2)
     data = words[:, 0].tobytes()

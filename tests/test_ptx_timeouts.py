@@ -64,6 +64,10 @@ def ll_recv(signals, n, value):
     sk.ll_recv_block(signals[n:], signals, value)
 
 
+def ll_load(signals, n, value):
+    signals[n] = sk.ll_load(signals, n, value)
+
+
 def ll_pass_on(signals, n, value):
     sk.ll_recv_pack_warp(signals[n:], signals, n, value)
 
@@ -76,7 +80,7 @@ def ll128_pass_on(signals, n, value):
     sk.ll128_recv_pack_block(signals[n:], signals, n, value)
 
 
-LINES = [ll_recv, ll_pass_on, ll128_recv, ll128_pass_on]
+LINES = [ll_load, ll_recv, ll_pass_on, ll128_recv, ll128_pass_on]
 with_nvshmem = pytest.mark.skipif(importlib.util.find_spec("nvshmem") is None, reason="needs nvshmem4py")
 WAITS = [
     wait_one,
@@ -218,6 +222,13 @@ def test_lines_are_not_sent_any_more():
             assert look > ptx.rfind("ld.relaxed.sys.global.v2", 0, at)
             assert re.search(r"@%p\d+ bra", ptx[look:at])
         assert "ld.relaxed.gpu" not in compile_ptx(kernel, TYPES)
+
+
+def test_a_warp_waits_together_for_lines_of_128_bytes():
+    """No thread polls a flag by itself: the others would be ahead of it."""
+    for kernel in (ll128_recv, ll128_pass_on):
+        ptx = armed_ptx(kernel)
+        assert "ld.relaxed.sys.global.v2" in ptx and "ld.relaxed.sys.global.u64" not in ptx
 
 
 @with_nvshmem

@@ -143,6 +143,54 @@ def test_wrong_arguments(pes, arguments, message):
         pes(2).run(main)
 
 
+@pytest.mark.parametrize("where", [{1}, {0, 2}])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(n_slots=0), "Queue: n_slots=0: an integer of 1 or more is allowed"),
+        (dict(dtype="float33"), "dtype 'float33': allowed are"),
+        (dict(to="next"), "Queue: to='next': a rank or None is allowed"),
+        (dict(block=4), "does not fit"),
+    ],
+)
+def test_what_one_rank_refuses_all_refuse(pes, monkeypatch, capfd, arguments, message, where):
+    """And nothing is left of it: each goes on."""
+
+    def bind(kernel, grid, block, *args, **options):
+        if block == 4:
+            raise ValueError("does not fit")
+        return real(kernel, grid, block, *args, **options)
+
+    real = sk.bind
+    monkeypatch.setattr("shmemkit.kernels.queue.bind", bind)
+
+    def main():
+        with sk.init() as world:
+            mine = world.rank in where
+            with pytest.raises(ValueError) as caught:
+                Queue(world, **{"n_slots": 2, "item_size": 4, "block": 8, **(arguments if mine else {})})
+            assert str(caught.value).startswith(message if mine else f"rank {min(where)}: {message}")
+            queue = Queue(world, 2, 4, n_producers=1, n_consumers=1, block=8)
+            outputs = queue(np.full((3, 4), world.rank, "float32"))
+            assert (outputs == (world.rank - 1) % 3).all()
+            queue.free()
+
+    pes(3).run(main)
+    assert "without free" not in capfd.readouterr().err
+
+
+def test_no_memory():
+    """The slots fit, the signals do not: all is given back."""
+
+    def main():
+        world = sk.init()
+        with pytest.raises(MemoryError):
+            Queue(world, n_slots=1 << 11, item_size=1, dtype="uint64")
+        world.free(world.empty(1 << 14, "uint8"))
+
+    sk.emu.run(main, 2, heap_size=1 << 15)
+
+
 @pytest.mark.parametrize(
     "inputs",
     [np.ones((3, 5), "float32"), np.ones((3, 4)), np.ones(4, "float32"), np.ones((4, 3), "float32").T, [1.0]],

@@ -145,11 +145,94 @@ def test_a_script_that_is_not_there_or_does_not_compile(tmp_path, capsys):
     assert status == 1 and "SyntaxError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", ["", "-n 0 x.py", "-n 2 --delivery late x.py", "--json /no/file x.py"])
+@pytest.mark.parametrize(
+    "arguments", ["", "-n 2 -m", "-n 0 x.py", "-n 2 --delivery late x.py", "--json /no/file x.py"]
+)
 def test_wrong_arguments_are_no_race(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments.split())
     assert caught.value.code == 1 and "error: " in capsys.readouterr().err
+
+
+MODULE = """
+import json
+import sys
+from mpi4py import MPI
+from . import runs
+
+runs.append(__name__)
+assert runs == ["__main__"] and sys.modules["__main__"].__dict__ is globals()
+comm = MPI.COMM_WORLD
+found = [comm.rank, sys.argv, __package__, __spec__.name, __file__, sys.path[0]]
+found = comm.gather(found)
+if comm.rank == 0:
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """-> the folder of a package, which is in the working directory"""
+    folder = tmp_path / "some_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import sys\nruns = []\nassert sys.argv[0] == '-m'\n")
+    for name in ("module.py", "__main__.py"):
+        (folder / name).write_text(MODULE)
+    (folder / "of_others.py").write_text("import not_installed")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "module, name", [("some_package.module", "module"), ("some_package", "__main__")], ids=["module", "main"]
+)
+def test_a_module(module, name, package, capsys):
+    """As ``python -m`` runs it; each PE has its own, and its package's. What follows is its own."""
+    assert main(["-n", "3", "--races", "-m", module, "--sizes", "8", "-n", "1"]) == 0
+    path = str(package / f"{name}.py")
+    assert json.loads(capsys.readouterr().out) == [
+        [
+            rank,
+            [path, "--sizes", "8", "-n", "1"],
+            "some_package",
+            f"some_package.{name}",
+            path,
+            str(package.parent),
+        ]
+        for rank in range(3)
+    ]
+    assert "some_package" not in sys.modules
+
+
+def test_a_module_as_python_runs_it(package, capfd):
+    """What test_a_module expects is what Python does."""
+    text = MODULE.replace("from mpi4py import MPI", "").replace("MPI.COMM_WORLD", "Lone()")
+    lone = "class Lone:\n    rank = 0\n\n    def gather(self, found):\n        return [found]\n"
+    (package / "module.py").write_text(lone + text)
+    command = [sys.executable, "-m", "some_package.module", "--sizes"]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert main(["-n", "1", *command[1:]]) == 0
+    assert capfd.readouterr().out == alone
+
+
+@pytest.mark.parametrize(
+    "module, message",
+    [
+        ("no_such.module", "No module named no_such.module\n"),
+        ("some_package.nothing", "No module named some_package.nothing\n"),
+        ("some_package.empty", "No module named some_package.empty.__main__\n"),
+        ("some_package.of_others", "ModuleNotFoundError: No module named 'not_installed'\n"),
+        ("some_package.needy.module", "ModuleNotFoundError: No module named 'not_installed'\n"),
+        ("math", "math is no module of Python code\n"),
+    ],
+)
+def test_a_module_that_is_not_there(module, message, package, capsys):
+    for name, text in (("empty", ""), ("needy", "import not_installed")):
+        (package / name).mkdir()
+        (package / name / "__init__.py").write_text(text)
+    assert main(["-m", module]) == 1
+    err = capsys.readouterr().err
+    assert message in err and "runner.py" not in err and ("Traceback" in err) == ("not_installed" in message)
 
 
 def test_an_interrupt_shows_the_line_and_the_rank(tmp_path, capsys):

@@ -95,6 +95,8 @@ def test_where_the_users_file_is(monkeypatch, tmp_path):
         ("", "Expecting value"),
         ('{"all_gather": [', "Expecting"),
         ("[]", "is expected"),
+        ("{}", '{"all_gather": [...]} is expected'),
+        (json.dumps({"allgather": [entry()]}), '{"all_gather": [...]} is expected'),
         ('{"all_gather": {}}', "is expected"),
         ('{"all_gather": [3]}', 'all_gather, entry 0: "gpu"'),
         (json.dumps({"all_gather": [entry(), entry(gpu=None)]}), 'entry 1: "gpu"'),
@@ -247,7 +249,7 @@ def made(monkeypatch):
     names = ("a", "b", "c", "ll", "ll128", "push_1d")
     monkeypatch.setattr(Recorded, "made", [])
     methods = {name: lambda world, n, name=name: Recorded(world, n, name) for name in names}
-    monkeypatch.setattr(all_gather, "METHODS", methods)
+    monkeypatch.setattr(all_gather.AllGather, "METHODS", methods)
     return Recorded.made
 
 
@@ -465,7 +467,7 @@ def tune(n, *arguments, status=0):
 
 
 def test_tune_writes_the_entry_that_auto_then_takes(tmp_path, monkeypatch):
-    path = tmp_path / "new" / "tuning.json"
+    path = tmp_path / "tuning.json"
     printed = tune(2, str(path), "--sizes", "64:256:2", "--methods", "push_1d")
     assert f"auto on emulator, 2 ranks, 1 node(s), from now on (in {path})" in printed
     (found,) = tuning.read(path)["all_gather"]
@@ -513,6 +515,12 @@ def test_a_new_table_is_as_readable_as_any_new_file(tmp_path):
     assert modes[0] == modes[1]
 
 
+def test_the_folder_of_a_table_is_made(tmp_path):
+    path = tmp_path / "config" / "shmemkit" / "tuning.json"
+    tuning.update(path, "all_gather", entry())
+    assert tuning.read(path) == {"all_gather": [entry()]}
+
+
 def test_a_link_stays_one(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
     tuning.update(tmp_path / "link.json", "all_gather", entry())
@@ -537,7 +545,7 @@ def test_what_is_wrong_or_does_not_run_is_not_chosen(methods, status, tmp_path, 
     monkeypatch.setattr(Recorded, "made", [])
     monkeypatch.setattr(Recorded, "refuse", "c")
     kinds = {name: lambda world, n, name=name: Wrong(world, n, name) for name in "abc"}
-    monkeypatch.setattr(all_gather, "METHODS", kinds)
+    monkeypatch.setattr(all_gather.AllGather, "METHODS", kinds)
     monkeypatch.setattr(sk.AllGather, "methods", tuple("abc"))
     path = tmp_path / "t.json"
     tune(2, str(path), "--sizes", "64", "--methods", methods, status=status)

@@ -79,9 +79,16 @@ def _some_of(allowed):
 
 
 def _file(path):
+    """A file that is written at the end: what cannot be one is refused before anything runs."""
+    if _is_first() and os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path!r}: it is a folder")
     if _is_first() and not os.path.isdir(os.path.dirname(path) or "."):
         raise argparse.ArgumentTypeError(f"{path!r}: its folder does not exist")
     return path
+
+
+def _path(text):
+    return Path(_file(text))
 
 
 def _parser():
@@ -95,8 +102,8 @@ def _parser():
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
         return found
 
-    def sized(found):
-        text = f"bytes: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; default {SIZES}"
+    def sized(found, meaning):
+        text = f"bytes {meaning}: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; default {SIZES}"
         found.add_argument("--sizes", type=_sizes, metavar="SIZES", help=text)
         text = "calls in a CUDA graph (20 up to 4 MB, 5 above)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
@@ -104,7 +111,7 @@ def _parser():
         found.add_argument("--plot", type=_file, metavar="FILE", help=text)
 
     gather = command(all_gather.run, "all_gather", "every method of AllGather, and NCCL, by size")
-    sized(gather)
+    sized(gather, "of the gathered array, rounded down to a multiple of 16 per rank, or up to an element")
     text = (
         "compare with some of nccl, torch_nccl (NCCL through PyTorch) and torch_symm (PyTorch's symmetric "
         "memory); '' is none; default nccl"
@@ -118,14 +125,14 @@ def _parser():
     gather.add_argument("--out", type=_some_of(lambda: tuning.OUTPUTS), metavar="A,B", help=text)
     text = (
         "write what was the fastest into the tuning table, from which method='auto' takes it: by default "
-        f"into the user's, {tuning.user_file()}. The default is then every method but auto, --sizes "
-        f"{TO_TUNE['sizes']}, --vs '', --out private,symmetric"
+        f"into the user's, {tuning.user_file()}, whose folder is made. The default is then every method but "
+        f"auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
     )
     table = tuning.user_file()
-    gather.add_argument("--tune", nargs="?", type=Path, const=table, metavar="FILE", help=text)
+    gather.add_argument("--tune", nargs="?", type=_path, const=table, metavar="FILE", help=text)
 
     peer = command(p2p.run, "p2p", "what one rank can send to another: bandwidth, and latency of a signal")
-    sized(peer)
+    sized(peer, "that each rank sends, not rounded")
     text = "blocks of the kernels; default %(default)s"
     peer.add_argument("--blocks", type=_integers, default="4,8,16,32,64,132", metavar="N,N", help=text)
 

@@ -12,6 +12,7 @@ from . import (
     memory,
     multimem,
     multimem_ll,
+    pdl,
     rma,
     signals,
 )
@@ -26,6 +27,7 @@ from .ll128 import *  # noqa: F403
 from .memory import *  # noqa: F403
 from .multimem import *  # noqa: F403
 from .multimem_ll import *  # noqa: F403
+from .pdl import *  # noqa: F403
 from .rma import *  # noqa: F403
 from .signals import *  # noqa: F403
 
@@ -41,6 +43,7 @@ for _module in (
     memory,
     multimem,
     multimem_ll,
+    pdl,
     rma,
     signals,
 ):

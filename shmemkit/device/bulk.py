@@ -1,6 +1,6 @@
 """Copies by the tensor memory accelerator (TMA) of Hopper and later: one thread drives them, through shared
-memory, in pieces that overlap. They use the links better than stores of threads do (packets are larger), with
-a warp instead of a block.
+memory, in pieces that overlap. They use the links better than stores of threads do, with a warp instead of a
+block.
 
 PTX ISA: cp.async.bulk, mbarrier, "Async proxy".
 """
@@ -38,11 +38,7 @@ def bulk_copy_warp(dst, src, buffer):
     written, as if by each thread: one thread's `notify` or `st_release` publishes it.
     """
     thread = current_thread("bulk_copy_warp")
-    if buffer.size < BULK_WORDS or buffer.dtype != "uint64":
-        raise ValueError(
-            f"bulk_copy_warp: buffer must be uint64 of {BULK_WORDS} elements (BULK_WORDS), given "
-            f"{buffer.dtype} {buffer.shape}"
-        )
+    _check_buffer("bulk_copy_warp", buffer)
     copy_share(dst, src, thread.lane, thread.warp_size())
     thread.syncwarp()
 
@@ -60,6 +56,7 @@ def bulk_put_warp(dst, src, buffer, signal, value, step, peer):
     of them: wait for "at least". Otherwise as `bulk_copy_warp`.
     """
     thread = current_thread("bulk_put_warp")
+    _check_buffer("bulk_put_warp", buffer)
     if step < 1 or step * src.itemsize % PIECE:
         raise ValueError(f"bulk_put_warp: step must be a multiple of {PIECE} bytes, given {step} elements")
     there, n, begin = thread.peer(dst, peer), min(dst.size, src.size), 0
@@ -71,6 +68,15 @@ def bulk_put_warp(dst, src, buffer, signal, value, step, peer):
         if thread.lane == 0:
             notify(signal, peer, value, "set", "sys")
         begin += step
+
+
+def _check_buffer(primitive, buffer):
+    """In the emulator."""
+    if buffer.size < BULK_WORDS or buffer.dtype != "uint64":
+        raise ValueError(
+            f"{primitive}: buffer must be uint64 of {BULK_WORDS} elements (BULK_WORDS), given "
+            f"{buffer.dtype} {buffer.shape}"
+        )
 
 
 @gpu(bulk_copy_warp)
@@ -174,8 +180,6 @@ _store = asm(
 )
 _all_but_one_read = asm("cp.async.bulk.wait_group.read 1;")
 _all_written = asm("cp.async.bulk.wait_group 0;")
-
-
 _older_written = asm(f"cp.async.bulk.wait_group {STAGES};")
 
 

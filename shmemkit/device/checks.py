@@ -55,6 +55,13 @@ def check_integer(primitive, **given):
             raise TypingError(f"{primitive}(): {name} must be an integer, given {value}")
 
 
+def check_emulated_integer(who, **given):
+    """The same in the emulator (TypeError)."""
+    for name, value in given.items():
+        if not isinstance(value, (int, np.integer, np.bool_)):
+            raise TypeError(f"{who}: {name} must be an integer, given {value!r}")
+
+
 def check_words(primitive, name, array, allowed=INTEGERS):
     """At compile time: `array` must be a 1-D array of one of the `allowed` dtypes."""
     if isinstance(array, types.Array) and array.ndim == 1 and array.dtype in allowed:

@@ -43,7 +43,9 @@ __all__ = [
     "bounded_change",
     "check",
     "checked",
+    "clock",
     "force",
+    "overdue",
     "set_limit",
     "stopped",
     "warp_stopped",
@@ -59,6 +61,7 @@ PRIMITIVES = (
     "signal_wait_until",
     "barrier_all_block",
     "grid_barrier",
+    "ll_load",
     "ll_recv_block",
     "ll_recv_warp",
     "ll_recv_pack_block",
@@ -101,6 +104,12 @@ _look, _set = load(types.uint64, "relaxed", "gpu"), store(types.uint64, "gpu")
 _take = asm("atom.add.relaxed.gpu.global.u64 $0, [$1], 1;", types.uint64, (types.uint64,))
 _write = asm("st.relaxed.sys.global.u64 [$0], $1;", types.void, (types.uint64, types.uint64))
 _publish = store(types.uint64, "sys")
+
+
+@gpu_function
+def clock():
+    """Nanoseconds, for the `since` of `overdue`."""
+    return _clock()
 
 
 @gpu_function
@@ -227,6 +236,19 @@ def bounded_change(dtype, read):
                 left = EVERY
 
     return poll
+
+
+def overdue(primitive, dtype, compare):
+    """A function ``over(since, address, wanted, seen) -> whether a wait must end``, for loops of their own:
+    to be called after FIRST polls, with 0, and every EVERY polls from then on, with what ``clock()`` was
+    after the first call. The rest as in `bounded`."""
+    what = _what(primitive, dtype, ComparisonType[f"CMP_{compare.upper()}"].value)
+
+    @gpu_function
+    def over(since, address, wanted, seen):
+        return _is_over(since, what, address, wanted, seen)
+
+    return over
 
 
 # ---- on the host

@@ -19,19 +19,20 @@ import functools
 
 import numpy as np
 
+from shmemkit.emu.arrays import address
+from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 
 from . import deadline
-from .checks import check_integer
+from .checks import check_emulated_integer, check_integer
+from .lines import Protocol, check_emulated_lines, check_lines, check_reuse
 from .memory import load
 from .ptx import (
-    TypingError,
     asm,
     data_address,
     element_address,
     gpu,
     gpu_function,
-    itemsize,
     load_bytes,
     store_bytes,
     types,
@@ -40,6 +41,7 @@ from .rma import put_nbi_block, put_nbi_warp
 from .threads import block_thread, block_threads, warp_thread, warp_threads
 
 __all__ = [
+    "ll_load",
     "ll_pack_block",
     "ll_pack_warp",
     "ll_put_block",
@@ -48,6 +50,7 @@ __all__ = [
     "ll_recv_pack_block",
     "ll_recv_pack_warp",
     "ll_recv_warp",
+    "ll_store",
     "ll_words",
 ]
 
@@ -65,6 +68,35 @@ def _(n_bytes):
         return (n_bytes + 7) // 8 * 2
 
     return impl
+
+
+def ll_store(lines, i, value, flag):
+    """Store 8 bytes of data with the flag, by one thread: what `ll_pack_block` does with its unit `i`.
+
+    lines   as of `ll_pack_block`, on a peer (`symm_at`) or mine: words 2 * i and 2 * i + 1 are written
+    value   uint64
+    flag    32 bits, other than what the words hold now
+
+    Relaxed, of scope "sys": it orders nothing.
+    """
+    thread = current_thread("ll_store")
+    check_emulated_integer("ll_store()", i=i, value=value, flag=flag)
+    check_emulated_lines("LL", lines, lines[:0], 16, 2 * int(i) + 2)
+    check = unlike(flag)
+    for k, half in enumerate((int(value) & 0xFFFFFFFF, int(value) >> 32 & 0xFFFFFFFF)):
+        thread.store(lines, 2 * int(i) + k, flagged(half, flag), "sys", "relaxed", check)
+
+
+def ll_load(lines, i, flag):
+    """Wait for unit `i` of `lines`, of this rank, by one thread. -> its 8 bytes of data, uint64
+
+    It orders nothing. When the time of the wait is up (docs/timeouts.md), the data are undefined.
+    """
+    thread = current_thread("ll_load")
+    check_emulated_integer("ll_load()", i=i, flag=flag)
+    check_emulated_lines("LL", lines, lines[:0], 16, 2 * int(i) + 2)
+    low, high = (awaited(thread, lines, 2 * int(i) + k, flag) for k in (0, 1))
+    return from_scalar(np.uint64(high << 32 | low))
 
 
 def ll_pack_block(lines, src, flag):
@@ -147,37 +179,41 @@ def ll_put_warp(lines, source, n_words, pe):
 # ---- in the emulator: each thread has a share of neighbouring units of 8 bytes, two words
 
 
-def _share(n_units, thread, threads):
+def share(n_units, thread, threads):
+    """The units of a thread."""
     return range(n_units * thread // threads, n_units * (thread + 1) // threads)
 
 
 def _pack(thread, lines, src, flag, number, threads):
-    _check_emulated(lines, src)
+    check_emulated(lines, src, flag)
     n = src.nbytes
-    units = _share((n + 7) // 8, number, threads)
+    units = share((n + 7) // 8, number, threads)
     if units:
         data = np.zeros(2 * len(units), np.uint32)
         part = thread.bytes_of("read", src, 8 * units.start, min(n, 8 * units.stop))
         data.view(np.uint8)[: part.size] = part
+        check = unlike(flag)
         for i, word in enumerate(data.tolist(), 2 * units.start):
-            thread.store(lines, i, _flagged(word, flag), "sys", "relaxed")
+            thread.store(lines, i, flagged(word, flag), "sys", "relaxed", check)
 
 
 def _recv(thread, dst, lines, flag, number, threads):
-    _check_emulated(lines, dst)
+    check_emulated(lines, dst, flag)
     n = dst.nbytes
-    units = _share((n + 7) // 8, number, threads)
+    units = share((n + 7) // 8, number, threads)
     if units:
         words = range(2 * units.start, 2 * units.stop)
-        data = np.array([_poll(thread, lines, i, flag) for i in words], np.uint32).view(np.uint8)
+        data = np.array([awaited(thread, lines, i, flag) for i in words], np.uint32).view(np.uint8)
         part = thread.bytes_of("write", dst, 8 * units.start, min(n, 8 * units.stop))
         part[:] = data[: part.size]
 
 
 def _forward(thread, there, lines, n_words, flag, number, threads):
-    for unit in _share(n_words // 2, number, threads):
+    check_emulated_integer("LL", n_words=n_words, flag=flag)
+    check = unlike(flag, there, lines)
+    for unit in share(n_words // 2, number, threads):
         for i in (2 * unit, 2 * unit + 1):
-            thread.store(there, i, _flagged(_poll(thread, lines, i, flag), flag), "sys", "relaxed")
+            thread.store(there, i, flagged(awaited(thread, lines, i, flag), flag), "sys", "relaxed", check)
 
 
 def _put(thread, lines, source, n_words, pe):
@@ -190,33 +226,28 @@ def _put(thread, lines, source, n_words, pe):
         thread.put(lines[:n_words], source[:n_words], pe, nbi=True, word=True)
 
 
-def _flagged(data, flag):
+def unlike(flag, there=None, lines=None):
+    """The check of the words that `flag` replaces; None where the words of `lines` replace themselves."""
+    if there is not None and address(there) == address(lines):
+        return None
+    return check_reuse("LL", int(flag) & 0xFFFFFFFF, lambda word: word >> 32)
+
+
+def flagged(data, flag):
+    """The word that holds both."""
     return (int(flag) & 0xFFFFFFFF) << 32 | data
 
 
-def _poll(thread, lines, i, flag):
+def awaited(thread, lines, i, flag):
     """The data of word `i`, when it has the flag."""
     flag = int(flag) & 0xFFFFFFFF
     word = thread.wait_word(lines, i, lambda word: word >> 32 == flag, f"to hold the flag {flag}")
     return int(word) & 0xFFFFFFFF
 
 
-def _check_emulated(lines, data):
+def check_emulated(lines, data, flag):
+    check_emulated_integer("LL", flag=flag)
     check_emulated_lines("LL", lines, data, 16, ll_words(data.nbytes))
-
-
-def check_emulated_lines(name, lines, data, alignment, n_words):
-    """In the emulator: `lines` may hold `data`."""
-    at = lines.ctypes.data
-    if lines.dtype != np.uint64 or lines.ndim != 1 or not lines.flags.c_contiguous or at % alignment:
-        raise ValueError(
-            f"{name}: lines must be a 1-D contiguous array of uint64 at a multiple of {alignment} bytes, "
-            f"given {lines.dtype} {lines.shape} at {at:#x}"
-        )
-    if not data.flags.c_contiguous:
-        raise ValueError(f"{name}: the data must be contiguous, given strides {data.strides}")
-    if lines.size < n_words:
-        raise IndexError(f"{name}: {data.nbytes} bytes need {n_words} words, given {lines.size}")
 
 
 # ---- on the GPU: unit i, of bytes 8 * i to 8 * i + 7, belongs to thread i modulo their number
@@ -261,7 +292,9 @@ def _words_of(width):
 
 
 @functools.cache
-def _packing(width):
+def packing(width, store_line):
+    """``pack(src, address, n_bytes, flag, thread, threads)``, which stores the share of `thread` by
+    ``store_line(address, low, high, flag)``, and loads `width` bytes at a time."""
     load, _ = _words_of(width)
     load_byte = load_bytes(1)
 
@@ -271,7 +304,7 @@ def _packing(width):
         i = thread
         while i < n:
             low, high = load(src, 8 * i)
-            _store_line(address + types.uint64(16 * i), low, high, flag)
+            store_line(address + types.uint64(16 * i), low, high, flag)
             i += threads
         rest = n_bytes & 7
         if rest and i == n:
@@ -279,7 +312,7 @@ def _packing(width):
             for k in range(rest):
                 value |= types.uint64(load_byte(src, 8 * n + k)) << types.uint64(8 * k)
             high = types.uint32(value >> types.uint64(32))
-            _store_line(address + types.uint64(16 * n), types.uint32(value), high, flag)
+            store_line(address + types.uint64(16 * n), types.uint32(value), high, flag)
 
     return pack
 
@@ -338,10 +371,8 @@ def _arrived_or_late(primitive):
     return arrived
 
 
-@gpu_function
-def _store_unless_stopped(address, low, high, flag):
-    if not _stopped():
-        _store_line(address, low, high, flag)
+def _arrived_of(primitive):
+    return _arrived_or_late(primitive) if deadline.armed() else _arrived
 
 
 def _by_alignment(make, size):
@@ -365,64 +396,29 @@ def _either(width, wide, narrow):
     return choose
 
 
-def _gpu_transfer(primitive, make, data, lines):
-    """``transfer(data, lines, flag, thread, threads)`` for arrays of these types."""
-    if not (isinstance(data, types.Array) and data.layout == "C"):
-        raise TypingError(f"{primitive}(): the data must be a contiguous array (layout C), given {data}")
-    check_lines(primitive, lines)
-    size = itemsize(data.dtype)
-    transfer = _by_alignment(make, size)
+_ll = Protocol(types.uint32, _by_alignment, _arrived_of, _stopped)
+
+
+def implement_pack(pack, store_line, thread, threads):
+    """``pack(lines, src, flag)`` on the GPU, by ``store_line(address, low, high, flag)``, for a warp or a
+    block: `thread` is one's number among its `threads`."""
+    _ll.implement_pack(pack, functools.partial(packing, store_line=store_line), thread, threads)
+
+
+def implement_forward(forward, store_line, thread, threads):
+    """``forward(there, lines, n_words, flag)`` likewise."""
 
     @gpu_function
-    def whole(data, lines, flag, thread, threads):
-        transfer(data, element_address(lines, 0), data.size * size, types.uint32(flag), thread, threads)
-
-    return whole
-
-
-def check_lines(primitive, *arrays):
-    for array in arrays:
-        if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C") or (
-            array.dtype != types.uint64
-        ):
-            raise TypingError(f"{primitive}(): lines must be a 1-D contiguous array of uint64, given {array}")
-
-
-def _implement(pack, recv, forward, thread, threads):
-    """On the GPU, for a warp or a block: `thread` is one's number among its `threads`."""
-
-    @gpu(pack)
-    def _(lines, src, flag):
-        check_integer(pack.__name__, flag=flag)
-        transfer = _gpu_transfer(pack.__name__, _packing, src, lines)
-
-        def impl(lines, src, flag):
-            transfer(src, lines, flag, thread(), threads())
-
-        def impl_unless_stopped(lines, src, flag):
-            if not _stopped():
-                transfer(src, lines, flag, thread(), threads())
-
-        return impl_unless_stopped if deadline.armed() else impl
-
-    @gpu(recv)
-    def _(dst, lines, flag):
-        check_integer(recv.__name__, flag=flag)
-        arrived = _arrived_or_late(recv.__name__) if deadline.armed() else _arrived
-        transfer = _gpu_transfer(recv.__name__, functools.partial(_receiving, arrived), dst, lines)
-
-        def impl(dst, lines, flag):
-            transfer(dst, lines, flag, thread(), threads())
-
-        return impl
+    def store_unless_stopped(address, low, high, flag):
+        if not _stopped():
+            store_line(address, low, high, flag)
 
     @gpu(forward)
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
-        arrived, store = _arrived, _store_line
-        if deadline.armed():
-            arrived, store = _arrived_or_late(forward.__name__), _store_unless_stopped
+        arrived = _arrived_of(forward.__name__)
+        store = store_unless_stopped if deadline.armed() else store_line
 
         def impl(there, lines, n_words, flag):
             source, target = element_address(lines, 0), element_address(there, 0)
@@ -454,7 +450,38 @@ def _implement_put(put, put_nbi, stopped):
         return impl_unless_stopped if deadline.armed() else impl
 
 
-_implement(ll_pack_block, ll_recv_block, ll_recv_pack_block, block_thread, block_threads)
-_implement(ll_pack_warp, ll_recv_warp, ll_recv_pack_warp, warp_thread, warp_threads)
+@gpu(ll_store)
+def _(lines, i, value, flag):
+    check_integer("ll_store", i=i, value=value, flag=flag)
+    check_lines("ll_store", lines)
+    armed = deadline.armed()
+
+    def impl(lines, i, value, flag):
+        if not (armed and _stopped()):
+            low, high = types.uint32(value), types.uint32(types.uint64(value) >> types.uint64(32))
+            _store_line(element_address(lines, 2 * i), low, high, types.uint32(flag))
+
+    return impl
+
+
+@gpu(ll_load)
+def _(lines, i, flag):
+    check_integer("ll_load", i=i, flag=flag)
+    check_lines("ll_load", lines)
+    arrived = _arrived_of("ll_load")
+
+    def impl(lines, i, flag):
+        line = arrived(element_address(lines, 2 * i), types.uint32(flag))
+        return types.uint64(line[2]) << types.uint64(32) | types.uint64(line[0])
+
+    return impl
+
+
+implement_pack(ll_pack_block, _store_line, block_thread, block_threads)
+implement_pack(ll_pack_warp, _store_line, warp_thread, warp_threads)
+_ll.implement_recv(ll_recv_block, _receiving, block_thread, block_threads)
+_ll.implement_recv(ll_recv_warp, _receiving, warp_thread, warp_threads)
+implement_forward(ll_recv_pack_block, _store_line, block_thread, block_threads)
+implement_forward(ll_recv_pack_warp, _store_line, warp_thread, warp_threads)
 _implement_put(ll_put_block, put_nbi_block, deadline.block_stopped)
 _implement_put(ll_put_warp, put_nbi_warp, deadline.warp_stopped)

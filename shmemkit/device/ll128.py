@@ -23,20 +23,18 @@ import functools
 import numpy as np
 from numba import cuda
 
+from shmemkit.emu.arrays import address
 from shmemkit.emu.thread import current_thread
 
 from . import deadline
-from .checks import check_integer
-from .ll import check_emulated_lines, check_lines
-from .memory import load
+from .checks import check_emulated_integer, check_integer
+from .lines import Protocol, check_emulated_lines, check_lines, check_reuse
 from .ptx import (
-    TypingError,
     asm,
     data_address,
     element_address,
     gpu,
     gpu_function,
-    itemsize,
     load_bytes,
     store_bytes,
     types,
@@ -138,17 +136,18 @@ def _share(lines, n_bytes, number, threads):
 
 
 def _pack(thread, lines, src, flag, number, threads):
-    _check_emulated(thread, lines, src)
+    _check_emulated(thread, lines, src, flag)
+    check = _unlike(flag)
     for line, first, last in _share(lines, src.nbytes, number, threads):
         words = np.zeros(LINE, np.uint64)
-        words[LINE - 1] = int(flag) & 0xFFFFFFFFFFFFFFFF
+        words[LINE - 1] = _bits(flag)
         if last > first:
             words.view(np.uint8)[: last - first] = thread.bytes_of("read", src, first, last)
-        thread.store_line(line, words)
+        thread.store_line(line, words, check)
 
 
 def _recv(thread, dst, lines, flag, number, threads):
-    _check_emulated(thread, lines, dst)
+    _check_emulated(thread, lines, dst, flag)
     for line, first, last in _share(lines, dst.nbytes, number, threads):
         words = _poll(thread, line, flag)
         if last > first:
@@ -156,18 +155,29 @@ def _recv(thread, dst, lines, flag, number, threads):
 
 
 def _forward(thread, there, lines, n_words, flag, number, threads):
+    check_emulated_integer("LL128", n_words=n_words, flag=flag)
+    check = None if address(there) == address(lines) else _unlike(flag)  # they may replace themselves
     n = int(n_words) // LINE
     for line in range(n * number // threads, n * (number + 1) // threads):
         words = slice(LINE * line, LINE * (line + 1))
-        thread.store_line(there[words], _poll(thread, lines[words], flag))
+        thread.store_line(there[words], _poll(thread, lines[words], flag), check)
+
+
+def _bits(flag):
+    return int(flag) & 0xFFFFFFFFFFFFFFFF
+
+
+def _unlike(flag):
+    return check_reuse("LL128", _bits(flag), lambda word: word)
 
 
 def _poll(thread, line, flag):
-    flag = int(flag) & 0xFFFFFFFFFFFFFFFF
+    flag = _bits(flag)
     return thread.wait_line(line, lambda word: word == flag, f"to be the flag {flag}")
 
 
-def _check_emulated(thread, lines, data):
+def _check_emulated(thread, lines, data, flag):
+    check_emulated_integer("LL128", flag=flag)
     check_emulated_lines("LL128", lines, data, 128, ll128_words(data.nbytes))
     if thread.n_threads % 32:
         raise ValueError(f"LL128: whole warps are needed, of 32 threads; the block has {thread.n_threads}")
@@ -186,7 +196,6 @@ _load_line = asm(
     types.UniTuple(types.uint64, 2),
     (types.uint64,),
 )
-_load_word = load(types.uint64, "relaxed", "sys")
 
 
 @functools.cache
@@ -310,25 +319,44 @@ def _arrived(line, flag, lane):
 
 @functools.cache
 def _arrived_or_late(primitive):
-    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
-    poll = deadline.bounded(primitive, types.uint64, _load_word, "eq")
+    """`_arrived` of an armed kernel, which returns what is there when its time is up.
+
+    The threads of the warp poll together, as there. If those with the flags waited by themselves, the others
+    might load their parts of the lines too early: a vote that follows orders no memory, and what comes after
+    it may be loaded before it. A syncwarp does.
+    """
+    over = deadline.overdue(primitive, types.uint64, "eq")
+    first_look, every = deadline.FIRST, deadline.EVERY
+    clock = deadline.clock
 
     @gpu_function
     def arrived(line, flag, lane):
-        cuda.syncwarp()
+        cuda.syncwarp()  # a line is one instruction of eight threads
+        left, since = first_look, types.uint64(0)
         first, second = _load_line(line), _load_line(line + types.uint64(512))
         late = lane & 7 == 7 and (first[1] != flag or second[1] != flag)
         while cuda.any_sync(0xFFFFFFFF, late):
-            given_up = False
-            if late:
-                its_flag = line + types.uint64(8 if first[1] != flag else 520)
-                given_up = poll(its_flag, flag) != flag
-            given_up = cuda.any_sync(0xFFFFFFFF, given_up)  # all are here again
+            left -= 1
+            if left == 0:
+                given_up = False
+                if late:
+                    seen, offset = (first[1], 8) if first[1] != flag else (second[1], 520)
+                    given_up = over(since, line + types.uint64(offset), flag, seen)
+                if cuda.any_sync(0xFFFFFFFF, given_up):
+                    break
+                if since == 0:
+                    since = clock()
+                left = every
+            cuda.syncwarp()
             first, second = _load_line(line), _load_line(line + types.uint64(512))
-            late = not given_up and lane & 7 == 7 and (first[1] != flag or second[1] != flag)
+            late = lane & 7 == 7 and (first[1] != flag or second[1] != flag)
         return first, second
 
     return arrived
+
+
+def _arrived_of(primitive):
+    return _arrived_or_late(primitive) if deadline.armed() else _arrived
 
 
 @gpu_function
@@ -378,21 +406,6 @@ def _by_alignment(make, size):
     return choose
 
 
-def _gpu_transfer(primitive, make, data, lines):
-    """``transfer(data, lines, flag, warp, warps)`` for arrays of these types."""
-    if not (isinstance(data, types.Array) and data.layout == "C"):
-        raise TypingError(f"{primitive}(): the data must be a contiguous array (layout C), given {data}")
-    check_lines(primitive, lines)
-    size = itemsize(data.dtype)
-    transfer = _by_alignment(make, size)
-
-    @gpu_function
-    def whole(data, lines, flag, warp, warps):
-        transfer(data, element_address(lines, 0), data.size * size, types.uint64(flag), warp, warps)
-
-    return whole
-
-
 @gpu_function
 def _block_warp():
     return block_thread() >> 5
@@ -413,41 +426,15 @@ def _one_warp():
     return 1
 
 
-def _implement(pack, recv, forward, warp, warps):
-    """On the GPU, for a warp or a block: `warp` is one's number among its `warps`."""
-
-    @gpu(pack)
-    def _(lines, src, flag):
-        check_integer(pack.__name__, flag=flag)
-        transfer = _gpu_transfer(pack.__name__, _packing, src, lines)
-
-        def impl(lines, src, flag):
-            transfer(src, lines, flag, warp(), warps())
-
-        def impl_unless_stopped(lines, src, flag):
-            if not _stopped():
-                transfer(src, lines, flag, warp(), warps())
-
-        return impl_unless_stopped if deadline.armed() else impl
-
-    @gpu(recv)
-    def _(dst, lines, flag):
-        check_integer(recv.__name__, flag=flag)
-        arrived = _arrived_or_late(recv.__name__) if deadline.armed() else _arrived
-        transfer = _gpu_transfer(recv.__name__, functools.partial(_receiving, arrived), dst, lines)
-
-        def impl(dst, lines, flag):
-            transfer(dst, lines, flag, warp(), warps())
-
-        return impl
+def _implement_forward(forward, warp, warps):
+    """For a warp or a block: `warp` is one's number among its `warps`."""
 
     @gpu(forward)
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
-        arrived, store = _arrived, _store_line
-        if deadline.armed():
-            arrived, store = _arrived_or_late(forward.__name__), _store_unless_stopped
+        arrived = _arrived_of(forward.__name__)
+        store = _store_unless_stopped if deadline.armed() else _store_line
 
         def impl(there, lines, n_words, flag):
             lane, unit, step = warp_thread(), warp(), warps()
@@ -463,5 +450,10 @@ def _implement(pack, recv, forward, warp, warps):
         return impl
 
 
-_implement(ll128_pack_block, ll128_recv_block, ll128_recv_pack_block, _block_warp, _block_warps)
-_implement(ll128_pack_warp, ll128_recv_warp, ll128_recv_pack_warp, _only_warp, _one_warp)
+_ll128 = Protocol(types.uint64, _by_alignment, _arrived_of, _stopped)
+_ll128.implement_pack(ll128_pack_block, _packing, _block_warp, _block_warps)
+_ll128.implement_pack(ll128_pack_warp, _packing, _only_warp, _one_warp)
+_ll128.implement_recv(ll128_recv_block, _receiving, _block_warp, _block_warps)
+_ll128.implement_recv(ll128_recv_warp, _receiving, _only_warp, _one_warp)
+_implement_forward(ll128_recv_pack_block, _block_warp, _block_warps)
+_implement_forward(ll128_recv_pack_warp, _only_warp, _one_warp)

@@ -22,17 +22,20 @@ from numba.cuda.core.imputils import impl_ret_borrowed
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import intrinsic, overload, register_jitable
 from numba.cuda.np.arrayobj import populate_array
+from numba.cuda.nvvmutils import targetconfig
 from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
 
 __all__ = [
     "GPU",
     "TypingError",
     "asm",
+    "bitcast",
     "bits_of",
     "constant_words",
     "data_address",
     "data_pointer",
     "element_address",
+    "extend_half",
     "from_bits",
     "gpu",
     "gpu_function",
@@ -40,6 +43,7 @@ __all__ = [
     "itemsize",
     "load_bytes",
     "pointer_address",
+    "round_to_half",
     "store_bytes",
     "types",
     "unsigned_view",
@@ -146,24 +150,29 @@ def _letter(numba_type):
     return {16: "h", 32: "r", 64: "l"}[numba_type.bitwidth]
 
 
-def asm(text, returns=types.void, args=()):
+def asm(text, returns=types.void, args=(), since=(0, 0), pure=False):
     """A function of a kernel that is the PTX `text`, run where it is called: no compiler removes, repeats
-    or moves it, nor any memory access across it.
+    or moves it, nor any memory access across it, unless it is `pure`, and computes only.
 
     returns   a numba type, or a UniTuple of one for several results
     args      numba types; what the caller passes is converted to them
+    since     compute capability; kernels for earlier ones are compiled without it (it returns nothing then)
     """
     results = (
         list(returns) if isinstance(returns, types.UniTuple) else [returns] if returns != types.void else []
     )
-    constraints = ["=" + _letter(t) for t in results] + [_letter(t) for t in args] + ["~{memory}"]
+    constraints = ["=" + _letter(t) for t in results] + [_letter(t) for t in args]
+    if not pure:
+        constraints.append("~{memory}")
 
     def codegen(context, builder, signature, values):
+        if targetconfig.ConfigStack().top().compute_capability < since:
+            return context.get_dummy_value()
         llvm = [context.get_value_type(t) for t in results]
         result = llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm) if llvm else ir.VoidType()
         kind = ir.FunctionType(result, [v.type for v in values])
-        snippet = ir.InlineAsm(kind, text, ",".join(constraints), side_effect=True)
-        out = builder.call(snippet, values, attrs=("convergent", "nounwind"))
+        snippet = ir.InlineAsm(kind, text, ",".join(constraints), side_effect=not pure)
+        out = builder.call(snippet, values, attrs=("nounwind",) if pure else ("convergent", "nounwind"))
         if not results:
             return context.get_dummy_value()
         if len(results) == 1:
@@ -343,6 +352,40 @@ def from_bits(typing_context, array, bits):
         return context.data_model_manager[array.dtype].from_data(builder, builder.load(slot))
 
     return array.dtype(array, bits), codegen
+
+
+@functools.cache
+def bitcast(of, to):
+    """A function of a kernel: the number of numba type `to` that has the bits of one of type `of`."""
+
+    def codegen(context, builder, signature, values):
+        return builder.bitcast(values[0], context.get_value_type(to))
+
+    @intrinsic
+    def cast(typing_context, number):
+        return to(of), codegen
+
+    return cast
+
+
+@intrinsic
+def extend_half(typing_context, bits):
+    """float32 of the float16 with these bits, an uint16."""
+
+    def codegen(context, builder, signature, values):
+        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def round_to_half(typing_context, number):
+    """The bits, as uint16, of the float16 nearest to a float32."""
+
+    def codegen(context, builder, signature, values):
+        return builder.bitcast(builder.fptrunc(values[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
 
 
 # ---- ordinary loads and stores of a given width: LLVM may move them, though not across a snippet of asm()

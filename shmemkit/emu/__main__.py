@@ -1,4 +1,5 @@
-"""``python -m shmemkit.emu -n 4 script.py``: a script on several PEs of one process. See docs/scripts.md."""
+"""``python -m shmemkit.emu -n 4 script.py``, or ``-m module``: on several PEs of one process. See
+docs/scripts.md."""
 
 import argparse
 import json
@@ -22,8 +23,9 @@ class Parser(argparse.ArgumentParser):
 def parser():
     result = Parser(
         prog="python -m shmemkit.emu",
-        description="Run a script that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and mpi4py, on several "
-        "PEs without a GPU.",
+        usage="%(prog)s [options] (script.py | -m module) [arguments]",
+        description="Run a script, or a module, that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and "
+        "mpi4py, on several PEs without a GPU.",
         epilog="Exit status: 0 clean, 1 the script failed, 2 race, 3 deadlock; or the script's own, of 4 and "
         "more.",
     )
@@ -42,7 +44,14 @@ def parser():
         help="run with the seeds 0 to K - 1 and each delivery, until one fails",
     )
     result.add_argument("--json", type=_file, metavar="FILE", help="write the outcome there, too")
-    result.add_argument("script")
+    result.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="module",
+        help="a module in the place of the script, as python -m runs it, and its arguments",
+    )
+    result.add_argument("script", nargs="?")
     result.add_argument("arguments", nargs=argparse.REMAINDER)
     return result
 
@@ -66,14 +75,18 @@ def main(argv=None):
     """-> the exit status"""
     options_of = parser()
     options = options_of.parse_args(argv)
+    if options.module:
+        options.script, *options.arguments = options.module
+    if options.script is None:
+        options_of.error("a script, or a module after -m, is required")
     try:
-        from .scripts.runner import Script, status_of, text_of
+        from .scripts.runner import Module, Script, status_of, text_of
     except ImportError as error:
         sys.exit(f"python -m shmemkit.emu: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
     _warn_of_late_options(options_of, options.arguments)
     error = found = None
     try:
-        script = Script(options.script, options.arguments)
+        script = (Module if options.module else Script)(options.script, options.arguments)
         if options.explore is None:
             _run(script, options)
         else:
@@ -97,7 +110,7 @@ def _warn_of_late_options(options_of, arguments):
     known = {name for action in options_of._actions for name in action.option_strings if name[:2] == "--"}
     for argument in arguments:
         if argument.partition("=")[0] in known - {"--help"}:
-            text = f"{argument} comes after the script, so it is an argument of the script"
+            text = f"{argument} comes after the script or module, so it is an argument of that"
             print(f"{options_of.prog}: {text}", file=sys.stderr)
 
 

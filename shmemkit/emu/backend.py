@@ -56,7 +56,7 @@ class EmulatorBackend:
 
     name = gpu_name = "emulator"
     xp = np
-    compute_capability = 9, 0  # so that kernels for it are emulated, too
+    compute_capability, multiprocessors = (9, 0), 132  # so that kernels for it are emulated, too
 
     def __init__(self, comm):
         self.host = host = current_host()

@@ -59,6 +59,14 @@ class CheckedThread(Thread):
         """I have met others: this is what all of us know."""
         self.clock, self.own, self.moment, self.heard = clock, False, None, None
 
+    def griddepcontrol_wait(self):
+        launch = self.block.launch
+        launch.has_waited = True
+        if self.clock is launch.clock:
+            self.adopt(launch.after)
+        else:
+            self.learn(launch.after)
+
     # -- memory that others wait on
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
         seen = Thread.wait(self, untracked(array), index, compare, value)
@@ -110,9 +118,11 @@ class CheckedThread(Thread):
         races.acquire(self, address_of(array, index), scope)
         return value
 
-    def store(self, array, index, value, scope="sys", semantic="release"):
+    def store(self, array, index, value, scope="sys", semantic="release", check=None):
         races = self.block.machine.races
         self.turn("write", address_of(array, index))
+        if check is not None:
+            check(self, untracked(array), index)  # the emulator looks, not the program: no access
         races.access_word(array, index, self, scope, False, True)
         if semantic == "release":
             self.note_release(kernel_site(), "release")
@@ -121,13 +131,13 @@ class CheckedThread(Thread):
             races.relaxed_write(self, address_of(array, index), scope, keep=False)
         self.write(untracked(array), index, value)
 
-    def store_line(self, line, words):
+    def store_line(self, line, words, check=None):
         races = self.block.machine.races
         self.turn("write", address_of(line, line.size - 1))
         for i in range(line.size):
             races.access_word(line, i, self, "sys", False, True)
             races.relaxed_write(self, address_of(line, i), "sys", keep=False)
-        Thread.store_line(self, untracked(line), words)
+        Thread.store_line(self, untracked(line), words, check)
 
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         races, key = self.block.machine.races, address_of(array, index)

@@ -107,10 +107,11 @@ class Block:
 
 class Launch:
     """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain
-    Python."""
+    Python; `pdl` as in ``shmemkit.bind``."""
 
-    def __init__(self, stream, name, function, parameters, grid, block, shared, arguments):
-        self._call = (stream, name, function, parameters, grid, block, shared, arguments)
+    def __init__(self, stream, name, function, parameters, grid, block, shared, arguments, pdl=False):
+        self._call = (stream, name, function, parameters, grid, block, shared, arguments, pdl)
+        self.pdl = pdl
         self.stream = stream  # a graph may run it on another one
         self.machine, self.pe = stream.machine, stream.pe
         self.name, self.function = name, function

@@ -24,10 +24,10 @@ _replaced = []
 
 
 class Configured:
-    """`kernel[grid, block, stream, shared]`."""
+    """`kernel[grid, block, stream, shared]`; `pdl` as in ``shmemkit.bind``."""
 
-    def __init__(self, kernel, grid, block, stream=0, shared=0):
-        self.kernel = kernel
+    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False):
+        self.kernel, self.pdl = kernel, pdl
         self.grid, self.block = normalize_kernel_dimensions(grid, block)
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
@@ -55,6 +55,7 @@ class Configured:
             self.block,
             self.shared,
             arguments,
+            self.pdl,
         )
         self.stream.enqueue(launch)
 

@@ -139,6 +139,9 @@ class _Pair:
             return self._known_to_another()
         if a_under_way:
             return self._after_message(self.a.of)
+        before, launch = _thread(self.a.of).block.launch, _thread(self.b.of).block.launch
+        if launch.pdl and launch is not before and launch.stream_key == before.stream_key:
+            return f"the kernel begins early, with pdl=True: griddepcontrol_wait() before {self.b_line}"
         if "atomic" in (self.a_what, self.b_what):
             if b_under_way and self.b.of.what == "p" and self.a_what == "read":  # of data, not of a signal
                 return self._across_ranks(_thread(self.a.of), _thread(self.b.of))

@@ -350,6 +350,8 @@ class Races:
     # -- kernels, streams and hosts
     def new_stream(self, stream):
         stream.key, stream.kernels, stream.clock = STREAM + next(self.streams), 0, {}
+        stream.early = None  # what a kernel knows that begins before the last one has ended
+        stream.waited = {}  # as clock, without what kernels did that later ones need not have waited for
 
     def kernel_started(self, launch):
         """-> what its threads know at first"""
@@ -357,6 +359,13 @@ class Races:
         stream.kernels += 1
         clock = joined(stream.clock, self.hosts[launch.pe])
         forget_superseded(clock, self.kernel_of_block, self.live)
+        launch.after = clock  # griddepcontrol_wait: that the kernels before have ended
+        if launch.pdl and stream.early is not None:
+            launch.after = joined(stream.waited, self.hosts[launch.pe])
+            clock = joined(stream.early, self.hosts[launch.pe])
+        else:
+            stream.early = clock
+        launch.has_waited = not launch.pdl
         launch.clock, launch.number, launch.final, launch.exits = clock, stream.kernels, clock, set()
         launch.stream_key = stream.key
 
@@ -377,11 +386,15 @@ class Races:
         join(clock, launch.stream.clock)
         clock[launch.stream_key] = launch.number
         forget_superseded(clock, self.kernel_of_block, self.live)
-        launch.stream.clock = clock
+        launch.stream.clock = launch.stream.waited = clock
+        if not launch.has_waited:  # it may have ended before the kernels before it
+            ended = {block.key: 1 << 62 for block in launch.blocks}
+            launch.stream.waited = launch.final | ended
 
     def waited(self, stream, clock):
         """`stream` has waited for an event that knows `clock`."""
         stream.clock = joined(stream.clock, clock)
+        stream.waited, stream.early = stream.clock, None
 
     def synchronized(self, pe, clock):
         """The host program of `pe` has waited for work that knows `clock`."""

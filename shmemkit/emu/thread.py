@@ -196,15 +196,21 @@ class Thread(greenlet):
         self.block.scheduler.spin(self, lambda: "its turn after nanosleep")
         self.at_turn = False
 
-    def store(self, array, index, value, scope="sys", semantic="release"):
-        """A release or relaxed store that others may wait for."""
+    def store(self, array, index, value, scope="sys", semantic="release", check=None):
+        """A release or relaxed store that others may wait for. ``check(self, array, index)`` sees what it
+        replaces, and may raise."""
         self.turn("write", address_of(array, index))
+        if check is not None:
+            check(self, array, index)
         self.write(array, index, value)
 
-    def store_line(self, line, words):
-        """Store all of `line` at once, relaxed. Others wait for its last word."""
+    def store_line(self, line, words, check=None):
+        """Store all of `line` at once, relaxed. Others wait for its last word; `check` as of `store` sees
+        it."""
         last = address_of(line, line.size - 1)
         self.turn("write", last)
+        if check is not None:
+            check(self, line, line.size - 1)
         np.asarray(line)[:] = words
         self.block.machine.written(last)
 
@@ -272,6 +278,10 @@ class Thread(greenlet):
 
     def quiet(self):
         self.block.machine.network.quiet(self)
+
+    # -- kernels before on the stream
+    def griddepcontrol_wait(self):
+        """They have ended: a kernel never begins earlier here."""
 
     # -- meeting other threads
     def syncthreads(self):

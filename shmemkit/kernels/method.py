@@ -4,6 +4,29 @@ grid."""
 from shmemkit.launch import bind
 
 
+def agree(world, prepare, free):
+    """``prepare()``, which either all ranks get done or none. Collective.
+
+    When it raises ValueError on any rank, all ranks call ``free()`` and raise ValueError, with their own
+    reason or, prefixed by its rank, with another's. They agree on that when prepare has ended: so in it no
+    collective call may follow what one rank alone refuses. MemoryError is one of all ranks: it is raised
+    after ``free()``.
+    """
+    refusal = None
+    try:
+        prepare()
+    except ValueError as error:
+        refusal = error
+    except MemoryError:
+        free()
+        raise
+    reasons = world.host_allgather(None if refusal is None else str(refusal))
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            free()
+            raise refusal or ValueError(f"rank {rank}: {reason}")
+
+
 class Method:
     """One way to do a collective operation. A subclass has
 
@@ -15,9 +38,8 @@ class Method:
 
     and `threads`, per block; on the emulator, which is quicker with few, 32.
 
-    To make one is collective. When prepare refuses on any rank, all ranks free what they have allocated and
-    raise ValueError, with their own reason or, prefixed by its rank, with another's. They agree on that when
-    prepare has ended: so no collective call may follow what one rank alone refuses.
+    To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
+    have allocated.
     """
 
     threads = 512
@@ -27,19 +49,7 @@ class Method:
         self._arrays, self._launches = [], {}
         if world.backend.name == "emulator":
             self.threads = 32
-        refusal = None
-        try:
-            self.prepare(*args)
-        except ValueError as error:
-            refusal = error
-        except MemoryError:  # on all ranks
-            self.free()
-            raise
-        reasons = world.host_allgather(None if refusal is None else str(refusal))
-        for rank, reason in enumerate(reasons):
-            if reason is not None:
-                self.free()
-                raise refusal or ValueError(f"rank {rank}: {reason}")
+        agree(world, lambda: self.prepare(*args), self.free)
 
     def zeros(self, shape, dtype, name):
         """A symmetric array that lives as long as the method. Collective."""
@@ -51,14 +61,15 @@ class Method:
         self._arrays.append(self.world.empty(shape, dtype, name))
         return self._arrays[-1]
 
-    def launch(self, kernel, grid, *args):
+    def launch(self, kernel, grid, *args, pdl=False):
         """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
+        With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little.
 
         The caller keeps the arrays alive: bound calls outlive what users gather.
         """
         key = kernel, grid, tuple(getattr(arg, "dtype", None) for arg in args)
         if key not in self._launches:
-            self._launches[key] = bind(kernel, grid, self.threads, args, co_resident=True)
+            self._launches[key] = bind(kernel, grid, self.threads, args, co_resident=True, pdl=pdl)
             self._launches[key].forget_arrays()
         bound = self._launches[key].with_args(*args)
         bound.forget_arrays()

@@ -33,6 +33,7 @@ import operator
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
+from shmemkit.kernels.method import agree
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
 from shmemkit.world import World
@@ -120,6 +121,9 @@ class Queue:
 
     ``queue(inputs)`` enqueues one transfer; any number may follow each other, also in CUDA graphs and with
     different numbers of items. Transfers of one queue are enqueued on one stream, or ordered by events.
+
+    ValueError, on all ranks, where one rank's arguments are wrong, or its GPU has no room for all blocks at
+    once; MemoryError on all ranks.
     """
 
     def __init__(
@@ -136,35 +140,45 @@ class Queue:
     ):
         if not isinstance(world, World):
             raise TypeError(f"Queue: the first argument is the World, of shmemkit.init(), not {world!r}")
-        for label, value in (
-            ("n_slots", n_slots),
-            ("item_size", item_size),
-            ("n_producers", n_producers),
-            ("n_consumers", n_consumers),
-            ("block", block),
-        ):
+        self.world, self._arrays, self._launch = world, [], None
+        numbers = dict(
+            n_slots=n_slots,
+            item_size=item_size,
+            n_producers=n_producers,
+            n_consumers=n_consumers,
+            block=block,
+        )
+        agree(world, lambda: self._take(numbers, dtype, to), self.free)
+        agree(world, lambda: self._prepare(**numbers, name=name), self.free)
+
+    def _take(self, numbers, dtype, to):
+        """The arguments, which one rank alone may have wrong."""
+        for label, value in numbers.items():
             if not hasattr(value, "__index__") or value < 1:
                 raise ValueError(f"Queue: {label}={value!r}: an integer of 1 or more is allowed")
-        self.world, self.n_slots, self.item_size, self.dtype = world, n_slots, item_size, as_dtype(dtype)
+        if not (to is None or hasattr(to, "__index__")):
+            raise ValueError(f"Queue: to={to!r}: a rank or None is allowed")
+        world, self.dtype = self.world, as_dtype(dtype)
+        self.n_slots, self.item_size = numbers["n_slots"], numbers["item_size"]
         self.receiver = (world.rank + 1) % world.n_ranks if to is None else operator.index(to)
+
+    def _prepare(self, n_slots, item_size, n_producers, n_consumers, block, name):
+        world = self.world
         receivers = world.host_allgather(self.receiver)
         if sorted(receivers) != list(range(world.n_ranks)):
             raise ValueError(
                 f"Queue: to={receivers} over the ranks: each of 0 to {world.n_ranks - 1} must be there once"
             )
         self.sender = receivers.index(world.rank)
-        self.slots = world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots")
-        self.full = world.signals(n_slots, f"{name}.full")
-        self.empty = world.signals(n_slots, f"{name}.empty")
+        self._arrays.append(world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots"))
+        for signals in ("full", "empty"):
+            self._arrays.append(world.signals(n_slots, f"{name}.{signals}"))
+        self.slots, self.full, self.empty = self._arrays
         state = world.xp.zeros(3, "uint64")
         nothing = world.xp.empty((0, item_size), self.dtype)
         signals = (self.full, self.empty, state)
         args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
-        try:
-            self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
-        except ValueError:
-            self.free()
-            raise
+        self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
 
     def __call__(self, inputs, outputs=None, stream=None):
         """Push the rows of `inputs` to rank `to` and pop what is sent to this rank. -> outputs
@@ -202,8 +216,8 @@ class Queue:
     def free(self):
         """Give the symmetric memory back; the Queue cannot be used any more. Collective."""
         self._launch = None
-        for array in (self.slots, self.full, self.empty):
-            self.world.free(array)
+        while self._arrays:
+            self.world.free(self._arrays.pop(0))
 
 
 def _signature(dtype):

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import importlib.util
 import os
 import sys
 import time
@@ -41,21 +42,30 @@ class Script:
         self.path = os.path.abspath(path)
         with open(self.path, "rb") as file:
             self.code = compile(file.read(), self.path, "exec", dont_inherit=True)
+        self._surround(os.path.dirname(self.path), [path, *arguments])
+
+    def _surround(self, folder, argv):
+        """What it begins in: `folder` comes first in sys.path."""
         self.shared = frozenset(sys.modules)  # what was imported before it ran
         self.surroundings = Surroundings()
-        self.surroundings.argv = [path, *arguments]
+        self.surroundings.argv = argv
         # Without the folder of the script that runs this one.
-        self.surroundings.path = [os.path.dirname(self.path), *sys.path[1:]]
+        self.surroundings.path = [folder, *sys.path[1:]]
+
+    def load(self, main):
+        """-> the code, to be run in the module `main`, once the PE is in its process."""
+        main.__file__ = self.path
+        return self.code
 
     def program(self):
         host = current_host()
         module = types.ModuleType("__main__")
-        module.__file__, module.__builtins__ = self.path, __builtins__
+        module.__builtins__ = __builtins__
         host.process = process = Process(host, self.surroundings, self.shared)
         process.modules["__main__"] = module
         process.enter()
         try:
-            exec(self.code, module.__dict__)
+            exec(self.load(module), module.__dict__)
             _call_at_exit(process)
         except SystemExit as exit:
             _call_at_exit(process)
@@ -71,6 +81,36 @@ class Script:
             raise
         except mpi.Aborted as abort:
             raise ScriptExit(abort.code, str(abort)) from abort
+
+
+class Module(Script):
+    """The module `name`, or __main__ of the package `name`, as ``python -m`` runs it."""
+
+    def __init__(self, name, arguments=()):
+        self.name = name
+        self._surround(os.getcwd(), ["-m", *arguments])
+
+    def load(self, main):
+        spec = _spec_of(self.name)  # imports its package: each PE has its own
+        code = spec.loader.get_code(spec.name)
+        if code is None:
+            raise ScriptExit(FAILED, f"{spec.name} is no module of Python code")
+        main.__spec__, main.__package__, main.__loader__ = spec, spec.parent, spec.loader
+        main.__file__, main.__cached__ = spec.origin, spec.cached
+        sys.argv[0] = spec.origin
+        return code
+
+
+def _spec_of(name):
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # what its package imports is not there
+            raise
+        spec = None
+    if spec is None:
+        raise ScriptExit(FAILED, f"No module named {name}")
+    return spec if spec.submodule_search_locations is None else _spec_of(f"{name}.__main__")
 
 
 def _call_at_exit(process):

@@ -15,11 +15,7 @@ The methods, a file each, which says how it works:
             is offered and not turned off
 """
 
-import operator
-
-from shmemkit import tuning
-from shmemkit.stream_order import StreamOrder
-from shmemkit.world import World
+from shmemkit.kernels.collective import Collective
 
 from .copy_engine import CopyPull, CopyPush
 from .ll import LL, LL128
@@ -42,10 +38,9 @@ METHODS = {
     "multimem": Multimem,
     "ll_2d_multimem": LL2DMultimem,
 }
-PLANS = 64  # bound calls that are kept
 
 
-class AllGather:
+class AllGather(Collective):
     """Gather the arrays of all ranks on each of them. Collective.
 
     world       the World
@@ -58,37 +53,18 @@ class AllGather:
     stream wait for those before; graphs are launched in that order by whoever launches them (on one stream,
     or with events). ValueError for what is not allowed.
 
+    A call's blocks wait for those of the other ranks, and may fill the GPU. So calls of several objects that
+    are on different streams come in one order on all ranks, too (by events): else one rank's GPU may be full
+    of one object's blocks, another's of the other's. NCCL asks the same of communicators.
+
     `refused`, {method: why}: what "auto" would have taken, but cannot run here.
     """
 
-    methods = tuple(METHODS)
+    op, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
+    _overlap = "x may be the part of out that it belongs to, out[k] on rank k"
 
     def __init__(self, world, max_nbytes, method="auto"):
-        if not isinstance(world, World):
-            raise TypeError(f"AllGather: the first argument is the World, of shmemkit.init(), not {world!r}")
-        if method != "auto" and method not in METHODS:
-            raise ValueError(
-                f"AllGather: method={method!r}: {', '.join(map(repr, METHODS))} or 'auto' are allowed"
-            )
-        self.world, self.max_nbytes, self.method = world, operator.index(max_nbytes), method
-        if self.max_nbytes < 0:
-            raise ValueError(f"AllGather: max_nbytes={max_nbytes}: 0 or more are allowed")
-        self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
-        self._order = StreamOrder(world)
-        try:
-            if method != "auto":
-                self._methods[method] = self._make(method, self.max_nbytes)
-            else:
-                built = tuning.build(world, "all_gather", self.max_nbytes, self._make)
-                self._methods, self._choices, self.refused = built
-        except (ValueError, MemoryError):
-            self.free()
-            raise
-
-    def _make(self, name, max_nbytes):
-        if name not in METHODS:
-            raise ValueError("there is no such method")
-        return METHODS[name](self.world, max_nbytes)
+        super().__init__(world, max_nbytes, method)
 
     def __call__(self, x, out=None, stream=None):
         """Gather `x`. -> out
@@ -103,90 +79,18 @@ class AllGather:
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
-        if stream is self.world.stream:
-            stream = None
-        address = self.world.backend.address
-        try:
-            if out is None:
-                out = self.world.xp.empty((self.world.n_ranks, *x.shape), x.dtype)
-                if stream is not None:  # what used the memory before may be under way on the World's stream
-                    self.world.backend.follow(stream, None)
-            key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
-        except AttributeError:
-            array = self.world.xp.ndarray
-            raise TypeError(
-                f"AllGather: x and out must be of {array.__module__}.{array.__name__}, given "
-                f"{type(x).__name__} and {type(out).__name__}"
-            ) from None
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(key, x, out)
-        self._order.before(stream)
-        run(stream)
-        return out
+        return self._call(x, out, stream)
 
-    def _plan(self, key, x, out):
-        """Bind the method for these arrays; bound calls are kept by address."""
-        if self._methods is None:
-            raise RuntimeError("AllGather: it was freed; make a new one")
+    def _shape(self, x):
+        return self.world.n_ranks, *x.shape
+
+    def _sizes(self, x, out):
         n = self.world.n_ranks
-        for name, array in (("x", x), ("out", out)):
-            if not array.flags.c_contiguous:
-                raise ValueError(
-                    f"AllGather: {name} {array.shape} has strides {array.strides}: C-contiguous arrays are "
-                    "allowed; copy it"
-                )
         if x.dtype != out.dtype or out.size != n * x.size:
             raise ValueError(
                 f"AllGather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
                 f"and out {n} times as large, of one x for each rank"
             )
-        if out.nbytes > self.max_nbytes:
-            raise ValueError(
-                f"AllGather: {out.nbytes} bytes gathered, max_nbytes={self.max_nbytes}: make a larger one"
-            )
-        at, to = key[:2]
-        if at < to + out.nbytes and to < at + x.nbytes and at != to + self.world.rank * x.nbytes:
-            raise ValueError("AllGather: x lies in out, but not where its part is: rank k's is out[k]")
-        run = _nothing
-        if x.size:
-            unit = "uint8" if (at | to | x.nbytes) % 8 else "uint64"
-            x, words = x.reshape(-1).view(unit), out.reshape(-1).view(unit)
-            in_place = at == to + self.world.rank * x.nbytes
-            method = self.method_for(out.nbytes, self.world.is_symmetric(out))
-            run = self._methods[method].bind(x, words, in_place)
-        if len(self._plans) == PLANS:
-            self._plans.clear()
-        self._plans[key] = run
-        return run
 
-    def output(self, shape, dtype):
-        """-> a symmetric array to gather into, of this shape and dtype on all ranks: ``(n_ranks, *x.shape)``.
-        It lives as long as this object, which frees it. Collective."""
-        if self._methods is None:
-            raise RuntimeError("AllGather: it was freed; make a new one")
-        self._outputs.append(self.world.empty(shape, dtype, f"all_gather.output[{len(self._outputs)}]"))
-        return self._outputs[-1]
-
-    def method_for(self, nbytes, symmetric=False):
-        """The method that gathers `nbytes` bytes, max_nbytes or fewer; with `symmetric`, into symmetric
-        memory."""
-        if self.method != "auto":
-            return self.method
-        return tuning.method_at(self._choices[symmetric], nbytes)
-
-    def free(self):
-        """Give the symmetric memory back, that of the outputs too; the AllGather cannot be used any more.
-        Collective."""
-        methods, self._methods = self._methods, None
-        self._plans.clear()
-        for method in (methods or {}).values():
-            method.free()
-        while self._outputs:
-            output = self._outputs.pop(0)
-            if self.world.is_symmetric(output):  # not freed already
-                self.world.free(output)
-
-
-def _nothing(stream):
-    pass
+    def _in_place(self, x, out):
+        return self.world.rank * x.nbytes

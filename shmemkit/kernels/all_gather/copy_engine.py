@@ -53,6 +53,8 @@ the consumer on its own stream, lest they wait for one that a consumer occupies 
 No deadlock: each step tells the others before it waits, for the same step of theirs.
 """
 
+import functools
+
 from shmemkit.kernels.method import Method
 from shmemkit.stream_barrier import bind_barrier
 
@@ -146,45 +148,38 @@ class Transfer:
         self.peers = [(me + i) % n for i in range(1, n)]  # in the order in which their segments come
         segments = [out[k * size : (k + 1) * size] for k in range(n)]
         self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
-        self.stage = []  # before everything else
-        self.copies, self.halves = [], ([], [])
-        if self.peers:
-            symmetric = size > 0 and self.world.is_symmetric(out)
-            if symmetric and engine.pushes:
-                self._push(x, segments[me])
-            elif symmetric:
+        self.stage, self.copies = [], []  # before everything else; between GPUs
+        symmetric = size > 0 and self.world.is_symmetric(out)
+        self.pushes = symmetric and engine.pushes
+        if self.peers and self.pushes:
+            self.copies = [self._copy(segments[me], p, x, me) for p in self.peers[::-1]]
+        elif self.peers:
+            staged = segments if symmetric else [engine.staged[:size]] * n  # on rank k: what it gives
+            if symmetric:
                 self.stage, self.own = self.own, []
-                self._pull(segments, segments)
             else:
-                self.stage = [self._copy(engine.staged[:size], me, x, me)]
-                self._pull(segments, [engine.staged[:size]] * n)
+                self.stage = [self._copy(staged[me], me, x, me)]
+            self.copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
 
-    def _push(self, x, mine):
-        me, arrived = self.world.rank, self.engine.arrived
-        there = self.peers[::-1]
-        copies = [self._copy(mine, p, x, me) for p in there]
-        tell = [self._tell(arrived, me, p) for p in there]
-        wait = self._await(arrived)
-        self._arrange(copies, [[each] for each in tell], wait)
-
-    def _pull(self, segments, staged):
-        """`staged[k]`: where segment k is on rank k."""
-        me, arrived, taken = self.world.rank, self.engine.arrived, self.engine.taken
-        copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
-        tell = [self._tell(taken, me, p) for p in self.peers]
-        wait = self._await(taken)
-        signals = [[self._tell(arrived, p, me)] for p in self.peers]
-        signals[-1] += tell
-        self._arrange(copies, signals, wait + self._set_back(arrived))
-
-    def _arrange(self, copies, signals, finish):
-        """The copies; and in two halves, the memory operations that follow each, and those of ``finish``."""
-        operations, ready = self.backend.memory_operations, self.engine.ready
-        begin = operations([self._tell(ready, self.world.rank, p) for p in self.peers] + self._await(ready))
-        self.copies, first = copies, [begin]
-        for copy, its in zip(copies, signals, strict=True):
+    @functools.cached_property
+    def halves(self):
+        """For ``start`` and ``finish``: the copies with memory operations after each, and the last ones."""
+        if not self.peers:
+            return [], []
+        me, peers = self.world.rank, self.peers
+        ready, arrived, taken = self.engine.ready, self.engine.arrived, self.engine.taken
+        if self.pushes:
+            signals = [[self._tell(arrived, me, p)] for p in peers[::-1]]
+            last = self._await(arrived)
+        else:
+            signals = [[self._tell(arrived, p, me)] for p in peers]
+            signals[-1] += [self._tell(taken, me, p) for p in peers]
+            last = self._await(taken) + self._set_back(arrived)
+        operations = self.backend.memory_operations
+        first = [operations([self._tell(ready, me, p) for p in peers] + self._await(ready))]
+        for copy, its in zip(self.copies, signals, strict=True):
             first += [copy, operations(its)]
-        self.halves = first, [operations(finish)]
+        return first, [operations(last)]
 
     def _copy(self, dst, to, src, at):
         """From memory of rank `at` to that of rank `to`."""

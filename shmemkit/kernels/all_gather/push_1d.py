@@ -123,7 +123,7 @@ def _kernels(copy, put):
         there = symm_at(out, peer)[me * x.size + begin : me * x.size + end]
         if y == 0:
             if not in_place:
-                copy_block(there, x[begin:end])
+                copy(there, x[begin:end])
         else:
             if cuda.threadIdx.x == 0:
                 notify(ready[me, b:], peer, call, "set", "sys")

@@ -1,0 +1,160 @@
+"""What the host objects of collective operations share: their methods, calls on any stream and in graphs, and
+symmetric outputs."""
+
+import operator
+
+from shmemkit import tuning
+from shmemkit.stream_order import StreamOrder
+from shmemkit.world import World
+
+PLANS = 64  # bound calls that are kept
+
+
+class Collective:
+    """A subclass has
+
+    op        its name in the tuning table, as "all_gather"
+    METHODS   {name: a class like ``Method``}, called with the World, the bytes of the largest full array, and
+              what ``_options`` gives; and `methods`, their names
+    _shape    (x) -> the shape of a new output
+    _sizes    (x, out): ValueError, with what is allowed, unless their sizes fit
+    _in_place (x, out): by how many bytes x lies behind out where they may overlap; `_overlap` says it
+
+    The full array is the larger one of a call's two.
+    """
+
+    _options = ()
+
+    def __init__(self, world, max_nbytes, method):
+        name = type(self).__name__
+        if not isinstance(world, World):
+            raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
+        if method != "auto" and method not in self.METHODS:
+            raise ValueError(
+                f"{name}: method={method!r}: {', '.join(map(repr, self.METHODS))} or 'auto' are allowed"
+            )
+        self.world, self.max_nbytes, self.method = world, _bytes(name, max_nbytes), method
+        if self.max_nbytes < 0:
+            raise ValueError(f"{name}: max_nbytes={max_nbytes}: 0 or more are allowed")
+        given = world.host_allgather((self.max_nbytes, method, *self._options))
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"{name}: {given} were given over the ranks (max_nbytes, method): the same are allowed"
+            )
+        self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
+        self._order = StreamOrder(world)
+        try:
+            if method != "auto":
+                self._methods[method] = self._make(method, self.max_nbytes)
+            else:
+                built = tuning.build(world, self.op, self.max_nbytes, self._make)
+                self._methods, self._choices, self.refused = built
+        except (ValueError, MemoryError):
+            self.free()
+            raise
+
+    def _make(self, name, max_nbytes):
+        if name not in self.METHODS:
+            raise ValueError("there is no such method")
+        return self.METHODS[name](self.world, max_nbytes, *self._options)
+
+    def _call(self, x, out, stream):
+        if stream is self.world.stream:
+            stream = None
+        backend = self.world.backend
+        address = backend.address
+        if out is None and hasattr(x, "dtype"):
+            out = self.world.xp.empty(self._shape(x), x.dtype)
+            if stream is not None:  # what used the memory before may be under way on the World's stream
+                backend.follow(stream, None)
+        try:
+            key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
+        except AttributeError:
+            array = self.world.xp.ndarray
+            raise TypeError(
+                f"{type(self).__name__}: x and out must be of {array.__module__}.{array.__name__}, given "
+                f"{type(x).__name__} and {type(out).__name__}"
+            ) from None
+        run = self._plans.get(key)
+        if run is None:
+            run = self._plan(key, x, out)
+        self._order.before(stream)
+        run(stream)
+        return out
+
+    def _plan(self, key, x, out):
+        """Bind the method for these arrays; bound calls are kept by address."""
+        name = type(self).__name__
+        self._check_alive()
+        for argument, array in (("x", x), ("out", out)):
+            if not array.flags.c_contiguous:
+                raise ValueError(
+                    f"{name}: {argument} {array.shape} has strides {array.strides}: C-contiguous arrays are "
+                    "allowed; copy it"
+                )
+        self._sizes(x, out)
+        full = max(x.nbytes, out.nbytes)
+        if full > self.max_nbytes:
+            raise ValueError(f"{name}: {full} bytes, max_nbytes={self.max_nbytes}: make a larger one")
+        at, to = key[:2]
+        in_place = at == to + self._in_place(x, out)
+        if at < to + out.nbytes and to < at + x.nbytes and not in_place:
+            raise ValueError(f"{name}: x and out overlap, but are not the same: {self._overlap}")
+        run = _nothing
+        if x.size:
+            method = self.method_for(full, self.world.is_symmetric(out))
+            run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
+        if len(self._plans) == PLANS:
+            self._plans.clear()
+        self._plans[key] = run
+        return run
+
+    def _bind(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place)
+
+    def _words(self, x, out):
+        """Both as uint64 where their addresses and sizes allow, else as uint8."""
+        address = self.world.backend.address
+        unit = "uint8" if (address(x) | address(out) | x.nbytes | out.nbytes) % 8 else "uint64"
+        return x.view(unit), out.view(unit)
+
+    def _check_alive(self):
+        if self._methods is None:
+            raise RuntimeError(f"{type(self).__name__}: it was freed; make a new one")
+
+    def output(self, shape, dtype):
+        """-> a symmetric array for a result, of this shape and dtype on all ranks. It lives as long as this
+        object, which frees it. Collective."""
+        self._check_alive()
+        self._outputs.append(self.world.empty(shape, dtype, f"{self.op}.output[{len(self._outputs)}]"))
+        return self._outputs[-1]
+
+    def method_for(self, nbytes, symmetric=False):
+        """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
+        in symmetric memory."""
+        if self.method != "auto":
+            return self.method
+        return tuning.method_at(self._choices[symmetric], nbytes)
+
+    def free(self):
+        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
+        Collective."""
+        methods, self._methods = self._methods, None
+        self._plans.clear()
+        for method in (methods or {}).values():
+            method.free()
+        while self._outputs:
+            output = self._outputs.pop(0)
+            if self.world.is_symmetric(output):  # not freed already
+                self.world.free(output)
+
+
+def _bytes(name, max_nbytes):
+    try:
+        return operator.index(max_nbytes)
+    except TypeError:
+        raise TypeError(f"{name}: max_nbytes={max_nbytes!r}: an integer is allowed") from None
+
+
+def _nothing(stream):
+    pass
