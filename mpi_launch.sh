@@ -30,7 +30,7 @@ Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. Th
 
 Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* CUDA_* NCCL_* CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS
 LD_LIBRARY_PATH. Set unless you have set them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
-OMP_NUM_THREADS=1.
+OMP_NUM_THREADS=1. TERM=dumb where Open MPI's output goes to no terminal, so that programs write plain text.
 EOF
 }
 
@@ -306,6 +306,11 @@ build_command() {
             command+=(-x "$name") ;;
         esac
       done < <(compgen -e)
+      if [[ ! -t 1 ]]; then  # it gives its ranks a terminal all the same
+        export TERM=dumb
+        changed+=(TERM=dumb)
+        command+=(-x TERM)
+      fi
       ;;
     mpich)
       command=("$mpirun" -n "$n" -genvall)

@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _HOMES = {
     **{name: name for name in ("device", "emu", "kernels")},
     "AllGather": "kernels.all_gather",
+    "AllReduce": "kernels.all_reduce",
     "Queue": "kernels.queue",
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),

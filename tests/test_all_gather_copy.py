@@ -292,6 +292,32 @@ def test_wrong_arrays(pes):
         ]:
             with pytest.raises(ValueError, match="out 2 times as large, of at most 64 bytes"):
                 engine.overlap(array, out)
+        room = np.zeros(16, "float32")
+        for first in range(13):
+            if first in (0, 4 + 4 * world.rank, 12):  # before out, its part, behind out
+                engine.overlap(room[first : first + 4], room[4:12])
+            else:
+                with pytest.raises(ValueError, match=r"its own part of out, out\[rank\], but not overlap"):
+                    engine.overlap(room[first : first + 4], room[4:12])
+
+    pes(2).run(main)
+
+
+@methods
+def test_an_engine_that_was_freed(pes, method):
+    def main():
+        world = sk.init()
+        engine, x, out = METHODS[method](world, 64), np.zeros(2), np.zeros((world.n_ranks, 2))
+        transfers = [engine.overlap(x, out) for _ in range(2)]
+        transfers[0].start()
+        transfers[0].finish()
+        world.synchronize()
+        engine.free()
+        calls = [lambda: engine.overlap(x, out)]
+        calls += [call for t in transfers for call in (t.start, t.finish, t.run)]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="freed; make a new one"):
+                call()
 
     pes(2).run(main)
 

@@ -1,6 +1,7 @@
 """``python -m shmemkit.bench`` on the emulator: what it measures, checks and writes; times mean nothing."""
 
 import contextlib
+import functools
 import io
 import json
 import sys
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit.bench import first_launch, launch, report, results, timing
+from shmemkit.bench import all_gather, first_launch, launch, report, results, timing
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
-from shmemkit.bench.refusal import Refused, agreed
+from shmemkit.bench.refusal import Refused, agreed, allocated
 from shmemkit.bench.sizes import parse_size, parse_sizes, size_text
 
 pytest.importorskip("rich")
@@ -97,6 +98,17 @@ def test_what_one_rank_refuses_none_does(refusing):
 
     expected = [f"not on rank {refusing[0]}"] * 3 if refusing else [0, 1, 2]
     assert sk.emu.run(main, 3) == expected
+
+
+def test_without_memory_nothing_is_left():
+    def main():
+        with sk.init() as world:
+            makers = [functools.partial(world.zeros, n, "uint8") for n in (3 << 18, 3 << 18, 8)]
+            with pytest.raises(Refused, match="symmetric heap exhausted"):
+                allocated(world, *makers)
+            assert [array.size for array in allocated(world, *makers[1:])] == [3 << 18, 8]
+
+    sk.emu.run(main, 2, heap_size=1 << 20)
 
 
 # ---- the clock
@@ -194,7 +206,8 @@ def test_all_gather(n, tmp_path):
             if n > 1:
                 assert row["of_p2p"] == pytest.approx(row["bus_GBps"] / data["p2p_GBps"])
     assert any("note" not in row for row in rows)
-    assert timing.ON_EMULATOR in printed and data["method"] == timing.ON_EMULATOR
+    assert f"{n} rank{'s' * (n > 1)}, {timing.ON_EMULATOR}" in printed
+    assert data["method"] == timing.ON_EMULATOR
     for row in rows:
         assert row.get("took") in (sk.AllGather.methods if row["method"] == "auto" else [None])
     assert all(name in printed for name in names)
@@ -335,6 +348,48 @@ def test_refused_at_construction(tmp_path, monkeypatch):
     assert [row.get("note") for row in rows] == [None, "refused: this machine has none", None]
 
 
+@pytest.mark.parametrize("sizes", ["64,4M", "4M,64"])
+def test_without_symmetric_memory_there_is_a_row_that_says_so(sizes, tmp_path):
+    arguments = ["--sizes", sizes, "--methods", "copy_push,ll,auto", "--vs", "", "--out", "private,symmetric"]
+    data, printed = measured(tmp_path, 2, "all_gather", *arguments, heap_size=1 << 20)
+    for row in data["rows"]:
+        if row["bytes"] == 64:
+            assert "note" not in row and row["us"] > 0
+        else:
+            assert "symmetric heap exhausted" in row["note"] and "us" not in row
+    assert len(data["rows"]) == 12 and "symmetric heap exhausted" in " ".join(printed.split())
+
+
+def test_the_method_is_freed_where_there_is_no_memory_for_the_result(tmp_path):
+    """The heap has room for half of the array, once."""
+    arguments = ["--sizes", "1M", "--methods", "copy_push,copy_pull", "--vs", ""]
+    arguments += ["--out", "symmetric,private"]
+    data, _ = measured(tmp_path, 2, "all_gather", *arguments, heap_size=7 << 17)
+    notes = [(row["method"], row.get("out"), row.get("note", "")[:8]) for row in data["rows"]]
+    assert notes == [
+        ("copy_push", "symmetric", "refused:"),
+        ("copy_push", None, ""),
+        ("copy_pull", "symmetric", "refused:"),
+        ("copy_pull", None, ""),
+    ]
+
+
+@pytest.mark.parametrize("step", ["make", "_found"])
+def test_one_rank_without_private_memory(step, tmp_path, monkeypatch):
+    whole = getattr(all_gather.Case, step)
+
+    def less(case, *args):
+        if case.world.rank == 1 and case.bytes > 64:
+            raise MemoryError("out of memory")
+        return whole(case, *args)
+
+    monkeypatch.setattr(all_gather.Case, step, less)
+    rows, _ = with_stand_in(monkeypatch, StandIn, tmp_path, "--sizes", "128,64", "--methods", "first,auto")
+    refused = "refused: out of memory"
+    assert [row.get("note") for row in rows] == [refused, refused, None, None]
+    assert [row.get("took") for row in rows] == [None, None if step == "make" else "first", None, "first"]
+
+
 def test_ratio_to_nccl():
     found = results.Results.__new__(results.Results)
     found.rows, found.p2p_GBps = [], 400.0
@@ -373,6 +428,26 @@ def test_p2p(n, tmp_path):
     assert data["p2p_GBps"] == best
     assert max(row["of_p2p"] for row in data["rows"] if row["bytes"] == 100) == 1.0
     assert timing.ON_EMULATOR in printed and "<svg" in picture.read_text()
+
+
+def test_p2p_without_memory(tmp_path):
+    data, _ = measured(tmp_path, 2, "p2p", "--sizes", "8,4M,16", "--blocks", "1", heap_size=1 << 20)
+    rows = [(row["bytes"], row["method"], row.get("note", "")[:33]) for row in data["rows"][2:]]
+    methods = ("push", "pull", "put_signal", "copy engine")
+    refused = "refused: symmetric heap exhausted"
+    assert rows == [(n, m, refused if n == 4 << 20 else "") for n in (8, 4 << 20, 16) for m in methods]
+    assert data["p2p_GBps"] == max(row["bus_GBps"] for row in data["rows"] if row["bytes"] == 16)
+
+
+def test_p2p_without_any_memory(tmp_path, monkeypatch):
+    def zeros(self, *args, **kwargs):
+        raise MemoryError("full")
+
+    monkeypatch.setattr(sk.World, "zeros", zeros)
+    data, _ = measured(tmp_path, 2, "p2p", "--sizes", "8", "--blocks", "1")
+    assert [row["note"] for row in data["rows"]] == ["refused: full"] * 6 and data["p2p_GBps"] is None
+    data, _ = measured(tmp_path, 2, "all_gather", "--sizes", "64", "--methods", "ll", "--vs", "")
+    assert [row["note"] for row in data["rows"]] == ["refused: full"] and data["p2p_GBps"] is None
 
 
 @pytest.mark.parametrize("method", ["push", "pull", "put_signal", "copy engine"])

@@ -209,6 +209,7 @@ def with_torch(torch, *kinds, iters=2):
         contenders, found = [kind(gpus) for kind in kinds], []
         for size in (64, 256):
             case = all_gather.Case(world, size, np.dtype("uint8"))
+            case.make()
             found += [all_gather.measure(world, timing.Clock(world, iters), case, c) for c in contenders]
         for contender in contenders:
             contender.close()

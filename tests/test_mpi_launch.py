@@ -251,6 +251,18 @@ def test_variables_that_the_user_has_set_stay():
     assert launch("-c", code, **{name: ""}).stdout == "''\n"
 
 
+@needs_mpi
+def test_plain_text_where_the_output_is_no_terminal():
+    program = ["-n", "2", "-c", "import os; print(os.environ['TERM'])"]
+    assert launch(*program, TERM="xterm").stdout.split() == ["dumb"] * 2
+    ours, its = os.openpty()
+    command, env = ["bash", LAUNCHER, *program], environment(TERM="xterm")
+    subprocess.run(command, env=env, stdout=its, stderr=subprocess.DEVNULL, timeout=60, check=True)
+    os.close(its)
+    with open(ours, "rb", buffering=0) as terminal:
+        assert terminal.read(1000).split() == [b"xterm"] * 2
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -257,7 +257,7 @@ def test_a_flag_that_a_rank_has_already(pes, passed_on, held_by):
     if held_by is None or passed_on and held_by == 0:
         pes(2).run(main)
     else:
-        with pytest.raises(sk.emu.EmulatorError, match=rf"lines\\[0\\] on rank {held_by} has the flag 5"):
+        with pytest.raises(sk.emu.EmulatorError, match=rf"lines\[0\] on rank {held_by} has the flag 5"):
             pes(2).run(main)
 
 

@@ -469,7 +469,7 @@ def tune(n, *arguments, status=0):
 def test_tune_writes_the_entry_that_auto_then_takes(tmp_path, monkeypatch):
     path = tmp_path / "tuning.json"
     printed = tune(2, str(path), "--sizes", "64:256:2", "--methods", "push_1d")
-    assert f"auto on emulator, 2 ranks, 1 node(s), from now on (in {path})" in printed
+    assert f"auto on emulator, 2 ranks, 1 node, from now on (in {path})" in printed
     (found,) = tuning.read(path)["all_gather"]
     assert len(found.pop("date")) == 10
     assert found == emulated([PUSH], [PUSH])
@@ -571,6 +571,8 @@ def test_tune_needs_a_file_on_the_emulator(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="the emulator's times mean nothing"):
         tune(1)
     assert [*tmp_path.iterdir()] == []
+    tune(1, str(tmp_path / "mine.json"), "--sizes", "64", "--methods", "pull")  # it is named
+    assert tuning.read(tmp_path / "mine.json")["all_gather"]
 
 
 @pytest.mark.parametrize("arguments", [["--tune"], ["--methods", "auto"], []])

@@ -21,6 +21,7 @@ SIZES = "8K:256M"
 # What all_gather measures unless it is said.
 USUAL = {"sizes": SIZES, "vs": ["nccl"], "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
+USERS = object()  # what --tune is without a FILE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -128,8 +129,7 @@ def _parser():
         f"into the user's, {tuning.user_file()}, whose folder is made. The default is then every method but "
         f"auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
     )
-    table = tuning.user_file()
-    gather.add_argument("--tune", nargs="?", type=_path, const=table, metavar="FILE", help=text)
+    gather.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
 
     peer = command(p2p.run, "p2p", "what one rank can send to another: bandwidth, and latency of a signal")
     sized(peer, "that each rank sends, not rounded")
@@ -169,6 +169,9 @@ def parse(arguments):
 
 def _complete(options):
     """What all_gather measures, where it was not said."""
+    options.file_named = options.tune is not USERS
+    if not options.file_named:
+        options.tune = tuning.user_file()
     default = TO_TUNE if options.tune else USUAL
     options.dtype = as_dtype(options.dtype)
     options.methods = options.methods or [m for m in all_gather.methods() if not options.tune or m != "auto"]
@@ -181,7 +184,7 @@ def measure(world, options):
     """-> Results, the same on every rank. Collective."""
     if options.command == "p2p" and world.n_ranks == 1:
         raise SystemExit("p2p needs two ranks or more: ./mpi_launch.sh -n 2 -m shmemkit.bench p2p")
-    if options.tune == tuning.user_file() and world.backend.name == "emulator":
+    if options.tune and not options.file_named and world.backend.name == "emulator":
         raise SystemExit("--tune: the emulator's times mean nothing; to try it out, name a FILE")
     results = Results(world, options.arguments)
     options.run(world, results, options, report.progress_of(world))

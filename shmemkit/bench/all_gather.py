@@ -22,20 +22,24 @@ def methods():
 
 
 class Case:
-    """Random data of one size: `x`, this rank's part, 1-D, and what all ranks' make together.
+    """Random data of one size, once ``make`` has made them: `x`, this rank's part, 1-D, and what all ranks'
+    make together.
 
     `n_bytes` are rounded down to 16 bytes per rank (or up to one element): `bytes` of the gathered array.
     """
 
     def __init__(self, world, n_bytes, dtype):
-        self.world, self.dtype = world, dtype
+        self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
         self.segment = max(n_bytes // world.n_ranks // 16 * 16, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
+
+    def make(self):
+        world = self.world
         parts = [
-            np.frombuffer(np.random.default_rng([rank, n_bytes]).bytes(self.segment), "uint8")
+            np.frombuffer(np.random.default_rng([rank, self.n_bytes]).bytes(self.segment), "uint8")
             for rank in range(world.n_ranks)
         ]
-        self.x = world.xp.asarray(parts[world.rank].view(dtype))
+        self.x = world.xp.asarray(parts[world.rank].view(self.dtype))
         if world.xp is np:
             self.x = self.x.copy()  # frombuffer's is read-only
         self.expected = world.xp.asarray(np.concatenate(parts))
@@ -56,17 +60,20 @@ class Case:
             self.world.xp.invert(array, out=array)
 
     def check(self, out):
-        """-> "", or what is wrong, the same on every rank. Collective."""
+        """-> "", or what is wrong, the same on every rank. Refused without the memory for it. Collective."""
         self.world.synchronize()
-        found = ""
-        differ = out.reshape(-1).view("uint8") != self.expected
-        if bool(differ.any()):
-            count, first = int(differ.sum()), int(differ.argmax())
-            found = (
-                f"wrong: on rank {self.world.rank} {count} of {self.bytes} bytes differ, the first at "
-                f"{first}, in the part of rank {first // self.segment}"
-            )
+        found = agreed(self.world, lambda: self._found(out))
         return next(filter(None, self.world.host_allgather(found)), "")
+
+    def _found(self, out):
+        differ = out.reshape(-1).view("uint8") != self.expected
+        if not bool(differ.any()):
+            return ""
+        count, first = int(differ.sum()), int(differ.argmax())
+        return (
+            f"wrong: on rank {self.world.rank} {count} of {self.bytes} bytes differ, the first at "
+            f"{first}, in the part of rank {first // self.segment}"
+        )
 
 
 class Ours:
@@ -76,6 +83,7 @@ class Ours:
 
     def __init__(self, world, method, symmetric):
         self.world, self.method, self.symmetric, self.out = world, method, symmetric, None
+        self._gather = self.took = None
 
     def start(self, case):
         self.took = None
@@ -91,7 +99,8 @@ class Ours:
         pass
 
     def stop(self):
-        self._gather.free()
+        if self._gather is not None:
+            self._gather.free()
         self._gather = self._x = self.out = None
 
     def close(self):
@@ -107,32 +116,28 @@ def measure(world, clock, case, contender):
         gather()      enqueue one
         capture       None, or capture(iters) -> replay: a CUDA graph of its own
         changed()     case.x has changed
-        stop()        the case is over; close() at the very end
+        stop()        the case is over, also if start has raised; close() at the very end
 
-    of which the first three raise ValueError for what cannot run.
+    of which the first three raise ValueError, or MemoryError, for what cannot run.
     """
     iters = clock.iters(case.bytes)
     try:
         agreed(world, lambda: contender.start(case))
-    except Refused as reason:
-        return None, f"refused: {reason}"
-    if contender.out is not None:
-        case.spoil(contender.out)
-    try:
+        if contender.out is not None:
+            case.spoil(contender.out)
         agreed(world, contender.gather)
         wrong = case.check(contender.out)
         capture = contender.capture or functools.partial(clock.capture, contender.gather)
         replay = agreed(world, lambda: capture(iters))
+        us = clock.time(replay, iters)
+        case.flip()
+        contender.changed()
+        replay()
+        note = wrong or case.check(contender.out)
     except Refused as reason:
-        contender.stop()
-        return None, f"refused: {reason}"
-    us = clock.time(replay, iters)
-    case.flip()
-    contender.changed()
-    replay()
-    wrong = wrong or case.check(contender.out)
+        us, note = None, f"refused: {reason}"
     contender.stop()
-    return us, wrong
+    return us, note
 
 
 def run(world, results, options, progress):
@@ -145,13 +150,18 @@ def run(world, results, options, progress):
             step("what one rank can send to another")
             results.p2p_GBps = p2p.limit(world, clock)
         for size in options.sizes:
-            case = Case(world, size, options.dtype)
+            case, refused = Case(world, size, options.dtype), None
+            try:
+                agreed(world, case.make)
+            except Refused as reason:
+                refused = None, f"refused: {reason}"
             for contender in contenders:
                 step(f"{size_text(case.bytes)}, {contender.method}")
-                us, note = measure(world, clock, case, contender)
+                us, note = refused or measure(world, clock, case, contender)
                 bus = case.bytes * (n - 1) / n / us / 1e3 if us else None
                 row = results.add("all_gather", contender.method, case.bytes, us, bus, note=note)
                 if isinstance(contender, Ours):
-                    row.out, row.took = "symmetric" if contender.symmetric else None, contender.took
+                    row.out = "symmetric" if contender.symmetric else None
+                    row.took = None if refused else contender.took
     for contender in contenders:
         contender.close()

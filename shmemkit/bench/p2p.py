@@ -9,7 +9,7 @@ import numpy as np
 from shmemkit.launch import bind
 
 from . import kernels
-from .refusal import Refused, agreed
+from .refusal import Refused, agreed, allocated
 from .sizes import size_text
 from .timing import Clock
 
@@ -22,18 +22,25 @@ BY_BLOCKS = ("push", "pull", "put_signal")  # kernels, of which the blocks are v
 
 
 class Ring:
-    """Symmetric buffers of `n_bytes`, random data in them, and the neighbours: `next` and the one before."""
+    """Symmetric buffers of `n_bytes`, random data in them, and the neighbours: `next` and the one before.
+    Refused where there is no memory for that. Collective."""
 
     def __init__(self, world, n_bytes, max_blocks):
         self.world, n = world, world.n_ranks
         self.next, self.before = (world.rank + 1) % n, (world.rank - 1) % n
-        self._data = {
-            rank: world.xp.asarray(np.frombuffer(np.random.default_rng(rank).bytes(n_bytes), "uint8"))
-            for rank in {world.rank, self.next, self.before}
+        self._data = agreed(world, lambda: self._random(n_bytes))
+        self.src, self.dst, self.signals = allocated(
+            world,
+            lambda: world.array(self._data[world.rank], name="bench.src"),
+            lambda: world.zeros(n_bytes, "uint8", name="bench.dst"),
+            lambda: world.signals(max_blocks, "bench.signals"),
+        )
+
+    def _random(self, n_bytes):
+        return {
+            rank: self.world.xp.asarray(np.frombuffer(np.random.default_rng(rank).bytes(n_bytes), "uint8"))
+            for rank in {self.world.rank, self.next, self.before}
         }
-        self.src = world.array(self._data[world.rank], name="bench.src")
-        self.dst = world.zeros(n_bytes, "uint8", name="bench.dst")
-        self.signals = world.signals(max_blocks, "bench.signals")
 
     def free(self):
         for array in (self.src, self.dst, self.signals):
@@ -77,16 +84,22 @@ class Ring:
         call()
         iters = clock.iters(n_bytes)
         us = clock.time(clock.capture(call, iters), iters)
-        differ = int((self.dst[:n_bytes] != expected).sum())
+        try:
+            differ = agreed(world, lambda: int((self.dst[:n_bytes] != expected).sum()))
+        except Refused as reason:
+            return None, blocks, f"refused: {reason}"
         found = f"wrong: {differ} of {n_bytes} bytes differ on rank {world.rank}" if differ else ""
         return us, blocks, next(filter(None, world.host_allgather(found)), "")
 
 
 def limit(world, clock):
-    """-> 10**9 bytes per second that each rank can send to the next at once, or None if it cannot reach it.
-    The better of a copy engine and a kernel. Collective."""
+    """-> 10**9 bytes per second that each rank can send to the next at once, or None if it cannot reach it,
+    or there is no memory. The better of a copy engine and a kernel. Collective."""
     n_bytes = LIMIT_BYTES_EMULATED if clock.emulated else LIMIT_BYTES
-    ring = Ring(world, n_bytes, 1)
+    try:
+        ring = Ring(world, n_bytes, 1)
+    except Refused:
+        return None
     ways = ((COPY_ENGINE, n_bytes), ("push", n_bytes, LIMIT_BLOCKS))
     times = [us for us, _, note in (ring.measure(clock, *way) for way in ways) if us and not note]
     ring.free()
@@ -99,8 +112,16 @@ def latency(world, clock, method):
     partner, first = world.rank ^ 1, world.rank % 2 == 0
     paired = partner < world.n_ranks
     data = [np.random.default_rng(rank).integers(1, 256, 8, "uint8") for rank in (world.rank, partner)]
-    src, dst = world.array(data[0], name="bench.word"), world.zeros(8, "uint8", name="bench.word_there")
-    signal, state = world.signals(1, "bench.signal"), world.xp.zeros(1, "uint64")
+    try:
+        src, dst, signal = allocated(
+            world,
+            lambda: world.array(data[0], name="bench.word"),
+            lambda: world.zeros(8, "uint8", name="bench.word_there"),
+            lambda: world.signals(1, "bench.signal"),
+        )
+    except Refused as reason:
+        return None, f"refused: {reason}"
+    state = world.xp.zeros(1, "uint64")
 
     def load():
         args = (signal, state, partner, int(first), rounds)
@@ -136,8 +157,6 @@ def latency(world, clock, method):
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     clock = Clock(world, options.iters, options.replays)
-    largest = max(options.sizes)
-    ring = Ring(world, largest, max(options.blocks))
     ways = [(method, blocks) for method in BY_BLOCKS for blocks in options.blocks] + [(COPY_ENGINE, None)]
     with progress(2 + len(options.sizes) * len(ways)) as step:
         for method in ("notify", "put_signal"):
@@ -146,6 +165,12 @@ def run(world, results, options, progress):
             results.add("latency", method, 8, us, note=note)
         for size in options.sizes:
             measured = set()
+            try:
+                ring = Ring(world, size, max(options.blocks))
+            except Refused as reason:
+                for method in (*BY_BLOCKS, COPY_ENGINE):
+                    results.add("p2p", method, size, note=f"refused: {reason}")
+                continue
             for method, wanted in ways:
                 step(f"{size_text(size)}, {method}" + (f", {wanted} blocks" if wanted else ""))
                 us, blocks, note = ring.measure(clock, method, size, wanted)
@@ -153,6 +178,7 @@ def run(world, results, options, progress):
                     measured.add((method, blocks))
                     bus = size / us / 1e3 if us else None
                     results.add("p2p", method, size, us, bus, note=note, blocks=blocks)
-    ring.free()
-    rates = [row.bus_GBps for row in results.rows if row.bus_GBps and not row.note and row.bytes == largest]
-    results.p2p_GBps = max(rates, default=None)
+            ring.free()
+    right = [row for row in results.rows if row.bus_GBps and not row.note]
+    largest = max((row.bytes for row in right), default=0)
+    results.p2p_GBps = max((row.bus_GBps for row in right if row.bytes == largest), default=None)

@@ -6,14 +6,32 @@ class Refused(Exception):
 
 
 def agreed(world, action):
-    """-> what ``action()`` returns, if it raises ValueError on no rank; Refused on every rank otherwise.
-    Collective."""
+    """-> what ``action()`` returns, if it raises ValueError or MemoryError on no rank; Refused on every rank
+    otherwise. Collective: in it no collective call may follow what one rank alone refuses."""
     result = reason = None
     try:
         result = action()
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         reason = str(error) or type(error).__name__
     reasons = [r for r in world.host_allgather(reason) if r is not None]
     if reasons:
         raise Refused(reasons[0])
     return result
+
+
+def allocated(world, *makers):
+    """-> the symmetric arrays that `makers` make; Refused on every rank, and none is left, where there is no
+    memory for all of them. Collective."""
+    arrays = []
+
+    def make():
+        for maker in makers:
+            arrays.append(maker())
+
+    try:
+        agreed(world, make)
+    except Refused:
+        for array in arrays:
+            world.free(array)
+        raise
+    return arrays

@@ -7,7 +7,7 @@ import sys
 
 from shmemkit.tuning import OUTPUTS
 
-from .results import NCCL
+from .results import NCCL, ranks_of
 from .sizes import size_text
 
 HINT = "pip install 'shmemkit[bench]'"
@@ -53,8 +53,10 @@ def missing(plot):
 def _console():
     from rich.console import Console
 
-    # Launchers such as mpirun give a terminal that has no width.
-    return Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, highlight=False)
+    # Launchers such as mpirun give a terminal that has no width. With TERM=dumb, rich takes 80 columns unless
+    # it has a height, too.
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns
+    return Console(width=width, height=25, highlight=False)
 
 
 def show(results):
@@ -88,7 +90,8 @@ def show_choices(entry, path):
     from rich.text import Text
 
     console = _console()
-    place = f"{entry['gpu']}, {entry['n_ranks']} ranks, {entry['n_nodes']} node(s)"
+    nodes = entry["n_nodes"]
+    place = f"{entry['gpu']}, {ranks_of(entry['n_ranks'])}, {nodes} node{'s' * (nodes > 1)}"
     console.print(f"auto on {place}, from now on (in {path}):", markup=False, soft_wrap=True)
     table = Table("out", "up to", "method")
     for out in OUTPUTS:

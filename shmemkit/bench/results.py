@@ -126,10 +126,10 @@ class Results:
     def heading(self):
         """One line: where."""
         if self.emulated:
-            return f"{self.n_ranks} ranks, {ON_EMULATOR}"
+            return f"{ranks_of(self.n_ranks)}, {ON_EMULATOR}"
         about = self.machine
         gpus = ", ".join(f"{n} x {name}" for name, n in about["gpus"].items())
-        return f"{self.n_ranks} ranks on {gpus}; driver {about['driver']}, CUDA {about['cuda']}"
+        return f"{ranks_of(self.n_ranks)} on {gpus}; driver {about['driver']}, CUDA {about['cuda']}"
 
     def as_dict(self):
         rows = [
@@ -152,6 +152,11 @@ class Results:
         with open(path, "w") as file:
             json.dump(self.as_dict(), file, indent=1)
             file.write("\n")
+
+
+def ranks_of(n):
+    """ "1 rank", or "2 ranks"."""
+    return f"{n} rank{'s' * (n > 1)}"
 
 
 def _machine(world, gpus):

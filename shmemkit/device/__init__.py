@@ -13,8 +13,10 @@ from . import (
     multimem,
     multimem_ll,
     pdl,
+    reductions,
     rma,
     signals,
+    words,
 )
 from .atomics import *  # noqa: F403
 from .barriers import *  # noqa: F403
@@ -28,8 +30,10 @@ from .memory import *  # noqa: F403
 from .multimem import *  # noqa: F403
 from .multimem_ll import *  # noqa: F403
 from .pdl import *  # noqa: F403
+from .reductions import *  # noqa: F403
 from .rma import *  # noqa: F403
 from .signals import *  # noqa: F403
+from .words import *  # noqa: F403
 
 __all__ = ["ComparisonType", "SignalOp", "SmemAmount", "Teams"]
 for _module in (
@@ -44,8 +48,10 @@ for _module in (
     multimem,
     multimem_ll,
     pdl,
+    reductions,
     rma,
     signals,
+    words,
 ):
     __all__ += _module.__all__
 __all__.sort()

@@ -3,8 +3,8 @@
 A word of 8 bytes, which no store or load over NVLink or PCIe divides, holds 4 bytes of data and a 4-byte
 flag. The receiver polls the words themselves until each has the flag that it expects: no signal, no fence
 and no second trip, for twice the bytes. The flag must differ from what the words held before: usually it is
-the number of the call, which sender and receiver count alike. Two words are stored and loaded at a time, as
-16 bytes.
+the number of the call, which sender and receiver count alike. (The emulator raises ValueError where a word
+holds the flag already.) Two words are stored and loaded at a time, as 16 bytes.
 
 Where loads and stores do not reach, packed words travel by `ll_put_warp`: a network divides a message, too,
 but none of its aligned words of 8 bytes (NVSHMEM's own collectives that use LL rely on the same).

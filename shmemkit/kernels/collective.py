@@ -13,7 +13,7 @@ PLANS = 64  # bound calls that are kept
 class Collective:
     """A subclass has
 
-    op        its name in the tuning table, as "all_gather"
+    table     its name in the tuning table, as "all_gather"
     METHODS   {name: a class like ``Method``}, called with the World, the bytes of the largest full array, and
               what ``_options`` gives; and `methods`, their names
     _shape    (x) -> the shape of a new output
@@ -47,7 +47,7 @@ class Collective:
             if method != "auto":
                 self._methods[method] = self._make(method, self.max_nbytes)
             else:
-                built = tuning.build(world, self.op, self.max_nbytes, self._make)
+                built = tuning.build(world, self.table, self.max_nbytes, self._make)
                 self._methods, self._choices, self.refused = built
         except (ValueError, MemoryError):
             self.free()
@@ -126,7 +126,7 @@ class Collective:
         """-> a symmetric array for a result, of this shape and dtype on all ranks. It lives as long as this
         object, which frees it. Collective."""
         self._check_alive()
-        self._outputs.append(self.world.empty(shape, dtype, f"{self.op}.output[{len(self._outputs)}]"))
+        self._outputs.append(self.world.empty(shape, dtype, f"{self.table}.output[{len(self._outputs)}]"))
         return self._outputs[-1]
 
     def method_for(self, nbytes, symmetric=False):

@@ -60,7 +60,7 @@ class AllGather(Collective):
     `refused`, {method: why}: what "auto" would have taken, but cannot run here.
     """
 
-    op, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
+    table, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "x may be the part of out that it belongs to, out[k] on rank k"
 
     def __init__(self, world, max_nbytes, method="auto"):

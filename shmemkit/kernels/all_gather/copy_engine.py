@@ -69,7 +69,7 @@ class CopyEngine(Method):
     memory operations. These wait without limit: SHMEMKIT_TIMEOUT is for kernels.
     """
 
-    pushes = True
+    pushes, freed = True, False
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
@@ -102,11 +102,15 @@ class CopyEngine(Method):
     def overlap(self, x, out):
         """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
 
-        x     C-contiguous, any dtype and shape, of the same size on all ranks. If it is its part of `out`, it
-              need not be copied there
-        out   C-contiguous, of x's dtype and n_ranks times as many elements: on all ranks the same part of the
-              same symmetric array, or on all ranks private memory. ValueError otherwise
+        x     C-contiguous, any dtype and shape, of the same size on all ranks. May be its part of `out`,
+              which need not be copied there then, but not overlap it otherwise
+        out   C-contiguous, of x's dtype and n_ranks times as many elements, of max_nbytes at most: on all
+              ranks the same part of the same symmetric array, or on all ranks private memory
+
+        ValueError for what this rank can see to be wrong. Not checked: that sizes and memory are alike on all
+        ranks. If they are not, the results are wrong, or ranks wait for ever. RuntimeError after ``free``.
         """
+        self.check_alive()
         world = self.world
         if (
             not (x.flags.c_contiguous and out.flags.c_contiguous)
@@ -118,9 +122,19 @@ class CopyEngine(Method):
                 f"overlap: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: C-contiguous arrays of one "
                 f"dtype are allowed, out {world.n_ranks} times as large, of at most {self.max_nbytes} bytes"
             )
-        address = world.backend.address
-        in_place = address(x) == address(out) + world.rank * x.nbytes
+        at, to = world.backend.address(x), world.backend.address(out)
+        in_place = at == to + world.rank * x.nbytes
+        if at < to + out.nbytes and to < at + x.nbytes and not in_place:
+            raise ValueError("overlap: x may be its own part of out, out[rank], but not overlap it otherwise")
         return Transfer(self, x.reshape(-1).view("uint8"), out.reshape(-1).view("uint8"), in_place)
+
+    def check_alive(self):
+        if self.freed:
+            raise RuntimeError("copy engine: it was freed; make a new one")
+
+    def free(self):
+        self.freed = True
+        super().free()
 
 
 class CopyPush(CopyEngine):
@@ -139,7 +153,8 @@ class Transfer:
     Either ``run(stream)``; or ``start(stream)``, the launch of the consumer on the same stream, and
     ``finish(stream)``. A stream of None is the World's. The caller keeps the arrays alive. The calls of one
     CopyEngine, of all its Transfers, follow each other in the same order on all ranks, on one stream or
-    ordered by events. RuntimeError when one begins before another has been finished.
+    ordered by events. RuntimeError when one begins before another has been finished, or when the engine has
+    been freed.
     """
 
     def __init__(self, engine, x, out, in_place):
@@ -235,6 +250,7 @@ class Transfer:
         self.engine.started = None
 
     def _check(self, started):
+        self.engine.check_alive()
         if self.engine.started is not started:
             raise RuntimeError(
                 "a Transfer was started and not finished" if started is None else "finish: start comes before"

@@ -1,0 +1,63 @@
+"""All-reduce: the arrays of all ranks, combined element by element, on each of them.
+
+The methods, a file each, which says how it works:
+
+  one_shot  each rank sends all that it has to all others, by LL: small messages
+  two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
+"""
+
+from shmemkit.device import reduction
+from shmemkit.kernels.collective import Collective
+
+from .one_shot import OneShot
+from .two_shot import TwoShot
+
+METHODS = {"one_shot": OneShot, "two_shot": TwoShot}
+
+
+class AllReduce(Collective):
+    """Combine the arrays of all ranks on each of them. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array
+    op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
+    method      one of ``AllReduce.methods``, or "auto", as of ``AllGather``
+
+    ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
+    ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
+    every run: they combine in the order of the ranks. The first call for a dtype compiles its kernel.
+    """
+
+    table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
+    _overlap = "x may be out, all of it"
+
+    def __init__(self, world, max_nbytes, op="sum", method="auto"):
+        reduction(op, "float32")  # an op that is not there is refused
+        self.op, self._options = op, (op,)
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x, out=None, stream=None):
+        """Combine `x` with those of the other ranks. -> out
+
+        x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks
+        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new array
+        stream   default: the World's
+        """
+        return self._call(x, out, stream)
+
+    def _shape(self, x):
+        return x.shape
+
+    def _sizes(self, x, out):
+        if x.dtype != out.dtype or x.size != out.size:
+            raise ValueError(
+                f"AllReduce: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
+                "and as many elements"
+            )
+        reduction(self.op, x.dtype.name)  # a dtype that cannot be reduced is refused
+
+    def _in_place(self, x, out):
+        return 0
+
+    def _bind(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place, x.dtype)
