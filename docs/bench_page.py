@@ -6,11 +6,11 @@ Files of other programs, and those of ``bench launch``, whose tables are in docs
 import hashlib
 
 from shmemkit.bench import report
-from shmemkit.bench.all_gather import PEERS
+from shmemkit.bench.collectives import PEERS
 from shmemkit.bench.results import NCCL, TORCH_NCCL, Results
 from shmemkit.bench.sizes import size_text
 
-TITLES = {"all_gather": "All-gather", "p2p": "One rank to another"}
+TITLES = {"all_gather": "All-gather", "all_reduce": "All-reduce", "p2p": "One rank to another"}
 COMPETITORS = {kind.method for kind in PEERS.values()}
 PACKAGES = ("shmemkit", "nvidia-nvshmem-", "nvshmem4py-", "numba-cuda", "cupy-", "nccl", "torch")
 

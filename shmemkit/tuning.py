@@ -36,9 +36,13 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 17, "ll"), (1 << 22, "ll128"), (None, "push_1d")),
         ((1 << 20, "ll_2d"), (None, "push_2d")),
     ),
+    "broadcast": (
+        ((1 << 18, "ll"), (None, "scatter")),
+        ((1 << 18, "ll"), (None, "scatter")),
+    ),
     "all_reduce": (
         ((1 << 18, "one_shot"), (None, "two_shot")),
-        ((1 << 18, "one_shot"), (None, "two_shot")),
+        ((None, "ring"),),
     ),
 }
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit.bench import all_gather, first_launch, launch, report, results, timing
+from shmemkit import tuning
+from shmemkit.bench import cases, first_launch, launch, report, results, timing
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
 from shmemkit.bench.refusal import Refused, agreed, allocated
@@ -214,6 +215,30 @@ def test_all_gather(n, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_all_reduce(tmp_path):
+    arguments = ["--sizes", "96,1K", "--out", "private,symmetric", "--dtype", "float16", "--replays", "2"]
+    data, printed = measured(tmp_path, 3, "all_reduce", *arguments)
+    ours = [row for row in data["rows"] if row["method"] != "nccl"]
+    names = [name for name in (*sk.AllReduce.methods, "auto") for _ in tuning.OUTPUTS]
+    assert [(row["op"], row["method"]) for row in ours] == [("all_reduce", name) for name in names] * 2
+    for row in ours:
+        assert "note" not in row and row["us"] > 0
+        assert row["bus_GBps"] == pytest.approx(2 * row["bytes"] * 2 / 3 / row["us"] / 1e3)
+    assert all(name in printed for name in names)
+
+
+def test_all_reduce_is_checked(tmp_path, monkeypatch, capsys):
+    class OneWrong(sk.AllReduce):
+        def __call__(self, x, out=None, stream=None):
+            super().__call__(x, out, stream)
+            out[5] += 1
+            return out
+
+    monkeypatch.setattr(sk, "AllReduce", OneWrong)
+    statuses = sk.emu.run(main, 2, (["all_reduce", "--sizes", "64", "--methods", "two_shot", "--vs", ""],))
+    assert statuses == [1, 1] and "wrong: on rank 0 1 of 64 bytes differ" in capsys.readouterr().out
+
+
 def test_json_says_where_and_how(tmp_path):
     arguments = ["--sizes", "64", "--methods", "auto", f"--plot={tmp_path}/p.svg"]
     data, _ = measured(tmp_path, 2, "all_gather", *arguments)
@@ -376,14 +401,14 @@ def test_the_method_is_freed_where_there_is_no_memory_for_the_result(tmp_path):
 
 @pytest.mark.parametrize("step", ["make", "_found"])
 def test_one_rank_without_private_memory(step, tmp_path, monkeypatch):
-    whole = getattr(all_gather.Case, step)
+    whole = getattr(cases.AllGatherCase, step)
 
     def less(case, *args):
         if case.world.rank == 1 and case.bytes > 64:
             raise MemoryError("out of memory")
         return whole(case, *args)
 
-    monkeypatch.setattr(all_gather.Case, step, less)
+    monkeypatch.setattr(cases.AllGatherCase, step, less)
     rows, _ = with_stand_in(monkeypatch, StandIn, tmp_path, "--sizes", "128,64", "--methods", "first,auto")
     refused = "refused: out of memory"
     assert [row.get("note") for row in rows] == [refused, refused, None, None]

@@ -12,7 +12,7 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.bench.__main__ import _parser, main
-from shmemkit.bench.all_gather import PEERS
+from shmemkit.bench.collectives import PEERS
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

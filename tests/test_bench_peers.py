@@ -1,6 +1,7 @@
 """What the bench compares with: NCCL and PyTorch, here stand-ins for them."""
 
 import contextlib
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import all_gather, results, timing
+from shmemkit.bench import cases, collectives, results, timing
 from shmemkit.bench.nccl import Nccl
 from shmemkit.bench.torch_peer import TorchNccl, TorchSymmetric
+from shmemkit.memory import as_dtype
 
 
 class FakeArray:
@@ -55,11 +57,22 @@ def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch)
     log = fake_nccl(monkeypatch)
     nccl = Nccl(gpu_world(rank))
     for x, out in ((10, 20), (30, 40)):
-        nccl.start(SimpleNamespace(x=FakeArray(x, 64), output=lambda out=out: FakeArray(out, 256)))
-        nccl.gather()
+        case = SimpleNamespace(x=FakeArray(x, 64), output=lambda out=out: FakeArray(out, 256), segment=64)
+        case.nccl = functools.partial(cases.AllGatherCase.nccl, case)
+        nccl.start(case)
+        nccl.call()
         nccl.stop()
     nccl.close()
     assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "destroy"]
+
+
+@pytest.mark.parametrize("dtype, number", [("float16", 6), ("float32", 7), ("bfloat16", 9)])
+def test_nccl_sums_elements(dtype, number):
+    log = []
+    comm = SimpleNamespace(allReduce=lambda *args: log.append(args))
+    case = SimpleNamespace(bytes=64, dtype=as_dtype(dtype))
+    cases.AllReduceCase.nccl(case, comm, SimpleNamespace(NCCL_SUM=0), 10, 20, 77)
+    assert log == [(10, 20, 64 // case.dtype.itemsize, number, 0, 77)]
 
 
 def test_versions(monkeypatch):
@@ -208,9 +221,9 @@ def with_torch(torch, *kinds, iters=2):
         )
         contenders, found = [kind(gpus) for kind in kinds], []
         for size in (64, 256):
-            case = all_gather.Case(world, size, np.dtype("uint8"))
+            case = cases.AllGatherCase(world, size, np.dtype("uint8"))
             case.make()
-            found += [all_gather.measure(world, timing.Clock(world, iters), case, c) for c in contenders]
+            found += [collectives.measure(world, timing.Clock(world, iters), case, c) for c in contenders]
         for contender in contenders:
             contender.close()
         return found

@@ -1,6 +1,7 @@
 """``python -m shmemkit.bench``: the command line."""
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -12,13 +13,14 @@ from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.world import launched_by_mpi
 
-from . import all_gather, launch, p2p, report, tune
+from . import collectives, launch, p2p, report, tune
+from .cases import CASES
 from .results import Results
 from .sizes import parse_sizes
 
 DTYPES = ("bfloat16", "float16", "float32")
 SIZES = "8K:256M"
-# What all_gather measures unless it is said.
+# What the collectives' commands measure unless it is said.
 USUAL = {"sizes": SIZES, "vs": ["nccl"], "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
 USERS = object()  # what --tune is without a FILE
@@ -111,25 +113,29 @@ def _parser():
         text = "plot time against size; the suffix is the format"
         found.add_argument("--plot", type=_file, metavar="FILE", help=text)
 
-    gather = command(all_gather.run, "all_gather", "every method of AllGather, and NCCL, by size")
-    sized(gather, "of the gathered array, rounded down to a multiple of 16 per rank, or up to an element")
-    text = (
-        "compare with some of nccl, torch_nccl (NCCL through PyTorch) and torch_symm (PyTorch's symmetric "
-        "memory); '' is none; default nccl"
-    )
-    peers = _some_of(lambda: tuple(all_gather.PEERS))
-    gather.add_argument("--vs", type=peers, metavar="A,B", help=text)
-    known = _some_of(all_gather.methods)
-    gather.add_argument("--methods", type=known, metavar="A,B", help="default: all of them, and auto")
-    gather.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
-    text = "where the result goes: private or symmetric memory, or both with a comma; default private"
-    gather.add_argument("--out", type=_some_of(lambda: tuning.OUTPUTS), metavar="A,B", help=text)
-    text = (
-        "write what was the fastest into the tuning table, from which method='auto' takes it: by default "
-        f"into the user's, {tuning.user_file()}, whose folder is made. The default is then every method but "
-        f"auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
-    )
-    gather.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
+    for op, text in (
+        ("all_gather", "every method of AllGather, and NCCL, by size"),
+        ("all_reduce", "every method of AllReduce, sums, and NCCL, by size"),
+    ):
+        found = command(collectives.run, op, text)
+        sized(found, "of the full array, rounded down to a multiple of 16 per rank, or up to an element")
+        text = (
+            "compare with some of nccl, torch_nccl (NCCL through PyTorch) and torch_symm (PyTorch's "
+            "symmetric memory); '' is none; default nccl"
+        )
+        peers = _some_of(lambda: tuple(collectives.PEERS))
+        found.add_argument("--vs", type=peers, metavar="A,B", help=text)
+        known = _some_of(functools.partial(collectives.methods, op))
+        found.add_argument("--methods", type=known, metavar="A,B", help="default: all of them, and auto")
+        found.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
+        text = "where the result goes: private or symmetric memory, or both with a comma; default private"
+        found.add_argument("--out", type=_some_of(lambda: tuning.OUTPUTS), metavar="A,B", help=text)
+        text = (
+            "write what was the fastest into the tuning table, from which method='auto' takes it: by default "
+            f"into the user's, {tuning.user_file()}, whose folder is made. The default is then every method "
+            f"but auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
+        )
+        found.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
 
     peer = command(p2p.run, "p2p", "what one rank can send to another: bandwidth, and latency of a signal")
     sized(peer, "that each rank sends, not rounded")
@@ -151,7 +157,7 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if _is_first() and (found := report.missing(options.plot)):
         parser.error(found)
-    if options.command == "all_gather":
+    if options.command in CASES:
         _complete(options)
         if _is_first():
             try:  # before anything is measured
@@ -168,13 +174,14 @@ def parse(arguments):
 
 
 def _complete(options):
-    """What all_gather measures, where it was not said."""
+    """What a collective's command measures, where it was not said."""
     options.file_named = options.tune is not USERS
     if not options.file_named:
         options.tune = tuning.user_file()
     default = TO_TUNE if options.tune else USUAL
     options.dtype = as_dtype(options.dtype)
-    options.methods = options.methods or [m for m in all_gather.methods() if not options.tune or m != "auto"]
+    known = collectives.methods(options.command)
+    options.methods = options.methods or [m for m in known if not options.tune or m != "auto"]
     options.sizes = options.sizes or parse_sizes(default["sizes"])
     options.vs = default["vs"] if options.vs is None else options.vs
     options.out = options.out or default["out"]
@@ -208,16 +215,17 @@ def main(arguments=None):
             if options.plot:
                 report.plot(results, options.plot)
             if options.tune:
-                _tune(world, results, options.tune)
+                _tune(world, results, options)
     return int(results.failed)
 
 
-def _tune(world, results, path):
+def _tune(world, results, options):
+    op, path = options.command, options.tune
     try:
-        entry = tune.entry_of(world, results.rows, sk.AllGather.methods)
+        entry = tune.entry_of(world, results.rows, collectives.host_of(op).methods)
     except ValueError as error:
         raise SystemExit(f"--tune: {error}; {path} is as it was") from None
-    tuning.update(path, "all_gather", entry)
+    tuning.update(path, op, entry)
     report.show_choices(entry, path)
 
 

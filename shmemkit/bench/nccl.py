@@ -12,7 +12,7 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 
 class Nccl:
-    """ncclAllGather into private memory. ValueError from ``start`` where there is no NCCL."""
+    """The case's call, into private memory. ValueError from ``start`` where there is no NCCL."""
 
     method, capture = NCCL, None
 
@@ -22,17 +22,17 @@ class Nccl:
     def start(self, case):
         if self._comm is None:
             self._comm = self._connect()
-        self._x, self.out, self._count = case.x, case.output(), case.x.nbytes
+        self._case, self._x, self.out = case, case.x, case.output()
 
-    def gather(self):
+    def call(self):
         x, out, stream = self._x.data.ptr, self.out.data.ptr, self.world.stream.ptr
-        self._comm.allGather(x, out, self._count, self._uint8, stream)
+        self._case.nccl(self._comm, self._nccl, x, out, stream)
 
     def changed(self):
         pass
 
     def stop(self):
-        self._x = self.out = None
+        self._case = self._x = self.out = None
 
     def close(self):
         if self._comm is not None:
@@ -47,7 +47,7 @@ class Nccl:
             raise ValueError(
                 "CuPy finds no NCCL: pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12), as CuPy's version"
             )
-        self._uint8 = nccl.NCCL_UINT8
+        self._nccl = nccl
         number = self.world.comm.bcast(nccl.get_unique_id() if self.world.rank == 0 else None, root=0)
         try:
             return nccl.NcclCommunicator(self.world.n_ranks, number, self.world.rank)

@@ -34,6 +34,7 @@ COLUMNS = (
 )
 TITLES = {
     "all_gather": "all_gather (size: gathered)",
+    "all_reduce": "all_reduce, sum",
     "latency": "latency, one way, to a signal that another rank waits for",
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",

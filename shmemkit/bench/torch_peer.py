@@ -14,7 +14,7 @@ class _Torch:
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 
-    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare(), call() and changed().
+    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare(), run() and changed().
     """
 
     def __init__(self, world):
@@ -36,16 +36,16 @@ class _Torch:
             with torch.cuda.stream(self._stream):
                 self.prepare()
 
-    def gather(self):
+    def call(self):
         with _refusing(), self._torch.cuda.stream(self._stream):
-            self.call()
+            self.run()
 
     def capture(self, iters):
         cuda = self._torch.cuda
         graph = cuda.CUDAGraph()
         with _refusing(), cuda.graph(graph, stream=self._stream):
             for _ in range(iters):
-                self.call()
+                self.run()
 
         def replay():
             with cuda.stream(self._stream):
@@ -84,7 +84,7 @@ class _Torch:
 
 
 class TorchNccl(_Torch):
-    """``torch.distributed.all_gather_into_tensor`` between the arrays that NCCL gets through CuPy."""
+    """The case's call of ``torch.distributed`` between the arrays that NCCL gets through CuPy."""
 
     method = TORCH_NCCL
     out = None
@@ -93,8 +93,8 @@ class TorchNccl(_Torch):
         self.out = self._case.output()
         self._x, self._out = (self._torch.from_dlpack(a.view("uint8")) for a in (self._case.x, self.out))
 
-    def call(self):
-        self._torch.distributed.all_gather_into_tensor(self._out, self._x)
+    def run(self):
+        self._case.torch(self._torch.distributed, self._x, self._out)
 
     def changed(self):
         """PyTorch's tensor is the same memory."""
@@ -116,6 +116,8 @@ class TorchSymmetric(_Torch):
         return None if self._result is None else self.world.xp.from_dlpack(self._result)
 
     def prepare(self):
+        if self._case.op != "all_gather":
+            raise ValueError("compared for all_gather only")
         import torch.distributed._symmetric_memory as symmetric
 
         torch = self._torch
@@ -125,7 +127,7 @@ class TorchSymmetric(_Torch):
         symmetric.rendezvous(self._x, self._group)
         self._fill()
 
-    def call(self):
+    def run(self):
         ops = self._torch.ops
         gathered = ops.symm_mem._low_contention_all_gather(self._x, self._group)
         self._result = ops._c10d_functional.wait_tensor(gathered)

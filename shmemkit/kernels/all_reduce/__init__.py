@@ -4,15 +4,24 @@ The methods, a file each, which says how it works:
 
   one_shot  each rank sends all that it has to all others, by LL: small messages
   two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
+  ring      along the ranks and back, by NVSHMEM's put_signal: over any nodes
+  ring_reduce_scatter
+            around the ring, a segment of each rank at a time: all links carry the same, once each way
 """
 
 from shmemkit.device import reduction
 from shmemkit.kernels.collective import Collective
 
 from .one_shot import OneShot
+from .ring import Ring, RingReduceScatter
 from .two_shot import TwoShot
 
-METHODS = {"one_shot": OneShot, "two_shot": TwoShot}
+METHODS = {
+    "one_shot": OneShot,
+    "two_shot": TwoShot,
+    "ring": Ring,
+    "ring_reduce_scatter": RingReduceScatter,
+}
 
 
 class AllReduce(Collective):
@@ -25,7 +34,8 @@ class AllReduce(Collective):
 
     ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
     ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
-    every run: they combine in the order of the ranks. The first call for a dtype compiles its kernel.
+    every run: elements are combined in the order of the ranks; by "ring_reduce_scatter", those of segment k
+    beginning with rank k + 1. The first call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)

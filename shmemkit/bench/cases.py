@@ -1,0 +1,114 @@
+"""What the collectives' benchmarks do: random data, what comes of them, and NCCL's and PyTorch's calls."""
+
+import numpy as np
+
+from .refusal import agreed
+
+NCCL_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # ncclDataType_t
+
+
+class Case:
+    """Random data of one size, once ``make`` has made them: `x`, this rank's, 1-D, and what all ranks' make
+    together, `expected`, as bytes.
+
+    `n_bytes` are rounded down to 16 bytes per rank (or up to one element): `bytes` of the full array.
+    `passes` is how often (n - 1) / n of them go over each link.
+
+    A subclass has `op`, its name, `passes`, make(), flip(), which changes the data so that what was right is
+    wrong in every element, and
+        nccl(comm, nccl, x, out, stream)   NCCL's call, on addresses: CuPy's communicator and module
+        torch(distributed, x, out)         PyTorch's, on tensors of bytes; ValueError where there is none
+    """
+
+    passes = 1
+
+    def __init__(self, world, n_bytes, dtype):
+        self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
+        self.segment = max(n_bytes // world.n_ranks // 16 * 16, dtype.itemsize)
+        self.bytes = self.segment * world.n_ranks
+
+    def random(self, rank):
+        return np.random.default_rng([rank, self.n_bytes])
+
+    def output(self, empty=None):
+        """An array for the result: this rank's own, or of ``empty(elements, dtype)``."""
+        return (empty or self.world.xp.empty)(self.expected.size // self.dtype.itemsize, self.dtype)
+
+    def spoil(self, out):
+        """Make every byte of `out` wrong, on every rank, before any of them goes on. Collective."""
+        self.world.xp.invert(self.expected, out=out.view("uint8"))
+        self.world.synchronize()
+        self.world.host_barrier()
+
+    def check(self, out):
+        """-> "", or what is wrong, the same on every rank. Refused without the memory for it. Collective."""
+        self.world.synchronize()
+        found = agreed(self.world, lambda: self._found(out))
+        return next(filter(None, self.world.host_allgather(found)), "")
+
+    def _found(self, out):
+        differ = out.reshape(-1).view("uint8") != self.expected
+        if not bool(differ.any()):
+            return ""
+        count, first = int(differ.sum()), int(differ.argmax())
+        return (
+            f"wrong: on rank {self.world.rank} {count} of {differ.size} bytes differ, the first at {first}, "
+            f"in the part of rank {first // self.segment}"
+        )
+
+
+class AllGatherCase(Case):
+    op = "all_gather"
+
+    def make(self):
+        world = self.world
+        parts = [np.frombuffer(self.random(r).bytes(self.segment), "uint8") for r in range(world.n_ranks)]
+        self.x = world.xp.asarray(parts[world.rank].view(self.dtype))
+        if world.xp is np:
+            self.x = self.x.copy()  # frombuffer's is read-only
+        self.expected = world.xp.asarray(np.concatenate(parts))
+
+    def flip(self):
+        for array in (self.x.view("uint8"), self.expected):
+            self.world.xp.invert(array, out=array)
+
+    def nccl(self, comm, nccl, x, out, stream):
+        comm.allGather(x, out, self.segment, nccl.NCCL_UINT8, stream)
+
+    def torch(self, distributed, x, out):
+        distributed.all_gather_into_tensor(out, x)
+
+
+class AllReduceCase(Case):
+    """Sums of small integers, which every dtype holds exactly, in whatever order they are added."""
+
+    op, passes = "all_reduce", 2
+    LEAST, MOST = 3, 8
+
+    def make(self):
+        world, n = self.world, self.bytes // self.dtype.itemsize
+        total = np.zeros(n, "uint8")
+        for rank in range(world.n_ranks):
+            part = self.random(rank).integers(self.LEAST, self.MOST, n, "uint8")
+            total += part
+            if rank == world.rank:
+                self.x = world.xp.asarray(part.astype(self.dtype))
+        self.total = world.xp.asarray(total.astype(self.dtype))
+        self.expected = self.total.view("uint8")
+
+    def flip(self):
+        """All signs change."""
+        bits = 8 * self.dtype.itemsize
+        for array in (self.x, self.total):
+            words = array.view(f"uint{bits}")
+            self.world.xp.bitwise_xor(words, words.dtype.type(1 << bits - 1), out=words)
+
+    def nccl(self, comm, nccl, x, out, stream):
+        count, dtype = self.bytes // self.dtype.itemsize, NCCL_TYPES[self.dtype.name]
+        comm.allReduce(x, out, count, dtype, nccl.NCCL_SUM, stream)
+
+    def torch(self, distributed, x, out):
+        raise ValueError("PyTorch's all_reduce works in place: calls in a row would add up")
+
+
+CASES = {case.op: case for case in (AllGatherCase, AllReduceCase)}

@@ -1,0 +1,118 @@
+"""``bench all_gather`` and ``bench all_reduce``: every method of the host object, NCCL and PyTorch, at every
+size."""
+
+import functools
+
+import shmemkit as sk
+
+from . import p2p
+from .cases import CASES
+from .nccl import Nccl
+from .refusal import Refused, agreed
+from .sizes import size_text
+from .timing import Clock
+from .torch_peer import TorchNccl, TorchSymmetric
+
+PEERS = {"nccl": Nccl, "torch_nccl": TorchNccl, "torch_symm": TorchSymmetric}
+_HOSTS = {"all_gather": "AllGather", "all_reduce": "AllReduce"}
+
+
+def host_of(op):
+    """The class of the host object."""
+    return getattr(sk, _HOSTS[op])
+
+
+def methods(op):
+    """The names that --methods takes."""
+    return (*host_of(op).methods, "auto")
+
+
+class Ours:
+    """One method of the case's host object, into private memory or, with `symmetric`, symmetric memory."""
+
+    capture = None
+
+    def __init__(self, world, method, symmetric):
+        self.world, self.method, self.symmetric, self.out = world, method, symmetric, None
+        self._object = self.took = None
+
+    def start(self, case):
+        self.took = None
+        self._object = host_of(case.op)(self.world, case.bytes, method=self.method)
+        self._x, self.out = case.x, case.output(self._object.output if self.symmetric else None)
+        if self.method == "auto":
+            self.took = self._object.method_for(case.bytes, self.symmetric)
+
+    def call(self):
+        self._object(self._x, self.out)
+
+    def changed(self):
+        pass
+
+    def stop(self):
+        if self._object is not None:
+            self._object.free()
+        self._object = self._x = self.out = None
+
+    def close(self):
+        pass
+
+
+def measure(world, clock, case, contender):
+    """-> (microseconds or None, note). Collective.
+
+    A contender has `method`, its name, `out` (None before the first call if it makes its own) and
+
+        start(case)   collective, as stop() and close()
+        call()        enqueue one
+        capture       None, or capture(iters) -> replay: a CUDA graph of its own
+        changed()     case.x has changed
+        stop()        the case is over, also if start has raised; close() at the very end
+
+    of which the first three raise ValueError, or MemoryError, for what cannot run.
+    """
+    iters = clock.iters(case.bytes)
+    try:
+        agreed(world, lambda: contender.start(case))
+        if contender.out is not None:
+            case.spoil(contender.out)
+        agreed(world, contender.call)
+        wrong = case.check(contender.out)
+        capture = contender.capture or functools.partial(clock.capture, contender.call)
+        replay = agreed(world, lambda: capture(iters))
+        us = clock.time(replay, iters)
+        case.flip()
+        contender.changed()
+        replay()
+        note = wrong or case.check(contender.out)
+    except Refused as reason:
+        us, note = None, f"refused: {reason}"
+    contender.stop()
+    return us, note
+
+
+def run(world, results, options, progress):
+    """Fill in the rows. Collective."""
+    clock, n = Clock(world, options.iters, options.replays), world.n_ranks
+    contenders = [PEERS[name](world) for name in options.vs]
+    contenders += [Ours(world, name, out == "symmetric") for name in options.methods for out in options.out]
+    with progress(1 + len(options.sizes) * len(contenders)) as step:
+        if n > 1:
+            step("what one rank can send to another")
+            results.p2p_GBps = p2p.limit(world, clock)
+        for size in options.sizes:
+            case, refused = CASES[options.command](world, size, options.dtype), None
+            try:
+                agreed(world, case.make)
+            except Refused as reason:
+                refused = None, f"refused: {reason}"
+            for contender in contenders:
+                step(f"{size_text(case.bytes)}, {contender.method}")
+                us, note = refused or measure(world, clock, case, contender)
+                bus = case.passes * case.bytes * (n - 1) / n / us / 1e3 if us else None
+                row = results.add(case.op, contender.method, case.bytes, us, bus, note=note)
+                if isinstance(contender, Ours):
+                    row.out = "symmetric" if contender.symmetric else None
+                    row.took = None if refused else contender.took
+    for contender in contenders:
+        contender.close()

@@ -1,0 +1,58 @@
+"""Broadcast: the array of one rank, the root, on all of them.
+
+The methods, a file each, which says how it works:
+
+  ll       words that say themselves that they have arrived, from the root to all others: small messages
+  scatter  a segment for each of the others, which pass them on to one another: larger ones
+"""
+
+import operator
+
+from shmemkit.kernels.collective import Collective
+
+from .ll import LL
+from .scatter import Scatter
+
+METHODS = {"ll": LL, "scatter": Scatter}
+
+
+class Broadcast(Collective):
+    """Give all ranks the array of the root. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array
+    root        its rank
+    method      one of ``Broadcast.methods``, or "auto", as of ``AllGather``
+
+    ``broadcast(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
+    all ranks.
+    """
+
+    table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
+    _overlap = "x may be out, all of it"
+
+    def __init__(self, world, max_nbytes, root=0, method="auto"):
+        self.root = operator.index(root)
+        self._options = (self.root,)
+        if not 0 <= self.root < getattr(world, "n_ranks", self.root + 1):
+            raise ValueError(f"Broadcast: root={root}: 0 to {world.n_ranks - 1} are allowed")
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x, out=None, stream=None):
+        """-> out, with the root's `x`
+
+        x        C-contiguous, any dtype, of the same shape and dtype on all ranks; only the root's is read
+        out      C-contiguous, as large, of the same dtype; it may be x. Default: x itself
+        stream   default: the World's
+        """
+        return self._call(x, x if out is None else out, stream)
+
+    def _sizes(self, x, out):
+        if x.dtype != out.dtype or x.size != out.size:
+            raise ValueError(
+                f"Broadcast: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
+                "and as many elements"
+            )
+
+    def _in_place(self, x, out):
+        return 0

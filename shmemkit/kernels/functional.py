@@ -1,0 +1,49 @@
+"""Collectives in one line, of the current World: by objects that are made when first needed, and kept.
+
+For a size, rounded up to a power of two of at least 64 KB, and an op or root, there is one object, as
+``AllGather`` or ``AllReduce``, of method "auto". To make it is collective and allocates symmetric memory
+that stays until the World ends: so the first call of each, on all ranks, does not belong into a graph.
+Whoever wants another method, or the memory back, makes the object.
+
+All functions take x as their object does, and `out` and `stream`; they enqueue, and return out.
+"""
+
+import weakref
+
+from shmemkit.world import current
+
+from .all_gather import AllGather
+from .all_reduce import AllReduce
+from .broadcast import Broadcast
+
+__all__ = ["all_gather", "all_reduce", "broadcast"]
+
+LEAST = 1 << 16  # bytes
+_kept = weakref.WeakKeyDictionary()  # World -> {(class, bytes, options): object}
+
+
+def all_gather(x, out=None, stream=None):
+    """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new array (n_ranks, *x.shape)"""
+    return _kept_for(AllGather, x, current(required=True).n_ranks)(x, out, stream)
+
+
+def all_reduce(x, op="sum", out=None, stream=None):
+    """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new array"""
+    return _kept_for(AllReduce, x, 1, op)(x, out, stream)
+
+
+def broadcast(x, root=0, out=None, stream=None):
+    """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
+    return _kept_for(Broadcast, x, 1, root)(x, out, stream)
+
+
+def _kept_for(kind, x, times, *options):
+    world = current(required=True)
+    if not hasattr(x, "nbytes"):
+        raise TypeError(f"{kind.__name__}: x must be an array of the World's, given {type(x).__name__}")
+    nbytes = max(LEAST, 1 << max(0, times * x.nbytes - 1).bit_length())
+    objects = _kept.setdefault(world, {})
+    key = kind, nbytes, options
+    if key not in objects:
+        objects[key] = kind(world, nbytes, *options)
+    return objects[key]

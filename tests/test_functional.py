@@ -1,0 +1,55 @@
+"""sk.all_gather and its kin: right, and one object for each size."""
+
+import numpy as np
+import pytest
+
+import shmemkit as sk
+from shmemkit.kernels import functional
+
+
+def test_in_one_line(pes):
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        for call in range(3):
+            x = np.full((2, 3), 10 * call + me, "float32")
+            everything, total = sk.all_gather(x), sk.all_reduce(x)
+            least, sent = sk.all_reduce(x, "min"), sk.broadcast(x.copy(), root=n - 1)
+            out = np.zeros((n, 2, 3), "float32")
+            assert sk.all_gather(x, out) is out
+            world.synchronize()
+            assert (
+                everything.shape == (n, 2, 3)
+                and (everything == 10 * call + np.arange(n)[:, None, None]).all()
+            )
+            assert (out == everything).all() and (sent == 10 * call + n - 1).all()
+            assert total.shape == (2, 3) and (total == 10 * call * n + sum(range(n))).all()
+            assert (least == 10 * call).all()
+
+    pes(3).run(main)
+
+
+def test_one_object_for_a_size(pes):
+    def main():
+        world = sk.init()
+        for size in (1, 1000, 8 << 10, 20 << 10, 10 << 10):  # of float64: two of them are above 64 KB
+            sk.all_reduce(np.zeros(size))
+        sk.all_reduce(np.zeros(1), "max")
+        kept = functional._kept[world]
+        assert sorted(nbytes for _, nbytes, _ in kept) == [1 << 16, 1 << 16, 1 << 17, 1 << 18]
+
+    pes(2).run(main)
+
+
+def test_without_a_world():
+    with pytest.raises(RuntimeError, match="init"):
+        sk.all_reduce(np.zeros(1))
+
+
+def test_of_no_array(pes):
+    def main():
+        sk.init()
+        with pytest.raises(TypeError, match="AllReduce: x must be an array of the World's, given list"):
+            sk.all_reduce([1, 2])
+
+    pes(1).run(main)
