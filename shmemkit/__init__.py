@@ -10,9 +10,13 @@ _HOMES = {
     **{name: name for name in ("device", "emu", "kernels")},
     "AllGather": "kernels.all_gather",
     "AllReduce": "kernels.all_reduce",
+    **dict.fromkeys(("AllToAll", "AllToAllV"), "kernels.all_to_all"),
     "Broadcast": "kernels.broadcast",
     "Queue": "kernels.queue",
-    **dict.fromkeys(("all_gather", "all_reduce", "broadcast"), "kernels.functional"),
+    "ReduceScatter": "kernels.reduce_scatter",
+    **dict.fromkeys(
+        ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"), "kernels.functional"
+    ),
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),
     **dict.fromkeys(("RankTimeout", "SignalTimeout", "WaitRecord"), "timeouts"),

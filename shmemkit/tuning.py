@@ -36,6 +36,10 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 17, "ll"), (1 << 22, "ll128"), (None, "push_1d")),
         ((1 << 20, "ll_2d"), (None, "push_2d")),
     ),
+    "all_to_all": (
+        ((1 << 19, "ll"), (None, "push")),
+        ((1 << 19, "ll"), (None, "push")),
+    ),
     "broadcast": (
         ((1 << 18, "ll"), (None, "scatter")),
         ((1 << 18, "ll"), (None, "scatter")),
@@ -43,6 +47,10 @@ DEFAULTS = {  # op: on one node, on several
     "all_reduce": (
         ((1 << 18, "one_shot"), (None, "two_shot")),
         ((None, "ring"),),
+    ),
+    "reduce_scatter": (
+        ((1 << 18, "ll"), (None, "pull")),
+        ((1 << 18, "ll"), (None, "pull")),
     ),
 }
 

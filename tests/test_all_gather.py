@@ -317,7 +317,7 @@ def test_wrong_arrays(pes):
                 gather(array, out)
         room = np.zeros(9, "float32")
         for first in (1, 3, 5):
-            with pytest.raises(ValueError, match="overlap, but are not the same: x may be the part of out"):
+            with pytest.raises(ValueError, match="overlap: x may be the part of out"):
                 gather(room[first : first + 4], room[:8])
 
     pes(2).run(main)

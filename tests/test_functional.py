@@ -15,6 +15,8 @@ def test_in_one_line(pes):
             x = np.full((2, 3), 10 * call + me, "float32")
             everything, total = sk.all_gather(x), sk.all_reduce(x)
             least, sent = sk.all_reduce(x, "min"), sk.broadcast(x.copy(), root=n - 1)
+            parts = sk.all_to_all(np.arange(n) + 10 * me + call)
+            mine = sk.reduce_scatter(np.arange(2 * n) + call, "max")
             out = np.zeros((n, 2, 3), "float32")
             assert sk.all_gather(x, out) is out
             world.synchronize()
@@ -24,7 +26,8 @@ def test_in_one_line(pes):
             )
             assert (out == everything).all() and (sent == 10 * call + n - 1).all()
             assert total.shape == (2, 3) and (total == 10 * call * n + sum(range(n))).all()
-            assert (least == 10 * call).all()
+            assert mine.tolist() == [2 * me + call, 2 * me + 1 + call]
+            assert (least == 10 * call).all() and (parts == 10 * np.arange(n) + me + call).all()
 
     pes(3).run(main)
 

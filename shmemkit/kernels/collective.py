@@ -99,15 +99,19 @@ class Collective:
         at, to = key[:2]
         in_place = at == to + self._in_place(x, out)
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
-            raise ValueError(f"{name}: x and out overlap, but are not the same: {self._overlap}")
+            raise ValueError(f"{name}: x and out overlap: {self._overlap}")
         run = _nothing
         if x.size:
-            method = self.method_for(full, self.world.is_symmetric(out))
+            method = self.method_for(full, self.world.is_symmetric(self._shared(x, out)))
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
         if len(self._plans) == PLANS:
             self._plans.clear()
         self._plans[key] = run
         return run
+
+    def _shared(self, x, out):
+        """Which of the two the peers use themselves, where it is symmetric."""
+        return out
 
     def _bind(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place)

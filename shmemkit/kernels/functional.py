@@ -14,9 +14,11 @@ from shmemkit.world import current
 
 from .all_gather import AllGather
 from .all_reduce import AllReduce
+from .all_to_all import AllToAll
 from .broadcast import Broadcast
+from .reduce_scatter import ReduceScatter
 
-__all__ = ["all_gather", "all_reduce", "broadcast"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
 LEAST = 1 << 16  # bytes
 _kept = weakref.WeakKeyDictionary()  # World -> {(class, bytes, options): object}
@@ -32,9 +34,19 @@ def all_reduce(x, op="sum", out=None, stream=None):
     return _kept_for(AllReduce, x, 1, op)(x, out, stream)
 
 
+def all_to_all(x, out=None, stream=None):
+    """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new array"""
+    return _kept_for(AllToAll, x, 1)(x, out, stream)
+
+
 def broadcast(x, root=0, out=None, stream=None):
     """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
     return _kept_for(Broadcast, x, 1, root)(x, out, stream)
+
+
+def reduce_scatter(x, op="sum", out=None, stream=None):
+    """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new array"""
+    return _kept_for(ReduceScatter, x, 1, op)(x, out, stream)
 
 
 def _kept_for(kind, x, times, *options):

@@ -45,12 +45,9 @@ compete. It moves multiples of 16 bytes between addresses that agree modulo 16: 
 threads, as each rank finds by itself, for the signals are the same.
 """
 
-from numba import cuda, types, uint64
+from numba import cuda, types
 
 from shmemkit.device import (
-    BULK_WORDS,
-    bulk_copy_warp,
-    bulk_put_warp,
     copy_block,
     notify,
     num_ranks,
@@ -59,6 +56,7 @@ from shmemkit.device import (
     wait_block,
 )
 from shmemkit.kernels.method import Method
+from shmemkit.kernels.transfers import copy_by_threads, copy_by_tma, put_by_threads, put_by_tma
 
 from .push_network import push_all_gather_network
 
@@ -66,39 +64,6 @@ PART = 1 << 15  # bytes that are worth a block
 STEPS = 8  # of a part, at most
 STEP = 1 << 17  # bytes that are worth a signal
 SENDERS = 24  # blocks that send, at most; with as many that receive they are resident on A100
-
-
-@cuda.jit(device=True)
-def _copy_by_tma(dst, src):
-    buffer = cuda.shared.array(BULK_WORDS, uint64)
-    if cuda.threadIdx.x < 32:
-        bulk_copy_warp(dst, src, buffer)
-
-
-@cuda.jit(device=True)
-def _put_by_tma(dst, src, signal, value, step, peer):
-    buffer = cuda.shared.array(BULK_WORDS, uint64)
-    if cuda.threadIdx.x < 32:
-        bulk_put_warp(dst, src, buffer, signal, value, step, peer)
-
-
-@cuda.jit(device=True)
-def _copy_by_threads(dst, src):
-    copy_block(dst, src)
-
-
-@cuda.jit(device=True)
-def _put_by_threads(dst, src, signal, value, step, peer):
-    there, begin = symm_at(dst, peer), 0
-    while True:
-        copy_block(there[begin : begin + step], src[begin : begin + step])
-        cuda.syncthreads()
-        value += 1
-        if cuda.threadIdx.x == 0:
-            notify(signal, peer, value, "set", "sys")
-        begin += step
-        if begin >= src.size:  # a part without elements is announced, too
-            break
 
 
 def _kernels(copy, put):
@@ -177,8 +142,8 @@ def _kernels(copy, put):
     return push_all_gather, push_all_gather_staged
 
 
-push_all_gather, push_all_gather_staged = _kernels(_copy_by_threads, _put_by_threads)
-push_all_gather_tma, push_all_gather_staged_tma = _kernels(_copy_by_tma, _put_by_tma)
+push_all_gather, push_all_gather_staged = _kernels(copy_by_threads, put_by_threads)
+push_all_gather_tma, push_all_gather_staged_tma = _kernels(copy_by_tma, put_by_tma)
 
 
 class Push1D(Method):

@@ -99,8 +99,7 @@ from shmemkit.device import (
     wait_block,
 )
 from shmemkit.kernels.method import Method
-
-from .partials import totals
+from shmemkit.kernels.partials import totals
 
 LEAST, MOST = 1 << 9, 1 << 11  # words of a chunk: 4 to 16 KB
 RING_BLOCKS = 104  # of a grid: one per multiprocessor of A100

@@ -37,32 +37,17 @@ from numba import cuda, types
 from shmemkit.device import (
     load_word,
     n_words,
-    notify,
     num_ranks,
     rank,
     reduction,
     store_word,
     symm_at,
-    wait,
 )
+from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
 
 PART = 1 << 12  # bytes that are worth a block
 MAX_BLOCKS = 104  # of a grid: one per multiprocessor of A100
-
-
-@cuda.jit(device=True)
-def _meet(signals, b, call):
-    """Tell block b of all other ranks, and wait for it, the ranks shared by my threads."""
-    me, n, threads = rank(), num_ranks(), cuda.blockDim.x
-    y = cuda.threadIdx.x + 1
-    while y < n:
-        notify(signals[me, b:], me + y if me + y < n else me + y - n, call, "set", "sys")
-        y += threads
-    y = cuda.threadIdx.x + 1
-    while y < n:
-        wait(signals[me + y if me + y < n else me + y - n, b:], 1, "sys", "acquire", call)
-        y += threads
 
 
 @functools.cache
@@ -97,7 +82,7 @@ def two_shot_kernel(op, dtype):
                 i += threads
             k += 1
         cuda.syncthreads()
-        _meet(ready, b, call)  # 2 and 3
+        meet(ready, b, call)  # 2 and 3
         cuda.syncthreads()
         i, mine = t, me * segment + begin
         while i < min(length, size - mine):  # 4
@@ -117,7 +102,7 @@ def two_shot_kernel(op, dtype):
             store_word(out, mine + i, word)
             i += threads
         cuda.syncthreads()
-        _meet(done, b, call)  # 5 and 6
+        meet(done, b, call)  # 5 and 6
         cuda.syncthreads()
         k = 1
         while k < n:

@@ -1,0 +1,71 @@
+"""All-to-all: each rank gives another part of its array to each rank.
+
+The methods, a file each, which says how it works:
+
+  ll        words that say themselves that they have arrived: small messages
+  push      stores into the peers' memory and signals: larger ones
+
+and ``variable.py``, where the ranks give each other different numbers of rows, which only the GPUs know.
+"""
+
+from shmemkit.kernels.collective import Collective
+
+from .ll import LL
+from .push import Push
+from .variable import AllToAllV
+
+__all__ = ["METHODS", "AllToAll", "AllToAllV"]
+
+METHODS = {"ll": LL, "push": Push}
+
+
+class AllToAll(Collective):
+    """Give each rank its part of an array, and get one's own from each. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array
+    method      one of ``AllToAll.methods``, or "auto", as of ``AllGather``
+
+    ``exchange(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
+    all ranks. All parts are of the same size; where they are not, ``AllToAllV``.
+    """
+
+    table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
+    _overlap = "arrays that lie apart are allowed"
+
+    def __init__(self, world, max_nbytes, method="auto"):
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x, out=None, stream=None):
+        """Exchange `x` for the parts of all ranks. -> out
+
+        x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks
+        out      C-contiguous, as large, of the same dtype, apart from x. Default: a new array of x's shape.
+                 If it lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part
+                 of the same array: the peers write it themselves, where the method can
+        stream   default: the World's
+
+        Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is what rank k has in
+        x.reshape(n_ranks, -1)[my rank].
+        """
+        return self._call(x, out, stream)
+
+    def _shape(self, x):
+        return x.shape
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if x.dtype != out.dtype or x.size != out.size or x.size % n:
+            raise ValueError(
+                f"AllToAll: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, and "
+                f"as many elements, a multiple of {n}, the ranks"
+            )
+
+    def _in_place(self, x, out):
+        return x.nbytes  # behind all of out: they never overlap
+
+    def _words(self, x, out):
+        """Both as uint64 where their addresses, and the size of a part, allow, else as uint8."""
+        address = self.world.backend.address
+        unit = "uint8" if (address(x) | address(out) | x.nbytes // self.world.n_ranks) % 8 else "uint64"
+        return x.view(unit), out.view(unit)

@@ -1,0 +1,26 @@
+"""Where all ranks meet in a kernel, a block of each with those of the same number."""
+
+from numba import cuda
+
+from shmemkit.device import notify, num_ranks, rank, wait
+
+
+@cuda.jit(device=True)
+def meet(signals, b, call):
+    """Tell block b of all other ranks, and wait for it, the ranks shared by the threads of my block.
+
+    signals  uint64 (n_ranks, blocks), symmetric: signals[k, b], on every rank, is the number of the last call
+             of rank k's block b that has come here (only k sets it)
+    call     the number of this call
+
+    release and acquire, sys. Between it and what it is about come syncthreads, before and after.
+    """
+    me, n, threads = rank(), num_ranks(), cuda.blockDim.x
+    y = cuda.threadIdx.x + 1
+    while y < n:
+        notify(signals[me, b:], me + y if me + y < n else me + y - n, call, "set", "sys")
+        y += threads
+    y = cuda.threadIdx.x + 1
+    while y < n:
+        wait(signals[me + y if me + y < n else me + y - n, b:], 1, "sys", "acquire", call)
+        y += threads

@@ -1,0 +1,79 @@
+"""Reduce-scatter: the arrays of all ranks, combined element by element, of which each rank gets its part.
+
+The methods, a file each, which says how it works:
+
+  ll     each rank sends all others their part, by LL: small messages
+  pull   each rank loads its part from the others' memory: larger ones
+  ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
+"""
+
+from shmemkit.device import reduction
+from shmemkit.kernels.collective import Collective
+
+from .ll import LL
+from .pull import Pull
+from .ring import Ring
+
+METHODS = {"ll": LL, "pull": Pull, "ring": Ring}
+
+
+class ReduceScatter(Collective):
+    """Combine the arrays of all ranks, and give each rank its part of the result. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest x: n_ranks times an output
+    op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
+    method      one of ``ReduceScatter.methods``, or "auto", as of ``AllGather``
+
+    ``scatter(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
+    all ranks. float16 and bfloat16 are combined in float32, and rounded once. Each method combines in one
+    order, so its bits are the same in every run: "ll" and "pull" in the order of the ranks; "ring" begins
+    part k with rank k + 1, goes on with those after it, modulo the ranks, and ends with rank k. The first
+    call for a dtype compiles its kernel.
+    """
+
+    table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
+    _overlap = "out may be the part of x that it belongs to, x[k] on rank k"
+
+    def __init__(self, world, max_nbytes, op="sum", method="auto"):
+        reduction(op, "float32")  # an op that is not there is refused
+        self.op, self._options = op, (op,)
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x, out=None, stream=None):
+        """Combine `x` with those of the other ranks. -> out
+
+        x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:
+                 n_ranks parts, one after another. If it lies in symmetric memory, of ``output()`` or other,
+                 then on all ranks, as the same part of the same array: the peers read it there, where the
+                 method can do without a copy
+        out      C-contiguous, of x's dtype, as large as a part. It may be the part of x that it belongs to.
+                 Default: a new array of shape x.shape[1:] if x.shape[0] is n_ranks, else of one dimension
+        stream   default: the World's
+
+        Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k, combined over the
+        ranks.
+        """
+        return self._call(x, out, stream)
+
+    def _shape(self, x):
+        n = self.world.n_ranks
+        return x.shape[1:] if x.shape[:1] == (n,) else (x.size // n,)
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if x.dtype != out.dtype or x.size != n * out.size:
+            raise ValueError(
+                f"ReduceScatter: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is "
+                f"allowed, and x {n} times as large, of one part for each rank"
+            )
+        reduction(self.op, x.dtype.name)  # a dtype that cannot be reduced is refused
+
+    def _in_place(self, x, out):
+        return -self.world.rank * out.nbytes
+
+    def _shared(self, x, out):
+        return x
+
+    def _bind(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place, x.dtype)

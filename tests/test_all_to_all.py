@@ -1,0 +1,494 @@
+"""AllToAll and AllToAllV on the emulator: methods, ranks, lengths, dtypes, splits, repeats, streams and
+graphs, with races checked and messages late."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.all_to_all import METHODS, AllToAll, AllToAllV
+from shmemkit.kernels.all_to_all.variable import PushV
+from shmemkit.memory import as_dtype
+
+methods = pytest.mark.parametrize("method", AllToAll.methods)
+SMALL = {
+    "ll": {"LL.blocks": 0},
+    "push": {"PART": 128, "STEP": 8192, "SENDERS": 6},
+    "variable": {"PART": 64, "MAX_BLOCKS": 4},
+}
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Several chunks, parts and steps of few bytes; chunks have no block of their own."""
+    for module, constants in SMALL.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(f"shmemkit.kernels.all_to_all.{module}.{name}", value)
+
+
+def values(call, size, dtype, n):
+    """[from, to]: what all ranks give in `call`, other bytes each time."""
+    rng = np.random.default_rng(call)
+    return rng.integers(0, 100, (n, n, size)).astype(as_dtype(dtype))
+
+
+def exchange_all(method, sizes, dtype="float32", unaligned=0, symmetric=False):
+    """Segments of `sizes`, one after another, by one object. The private arrays of rank 0 are aligned, also
+    if others' are not."""
+    world = sk.init()
+    n, dtype = world.n_ranks, as_dtype(dtype)
+    exchange = AllToAll(world, n * max(sizes) * dtype.itemsize, method)
+    if not symmetric:
+        unaligned *= world.rank
+    for call, size in enumerate(sizes):
+        given = values(call, size, dtype, n)
+        room = np.zeros(unaligned + n * size + 5, dtype)
+        if symmetric:
+            room = exchange.output(room.shape, dtype)
+            room[:] = 0
+            world.barrier()
+        out = room[unaligned : unaligned + n * size].reshape(n, size)
+        x = np.zeros(unaligned + n * size, dtype)[unaligned:].reshape(n, size)
+        x[...] = given[world.rank]
+        assert exchange(x, out) is out
+        world.synchronize()
+        np.testing.assert_array_equal(out, given[:, world.rank])
+        np.testing.assert_array_equal(x, given[world.rank])
+        assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
+    exchange.free()
+    with pytest.raises(RuntimeError, match="freed"):
+        exchange(x, out)
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
+def test_any_number_of_ranks(pes, n_pes, method):
+    pes(n_pes).run(exchange_all, method, [9, 4, 0, 130, 1])
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("n_pes, sizes", [(5, [9, 0, 70]), (8, [9, 4]), (16, [5])])
+def test_many_ranks(pes, n_pes, sizes, method):
+    pes(n_pes).run(exchange_all, method, sizes, "int16")
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_lengths(pes, small_parts, method, symmetric):
+    """The arrays of ranks 1 and 2 are not aligned."""
+    pes(3).run(exchange_all, method, [1, 450, 0, 33, 65, 456, 64, 7], "uint8", 3, symmetric)
+
+
+@methods
+def test_larger_than_a_part(pes, small_parts, method):
+    pes(2).run(exchange_all, method, [{"ll": 1100}.get(method, 60_000), 3, 1500], "uint8")
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes", [1, 3])
+def test_into_symmetric_memory(pes, n_pes, method):
+    pes(n_pes).run(exchange_all, method, [9, 4, 0, 70], "float32", 0, True)
+
+
+@cuda.jit
+def fill(x, value):
+    for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):
+        x[i] = value + i
+
+
+@cuda.jit
+def add(x, total):
+    for i in range(x.size):
+        total[0] += x[i]
+
+
+@methods
+@pytest.mark.parametrize("size", [40, 39])  # 39: not for the TMA
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_into_one_output_again_and_again(pes, method, size, symmetric):
+    """What uses the arrays comes between; no barrier does."""
+
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        exchange = AllToAll(world, n * size * 4, method)
+        out = exchange.output(n * size, "int32") if symmetric else np.zeros(n * size, "int32")
+        x, total = np.zeros(n * size, "int32"), np.zeros(1, "int64")
+        for call in range(5):
+            fill[1, 8, world.stream](x, 1000 * call + 10_000 * me)
+            exchange(x, out)
+            add[1, 1, world.stream](out, total)
+        world.synchronize()
+        segments = 1000 * np.arange(5)[:, None, None] + 10_000 * np.arange(n)[:, None]
+        assert total[0] == (segments + size * me + np.arange(size)).sum()
+
+    pes(3).run(main)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_variable_into_one_output_again_and_again(pes, symmetric):
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        exchange = AllToAllV(world, n * 40 * 4)
+        out = exchange.output(n * 40, "int32") if symmetric else np.zeros(n * 40, "int32")
+        x, total, got = np.zeros(n * 40, "int32"), np.zeros(1, "int64"), np.zeros(n, "int64")
+        splits = np.full(n, 40, "int64")
+        for call in range(5):
+            fill[1, 8, world.stream](x, 1000 * call + 10_000 * me)
+            exchange(x, splits, out, got)
+            add[1, 1, world.stream](out, total)
+        world.synchronize()
+        segments = 1000 * np.arange(5)[:, None, None] + 10_000 * np.arange(n)[:, None]
+        assert total[0] == (segments + 40 * me + np.arange(40)).sum()
+
+    pes(3).run(main)
+
+
+@pytest.mark.parametrize(
+    "method, dtype",
+    [
+        *itertools.product(AllToAll.methods, ["bool", "int16", "bfloat16", "complex128"]),
+        ("auto", "float32"),
+    ],
+)
+def test_dtypes(pes, method, dtype):
+    pes(2).run(exchange_all, method, [5, 6], dtype)
+
+
+@methods
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    n_pes=st.integers(1, 3),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    symmetric=st.booleans(),
+)
+def test_any_shape(pes, small_parts, method, seed, n_pes, sizes, dtype, unaligned, symmetric):
+    pes(n_pes, seed=seed).run(exchange_all, method, sizes, dtype, unaligned, symmetric)
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_streams_and_graphs(pes, method):
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        exchange = AllToAll(world, n * 80, method)
+        other = Stream(world.stream.machine, me)
+        xs, graphs = [np.zeros((n, size), "int16") for size in (40, 3)], []
+        outs = [np.zeros_like(x) for x in (*xs, xs[0])]
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            for x, out in zip(xs, outs, strict=False):
+                exchange(x, out, stream)
+            graphs.append(stream.end_capture())
+        for call in range(4):
+            for x in xs:
+                x[...] = 100 * call + 10 * me + np.arange(n)[:, None]
+            graphs[call % 2].launch(world.stream)
+            exchange(xs[0], outs[2], (None, world.stream)[call % 2])
+            exchange(xs[1], outs[1], other)
+            world.synchronize()
+            for out in outs:
+                assert (out == 100 * call + 10 * np.arange(n)[:, None] + me).all()
+
+    pes(2).run(main)
+
+
+def few_calls(method, calls, dtype, symmetric=False):
+    """Of one thread per block: little enough for all schedules."""
+    world = sk.init()
+    n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
+    exchange = METHODS[method](world, 8 * n)
+    exchange.threads = 1
+    exchange._launches.clear()
+    x = np.zeros((n, size), dtype)
+    out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)
+    for call in range(calls):
+        x[...] = 50 * call + 10 * world.rank + np.arange(n)[:, None]
+        exchange.bind(x.reshape(-1), out.reshape(-1), False)(None)
+        world.synchronize()
+        assert (out == 50 * call + 10 * np.arange(n)[:, None] + world.rank).all()
+        out[...] = 255
+
+
+def prove(main, args):
+    found = sk.emu.explore(main, 2, args, exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.parametrize(
+    "method, dtype, symmetric",
+    [("ll", "uint64", False), ("ll", "uint8", False), ("push", "uint8", False), ("push", "uint8", True)],
+)
+def test_right_in_every_schedule(method, dtype, symmetric):
+    prove(few_calls, (method, 3, dtype, symmetric))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (lambda w: (w, 8, "lll"), "method='lll': 'll', 'push' or 'auto' are allowed"),
+        (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
+        (lambda w: (w, 8 + w.rank), "were given over the ranks"),
+        (lambda w: (3, 8), "the first argument is the World"),
+    ],
+)
+def test_wrong_arguments(pes, arguments, message):
+    def main():
+        with pytest.raises((TypeError, ValueError), match=message):
+            AllToAll(*arguments(sk.init()))
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda w, m=m: AllToAll(w, 8, m) for m in METHODS] + [lambda w: AllToAllV(w, 8)]
+)
+def test_several_nodes_are_refused(pes, make):
+    def main():
+        with pytest.raises(ValueError, match="all_to_all"):
+            make(sk.init())
+
+    pes(4, local_size=2).run(main)
+
+
+def test_wrong_arrays(pes):
+    def main():
+        world = sk.init()
+        exchange = AllToAll(world, 64, "ll")
+        x = np.zeros(8, "float32")
+        for array, out, message in [
+            (x, np.zeros(10, "float32"), "as many elements, a multiple of 2, the ranks"),
+            (np.zeros(7, "float32"), None, "a multiple of 2"),
+            (x, np.zeros(8, "int32"), "one dtype is allowed"),
+            (np.zeros(18, "float32"), None, "72 bytes, max_nbytes=64"),
+            (np.zeros(16, "float32")[::2], None, "C-contiguous arrays are allowed"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                exchange(array, out)
+        room = np.zeros(20, "float32")
+        for first in (0, 4, 7):
+            with pytest.raises(ValueError, match="x and out overlap.*: arrays that lie apart are allowed"):
+                exchange(room[first : first + 8], room[:8])
+            with pytest.raises(ValueError, match="x and out overlap"):
+                exchange(room[:8], room[first : first + 8])
+        exchange(room[8:16], room[:8])
+        exchange(room[:8], room[8:16])
+        world.synchronize()
+
+    pes(2).run(main)
+
+
+# ---- variable splits
+
+
+def landed(splits, rows, rooms, me):
+    """[(from, row of its x, how many), ...] of those that land on rank `me`, and its out_splits."""
+    parts, reported, at = [], [], 0
+    for k, wanted in enumerate(splits):
+        wanted = [max(count, 0) for count in wanted]
+        first, count = sum(wanted[:me]), wanted[me]
+        fits = first + count <= rows[k] and count <= rooms[me] - at
+        reported.append(count if fits else -count)
+        if fits:
+            parts.append((k, first, count))
+            at += count
+    return parts, reported
+
+
+def exchange_rows(calls, shape=(3,), dtype="int16", symmetric=False, pad=0):
+    """`calls`: for each, the splits of all ranks, the rows of each one's x, and of each one's out."""
+    world = sk.init()
+    n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
+    row = int(np.prod(shape)) * dtype.itemsize
+    exchange = AllToAllV(world, row * max(max(*rows, *rooms) for _, rows, rooms in calls))
+    splits, out_splits = np.zeros(n, "int64"), np.zeros(n, "int64")
+    for call, (of_all, rows, rooms) in enumerate(calls):
+        xs = [
+            np.random.default_rng([call, k]).integers(0, 100, (rows[k], *shape)).astype(dtype)
+            for k in range(n)
+        ]
+        size = rooms[me] * (row // dtype.itemsize)
+        room = np.zeros(pad + size + 5, dtype)
+        if symmetric:
+            room = exchange.output(room.shape, dtype)
+            room[:] = 0
+            world.barrier()
+        out = room[pad : pad + size].reshape(rooms[me], *shape)
+        splits[:], out_splits[:] = of_all[me], 77
+        result = exchange(xs[me], splits, out, out_splits)
+        assert result[0] is out and result[1] is out_splits
+        world.synchronize()
+        parts, reported = landed(of_all, rows, rooms, me)
+        assert out_splits.tolist() == reported and splits.tolist() == list(of_all[me])
+        expected = np.concatenate([xs[me][:0]] + [xs[k][first : first + m] for k, first, m in parts])
+        np.testing.assert_array_equal(out[: len(expected)], expected)
+        assert not out[len(expected) :].any() and not room[:pad].any() and not room[pad + size :].any()
+    exchange.free()
+
+
+def random_calls(n, count, most, seed):
+    rng = np.random.default_rng(seed)
+    calls = []
+    for _ in range(count):
+        splits = rng.integers(0, most + 1, (n, n)) * rng.integers(0, 2, (n, n))
+        calls.append((splits.tolist(), splits.sum(1).tolist(), splits.sum(0).tolist()))
+    return calls
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
+def test_variable(pes, small_parts, n_pes, symmetric):
+    calls = random_calls(n_pes, 4, 20, n_pes)
+    if symmetric:  # of one size on all ranks
+        calls = [(splits, rows, [max(rooms)] * n_pes) for splits, rows, rooms in calls]
+    pes(n_pes).run(exchange_rows, calls, (3,), "int16", symmetric)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("n_pes", [5, 8, 16])
+def test_variable_many_ranks(pes, n_pes):
+    pes(n_pes).run(exchange_rows, random_calls(n_pes, 2, 5, 1), (2,), "float32")
+
+
+@pytest.mark.parametrize(
+    "dtype, shape", [("uint8", ()), ("bfloat16", (5,)), ("float64", (2, 3)), ("int32", (0,))]
+)
+def test_variable_dtypes_and_shapes(pes, dtype, shape):
+    pes(2).run(exchange_rows, random_calls(2, 2, 9, 2), shape, dtype)
+
+
+def test_variable_larger_than_a_part(pes):
+    pes(2).run(exchange_rows, [([[0, 900], [500, 3]], [900, 503], [500, 903])], (128,), "int32")
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):
+    """It lands whole or not at all, and what comes after it takes its place."""
+    calls = [
+        ([[2, 1, 1], [5, 0, 2], [3, 4, 0]], [4, 7, 7], [6, 6, 6]),  # rank 0 has no room for the 5 of rank 1
+        ([[2, 1, 1], [5, 0, 2], [3, 4, 0]], [4, 7, 7], [0, 0, 0]),
+        ([[2, 3, 1], [-4, 1, 2], [1 << 62, 1 << 62, 1]], [4, 3, 7], [6, 6, 6]),  # x of rank 0 has but 4 rows
+        ([[1, 1, 1], [1, 1, 1], [1, 1, 1]], [3, 3, 3], [3, 3, 3]),
+    ]
+    pes(3).run(exchange_rows, calls, (3,), "int16", symmetric)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), seed=st.none() | st.integers(0, 1 << 30), n=st.integers(1, 3), symmetric=st.booleans())
+def test_variable_any_splits(pes, small_parts, data, seed, n, symmetric):
+    number = st.integers(0, 3) | st.integers(-2, 40)
+    calls = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        splits = data.draw(st.lists(st.lists(number, min_size=n, max_size=n), min_size=n, max_size=n))
+        rows = [sum(max(c, 0) for c in of) + data.draw(st.integers(-2, 3)) for of in splits]
+        rooms = [sum(max(of[k], 0) for of in splits) + data.draw(st.integers(-2, 3)) for k in range(n)]
+        rows, rooms = ([max(m, 0) for m in ms] for ms in (rows, rooms))
+        calls.append((splits, rows, [max(rooms)] * n if symmetric else rooms))
+    shape, dtype = data.draw(st.sampled_from([((), "uint8"), ((3,), "int16"), ((4,), "float32")]))
+    pad = data.draw(st.integers(0, 3))
+    pes(n, seed=seed).run(exchange_rows, calls, shape, dtype, symmetric, pad)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_variable_in_graphs_and_back(pes, symmetric):
+    """The host knows no splits: those that come back are those that were sent."""
+
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        exchange = AllToAllV(world, 30 * 8)
+        other = Stream(world.stream.machine, me)
+        x, splits, counts, back_counts = np.zeros(10, "int64"), *np.zeros((3, n), "int64")
+        out, back = np.zeros((2, 30), "int64")
+        if symmetric:
+            out, back = exchange.output(30, "int64"), exchange.output(30, "int64")
+        world.stream.begin_capture()
+        exchange(x, splits, out, counts)
+        other.wait_event(world.stream.record())
+        exchange(out, counts, back, back_counts, other)
+        world.stream.wait_event(other.record())
+        graph = world.stream.end_capture()
+        for call in range(4):
+            splits[:] = np.random.default_rng([call, me]).integers(0, 4, n)
+            x[:] = 100 * call + 10 * me + np.arange(10)
+            graph.launch(world.stream)
+            if call == 2:
+                exchange(x, splits, out, counts, world.stream)
+                exchange(out, counts, back, back_counts)
+            world.synchronize()
+            assert (back_counts == splits).all()
+            assert (back[: splits.sum()] == x[: splits.sum()]).all()
+
+    pes(3).run(main)
+
+
+def few_variable_calls(calls, symmetric):
+    """As ``few_calls``."""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    exchange = PushV(world, 32)
+    exchange.threads = 1
+    exchange._launches.clear()
+    x, splits, out_splits = np.zeros(4, "uint8"), *np.zeros((2, n), "int64")
+    out = world.zeros(4, "uint8") if symmetric else np.zeros(4, "uint8")
+    for call in range(calls):
+        x[:] = 50 * call + 10 * me + np.arange(4)
+        splits[:] = 1 + (call + me) % 2, 1
+        exchange.bind(x, splits, out, out_splits)(None)
+        world.synchronize()
+        expected = []
+        for k in range(n):
+            first, count = (0, 1 + (call + k) % 2) if me == 0 else (1 + (call + k) % 2, 1)
+            assert out_splits[k] == count
+            expected += [50 * call + 10 * k + first + i for i in range(count)]
+        assert out[: len(expected)].tolist() == expected
+        out[:] = 255
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_variable_right_in_every_schedule(symmetric):
+    prove(few_variable_calls, (3, symmetric))
+
+
+def test_variable_wrong_arrays(pes):
+    def main():
+        world = sk.init()
+        exchange = AllToAllV(world, 64)
+        x, splits = np.zeros((4, 2), "float32"), np.zeros(2, "int64")
+        good = {"x": x, "splits": splits, "out": np.zeros((8, 2), "float32"), "out_splits": splits.copy()}
+        for wrong, message in [
+            ({"splits": np.zeros(3, "int64")}, r"splits is int64 \(3,\): int64 \(2,\) is allowed"),
+            ({"out_splits": np.zeros(2, "int32")}, "out_splits is int32"),
+            ({"out": np.zeros((8, 3), "float32")}, "rows of one dtype and shape are allowed"),
+            ({"out": np.zeros((8, 2), "int32")}, "rows of one dtype and shape"),
+            ({"x": np.zeros(8, "float32"), "out": np.zeros((), "float32")}, "rows of one dtype and shape"),
+            ({"out": np.zeros((9, 2), "float32")}, "72 bytes, max_nbytes=64"),
+            ({"out": np.zeros((8, 4), "float32")[:, ::2]}, "out .* C-contiguous arrays are allowed"),
+            ({"out": x[1:]}, "x and out overlap"),
+            ({"out": x}, "x and out overlap"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                exchange(**{**good, **wrong})
+        with pytest.raises(TypeError, match="must be of numpy.ndarray, given ndarray, list"):
+            exchange(**{**good, "splits": [1, 2]})
+        exchange.free()
+        with pytest.raises(RuntimeError, match="freed"):
+            exchange(**good)
+
+    pes(2).run(main)
