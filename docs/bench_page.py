@@ -10,7 +10,13 @@ from shmemkit.bench.collectives import PEERS
 from shmemkit.bench.results import NCCL, TORCH_NCCL, Results
 from shmemkit.bench.sizes import size_text
 
-TITLES = {"all_gather": "All-gather", "all_reduce": "All-reduce", "p2p": "One rank to another"}
+TITLES = {
+    "all_gather": "All-gather",
+    "all_reduce": "All-reduce",
+    "reduce_scatter": "Reduce-scatter",
+    "all_to_all": "All-to-all",
+    "p2p": "One rank to another",
+}
 COMPETITORS = {kind.method for kind in PEERS.values()}
 PACKAGES = ("shmemkit", "nvidia-nvshmem-", "nvshmem4py-", "numba-cuda", "cupy-", "nccl", "torch")
 

@@ -215,15 +215,23 @@ def test_all_gather(n, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_reduce(tmp_path):
+@pytest.mark.parametrize(
+    "op, host, passes",
+    [
+        ("all_reduce", sk.AllReduce, 2),
+        ("reduce_scatter", sk.ReduceScatter, 1),
+        ("all_to_all", sk.AllToAll, 1),
+    ],
+)
+def test_other_collectives(op, host, passes, tmp_path):
     arguments = ["--sizes", "96,1K", "--out", "private,symmetric", "--dtype", "float16", "--replays", "2"]
-    data, printed = measured(tmp_path, 3, "all_reduce", *arguments)
+    data, printed = measured(tmp_path, 3, op, *arguments)
     ours = [row for row in data["rows"] if row["method"] != "nccl"]
-    names = [name for name in (*sk.AllReduce.methods, "auto") for _ in tuning.OUTPUTS]
-    assert [(row["op"], row["method"]) for row in ours] == [("all_reduce", name) for name in names] * 2
+    names = [name for name in (*host.methods, "auto") for _ in tuning.OUTPUTS]
+    assert [(row["op"], row["method"]) for row in ours] == [(op, name) for name in names] * 2
     for row in ours:
         assert "note" not in row and row["us"] > 0
-        assert row["bus_GBps"] == pytest.approx(2 * row["bytes"] * 2 / 3 / row["us"] / 1e3)
+        assert row["bus_GBps"] == pytest.approx(passes * row["bytes"] * 2 / 3 / row["us"] / 1e3)
     assert all(name in printed for name in names)
 
 

@@ -69,10 +69,32 @@ def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch)
 @pytest.mark.parametrize("dtype, number", [("float16", 6), ("float32", 7), ("bfloat16", 9)])
 def test_nccl_sums_elements(dtype, number):
     log = []
-    comm = SimpleNamespace(allReduce=lambda *args: log.append(args))
-    case = SimpleNamespace(bytes=64, dtype=as_dtype(dtype))
-    cases.AllReduceCase.nccl(case, comm, SimpleNamespace(NCCL_SUM=0), 10, 20, 77)
-    assert log == [(10, 20, 64 // case.dtype.itemsize, number, 0, 77)]
+    comm = SimpleNamespace(
+        allReduce=lambda *args: log.append(args), reduceScatter=lambda *args: log.append(args)
+    )
+    case = SimpleNamespace(bytes=64, segment=16, dtype=as_dtype(dtype))
+    for kind in (cases.AllReduceCase, cases.ReduceScatterCase):
+        kind.nccl(case, comm, SimpleNamespace(NCCL_SUM=0), 10, 20, 77)
+    assert log == [(10, 20, n // case.dtype.itemsize, number, 0, 77) for n in (64, 16)]
+
+
+def test_nccl_exchanges_in_a_group():
+    log = []
+    comm = SimpleNamespace(
+        send=lambda *args: log.append(("send", *args)), recv=lambda *args: log.append(("recv", *args))
+    )
+    nccl = SimpleNamespace(
+        NCCL_UINT8=1, groupStart=lambda: log.append("start"), groupEnd=lambda: log.append("end")
+    )
+    cases.AllToAllCase.nccl(gpu_case(), comm, nccl, 1000, 2000, 77)
+    calls = [
+        (what, at + 16 * k, 16, 1, k, 77) for k in range(4) for what, at in (("send", 1000), ("recv", 2000))
+    ]
+    assert log == ["start", *calls, "end"]
+
+
+def gpu_case():
+    return SimpleNamespace(world=gpu_world(0), segment=16)
 
 
 def test_versions(monkeypatch):

@@ -116,6 +116,8 @@ def _parser():
     for op, text in (
         ("all_gather", "every method of AllGather, and NCCL, by size"),
         ("all_reduce", "every method of AllReduce, sums, and NCCL, by size"),
+        ("reduce_scatter", "every method of ReduceScatter, sums, and NCCL, by size"),
+        ("all_to_all", "every method of AllToAll, and NCCL, by size"),
     ):
         found = command(collectives.run, op, text)
         sized(found, "of the full array, rounded down to a multiple of 16 per rank, or up to an element")

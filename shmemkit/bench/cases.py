@@ -57,20 +57,26 @@ class Case:
         )
 
 
-class AllGatherCase(Case):
-    op = "all_gather"
-
-    def make(self):
-        world = self.world
-        parts = [np.frombuffer(self.random(r).bytes(self.segment), "uint8") for r in range(world.n_ranks)]
-        self.x = world.xp.asarray(parts[world.rank].view(self.dtype))
-        if world.xp is np:
-            self.x = self.x.copy()  # frombuffer's is read-only
-        self.expected = world.xp.asarray(np.concatenate(parts))
+class _Bytes(Case):
+    """Any bytes."""
 
     def flip(self):
         for array in (self.x.view("uint8"), self.expected):
             self.world.xp.invert(array, out=array)
+
+    def _put(self, x, expected):
+        xp = self.world.xp
+        self.x = xp.array(x.view(self.dtype))  # NumPy's would be read-only otherwise
+        self.expected = xp.asarray(expected)
+
+
+class AllGatherCase(_Bytes):
+    op = "all_gather"
+
+    def make(self):
+        ranks = range(self.world.n_ranks)
+        parts = [np.frombuffer(self.random(r).bytes(self.segment), "uint8") for r in ranks]
+        self._put(parts[self.world.rank], np.concatenate(parts))
 
     def nccl(self, comm, nccl, x, out, stream):
         comm.allGather(x, out, self.segment, nccl.NCCL_UINT8, stream)
@@ -79,10 +85,29 @@ class AllGatherCase(Case):
         distributed.all_gather_into_tensor(out, x)
 
 
-class AllReduceCase(Case):
+class AllToAllCase(_Bytes):
+    op = "all_to_all"
+
+    def make(self):
+        me, n = self.world.rank, self.world.n_ranks
+        arrays = [np.frombuffer(self.random(r).bytes(self.bytes), "uint8").reshape(n, -1) for r in range(n)]
+        self._put(arrays[me].reshape(-1), np.concatenate([array[me] for array in arrays]))
+
+    def nccl(self, comm, nccl, x, out, stream):
+        nccl.groupStart()
+        for rank in range(self.world.n_ranks):
+            at = rank * self.segment
+            comm.send(x + at, self.segment, nccl.NCCL_UINT8, rank, stream)
+            comm.recv(out + at, self.segment, nccl.NCCL_UINT8, rank, stream)
+        nccl.groupEnd()
+
+    def torch(self, distributed, x, out):
+        distributed.all_to_all_single(out, x)
+
+
+class _Sums(Case):
     """Sums of small integers, which every dtype holds exactly, in whatever order they are added."""
 
-    op, passes = "all_reduce", 2
     LEAST, MOST = 3, 8
 
     def make(self):
@@ -93,8 +118,11 @@ class AllReduceCase(Case):
             total += part
             if rank == world.rank:
                 self.x = world.xp.asarray(part.astype(self.dtype))
-        self.total = world.xp.asarray(total.astype(self.dtype))
+        self.total = world.xp.asarray(self._mine(total).astype(self.dtype))
         self.expected = self.total.view("uint8")
+
+    def _mine(self, total):
+        return total
 
     def flip(self):
         """All signs change."""
@@ -102,6 +130,10 @@ class AllReduceCase(Case):
         for array in (self.x, self.total):
             words = array.view(f"uint{bits}")
             self.world.xp.bitwise_xor(words, words.dtype.type(1 << bits - 1), out=words)
+
+
+class AllReduceCase(_Sums):
+    op, passes = "all_reduce", 2
 
     def nccl(self, comm, nccl, x, out, stream):
         count, dtype = self.bytes // self.dtype.itemsize, NCCL_TYPES[self.dtype.name]
@@ -111,4 +143,21 @@ class AllReduceCase(Case):
         raise ValueError("PyTorch's all_reduce works in place: calls in a row would add up")
 
 
-CASES = {case.op: case for case in (AllGatherCase, AllReduceCase)}
+class ReduceScatterCase(_Sums):
+    op = "reduce_scatter"
+
+    def _mine(self, total):
+        return total.reshape(self.world.n_ranks, -1)[self.world.rank].copy()
+
+    def nccl(self, comm, nccl, x, out, stream):
+        count, dtype = self.segment // self.dtype.itemsize, NCCL_TYPES[self.dtype.name]
+        comm.reduceScatter(x, out, count, dtype, nccl.NCCL_SUM, stream)
+
+    def torch(self, distributed, x, out):
+        import torch
+
+        dtype = getattr(torch, self.dtype.name)
+        distributed.reduce_scatter_tensor(out.view(dtype), x.view(dtype))
+
+
+CASES = {case.op: case for case in (AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase)}

@@ -1,5 +1,5 @@
-"""``bench all_gather`` and ``bench all_reduce``: every method of the host object, NCCL and PyTorch, at every
-size."""
+"""``bench all_gather``, ``all_reduce``, ``reduce_scatter`` and ``all_to_all``: every method of the host
+object, and NCCL and PyTorch, at every size."""
 
 import functools
 
@@ -14,7 +14,12 @@ from .timing import Clock
 from .torch_peer import TorchNccl, TorchSymmetric
 
 PEERS = {"nccl": Nccl, "torch_nccl": TorchNccl, "torch_symm": TorchSymmetric}
-_HOSTS = {"all_gather": "AllGather", "all_reduce": "AllReduce"}
+_HOSTS = {
+    "all_gather": "AllGather",
+    "all_reduce": "AllReduce",
+    "reduce_scatter": "ReduceScatter",
+    "all_to_all": "AllToAll",
+}
 
 
 def host_of(op):

@@ -35,6 +35,8 @@ COLUMNS = (
 TITLES = {
     "all_gather": "all_gather (size: gathered)",
     "all_reduce": "all_reduce, sum",
+    "reduce_scatter": "reduce_scatter, sum (size: the full array)",
+    "all_to_all": "all_to_all (size: the full array)",
     "latency": "latency, one way, to a signal that another rank waits for",
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",
