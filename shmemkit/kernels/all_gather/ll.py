@@ -21,8 +21,8 @@ later. In the one between, the peer's chunk has come, which the peer sends when 
 before it waits, and all blocks are resident. That the next launch begins early (PDL) changes neither: its
 blocks come when all of this one are resident, and touch nothing until these have ended.
 
-``ll_all_gather`` is for arrays of whole, aligned words of 8 bytes: a thread for each, and so few instructions
-that fetching them takes no time. ``ll_all_gather_bytes`` is for all others: lines, chunks and counters are
+``ll_all_gather`` is for arrays of whole, aligned words of 8 bytes: a thread for each, and a third of the
+instructions. ``ll_all_gather_bytes`` is for all others: lines, chunks and counters are
 the same, so that the ranks need not choose alike.
 """
 

@@ -3,31 +3,32 @@ memory, and stores the result in the memory of all. For larger messages.
 
 Segments  the array is cut into n_ranks segments, rank k's being the k-th; a segment into as many parts as
           there are blocks. Part b of all segments is block b's
-Inputs    inputs[half, k, b], on every rank: part b of segment k of its array, for rank k to load
-Results   results[half, k, b], on every rank: part b of segment k, combined. Written by rank k only
+Inputs    inputs[k, b], on every rank: part b of segment k of its array, for rank k to load
+Results   results[k, b], on every rank: part b of segment k, combined. Written by rank k only
 Signals   ready[k, b] and done[k, b], on every rank: the number of the last call whose parts b of rank k's
           inputs are there, and whose result is here (only rank k sets them)
-Counters  calls[b], local: how many calls block b has taken part in: the number of a call, and the half. In
-          device memory, so that a replayed graph counts on
+Counters  calls[b], local: how many calls block b has taken part in: the number of a call. In device memory,
+          so that a replayed graph counts on
 
   block b:
-          1. copy the parts b of x to inputs[half, :, b]; syncthreads
+          1. copy the parts b of x to inputs[:, b]; syncthreads
           2. set ready[me, b] on all others to the number of this call      release, sys: publishes the parts
           3. wait until ready[k, b] here is at least that, for all k        acquire, sys: sees theirs
-          4. load inputs[half, me, b] of all ranks, in their order, and combine them; store the result to
-             results[half, me, b] of all others, and to my output; syncthreads
+          4. load inputs[me, b] of all ranks, in their order, and combine them; store the result to
+             results[me, b] of all others, and to my output; syncthreads
           5. set done[me, b] on all others                                  release, sys: publishes the result
           6. for each other rank k: wait until done[k, b] here is that      acquire, sys
-             and copy results[half, k, b] to the output
+             and copy results[k, b] to the output
 
 Only one rank combines an element, in the order of the ranks: all ranks have the same bits, in every run.
 
-No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-I write to half h of my inputs, and of the results of others, again two calls with part b later. In the one
-between, ready of all ranks has come, which they set in launches that begin after their launches before have
-ended: they have read what half h held. x may be out: each block has copied its parts of x before it writes
-the same of out. No deadlock: what a block waits for, the blocks of the same number on the other ranks do
-before they wait for that of others, in the order of the steps; all blocks are resident.
+No race, with nothing double-buffered: part b is always at the same place, and all ranks count it alike,
+whatever the lengths of the calls. I write my inputs again in the next call, when done of all ranks has come
+in this one, which they set after they have read them; and the results of others after ready of all ranks in
+the next call, which they set in launches that begin after their launches before have ended: they have read
+what was there. x may be out: each block has copied its parts of x before it writes the same of out. No
+deadlock: what a block waits for, the blocks of the same number on the other ranks do before they wait for
+that of others, in the order of the steps; all blocks are resident.
 """
 
 import functools
@@ -63,7 +64,7 @@ def two_shot_kernel(op, dtype):
                          same
         segment, part    words of a segment, n_ranks of which are x, and of a part, gridDim.x of which are a
                          segment
-        inputs, results  uint64 (2, n_ranks, parts at most, words of a part at most), symmetric
+        inputs, results  uint64 (n_ranks, parts at most, words of a part at most), symmetric
         ready, done      uint64 (n_ranks, parts at most), symmetric, zeros at first
         calls            uint64 (parts at most,), zeros at first
         grid             parts, one-dimensional, as the blocks are
@@ -71,14 +72,13 @@ def two_shot_kernel(op, dtype):
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, n, size = rank(), num_ranks(), n_words(x)
         call = calls[b] + 1
-        half = call & 1
         begin = min(b * part, segment)
         length = min(part, segment - begin)
         k = 0
         while k < n:  # 1
             i, end = t, min(length, size - k * segment - begin)
             while i < end:
-                inputs[half, k, b, i] = load_word(x, k * segment + begin + i)
+                inputs[k, b, i] = load_word(x, k * segment + begin + i)
                 i += threads
             k += 1
         cuda.syncthreads()
@@ -86,10 +86,10 @@ def two_shot_kernel(op, dtype):
         cuda.syncthreads()
         i, mine = t, me * segment + begin
         while i < min(length, size - mine):  # 4
-            total = first(symm_at(inputs, 0)[half, me, b, i])
+            total = first(symm_at(inputs, 0)[me, b, i])
             k = 1
             while k < n:
-                total = add(total, symm_at(inputs, k)[half, me, b, i])
+                total = add(total, symm_at(inputs, k)[me, b, i])
                 k += 1
             word = result(total, n)
             k = 1
@@ -97,7 +97,7 @@ def two_shot_kernel(op, dtype):
                 other = me + k
                 if other >= n:
                     other -= n
-                symm_at(results, other)[half, me, b, i] = word
+                symm_at(results, other)[me, b, i] = word
                 k += 1
             store_word(out, mine + i, word)
             i += threads
@@ -111,7 +111,7 @@ def two_shot_kernel(op, dtype):
                 other -= n
             i, end = t, min(length, size - other * segment - begin)
             while i < end:
-                store_word(out, other * segment + begin + i, results[half, other, b, i])
+                store_word(out, other * segment + begin + i, results[other, b, i])
                 i += threads
             k += 1
         if t == 0:
@@ -130,7 +130,7 @@ class TwoShot(Method):
         segment = -(-words // n)
         self.blocks = max(1, min(MAX_BLOCKS, -(-8 * segment // PART)))
         room = max(min(PART // 8, segment), -(-segment // self.blocks)) + 15 & -16
-        shape = 2, n, self.blocks, room
+        shape = n, self.blocks, room
         self.inputs = self.empty(shape, "uint64", "all_reduce.two_shot.inputs")
         self.results = self.empty(shape, "uint64", "all_reduce.two_shot.results")
         self.ready = self.zeros((n, self.blocks), "uint64", "all_reduce.two_shot.ready")
@@ -146,11 +146,11 @@ class TwoShot(Method):
 
 
 _x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
-_four, _two, _one = (types.Array(types.uint64, d, "C") for d in (4, 2, 1))
+_three, _two, _one = (types.Array(types.uint64, d, "C") for d in (3, 2, 1))
 GPU_KERNELS = {
     f"two_shot_all_reduce[{op},{dtype},{words}]": (
         two_shot_kernel(op, dtype),
-        (*_x[words], types.int64, types.int64, _four, _four, _two, _two, _one),
+        (*_x[words], types.int64, types.int64, _three, _three, _two, _two, _one),
     )
     for op, dtype, words in (
         ("sum", "bfloat16", types.uint64),
