@@ -132,6 +132,32 @@ def test_on_several_streams(world, method):
     gather.free()
 
 
+@methods
+def test_a_graph_over_two_streams(world, method):
+    """Calls of one object on two streams of one capture, some of which overlap by programmatic launch."""
+    n, xp = world.n_ranks, world.xp
+    stream, other = world.stream, xp.cuda.Stream(non_blocking=True)
+    gather = made(world, n * 100_000, method)
+    x = [xp.zeros(100_000, "uint8") for _ in range(6)]
+    outs = [xp.zeros((n, 100_000), "uint8") for _ in range(6)]
+    world.synchronize()
+    stream.begin_capture()
+    other.wait_event(stream.record())
+    for i in range(6):
+        gather(x[i], outs[i], (None, None, other)[i % 3])
+    stream.wait_event(other.record())
+    graph = stream.end_capture()
+    for repeat in range(20):
+        for i in range(6):
+            x[i].fill((40 * repeat + 10 * i + world.rank) % 251)
+        graph.launch(stream)
+        world.synchronize()
+        for i in range(6):
+            expected = (40 * repeat + 10 * i + np.arange(n)[:, None]) % 251
+            assert (world.asnumpy(outs[i]) == expected).all()
+    gather.free()
+
+
 def test_auto(world):
     gather = sk.AllGather(world, 8 << 20)
     output = gather.output((1 << 21) + 5, "uint8")
