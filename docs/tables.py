@@ -29,7 +29,7 @@ from shmemkit.bench.sizes import size_text  # noqa: E402
 
 
 def launch_host():
-    results = Results.read(RESULTS / "launch_call.json")
+    results = Results.read(RESULTS / "launch.json")
     costs = {row.method: row.us for row in results.rows if row.op == "launch" and row.us is not None}
     rows = [[f"`{name}`", f"{cost:.1f}", f"{cost / costs[DRIVER]:.2f}"] for name, cost in costs.items()]
     return table(["three array arguments", "us", "ratio"], rows) + "\n\n" + machine(results)
