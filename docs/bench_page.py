@@ -15,8 +15,13 @@ TITLES = {
     "all_reduce": "All-reduce",
     "reduce_scatter": "Reduce-scatter",
     "all_to_all": "All-to-all",
+    "broadcast": "Broadcast",
+    "gather": "Gather",
+    "barrier": "Barrier",
+    "expert_parallel": "Expert parallelism",
     "p2p": "One rank to another",
 }
+EXPERTS = {"expert_dispatch": "dispatch", "expert_combine": "combine", "expert_parallel": "both"}
 COMPETITORS = {kind.method for kind in PEERS.values()}
 PACKAGES = ("shmemkit", "nvidia-nvshmem-", "nvshmem4py-", "numba-cuda", "cupy-", "nccl", "torch")
 
@@ -89,13 +94,23 @@ def by_method(results, op, cell):
     return table(["", *map(size_text, sizes)], cells)
 
 
+def of_experts(results):
+    """A table with a line for each method, a column for each of EXPERTS."""
+    lines = {}
+    for row in right(results.rows):
+        lines.setdefault(row.method, {})[row.op] = time_and_ratio(row)
+    cells = [[f"`{name}`", *(line.get(op, "") for op in EXPERTS)] for name, line in lines.items()]
+    return table(["", *EXPERTS.values()], cells)
+
+
 def notes(results):
     """What did not run, or was wrong, and why."""
     found = {}
     for row in results.rows:
         if row.note:
-            found.setdefault((row.label, row.note), []).append(size_text(row.bytes))
-    return [f"- `{label}`, {', '.join(sizes)}: {note}" for (label, note), sizes in found.items()]
+            size = f", {size_text(row.bytes)}" if row.bytes else ""
+            found.setdefault((row.label, row.note), []).append(size)
+    return [f"- `{label}`{''.join(sizes)}: {note}" for (label, note), sizes in found.items()]
 
 
 def time_and_ratio(row):
@@ -112,10 +127,15 @@ def body(results):
         if op == "latency":
             rows = [[f"`{row.method}`", us_text(row.us)] for row in right(results.rows) if row.op == op]
             parts.append("A signal, one way:\n\n" + table(["", "us"], rows))
+        elif op == "barrier":
+            rows = [[f"`{row.method}`", time_and_ratio(row)] for row in right(results.rows)]
+            parts.append(table(["", "us (and NCCL's time over it, where NCCL ran)"], rows))
+        elif op == "expert_parallel":
+            parts.append("us (and NCCL's time over it, where NCCL ran):\n\n" + of_experts(results))
         elif op == "p2p":
             speed = by_method(results, op, lambda row: f"{row.bus_GBps:.1f}")
             parts.append("GB/s, every rank to the next at once:\n\n" + speed)
-        else:
+        elif op not in EXPERTS:
             parts += fastest(results, op)
             every = by_method(results, op, time_and_ratio)
             parts.append("All methods, us (and NCCL's time over it, where NCCL ran):\n\n" + every)
@@ -133,9 +153,14 @@ def section(path, results):
         f"Python {results.machine['python']}, {', '.join(versions)}; {results.date[:10]}. "
         f"Timing: {results.method}."
     )
-    picture = f"![{TITLES[op]}: time against size](plots/{path.stem}.svg)"
+    picture = [f"![{TITLES[op]}: time against size](plots/{path.stem}.svg)"] if has_plot(results) else []
     title = f"### {TITLES[op]}: {results.heading()}"
-    return "\n\n".join([title, f"```bash\n{results.command}\n```", about, *body(results), picture])
+    return "\n\n".join([title, f"```bash\n{results.command}\n```", about, *body(results), *picture])
+
+
+def has_plot(results):
+    """Whether it has times of several sizes."""
+    return not any(row.op in (*EXPERTS, "barrier") for row in results.rows)
 
 
 def files(folder):
@@ -161,7 +186,8 @@ def mark_of(path):
 
 def stale_plots(folder, plots):
     """-> [(plot, the results that it shows or None)]: those to draw, and those to remove."""
-    wanted = {plots / f"{path.stem}.svg": path for path in files(folder)}
+    shown = files(folder).items()
+    wanted = {plots / f"{path.stem}.svg": path for path, results in shown if has_plot(results)}
     stale = [
         (plot, path)
         for plot, path in wanted.items()

@@ -11,11 +11,15 @@ _HOMES = {
     "AllGather": "kernels.all_gather",
     "AllReduce": "kernels.all_reduce",
     **dict.fromkeys(("AllToAll", "AllToAllV"), "kernels.all_to_all"),
+    "Barrier": "kernels.barrier",
     "Broadcast": "kernels.broadcast",
+    "ExpertParallel": "kernels.expert_parallel",
+    "Gather": "kernels.gather",
     "Queue": "kernels.queue",
     "ReduceScatter": "kernels.reduce_scatter",
     **dict.fromkeys(
-        ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"), "kernels.functional"
+        ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce_scatter"),
+        "kernels.functional",
     ),
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),

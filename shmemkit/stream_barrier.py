@@ -1,36 +1,76 @@
 """The barrier of all ranks on a stream, over NVLink, whose wait is bounded in time and names who is missing.
 
 Signals   arrivals[k], on every rank: how many times rank k has arrived (only rank k adds to it)
-Counter   epoch[0], local: calls so far
+Counter   epoch[0], local: calls so far. In device memory, so that a replayed graph counts on
 
-  thread k:  1. add one to arrivals[me] on rank k         release, sys: publishes what was before it on the
+  thread k, for rank k, if that is another:
+             1. add one to arrivals[me] on rank k         release, sys: publishes what was before it on the
                                                           stream
              2. wait until arrivals[k] >= epoch + 1       acquire, sys: sees what rank k did before
   block:     3. syncthreads, then thread 0 sets epoch += 1
 
+Nothing is ever reset: a rank is at most one call ahead of another, since leaving a call takes everyone's
+arrival in it. Who arrives only adds, and so need not load the counter before. That the next launch begins
+early (PDL) changes nothing: it touches nothing until this one has ended.
+
 Step 1 and 3 are done even when a wait of this rank has expired, unlike `notify` (see ``device.deadline``): so
 every rank counts each of its calls exactly once, and a barrier that has expired does not disturb a later one.
-One block, at most 1024 ranks.
 """
 
 from numba import cuda
 
-from .device import num_ranks, rank, red_release, symm_at, wait
-from .launch import bind
+from .device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    num_ranks,
+    rank,
+    red_release,
+    symm_at,
+    wait,
+)
+from .launch import MAX_THREADS, bind
+
+
+@cuda.jit(device=True)
+def arrive_and_wait(arrivals, there, epoch, first, end):
+    """Steps 1 and 2 among the ranks from `first` to `end` - 1, by a block; syncthreads. -> epoch + 1
+
+    there  arrivals on this thread's first rank: what finds it may come before the kernels before have ended
+    """
+    me, threads = rank(), cuda.blockDim.x
+    peer = first + cuda.threadIdx.x
+    while peer < end:
+        if peer != me:
+            red_release(there, me, 1, "sys")
+        peer += threads
+        there = symm_at(arrivals, min(peer, end - 1))
+    target = epoch[0] + 1
+    peer = first + cuda.threadIdx.x
+    while peer < end:
+        if peer != me:
+            wait(arrivals[peer:], 1, "sys", "acquire", target)
+        peer += threads
+    cuda.syncthreads()
+    return target
 
 
 @cuda.jit
 def barrier_kernel(arrivals, epoch):
-    peer = cuda.threadIdx.x
-    target = epoch[0] + 1
-    if peer < num_ranks():
-        red_release(symm_at(arrivals, peer), rank(), 1, "sys")
-        wait(arrivals[peer:], 1, "sys", "acquire", target)
-    cuda.syncthreads()
-    if peer == 0:
+    """Meet all ranks.
+
+    arrivals  uint64 (n_ranks,), symmetric, zeros at first
+    epoch     uint64 (1,), zero at first
+    grid      1; any number of threads: best one for each rank
+    """
+    n = num_ranks()
+    there = symm_at(arrivals, min(cuda.threadIdx.x, n - 1))
+    griddepcontrol_wait()
+    griddepcontrol_launch_dependents()
+    target = arrive_and_wait(arrivals, there, epoch, 0, n)
+    if cuda.threadIdx.x == 0:
         epoch[0] = target
 
 
 def bind_barrier(arrivals, epoch, n_ranks, stream):
     """The barrier, bound to `stream`. Of uint64: arrivals, symmetric, n_ranks zeros; epoch, local, one."""
-    return bind(barrier_kernel, 1, n_ranks, (arrivals, epoch), stream=stream)
+    return bind(barrier_kernel, 1, min(n_ranks, MAX_THREADS), (arrivals, epoch), stream=stream)

@@ -37,20 +37,24 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 20, "ll_2d"), (None, "push_2d")),
     ),
     "all_to_all": (
-        ((1 << 19, "ll"), (None, "push")),
-        ((1 << 19, "ll"), (None, "push")),
+        ((1 << 17, "ll"), (1 << 22, "ll128"), (None, "push")),
+        ((None, "push_2d"),),
     ),
     "broadcast": (
         ((1 << 18, "ll"), (None, "scatter")),
         ((1 << 18, "ll"), (None, "scatter")),
     ),
+    "gather": (
+        ((1 << 18, "ll"), (None, "push")),
+        ((1 << 18, "ll"), (None, "push")),
+    ),
     "all_reduce": (
-        ((1 << 18, "one_shot"), (None, "two_shot")),
-        ((None, "ring"),),
+        ((1 << 17, "one_shot_ll128"), (1 << 26, "two_shot_ll128"), (None, "push")),
+        ((1 << 20, "double_tree"), (None, "ring")),
     ),
     "reduce_scatter": (
-        ((1 << 18, "ll"), (None, "pull")),
-        ((1 << 18, "ll"), (None, "pull")),
+        ((1 << 17, "ll"), (1 << 25, "ll128"), (None, "push")),
+        ((None, "push_2d"),),
     ),
 }
 

@@ -18,9 +18,9 @@ if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # no
     pytest_plugins.append("shmemkit.pytest_plugin")
 
 SMALL = {  # 0 blocks: one per peer
-    "ll": {"LL.blocks": 0, "LL128.blocks": 0, "LL128.chunk": 960},
+    "ll": {"LL.blocks": 0},
     "pull": {"PART": 128, "MAX_BLOCKS": 6},
-    "push_1d": {"PART": 128, "SENDERS": 6},
+    "push_1d": {"push.PART": 128, "push.SENDERS": 6},
     "multimem": {"PART": 64, "MAX_BLOCKS": 5},
     "ll_2d": {"CHUNK": 64, "MAX_BLOCKS": 12},
     "push_2d": {"PART": 64, "MAX_PARTS": 5},

@@ -506,8 +506,8 @@ def test_a_capture_between_calls_on_its_stream(pes, method):
 
 def test_push_in_steps(pes, monkeypatch):
     """A part of several steps, of arrays that the TMA can and cannot move, one rank this and one that."""
-    monkeypatch.setattr("shmemkit.kernels.all_gather.push_1d.STEP", 8192)
-    monkeypatch.setattr("shmemkit.kernels.all_gather.push_1d.SENDERS", 2)
+    monkeypatch.setattr("shmemkit.kernels.push.STEP", 8192)
+    monkeypatch.setattr("shmemkit.kernels.push.SENDERS", 2)
 
     def main():
         world = sk.init()
@@ -646,7 +646,7 @@ def test_wrong_lines(pes, words, data, message):
     ],
 )
 def test_proven_for_a_small_size(n_pes, args):
-    """Three calls use the first half again. (The kernel of ll128 is that of ll for bytes.)"""
+    """Three calls use the first half again. (tests/test_ll128_exchange.py is about ll128.)"""
     prove(n_pes, args)
 
 

@@ -27,6 +27,12 @@ pytest.importorskip("matplotlib")
 GPU_ONLY = ["nccl", "nccl through torch", "torch symm_mem"]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables are not wrapped."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def run(n, *arguments, races=True, **options):
     """-> (exit status, printed)"""
     printed = io.StringIO()
@@ -221,6 +227,8 @@ def test_all_gather(n, tmp_path):
         ("all_reduce", sk.AllReduce, 2),
         ("reduce_scatter", sk.ReduceScatter, 1),
         ("all_to_all", sk.AllToAll, 1),
+        ("broadcast", sk.Broadcast, 1.5),
+        ("gather", sk.Gather, 1),
     ],
 )
 def test_other_collectives(op, host, passes, tmp_path):
@@ -233,6 +241,22 @@ def test_other_collectives(op, host, passes, tmp_path):
         assert "note" not in row and row["us"] > 0
         assert row["bus_GBps"] == pytest.approx(passes * row["bytes"] * 2 / 3 / row["us"] / 1e3)
     assert all(name in printed for name in names)
+
+
+def test_barrier(tmp_path):
+    data, printed = measured(tmp_path, 4, "barrier", local_size=2)
+    assert [(row["op"], row["method"], row.get("note")) for row in data["rows"]] == [
+        ("barrier", "sk.Barrier", None),
+        ("barrier", "nccl", "refused: NCCL needs GPUs"),
+        ("barrier", "nvshmem", "refused: NVSHMEM's barrier needs GPUs"),
+    ]
+    assert data["rows"][0]["us"] > 0 and "barrier, on the stream" in printed
+
+
+def test_a_barrier_that_does_not_wait_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sk.Barrier, "__call__", lambda barrier, stream=None: None)
+    data, _ = measured(tmp_path, 2, "barrier", "--vs", "", status=1, races=False)
+    assert [row["note"][:28] for row in data["rows"]] == ["wrong: rank 0 has not waited"]
 
 
 def test_all_reduce_is_checked(tmp_path, monkeypatch, capsys):
@@ -610,7 +634,10 @@ def test_ratio_to_the_driver():
         (["reduce"], "reduce"),
         (["all_gather", "--sizes", "8X"], "8X"),
         (["all_gather", "--methods", "ll,warp"], "'warp'"),
-        (["all_gather", "--vs", "mpi"], "'mpi': nccl, torch_nccl, torch_symm are allowed"),
+        (
+            ["all_gather", "--vs", "mpi"],
+            "'mpi': nccl, torch_nccl, torch_symm, torch_one_shot, torch_two_shot are allowed",
+        ),
         (["all_gather", "--dtype", "int3"], "bfloat16"),
         (["all_gather", "--out", "shared"], "private, symmetric"),
         (["all_gather", "--iters", "0"], "1 or more"),

@@ -113,6 +113,45 @@ def test_p2p(pages, tmp_path):
     ]
 
 
+def test_expert_parallel(pages, tmp_path):
+    rows = [
+        {"op": op, "method": method, "bytes": 8, "us": us, "vs_nccl": 90 / us}
+        for op in ("expert_dispatch", "expert_combine", "expert_parallel")
+        for method, us in (("nccl", 90.0), ("ExpertParallel", 20.0))
+    ]
+    rows.append({"op": "expert_parallel", "method": "nccl, once per rank", "bytes": 8, "note": "refused: no"})
+    write(tmp_path / "experts.json", *rows)
+    parts = pages[0].text(tmp_path).split("\n\n")
+    assert parts[0].startswith("### Expert parallelism: 4 ranks")
+    assert parts[4:] == [
+        "us (and NCCL's time over it, where NCCL ran):",
+        "|  | dispatch | combine | both |\n| --- | --- | --- | --- |\n"
+        "| `nccl` | 90.0 (1.00) | 90.0 (1.00) | 90.0 (1.00) |\n"
+        "| `ExpertParallel` | 20.0 (4.50) | 20.0 (4.50) | 20.0 (4.50) |",
+        "Without a figure:",
+        "- `nccl, once per rank`, 8: refused: no",
+    ]
+    assert pages[0].stale_plots(tmp_path, tmp_path) == []
+
+
+def test_barrier(pages, tmp_path):
+    rows = [
+        {"op": "barrier", "method": method, "us": us, "vs_nccl": 9 / us}
+        for method, us in (("sk.Barrier", 3.0), ("nccl", 9.0))
+    ]
+    rows.append({"op": "barrier", "method": "nvshmem", "note": "refused: no"})
+    write(tmp_path / "barrier.json", *rows)
+    parts = pages[0].text(tmp_path).split("\n\n")
+    assert parts[0].startswith("### Barrier: 4 ranks")
+    assert parts[4:] == [
+        "|  | us (and NCCL's time over it, where NCCL ran) |\n| --- | --- |\n"
+        "| `sk.Barrier` | 3.00 (3.00) |\n| `nccl` | 9.00 (1.00) |",
+        "Without a figure:",
+        "- `nvshmem`: refused: no",
+    ]
+    assert pages[0].stale_plots(tmp_path, tmp_path) == []
+
+
 def test_of_the_emulator(pages, tmp_path):
     arguments = ["--sizes", "64,1K", "--out", "private,symmetric"]
     measure(tmp_path / "a.json", "all_gather", *arguments)

@@ -93,6 +93,20 @@ def test_nccl_exchanges_in_a_group():
     assert log == ["start", *calls, "end"]
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_nccl_broadcasts_and_gathers(rank):
+    log = []
+    comm = SimpleNamespace(
+        **{name: lambda *args, name=name: log.append((name, *args)) for name in ("broadcast", "send", "recv")}
+    )
+    nccl = SimpleNamespace(NCCL_UINT8=1, groupStart=lambda: None, groupEnd=lambda: log.append("end"))
+    case = SimpleNamespace(world=gpu_world(rank), segment=16, bytes=64)
+    cases.BroadcastCase.nccl(case, comm, nccl, 1000, 2000, 77)
+    cases.GatherCase.nccl(case, comm, nccl, 1000, 2000, 77)
+    received = [("recv", 2000 + 16 * k, 16, 1, k, 77) for k in range(4)] if rank == 0 else []
+    assert log == [("broadcast", 1000, 2000, 64, 1, 0, 77), ("send", 1000, 16, 1, 0, 77), *received, "end"]
+
+
 def gpu_case():
     return SimpleNamespace(world=gpu_world(0), segment=16)
 

@@ -17,6 +17,7 @@ def test_in_one_line(pes):
             least, sent = sk.all_reduce(x, "min"), sk.broadcast(x.copy(), root=n - 1)
             parts = sk.all_to_all(np.arange(n) + 10 * me + call)
             mine = sk.reduce_scatter(np.arange(2 * n) + call, "max")
+            gathered = sk.gather(x, root=1)
             out = np.zeros((n, 2, 3), "float32")
             assert sk.all_gather(x, out) is out
             world.synchronize()
@@ -25,6 +26,7 @@ def test_in_one_line(pes):
                 and (everything == 10 * call + np.arange(n)[:, None, None]).all()
             )
             assert (out == everything).all() and (sent == 10 * call + n - 1).all()
+            assert gathered is None if me != 1 else (gathered == everything).all()
             assert total.shape == (2, 3) and (total == 10 * call * n + sum(range(n))).all()
             assert mine.tolist() == [2 * me + call, 2 * me + 1 + call]
             assert (least == 10 * call).all() and (parts == 10 * np.arange(n) + me + call).all()

@@ -110,7 +110,7 @@ def test_reduce(pes, dtype):
 
 
 @pytest.mark.parametrize("op", ["add", "min", "max"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64"])
 def test_reduce_and_store_of_vectors(pes, dtype, op):
     """Sums of halves are rounded once: 2048 + 1 + 1 is 2050 in float16, where 2048 + 1 is 2048."""
 
@@ -122,7 +122,8 @@ def test_reduce_and_store_of_vectors(pes, dtype, op):
 
     def main():
         world = sk.init()
-        given = {"float16": [2048, 1, 1], "bfloat16": [256, 1, 1], "float32": [2.5, 1, -4]}[dtype]
+        special = {"float16": [2048, 1, 1], "bfloat16": [256, 1, 1], "uint32": [2**32 - 9, 1, 1]}
+        given = special.get(dtype, [2, 1, -4])
         x = sk.zeros(32, dtype)
         x[16:] = given[world.rank]
         world.barrier()
@@ -132,10 +133,9 @@ def test_reduce_and_store_of_vectors(pes, dtype, op):
         n = 16 // x.itemsize
         assert world.asnumpy(x)[:n].tolist() == [expected] * n and not world.asnumpy(x)[n:16].any()
 
-    if dtype == "float32" and op != "add":
-        with pytest.raises(
-            sk.emu.EmulatorError, match=f"must be of float16, bfloat16 for '{op}', given float32"
-        ):
+    if dtype in ("float32", "float64") and op != "add":
+        message = f"must be of int32, uint32, int64, uint64, float16, bfloat16 for '{op}', given {dtype}"
+        with pytest.raises(sk.emu.EmulatorError, match=message):
             pes(3).run(main)
     else:
         pes(3).run(main)

@@ -1,4 +1,4 @@
-"""The all-gathers of several nodes, and LL words sent by NVSHMEM, as PTX."""
+"""The all-gathers and all-to-alls of several nodes, and LL words sent by NVSHMEM, as PTX."""
 
 import re
 
@@ -9,9 +9,10 @@ from ptx import compile_ptx, instructions
 
 from shmemkit.device import ll_put_block, ll_put_warp
 from shmemkit.kernels.all_gather import ll_2d, push_2d
+from shmemkit.kernels.all_to_all import push_2d as exchange_2d
 
 
-@pytest.mark.parametrize("module", [ll_2d, push_2d], ids=["ll_2d", "push_2d"])
+@pytest.mark.parametrize("module", [ll_2d, push_2d, exchange_2d], ids=["ll_2d", "push_2d", "exchange_2d"])
 def test_no_division(module):
     """Nor a detour through floating point, which a wrong mix of integer types takes."""
     pytest.importorskip("nvshmem", reason="needs nvshmem4py")

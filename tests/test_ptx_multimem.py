@@ -111,6 +111,35 @@ def test_reduce_of_vectors(dtype, op, instruction):
     assert lean(ptx)
 
 
+@pytest.mark.parametrize("dtype", [t for t in NUMBERS if t != types.float32], ids=str)
+@pytest.mark.parametrize("op", ["add", "min"])
+def test_reduce_of_vectors_element_by_element(op, dtype):
+    """The same instruction as for one element, for each of the 16 bytes once, in the order of the words."""
+
+    def kernel(view, i, x):
+        sk.store_vec16(x, i, sk.multimem_reduce_vec16(view, i, op))
+
+    signature = array(dtype), types.int64, array(dtype)
+    if dtype == types.float64 and op != "add":
+        with pytest.raises(TypingError, match="for 'min', given float64"):
+            compile_ptx(kernel, signature)
+        return
+    ptx = compile_ptx(kernel, signature)
+    kind = "f" if isinstance(dtype, types.Float) else "s" if dtype.signed and op != "add" else "u"
+    name = rf"multimem\.ld_reduce\.weak\.global\.{op}\.{kind}{dtype.bitwidth}"
+    snippet = next(line.strip() for line in ptx.splitlines() if "multimem.ld" in line)
+    if dtype.bitwidth == 32:
+        pattern = " ".join(rf"{name} %r\d+, \[%rd\d+\+{4 * k}\];" for k in range(4))
+    else:
+        register = "f64" if kind == "f" else "b64"
+        loads = rf"{name} a, \[%rd\d+\]; {name} b, \[%rd\d+\+8\];"
+        moves = r"mov\.b64 \{%r\d+, %r\d+\}, a; mov\.b64 \{%r\d+, %r\d+\}, b;"
+        pattern = rf"\{{ \.reg \.{register} a, b; {loads} {moves} \}}"
+    assert re.fullmatch(pattern, snippet), snippet
+    assert ptx.count("multimem.ld") == snippet.count("multimem.ld")
+    assert resources(ptx).spills == 0 and lean(ptx)
+
+
 def test_fence():
     def kernel():
         sk.multimem_fence()
@@ -195,8 +224,12 @@ u64, f32, u8 = array(types.uint64), array(types.float32), array(types.uint8)
         (lambda a: sk.multimem_store(a, 0.5, 1), (u64,), "index must be an integer"),
         (lambda a: sk.multimem_red(a, 0, 1, "weak"), (u64,), "semantic='weak' is not allowed"),
         (lambda a: sk.multimem_reduce(a, 0, "mul"), (u64,), "op='mul' is not allowed"),
-        (lambda a: sk.multimem_reduce_vec16(a, 0, "min"), (f32,), "of float16, bfloat16 for 'min', given"),
-        (lambda a: sk.multimem_reduce_vec16(a, 0), (u64,), "of float32, float16, bfloat16 for 'add'"),
+        (
+            lambda a: sk.multimem_reduce_vec16(a, 0, "min"),
+            (f32,),
+            "uint64, float16, bfloat16 for 'min', given",
+        ),
+        (lambda a: sk.multimem_reduce_vec16(a, 0), (u8,), "float64, float16, bfloat16 for 'add', given"),
         (lambda a: sk.multimem_store_vec16(a, 0, (1, 2)), (u8,), "words must be a tuple of 4 uint32"),
         (lambda a: sk.multimem_copy_block(a, a), (types.Array(types.uint8, 1, "A"),), "dst must be a contig"),
         (lambda a: sk.multimem_ll_pack_block(a, a, 1), (u8,), "must be a 1-D contiguous array of uint64"),

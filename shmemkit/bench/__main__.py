@@ -13,7 +13,7 @@ from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.world import launched_by_mpi
 
-from . import collectives, launch, p2p, report, tune
+from . import barrier, collectives, expert_parallel, launch, p2p, report, tune
 from .cases import CASES
 from .results import Results
 from .sizes import parse_sizes
@@ -118,12 +118,14 @@ def _parser():
         ("all_reduce", "every method of AllReduce, sums, and NCCL, by size"),
         ("reduce_scatter", "every method of ReduceScatter, sums, and NCCL, by size"),
         ("all_to_all", "every method of AllToAll, and NCCL, by size"),
+        ("broadcast", "every method of Broadcast, from rank 0, and NCCL, by size"),
+        ("gather", "every method of Gather, to rank 0, and NCCL, by size"),
     ):
         found = command(collectives.run, op, text)
         sized(found, "of the full array, rounded down to a multiple of 16 per rank, or up to an element")
         text = (
-            "compare with some of nccl, torch_nccl (NCCL through PyTorch) and torch_symm (PyTorch's "
-            "symmetric memory); '' is none; default nccl"
+            "compare with some of nccl, torch_nccl (NCCL through PyTorch) and PyTorch's symmetric memory: "
+            "torch_symm (all_gather), torch_one_shot, torch_two_shot (all_reduce); '' is none; default nccl"
         )
         peers = _some_of(lambda: tuple(collectives.PEERS))
         found.add_argument("--vs", type=peers, metavar="A,B", help=text)
@@ -138,6 +140,24 @@ def _parser():
             f"but auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
         )
         found.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
+
+    experts = command(
+        expert_parallel.run, "expert_parallel", "dispatch and combine of ExpertParallel, and by NCCL"
+    )
+    for option, default, text in expert_parallel.OPTIONS:
+        text += "; default %(default)s"
+        experts.add_argument(option, type=_positive, default=default, metavar="N", help=text)
+    experts.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
+    text = "compare with some of nccl and nccl_once (a row for each rank); '' is none; default both"
+    peers = _some_of(lambda: expert_parallel.PEERS)
+    experts.add_argument("--vs", type=peers, default="nccl,nccl_once", metavar="A,B", help=text)
+
+    meeting = command(barrier.run, "barrier", "how long the streams of all ranks take to meet")
+    text = "compare with some of nccl (an all-reduce of one element) and nvshmem; '' is none; default both"
+    peers = _some_of(lambda: tuple(barrier.PEERS))
+    meeting.add_argument("--vs", type=peers, default="nccl,nvshmem", metavar="A,B", help=text)
+    text = "calls in a CUDA graph (20)"
+    meeting.add_argument("--iters", type=_positive, metavar="N", help=text)
 
     peer = command(p2p.run, "p2p", "what one rank can send to another: bandwidth, and latency of a signal")
     sized(peer, "that each rank sends, not rounded")

@@ -105,6 +105,56 @@ class AllToAllCase(_Bytes):
         distributed.all_to_all_single(out, x)
 
 
+class BroadcastCase(_Bytes):
+    """From rank 0."""
+
+    op = "broadcast"
+
+    @property
+    def passes(self):
+        """All bytes come to each rank."""
+        return self.world.n_ranks / max(1, self.world.n_ranks - 1)
+
+    def make(self):
+        x, sent = (np.frombuffer(self.random(r).bytes(self.bytes), "uint8") for r in (self.world.rank, 0))
+        self._put(x, sent.copy())
+
+    def nccl(self, comm, nccl, x, out, stream):
+        comm.broadcast(x, out, self.bytes, nccl.NCCL_UINT8, 0, stream)
+
+    def torch(self, distributed, x, out):
+        raise ValueError("PyTorch's broadcast works in place: the root would not have its result in `out`")
+
+
+class GatherCase(AllGatherCase):
+    """To rank 0; what the others get is empty."""
+
+    op = "gather"
+
+    def make(self):
+        super().make()
+        self.expected = self._of_root(self.expected)
+
+    def output(self, empty=None):
+        out = (empty or self.world.xp.empty)(self.bytes // self.dtype.itemsize, self.dtype)
+        return self._of_root(out)
+
+    def _of_root(self, array):
+        return array if self.world.rank == 0 else array[:0]
+
+    def nccl(self, comm, nccl, x, out, stream):
+        nccl.groupStart()
+        comm.send(x, self.segment, nccl.NCCL_UINT8, 0, stream)
+        if self.world.rank == 0:
+            for rank in range(self.world.n_ranks):
+                comm.recv(out + rank * self.segment, self.segment, nccl.NCCL_UINT8, rank, stream)
+        nccl.groupEnd()
+
+    def torch(self, distributed, x, out):
+        parts = list(out.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
+        distributed.gather(x, parts, dst=0)
+
+
 class _Sums(Case):
     """Sums of small integers, which every dtype holds exactly, in whatever order they are added."""
 
@@ -160,4 +210,5 @@ class ReduceScatterCase(_Sums):
         distributed.reduce_scatter_tensor(out.view(dtype), x.view(dtype))
 
 
-CASES = {case.op: case for case in (AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase)}
+_all = AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase, BroadcastCase, GatherCase
+CASES = {case.op: case for case in _all}

@@ -1,5 +1,5 @@
-"""``bench all_gather``, ``all_reduce``, ``reduce_scatter`` and ``all_to_all``: every method of the host
-object, and NCCL and PyTorch, at every size."""
+"""``bench all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` and ``gather``:
+every method of the host object, and NCCL and PyTorch, at every size."""
 
 import functools
 
@@ -11,14 +11,22 @@ from .nccl import Nccl
 from .refusal import Refused, agreed
 from .sizes import size_text
 from .timing import Clock
-from .torch_peer import TorchNccl, TorchSymmetric
+from .torch_peer import TorchNccl, TorchOneShot, TorchSymmetric, TorchTwoShot
 
-PEERS = {"nccl": Nccl, "torch_nccl": TorchNccl, "torch_symm": TorchSymmetric}
+PEERS = {
+    "nccl": Nccl,
+    "torch_nccl": TorchNccl,
+    "torch_symm": TorchSymmetric,
+    "torch_one_shot": TorchOneShot,
+    "torch_two_shot": TorchTwoShot,
+}
 _HOSTS = {
     "all_gather": "AllGather",
     "all_reduce": "AllReduce",
     "reduce_scatter": "ReduceScatter",
     "all_to_all": "AllToAll",
+    "broadcast": "Broadcast",
+    "gather": "Gather",
 }
 
 
@@ -45,19 +53,20 @@ class Ours:
         self.took = None
         self._object = host_of(case.op)(self.world, case.bytes, method=self.method)
         self._x, self.out = case.x, case.output(self._object.output if self.symmetric else None)
+        self._out = self.out if self.out.size else None  # of a gather, only the root has one
         if self.method == "auto":
             self.took = self._object.method_for(case.bytes, self.symmetric)
 
     def call(self):
-        self._object(self._x, self.out)
+        self._object(self._x, self._out)
 
-    def changed(self):
-        pass
+    def repeat(self, replay):
+        replay()
 
     def stop(self):
         if self._object is not None:
             self._object.free()
-        self._object = self._x = self.out = None
+        self._object = self._x = self.out = self._out = None
 
     def close(self):
         pass
@@ -71,7 +80,8 @@ def measure(world, clock, case, contender):
         start(case)   collective, as stop() and close()
         call()        enqueue one
         capture       None, or capture(iters) -> replay: a CUDA graph of its own
-        changed()     case.x has changed
+        repeat(replay)
+                      case.x has changed: enqueue it again, as ``replay()`` does
         stop()        the case is over, also if start has raised; close() at the very end
 
     of which the first three raise ValueError, or MemoryError, for what cannot run.
@@ -87,8 +97,7 @@ def measure(world, clock, case, contender):
         replay = agreed(world, lambda: capture(iters))
         us = clock.time(replay, iters)
         case.flip()
-        contender.changed()
-        replay()
+        contender.repeat(replay)
         note = wrong or case.check(contender.out)
     except Refused as reason:
         us, note = None, f"refused: {reason}"

@@ -14,7 +14,7 @@ class _Torch:
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 
-    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare(), run() and changed().
+    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare(), run() and repeat().
     """
 
     def __init__(self, world):
@@ -96,52 +96,85 @@ class TorchNccl(_Torch):
     def run(self):
         self._case.torch(self._torch.distributed, self._x, self._out)
 
-    def changed(self):
-        """PyTorch's tensor is the same memory."""
+    def repeat(self, replay):
+        replay()  # PyTorch's tensor is the same memory
 
     def stop(self):
         super().stop()
         self.out = self._out = None
 
 
-class TorchSymmetric(_Torch):
-    """``torch.ops.symm_mem._low_contention_all_gather`` of a symmetric input, without multicast, by copy
-    engines; the output is PyTorch's."""
+class _TorchSymmetric(_Torch):
+    """Of a symmetric input of PyTorch's, without multicast. A subclass has `op`, which it is compared for,
+    and result_of(ops, x, group) -> the tensor with the result."""
 
-    method = "torch symm_mem"
     _result = None
 
     @property
     def out(self):
-        return None if self._result is None else self.world.xp.from_dlpack(self._result)
+        if self._result is None:
+            return None
+        return self.world.xp.from_dlpack(self._result.view(self._torch.uint8))
 
     def prepare(self):
-        if self._case.op != "all_gather":
-            raise ValueError("compared for all_gather only")
+        if self._case.op != self.op:
+            raise ValueError(f"compared for {self.op} only")
         import torch.distributed._symmetric_memory as symmetric
 
-        torch = self._torch
+        torch, x = self._torch, self._case.x
         self._group = torch.distributed.group.WORLD.group_name
         device = torch.device("cuda", torch.cuda.current_device())
-        self._x = symmetric.empty(self._case.x.nbytes, dtype=torch.uint8, device=device)
+        self._x = symmetric.empty(x.size, dtype=getattr(torch, x.dtype.name), device=device)
         symmetric.rendezvous(self._x, self._group)
         self._fill()
 
     def run(self):
-        ops = self._torch.ops
-        gathered = ops.symm_mem._low_contention_all_gather(self._x, self._group)
-        self._result = ops._c10d_functional.wait_tensor(gathered)
+        self._result = self.result_of(self._torch.ops, self._x, self._group)
 
-    def changed(self):
+    def repeat(self, replay):
         with self._torch.cuda.stream(self._stream):
             self._fill()
+        replay()
 
     def stop(self):
         super().stop()
         self._result = None
 
     def _fill(self):
-        self._x.copy_(self._torch.from_dlpack(self._case.x.view("uint8")))
+        bits = self._torch.from_dlpack(self._case.x.view("uint8"))
+        self._x.view(self._torch.uint8).copy_(bits)
+
+
+class TorchSymmetric(_TorchSymmetric):
+    """``torch.ops.symm_mem._low_contention_all_gather``, by copy engines; the output is PyTorch's."""
+
+    method, op = "torch symm_mem", "all_gather"
+
+    def result_of(self, ops, x, group):
+        gathered = ops.symm_mem._low_contention_all_gather(x, group)
+        return ops._c10d_functional.wait_tensor(gathered)
+
+
+class TorchOneShot(_TorchSymmetric):
+    """``torch.ops.symm_mem.one_shot_all_reduce``; the output is PyTorch's."""
+
+    method, op = "torch symm_mem one_shot", "all_reduce"
+
+    def result_of(self, ops, x, group):
+        return ops.symm_mem.one_shot_all_reduce(x, "sum", group)
+
+
+class TorchTwoShot(_TorchSymmetric):
+    """``torch.ops.symm_mem.two_shot_all_reduce_``, which works in place: calls in a row add up what is there,
+    so that single ones are checked."""
+
+    method, op = "torch symm_mem two_shot", "all_reduce"
+
+    def result_of(self, ops, x, group):
+        return ops.symm_mem.two_shot_all_reduce_(x, "sum", group)
+
+    def repeat(self, replay):
+        super().repeat(self.call)
 
 
 @contextlib.contextmanager

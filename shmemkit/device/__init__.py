@@ -9,6 +9,7 @@ from . import (
     copies,
     ll,
     ll128,
+    ll128_tiles,
     memory,
     multimem,
     multimem_ll,
@@ -26,6 +27,7 @@ from .copies import *  # noqa: F403
 from .enums import ComparisonType, SignalOp, SmemAmount, Teams
 from .ll import *  # noqa: F403
 from .ll128 import *  # noqa: F403
+from .ll128_tiles import *  # noqa: F403
 from .memory import *  # noqa: F403
 from .multimem import *  # noqa: F403
 from .multimem_ll import *  # noqa: F403
@@ -44,6 +46,7 @@ for _module in (
     copies,
     ll,
     ll128,
+    ll128_tiles,
     memory,
     multimem,
     multimem_ll,

@@ -22,6 +22,7 @@ __all__ = ["BULK_WORDS", "bulk_copy_warp", "bulk_put_warp"]
 
 STAGES = 4
 PIECE = 8192  # bytes
+LAG = 16  # pieces under way that are not announced yet: to wait for fewer would leave the link idle
 BULK_WORDS = STAGES * PIECE // 8 + STAGES + 1  # uint64: the pieces at a multiple of 16, mbarriers
 
 
@@ -180,7 +181,7 @@ _store = asm(
 )
 _all_but_one_read = asm("cp.async.bulk.wait_group.read 1;")
 _all_written = asm("cp.async.bulk.wait_group 0;")
-_older_written = asm(f"cp.async.bulk.wait_group {STAGES};")
+_older_written = asm(f"cp.async.bulk.wait_group {LAG};")
 
 
 @functools.cache
@@ -203,7 +204,7 @@ def _pipeline(tell):
             stage += types.uint32(1)
         done, told = types.int64(0), types.int64(value)  # stores under way or done; what the peer knows
         stage, parity, free = types.uint32(0), types.uint32(0), types.uint32(STAGES - 1)
-        told_at = step + STAGES * PIECE
+        told_at = step + LAG * PIECE
         while done < n_bytes:
             piece, barrier = pieces + stage * types.uint32(PIECE), barriers + types.uint32(8) * stage
             while _loaded(barrier, parity) == 0:
@@ -217,7 +218,7 @@ def _pipeline(tell):
                 _load(piece, src + asked, length, barrier)
                 asked += PIECE
             if done >= told_at and told + 1 < last:
-                _older_written()  # all but the last STAGES pieces
+                _older_written()  # all but the last LAG pieces
                 told += 1
                 told_at += step
                 tell(signal, peer, told)

@@ -70,6 +70,7 @@ PRIMITIVES = (
     "ll128_recv_warp",
     "ll128_recv_pack_block",
     "ll128_recv_pack_warp",
+    "ll128_load_tiles",
     "multimem_ll_recv_pack_block",
     "multimem_ll_recv_pack_warp",
 )

@@ -57,7 +57,7 @@ __all__ = [
 
 STORES, REDS, OPS = ("weak", "relaxed", "release"), ("relaxed", "release"), ("add", "min", "max")
 _ORDERINGS = {"weak": "weak", "relaxed": "relaxed.sys", "release": "release.sys"}
-_VECTORS = {"float32": types.float32, "float16": types.float16, "bfloat16": types.bfloat16}
+_HALVES = {"float16": types.float16, "bfloat16": types.bfloat16}
 _UFUNCS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -169,7 +169,7 @@ def multimem_reduce(array, index, op="add"):
     check_choice("multimem_reduce", "op", op, OPS)
     arrays = _replicas_of_words("multimem_reduce", thread, array, index, _reducible(op))
     elements = multicast.load(thread, arrays, index, 1)
-    return device_view(_UFUNCS[op].reduce(elements, dtype=elements.dtype))[0]
+    return device_view(_combined(op, elements))[0]
 
 
 @gpu(multimem_reduce)
@@ -185,15 +185,24 @@ def _(array, index, op="add"):
     return impl
 
 
+def _combined(op, elements):
+    """In the emulator: the rows of `elements`, combined."""
+    with np.errstate(all="ignore"):
+        return _UFUNCS[op].reduce(elements, dtype=elements.dtype)
+
+
 def _reducible(op):
     return NUMBERS if op == "add" else NUMBERS[:4]
 
 
 @functools.cache
 def _reduce(dtype, op):
+    return asm(f"{_ld_reduce(dtype, op)} $0, [$1];", dtype, (types.uint64,))
+
+
+def _ld_reduce(dtype, op):
     kind = "f" if isinstance(dtype, types.Float) else "s" if dtype.signed and op != "add" else "u"
-    text = f"multimem.ld_reduce.weak.global.{op}.{kind}{dtype.bitwidth} $0, [$1];"
-    return asm(text, dtype, (types.uint64,))
+    return f"multimem.ld_reduce.weak.global.{op}.{kind}{dtype.bitwidth}"
 
 
 # ---- 16 bytes at a time
@@ -241,22 +250,28 @@ def _store_vector(semantic):
 def multimem_reduce_vec16(array, index, op="add"):
     """The 16 bytes that start at ``array[index]`` of all GPUs of the node, combined element by element.
 
-    array   a multicast view, 1-D and contiguous, of float16 or bfloat16, or, for "add", of float32
+    array   a multicast view, 1-D and contiguous, of int32, uint32, int64, uint64, float16 or bfloat16, or,
+            for "add", of float32 or float64
     index   of an element whose address is a multiple of 16
     op      "add", "min" or "max", a literal
-    ->      a tuple of 4 uint32, the bits of 8 or 4 elements. Sums of float16 and bfloat16 are formed in
-            float32 and rounded once, in an order that is not defined
+    ->      a tuple of 4 uint32, the bits of the elements. Sums of float16 and bfloat16 are formed in float32
+            and rounded once; floating-point numbers are added in an order that is not defined
 
-    One thread; ordinary loads, as `multimem_reduce`.
+    One thread; ordinary loads, as `multimem_reduce`: one instruction for float16, bfloat16 and float32, one
+    for each element for others.
     """
     thread = current_thread("multimem_reduce_vec16")
     check_choice("multimem_reduce_vec16", "op", op, OPS)
     arrays = _replicas_of_vector("multimem_reduce_vec16", thread, array, index)
-    if array.dtype.name not in _reducible_vectors(op):
+    if array.dtype.name not in vec16_dtypes(op):
         raise TypeError(_not_reducible(array.dtype, op))
     elements = multicast.load(thread, arrays, index, 16 // array.itemsize)
-    combined = _UFUNCS[op].reduce(elements.astype(np.float32)).astype(array.dtype)
-    words = device_view(combined.view(np.uint32))
+    if array.dtype.name in _HALVES:
+        with np.errstate(over="ignore"):  # what is out of range becomes infinite
+            elements = _combined(op, elements.astype(np.float32)).astype(array.dtype)
+    else:
+        elements = _combined(op, elements)
+    words = device_view(elements.view(np.uint32))
     return tuple(words[i] for i in range(4))
 
 
@@ -264,7 +279,7 @@ def multimem_reduce_vec16(array, index, op="add"):
 def _(array, index, op="add"):
     size = _check_vector("multimem_reduce_vec16", array, index)
     op = literal_choice("multimem_reduce_vec16", "op", op, OPS)
-    if array.dtype not in [_VECTORS[name] for name in _reducible_vectors(op)]:
+    if array.dtype not in (*_reducible(op), *_HALVES.values()):
         raise TypingError(_not_reducible(array.dtype, op))
     reduce = _reduce_vector(array.dtype, op)
 
@@ -274,20 +289,28 @@ def _(array, index, op="add"):
     return impl
 
 
-def _reducible_vectors(op):
-    return tuple(_VECTORS)[op != "add" :]
+def vec16_dtypes(op):
+    """The names of the dtypes that `multimem_reduce_vec16` combines by `op`."""
+    return *map(str, _reducible(op)), *_HALVES
 
 
 def _not_reducible(dtype, op):
-    allowed = ", ".join(_reducible_vectors(op))
+    allowed = ", ".join(vec16_dtypes(op))
     return f"multimem_reduce_vec16(): array must be of {allowed} for {op!r}, given {dtype}"
 
 
 @functools.cache
 def _reduce_vector(dtype, op):
-    kind = {types.float32: "f32", types.float16: "f16x2", types.bfloat16: "bf16x2"}[dtype]
-    precision = ".acc::f32" if op == "add" and dtype != types.float32 else ""
-    text = f"multimem.ld_reduce.weak.global.{op}{precision}.v4.{kind} {{$0, $1, $2, $3}}, [$4];"
+    if dtype in _HALVES.values() or dtype == types.float32:
+        kind = {types.float32: "f32", types.float16: "f16x2", types.bfloat16: "bf16x2"}[dtype]
+        precision = ".acc::f32" if op == "add" and dtype != types.float32 else ""
+        text = f"multimem.ld_reduce.weak.global.{op}{precision}.v4.{kind} {{$0, $1, $2, $3}}, [$4];"
+    elif dtype.bitwidth == 32:
+        text = " ".join(f"{_ld_reduce(dtype, op)} ${k}, [$4+{4 * k}];" for k in range(4))
+    else:
+        load, kind = _ld_reduce(dtype, op), "f64" if dtype == types.float64 else "b64"
+        text = f"{{ .reg .{kind} a, b; {load} a, [$4]; {load} b, [$4+8]; "
+        text += "mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }"
     return asm(text, types.UniTuple(types.uint32, 4), (types.uint64,))
 
 

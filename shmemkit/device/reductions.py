@@ -103,6 +103,8 @@ def _with_parameters(primitive, implementation):
 def _of_words(op, name):
     bits = 8 * (2 if name == "bfloat16" else np.dtype(name).itemsize)
     functions = _of_elements(op, name)
+    if bits == 16 and "float" in name:
+        functions, bits = _of_two_halves(op, name, *functions[:2]), 32
     while bits < 64:
         functions = _of_pairs(*functions, bits)
         bits *= 2
@@ -148,6 +150,29 @@ def _of_pairs(first_half, add_half, result_half, bits):
     return first, add, result
 
 
+def _of_two_halves(op, name, first_half, add_half):
+    """Of a word's lower half: two elements of 16 bits, which are rounded by one instruction."""
+    pack = asm(f"cvt.rn.{_PACKED[name]}.f32 $0, $2, $1;", types.uint32, (types.float32,) * 2, pure=True)
+    mean, sixteen = op == "avg", types.uint64(16)
+
+    @gpu_function
+    def first(word):
+        return first_half(word), first_half(word >> sixteen)
+
+    @gpu_function
+    def add(total, word):
+        return add_half(total[0], word), add_half(total[1], word >> sixteen)
+
+    @gpu_function
+    def result(total, n):
+        low, high = total
+        if mean:
+            low, high = low / types.float32(n), high / types.float32(n)
+        return types.uint64(pack(low, high))
+
+    return first, add, result
+
+
 def _combining(op):
     @gpu_function
     def maximum(a, b):
@@ -161,6 +186,9 @@ def _combining(op):
 
 
 _round_to_bfloat16 = asm("cvt.rn.bf16.f32 $0, $1;", types.uint16, (types.float32,), pure=True)
+
+
+_PACKED = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
 
 def _conversions(name):

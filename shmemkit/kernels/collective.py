@@ -18,7 +18,8 @@ class Collective:
               what ``_options`` gives; and `methods`, their names
     _shape    (x) -> the shape of a new output
     _sizes    (x, out): ValueError, with what is allowed, unless their sizes fit
-    _in_place (x, out): by how many bytes x lies behind out where they may overlap; `_overlap` says it
+    _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
+              `_overlap` says it
 
     The full array is the larger one of a call's two.
     """
@@ -93,11 +94,12 @@ class Collective:
                     "allowed; copy it"
                 )
         self._sizes(x, out)
-        full = max(x.nbytes, out.nbytes)
+        full = self._full(x, out)
         if full > self.max_nbytes:
             raise ValueError(f"{name}: {full} bytes, max_nbytes={self.max_nbytes}: make a larger one")
         at, to = key[:2]
-        in_place = at == to + self._in_place(x, out)
+        offset = self._in_place(x, out)
+        in_place = offset is not None and at == to + offset
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
             raise ValueError(f"{name}: x and out overlap: {self._overlap}")
         run = _nothing
@@ -108,6 +110,10 @@ class Collective:
             self._plans.clear()
         self._plans[key] = run
         return run
+
+    def _full(self, x, out):
+        """Bytes of the full array."""
+        return max(x.nbytes, out.nbytes)
 
     def _shared(self, x, out):
         """Which of the two the peers use themselves, where it is symmetric."""

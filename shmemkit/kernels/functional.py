@@ -16,9 +16,10 @@ from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .all_to_all import AllToAll
 from .broadcast import Broadcast
+from .gather import Gather
 from .reduce_scatter import ReduceScatter
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce_scatter"]
 
 LEAST = 1 << 16  # bytes
 _kept = weakref.WeakKeyDictionary()  # World -> {(class, bytes, options): object}
@@ -42,6 +43,12 @@ def all_to_all(x, out=None, stream=None):
 def broadcast(x, root=0, out=None, stream=None):
     """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
     return _kept_for(Broadcast, x, 1, root)(x, out, stream)
+
+
+def gather(x, root=0, out=None, stream=None):
+    """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new array
+    (n_ranks, *x.shape); None on all others"""
+    return _kept_for(Gather, x, current(required=True).n_ranks, root)(x, out, stream)
 
 
 def reduce_scatter(x, op="sum", out=None, stream=None):

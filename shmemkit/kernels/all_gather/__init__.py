@@ -18,7 +18,8 @@ The methods, a file each, which says how it works:
 from shmemkit.kernels.collective import Collective
 
 from .copy_engine import CopyPull, CopyPush
-from .ll import LL, LL128
+from .ll import LL
+from .ll128 import LL128
 from .ll_2d import LL2D
 from .ll_2d_multimem import LL2DMultimem
 from .multimem import Multimem

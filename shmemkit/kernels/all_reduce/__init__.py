@@ -3,24 +3,47 @@
 The methods, a file each, which says how it works:
 
   one_shot  each rank sends all that it has to all others, by LL: small messages
+  one_shot_ll128
+            likewise, by LL128: over NVLink
+  two_shot_ll128
+            each rank combines a segment and sends the result, all by LL128: middling ones, over NVLink
   two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
+  push, copy_engine
+            a reduce-scatter and an all-gather, by stores or by copy engines: the largest ones
   ring      along the ranks and back, by NVSHMEM's put_signal: over any nodes
   ring_reduce_scatter
             around the ring, a segment of each rank at a time: all links carry the same, once each way
+  double_tree
+            up two binary trees and down again, by put_signal: over any nodes, for many ranks
+  multimem_one_shot, multimem_two_shot
+            loads that the NVSwitch combines (NVLink SHARP): only where that is offered and not turned off,
+            and of some ops and dtypes only
 """
 
 from shmemkit.device import reduction
 from shmemkit.kernels.collective import Collective
 
+from .composed import CopyEngine, Push
+from .double_tree import DoubleTree
+from .multimem import MultimemOneShot, MultimemTwoShot
 from .one_shot import OneShot
+from .one_shot_ll128 import OneShotLL128
 from .ring import Ring, RingReduceScatter
 from .two_shot import TwoShot
+from .two_shot_ll128 import TwoShotLL128
 
 METHODS = {
     "one_shot": OneShot,
+    "one_shot_ll128": OneShotLL128,
+    "two_shot_ll128": TwoShotLL128,
     "two_shot": TwoShot,
+    "push": Push,
+    "copy_engine": CopyEngine,
     "ring": Ring,
     "ring_reduce_scatter": RingReduceScatter,
+    "double_tree": DoubleTree,
+    "multimem_one_shot": MultimemOneShot,
+    "multimem_two_shot": MultimemTwoShot,
 }
 
 
@@ -35,7 +58,8 @@ class AllReduce(Collective):
     ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
     ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
     every run: elements are combined in the order of the ranks; by "ring_reduce_scatter", those of segment k
-    beginning with rank k + 1. The first call for a dtype compiles its kernel.
+    beginning with rank k + 1, by "double_tree" subtree by subtree; by multimem, the switch adds
+    floating-point numbers in an order of its own (see there). The first call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)

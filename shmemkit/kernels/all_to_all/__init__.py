@@ -3,7 +3,9 @@
 The methods, a file each, which says how it works:
 
   ll        words that say themselves that they have arrived: small messages
+  ll128     lines of 128 bytes that do: middling ones
   push      stores into the peers' memory and signals: larger ones
+  push_2d   likewise, for several nodes: first inside the node, and then across nodes, through NVSHMEM
 
 and ``variable.py``, where the ranks give each other different numbers of rows, which only the GPUs know.
 """
@@ -11,12 +13,14 @@ and ``variable.py``, where the ranks give each other different numbers of rows, 
 from shmemkit.kernels.collective import Collective
 
 from .ll import LL
+from .ll128 import LL128
 from .push import Push
+from .push_2d import Push2D
 from .variable import AllToAllV
 
 __all__ = ["METHODS", "AllToAll", "AllToAllV"]
 
-METHODS = {"ll": LL, "push": Push}
+METHODS = {"ll": LL, "ll128": LL128, "push": Push, "push_2d": Push2D}
 
 
 class AllToAll(Collective):
@@ -62,7 +66,7 @@ class AllToAll(Collective):
             )
 
     def _in_place(self, x, out):
-        return x.nbytes  # behind all of out: they never overlap
+        return None
 
     def _words(self, x, out):
         """Both as uint64 where their addresses, and the size of a part, allow, else as uint8."""

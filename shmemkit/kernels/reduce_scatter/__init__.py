@@ -3,18 +3,36 @@
 The methods, a file each, which says how it works:
 
   ll     each rank sends all others their part, by LL: small messages
+  ll128  likewise, by LL128: middling ones, over NVLink
   pull   each rank loads its part from the others' memory: larger ones
+  push   each rank stores the others' parts into their memory, and combines its own meanwhile: large ones
   ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
+  copy_engine
+         copy engines send each rank its parts, and few blocks combine them: large ones, beside other kernels
+  push_2d
+         for several nodes: inside the node first, and then once across nodes, through NVSHMEM
 """
 
 from shmemkit.device import reduction
 from shmemkit.kernels.collective import Collective
 
+from .copy_engine import CopyEngine
 from .ll import LL
+from .ll128 import LL128
 from .pull import Pull
+from .push import Push
+from .push_2d import Push2D
 from .ring import Ring
 
-METHODS = {"ll": LL, "pull": Pull, "ring": Ring}
+METHODS = {
+    "ll": LL,
+    "ll128": LL128,
+    "pull": Pull,
+    "push": Push,
+    "ring": Ring,
+    "copy_engine": CopyEngine,
+    "push_2d": Push2D,
+}
 
 
 class ReduceScatter(Collective):
@@ -27,9 +45,10 @@ class ReduceScatter(Collective):
 
     ``scatter(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
     all ranks. float16 and bfloat16 are combined in float32, and rounded once. Each method combines in one
-    order, so its bits are the same in every run: "ll" and "pull" in the order of the ranks; "ring" begins
-    part k with rank k + 1, goes on with those after it, modulo the ranks, and ends with rank k. The first
-    call for a dtype compiles its kernel.
+    order, so its bits are the same in every run: "ring" begins part k with rank k + 1, goes on
+    with those after it, modulo the ranks, and ends with rank k; "push_2d" combines in each node in the order
+    of its ranks, and then in that of the nodes; the others, in the order of the ranks. The first call for a
+    dtype compiles its kernel.
     """
 
     table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)

@@ -1,0 +1,416 @@
+"""LL128 (``ll128.py``) from registers: a warp has 480 bytes of an array, a tile, as two words in each thread.
+It stores tiles as four lines, to all ranks in a row, and waits for those of several ranks at once.
+
+For what is done with data on the way: combined, or sent to several ranks. A tile is 30 pieces of 16 bytes.
+Thread t has piece t - t // 8, and so its line's share of it; threads 7, 15, 23 and 31 have half a piece, 28
+or 29, and the flag for their second word. The accesses to a tile are of 448 bytes in a row, and of 32.
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda
+
+from shmemkit.emu.ints import from_scalar
+from shmemkit.emu.thread import current_thread
+
+from . import deadline
+from .checks import check_emulated_integer, check_integer
+from .lines import check_emulated_lines, check_reuse
+from .peers import offset_of
+from .ptx import TypingError, asm, element_address, gpu, gpu_function, load_bytes, store_bytes, types
+from .words import load_word, n_words, store_word
+
+__all__ = [
+    "TILE_BYTES",
+    "TILE_WORDS",
+    "ll128_load_tiles",
+    "ll128_store_tiles",
+    "load_tile",
+    "store_tile",
+]
+
+TILE_BYTES, TILE_WORDS = 480, 64
+"""Of data, and of the lines it takes."""
+
+PIECES, LINE = 30, 16  # of 16 bytes in a tile; words
+
+
+def load_tile(x, i):
+    """-> my two words, uint64, of tile `i` of `x`, by all threads of a warp: ordinary loads.
+
+    x   1-D, contiguous, not empty: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or
+        uint8 at any address, a byte at a time. Less than 2**31 pieces of 16 bytes
+
+    What lies beyond the end of `x` is undefined, and so is the second word of threads 7, 15, 23 and 31.
+    """
+    thread = current_thread("load_tile")
+    first, last = _bytes_of(thread, "load_tile", x, i)
+    words = np.full(2, ~np.uint64(0))  # what is undefined shows
+    if last > first:
+        words.view(np.uint8)[: last - first] = thread.bytes_of("read", x, first, last)
+    return _pair(words)
+
+
+def store_tile(out, i, words):
+    """Store what ``load_tile(out, i)`` would load, by all threads of a warp: ordinary stores. What lies
+    beyond the end of `out` is dropped."""
+    thread = current_thread("store_tile")
+    first, last = _bytes_of(thread, "store_tile", out, i)
+    if last > first:
+        part = np.array([int(word) for word in words], np.uint64).view(np.uint8)
+        thread.bytes_of("write", out, first, last)[:] = part[: last - first]
+
+
+def ll128_store_tiles(lines, row, i, tiles, flag):
+    """Store a tile to each rank, with the flag: as tile `i` of row `row` of its `lines`, by all threads of a
+    warp.
+
+    lines   symmetric, uint64, 2-D, contiguous, rows at multiples of 128 bytes, where NVLink reaches all
+            ranks. Mine are given; on each rank, words ``TILE_WORDS * i`` and up to the next tile are written.
+            Less than 2**31 times 16 bytes
+    tiles   a tuple: tiles[k] is my two words, uint64, of what rank k gets
+    flag    32 bits, other than what the lines hold now
+
+    It orders nothing.
+    """
+    thread = current_thread("ll128_store_tiles")
+    check_emulated_integer("ll128_store_tiles()", row=row, i=i, flag=flag)
+    (lines,) = _rows_of("ll128_store_tiles", lines, row, 1, i)
+    flag = int(flag) & 0xFFFFFFFF
+    check = check_reuse("LL128", flag, lambda word: word)
+
+    def store(pairs):
+        words = np.array([pairs[t] for t in sorted(pairs)], np.uint64)  # thread, rank, low or high
+        for pe in range(words.shape[1]):
+            there, tile = thread.peer(lines, pe), words[:, pe].reshape(-1, LINE)
+            tile[:, LINE - 1] = flag
+            for line, values in enumerate(tile, TILE_WORDS // LINE * int(i)):
+                thread.store_line(there[LINE * line : LINE * (line + 1)], values, check)
+
+    mine = tuple(tuple(int(word) for word in words) for words in tiles)
+    _together(thread, "ll128_store_tiles", mine, store)
+
+
+def ll128_load_tiles(lines, row, n, i, flag):
+    """Wait for tile `i` in each of the `n` rows of `lines` from `row` on, of this rank, by all threads of a
+    warp. -> for each row my words of it, a tuple of two uint64
+
+    lines   as of ``ll128_store_tiles``, by which somebody stores that tile in each row
+    n       a constant, as of a kernel's closure: all rows are looked at at once
+
+    It orders nothing. The second word of threads 7, 15, 23 and 31 is undefined, as are all words when the
+    time of the wait is up (docs/timeouts.md).
+    """
+    thread = current_thread("ll128_load_tiles")
+    check_emulated_integer("ll128_load_tiles()", row=row, n=n, i=i, flag=flag)
+    rows = _rows_of("ll128_load_tiles", lines, row, n, i)
+    flag, first = int(flag) & 0xFFFFFFFF, TILE_WORDS * int(i)
+
+    def load(_):
+        why = f"to be the flag {flag}"
+        return [
+            np.concatenate(
+                [
+                    thread.wait_line(line[k : k + LINE], lambda word: word == flag, why)
+                    for k in range(first, first + TILE_WORDS, LINE)
+                ]
+            )
+            for line in rows
+        ]
+
+    tiles = _together(thread, "ll128_load_tiles", None, load)
+    return tuple(_pair(tile[2 * thread.lane :]) for tile in tiles)
+
+
+# ---- in the emulator
+
+
+def _bytes_of(thread, name, array, i):
+    """The first and last byte of a thread's words of the tile; the last is the first where there are none."""
+    check_emulated_integer(f"{name}()", i=i)
+    if array.dtype not in (np.complex128, np.uint64, np.uint8) or array.ndim != 1:
+        raise ValueError(
+            f"{name}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
+            f"{array.shape}"
+        )
+    if not array.flags.c_contiguous or array.size and array.ctypes.data % array.itemsize:
+        raise ValueError(f"{name}: the array must be contiguous, and at a multiple of {array.itemsize} bytes")
+    lane = thread.lane
+    first, size = (448 + lane - 7, 8) if lane % 8 == 7 else (16 * (lane - lane // 8), 16)
+    first = min(array.nbytes, TILE_BYTES * int(i) + first)
+    return first, min(array.nbytes, first + size)
+
+
+def _rows_of(name, lines, row, n, i):
+    """The `n` rows from `row` on, in which there is a tile `i`."""
+    if lines.ndim != 2 or not 0 <= row < row + n <= lines.shape[0]:
+        raise ValueError(
+            f"{name}: rows {row} to {row + n - 1} of lines of shape {lines.shape}: give 2-D lines"
+        )
+    rows = [lines[k] for k in range(int(row), int(row) + int(n))]
+    for line in rows:
+        check_emulated_lines("LL128", line, line[:0], 128, TILE_WORDS * (int(i) + 1))
+    return rows
+
+
+def _pair(words):
+    return from_scalar(words[0]), from_scalar(words[1])
+
+
+def _together(thread, name, value, function):
+    """``function(values by thread)``, by the last of the warp to come. -> its result. It orders no memory."""
+    if thread.n_threads % 32:
+        raise ValueError(f"LL128: whole warps are needed, of 32 threads; the block has {thread.n_threads}")
+    return thread.block.meeting(thread, "warp", what=name).join(thread, value, function)
+
+
+# ---- on the GPU: pieces are counted in 32 bits, for fewer instructions
+
+_store_line = asm(
+    "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
+    types.void,
+    (types.uint64, types.uint64, types.uint64),
+)
+_load_line = asm(
+    "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];",
+    types.UniTuple(types.uint64, 2),
+    (types.uint64,),
+)
+_load_16, _store_16, _store_8 = load_bytes(16), store_bytes(16), store_bytes(8)
+_stopped = deadline.warp_stopped  # of a warp: a line is stored whole, or not
+
+
+@gpu_function
+def _has_flag():
+    return cuda.laneid & 7 == 7
+
+
+@gpu_function
+def _piece(i):
+    lane = cuda.laneid
+    return types.int32(PIECES * i + (28 + (lane >> 4) if lane & 7 == 7 else lane - (lane >> 3)))
+
+
+@gpu_function
+def _line_address(lines, row, i):
+    """Of the thread's words in the lines of tile `i`."""
+    piece = types.int32(row * (lines.shape[1] >> 1) + 32 * i + cuda.laneid)
+    return element_address(lines[0], 0) + types.uint64(16 * piece)
+
+
+def _check_rows(primitive, lines):
+    if lines != types.Array(types.uint64, 2, "C"):
+        raise TypingError(f"{primitive}(): lines must be a 2-D contiguous array of uint64, given {lines}")
+
+
+def _check_data(primitive, array):
+    if not isinstance(array, types.Array) or (array.ndim, array.layout) != (1, "C"):
+        raise TypingError(f"{primitive}(): a 1-D contiguous array is needed, given {array}")
+    if array.dtype not in (types.complex128, types.uint64, types.uint8):
+        raise TypingError(
+            f"{primitive}(): arrays of complex128, uint64 or uint8 are allowed, given {array.dtype}"
+        )
+
+
+@gpu(load_tile)
+def _(x, i):
+    check_integer("load_tile", i=i)
+    _check_data("load_tile", x)
+
+    def by_pieces(x, i):
+        a, b, c, d = _load_16(x, 16 * min(_piece(i), types.int32(x.size - 1)))
+        low = types.uint64(b) << types.uint64(32) | types.uint64(a)
+        high = types.uint64(d) << types.uint64(32) | types.uint64(c)
+        return high if cuda.laneid & 15 == 15 else low, high
+
+    def by_words(x, i):
+        at, last = 2 * _piece(i) + types.int32(cuda.laneid & 15 == 15), n_words(x) - 1
+        return load_word(x, min(at, last)), load_word(x, min(at + 1, last))
+
+    return by_pieces if x.dtype == types.complex128 else by_words
+
+
+@gpu(store_tile)
+def _(out, i, words):
+    check_integer("store_tile", i=i)
+    _check_data("store_tile", out)
+
+    def by_pieces(out, i, words):
+        (low, high), piece, half = words, _piece(i), types.uint64(32)
+        four = types.uint32(low), types.uint32(low >> half), types.uint32(high), types.uint32(high >> half)
+        inside = piece < types.int32(out.size)
+        if inside & (not _has_flag()):
+            _store_16(out, 16 * piece, four)
+        if inside & _has_flag():
+            _store_8(out, 16 * piece + (cuda.laneid & 8), low)
+
+    def by_words(out, i, words):
+        low, high = words
+        at, size = 2 * _piece(i) + types.int32(cuda.laneid & 15 == 15), n_words(out)
+        if at < size:
+            store_word(out, at, low)
+        if (at + 1 < size) & (not _has_flag()):
+            store_word(out, at + 1, high)
+
+    return by_pieces if out.dtype == types.complex128 else by_words
+
+
+@functools.cache
+def _places(n):
+    """``places(address)``: where on each of `n` ranks that is which is at `address` here."""
+    before = _places(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(address):
+        return (address + offset_of(0),)
+
+    @gpu_function
+    def places(address):
+        return before(address) + (address + offset_of(n - 1),)
+
+    return places if n > 1 else only
+
+
+@functools.cache
+def _storing(n):
+    """``store(places, tiles, flag)``"""
+    before = _storing(n - 1) if n > 1 else None
+
+    @gpu_function
+    def store(places, tiles, flag):
+        if before is not None:
+            before(places, tiles, flag)
+        low, high = tiles[n - 1]
+        if _has_flag():
+            high = types.uint64(flag)
+        _store_line(places[n - 1], low, high)
+
+    return store
+
+
+@gpu(ll128_store_tiles)
+def _(lines, row, i, tiles, flag):
+    check_integer("ll128_store_tiles", row=row, i=i, flag=flag)
+    _check_rows("ll128_store_tiles", lines)
+    places, store, armed = _places(len(tiles)), _storing(len(tiles)), deadline.armed()
+
+    def impl(lines, row, i, tiles, flag):
+        if not (armed and _stopped()):
+            there = places(_line_address(lines, row, i))  # while the data are on their way
+            cuda.syncwarp()  # a line is one instruction of eight threads
+            store(there, tiles, types.uint32(flag))
+
+    return impl
+
+
+@functools.cache
+def _looking(n):
+    """``look(address, step)``: what is there now in `n` rows, `step` bytes apart."""
+    before = _looking(n - 1) if n > 1 else None
+
+    @gpu_function
+    def look_at_one(address, step):
+        return (_load_line(address),)
+
+    @gpu_function
+    def look(address, step):
+        return before(address, step) + (_load_line(address + types.uint64((n - 1) * step)),)
+
+    return look if n > 1 else look_at_one
+
+
+@functools.cache
+def _any_late(n):
+    """``any_late(tiles, flag)``: whether one of `n` rows lacks the flag."""
+    before = _any_late(n - 1) if n > 1 else None
+
+    @gpu_function
+    def one_late(tiles, flag):
+        return types.uint32(tiles[0][1]) != flag
+
+    @gpu_function
+    def any_late(tiles, flag):
+        return before(tiles, flag) | (types.uint32(tiles[n - 1][1]) != flag)
+
+    return any_late if n > 1 else one_late
+
+
+@functools.cache
+def _first_late(n):
+    """``first_late(tiles, flag)`` -> the first of `n` rows that lacks the flag, or any, and what it has."""
+    before = _first_late(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(tiles, flag):
+        return 0, types.uint32(tiles[0][1])
+
+    @gpu_function
+    def first_late(tiles, flag):
+        row, seen = before(tiles, flag)
+        return (row, seen) if seen != flag else (n - 1, types.uint32(tiles[n - 1][1]))
+
+    return first_late if n > 1 else only
+
+
+@functools.cache
+def _arrived(n):
+    """``arrived(address, step, flag)``: my words of `n` rows, when all threads of the warp see the flags of
+    theirs. They look together, each time: threads without flags must not be ahead of those that have them,
+    and a vote orders no memory."""
+    look, any_late = _looking(n), _any_late(n)
+
+    @gpu_function
+    def arrived(address, step, flag):
+        while True:
+            cuda.syncwarp()
+            tiles = look(address, step)
+            if not cuda.any_sync(0xFFFFFFFF, _has_flag() & any_late(tiles, flag)):
+                return tiles
+
+    return arrived
+
+
+@functools.cache
+def _arrived_or_late(n):
+    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+    look, first_late = _looking(n), _first_late(n)
+    over = deadline.overdue("ll128_load_tiles", types.uint32, "eq")
+    first_look, every = deadline.FIRST, deadline.EVERY
+    clock = deadline.clock
+
+    @gpu_function
+    def arrived(address, step, flag):
+        left, since = first_look, types.uint64(0)
+        while True:
+            cuda.syncwarp()
+            tiles = look(address, step)
+            row, seen = first_late(tiles, flag)
+            late = _has_flag() and seen != flag
+            if not cuda.any_sync(0xFFFFFFFF, late):
+                return tiles
+            left -= 1
+            if left == 0:
+                given_up = late and over(since, address + types.uint64(row * step + 8), flag, seen)
+                if cuda.any_sync(0xFFFFFFFF, given_up):
+                    return tiles
+                if since == 0:
+                    since = clock()
+                left = every
+
+    return arrived
+
+
+@gpu(ll128_load_tiles)
+def _(lines, row, n, i, flag):
+    check_integer("ll128_load_tiles", row=row, i=i, flag=flag)
+    if not isinstance(n, (types.IntegerLiteral, int)):
+        raise TypingError(f"ll128_load_tiles(): n must be a constant, given a variable of type {n}")
+    _check_rows("ll128_load_tiles", lines)
+    rows = n if isinstance(n, int) else n.literal_value
+    arrived = (_arrived_or_late if deadline.armed() else _arrived)(rows)
+
+    def impl(lines, row, n, i, flag):
+        return arrived(_line_address(lines, row, i), 8 * lines.shape[1], types.uint32(flag))
+
+    return impl

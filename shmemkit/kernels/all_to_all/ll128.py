@@ -1,0 +1,15 @@
+"""All-to-all by LL128. The fastest for middling messages.
+
+``shmemkit.kernels.ll128`` has the protocol and the kernels: each rank gets its segment of x.
+"""
+
+from shmemkit.kernels import ll128
+
+
+class LL128(ll128.LL128):
+    """The method "ll128" of ``AllToAll``."""
+
+    name, personalized = "all_to_all ll128", True
+
+
+GPU_KERNELS = ll128.gpu_kernels(True, "all_to_all")

@@ -1,0 +1,130 @@
+"""Barrier: the streams of all ranks meet, in one kernel of one block.
+
+Where all ranks reach each other by loads and stores, each tells each: ``shmemkit.stream_barrier``. Otherwise
+``barrier_2d``: first the ranks of a node meet in this way, then each with those of the same number on the
+other nodes, by dissemination, through NVSHMEM:
+
+Signals   arrivals[k], on every rank of its node: how many times rank k has arrived (only rank k adds to it)
+          passed[r], on every rank: how many times the rank 2**r nodes before, of the same number, has come to
+          round r (only that one adds to it)
+Counter   epoch[0], local: calls so far. In device memory, so that a replayed graph counts on
+
+  block:        1. arrive at all ranks of my node, and wait for them; syncthreads
+  thread 0, for each round r with 2**r < nodes:
+                2. add one to passed[r] on the rank 2**r nodes after me, modulo the nodes, behind a fence: so
+                   also what others have published to me is published
+                3. wait until passed[r] >= epoch + 1           acquire, also of the network
+                4. set epoch += 1
+
+After round r I know of 2**(r + 1) nodes, mine and those before it, that all their ranks have arrived; after
+the last round, of all. Nothing is ever reset. A rank may be a call ahead of the one that it tells, and its
+additions may overtake each other: as many as have come, so many times it has been in this round.
+
+No deadlock: in each step a rank tells others before it waits, and waits for what they do in the same step.
+That the next launch begins early (PDL) changes nothing: it touches nothing until this one has ended.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    num_ranks,
+    rank,
+    signal_op,
+    signal_wait_until,
+    symm_at,
+    threadfence,
+)
+from shmemkit.kernels.method import Method
+from shmemkit.launch import MAX_THREADS
+from shmemkit.stream_barrier import arrive_and_wait, barrier_kernel
+from shmemkit.stream_order import StreamOrder
+from shmemkit.world import World
+
+ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def barrier_2d(local_size, arrivals, passed, epoch):
+    """Meet all ranks, of several nodes.
+
+    local_size  ranks of a node, which are consecutive and reach each other by stores
+    arrivals    uint64 (n_ranks,), symmetric, zeros at first
+    passed      uint64 (rounds,), symmetric, zeros at first
+    epoch       uint64 (1,), zero at first
+    grid        1; any number of threads: best one for each rank of a node
+    """
+    me, n = rank(), num_ranks()
+    first = 0  # rank of my node; no division, which is slow
+    while first + local_size <= me:
+        first += local_size
+    end = first + local_size
+    there = symm_at(arrivals, min(first + cuda.threadIdx.x, end - 1))
+    griddepcontrol_wait()
+    griddepcontrol_launch_dependents()
+    target = arrive_and_wait(arrivals, there, epoch, first, end)
+    if cuda.threadIdx.x == 0:
+        hop, r = local_size, 0
+        while hop < n:
+            to = me + hop
+            if to >= n:
+                to -= n
+            threadfence("sys", "acq_rel")
+            signal_op(passed[r:], 1, ADD, to)
+            signal_wait_until(passed[r:], GE, target)
+            hop += hop
+            r += 1
+        epoch[0] = target
+
+
+class Barrier(Method):
+    """A barrier of all ranks on a stream, in a kernel of a few microseconds. Collective.
+
+    ``barrier()`` enqueues one: what is enqueued after it, on any rank, sees what was done before it, on every
+    rank. Any number may follow each other, on any streams, also in CUDA graphs; the ranks make the calls of
+    one object in the same order. Calls on another stream wait for those before; graphs are launched in that
+    order by whoever launches them.
+
+    It does not complete puts: `quiet` in the kernels that make them, or ``World.barrier``, which does.
+    """
+
+    def __init__(self, world):
+        if not isinstance(world, World):
+            raise TypeError(f"Barrier: the first argument is the World, of shmemkit.init(), not {world!r}")
+        super().__init__(world)
+        self._order = StreamOrder(world)
+
+    def prepare(self):
+        world, n = self.world, self.world.n_ranks
+        near = world.near()
+        reached = world.host_allgather((all(near), all(near[k] for k in world.node_ranks)))
+        everywhere, in_nodes = (all(of_ranks) for of_ranks in zip(*reached, strict=True))
+        size = n if everywhere else world.local_size if in_nodes else 1
+        if world.backend.name != "emulator":
+            self.threads = min(MAX_THREADS, size)
+        arrivals = self.zeros(n, "uint64", "barrier.arrivals")
+        self.epoch = world.xp.zeros(1, "uint64")
+        if everywhere:
+            self._run = self.launch(barrier_kernel, 1, arrivals, self.epoch, pdl=True)
+        else:
+            passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
+            self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch, pdl=True)
+
+    def __call__(self, stream=None):
+        """Enqueue one on `stream`, default the World's. RuntimeError after ``free``, which is collective."""
+        if not self._arrays:
+            raise RuntimeError("Barrier: it was freed; make a new one")
+        if stream is self.world.stream:
+            stream = None
+        self._order.before(stream)
+        self._run(stream)
+
+
+_words = types.Array(types.uint64, 1, "C")
+GPU_KERNELS = {
+    "barrier": (barrier_kernel, (_words, _words)),
+    "barrier_2d": (barrier_2d, (types.int64, _words, _words, _words)),
+}

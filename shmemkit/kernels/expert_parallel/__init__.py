@@ -1,0 +1,311 @@
+"""Expert parallelism: the experts of a mixture-of-experts layer are spread over the ranks, and the tokens go
+to theirs and come back.
+
+  dispatch   each token's row to the ranks of its experts, once to each, and there to the experts
+  combine    the experts' rows back, added up on the way, with weights
+
+A file each, which says how it works: made for few tokens, whose latency counts.
+"""
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmemkit.memory import as_dtype
+from shmemkit.stream_order import StreamOrder
+from shmemkit.world import World
+
+from .combine import Combine
+from .dispatch import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, Dispatch
+from .weighted import DTYPES
+
+__all__ = ["ExpertParallel", "Received"]
+
+PLANS = 64  # bound calls that are kept
+
+
+class Received(NamedTuple):
+    """What ``ExpertParallel.dispatch`` returns: arrays of the object, the same at each call.
+
+    rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are those of local expert e,
+            by rank and token; what is behind them is undefined
+    counts  int32 (n_local_experts,), on the GPU
+    scales  float32 (n_local_experts, n_ranks * max_tokens, n_scales), of the same rows; None without scales
+    """
+
+    rows: Any
+    counts: Any
+    scales: Any
+
+
+class Sizes(NamedTuple):
+    """The arguments of ``ExpertParallel`` that all ranks share."""
+
+    max_tokens: int
+    hidden: int
+    n_experts: int
+    top_k: int
+    dtype: np.dtype
+    dispatch_dtype: np.dtype
+    n_scales: int
+    n_local: int  # experts of a rank
+
+    @property
+    def row(self):
+        """Bytes of a row that is dispatched."""
+        return self.hidden * self.dispatch_dtype.itemsize
+
+
+class ExpertParallel:
+    """Dispatch tokens to the ranks of their experts, and combine what the experts make of them. Collective.
+
+    world           the World; all ranks reach each other's memory, up to 72 of them
+    max_tokens      of each rank in a call: 1 to 65536
+    hidden          elements of a token's row; a row is a multiple of 16 bytes
+    n_experts       of all ranks: a multiple of n_ranks, up to 1024. Rank r has the n_local_experts =
+                    n_experts / n_ranks from r * n_local_experts on
+    top_k           experts of a token: 1 to 32
+    dtype           of the rows that are combined: float16, bfloat16 or float32
+    dispatch_dtype  of those that are dispatched: `dtype` (default), or "uint8", bytes of anything, as of fp8
+    n_scales        float32 that go with each dispatched row, such as the scales of fp8
+
+        received = ep.dispatch(x, experts, weights)
+        y = ...               # of received.rows[e, : received.counts[e]], for each local expert e
+        out = ep.combine(y)
+
+    Calls are enqueued, on any stream, also in graphs, in the same order on all ranks. The host waits for
+    nothing, and never knows how many tokens go where. ``combine`` is for the last ``dispatch`` before it: the
+    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects.
+
+    It takes symmetric memory for 4 * n_ranks * max_tokens rows, and other memory for n_experts * max_tokens.
+    """
+
+    def __init__(
+        self,
+        world,
+        max_tokens,
+        hidden,
+        n_experts,
+        top_k,
+        dtype="bfloat16",
+        dispatch_dtype=None,
+        n_scales=0,
+    ):
+        if not isinstance(world, World):
+            raise TypeError(
+                f"ExpertParallel: the first argument is the World, of shmemkit.init(), not {world!r}"
+            )
+        self._dispatch = self._combine = None
+        given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales
+        sizes = refusal = None
+        try:
+            sizes = _sizes(world.n_ranks, *given)
+        except (TypeError, ValueError) as error:
+            refusal = error
+        of_all = world.host_allgather(str(refusal) if sizes is None else tuple(map(str, sizes)))
+        if refusal is not None:
+            raise refusal
+        if len(set(of_all)) > 1:
+            raise ValueError(f"ExpertParallel: {of_all} over the ranks: the same arguments are allowed")
+        self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
+        self.capacity = world.n_ranks * sizes.max_tokens
+        self._plans, self._order, self._tokens = {}, StreamOrder(world), None
+        xp, rows = world.xp, (sizes.n_local, self.capacity)
+        try:
+            self._dispatch = Dispatch(world, sizes)
+            self._combine = Combine(world, sizes, self._dispatch)
+        except (ValueError, MemoryError):
+            self.free()
+            raise
+        scales = xp.empty((*rows, sizes.n_scales), "float32")
+        self.received = Received(
+            xp.empty((*rows, sizes.hidden), sizes.dispatch_dtype),
+            xp.zeros(sizes.n_local, "int32"),
+            scales if sizes.n_scales else None,
+        )
+        self._scales, self._no_scales = scales, xp.empty((sizes.max_tokens, 0), "float32")
+        self._ones = xp.ones((sizes.max_tokens, sizes.top_k), "float32")
+
+    def dispatch(self, x, experts, weights=None, scales=None, stream=None):
+        """Send the rows of `x` to their experts. -> Received
+
+        x        (tokens, hidden), of dispatch_dtype, at a multiple of 16 bytes: up to max_tokens, also 0, on
+                 each rank as many as it has
+        experts  int32 or int64 (tokens, top_k): the experts of each token; a number that is no expert's, as
+                 -1, is none. A token's experts differ
+        weights  float32 (tokens, top_k), by which ``combine`` multiplies; default: ones
+        scales   float32 (tokens, n_scales)
+        stream   default: the World's
+
+        All are C-contiguous. Enqueued: when the stream has run it, Received is filled in.
+        """
+        self._check_alive()
+        tokens = x.shape[0] if getattr(x, "ndim", 0) else 0
+        weights = self._ones[:tokens] if weights is None else weights
+        scales = self._no_scales[:tokens] if scales is None and not self.sizes.n_scales else scales
+        run = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
+        self._run(run, stream)
+        self._tokens = tokens
+        return self.received
+
+    def combine(self, y, out=None, stream=None):
+        """Bring the experts' rows back to the tokens of the last dispatch, and add them up. -> out
+
+        y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: what the experts have made of
+                ``Received.rows``, in the same places; may be those themselves
+        out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched. Default: a new
+                array, for those of the last call of ``dispatch`` (the host knows nothing of graphs)
+        stream  default: the World's
+
+        y and out are C-contiguous, at multiples of 16 bytes. Enqueued: when the stream has run it, out[t] is
+        the sum of weights[t, j] times the row that expert experts[t, j] has for token t. What the experts of
+        one rank have is added up there, by j, in float32, and rounded to dtype; the sums of the ranks then
+        likewise, by rank. A token without experts gets zeros. Equal calls give equal bits.
+        """
+        self._check_alive()
+        if out is None:
+            if self._tokens is None:
+                raise ValueError("ExpertParallel: combine: a dispatch comes before it, or `out` is given")
+            out = self.world.xp.empty((self._tokens, self.sizes.hidden), self.sizes.dtype)
+            if stream not in (None, self.world.stream):  # what used the memory before may be under way
+                self.world.backend.follow(stream, None)
+        self._run(self._planned("combine", y=y, out=out), stream)
+        return out
+
+    def free(self):
+        """Give the symmetric memory back; the object cannot be used any more. Collective."""
+        methods, self._dispatch, self._combine = (self._combine, self._dispatch), None, None
+        self._plans = {}
+        for method in methods:
+            if method is not None:
+                method.free()
+
+    # -- inside
+    def _run(self, run, stream):
+        if stream is self.world.stream:
+            stream = None
+        self._order.before(stream)
+        run(stream)
+
+    def _planned(self, call, **arrays):
+        """Bind the call for these arrays; bound calls are kept by address."""
+        address = self.world.backend.address
+        try:
+            key = call, *((address(a), a.shape, a.strides, a.dtype) for a in arrays.values())
+        except AttributeError:
+            array = self.world.xp.ndarray
+            raise TypeError(
+                f"ExpertParallel: {call}: {', '.join(arrays)} must be of {array.__module__}."
+                f"{array.__name__}, given {', '.join(type(a).__name__ for a in arrays.values())}"
+            ) from None
+        run = self._plans.get(key)
+        if run is None:
+            if len(self._plans) == PLANS:
+                self._plans.clear()
+            run = self._plans[key] = getattr(self, f"_plan_{call}")(**arrays)
+        return run
+
+    def _plan_dispatch(self, x, experts, weights, scales):
+        sizes, tokens = self.sizes, x.shape[0] if x.ndim else 0
+        self._check_tokens("x", tokens)
+        self._check("x", x, (tokens, sizes.hidden), (sizes.dispatch_dtype,), aligned=True)
+        self._check("experts", experts, (tokens, sizes.top_k), ("int32", "int64"))
+        self._check("weights", weights, (tokens, sizes.top_k), ("float32",))
+        self._check("scales", scales, (tokens, sizes.n_scales), ("float32",))
+        rows = self.received.rows
+        self._check_apart("x", x, "Received.rows", rows)
+        n_rows = self.n_local_experts * self.capacity
+        return self._dispatch.bind(
+            *(x.view("uint8"), experts, weights.view("int32"), scales),
+            *(rows.view("uint8").reshape(n_rows, -1), self._scales.reshape(n_rows, sizes.n_scales)),
+            self.received.counts,
+        )
+
+    def _plan_combine(self, y, out):
+        sizes, tokens = self.sizes, out.shape[0] if out.ndim else 0
+        self._check_tokens("out", tokens)
+        self._check("y", y, (self.n_local_experts, self.capacity, sizes.hidden), (sizes.dtype,), aligned=True)
+        self._check("out", out, (tokens, sizes.hidden), (sizes.dtype,), aligned=True)
+        self._check_apart("y", y, "out", out)
+        return self._combine.bind(
+            y.view("uint8").reshape(self.n_local_experts * self.capacity, -1), out.view("uint8")
+        )
+
+    def _check_tokens(self, name, tokens):
+        if tokens > self.sizes.max_tokens:
+            raise ValueError(
+                f"ExpertParallel: {name} has {tokens} tokens, max_tokens={self.sizes.max_tokens}: make a "
+                "larger one"
+            )
+
+    def _check(self, name, array, shape, dtypes, aligned=False):
+        if array.shape != shape or array.dtype not in dtypes:
+            allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            raise ValueError(
+                f"ExpertParallel: {name} is {array.dtype} {array.shape}: {allowed} {shape} is allowed"
+            )
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"ExpertParallel: {name} {array.shape} has strides {array.strides}: C-contiguous arrays are "
+                "allowed; copy it"
+            )
+        if aligned and array.size and self.world.backend.address(array) % 16:
+            raise ValueError(
+                f"ExpertParallel: {name} begins at no multiple of 16 bytes, which rows are moved by; copy it"
+            )
+
+    def _check_apart(self, name, array, other_name, other):
+        at, to = map(self.world.backend.address, (array, other))
+        if array.nbytes and other.nbytes and at < to + other.nbytes and to < at + array.nbytes:
+            raise ValueError(
+                f"ExpertParallel: {name} and {other_name} overlap: arrays that lie apart are allowed"
+            )
+
+    def _check_alive(self):
+        if self._dispatch is None:
+            raise RuntimeError("ExpertParallel: it was freed; make a new one")
+
+
+def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales):
+    """-> Sizes; ValueError, or TypeError, for what is not allowed."""
+    numbers = {
+        "max_tokens": (max_tokens, 1, MAX_TOKENS),
+        "hidden": (hidden, 1, 1 << 20),
+        "n_experts": (n_experts, 1, MAX_EXPERTS),
+        "top_k": (top_k, 1, MAX_TOP_K),
+        "n_scales": (n_scales, 0, 1 << 20),
+    }
+    for name, (number, least, most) in numbers.items():
+        try:
+            number = operator.index(number)
+        except TypeError:
+            raise TypeError(f"ExpertParallel: {name}={number!r}: an integer is allowed") from None
+        if not least <= number <= most:
+            raise ValueError(f"ExpertParallel: {name}={number}: {least} to {most} are allowed")
+    if n_ranks > MAX_RANKS:
+        raise ValueError(f"ExpertParallel: {n_ranks} ranks: up to {MAX_RANKS} are allowed")
+    if n_experts % n_ranks:
+        raise ValueError(
+            f"ExpertParallel: n_experts={n_experts}: a multiple of {n_ranks}, the ranks, is allowed"
+        )
+    dtype = as_dtype(dtype)
+    moved = dtype if dispatch_dtype is None else as_dtype(dispatch_dtype)
+    if dtype.name not in DTYPES:
+        raise ValueError(f"ExpertParallel: dtype={dtype.name}: {', '.join(DTYPES)} are allowed")
+    if moved.name not in (dtype.name, "uint8"):
+        raise ValueError(
+            f"ExpertParallel: dispatch_dtype={moved.name}: {dtype.name}, the dtype, or uint8 is allowed"
+        )
+    for kind in (dtype, moved):
+        if hidden * kind.itemsize % 16:
+            raise ValueError(
+                f"ExpertParallel: hidden={hidden}: rows of {hidden * kind.itemsize} bytes, of {kind.name}; "
+                "multiples of 16 bytes are allowed"
+            )
+    if n_experts * max_tokens >= 1 << 31:
+        raise ValueError(
+            f"ExpertParallel: n_experts * max_tokens = {n_experts * max_tokens}: less than 2**31 is allowed"
+        )
+    sizes = *map(int, (max_tokens, hidden, n_experts, top_k)), dtype, moved, int(n_scales)
+    return Sizes(*sizes, n_experts // n_ranks)

@@ -1,0 +1,83 @@
+"""Gather: the arrays of all ranks on one of them, the root.
+
+The methods, a file each, which says how it works:
+
+  ll    words that say themselves that they have arrived: small messages
+  push  stores into the root's memory and signals: larger ones
+"""
+
+import operator
+
+from shmemkit.kernels.collective import Collective
+
+from .ll import LL
+from .push import Push
+
+METHODS = {"ll": LL, "push": Push}
+
+
+class Gather(Collective):
+    """Gather the arrays of all ranks on the root. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest gathered array: n_ranks times an input
+    root        the rank that gets it
+    method      one of ``Gather.methods``, or "auto", as of ``AllGather``
+
+    ``gather(x)`` enqueues one, as that of ``AllGather`` does: on any stream, also in graphs, in the same
+    order on all ranks. The others may be two calls ahead of the root; then they wait for it.
+    """
+
+    table, METHODS, methods = "gather", METHODS, tuple(METHODS)
+    _overlap = "x may be the part of out that it belongs to, out[root] on the root"
+
+    def __init__(self, world, max_nbytes, root=0, method="auto"):
+        self.root = operator.index(root)
+        self._options = (self.root,)
+        if not 0 <= self.root < getattr(world, "n_ranks", self.root + 1):
+            raise ValueError(f"Gather: root={root}: 0 to {world.n_ranks - 1} are allowed")
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x, out=None, stream=None):
+        """Gather `x`. -> out on the root, None on all other ranks
+
+        x        C-contiguous, any dtype and shape, of the same size on all ranks. On the root it may be the
+                 part of `out` that it belongs to
+        out      on the root: C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new
+                 array of shape (n_ranks, *x.shape). On all other ranks: None
+        stream   default: the World's
+
+        Enqueued: when the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x. When the
+        stream of another rank has run it, its x may be written again.
+        """
+        if self.world.rank == self.root:
+            return self._call(x, out, stream)
+        if out is not None:
+            raise ValueError(
+                f"Gather: out is given on rank {self.world.rank}: the root, rank {self.root}, gets the "
+                "result; None is allowed on all others"
+            )
+        self._call(x, x, stream)
+        return None
+
+    def _shape(self, x):
+        return self.world.n_ranks, *x.shape
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if self.world.rank == self.root and (x.dtype != out.dtype or out.size != n * x.size):
+            raise ValueError(
+                f"Gather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
+                f"and out {n} times as large, of one x for each rank"
+            )
+
+    def _in_place(self, x, out):
+        return self.root * x.nbytes if self.world.rank == self.root else 0
+
+    def _full(self, x, out):
+        return self.world.n_ranks * x.nbytes
+
+    def method_for(self, nbytes, symmetric=False):
+        """The method for a gathered array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
+        ranks do not know."""
+        return super().method_for(nbytes)

@@ -1,0 +1,181 @@
+"""Reduce-scatter by copy engines: they scatter, each rank's segments to the ranks that they are for, and a
+few blocks combine what has come. For large messages, and beside kernels that want the multiprocessors.
+
+Segments  x is n_ranks segments, the k-th for rank k. A segment is cut into 3 pieces or more: while one is
+          combined, the next ones are copied
+Staged    staged[k], on every rank: its segment of rank k's x, written by that rank's copies. Its last piece
+          has a place that no other piece of any call has. My own segment stays in x: nothing is copied here
+Signals   ready[k, b], on every rank: how many pieces of rank k's have been copied, as its block b says (only
+          rank k sets it)
+Counters  calls[b], local: how many launches block b has taken part in: pieces of all calls. In device memory,
+          so that a replayed graph counts on
+
+  lane, a stream, for each piece p:
+          1. copy it to staged[me] on me + 1, me + 2, ... modulo the ranks; from piece 2 on, after kernel 0
+  stream, for each piece p, kernel p, after its copies, by block b:
+          2. set ready[me, b] on all others to the number of this launch    release, sys: publishes the copies
+          3. wait until ready[k, b] here is at least that, for all k        acquire, sys: sees theirs
+          4. load the piece from x and staged, in the order of the ranks, combine it, and store the result
+
+They combine in the order of the ranks, so the bits are the same in every run. In each part of step 1 every
+rank sends to one other and receives from one other.
+
+No race, although nobody acknowledges. A graph's copies always go to the same addresses, so that calls cannot
+take turns with two halves; but the pieces can. When my kernel of the last piece has ended, all ranks have
+begun theirs, and so ended those of the pieces before: the next call may write their places, as soon as my
+stream comes to it. When my kernel 0 of that call has ended, all ranks have begun theirs, and so ended the
+call before: the copies after it may write the last piece's place, and are the only ones that do, since there
+are two pieces before. x and out may be used again when the stream has run the last kernel, which comes after
+all copies. out may be my segment of x: only I load it, and a thread loads its words before it stores them.
+
+No deadlock: kernel p waits for kernels p of the others, which wait for their copies of pieces up to p, and
+those, in turn, for kernel 0 at most; all blocks are resident. The host enqueues them in an order in which
+they can run one by one.
+
+The copies are as fast as the links, one at a time, but each takes some 9 us besides (H200, in a graph): so
+the pieces are large. Copies on several streams at once were slower. Combining moves n_ranks + 1 bytes in this
+GPU's memory for n_ranks - 1 that arrive: BLOCKS do so faster than they arrive, because the last piece is
+combined when all copies are done.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import n_words, num_ranks, rank, reduction, store_word
+from shmemkit.kernels.meeting import meet
+from shmemkit.kernels.method import Method
+
+from .rows import combining
+
+PIECE = 1 << 24  # bytes of a segment that are worth a kernel
+MIN_PIECES, MAX_PIECES = 3, 16
+BLOCKS = 44  # of a kernel, at most: a third of H200's multiprocessors
+PART = 1 << 12  # bytes that are worth a block
+LINE = 16  # words: at multiples of them pieces and parts begin
+
+
+@functools.cache
+def reduction_kernel(op, dtype):
+    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
+    _, _, result = reduction(op, dtype)
+    one, four = combining(op, dtype)
+
+    @cuda.jit(max_registers=128)  # of 512 threads; only of int8 as bytes some are spilled
+    def combine_copied(mine, out, part, staged, at, stride, ready, calls):
+        """Combine a piece of all ranks, when it is there, in `out`.
+
+        mine, out  uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size: the piece of
+                   this rank's own x, and of the output; may be the same
+        part       words of a block's part: gridDim.x of them are out, or more
+        staged     uint64, 1-D: rank k's piece begins with word at + k * stride
+        ready      uint64 (n_ranks, gridDim.x), symmetric, zeros at first
+        calls      uint64 (gridDim.x,), zeros at first
+        grid       any, one-dimensional, as the blocks are; the same in all launches
+        """
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        me, n, size = rank(), num_ranks(), n_words(out)
+        call = calls[b] + 1
+        meet(ready, b, call)
+        cuda.syncthreads()
+        i, end = b * part + t, min((b + 1) * part, size)
+        while i + 3 * threads < end:
+            p, q, r, s = four(mine, staged, at, stride, me, n, i, threads)
+            store_word(out, i, result(p, n))
+            store_word(out, i + threads, result(q, n))
+            store_word(out, i + 2 * threads, result(r, n))
+            store_word(out, i + 3 * threads, result(s, n))
+            i += 4 * threads
+        while i < end:
+            store_word(out, i, result(one(mine, staged, at, stride, me, n, i), n))
+            i += threads
+        if t == 0:
+            calls[b] = call
+
+    return combine_copied
+
+
+class CopyEngine(Method):
+    """The method "copy_engine" of ``ReduceScatter``."""
+
+    def prepare(self, max_nbytes, op):
+        world, n = self.world, self.world.n_ranks
+        world.check_reach("reduce_scatter copy_engine")
+        self.op, words = op, max(1, -(-max_nbytes // (8 * n)))
+        self.last = _lines(words)  # where the last piece's place begins
+        room = self.last + _lines(min(words, max(PIECE // 8, -(-words // MAX_PIECES))))
+        self.staged = self.empty((n, room), "uint64", "reduce_scatter.copy_engine.staged")
+        self.blocks = min(BLOCKS, -(-8 * words // PART))
+        self.ready = self.zeros((n, self.blocks), "uint64", "reduce_scatter.copy_engine.ready")
+        self.calls = world.xp.zeros(self.blocks, "uint64")
+        self.lanes = {None: world.backend.new_stream()}  # by capture: a stream takes part in one at a time
+
+    def bind(self, x, out, in_place, dtype):
+        """-> run(stream)"""
+        me, n, view = self.world.rank, self.world.n_ranks, self.world.peer_view
+        unit = 8 // x.itemsize
+        segments = [x[k * out.size : (k + 1) * out.size] for k in range(n)]
+        rows, stride = self.staged.reshape(-1), self.staged.shape[1]
+        words = -(-out.nbytes // 8)
+        n_pieces = max(MIN_PIECES, min(MAX_PIECES, -(-8 * words // PIECE)))
+        piece = _lines(-(-words // n_pieces))
+        part = _lines(-(-piece // self.blocks))
+        copies, kernels = [], []
+        for p in range(n_pieces):
+            at = p * piece if p < n_pieces - 1 else self.last
+            its = slice(p * piece * unit, (p + 1) * piece * unit)
+            mine, there = segments[me][its], rows[me * stride + at :].view(x.dtype)
+            copies.append([])
+            for peer in (*range(me + 1, n), *range(me)) if mine.size else ():
+                to = view(there[: mine.size], peer)
+                copies[-1].append(self.world.backend.copy(to, segments[peer][its]))
+            args = mine, out[its], part, rows, at, stride, self.ready, self.calls
+            kernels.append(self.launch(reduction_kernel(self.op, dtype.name), self.blocks, *args))
+        return lambda stream: self._run(copies, kernels, stream)
+
+    def _run(self, copies, kernels, stream):
+        backend = self.world.backend
+        main, lane, order = backend.handle(stream), backend.handle(self._lane_of(stream)), backend.order
+        order(lane, main)
+        for p, of_piece in enumerate(copies):
+            for copy in of_piece:
+                copy(lane)
+            if p > 0:
+                kernels[p - 1](stream)
+            if p == 1:
+                order(lane, main)
+            order(main, lane)
+        kernels[-1](stream)
+
+    def _lane_of(self, stream):
+        """The lane beside `stream`, which captures with it if it does."""
+        backend = self.world.backend
+        capture = backend.capture_of(stream)
+        if capture not in self.lanes:
+            self.lanes = {None: self.lanes[None], capture: backend.new_stream()}
+        return self.lanes[capture]
+
+
+def _lines(words):
+    """At least so many words, in whole lines."""
+    return words + LINE - 1 & -LINE
+
+
+_words = types.Array(types.uint64, 1, "C")
+GPU_KERNELS = {
+    f"combine_copied[{op},{dtype},{words}]": (
+        reduction_kernel(op, dtype),
+        (
+            *[types.Array(words, 1, "C")] * 2,
+            *(types.int64, _words, types.int64, types.int64),
+            *(types.Array(types.uint64, 2, "C"), _words),
+        ),
+    )
+    for op, dtype, words in (
+        ("sum", "bfloat16", types.uint64),
+        ("sum", "float16", types.uint8),
+        ("max", "float32", types.uint64),
+        ("avg", "float64", types.uint64),
+        ("prod", "int8", types.uint64),
+    )
+}

@@ -1,0 +1,183 @@
+"""Methods by tiles of LL128 (``shmemkit.device.ll128_tiles``): device functions on tiles of all ranks, made
+for a number of ranks, so that all that is loaded is under way at once, and in registers; and how many warps
+there are."""
+
+import functools
+
+from numba import cuda
+
+from shmemkit.device import (
+    TILE_BYTES,
+    TILE_WORDS,
+    load_tile,
+    reduction,
+    store_tile,
+)
+from shmemkit.kernels.method import Method
+
+MOST_RANKS = 16  # two words of each, and more, in registers
+
+
+@functools.cache
+def loading(n):
+    """-> ``load(x, segment, i)``: tile `i` of each of the `n` segments of x, of `segment` tiles."""
+    before = loading(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def load_first(x, segment, i):
+        return (load_tile(x, i),)
+
+    @cuda.jit(device=True)
+    def load(x, segment, i):
+        return before(x, segment, i) + (load_tile(x, (n - 1) * segment + i),)
+
+    return load if n > 1 else load_first
+
+
+@functools.cache
+def loading_segments(n):
+    """-> ``load(x, size, i)``: tile `i` of each of the `n` segments of x, of `size` elements."""
+    before = loading_segments(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def load_first(x, size, i):
+        return (load_tile(x[:size], i),)
+
+    @cuda.jit(device=True)
+    def load(x, size, i):
+        return before(x, size, i) + (load_tile(x[(n - 1) * size : n * size], i),)
+
+    return load if n > 1 else load_first
+
+
+@functools.cache
+def copying(n):
+    """-> ``copies(words)``: `n` times the same tile."""
+    before = copying(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def only(words):
+        return (words,)
+
+    @cuda.jit(device=True)
+    def copies(words):
+        return before(words) + (words,)
+
+    return copies if n > 1 else only
+
+
+@functools.cache
+def combining(op, dtype, n):
+    """-> ``combine(tiles)``: the words of the combination of `n` tiles, in their order."""
+    _, _, result = reduction(op, dtype)
+    totals = _totals(op, dtype, n)
+
+    @cuda.jit(device=True)
+    def combine(tiles):
+        low, high = totals(tiles)
+        return result(low, n), result(high, n)
+
+    return combine
+
+
+@functools.cache
+def _totals(op, dtype, n):
+    first, add, _ = reduction(op, dtype)
+    if n == 1:
+
+        @cuda.jit(device=True)
+        def totals(tiles):
+            return first(tiles[0][0]), first(tiles[0][1])
+
+    else:
+        before = _totals(op, dtype, n - 1)
+
+        @cuda.jit(device=True)
+        def totals(tiles):
+            low, high = before(tiles)
+            return add(low, tiles[n - 1][0]), add(high, tiles[n - 1][1])
+
+    return totals
+
+
+@functools.cache
+def storing(n):
+    """-> ``store(out, segment, i, tiles)``: store the k-th of `n` tiles as tile `i` of the k-th segment of
+    out, for all k."""
+    before = storing(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def store(out, segment, i, tiles):
+        if before is not None:
+            before(out, segment, i, tiles)
+        store_tile(out, (n - 1) * segment + i, tiles[n - 1])
+
+    return store
+
+
+@functools.cache
+def storing_segments(n):
+    """-> ``store(out, size, i, tiles)``: store the k-th of `n` tiles as tile `i` of the k-th segment of out,
+    of
+    `size` elements, for all of them."""
+    before = storing_segments(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def store(out, size, i, tiles):
+        if before is not None:
+            before(out, size, i, tiles)
+        store_tile(out[(n - 1) * size : n * size], i, tiles[n - 1])
+
+    return store
+
+
+class Tiles(Method):
+    """A method whose kernels have a warp for each tile, or fewer."""
+
+    threads = 64
+    blocks = 16  # of a grid, at most, for each multiprocessor
+
+    def check(self, name):
+        """Whether it can run here; collective."""
+        self.world.check_reach(name, nvlink=True)
+        if self.world.n_ranks > MOST_RANKS:
+            raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {MOST_RANKS} are allowed")
+        self.most = {}  # blocks, by kernel and dtype
+        self.most = {}
+
+    def prepare_halves(self, name, n_bytes):
+        """Check, and make `lines` of two halves, with a row of each rank for `n_bytes`, and `calls`: how
+        often each
+        tile has been sent. Collective."""
+        self.check(name)
+        tiles, n = tiles_of(n_bytes), self.world.n_ranks
+        self.lines = self.zeros((2 * n, words_of(tiles)), "uint64", f"{name.replace(' ', '.')}.lines")
+        self.calls = self.world.xp.zeros(tiles, "uint32")
+
+    def wide(self, x, out, unit):
+        """-> both, for accesses of 16 bytes where their addresses, and `unit` bytes, of which they are
+        multiples,
+        allow that."""
+        address = self.world.backend.address
+        if (address(x) | address(out) | unit) & 15:
+            return x, out
+        return x.view("complex128"), out.view("complex128")
+
+    def launch_tiles(self, kernel, tiles, x, *args):
+        """-> `kernel` bound to enough warps for `tiles` tiles, and to these arguments."""
+        key = kernel, x.dtype
+        if key not in self.most:
+            fit = self.launch(kernel, 1, x, *args, pdl=True).resident_blocks
+            self.most[key] = min(fit, self.blocks * self.world.backend.multiprocessors)
+        grid = min(-(-tiles // (self.threads // 32)), self.most[key])
+        return self.launch(kernel, grid, x, *args, pdl=True)
+
+
+def tiles_of(n_bytes):
+    """How many tiles they are, at least one."""
+    return max(1, -(-n_bytes // TILE_BYTES))
+
+
+def words_of(tiles):
+    """How many words of lines they take."""
+    return tiles * TILE_WORDS

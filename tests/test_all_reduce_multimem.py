@@ -1,0 +1,218 @@
+"""AllReduce by multimem on the emulator: ranks, lengths, the dtypes and ops that the NVSwitch has, repeats,
+graphs, without races; what is refused, and where; the order of fences in the PTX."""
+
+import itertools
+
+import gpu
+import numpy as np
+import pytest
+from ptx import compile_ptx
+from test_all_reduce import few_calls, reduce_all
+
+import shmemkit as sk
+from shmemkit import multicast
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.all_reduce import multimem
+from shmemkit.memory import as_dtype
+
+METHODS = "multimem_one_shot", "multimem_two_shot"
+methods = pytest.mark.parametrize("method", METHODS)
+ORDERED = "int32", "uint32", "int64", "uint64", "float16", "bfloat16"
+ADDED = *ORDERED, "float32", "float64"
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """A few blocks, of parts of a few vectors."""
+    monkeypatch.setattr(multimem, "PART", 64)
+    monkeypatch.setattr(multimem, "MAX_BLOCKS", 3)
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes", [1, 2, 3])
+def test_lengths(pes, small_parts, n_pes, method):
+    pes(n_pes).run(reduce_all, method, [1, 40, 0, 333, 41, 7])
+
+
+@methods
+@pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
+def test_many_ranks(pes, small_parts, n_pes, sizes, method):
+    pes(n_pes, seed=0).run(reduce_all, method, sizes, "int32", "max")
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16"])
+def test_unaligned(pes, small_parts, dtype, in_place, method):
+    pes(3).run(reduce_all, method, [1, 300, 33, 65], dtype, "sum", 3, in_place)
+
+
+@methods
+@pytest.mark.parametrize(
+    "op, dtype", [*itertools.product(["sum"], ADDED), *itertools.product(["max", "min"], ORDERED)]
+)
+def test_ops_and_dtypes(pes, method, op, dtype):
+    pes(2).run(reduce_all, method, [9], dtype, op, 0, True)
+
+
+@methods
+def test_larger_than_a_part(pes, method):
+    pes(2).run(reduce_all, method, [9000, 3, 9500], "float16")
+
+
+@methods
+def test_sums_of_16_bits_are_rounded_once(pes, method):
+    """If each of them is, 256 + 1 + 1 + 1 stays 256 in bfloat16."""
+
+    def main():
+        world = sk.init()
+        x = np.full(40, 256 if world.rank == 0 else 1, as_dtype("bfloat16"))
+        out = sk.AllReduce(world, x.nbytes, "sum", method)(x)
+        world.synchronize()
+        assert (out.astype("float32") == 260).all()  # 259, to nearest even
+
+    pes(4).run(main)
+
+
+@methods
+def test_nan_and_inf_pass_through_sums(pes, method):
+    def main(dtype):
+        world = sk.init()
+        x = np.array([[np.nan, np.inf, -np.inf, 1, 6e4], [1, 2, np.inf, np.nan, 6e4]][world.rank], dtype)
+        out = sk.AllReduce(world, x.nbytes, "sum", method)(x)
+        world.synchronize()
+        last = np.inf if dtype == "float16" else 1.2e5
+        np.testing.assert_array_equal(out, np.array([np.nan, np.inf, np.nan, np.nan, last], dtype))
+
+    pes(2).run(main, "float16")
+    pes(2).run(main, "float64")
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_streams_and_graphs(pes, small_parts, method):
+    def main():
+        world = sk.init()
+        reduce = sk.AllReduce(world, 320, "sum", method)
+        other = Stream(world.stream.machine, world.rank)
+        x, y, outs = np.zeros(40), np.zeros(9), [np.zeros(40), np.zeros(9), np.zeros(40)]
+        graphs = []
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            reduce(x, outs[0], stream)
+            reduce(y, outs[1], stream)
+            graphs.append(stream.end_capture())
+        for call in range(4):
+            x[:], y[:] = call + world.rank, call * world.rank
+            graphs[call % 2].launch(world.stream)
+            reduce(x, outs[2], (None, world.stream)[call % 2])
+            world.synchronize()
+            ranks = sum(range(world.n_ranks))
+            assert (outs[0] == call * world.n_ranks + ranks).all() and (outs[1] == call * ranks).all()
+            assert (outs[2] == outs[0]).all()
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize(
+    "method, n_pes, calls, words",
+    [
+        ("multimem_one_shot", 2, 3, 1),
+        ("multimem_one_shot", 3, 2, 1),
+        ("multimem_two_shot", 2, 3, 4),
+        ("multimem_two_shot", 3, 3, 6),
+    ],
+)
+def test_right_in_every_schedule(method, n_pes, calls, words):
+    """Of one block. It fails without any of the waits, or if they wait for an earlier call; with relaxed
+    signals; without halves in one shot; and in two shots with one signal for both meetings, and without the
+    second fence."""
+    found = sk.emu.explore(few_calls, n_pes, (method, calls, words), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+# ---- what is refused
+
+
+@methods
+@pytest.mark.parametrize("op", ["avg", "prod"])
+def test_other_ops(pes, op, method):
+    def main():
+        message = f"AllReduce: method='{method}': op='{op}': 'sum', 'max', 'min' are allowed: the NVSwitch"
+        with pytest.raises(ValueError, match=message):
+            sk.AllReduce(sk.init(), 80, op, method)
+
+    pes(2).run(main)
+
+
+@methods
+@pytest.mark.parametrize("op, dtype, allowed", [("sum", "int8", ADDED), ("max", "float32", ORDERED)])
+def test_other_dtypes(pes, op, dtype, allowed, method):
+    def main():
+        reduce = sk.AllReduce(sk.init(), 80, op, method)
+        with pytest.raises(ValueError) as caught:
+            reduce(np.zeros(8, dtype))
+        begin, middle, _ = str(caught.value).rpartition(" are allowed: ")[0].rpartition(f" of {dtype}: ")
+        assert begin == f"AllReduce: method='{method}': op='{op}'" and middle
+        assert sorted(str(caught.value).split(f"{dtype}: ")[1].split(" are")[0].split(", ")) == sorted(
+            allowed
+        )
+
+    pes(2).run(main)
+
+
+@methods
+def test_ends_at_the_node(pes, method):
+    def main():
+        with pytest.raises(
+            ValueError, match=f"method='{method}': multicast ends at the node, and there are 2"
+        ):
+            sk.AllReduce(sk.init(local_size=2), 64, "sum", method)
+
+    pes(4).run(main)
+
+
+@methods
+def test_without_multicast_it_is_refused_and_leaves_nothing(pes, monkeypatch, capfd, method):
+    def refuse(backend, array, ranks):
+        raise ValueError("NVSHMEM_DISABLE_NVLS=1 turns NVLink multicast off")
+
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multicast_view", refuse)
+
+    def main():
+        with sk.init() as world:
+            with pytest.raises(ValueError, match="ranks 0, 1: NVSHMEM_DISABLE_NVLS=1 turns"):
+                sk.AllReduce(world, 1 << 10, "sum", method)
+
+    pes(2).run(main)
+    assert "without free" not in capfd.readouterr().err
+
+
+@pytest.mark.gpu
+@methods
+def test_refused_on_gpus_whose_environment_turns_it_off(method):
+    if not multicast.disabled():
+        pytest.skip("multicast is not turned off here (NVSHMEM_DISABLE_NVLS=1)")
+    with pytest.raises(ValueError, match="NVSHMEM_DISABLE_NVLS=.* turns NVLink multicast off"):
+        sk.AllReduce(gpu.world(), 1 << 20, "sum", method)
+
+
+# ---- PTX
+
+
+@pytest.mark.parametrize("name", [name for name in multimem.GPU_KERNELS if "float16" in name])
+def test_fences_between_the_addresses(name):
+    """One before the inputs are announced, one before results are read; the loads that combine between them,
+    vectors where there are."""
+    kernel, types = multimem.GPU_KERNELS[name]
+    ptx = compile_ptx(kernel, types)
+    announced = ptx.index("multimem.st.release.sys.global.b64")
+    combined = ptx.index("multimem.ld_reduce.weak.global.")
+    assert ptx.index("fence.proxy.alias") < announced < combined
+    assert ptx.count("fence.proxy.alias") == 1 + name.startswith("multimem_two_shot")
+    for dtype, kind in {"bfloat16": "add.acc::f32.v4.bf16x2", "float16": "add.acc::f32.v4.f16x2"}.items():
+        assert (f",{dtype}" in name) == (kind in ptx)
+    if name.startswith("multimem_two_shot"):
+        assert combined < ptx.index("multimem.st.weak.global.v4.f32") < ptx.rindex("fence.proxy.alias")

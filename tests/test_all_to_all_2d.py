@@ -1,0 +1,147 @@
+"""All-to-alls of several nodes on the emulator: nodes, lengths, dtypes, repeated calls, graphs; without
+races, with messages that overtake each other."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_all_to_all import exchange_all, few_calls
+
+import shmemkit as sk
+from shmemkit.emu.network import Network
+from shmemkit.kernels.all_to_all import push_2d
+
+METHOD = "push_2d"
+
+
+@pytest.fixture(autouse=True)
+def messages(monkeypatch):
+    """They go to the same local rank of another node. (Loads and stores stay in a node anyway.) -> theirs"""
+    puts, sent = Network.put, []
+
+    def put(network, thread, dst, src, pe, *options):
+        size = network.machine.local_size
+        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
+        sent.append((thread.pe, int(pe)))
+        return puts(network, thread, dst, src, pe, *options)
+
+    monkeypatch.setattr(Network, "put", put)
+    return sent
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    for name, value in {"PART": 64, "MAX_PARTS": 5}.items():
+        monkeypatch.setattr(push_2d, name, value)
+
+
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
+def test_nodes(pes, nodes, local_size):
+    pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, [9, 4, 0, 40])
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2)])
+def test_many_ranks(pes, nodes, local_size):
+    pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, [5, 1], "int16")
+
+
+@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
+def test_parts(pes, small_parts, nodes, local_size):
+    sizes = [1, 330, 0, 65, 330, 7, 129]
+    pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, sizes, "uint8", 1)
+
+
+def test_larger_than_a_part(pes):
+    pes(4, local_size=2).run(exchange_all, METHOD, [33_000, 3], "uint8")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "complex128"])
+def test_dtypes(pes, dtype):
+    pes(4, local_size=2).run(exchange_all, METHOD, [5, 6], dtype)
+
+
+def test_one_message_for_a_pair_of_nodes(pes, messages):
+    """And local index, however many ranks they have."""
+    pes(6, local_size=3).run(exchange_all, METHOD, [40])
+    assert sorted(messages) == [(k, (k + 3) % 6) for k in range(6)]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2)]),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "int16", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    symmetric=st.booleans(),
+)
+def test_any_shape(pes, small_parts, seed, delivery, nodes, sizes, dtype, unaligned, symmetric):
+    ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
+    ranks.run(exchange_all, METHOD, sizes, dtype, unaligned, symmetric)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_graphs_and_auto(pes):
+    """Launches of two graphs, and a call between, without a barrier; the method is the one for nodes."""
+
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        exchange = sk.AllToAll(world, n * 80)
+        assert exchange.method_for(n * 80) == METHOD
+        xs, graphs = [np.zeros((n, size), "int16") for size in (40, 3)], []
+        outs = [np.zeros_like(x) for x in xs]
+        for x, out in zip(xs, outs, strict=True):
+            world.stream.begin_capture()
+            exchange(x, out)
+            graphs.append(world.stream.end_capture())
+        for call in range(5):
+            x, out = xs[call % 2], outs[call % 2]
+            x[...] = 100 * call + 10 * me + np.arange(n)[:, None]
+            if call == 2:
+                exchange(x, out)
+            else:
+                graphs[call % 2].launch(world.stream)
+            world.synchronize()
+            assert (out == 100 * call + 10 * np.arange(n)[:, None] + me).all()
+
+    pes(4, local_size=2).run(main)
+
+
+def calls_in_a_row(calls):
+    """Of two lengths; no host waits between them."""
+    world = sk.init()
+    n = world.n_ranks
+    exchange, outs = push_2d.Push2D(world, 8 * n), []
+    exchange.threads = 2
+    exchange._launches.clear()
+    for call in range(calls):
+        size = 8 if call % 3 else 3
+        x = (50 * (call % 5) + 10 * world.rank + np.arange(n, dtype="uint8")).repeat(size)
+        outs.append(np.zeros((n, size), "uint8"))
+        exchange.bind(x, outs[-1].reshape(-1), False)(None)
+    world.synchronize()
+    for call, out in enumerate(outs):
+        assert (out == 50 * (call % 5) + 10 * np.arange(n)[:, None] + world.rank).all()
+
+
+def test_calls_in_a_row_in_many_schedules():
+    """Two nodes of two ranks. It fails with one half in the place of two, of the outgoing or incoming parts
+    or the signals; and without any of the waits and barriers of the block."""
+    found = sk.emu.explore(calls_in_a_row, 4, (6,), range(4), local_size=2, heap_size=1 << 18)
+    assert found.failure is None, str(found)
+
+
+@pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 3), (1, 2, 3), (2, 2, 1)])
+def test_right_in_every_schedule(nodes, local_size, calls):
+    """Three calls use the first half again. It fails likewise, but for the barriers: a block has one
+    thread."""
+    args = METHOD, calls, "uint8"
+    found = sk.emu.explore(
+        few_calls, nodes * local_size, args, exhaustive=True, local_size=local_size, heap_size=1 << 18
+    )
+    assert found.finished and found.failure is None, str(found)

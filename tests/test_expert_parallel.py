@@ -1,0 +1,333 @@
+"""ExpertParallel on the emulator: ranks, tokens, experts, dtypes, repeats, streams and graphs, with races
+checked and messages late."""
+
+import numpy as np
+import pytest
+
+import shmemkit as sk
+from shmemkit.emu.backend import EmulatorBackend
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.expert_parallel import ExpertParallel
+from shmemkit.memory import as_dtype
+
+HIDDEN = 16
+
+
+@pytest.fixture
+def few_blocks(monkeypatch):
+    """A block has several tokens."""
+    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 2)
+
+
+def tokens_of(call, rank, tokens, n_experts, top_k, hidden=HIDDEN, missing=0.2):
+    """-> x, experts, weights of a rank in `call`: whole numbers, whose sums are exact."""
+    rng = np.random.default_rng([call, rank])
+    x = rng.integers(-4, 5, (tokens, hidden))
+    experts = np.zeros((tokens, top_k), "int64")
+    for row in experts:
+        row[:] = rng.permutation(n_experts)[:top_k]
+    experts = np.where(rng.random(experts.shape) < missing, -1, experts)
+    return x, experts, rng.integers(1, 4, experts.shape).astype("float32")
+
+
+def check_received(received, of_all, first):
+    """The local experts, from `first` on, have the rows of their tokens, by rank and token."""
+    counts = received.counts.tolist()
+    for local, count in enumerate(counts):
+        wanted = [x[t] for x, experts, _ in of_all for t in range(len(x)) if first + local in experts[t]]
+        assert count == len(wanted)
+        if wanted:
+            np.testing.assert_array_equal(received.rows[local, :count].astype("float64"), wanted)
+
+
+def through(received, first):
+    """What expert e makes of its rows: e + 1 times as much."""
+    y = received.rows.copy()
+    for local, count in enumerate(received.counts.tolist()):
+        y[local, :count] *= y.dtype.type(first + local + 1)
+        y[local, count:] = np.nan  # nobody reads them
+    return y
+
+
+def combined(x, experts, weights):
+    factors = (weights * np.where(experts >= 0, experts + 1, 0)).sum(axis=1)
+    return factors[:, None] * x
+
+
+def route(calls, n_local, top_k, dtype="float32", index="int32", max_tokens=None, missing=0.2):
+    """`calls`: for each, how many tokens each rank has, one after another, by one object."""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    most = max_tokens or max(map(max, calls))
+    ep = ExpertParallel(world, most, HIDDEN, n * n_local, top_k, dtype)
+    first = me * n_local
+    for call, tokens in enumerate(calls):
+        of_all = [tokens_of(call, r, tokens[r], n * n_local, top_k, HIDDEN, missing) for r in range(n)]
+        x, experts, weights = of_all[me]
+        received = ep.dispatch(x.astype(as_dtype(dtype)), experts.astype(index), weights)
+        world.synchronize()
+        check_received(received, of_all, first)
+        out = ep.combine(through(received, first))
+        world.synchronize()
+        assert out.shape == x.shape and out.dtype == as_dtype(dtype)
+        wanted = combined(x, experts, weights)
+        np.testing.assert_array_equal(out.astype("float64"), wanted.astype(out.dtype).astype("float64"))
+    ep.free()
+    with pytest.raises(RuntimeError, match="freed"):
+        ep.dispatch(x, experts)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
+def test_any_number_of_ranks(pes, n_pes):
+    calls = [[5, 0, 3, 1], [0, 0, 0, 0], [1, 5, 5, 2], [4, 4, 0, 5]]
+    pes(n_pes).run(route, [tokens[:n_pes] for tokens in calls], 2, 2)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("n_pes, n_local, top_k", [(8, 1, 4), (2, 5, 3), (3, 1, 1)])
+def test_ranks_and_experts(pes, few_blocks, n_pes, n_local, top_k):
+    tokens = np.arange(n_pes) % 4
+    pes(n_pes).run(route, [tokens.tolist(), tokens[::-1].tolist()], n_local, top_k)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+def test_blocks_with_several_tokens(pes, few_blocks):
+    pes(2).run(route, [[7, 4], [1, 7], [0, 7]], 3, 4, "float32", "int64", 9)
+
+
+@pytest.mark.parametrize("dtype, index", [("float16", "int32"), ("bfloat16", "int64"), ("float32", "int64")])
+def test_dtypes(pes, dtype, index):
+    pes(3).run(route, [[2, 3, 4], [4, 3, 2]], 2, 3, dtype, index)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("expert", [0, 3, -1, 4, -7, 1 << 40])
+def test_all_to_one_expert_or_to_none(pes, few_blocks, expert):
+    """As many rows as there is room for; numbers that are no expert's."""
+
+    def main():
+        world = sk.init()
+        ep = ExpertParallel(world, 3, 4, 4, 2, "float32")
+        experts = np.full((3, 2), -1)
+        experts[:, 1] = expert
+        x = np.arange(12.0, dtype="float32").reshape(3, 4) + 100 * world.rank
+        received = ep.dispatch(x, experts)
+        world.synchronize()
+        here = 2 * world.rank <= expert < 2 * world.rank + 2
+        assert received.counts.tolist() == [6 * (here and expert % 2 == local) for local in range(2)]
+        out = ep.combine(received.rows)
+        world.synchronize()
+        np.testing.assert_array_equal(out, x if 0 <= expert < 4 else 0 * x)
+
+    pes(2).run(main)
+
+
+def test_an_expert_named_twice_counts_twice_in_the_sum(pes):
+    def main():
+        world = sk.init()
+        ep = ExpertParallel(world, 2, 4, 2, 2, "float32")
+        x = np.full((2, 4), 3 + world.rank, "float32")
+        experts = np.array([[1, 1], [0, 1]], "int32")
+        received = ep.dispatch(x, experts, np.array([[1, 2], [4, 8]], "float32"))
+        world.synchronize()
+        assert received.counts.tolist() == [[2], [4]][world.rank]
+        out = ep.combine(received.rows)
+        world.synchronize()
+        np.testing.assert_array_equal(out, x * [[3], [12]])
+
+    pes(2).run(main)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+def test_bytes_with_scales(pes, few_blocks):
+    """As fp8: what the experts return is bfloat16."""
+
+    def main(tokens):
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        ep = ExpertParallel(world, 5, 32, 2 * n, 2, "bfloat16", "uint8", 3)
+        for call in range(3):
+            of_all = [tokens_of(call, r, tokens[r], 2 * n, 2, 32) for r in range(n)]
+            scales = [x[:, :3].astype("float32") / 8 for x, _, _ in of_all]
+            x, experts, weights = of_all[me]
+            received = ep.dispatch(x.astype("uint8"), experts, weights, scales[me])
+            world.synchronize()
+            check_received(received, [((a & 255), e, w) for a, e, w in of_all], 2 * me)
+            check_received(
+                received._replace(rows=received.scales),
+                [(s, *rest) for s, (_, *rest) in zip(scales, of_all, strict=True)],
+                2 * me,
+            )
+            y = received.rows.view("int8").astype(as_dtype("bfloat16"))
+            out = ep.combine(y)
+            world.synchronize()
+            wanted = (weights * (experts >= 0)).sum(axis=1)[:, None] * x
+            np.testing.assert_array_equal(out.astype("float64"), wanted)
+        with pytest.raises(TypeError, match="NoneType"):
+            ep.dispatch(x.astype("uint8"), experts, weights)
+
+    pes(3).run(main, [5, 0, 4])
+
+
+def test_close_to_float64_and_the_same_bits_every_time(pes):
+    def main(dtype, error):
+        world = sk.init()
+        rng = np.random.default_rng(world.rank)
+        x = rng.standard_normal((3, 128)).astype(as_dtype(dtype))
+        experts = np.array([rng.permutation(8)[:6] for _ in range(3)])
+        weights = rng.random((3, 6)).astype("float32")
+        ep = ExpertParallel(world, 3, 128, 8, 6, dtype)
+        bits = set()
+        for _ in range(2):
+            out = ep.combine(ep.dispatch(x, experts, weights).rows)
+            world.synchronize()
+            bits.add(out.tobytes())
+        assert len(bits) == 1
+        wanted = weights.astype("float64").sum(axis=1)[:, None] * x.astype("float64")
+        assert np.linalg.norm(out.astype("float64") - wanted) <= error * np.linalg.norm(wanted)
+
+    for dtype, error in (("float16", 4e-4), ("bfloat16", 3e-3), ("float32", 1e-6)):
+        pes(2).run(main, dtype, error)
+
+
+def test_nan_and_inf_pass(pes):
+    def main():
+        world = sk.init()
+        for dtype in ("float16", "bfloat16", "float32"):
+            ep = ExpertParallel(world, 1, 8, 2, 2, dtype)
+            x = np.array([[np.nan, np.inf, -np.inf, 1, 0, -0.0, 2, 3]], as_dtype(dtype))
+            out = ep.combine(ep.dispatch(x, np.array([[1, 0]])).rows)
+            world.synchronize()
+            np.testing.assert_array_equal(out.astype("float32"), 2 * x.astype("float32"))
+
+    pes(2).run(main)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_streams_and_graphs(pes):
+    """One graph of both; combine again, and dispatch without it; no host waits in between."""
+
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        ep = ExpertParallel(world, 4, 4, n, 2, "float32")
+        other = Stream(world.stream.machine, me)
+        x, experts, out = np.zeros((3, 4), "float32"), np.zeros((3, 2), "int64"), np.zeros((3, 4), "float32")
+        again = np.zeros_like(out)
+        world.stream.begin_capture()
+        rows = ep.dispatch(x, experts).rows
+        other.wait_event(world.stream.record())
+        ep.combine(rows, out, other)
+        world.stream.wait_event(other.record())
+        graph = world.stream.end_capture()
+        empty, none = np.zeros((0, 4), "float32"), np.zeros((0, 2), "int64")
+        for call in range(5):
+            x[:] = 10 * call + me + np.arange(3)[:, None]
+            experts[:] = np.array([[0, 1], [1, 0], [call % n, -1]])
+            graph.launch(world.stream)
+            other.wait_event(world.stream.record())  # of a graph, the object knows nothing
+            ep.combine(rows, again, (None, other)[call % 2])
+            ep.dispatch(empty, none)
+            assert ep.combine(rows).shape == (0, 4)
+            world.synchronize()
+            np.testing.assert_array_equal(out, x * [[2], [2], [1]])
+            np.testing.assert_array_equal(again, out)
+
+    pes(2).run(main)
+
+
+def few_calls(kinds, calls):
+    """Of one block of one thread, with a token: little enough for all schedules."""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    ep = ExpertParallel(world, 1, 4, n, 1, "float32")
+    for method in (ep._dispatch, ep._combine):
+        method.threads = 1
+        method._launches.clear()
+    x, out, experts = np.zeros((1, 4), "float32"), np.zeros((1, 4), "float32"), np.zeros((1, 1), "int32")
+    for call in range(calls):
+        if call == 0 or "dispatch" in kinds:
+            x[:] = 10 * call + me
+            experts[:] = (call + me + 1) % n
+            rows = ep.dispatch(x, experts).rows
+        if "combine" in kinds:
+            ep.combine(rows, out)
+        world.synchronize()
+        assert "combine" not in kinds or (out == x).all()
+        out[:] = 255
+    ep.free()
+
+
+@pytest.mark.parametrize("kinds, calls", [("dispatch", 3), ("combine", 3), ("dispatch combine", 3)])
+def test_right_in_every_schedule(kinds, calls):
+    found = sk.emu.explore(few_calls, 2, (kinds, calls), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((0, 16, 4, 2), "max_tokens=0: 1 to 65536"),
+        ((8, 15, 4, 2), "hidden=15: rows of 30 bytes, of bfloat16; multiples of 16 bytes"),
+        ((8, 8, 4, 2, "bfloat16", "uint8"), "rows of 8 bytes, of uint8"),
+        ((8, 16, 5, 2), "n_experts=5: a multiple of 2, the ranks"),
+        ((8, 16, 4, 33), "top_k=33: 1 to 32"),
+        ((8, 16, 4, 2, "int32"), "dtype=int32: float16, bfloat16, float32"),
+        ((8, 16, 4, 2, "float16", "float32"), "dispatch_dtype=float32: float16, the dtype, or uint8"),
+        ((1 << 16, 16, 1 << 16, 2), "n_experts=65536: 1 to 1024"),
+        (("8", 16, 4, 2), "max_tokens='8': an integer"),
+        (lambda rank: (8 + rank, 16, 4, 2), "over the ranks: the same arguments"),
+        (lambda rank: (8, 16, 4, 2 - 2 * rank), "top_k=0|the same arguments"),
+    ],
+)
+def test_wrong_arguments(pes, arguments, message):
+    def main():
+        world = sk.init()
+        given = arguments(world.rank) if callable(arguments) else arguments
+        with pytest.raises((TypeError, ValueError), match=message):
+            ExpertParallel(world, *given)
+
+    pes(2).run(main)
+
+
+def test_several_nodes_are_refused(pes):
+    def main():
+        with pytest.raises(ValueError, match="expert_parallel cannot be used here"):
+            ExpertParallel(sk.init(), 8, 16, 4, 2)
+
+    pes(4, local_size=2).run(main)
+
+
+def test_wrong_arrays(pes):
+    def main():
+        ep = ExpertParallel(sk.init(), 4, 8, 4, 2, "float32")
+        x, experts = np.zeros((3, 8), "float32"), np.zeros((3, 2), "int32")
+        weights, y = np.zeros((3, 2), "float32"), np.zeros((2, 8, 8), "float32")
+        wide = np.zeros((3, 16), "float32")
+        for call, given, message in [
+            (ep.combine, (y,), "a dispatch comes before it"),
+            (ep.dispatch, (x[:, :4], experts), r"x is float32 \(3, 4\): float32 \(3, 8\) is allowed"),
+            (ep.dispatch, (x.astype("float64"), experts), "x is float64"),
+            (ep.dispatch, (wide[:, :8], experts), "x .* has strides .*: C-contiguous arrays"),
+            (ep.dispatch, (wide.reshape(-1)[1:25].reshape(3, 8), experts), "x begins at no multiple of 16"),
+            (ep.dispatch, (np.zeros((5, 8), "float32"), experts), "x has 5 tokens, max_tokens=4"),
+            (ep.dispatch, (x, experts[:2]), r"experts is int32 \(2, 2\): int32 or int64 \(3, 2\)"),
+            (ep.dispatch, (x, experts.astype("uint8")), "experts is uint8"),
+            (ep.dispatch, (x, experts, weights.astype("float64")), "weights is float64"),
+            (ep.dispatch, (x, experts, weights, np.zeros((3, 1), "float32")), r"scales is .*\(3, 0\)"),
+            (ep.dispatch, (ep.received.rows[0, :3], experts), "x and Received.rows overlap"),
+            (ep.combine, (y[:1], x), r"y is float32 \(1, 8, 8\)"),
+            (ep.combine, (y, x.astype("float16")), "out is float16"),
+            (ep.combine, (y, np.zeros((5, 8), "float32")), "out has 5 tokens"),
+            (ep.combine, (y, y[0, :3]), "y and out overlap"),
+            (ep.dispatch, (x[0, :4], experts), r"x is float32 \(4,\)"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                call(*given)
+        with pytest.raises(TypeError, match="must be of numpy.ndarray, given list"):
+            ep.dispatch([[0.0] * 8], experts)
+        with pytest.raises(TypeError, match="the first argument is the World"):
+            ExpertParallel(3, 4, 8, 4, 2)
+
+    pes(2).run(main)
