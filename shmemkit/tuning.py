@@ -37,7 +37,7 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 20, "ll_2d"), (None, "push_2d")),
     ),
     "all_to_all": (
-        ((1 << 17, "ll"), (1 << 22, "ll128"), (None, "push")),
+        ((1 << 14, "ll"), (1 << 23, "ll128"), (None, "push")),
         ((None, "push_2d"),),
     ),
     "broadcast": (
@@ -53,7 +53,7 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 20, "double_tree"), (None, "ring")),
     ),
     "reduce_scatter": (
-        ((1 << 17, "ll"), (1 << 25, "ll128"), (None, "push")),
+        ((1 << 10, "ll"), (1 << 25, "ll128"), (None, "push")),
         ((None, "push_2d"),),
     ),
 }

@@ -1,5 +1,5 @@
-"""All-gather, all-to-all and reduce-scatter by LL128 on the emulator: what the tests of all methods of each leave
-out. (tests/test_all_reduce_ll128.py has the device functions.)"""
+"""All-gather, all-to-all and reduce-scatter by LL128 on the emulator: what the tests of all methods of each
+leave out. (tests/test_all_reduce_ll128.py has the device functions.)"""
 
 import numpy as np
 import pytest

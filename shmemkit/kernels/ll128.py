@@ -107,13 +107,18 @@ _tables = types.Array(types.uint64, 2, "C"), types.Array(types.uint32, 1, "C")
 
 
 def gpu_kernels(personalized, op):
-    """-> the GPU_KERNELS of a module whose method is made of these. On sm_80, some with a segment for each rank
-    spill registers: those of many ranks, and those by words and bytes."""
+    """-> the GPU_KERNELS of a module whose method is made of these. On sm_80, some with a segment for each
+    rank spill registers: those of many ranks, and those by words and bytes."""
     return {
         f"ll128_{op}[{n},{words}]": (
             ll128_kernel(personalized, n),
             (*[types.Array(words, 1, "C")] * 2, types.int64, types.int64, *_tables),
             *[(9, 0)] * (personalized and (n, words) != (4, types.complex128)),
         )
-        for n, words in ((4, types.complex128), (8, types.uint64), (4, types.uint8), (16, types.complex128))
+        for n, words in (
+            (4, types.complex128),
+            (8, types.uint64),
+            (4, types.uint8),
+            (16, types.complex128),
+        )
     }
