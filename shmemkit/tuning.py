@@ -75,7 +75,7 @@ def read(path):
         problem = getattr(error, "strerror", None) or error
         raise ValueError(
             f"{path} is no tuning table: {problem}. Mend it, or remove it and write it anew with "
-            "'python -m shmemkit.bench all_gather --tune'"
+            "'python -m shmemkit.bench all_gather --tune' and the like"
         ) from error
     return table
 
@@ -191,14 +191,15 @@ def build(world, op, max_nbytes, make):
     choices   {symmetric: [(limit, name), ...]}, of these methods, up to `max_nbytes`
     refused   {name: why} of those that the table wanted and that cannot run: in their place is that of the
               next larger sizes, else of the next smaller, else one of DEFAULTS, first of those for as
-              many nodes. ValueError if none can
+              many nodes. If none can: MemoryError where that was always the reason, else ValueError
     """
-    table, refused = choices_of(world, op), {}
+    table, refused, full = choices_of(world, op), {}, set()
     several = world.n_nodes > 1
     spare = [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
     while True:
         found = {
-            symmetric: _without(of_table, refused, spare, max_nbytes) for symmetric, of_table in table.items()
+            symmetric: _without(of_table, refused, full, spare, max_nbytes)
+            for symmetric, of_table in table.items()
         }
         methods = {}
         try:
@@ -206,21 +207,23 @@ def build(world, op, max_nbytes, make):
                 methods[name] = make(name, capacity)
         except (ValueError, MemoryError) as error:  # on all ranks; others may need larger ones now
             refused[name] = str(error)
+            if isinstance(error, MemoryError):
+                full.add(name)
             for method in methods.values():
                 method.free()
             continue
         return methods, found, refused
 
 
-def _without(choices, refused, spare, max_nbytes):
-    """`choices` up to `max_nbytes` with other methods in the place of the refused."""
+def _without(choices, refused, full, spare, max_nbytes):
+    """`choices` up to `max_nbytes` with other methods in the place of the refused; `full` lacked memory."""
     names, result = [name for _, name in choices], []
     for i, (limit, _) in enumerate(choices):
         candidates = (*names[i:], *reversed(names[:i]), *spare)
         name = next((name for name in candidates if name not in refused), None)
         if name is None:
             reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
-            raise ValueError(f"no method can run here: {reasons}")
+            raise (MemoryError if full == set(refused) else ValueError)(f"no method can run here: {reasons}")
         last = limit is None or limit >= max_nbytes
         if result and result[-1][1] == name:
             result.pop()

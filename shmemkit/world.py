@@ -125,6 +125,7 @@ class World(SymmetricMemory):
     def __init__(self, backend, comm, local_size):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
         self.finalized = False
+        self.kept = {}  # objects that live as long as the World: of ``shmemkit.kernels.functional``
         self._host = current_host()
         self._ending = Ending(comm)
         if backend == "emulator":
@@ -245,6 +246,7 @@ class World(SymmetricMemory):
     def _forget(self):
         global _alone
         self.finalized = True
+        self.kept.clear()
         self._ending.forget()
         if self._host is not None:
             self._host.world = None

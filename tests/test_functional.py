@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.kernels import functional
 
 
 def test_in_one_line(pes):
@@ -19,7 +18,7 @@ def test_in_one_line(pes):
             mine = sk.reduce_scatter(np.arange(2 * n) + call, "max")
             gathered = sk.gather(x, root=1)
             out = np.zeros((n, 2, 3), "float32")
-            assert sk.all_gather(x, out) is out
+            assert sk.all_gather(x, out=out) is out
             world.synchronize()
             assert (
                 everything.shape == (n, 2, 3)
@@ -40,7 +39,7 @@ def test_one_object_for_a_size(pes):
         for size in (1, 1000, 8 << 10, 20 << 10, 10 << 10):  # of float64: two of them are above 64 KB
             sk.all_reduce(np.zeros(size))
         sk.all_reduce(np.zeros(1), "max")
-        kept = functional._kept[world]
+        kept = world.kept
         assert sorted(nbytes for _, nbytes, _ in kept) == [1 << 16, 1 << 16, 1 << 17, 1 << 18]
 
     pes(2).run(main)
@@ -56,5 +55,9 @@ def test_of_no_array(pes):
         sk.init()
         with pytest.raises(TypeError, match="AllReduce: x must be an array of the World's, given list"):
             sk.all_reduce([1, 2])
+        with pytest.raises(
+            TypeError, match="AllReduce: op or root is ndarray: `out` and `stream` are given by"
+        ):
+            sk.all_reduce(np.zeros(2), np.zeros(2))
 
     pes(1).run(main)

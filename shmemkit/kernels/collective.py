@@ -4,6 +4,8 @@ symmetric outputs."""
 import operator
 
 from shmemkit import tuning
+from shmemkit.device import reduction
+from shmemkit.kernels.method import agree
 from shmemkit.stream_order import StreamOrder
 from shmemkit.world import World
 
@@ -21,22 +23,29 @@ class Collective:
     _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
               `_overlap` says it
 
+    and may have ``_checked_options()``: what else its methods are made with; TypeError or ValueError for what
+    is not allowed.
+
     The full array is the larger one of a call's two.
     """
-
-    _options = ()
 
     def __init__(self, world, max_nbytes, method):
         name = type(self).__name__
         if not isinstance(world, World):
             raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
-        if method != "auto" and method not in self.METHODS:
-            raise ValueError(
-                f"{name}: method={method!r}: {', '.join(map(repr, self.METHODS))} or 'auto' are allowed"
-            )
-        self.world, self.max_nbytes, self.method = world, _bytes(name, max_nbytes), method
-        if self.max_nbytes < 0:
-            raise ValueError(f"{name}: max_nbytes={max_nbytes}: 0 or more are allowed")
+        self.world, self.method = world, method
+
+        def check():
+            if method not in ("auto", *self.METHODS):
+                raise ValueError(
+                    f"{name}: method={method!r}: {', '.join(map(repr, self.METHODS))} or 'auto' are allowed"
+                )
+            self.max_nbytes = integer(name, "max_nbytes", max_nbytes)
+            if self.max_nbytes < 0:
+                raise ValueError(f"{name}: max_nbytes={max_nbytes}: 0 or more are allowed")
+            self._options = self._checked_options()
+
+        agree(world, check, lambda: None)
         given = world.host_allgather((self.max_nbytes, method, *self._options))
         if len(set(given)) > 1:
             raise ValueError(
@@ -54,6 +63,9 @@ class Collective:
             self.free()
             raise
 
+    def _checked_options(self):
+        return ()
+
     def _make(self, name, max_nbytes):
         if name not in self.METHODS:
             raise ValueError("there is no such method")
@@ -62,6 +74,8 @@ class Collective:
     def _call(self, x, out, stream):
         if stream is self.world.stream:
             stream = None
+        if self.world.finalized:
+            raise RuntimeError(f"{type(self).__name__}: its World is finalized; call shmemkit.init() again")
         backend = self.world.backend
         address = backend.address
         if out is None and hasattr(x, "dtype"):
@@ -93,6 +107,8 @@ class Collective:
                     f"{name}: {argument} {array.shape} has strides {array.strides}: C-contiguous arrays are "
                     "allowed; copy it"
                 )
+        if not getattr(out.flags, "writeable", True):  # NumPy's
+            raise ValueError(f"{name}: the result would go to a read-only array: give another `out`")
         self._sizes(x, out)
         full = self._full(x, out)
         if full > self.max_nbytes:
@@ -159,11 +175,27 @@ class Collective:
                 self.world.free(output)
 
 
-def _bytes(name, max_nbytes):
+def integer(name, argument, value):
+    """`value` as an int; TypeError for what is none."""
     try:
-        return operator.index(max_nbytes)
+        return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}: max_nbytes={max_nbytes!r}: an integer is allowed") from None
+        raise TypeError(f"{name}: {argument}={value!r}: an integer is allowed") from None
+
+
+def checked_root(name, world, root):
+    """`root` as a rank; TypeError or ValueError for what is none."""
+    rank = integer(name, "root", root)
+    if not 0 <= rank < world.n_ranks:
+        raise ValueError(f"{name}: root={root}: 0 to {world.n_ranks - 1} are allowed")
+    return rank
+
+
+def check_reducible(name, op, dtype):
+    """ValueError for what `op` cannot combine."""
+    if not dtype.isnative:
+        raise ValueError(f"{name}: {dtype} is of another byte order than this machine's; convert it")
+    reduction(op, dtype.name)
 
 
 def _nothing(stream):

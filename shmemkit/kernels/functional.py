@@ -2,13 +2,11 @@
 
 For a size, rounded up to a power of two of at least 64 KB, and an op or root, there is one object, as
 ``AllGather`` or ``AllReduce``, of method "auto". To make it is collective and allocates symmetric memory
-that stays until the World ends: so the first call of each, on all ranks, does not belong into a graph.
-Whoever wants another method, or the memory back, makes the object.
+that stays until the World ends, several times the rounded size (docs/host.md): so the first call of each, on
+all ranks, does not belong into a graph. Whoever wants another method, or the memory back, makes the object.
 
-All functions take x as their object does, and `out` and `stream`; they enqueue, and return out.
+All functions take x as their object does, and `out` and `stream`, by name; they enqueue, and return out.
 """
-
-import weakref
 
 from shmemkit.world import current
 
@@ -22,36 +20,35 @@ from .reduce_scatter import ReduceScatter
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce_scatter"]
 
 LEAST = 1 << 16  # bytes
-_kept = weakref.WeakKeyDictionary()  # World -> {(class, bytes, options): object}
 
 
-def all_gather(x, out=None, stream=None):
+def all_gather(x, *, out=None, stream=None):
     """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new array (n_ranks, *x.shape)"""
     return _kept_for(AllGather, x, current(required=True).n_ranks)(x, out, stream)
 
 
-def all_reduce(x, op="sum", out=None, stream=None):
+def all_reduce(x, op="sum", *, out=None, stream=None):
     """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new array"""
     return _kept_for(AllReduce, x, 1, op)(x, out, stream)
 
 
-def all_to_all(x, out=None, stream=None):
+def all_to_all(x, *, out=None, stream=None):
     """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new array"""
     return _kept_for(AllToAll, x, 1)(x, out, stream)
 
 
-def broadcast(x, root=0, out=None, stream=None):
+def broadcast(x, root=0, *, out=None, stream=None):
     """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
     return _kept_for(Broadcast, x, 1, root)(x, out, stream)
 
 
-def gather(x, root=0, out=None, stream=None):
+def gather(x, root=0, *, out=None, stream=None):
     """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new array
     (n_ranks, *x.shape); None on all others"""
     return _kept_for(Gather, x, current(required=True).n_ranks, root)(x, out, stream)
 
 
-def reduce_scatter(x, op="sum", out=None, stream=None):
+def reduce_scatter(x, op="sum", *, out=None, stream=None):
     """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new array"""
     return _kept_for(ReduceScatter, x, 1, op)(x, out, stream)
 
@@ -61,8 +58,14 @@ def _kept_for(kind, x, times, *options):
     if not hasattr(x, "nbytes"):
         raise TypeError(f"{kind.__name__}: x must be an array of the World's, given {type(x).__name__}")
     nbytes = max(LEAST, 1 << max(0, times * x.nbytes - 1).bit_length())
-    objects = _kept.setdefault(world, {})
     key = kind, nbytes, options
-    if key not in objects:
-        objects[key] = kind(world, nbytes, *options)
-    return objects[key]
+    try:
+        hash(key)
+    except TypeError:
+        raise TypeError(
+            f"{kind.__name__}: op or root is {type(options[0]).__name__}: `out` and `stream` are given by "
+            "name"
+        ) from None
+    if key not in world.kept:
+        world.kept[key] = kind(world, nbytes, *options)
+    return world.kept[key]

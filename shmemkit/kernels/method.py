@@ -7,24 +7,21 @@ from shmemkit.launch import bind
 def agree(world, prepare, free):
     """``prepare()``, which either all ranks get done or none. Collective.
 
-    When it raises ValueError on any rank, all ranks call ``free()`` and raise ValueError, with their own
-    reason or, prefixed by its rank, with another's. They agree on that when prepare has ended: so in it no
-    collective call may follow what one rank alone refuses. MemoryError is one of all ranks: it is raised
-    after ``free()``.
+    When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise:
+    their own error or, prefixed by its rank, another's, as ValueError or MemoryError. They agree on that when
+    prepare has ended: so in it no collective call may follow what one rank alone refuses.
     """
     refusal = None
     try:
         prepare()
-    except ValueError as error:
+    except (TypeError, ValueError, MemoryError) as error:
         refusal = error
-    except MemoryError:
-        free()
-        raise
-    reasons = world.host_allgather(None if refusal is None else str(refusal))
+    kind = MemoryError if isinstance(refusal, MemoryError) else ValueError
+    reasons = world.host_allgather(None if refusal is None else (kind, str(refusal)))
     for rank, reason in enumerate(reasons):
         if reason is not None:
             free()
-            raise refusal or ValueError(f"rank {rank}: {reason}")
+            raise refusal or reason[0](f"rank {rank}: {reason[1]}")
 
 
 class Method:

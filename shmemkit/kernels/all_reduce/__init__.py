@@ -21,7 +21,7 @@ The methods, a file each, which says how it works:
 """
 
 from shmemkit.device import reduction
-from shmemkit.kernels.collective import Collective
+from shmemkit.kernels.collective import Collective, check_reducible
 
 from .composed import CopyEngine, Push
 from .double_tree import DoubleTree
@@ -66,18 +66,23 @@ class AllReduce(Collective):
     _overlap = "x may be out, all of it"
 
     def __init__(self, world, max_nbytes, op="sum", method="auto"):
-        reduction(op, "float32")  # an op that is not there is refused
-        self.op, self._options = op, (op,)
+        self.op = op
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x, out=None, stream=None):
         """Combine `x` with those of the other ranks. -> out
 
         x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks
-        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new array
+        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new array. If it lies in
+                 symmetric memory, of ``output()`` or other, then on all ranks, as the same part of the same
+                 array (not checked): the peers write it themselves, where the method can
         stream   default: the World's
         """
         return self._call(x, out, stream)
+
+    def _checked_options(self):
+        reduction(self.op, "float32")  # an op that is not there is refused
+        return (self.op,)
 
     def _shape(self, x):
         return x.shape
@@ -88,7 +93,7 @@ class AllReduce(Collective):
                 f"AllReduce: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
                 "and as many elements"
             )
-        reduction(self.op, x.dtype.name)  # a dtype that cannot be reduced is refused
+        check_reducible("AllReduce", self.op, x.dtype)
 
     def _in_place(self, x, out):
         return 0

@@ -6,9 +6,7 @@ The methods, a file each, which says how it works:
   scatter  a segment for each of the others, which pass them on to one another: larger ones
 """
 
-import operator
-
-from shmemkit.kernels.collective import Collective
+from shmemkit.kernels.collective import Collective, checked_root
 
 from .ll import LL
 from .scatter import Scatter
@@ -32,11 +30,12 @@ class Broadcast(Collective):
     _overlap = "x may be out, all of it"
 
     def __init__(self, world, max_nbytes, root=0, method="auto"):
-        self.root = operator.index(root)
-        self._options = (self.root,)
-        if not 0 <= self.root < getattr(world, "n_ranks", self.root + 1):
-            raise ValueError(f"Broadcast: root={root}: 0 to {world.n_ranks - 1} are allowed")
+        self.root = root
         super().__init__(world, max_nbytes, method)
+
+    def _checked_options(self):
+        self.root = checked_root(type(self).__name__, self.world, self.root)
+        return (self.root,)
 
     def __call__(self, x, out=None, stream=None):
         """-> out, with the root's `x`

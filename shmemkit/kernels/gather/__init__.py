@@ -6,9 +6,7 @@ The methods, a file each, which says how it works:
   push  stores into the root's memory and signals: larger ones
 """
 
-import operator
-
-from shmemkit.kernels.collective import Collective
+from shmemkit.kernels.collective import Collective, checked_root
 
 from .ll import LL
 from .push import Push
@@ -32,11 +30,12 @@ class Gather(Collective):
     _overlap = "x may be the part of out that it belongs to, out[root] on the root"
 
     def __init__(self, world, max_nbytes, root=0, method="auto"):
-        self.root = operator.index(root)
-        self._options = (self.root,)
-        if not 0 <= self.root < getattr(world, "n_ranks", self.root + 1):
-            raise ValueError(f"Gather: root={root}: 0 to {world.n_ranks - 1} are allowed")
+        self.root = root
         super().__init__(world, max_nbytes, method)
+
+    def _checked_options(self):
+        self.root = checked_root(type(self).__name__, self.world, self.root)
+        return (self.root,)
 
     def __call__(self, x, out=None, stream=None):
         """Gather `x`. -> out on the root, None on all other ranks

@@ -14,7 +14,7 @@ The methods, a file each, which says how it works:
 """
 
 from shmemkit.device import reduction
-from shmemkit.kernels.collective import Collective
+from shmemkit.kernels.collective import Collective, check_reducible
 
 from .copy_engine import CopyEngine
 from .ll import LL
@@ -55,8 +55,7 @@ class ReduceScatter(Collective):
     _overlap = "out may be the part of x that it belongs to, x[k] on rank k"
 
     def __init__(self, world, max_nbytes, op="sum", method="auto"):
-        reduction(op, "float32")  # an op that is not there is refused
-        self.op, self._options = op, (op,)
+        self.op = op
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x, out=None, stream=None):
@@ -75,6 +74,10 @@ class ReduceScatter(Collective):
         """
         return self._call(x, out, stream)
 
+    def _checked_options(self):
+        reduction(self.op, "float32")  # an op that is not there is refused
+        return (self.op,)
+
     def _shape(self, x):
         n = self.world.n_ranks
         return x.shape[1:] if x.shape[:1] == (n,) else (x.size // n,)
@@ -86,7 +89,7 @@ class ReduceScatter(Collective):
                 f"ReduceScatter: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is "
                 f"allowed, and x {n} times as large, of one part for each rank"
             )
-        reduction(self.op, x.dtype.name)  # a dtype that cannot be reduced is refused
+        check_reducible("ReduceScatter", self.op, x.dtype)
 
     def _in_place(self, x, out):
         return -self.world.rank * out.nbytes

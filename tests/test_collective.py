@@ -1,0 +1,86 @@
+"""What all host objects of collectives refuse: see shmemkit/kernels/collective.py."""
+
+import numpy as np
+import pytest
+
+import shmemkit as sk
+
+MAKE = {
+    "AllGather": lambda w: sk.AllGather(w, 64),
+    "AllReduce": lambda w: sk.AllReduce(w, 64),
+    "ReduceScatter": lambda w: sk.ReduceScatter(w, 64),
+    "AllToAll": lambda w: sk.AllToAll(w, 64),
+    "Broadcast": lambda w: sk.Broadcast(w, 64),
+    "Gather": lambda w: sk.Gather(w, 64),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_after_the_world(pes, kind):
+    """Also of arrays that a call was bound for before."""
+
+    def main():
+        world, x = sk.init(), np.zeros(2)
+        made = MAKE[kind](world)
+        made(x)
+        made.free()
+        barrier = sk.Barrier(world)
+        world.finalize()
+        with pytest.raises(RuntimeError, match=f"{kind}: its World is finalized"):
+            made(x)
+        with pytest.raises(RuntimeError, match="Barrier: it was freed, or its World is finalized"):
+            barrier()
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda w: sk.AllReduce(w, 64, "mean"), "op='mean': 'sum'"),
+        (lambda w: sk.ReduceScatter(w, 64, "mean"), "op='mean': 'sum'"),
+        (lambda w: sk.Broadcast(w, 64, 2), "Broadcast: root=2: 0 to 1 are allowed"),
+        (lambda w: sk.Gather(w, 64, 1.0), "Gather: root=1.0: an integer is allowed"),
+        (lambda w: sk.AllToAll(w, "64"), "AllToAll: max_nbytes='64': an integer is allowed"),
+        (lambda w: sk.AllGather(w, 64, "magic"), "AllGather: method='magic': 'll'"),
+    ],
+)
+def test_what_one_rank_refuses_all_do(pes, wrong, message):
+    """And the ranks are together afterwards."""
+
+    def main():
+        world = sk.init()
+        with pytest.raises((TypeError, ValueError), match=message if world.rank else f"rank 1: .*{message}"):
+            wrong(world) if world.rank else sk.AllReduce(world, 64)
+        assert world.host_allgather(world.rank) == [0, 1]
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("kind", [sk.AllReduce, sk.ReduceScatter])
+def test_of_another_byte_order(pes, kind):
+    def main():
+        with pytest.raises(ValueError, match=f"{kind.__name__}: >f4 is of another byte order"):
+            kind(sk.init(), 64)(np.ones(4, ">f4"))
+
+    pes(2).run(main)
+
+
+def test_a_result_that_cannot_be_written(pes):
+    def main():
+        x = np.ones(4)
+        x.flags.writeable = False
+        with pytest.raises(ValueError, match="Broadcast: the result would go to a read-only array"):
+            sk.Broadcast(sk.init(), 64)(x)
+
+    pes(2).run(main)
+
+
+def test_memory_that_is_not_there(pes):
+    """MemoryError also where all methods of "auto" were tried."""
+
+    def main():
+        with pytest.raises(MemoryError, match="no method can run here: .*symmetric heap exhausted"):
+            sk.AllReduce(sk.init(), 1 << 22)
+
+    pes(2, heap_size=1 << 16).run(main)
