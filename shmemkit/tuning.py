@@ -37,7 +37,7 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 20, "ll_2d"), (None, "push_2d")),
     ),
     "all_to_all": (
-        ((1 << 14, "ll"), (1 << 23, "ll128"), (None, "push")),
+        ((1 << 17, "ll128"), (1 << 23, "ll128"), (None, "push")),
         ((None, "push_2d"),),
     ),
     "broadcast": (
@@ -53,10 +53,13 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 20, "double_tree"), (None, "ring")),
     ),
     "reduce_scatter": (
-        ((1 << 10, "ll"), (1 << 25, "ll128"), (None, "push")),
+        ((1 << 17, "ll128"), (1 << 25, "ll128"), (None, "push")),
         ((None, "push_2d"),),
     ),
 }
+SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
+"""Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
+SMALL = 1 << 18
 
 
 def user_file():
@@ -189,9 +192,10 @@ def build(world, op, max_nbytes, make):
 
     methods   {name: what ``make`` returned}, none larger than the sizes that it is for
     choices   {symmetric: [(limit, name), ...]}, of these methods, up to `max_nbytes`
-    refused   {name: why} of those that the table wanted and that cannot run: in their place is that of the
-              next larger sizes, else of the next smaller, else one of DEFAULTS, first of those for as
-              many nodes. If none can: MemoryError where that was always the reason, else ValueError
+    refused   {name: why} of those that the table wanted and that cannot run: in their place is one of
+              SUBSTITUTES for up to SMALL bytes, else that of the next larger sizes, else of the next
+              smaller, else one of DEFAULTS, first of those for as many nodes. If none can: MemoryError where
+              that was always the reason, else ValueError
     """
     table, refused, full = choices_of(world, op), {}, set()
     several = world.n_nodes > 1
@@ -218,8 +222,9 @@ def build(world, op, max_nbytes, make):
 def _without(choices, refused, full, spare, max_nbytes):
     """`choices` up to `max_nbytes` with other methods in the place of the refused; `full` lacked memory."""
     names, result = [name for _, name in choices], []
-    for i, (limit, _) in enumerate(choices):
-        candidates = (*names[i:], *reversed(names[:i]), *spare)
+    for i, (limit, wanted) in enumerate(choices):
+        small = [SUBSTITUTES[wanted]] if wanted in SUBSTITUTES and (limit or math.inf) <= SMALL else []
+        candidates = (wanted, *small, *names[i:], *reversed(names[:i]), *spare)
         name = next((name for name in candidates if name not in refused), None)
         if name is None:
             reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())

@@ -64,6 +64,18 @@ def test_more_tiles_than_warps(pes, kind):
 
 
 @kinds
+def test_what_cannot_be_counted_is_refused(pes, kind):
+    """Lines of more than 16 GiB, before they are asked for."""
+
+    def main():
+        make, _, options = KINDS[kind]
+        with pytest.raises(ValueError, match=f"{kind} ll128: lines of .* are allowed; it is for smaller"):
+            make(sk.init(), 9 << 30, *options)
+
+    pes(1).run(main)
+
+
+@kinds
 def test_many_ranks_are_refused(pes, kind, monkeypatch):
     monkeypatch.setattr(tiles, "MOST_RANKS", 2)
 

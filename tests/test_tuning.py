@@ -321,6 +321,13 @@ def test_a_method_that_does_not_exist_gives_way(table, made):
     assert refused == {"of a later version": "there is no such method"}
 
 
+def test_a_substitute_for_small_sizes_comes_before_those_of_larger_ones(table, made, monkeypatch):
+    monkeypatch.setattr(Recorded, "refuse", ["ll128"])
+    table(emulated([[64, "ll128"], [512 << 10, "ll128"], PUSH], [[None, "push_1d"]]))
+    choices, refused = auto(1 << 20)
+    assert choices[False] == [(64, "ll"), (None, "push_1d")] and set(refused) == {"ll128"}
+
+
 def test_no_method_at_all(table, made, monkeypatch):
     names = ["a", "ll", "ll128", "push_1d"]
     monkeypatch.setattr(Recorded, "refuse", names)

@@ -16,6 +16,7 @@ from shmemkit.device import (
 from shmemkit.kernels.method import Method
 
 MOST_RANKS = 16  # two words of each, and more, in registers
+MOST_BYTES = 1 << 34  # of an array: its pieces are counted in 32 bits
 
 
 @functools.cache
@@ -118,8 +119,7 @@ def storing(n):
 @functools.cache
 def storing_segments(n):
     """-> ``store(out, size, i, tiles)``: store the k-th of `n` tiles as tile `i` of the k-th segment of out,
-    of
-    `size` elements, for all of them."""
+    of `size` elements, for all k."""
     before = storing_segments(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
@@ -137,27 +137,29 @@ class Tiles(Method):
     threads = 64
     blocks = 16  # of a grid, at most, for each multiprocessor
 
-    def check(self, name):
-        """Whether it can run here; collective."""
+    def check(self, name, tiles):
+        """Whether it can run here, with so many tiles of lines in an array; collective."""
+        if tiles * 8 * TILE_WORDS > MOST_BYTES:
+            raise ValueError(
+                f"{name}: lines of {tiles * 8 * TILE_WORDS} bytes: {MOST_BYTES} are allowed; it is for "
+                "smaller arrays"
+            )
         self.world.check_reach(name, nvlink=True)
         if self.world.n_ranks > MOST_RANKS:
             raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {MOST_RANKS} are allowed")
         self.most = {}  # blocks, by kernel and dtype
-        self.most = {}
 
     def prepare_halves(self, name, n_bytes):
         """Check, and make `lines` of two halves, with a row of each rank for `n_bytes`, and `calls`: how
-        often each
-        tile has been sent. Collective."""
-        self.check(name)
+        often each tile has been sent. Collective."""
         tiles, n = tiles_of(n_bytes), self.world.n_ranks
+        self.check(name, 2 * n * tiles)
         self.lines = self.zeros((2 * n, words_of(tiles)), "uint64", f"{name.replace(' ', '.')}.lines")
         self.calls = self.world.xp.zeros(tiles, "uint32")
 
     def wide(self, x, out, unit):
         """-> both, for accesses of 16 bytes where their addresses, and `unit` bytes, of which they are
-        multiples,
-        allow that."""
+        multiples, allow that."""
         address = self.world.backend.address
         if (address(x) | address(out) | unit) & 15:
             return x, out

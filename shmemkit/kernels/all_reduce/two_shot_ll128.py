@@ -84,9 +84,9 @@ class TwoShotLL128(Tiles):
     """The method "two_shot_ll128" of ``AllReduce``."""
 
     def prepare(self, max_nbytes, op):
-        self.check("all_reduce two_shot_ll128")
         self.op, n = op, self.world.n_ranks
         segment = -(-tiles_of(max_nbytes) // n)
+        self.check("all_reduce two_shot_ll128", n * segment)
         shape = n, words_of(segment)
         self.inputs = self.zeros(shape, "uint64", "all_reduce.two_shot_ll128.inputs")
         self.results = self.zeros(shape, "uint64", "all_reduce.two_shot_ll128.results")

@@ -56,10 +56,10 @@ LINE = 16  # words: at multiples of them pieces and parts begin
 
 
 @functools.cache
-def reduction_kernel(op, dtype):
+def reduction_kernel(op, dtype, n_ranks):
     """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
     _, _, result = reduction(op, dtype)
-    one, four = combining(op, dtype)
+    one, four = combining(op, dtype, n_ranks)
 
     @cuda.jit(max_registers=128)  # of 512 threads; only of int8 as bytes some are spilled
     def combine_copied(mine, out, part, staged, at, stride, ready, calls):
@@ -130,7 +130,7 @@ class CopyEngine(Method):
                 to = view(there[: mine.size], peer)
                 copies[-1].append(self.world.backend.copy(to, segments[peer][its]))
             args = mine, out[its], part, rows, at, stride, self.ready, self.calls
-            kernels.append(self.launch(reduction_kernel(self.op, dtype.name), self.blocks, *args))
+            kernels.append(self.launch(reduction_kernel(self.op, dtype.name, n), self.blocks, *args))
         return lambda stream: self._run(copies, kernels, stream)
 
     def _run(self, copies, kernels, stream):
@@ -163,19 +163,19 @@ def _lines(words):
 
 _words = types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
-    f"combine_copied[{op},{dtype},{words}]": (
-        reduction_kernel(op, dtype),
+    f"combine_copied[{op},{dtype},{n},{words}]": (
+        reduction_kernel(op, dtype, n),
         (
             *[types.Array(words, 1, "C")] * 2,
             *(types.int64, _words, types.int64, types.int64),
             *(types.Array(types.uint64, 2, "C"), _words),
         ),
     )
-    for op, dtype, words in (
-        ("sum", "bfloat16", types.uint64),
-        ("sum", "float16", types.uint8),
-        ("max", "float32", types.uint64),
-        ("avg", "float64", types.uint64),
-        ("prod", "int8", types.uint64),
+    for op, dtype, n, words in (
+        ("sum", "bfloat16", 4, types.uint64),
+        ("sum", "float16", 4, types.uint8),
+        ("max", "float32", 8, types.uint64),
+        ("avg", "float64", 2, types.uint64),
+        ("prod", "int8", 16, types.uint64),
     )
 }

@@ -51,8 +51,7 @@ def ll128_kernel(op, dtype, n):
         """Combine the segments of this rank, of the `x` of all ranks, in `out`.
 
         x, out  complex128, uint64 or uint8 (the bytes of elements of `dtype`), as of ``load_tile``, x `n`
-                times
-                as large; out may be x's segment of this rank
+                times as large; out may be x's segment of this rank
         tiles   of 480 bytes, which out has
         lines   uint64 (2 * n, words of the capacity), symmetric, zeros at first
         calls   uint32 (tiles of the capacity,), zeros at first

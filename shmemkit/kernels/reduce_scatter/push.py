@@ -42,17 +42,17 @@ from .rows import combining
 
 STEPS = 32  # of a part, at most
 STEP = 1 << 17  # bytes that are worth a signal
-SHARES = 16  # blocks that combine a part, at most
+SHARES = 40  # blocks that combine a part, at most
 
 
 @functools.cache
-def push_kernel(op, dtype, by_tma):
+def push_kernel(op, dtype, n_ranks, by_tma):
     """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
     _, _, result = reduction(op, dtype)
-    one, four = combining(op, dtype)
+    one, four = combining(op, dtype, n_ranks)
     put = put_by_tma if by_tma else put_by_threads
 
-    @cuda.jit
+    @cuda.jit(max_registers=128)  # of 512 threads; on sm_80 bytes of many ranks spill some
     def push_reduce_scatter(x, mine, out, part, step, scratch, words, arrived, calls):
         """Combine the segments of this rank, of the `x` of all ranks, in `out`.
 
@@ -131,9 +131,12 @@ class Push(Method):
     def bind(self, x, out, in_place, dtype):
         world = self.world
         blocks, part = cut(out.nbytes, self.blocks)
-        step = max(STEP, -(-part // STEPS) + 8191 & -8192)
+        unit = 32 * self.threads * (len(self.calls) - (world.n_ranks - 1))  # four words of each thread
+        unit = -(-unit // 8192) * 8192
+        step = -(-max(STEP, -(-part // STEPS)) // unit) * unit
         aligned = (world.backend.address(x) | out.nbytes) % 16 == 0
-        kernel = push_kernel(self.op, dtype.name, aligned and world.backend.compute_capability >= (9, 0))
+        by_tma = aligned and world.backend.compute_capability >= (9, 0)
+        kernel = push_kernel(self.op, dtype.name, world.n_ranks, by_tma)
         mine = x[world.rank * out.size : (world.rank + 1) * out.size]
         scratch = self.scratch, self.scratch.reshape(-1).view("uint64")
         args = x.view("uint8"), mine, out, part, step, *scratch, self.arrived, self.calls
@@ -148,17 +151,17 @@ def _signature(words):
 
 
 GPU_KERNELS = {
-    f"push_reduce_scatter[{op},{dtype},{words}]{'_tma' * by_tma}": (
-        push_kernel(op, dtype, by_tma),
+    f"push_reduce_scatter[{op},{dtype},{n},{words}]{'_tma' * by_tma}": (
+        push_kernel(op, dtype, n, by_tma),
         _signature(words),
         *[(9, 0)] * by_tma,
     )
-    for op, dtype, words in (
-        ("sum", "bfloat16", types.uint64),
-        ("sum", "float16", types.uint8),
-        ("max", "float32", types.uint64),
-        ("avg", "float64", types.uint64),
-        ("prod", "int8", types.uint64),
+    for op, dtype, n, words in (
+        ("sum", "bfloat16", 4, types.uint64),
+        ("sum", "float16", 8, types.uint8),
+        ("max", "float32", 8, types.uint64),
+        ("avg", "float64", 2, types.uint64),
+        ("prod", "int8", 16, types.uint64),
     )
     for by_tma in (False, True)
 }

@@ -7,10 +7,13 @@ from numba import cuda
 
 from shmemkit.device import load_word, reduction
 
+AT_ONCE = 8  # rows of four words, in registers
+
 
 @functools.cache
-def combining(op, dtype):
-    """-> two device functions, of one word of a thread and of four, whose loads are under way together:
+def combining(op, dtype, n_rows=None):
+    """-> two device functions, of one word of a thread and of four, whose loads are under way together, also
+    those of all rows if these are `n_rows`, AT_ONCE or fewer:
 
         one(mine, rows, at, stride, me, n, i)         -> total of words i, as of ``reduction(op, dtype)``
         four(mine, rows, at, stride, me, n, i, step)  -> those of i, i + step, i + 2 * step, i + 3 * step
@@ -60,4 +63,66 @@ def combining(op, dtype):
             k += 1
         return p, q, r, s
 
+    if n_rows is not None and n_rows <= AT_ONCE:
+        four = _four_of(op, dtype, n_rows)
     return one, four
+
+
+def _four_of(op, dtype, n_rows):
+    load, combine = _loading(n_rows), _adding(op, dtype, n_rows)
+
+    @cuda.jit(device=True)
+    def four(mine, rows, at, stride, me, n, i, step):
+        return combine(_load_four(mine, i, step), load(rows, at + i, stride, me, step), me)
+
+    return four
+
+
+@cuda.jit(device=True)
+def _load_four(row, i, step):
+    return (
+        load_word(row, i),
+        load_word(row, i + step),
+        load_word(row, i + 2 * step),
+        load_word(row, i + 3 * step),
+    )
+
+
+@functools.cache
+def _loading(n):
+    """-> ``load(rows, i, stride, me, step)``: four words of each of `n` rows; in the place of mine, of the
+    one beside it, so that no load waits for a branch."""
+    k, beside = n - 1, max(n - 2, 0)
+    before = _loading(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def load_first(rows, i, stride, me, step):
+        return (_load_four(rows, i, step),)
+
+    @cuda.jit(device=True)
+    def load(rows, i, stride, me, step):
+        others = before(rows, i, stride, me, step)
+        return others + (_load_four(rows, i + (beside if me == k else k) * stride, step),)
+
+    return load if n > 1 else load_first
+
+
+@functools.cache
+def _adding(op, dtype, n):
+    """-> ``combine(own, words, me)``: the four totals of `n` rows, mine being `own`."""
+    first, add, _ = reduction(op, dtype)
+    k = n - 1
+    before = _adding(op, dtype, n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def only(own, words, me):
+        a, b, c, d = own if me == 0 else words[0]
+        return first(a), first(b), first(c), first(d)
+
+    @cuda.jit(device=True)
+    def combine(own, words, me):
+        p, q, r, s = before(own, words, me)
+        a, b, c, d = own if me == k else words[k]
+        return add(p, a), add(q, b), add(r, c), add(s, d)
+
+    return combine if n > 1 else only
