@@ -16,7 +16,7 @@ HIDDEN = 16
 @pytest.fixture
 def few_blocks(monkeypatch):
     """A block has several tokens."""
-    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 2)
+    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 4)
 
 
 def tokens_of(call, rank, tokens, n_experts, top_k, hidden=HIDDEN, missing=0.2):
@@ -273,6 +273,7 @@ def test_right_in_every_schedule(kinds, calls):
         ((8, 8, 4, 2, "bfloat16", "uint8"), "rows of 8 bytes, of uint8"),
         ((8, 16, 5, 2), "n_experts=5: a multiple of 2, the ranks"),
         ((8, 16, 4, 33), "top_k=33: 1 to 32"),
+        ((8, 16, 4, 5), "top_k=5: up to 4, n_experts"),
         ((8, 16, 4, 2, "int32"), "dtype=int32: float16, bfloat16, float32"),
         ((8, 16, 4, 2, "float16", "float32"), "dispatch_dtype=float32: float16, the dtype, or uint8"),
         ((1 << 16, 16, 1 << 16, 2), "n_experts=65536: 1 to 1024"),
@@ -299,6 +300,25 @@ def test_several_nodes_are_refused(pes):
     pes(4, local_size=2).run(main)
 
 
+def test_too_little_memory_on_one_rank(pes, monkeypatch):
+    """All refuse, and free what they have: another object has the room."""
+    allocate = ExpertParallel._allocate
+
+    def allocate_or_fail(ep):
+        if ep.world.rank == 1 and ep.sizes.top_k == 2:
+            raise MemoryError("no more of it")
+        allocate(ep)
+
+    def main():
+        world = sk.init()
+        with pytest.raises(MemoryError, match="no more of it"):
+            ExpertParallel(world, 1000, 16, 2, 2, "float32")
+        ExpertParallel(world, 1000, 16, 2, 1, "float32").free()
+
+    monkeypatch.setattr(ExpertParallel, "_allocate", allocate_or_fail)
+    pes(2, heap_size=1 << 20).run(main)
+
+
 def test_wrong_arrays(pes):
     def main():
         ep = ExpertParallel(sk.init(), 4, 8, 4, 2, "float32")
@@ -321,7 +341,8 @@ def test_wrong_arrays(pes):
             (ep.combine, (y, x.astype("float16")), "out is float16"),
             (ep.combine, (y, np.zeros((5, 8), "float32")), "out has 5 tokens"),
             (ep.combine, (y, y[0, :3]), "y and out overlap"),
-            (ep.dispatch, (x[0, :4], experts), r"x is float32 \(4,\)"),
+            (ep.dispatch, (np.zeros(8, "float32"), experts), r"x is 1-D: 2-D, \(tokens, 8\)"),
+            (ep.combine, (y, x[0]), "out is 1-D: 2-D"),
         ]:
             with pytest.raises(ValueError, match=message):
                 call(*given)
@@ -329,5 +350,12 @@ def test_wrong_arrays(pes):
             ep.dispatch([[0.0] * 8], experts)
         with pytest.raises(TypeError, match="the first argument is the World"):
             ExpertParallel(3, 4, 8, 4, 2)
+        ep.dispatch(x, experts)
+        with pytest.raises(ValueError, match="out has 2 tokens, the last dispatch had 3: as many"):
+            ep.combine(y, x[:2])
+        ep.world.finalize()
+        for call, given in ((ep.dispatch, (x, experts)), (ep.combine, (y, x))):
+            with pytest.raises(RuntimeError, match="ExpertParallel: its World is finalized"):
+                call(*given)
 
     pes(2).run(main)

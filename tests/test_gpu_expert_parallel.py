@@ -125,6 +125,28 @@ def test_graphs_interleaved(world):
     ep.free()
 
 
+def test_two_objects_on_two_streams(world):
+    """Nothing orders the streams, and now one is late, now the other: both fit at once."""
+    n, me, xp, rng = world.n_ranks, world.rank, world.xp, np.random.default_rng(world.rank)
+    x, experts, weights = tokens_of(0, me, 128, 4 * n, 4, 1024)
+    given = [xp.asarray(array) for array in (x.astype("float32"), experts, weights)]
+    wanted = xp.asarray((weights * (experts >= 0)).sum(axis=1)[:, None] * x)
+    eps = [sk.ExpertParallel(world, 128, 1024, 4 * n, 4, "float32") for _ in range(2)]
+    streams = [xp.cuda.Stream(non_blocking=True) for _ in eps]
+    outs = [xp.empty_like(given[0]) for _ in eps]
+    world.synchronize()
+    for _ in range(300):
+        for which in rng.permutation(2).tolist():
+            if rng.random() < 0.3:
+                spin[1, 1, streams[which]](int(rng.integers(1000, 200_000)))
+            received = eps[which].dispatch(*given, stream=streams[which])
+            eps[which].combine(received.rows, outs[which], streams[which])
+    for ep, stream, out in zip(eps, streams, outs, strict=True):
+        stream.synchronize()
+        np.testing.assert_array_equal(world.asnumpy(out), world.asnumpy(wanted))
+        ep.free()
+
+
 def test_bytes_with_scales(world):
     n, me, xp = world.n_ranks, world.rank, world.xp
     ep = sk.ExpertParallel(world, 128, 7168, 8 * n, 4, "bfloat16", "uint8", 56)

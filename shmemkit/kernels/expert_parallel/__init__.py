@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmemkit.kernels.method import agree
 from shmemkit.memory import as_dtype
 from shmemkit.stream_order import StreamOrder
 from shmemkit.world import World
@@ -60,12 +61,12 @@ class Sizes(NamedTuple):
 class ExpertParallel:
     """Dispatch tokens to the ranks of their experts, and combine what the experts make of them. Collective.
 
-    world           the World; all ranks reach each other's memory, up to 72 of them
+    world           the World; all ranks reach each other's memory, as in one node, up to 72 of them
     max_tokens      of each rank in a call: 1 to 65536
     hidden          elements of a token's row; a row is a multiple of 16 bytes
     n_experts       of all ranks: a multiple of n_ranks, up to 1024. Rank r has the n_local_experts =
                     n_experts / n_ranks from r * n_local_experts on
-    top_k           experts of a token: 1 to 32
+    top_k           experts of a token: 1 to 32, and not more than n_experts
     dtype           of the rows that are combined: float16, bfloat16 or float32
     dispatch_dtype  of those that are dispatched: `dtype` (default), or "uint8", bytes of anything, as of fp8
     n_scales        float32 that go with each dispatched row, such as the scales of fp8
@@ -76,9 +77,14 @@ class ExpertParallel:
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks. The host waits for
     nothing, and never knows how many tokens go where. ``combine`` is for the last ``dispatch`` before it: the
-    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects.
+    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects, whose
+    calls all ranks enqueue in the same order, on one stream or ordered by events: a kernel waits for those of
+    the other ranks, and keeps up to half of the multiprocessors meanwhile.
 
-    It takes symmetric memory for 4 * n_ranks * max_tokens rows, and other memory for n_experts * max_tokens.
+    received, n_local_experts, and capacity, the rows that each has room for, may be read.
+
+    It takes symmetric memory for 4 * n_ranks * max_tokens rows, and private memory, of `received`, for
+    n_experts * max_tokens. Where one rank has too little, all raise MemoryError.
     """
 
     def __init__(
@@ -110,14 +116,20 @@ class ExpertParallel:
             raise ValueError(f"ExpertParallel: {of_all} over the ranks: the same arguments are allowed")
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
         self.capacity = world.n_ranks * sizes.max_tokens
-        self._plans, self._order, self._tokens = {}, StreamOrder(world), None
-        xp, rows = world.xp, (sizes.n_local, self.capacity)
+        self._plans, self._order = {}, StreamOrder(world)
+        self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             self._dispatch = Dispatch(world, sizes)
             self._combine = Combine(world, sizes, self._dispatch)
-        except (ValueError, MemoryError):
+        except (TypeError, ValueError, MemoryError):  # on all ranks
             self.free()
             raise
+        agree(world, self._allocate, self.free)
+
+    def _allocate(self):
+        """Private memory, of which one rank alone may have too little."""
+        sizes, xp = self.sizes, self.world.xp
+        rows = sizes.n_local, self.capacity
         scales = xp.empty((*rows, sizes.n_scales), "float32")
         self.received = Received(
             xp.empty((*rows, sizes.hidden), sizes.dispatch_dtype),
@@ -138,7 +150,8 @@ class ExpertParallel:
         scales   float32 (tokens, n_scales)
         stream   default: the World's
 
-        All are C-contiguous. Enqueued: when the stream has run it, Received is filled in.
+        All are C-contiguous. Enqueued: when the stream has run it, Received is filled in, and x, experts,
+        weights and scales may be written again.
         """
         self._check_alive()
         tokens = x.shape[0] if getattr(x, "ndim", 0) else 0
@@ -147,6 +160,7 @@ class ExpertParallel:
         run = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
         self._run(run, stream)
         self._tokens = tokens
+        self._captured = self._captured or self.world.backend.capture_of(stream) is not None
         return self.received
 
     def combine(self, y, out=None, stream=None):
@@ -154,8 +168,9 @@ class ExpertParallel:
 
         y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: what the experts have made of
                 ``Received.rows``, in the same places; may be those themselves
-        out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched. Default: a new
-                array, for those of the last call of ``dispatch`` (the host knows nothing of graphs)
+        out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched, which is not
+                checked once a dispatch was captured: the host knows nothing of graphs' launches. Default: a
+                new array, for those of the last call of ``dispatch``
         stream  default: the World's
 
         y and out are C-contiguous, at multiples of 16 bytes. Enqueued: when the stream has run it, out[t] is
@@ -170,11 +185,18 @@ class ExpertParallel:
             out = self.world.xp.empty((self._tokens, self.sizes.hidden), self.sizes.dtype)
             if stream not in (None, self.world.stream):  # what used the memory before may be under way
                 self.world.backend.follow(stream, None)
-        self._run(self._planned("combine", y=y, out=out), stream)
+        run = self._planned("combine", y=y, out=out)
+        if out.shape[0] != self._tokens and self._tokens is not None and not self._captured:
+            raise ValueError(
+                f"ExpertParallel: out has {out.shape[0]} tokens, the last dispatch had {self._tokens}: as "
+                "many are allowed"
+            )
+        self._run(run, stream)
         return out
 
     def free(self):
-        """Give the symmetric memory back; the object cannot be used any more. Collective."""
+        """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
+        the object. Collective."""
         methods, self._dispatch, self._combine = (self._combine, self._dispatch), None, None
         self._plans = {}
         for method in methods:
@@ -207,8 +229,7 @@ class ExpertParallel:
         return run
 
     def _plan_dispatch(self, x, experts, weights, scales):
-        sizes, tokens = self.sizes, x.shape[0] if x.ndim else 0
-        self._check_tokens("x", tokens)
+        sizes, tokens = self.sizes, self._tokens_of("x", x)
         self._check("x", x, (tokens, sizes.hidden), (sizes.dispatch_dtype,), aligned=True)
         self._check("experts", experts, (tokens, sizes.top_k), ("int32", "int64"))
         self._check("weights", weights, (tokens, sizes.top_k), ("float32",))
@@ -223,8 +244,7 @@ class ExpertParallel:
         )
 
     def _plan_combine(self, y, out):
-        sizes, tokens = self.sizes, out.shape[0] if out.ndim else 0
-        self._check_tokens("out", tokens)
+        sizes, tokens = self.sizes, self._tokens_of("out", out)
         self._check("y", y, (self.n_local_experts, self.capacity, sizes.hidden), (sizes.dtype,), aligned=True)
         self._check("out", out, (tokens, sizes.hidden), (sizes.dtype,), aligned=True)
         self._check_apart("y", y, "out", out)
@@ -232,12 +252,18 @@ class ExpertParallel:
             y.view("uint8").reshape(self.n_local_experts * self.capacity, -1), out.view("uint8")
         )
 
-    def _check_tokens(self, name, tokens):
-        if tokens > self.sizes.max_tokens:
+    def _tokens_of(self, name, array):
+        """-> how many it has, when they are rows and not too many."""
+        if array.ndim != 2:
             raise ValueError(
-                f"ExpertParallel: {name} has {tokens} tokens, max_tokens={self.sizes.max_tokens}: make a "
-                "larger one"
+                f"ExpertParallel: {name} is {array.ndim}-D: 2-D, (tokens, {self.sizes.hidden}), is allowed"
             )
+        if array.shape[0] > self.sizes.max_tokens:
+            raise ValueError(
+                f"ExpertParallel: {name} has {array.shape[0]} tokens, max_tokens={self.sizes.max_tokens}: "
+                "make a larger one"
+            )
+        return array.shape[0]
 
     def _check(self, name, array, shape, dtypes, aligned=False):
         if array.shape != shape or array.dtype not in dtypes:
@@ -265,6 +291,8 @@ class ExpertParallel:
     def _check_alive(self):
         if self._dispatch is None:
             raise RuntimeError("ExpertParallel: it was freed; make a new one")
+        if self.world.finalized:
+            raise RuntimeError("ExpertParallel: its World is finalized; call shmemkit.init() again")
 
 
 def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales):
@@ -285,6 +313,8 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
             raise ValueError(f"ExpertParallel: {name}={number}: {least} to {most} are allowed")
     if n_ranks > MAX_RANKS:
         raise ValueError(f"ExpertParallel: {n_ranks} ranks: up to {MAX_RANKS} are allowed")
+    if top_k > n_experts:
+        raise ValueError(f"ExpertParallel: top_k={top_k}: up to {n_experts}, n_experts, are allowed")
     if n_experts % n_ranks:
         raise ValueError(
             f"ExpertParallel: n_experts={n_experts}: a multiple of {n_ranks}, the ranks, is allowed"

@@ -40,16 +40,15 @@ from shmemkit.device import (
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
     load_vec16,
-    notify,
     num_ranks,
     rank,
     store_vec16,
     symm_at,
-    wait,
 )
+from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
 
-from .dispatch import PLACES, divided, peer_at
+from .dispatch import PLACES, ROWS, divided, group_size, peer_at, row_bits, together, width_of
 from .weighted import weighted_sum
 
 
@@ -59,32 +58,71 @@ def combine_kernel(dtype):
     zero, add, result = weighted_sum(dtype)
 
     @cuda.jit(device=True)
-    def return_rows(t, half, y, routes, shares, staged):
-        """Step 1, of token `t` of all ranks; the others' first."""
+    def end_of(z, n_rows, places, top_k):
+        """Row `z` of the group, of `n_rows`, is a sum of those at the places z * top_k up to this end."""
+        end = z * top_k
+        while z < n_rows and end < (z + 1) * top_k and places[end] >= 0:
+            end += 1
+        return end
+
+    @cuda.jit(device=True)
+    def row_of(j, end, w, y, places):
+        """Word `w`, 16 bytes, of the row at place `j`, zeros from `end` on."""
+        if j < end:
+            return load_vec16(y[places[j]], 16 * w)
+        nothing = uint32(0)
+        return nothing, nothing, nothing, nothing
+
+    @cuda.jit(device=True)
+    def return_rows(t, group, half, y, routes, shares, staged):
+        """Step 1, of a group of tokens from `t` on, of all ranks, numbered by token and rank; the others'
+        first."""
         places, weights = cuda.shared.array(PLACES, int32), cuda.shared.array(PLACES, float32)
-        n, top_k, words = num_ranks(), routes.shape[2], y.shape[1] >> 4
-        i, threads = cuda.threadIdx.x, cuda.blockDim.x
-        cuda.syncthreads()  # of the token before, all is done
+        of_token, of_rank = cuda.shared.array(ROWS, int32), cuda.shared.array(ROWS, int32)
+        n, max_tokens, top_k = routes.shape
+        i, threads, words = cuda.threadIdx.x, cuda.blockDim.x, y.shape[1] >> 4
+        n_rows, width = group_size(t, max_tokens, group) * n, width_of(top_k)
+        cuda.syncthreads()  # of the group before, all is done
         q = i
-        while q < n * top_k:
-            distance, j = divided(q, top_k)
-            k = peer_at(distance)
-            places[q], weights[q] = routes[k, t, j], shares[k, t, j]
+        while q < n_rows << width:
+            z, j = q >> width, q & (1 << width) - 1
+            if j < top_k:
+                g, distance = divided(z, n)
+                k, token = peer_at(distance + 1), t + g * cuda.gridDim.x
+                places[z * top_k + j], weights[z * top_k + j] = routes[k, token, j], shares[k, token, j]
+                if j == 0:
+                    of_token[z], of_rank[z] = token, k
             q += threads
         cuda.syncthreads()
-        q = i
-        while q < n * words:
-            distance, w = divided(q, words)
-            distance = distance + 1 if distance + 1 < n else 0
-            j = distance * top_k
-            if places[j] >= 0:
-                total = zero()
-                while j < (distance + 1) * top_k and places[j] >= 0:
-                    total = add(total, load_vec16(y[places[j]], 16 * w), weights[j])
-                    j += 1
-                there = symm_at(staged, peer_at(distance))[half, rank(), t]
-                store_vec16(there, 16 * w, result(total))
-            q += threads
+        bits = row_bits(words)
+        step, w = threads >> bits, i & (1 << bits) - 1
+        while w < words and i >> bits < step:
+            z = i >> bits
+            while z < n_rows:  # two rows of two experts at once
+                j0, end0 = z * top_k, end_of(z, n_rows, places, top_k)
+                j1, end1 = (z + step) * top_k, end_of(z + step, n_rows, places, top_k)
+                some0, some1, total0, total1 = j0 < end0, j1 < end1, zero(), zero()
+                while j0 < end0 or j1 < end1:
+                    a0, b0 = row_of(j0, end0, w, y, places), row_of(j0 + 1, end0, w, y, places)
+                    a1, b1 = row_of(j1, end1, w, y, places), row_of(j1 + 1, end1, w, y, places)
+                    if j0 < end0:
+                        total0 = add(total0, a0, weights[j0])
+                    if j0 + 1 < end0:
+                        total0 = add(total0, b0, weights[j0 + 1])
+                    if j1 < end1:
+                        total1 = add(total1, a1, weights[j1])
+                    if j1 + 1 < end1:
+                        total1 = add(total1, b1, weights[j1 + 1])
+                    j0, j1 = j0 + 2, j1 + 2
+                if some0:
+                    there = symm_at(staged, of_rank[z])[half, rank(), of_token[z]]
+                    store_vec16(there, 16 * w, result(total0))
+                z += step
+                if some1:
+                    there = symm_at(staged, of_rank[z])[half, rank(), of_token[z]]
+                    store_vec16(there, 16 * w, result(total1))
+                z += step
+            w += 1 << bits
 
     @cuda.jit(device=True)
     def sum_of(k, t, half, w, sent, staged):
@@ -109,25 +147,19 @@ def combine_kernel(dtype):
         grid     the same number of blocks always, one-dimensional, as the blocks are
         """
         b, i, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        me, n, words = rank(), num_ranks(), out.shape[1] >> 4
+        n, words = num_ranks(), out.shape[1] >> 4
+        group = together(n, routes.shape[2])
         griddepcontrol_wait()
-        griddepcontrol_launch_dependents()
         call = calls[b] + 1
         half = call & 1
         t = b
         while t < sent.shape[0]:  # 1
-            return_rows(t, half, y, routes, shares, staged)
-            t += cuda.gridDim.x
+            return_rows(t, group, half, y, routes, shares, staged)
+            t += group * cuda.gridDim.x
         cuda.syncthreads()
-        d = i + 1
-        while d < n:  # 2 and 3
-            notify(arrived[me, b:], peer_at(d), call, "set", "sys")
-            d += threads
-        d = i + 1
-        while d < n:
-            wait(arrived[peer_at(d), b:], 1, "sys", "acquire", call)
-            d += threads
+        meet(arrived, b, call)  # 2 and 3
         cuda.syncthreads()
+        griddepcontrol_launch_dependents()
         t = b
         while t < out.shape[0]:  # 4
             w = i

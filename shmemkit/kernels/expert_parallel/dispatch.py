@@ -17,8 +17,8 @@ Counters  calls[b], local: how many calls block b has taken part in, so that it 
           and the half. In device memory, so that a replayed graph counts on
 
   block b:
-          1. for each expert e = b, b + gridDim.x, ... of all ranks: count my tokens that go there, and store
-             the number in the lines of its rank, with the flag
+          1. for each of its share of all experts: count my tokens that go there, and store the number in the
+             lines of the expert's rank, with the flag
           2. for each of its tokens t, also those that this call has not (they have no experts): store row and
              scales in staged[half, me, t] of all other ranks that have experts of it; count the tokens before
              it that have the same experts, and store the codes on all ranks, mine too; syncthreads
@@ -41,11 +41,13 @@ block signals to each rank, also where it has nothing to send. routes, shares an
 launches of this rank only. The flags of a line only grow (until those of LL begin again after 2**32 calls).
 
 No deadlock: a block does all that others wait for, steps 1 to 3, before it waits; all blocks are resident.
-That the next launch begins early (PDL) changes neither: its blocks come when all of this one are resident,
-and touch nothing until these have ended.
+That the next launch begins early (PDL) changes neither: its blocks come when all of this one have waited
+(after 6), and touch nothing until these have ended. So an object keeps at most half of the multiprocessors
+(SHARE) while it waits for other ranks, and another one, on another stream, the other half: whichever comes
+first on each GPU, both go on.
 """
 
-from numba import cuda, int32, types
+from numba import cuda, int32, types, uint32
 
 from shmemkit.device import (
     griddepcontrol_launch_dependents,
@@ -67,7 +69,10 @@ MAX_RANKS = 72
 MAX_EXPERTS = 1024
 MAX_TOKENS = 1 << 16  # of a rank: how many come before one has 16 bits
 PLACES = MAX_RANKS * MAX_TOP_K
+GROUP = 4  # tokens of a block that are received, or returned, together
+ROWS = MAX_RANKS * GROUP
 NONE = -1
+SHARE = 2  # a grid has one of so many multiprocessors, which its blocks fill: so two objects fit at once
 
 
 @cuda.jit(device=True)
@@ -88,42 +93,96 @@ def peer_at(distance):
 
 
 @cuda.jit(device=True)
-def _count(experts, until, wanted, size, found):
-    """Add to found[j] how many of the first `until` tokens have the expert wanted[j], j < `size`: in shared
-    memory, by the block, between syncthreads."""
-    t = cuda.threadIdx.x
-    while t < until:
-        held, k = 0, 0
-        while k < experts.shape[1]:
-            expert, j = experts[t, k], 0
-            while j < size:
-                if wanted[j] == expert:
-                    held |= 1 << j
-                j += 1
-            k += 1
-        j = 0
-        while j < size:
-            if held >> j & 1:
-                cuda.atomic.add(found, j, 1)
-            j += 1
-        t += cuda.blockDim.x
+def together(n, top_k):
+    """How many tokens are a group: all their experts have places in shared memory."""
+    group = 1
+    while group < GROUP and (group + 1) * n * top_k <= PLACES:
+        group += 1
+    return group
 
 
 @cuda.jit(device=True)
-def _announce(experts, n_local, lines, call):
-    """Step 1."""
-    wanted, found = cuda.shared.array(1, int32), cuda.shared.array(1, int32)
-    expert = cuda.blockIdx.x
-    while expert < n_local * num_ranks():
-        if cuda.threadIdx.x == 0:
-            wanted[0], found[0] = expert, 0
-        cuda.syncthreads()
-        _count(experts, experts.shape[0], wanted, 1, found)
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            owner, local = divided(expert, n_local)
-            ll_store(symm_at(lines, owner)[call & 1], rank() * n_local + local, found[0], call)
-        expert += cuda.gridDim.x
+def group_size(t, tokens, group):
+    """How many of the tokens t, t + gridDim.x, ... of a group there are."""
+    size = 0
+    while size < group and t + size * cuda.gridDim.x < tokens:
+        size += 1
+    return size
+
+
+@cuda.jit(device=True)
+def row_bits(words):
+    """1 << row_bits threads share a row of so many words: enough for one each, where the block has them."""
+    bits = 0
+    while 1 << bits < words and 2 << bits <= cuda.blockDim.x:
+        bits += 1
+    return bits
+
+
+@cuda.jit(device=True)
+def width_of(top_k):
+    """Pairs of a token and its k-th expert are numbered t << width | k: so many bits has k."""
+    width = 0
+    while 1 << width < top_k:
+        width += 1
+    return width
+
+
+@cuda.jit(device=True)
+def _named_before(experts, t, k):
+    """Whether token t has its k-th expert among those before, too: then it does not count again."""
+    j = 0
+    while j < k and experts[t, j] != experts[t, k]:
+        j += 1
+    return j < k
+
+
+@cuda.jit(device=True)
+def _announce(experts, each, n_local, lines, call):
+    """Step 1: one pass over all my tokens."""
+    found = cuda.shared.array(MAX_EXPERTS, int32)
+    i, threads = cuda.threadIdx.x, cuda.blockDim.x
+    tokens, top_k = experts.shape
+    first = cuda.blockIdx.x * each
+    last = min(first + each, n_local * num_ranks())
+    if first >= last:
+        return
+    e = i
+    while e < last - first:
+        found[e] = 0
+        e += threads
+    cuda.syncthreads()
+    q, width = i, width_of(top_k)
+    while q < tokens << width:
+        t, k = q >> width, q & (1 << width) - 1
+        if k < top_k:
+            expert = experts[t, k]
+            if first <= expert and expert < last and not _named_before(experts, t, k):
+                cuda.atomic.add(found, expert - first, 1)
+        q += threads
+    cuda.syncthreads()
+    e = i
+    while e < last - first:
+        owner, local = divided(first + e, n_local)
+        ll_store(symm_at(lines, owner)[call & 1], rank() * n_local + local, found[e], call)
+        e += threads
+
+
+@cuda.jit(device=True)
+def _count(experts, until, wanted, found):
+    """Add to found[j] how many of the first `until` tokens have the expert wanted[j], one of top_k or NONE:
+    in shared memory, by the block, between syncthreads."""
+    top_k = experts.shape[1]
+    q, width = cuda.threadIdx.x, width_of(top_k)
+    while q < until << width:
+        t, k = q >> width, q & (1 << width) - 1
+        if k < top_k and experts[t, k] >= 0:
+            j = 0
+            while j < top_k:
+                if wanted[j] == experts[t, k] and not _named_before(experts, t, k):
+                    cuda.atomic.add(found, j, 1)
+                j += 1
+        q += cuda.blockDim.x
 
 
 @cuda.jit(device=True)
@@ -175,7 +234,7 @@ def _send(t, half, x, experts, weights, scales, n_local, staged, staged_scales, 
                     symm_at(staged_scales, peer)[half, me, t, s] = scale
                 y += 1
             s += threads
-        _count(experts, t, wanted, top_k, found)
+        _count(experts, t, wanted, found)
     cuda.syncthreads()
     k = i
     while k < n:
@@ -224,10 +283,31 @@ def _place(code, k, came, n_local, capacity):
 
 
 @cuda.jit(device=True)
+def _load(z, n_rows, w, half, x, staged, places, top_k, of_token, of_rank):
+    """Word `w`, 16 bytes, of row `z` of the group: zeros where no expert here has it."""
+    if z < n_rows and places[z * top_k] >= 0:
+        t, k = of_token[z], of_rank[z]
+        return load_vec16(x[t] if k == rank() else staged[half, k, t], 16 * w)
+    nothing = uint32(0)
+    return nothing, nothing, nothing, nothing
+
+
+@cuda.jit(device=True)
+def _store(z, n_rows, w, word, rows, places, top_k):
+    """Store what `_load` has loaded to all experts here that have the row."""
+    if z < n_rows:
+        j = z * top_k
+        while j < (z + 1) * top_k and places[j] >= 0:
+            store_vec16(rows[places[j]], 16 * w, word)
+            j += 1
+
+
+@cuda.jit(device=True)
 def _receive(
     t,
     first,
     last,
+    group,
     half,
     x,
     scales,
@@ -241,44 +321,59 @@ def _receive(
     routes,
     shares,
 ):
-    """Steps 5 and 7: token `t` of the ranks `first` after me up to the one before `last` after me."""
+    """Steps 5 and 7: of a group of tokens from `t` on, the rows of the ranks `first` after me up to the one
+    before `last` after me, numbered by token and rank."""
     places = cuda.shared.array(PLACES, int32)
-    top_k, row, i, threads = routes.shape[2], x.shape[1], cuda.threadIdx.x, cuda.blockDim.x
-    capacity = num_ranks() * routes.shape[1]
-    cuda.syncthreads()  # of the token before, all is done
+    of_token, of_rank = cuda.shared.array(ROWS, int32), cuda.shared.array(ROWS, int32)
+    max_tokens, top_k = routes.shape[1:]
+    i, threads, capacity = cuda.threadIdx.x, cuda.blockDim.x, num_ranks() * max_tokens
+    n_rows, width = group_size(t, max_tokens, group) * (last - first), width_of(top_k)
+    cuda.syncthreads()  # of the group before, all is done
     q = i
-    while q < (last - first) * top_k:
-        y, j = divided(q, top_k)
-        k = peer_at(first + y)
-        code = codes[half, k, t, j]
-        place = _place(code[0], k, came, n_local, capacity)
-        places[q] = routes[k, t, j] = place
-        shares[k, t, j] = code[1]
+    while q < n_rows << width:
+        z, j = q >> width, q & (1 << width) - 1
+        if j < top_k:
+            g, y = divided(z, last - first)
+            k, token = peer_at(first + y), t + g * cuda.gridDim.x
+            code = codes[half, k, token, j]
+            place = _place(code[0], k, came, n_local, capacity)
+            places[z * top_k + j] = routes[k, token, j] = place
+            shares[k, token, j] = code[1]
+            if j == 0:
+                of_token[z], of_rank[z] = token, k
         q += threads
     cuda.syncthreads()
-    q, words = i, row >> 4
-    while q < (last - first) * words:
-        y, w = divided(q, words)
-        j = y * top_k
-        if places[j] >= 0:
-            k = peer_at(first + y)
-            source = x[t] if k == rank() else staged[half, k, t]
-            word = load_vec16(source, 16 * w)
-            while j < (y + 1) * top_k and places[j] >= 0:
-                store_vec16(rows[places[j]], 16 * w, word)
-                j += 1
-        q += threads
-    q = i
-    while q < (last - first) * scales.shape[1]:
-        y, s = divided(q, scales.shape[1])
-        j = y * top_k
-        if places[j] >= 0:
-            k = peer_at(first + y)
-            scale = scales[t, s] if k == rank() else staged_scales[half, k, t, s]
-            while j < (y + 1) * top_k and places[j] >= 0:
-                row_scales[places[j], s] = scale
-                j += 1
-        q += threads
+    words = x.shape[1] >> 4
+    bits = row_bits(words)
+    step, w = threads >> bits, i & (1 << bits) - 1
+    while w < words and i >> bits < step:
+        z = i >> bits
+        while z < n_rows:  # four loads at once
+            of_group = half, x, staged, places, top_k, of_token, of_rank
+            word0 = _load(z, n_rows, w, *of_group)
+            word1 = _load(z + step, n_rows, w, *of_group)
+            word2 = _load(z + 2 * step, n_rows, w, *of_group)
+            word3 = _load(z + 3 * step, n_rows, w, *of_group)
+            _store(z, n_rows, w, word0, rows, places, top_k)
+            _store(z + step, n_rows, w, word1, rows, places, top_k)
+            _store(z + 2 * step, n_rows, w, word2, rows, places, top_k)
+            _store(z + 3 * step, n_rows, w, word3, rows, places, top_k)
+            z += 4 * step
+        w += 1 << bits
+    bits = row_bits(scales.shape[1])
+    step, w = threads >> bits, i & (1 << bits) - 1
+    while w < scales.shape[1] and i >> bits < step:
+        z = i >> bits
+        while z < n_rows:
+            j = z * top_k
+            if places[j] >= 0:
+                token, k = of_token[z], of_rank[z]
+                scale = scales[token, w] if k == rank() else staged_scales[half, k, token, w]
+                while j < (z + 1) * top_k and places[j] >= 0:
+                    row_scales[places[j], w] = scale
+                    j += 1
+            z += step
+        w += 1 << bits
 
 
 @cuda.jit(max_registers=64)  # 1024 threads
@@ -290,6 +385,7 @@ def expert_dispatch(
     rows,
     row_scales,
     counts,
+    each,
     staged,
     staged_scales,
     codes,
@@ -309,6 +405,7 @@ def expert_dispatch(
     rows           uint8 (n_local * n_ranks * max_tokens, bytes of a row)
     row_scales     float32 (n_local * n_ranks * max_tokens, n_scales)
     counts         int32 (n_local,): how many rows each expert has
+    each           how many experts a block counts: times the blocks, n_experts at least
     staged         uint8 (2, n_ranks, max_tokens, bytes of a row), symmetric
     staged_scales  float32 (2, n_ranks, max_tokens, n_scales, or 1 without), likewise
     codes          int32 (2, n_ranks, max_tokens, top_k, 2), likewise
@@ -323,11 +420,11 @@ def expert_dispatch(
     came = cuda.shared.array(MAX_EXPERTS, int32)
     b, i, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     me, n, max_tokens, n_local = rank(), num_ranks(), sent.shape[0], counts.size
+    group = together(n, experts.shape[1])
     griddepcontrol_wait()
-    griddepcontrol_launch_dependents()
     call = calls[b] + 1
     half = call & 1
-    _announce(experts, n_local, lines, call)  # 1
+    _announce(experts, each, n_local, lines, call)  # 1
     t = b
     while t < max_tokens:  # 2
         _send(t, half, x, experts, weights, scales, n_local, staged, staged_scales, codes, sent)
@@ -341,21 +438,23 @@ def expert_dispatch(
     t = b
     while t < max_tokens:  # 5
         _receive(
-            *(t, 0, 1, half, x, scales, came, staged, staged_scales, codes),
+            *(t, 0, 1, group, half, x, scales, came, staged, staged_scales, codes),
             *(rows, row_scales, n_local, routes, shares),
         )
-        t += cuda.gridDim.x
+        t += group * cuda.gridDim.x
     y = i + 1
     while y < n:  # 6
         wait(arrived[peer_at(y), b:], 1, "sys", "acquire", call)
         y += threads
+    cuda.syncthreads()
+    griddepcontrol_launch_dependents()
     t = b
-    while t < max_tokens:  # 7, which begins with syncthreads
+    while t < max_tokens:  # 7
         _receive(
-            *(t, 1, n, half, x, scales, came, staged, staged_scales, codes),
+            *(t, 1, n, group, half, x, scales, came, staged, staged_scales, codes),
             *(rows, row_scales, n_local, routes, shares),
         )
-        t += cuda.gridDim.x
+        t += group * cuda.gridDim.x
     if i == 0:
         calls[b] = call
 
@@ -370,7 +469,9 @@ class Dispatch(Method):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
         world.check_reach("expert_parallel")
         tokens, experts, top_k = sizes.max_tokens, sizes.n_local, sizes.top_k
-        self.blocks = min(tokens, *world.host_allgather(world.backend.multiprocessors))
+        multiprocessors = min(world.host_allgather(world.backend.multiprocessors))
+        self.blocks = min(tokens, max(1, multiprocessors // SHARE))
+        self.each = -(-sizes.n_experts // self.blocks)
         row, n_scales = sizes.row, sizes.n_scales
 
         def named(name):
@@ -395,7 +496,8 @@ class Dispatch(Method):
         """x, experts, weights, scales, rows, row_scales, counts"""
         left = self.routes, self.shares, self.sent
         return self.launch(
-            expert_dispatch, self.blocks, *arrays, *self.symmetric, self.calls, *left, pdl=True
+            *(expert_dispatch, self.blocks, *arrays, self.each, *self.symmetric, self.calls, *left),
+            pdl=True,
         )
 
 
@@ -409,6 +511,7 @@ _signature = (
     _array(types.uint8, 2),
     _array(types.float32, 2),
     _array(types.int32, 1),
+    types.int64,
     _array(types.uint8, 4),
     _array(types.float32, 4),
     _array(types.int32, 5),
