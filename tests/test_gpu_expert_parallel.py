@@ -134,11 +134,12 @@ def test_two_objects_on_two_streams(world):
     eps = [sk.ExpertParallel(world, 128, 1024, 4 * n, 4, "float32") for _ in range(2)]
     streams = [xp.cuda.Stream(non_blocking=True) for _ in eps]
     outs = [xp.empty_like(given[0]) for _ in eps]
+    late = sk.bind(spin, 1, 1, (1000,))
     world.synchronize()
     for _ in range(300):
         for which in rng.permutation(2).tolist():
             if rng.random() < 0.3:
-                spin[1, 1, streams[which]](int(rng.integers(1000, 200_000)))
+                late.with_args(int(rng.integers(1000, 200_000)))(stream=streams[which])
             received = eps[which].dispatch(*given, stream=streams[which])
             eps[which].combine(received.rows, outs[which], streams[which])
     for ep, stream, out in zip(eps, streams, outs, strict=True):
