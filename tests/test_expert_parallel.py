@@ -16,7 +16,7 @@ HIDDEN = 16
 @pytest.fixture
 def few_blocks(monkeypatch):
     """A block has several tokens."""
-    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 4)
+    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 2)
 
 
 def tokens_of(call, rank, tokens, n_experts, top_k, hidden=HIDDEN, missing=0.2):

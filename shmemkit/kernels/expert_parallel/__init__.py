@@ -79,7 +79,7 @@ class ExpertParallel:
     nothing, and never knows how many tokens go where. ``combine`` is for the last ``dispatch`` before it: the
     next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects, whose
     calls all ranks enqueue in the same order, on one stream or ordered by events: a kernel waits for those of
-    the other ranks, and keeps up to half of the multiprocessors meanwhile.
+    the other ranks, and keeps up to half of each multiprocessor meanwhile.
 
     received, n_local_experts, and capacity, the rows that each has room for, may be read.
 

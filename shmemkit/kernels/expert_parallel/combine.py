@@ -48,7 +48,7 @@ from shmemkit.device import (
 from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
 
-from .dispatch import PLACES, ROWS, divided, group_size, peer_at, row_bits, together, width_of
+from .dispatch import PLACES, ROWS, THREADS, divided, group_size, peer_at, row_bits, together, width_of
 from .weighted import weighted_sum
 
 
@@ -132,7 +132,7 @@ def combine_kernel(dtype):
         nothing = uint32(0)
         return nothing, nothing, nothing, nothing
 
-    @cuda.jit(max_registers=64)  # 1024 threads
+    @cuda.jit(max_registers=64)  # see THREADS
     def expert_combine(y, out, routes, shares, sent, staged, arrived, calls):
         """Add up the rows of the experts for each token.
 
@@ -187,7 +187,7 @@ def combine_kernel(dtype):
 class Combine(Method):
     """Launches it, and owns its memory; after ``Dispatch``, its `source`, which lives as long."""
 
-    threads = 1024
+    threads = THREADS
 
     def prepare(self, sizes, source):
         world, n = self.world, self.world.n_ranks

@@ -42,9 +42,9 @@ launches of this rank only. The flags of a line only grow (until those of LL beg
 
 No deadlock: a block does all that others wait for, steps 1 to 3, before it waits; all blocks are resident.
 That the next launch begins early (PDL) changes neither: its blocks come when all of this one have waited
-(after 6), and touch nothing until these have ended. So an object keeps at most half of the multiprocessors
-(SHARE) while it waits for other ranks, and another one, on another stream, the other half: whichever comes
-first on each GPU, both go on.
+(after 6), and touch nothing until these have ended. So an object keeps at most half of each multiprocessor,
+THREADS threads of 64 registers, while it waits for other ranks, and another one, on another stream, the other
+half: whichever comes first on each GPU, both go on.
 """
 
 from numba import cuda, int32, types, uint32
@@ -72,7 +72,7 @@ PLACES = MAX_RANKS * MAX_TOP_K
 GROUP = 4  # tokens of a block that are received, or returned, together
 ROWS = MAX_RANKS * GROUP
 NONE = -1
-SHARE = 2  # a grid has one of so many multiprocessors, which its blocks fill: so two objects fit at once
+THREADS = 512  # half of those that a multiprocessor has 64 registers for: so two objects fit at once
 
 
 @cuda.jit(device=True)
@@ -376,7 +376,7 @@ def _receive(
         w += 1 << bits
 
 
-@cuda.jit(max_registers=64)  # 1024 threads
+@cuda.jit(max_registers=64)  # see THREADS
 def expert_dispatch(
     x,
     experts,
@@ -463,14 +463,14 @@ class Dispatch(Method):
     """Launches it, and owns its memory and what it leaves for ``Combine``: routes, shares and sent; `blocks`
     is the grid of both."""
 
-    threads = 1024
+    threads = THREADS
 
     def prepare(self, sizes):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
         world.check_reach("expert_parallel")
         tokens, experts, top_k = sizes.max_tokens, sizes.n_local, sizes.top_k
         multiprocessors = min(world.host_allgather(world.backend.multiprocessors))
-        self.blocks = min(tokens, max(1, multiprocessors // SHARE))
+        self.blocks = min(tokens, multiprocessors)
         self.each = -(-sizes.n_experts // self.blocks)
         row, n_scales = sizes.row, sizes.n_scales
 
