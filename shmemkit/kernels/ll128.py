@@ -1,26 +1,30 @@
-"""Exchanges of segments by LL128: lines of 128 bytes that say themselves that they have arrived. What
-all-gather and all-to-all share: all peers get the same segment of x, or each gets another one.
+"""Exchanges by LL128: lines of 128 bytes that say themselves that they have arrived. What all-gather,
+all-to-all, reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it;
+and what comes is stored by rank, or combined.
 
-Segments  segment k of out comes from rank k
-Tiles     480 bytes of a segment, in the registers of a warp (``shmemkit.device.ll128_tiles``)
+Tiles     480 bytes of what a rank gets, in the registers of a warp (``shmemkit.device.ll128_tiles``)
 Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
           NVLink
-Counters  calls[i], local: how often tile i of the segments has been sent; it gives the flag and the half. In
-          device memory, so that a replayed graph counts on
+Counters  calls[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
+          so that a replayed graph counts on
 
   a warp, for its tiles i, one after the other:
-          1. load tile i of the segments of all ranks; store each to lines[half, me] on its rank, with the
-             flag: on this one, too
+          1. load tile i of what each rank gets, and store it to lines[half, me] on that rank, with the flag:
+             on this one, too
           2. add 1 to the tile's counter
           3. poll tile i in lines[half], of all ranks at once, until all have the flag; store them to the
-             segments of the output
+             segments of the output, or combine them in the order of the ranks, and store the result
+
+All ranks combine in the same order, so that the bits are the same in every run, and of an all-reduce on all
+ranks. My own lines are there before those of others: so step 3 is the same for all ranks.
 
 No race, although nobody acknowledges: tile i is always at the same place, and all ranks count it alike,
 whatever the lengths of the calls and the grids. I write to half h of a tile on rank k again two calls with it
 later, and in the one between the tile of rank k has come, which it sends when its launch before has ended
-(after griddepcontrol_wait): it has read what half h held. Where x is my segment of out, a warp stores what is
-there already. No deadlock: all warps take their tiles in ascending order, so the first one that is not there
-on all ranks waits for none, and is sent; all blocks are resident. That the next launch begins early (PDL)
+(after griddepcontrol_wait): it has read what half h held. x may lie in out where the result has its place: a
+warp has loaded its tile before it writes it, and no other reads it, but for what is loaded beyond an end and
+not stored. No deadlock: all warps take their tiles in ascending order, so the first one that is not there on
+all ranks waits for none, and is sent; all blocks are resident. That the next launch begins early (PDL)
 changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
 """
 
@@ -35,28 +39,33 @@ from shmemkit.device import (
     ll128_store_tiles,
     load_tile,
     rank,
+    store_tile,
 )
-from shmemkit.kernels.tiles import Tiles, copying, loading_segments, storing_segments, tiles_of
+from shmemkit.kernels.tiles import (
+    Tiles,
+    combining,
+    copying,
+    loading_segments,
+    storing_segments,
+    tiles_of,
+    words_of,
+)
 
 
 @functools.cache
-def ll128_kernel(personalized, n):
-    """-> the kernel of `n` ranks; `personalized`: x has a segment for each rank."""
-    store, copies = storing_segments(n), copying(n)
-    load_segments = loading_segments(n)
-
-    @cuda.jit(device=True)
-    def load_one(x, size, i):
-        return copies(load_tile(x, i))
-
-    load = load_segments if personalized else load_one
+def ll128_kernel(n, personalized, op=None, dtype=None):
+    """-> the kernel of `n` ranks. `personalized`: x has a segment for each rank. With `op`, as "sum", it
+    combines what comes, of `dtype`, a name as "float16"."""
+    load = loading_segments(n) if personalized else _loading_one(n)
+    store = storing_segments(n) if op is None else _storing_result(op, dtype, n)
 
     @cuda.jit
     def ll128(x, out, size, tiles, lines, calls):
-        """Send each rank a segment of `x`, to `out`.
+        """Send each rank `x`, or its segment of it, to `out`.
 
-        x, out  complex128, uint64 or uint8, as of ``load_tile``: out has n segments, x too if they are
-                personalized, else one
+        x, out  complex128, uint64 or uint8, as of ``load_tile``; x has n segments if they are personalized,
+                else one; out has n, or one if they are combined. They may be the same, or one a segment of
+                the other, as the kinds of collectives allow it
         size    elements of a segment
         tiles   of 480 bytes, which it has
         lines   uint64 (2 * n, words of the capacity), symmetric, zeros at first
@@ -80,25 +89,55 @@ def ll128_kernel(personalized, n):
     return ll128
 
 
+def _loading_one(n):
+    copies = copying(n)
+
+    @cuda.jit(device=True)
+    def load(x, size, i):
+        return copies(load_tile(x, i))
+
+    return load
+
+
+def _storing_result(op, dtype, n):
+    combine = combining(op, dtype, n)
+
+    @cuda.jit(device=True)
+    def store(out, size, i, tiles):
+        store_tile(out, i, combine(tiles))
+
+    return store
+
+
 class LL128(Tiles):
     """A method by LL128. A subclass has
 
     name          of it, as "all_gather ll128"
     personalized  whether x has a segment for each rank
+    whole         whether the full array is one segment, as of an all-reduce, and not one for each rank
     """
 
-    def prepare(self, max_nbytes):
-        self.prepare_halves(self.name, -(-max_nbytes // self.world.n_ranks))
-        for dtype in ("complex128", "uint64", "uint8"):
-            nothing = self.world.xp.empty(0, dtype)
-            self._bind(nothing, nothing, 0)
+    whole = False
 
-    def bind(self, x, out, in_place):
-        segment = out.nbytes // self.world.n_ranks
-        return self._bind(*self.wide(x, out, segment), segment)
+    def prepare(self, max_nbytes, op=None):
+        self.op, n, xp = op, self.world.n_ranks, self.world.xp
+        self.parts = 1 if self.whole else n
+        tiles = tiles_of(-(-max_nbytes // self.parts))
+        self.check(self.name, 2 * n * tiles)
+        self.lines = self.zeros((2 * n, words_of(tiles)), "uint64", f"{self.name.replace(' ', '.')}.lines")
+        self.calls = xp.zeros(tiles, "uint32")
+        if op is None:
+            for dtype in ("complex128", "uint64", "uint8"):
+                nothing = xp.empty(0, dtype)
+                self._bind(nothing, nothing, 0)
 
-    def _bind(self, x, out, segment):
-        kernel, tiles = ll128_kernel(self.personalized, self.world.n_ranks), tiles_of(segment)
+    def bind(self, x, out, in_place, dtype=None):
+        segment = max(x.nbytes, out.nbytes) // self.parts
+        return self._bind(*self.wide(x, out, segment), segment, dtype and dtype.name)
+
+    def _bind(self, x, out, segment, dtype=None):
+        kernel = ll128_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
+        tiles = tiles_of(segment)
         args = x, out, segment // out.itemsize, tiles, self.lines, self.calls
         return self.launch_tiles(kernel, tiles, *args)
 
@@ -106,19 +145,18 @@ class LL128(Tiles):
 _tables = types.Array(types.uint64, 2, "C"), types.Array(types.uint32, 1, "C")
 
 
-def gpu_kernels(personalized, op):
-    """-> the GPU_KERNELS of a module whose method is made of these. On sm_80, some with a segment for each
-    rank spill registers: those of many ranks, and those by words and bytes."""
+REDUCTIONS = ("sum", "bfloat16"), ("max", "float32"), ("sum", "float16"), ("prod", "int8")
+
+
+def gpu_kernels(op, personalized, combined):
+    """-> the GPU_KERNELS of a module whose method is made of these, for the collective `op`. On sm_80, some
+    with a segment for each rank spill registers: those of many ranks, and those by words and bytes."""
+    kinds = (4, types.complex128), (8, types.uint64), (4, types.uint8), (16, types.complex128)
     return {
-        f"ll128_{op}[{n},{words}]": (
-            ll128_kernel(personalized, n),
+        f"ll128_{op}[{','.join(map(str, (*how, n, words)))}]": (
+            ll128_kernel(n, personalized, *how),
             (*[types.Array(words, 1, "C")] * 2, types.int64, types.int64, *_tables),
-            *[(9, 0)] * (personalized and (n, words) != (4, types.complex128)),
+            *[(9, 0)] * (personalized and (n, words) != kinds[0]),
         )
-        for n, words in (
-            (4, types.complex128),
-            (8, types.uint64),
-            (4, types.uint8),
-            (16, types.complex128),
-        )
+        for how, (n, words) in zip(REDUCTIONS if combined else [()] * 4, kinds, strict=True)
     }

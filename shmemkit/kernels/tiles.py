@@ -149,14 +149,6 @@ class Tiles(Method):
             raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {MOST_RANKS} are allowed")
         self.most = {}  # blocks, by kernel and dtype
 
-    def prepare_halves(self, name, n_bytes):
-        """Check, and make `lines` of two halves, with a row of each rank for `n_bytes`, and `calls`: how
-        often each tile has been sent. Collective."""
-        tiles, n = tiles_of(n_bytes), self.world.n_ranks
-        self.check(name, 2 * n * tiles)
-        self.lines = self.zeros((2 * n, words_of(tiles)), "uint64", f"{name.replace(' ', '.')}.lines")
-        self.calls = self.world.xp.zeros(tiles, "uint32")
-
     def wide(self, x, out, unit):
         """-> both, for accesses of 16 bytes where their addresses, and `unit` bytes, of which they are
         multiples, allow that."""

@@ -1,6 +1,6 @@
-"""All-gather by LL128. The fastest for middling messages.
+"""All-gather by LL128. The fastest for small and middling messages.
 
-``shmemkit.kernels.ll128`` has the protocol and the kernels: all ranks get x.
+``shmemkit.kernels.ll128`` has the protocol and the kernel: all ranks get x.
 """
 
 from shmemkit.kernels import ll128
@@ -12,4 +12,4 @@ class LL128(ll128.LL128):
     name, personalized = "all_gather ll128", False
 
 
-GPU_KERNELS = ll128.gpu_kernels(False, "all_gather")
+GPU_KERNELS = ll128.gpu_kernels("all_gather", False, False)

@@ -1,6 +1,6 @@
-"""All-to-all by LL128. The fastest for middling messages.
+"""All-to-all by LL128. The fastest for small and middling messages.
 
-``shmemkit.kernels.ll128`` has the protocol and the kernels: each rank gets its segment of x.
+``shmemkit.kernels.ll128`` has the protocol and the kernel: each rank gets its segment of x.
 """
 
 from shmemkit.kernels import ll128
@@ -12,4 +12,4 @@ class LL128(ll128.LL128):
     name, personalized = "all_to_all ll128", True
 
 
-GPU_KERNELS = ll128.gpu_kernels(True, "all_to_all")
+GPU_KERNELS = ll128.gpu_kernels("all_to_all", True, False)
