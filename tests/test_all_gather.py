@@ -530,13 +530,13 @@ def test_push_through_the_network(pes, small_chunks, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(gather_all, "push_1d", [9, 70, 0, 130, 1])
 
 
-@pytest.mark.parametrize("method, error", [("push_1d", MemoryError), ("auto", ValueError)])
-def test_what_does_not_fit_leaves_nothing_behind(method, error):
+@pytest.mark.parametrize("method", ["auto", "push_1d"])
+def test_what_does_not_fit_leaves_nothing_behind(method):
     """ "auto" looks for a method that fits, and says what it has tried."""
 
     def main():
         with sk.init() as world:
-            with pytest.raises(error, match="symmetric heap exhausted"):
+            with pytest.raises(MemoryError, match="symmetric heap exhausted"):
                 sk.AllGather(world, 6 << 20, method)
             sk.free(sk.zeros(7 << 20, "uint8"))
 

@@ -28,7 +28,7 @@ def test_after_the_world(pes, kind):
         world.finalize()
         with pytest.raises(RuntimeError, match=f"{kind}: its World is finalized"):
             made(x)
-        with pytest.raises(RuntimeError, match="Barrier: it was freed, or its World is finalized"):
+        with pytest.raises(RuntimeError, match="Barrier: its World is finalized"):
             barrier()
 
     pes(2).run(main)

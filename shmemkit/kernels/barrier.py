@@ -115,8 +115,10 @@ class Barrier(Method):
 
     def __call__(self, stream=None):
         """Enqueue one on `stream`, default the World's. RuntimeError after ``free``, which is collective."""
-        if not self._arrays or self.world.finalized:
-            raise RuntimeError("Barrier: it was freed, or its World is finalized; make a new one")
+        if not self._arrays:
+            raise RuntimeError("Barrier: it was freed; make a new one")
+        if self.world.finalized:
+            raise RuntimeError("Barrier: its World is finalized; call shmemkit.init() again")
         if stream is self.world.stream:
             stream = None
         self._order.before(stream)
