@@ -1,131 +1,16 @@
-"""All-reduce in one shot, by LL: each rank sends all that it has to all others, and each combines all of it.
-The fastest for small messages.
+"""All-reduce in one shot, by LL: each rank sends all that it has to all others. For small
+messages, where not all ranks are connected by NVLink, or are many.
 
-Lines     lines[half, k], on every rank: the words of rank k, packed (``shmemkit.device.ll``). Written by
-          rank k only, over NVLink
-Counters  calls[c], local: how often chunk c, of a word for each thread of a block, has been sent; it gives
-          the flag and the half. In device memory, so that a replayed graph counts on
-
-  block b, for its chunks c = b, b + gridDim.x, ...; a thread for its word of each:
-          1. store my word to lines[half, me] on every other rank, with the flag
-          2. add 1 to the chunk's counter
-          3. for all ranks k, in their order: poll the word in lines[half, k] and combine it; store the result
-
-All ranks combine in the same order, so that all have the same bits, in every run.
-
-No race: as in ``all_gather/ll.py``: I write to half h of a chunk again two calls with it later, and in the
-one between the chunks of all ranks have come, which they send when their launches before have ended: they
-have read what half h held. No deadlock: a block sends all that it has to send before it waits; all blocks are
-resident. x may be out: a thread reads its word before it writes it.
+``shmemkit.kernels.ll_combined`` has the protocol and the kernel: all ranks get x.
 """
 
-import functools
-
-from numba import cuda, types
-
-from shmemkit.device import (
-    griddepcontrol_launch_dependents,
-    griddepcontrol_wait,
-    ll_load,
-    ll_store,
-    load_word,
-    n_words,
-    num_ranks,
-    rank,
-    reduction,
-    store_word,
-    symm_at,
-)
-from shmemkit.kernels.method import Method
-
-BLOCKS = 2  # of a grid, at most, for each multiprocessor
+from shmemkit.kernels import ll_combined
 
 
-@functools.cache
-def one_shot_kernel(op, dtype):
-    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
-    first, add, result = reduction(op, dtype)
-
-    @cuda.jit
-    def one_shot_all_reduce(x, out, lines, calls):
-        """Combine the `x` of all ranks in `out`.
-
-        x, out  uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the same
-        lines   uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
-        calls   uint64 (chunks of the capacity,), zeros at first
-        grid    any number of blocks, one-dimensional, as the blocks are
-        """
-        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        me, n, size = rank(), num_ranks(), n_words(x)
-        griddepcontrol_wait()
-        griddepcontrol_launch_dependents()
-        c = b
-        while c * threads < size:
-            i = c * threads + t
-            if i < size:
-                word = load_word(x, i)
-                call = calls[c] + 1
-                y = 1
-                while y < n:
-                    peer = me + y
-                    if peer >= n:
-                        peer -= n
-                    ll_store(symm_at(lines, peer)[call & 1, me], i, word, call)
-                    y += 1
-            c += cuda.gridDim.x
-        cuda.syncthreads()  # all threads have read the counters
-        if t == 0:
-            c = b
-            while c * threads < size:
-                calls[c] += 1
-                c += cuda.gridDim.x
-        cuda.syncthreads()
-        c = b
-        while c * threads < size:
-            i = c * threads + t
-            if i < size:
-                call = calls[c]
-                word = load_word(x, i)
-                total = first(word if me == 0 else ll_load(lines[call & 1, 0], i, call))
-                k = 1
-                while k < n:
-                    total = add(total, word if me == k else ll_load(lines[call & 1, k], i, call))
-                    k += 1
-                store_word(out, i, result(total, n))
-            c += cuda.gridDim.x
-
-    return one_shot_all_reduce
-
-
-class OneShot(Method):
+class OneShot(ll_combined.LLCombined):
     """The method "one_shot" of ``AllReduce``."""
 
-    threads = 128
-
-    def prepare(self, max_nbytes, op):
-        self.world.check_reach("all_reduce one_shot")
-        self.op, words = op, max(1, -(-max_nbytes // 8))
-        self.lines = self.zeros((2, self.world.n_ranks, 2 * words), "uint64", "all_reduce.one_shot.lines")
-        self.calls = self.world.xp.zeros(-(-words // self.threads), "uint64")
-
-    def bind(self, x, out, in_place, dtype):
-        chunks = -(-x.nbytes // (8 * self.threads))
-        grid = min(chunks, BLOCKS * self.world.backend.multiprocessors)
-        kernel = one_shot_kernel(self.op, dtype.name)
-        return self.launch(kernel, grid, x, out, self.lines, self.calls, pdl=True)
+    name, personalized = "all_reduce one_shot", False
 
 
-_lines, _calls = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 1, "C")
-GPU_KERNELS = {
-    f"one_shot_all_reduce[{op},{dtype},{words}]": (
-        one_shot_kernel(op, dtype),
-        (*[types.Array(words, 1, "C")] * 2, _lines, _calls),
-    )
-    for op, dtype, words in (
-        ("sum", "bfloat16", types.uint64),
-        ("sum", "float16", types.uint8),
-        ("max", "float32", types.uint64),
-        ("avg", "float64", types.uint64),
-        ("prod", "int8", types.uint64),
-    )
-}
+GPU_KERNELS = ll_combined.gpu_kernels("one_shot_all_reduce", False)
