@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reduced import combined
 
 import shmemkit as sk
 from shmemkit.device.reductions import DTYPES, OPS
@@ -16,7 +17,6 @@ from shmemkit.memory import as_dtype
 
 # Those by multimem are in tests/test_all_reduce_multimem.py: not of all ops and dtypes, nor in order.
 methods = pytest.mark.parametrize("method", [m for m in sk.AllReduce.methods if "multimem" not in m])
-UFUNCS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +28,6 @@ def few_blocks(monkeypatch):
 def inputs(call, size, dtype, n):
     """What all ranks give in `call`."""
     return [np.random.default_rng([call, r]).integers(0, 100, size).astype(as_dtype(dtype)) for r in range(n)]
-
-
-def combined(op, arrays):
-    """In the order of the ranks, float16 and bfloat16 in float32."""
-    dtype = arrays[0].dtype
-    wide = [a.astype("float32") if dtype.name in ("float16", "bfloat16") else a for a in arrays]
-    total = wide[0]
-    with np.errstate(all="ignore"):
-        for array in wide[1:]:
-            total = UFUNCS[op](total, array)
-        return (total / total.dtype.type(len(arrays)) if op == "avg" else total).astype(dtype)
 
 
 def reduce_all(method, sizes, dtype="float32", op="sum", unaligned=0, in_place=False):
@@ -190,24 +179,6 @@ def few_calls(method, calls, words):
 def test_right_in_every_schedule(method, calls, words):
     found = sk.emu.explore(few_calls, 2, (method, calls, words), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (lambda w: (w, 8, "mean"), "op='mean': 'sum', 'prod', 'max', 'min', 'avg' are allowed"),
-        (lambda w: (w, 8, "sum", "shot"), "method='shot': 'one_shot', .* or 'auto' are allowed"),
-        (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
-        (lambda w: (w, 8 + w.rank), "were given over the ranks"),
-    ],
-)
-def test_wrong_arguments(pes, arguments, message):
-    def main():
-        world = sk.init()
-        with pytest.raises(ValueError, match=message):
-            sk.AllReduce(*arguments(world))
-
-    pes(2).run(main)
 
 
 def test_wrong_arrays(pes):

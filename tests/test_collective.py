@@ -57,7 +57,29 @@ def test_what_one_rank_refuses_all_do(pes, wrong, message):
     pes(2).run(main)
 
 
-@pytest.mark.parametrize("kind", [sk.AllReduce, sk.ReduceScatter])
+reductions = pytest.mark.parametrize("kind", [sk.AllReduce, sk.ReduceScatter])
+
+
+@reductions
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (lambda w: (w, 8, "mean"), "op='mean': 'sum', 'prod', 'max', 'min', 'avg' are allowed"),
+        (lambda w: (w, 8, "sum", "shot"), "method='shot': '.*', .* or 'auto' are allowed"),
+        (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
+        (lambda w: (w, 8 + w.rank), "were given over the ranks"),
+    ],
+)
+def test_wrong_arguments(pes, kind, arguments, message):
+    def main():
+        world = sk.init()
+        with pytest.raises(ValueError, match=message):
+            kind(*arguments(world))
+
+    pes(2).run(main)
+
+
+@reductions
 def test_of_another_byte_order(pes, kind):
     def main():
         with pytest.raises(ValueError, match=f"{kind.__name__}: >f4 is of another byte order"):

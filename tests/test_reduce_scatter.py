@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reduced import combined
 
 import shmemkit as sk
 from shmemkit.device.reductions import DTYPES, OPS
@@ -16,7 +17,6 @@ from shmemkit.memory import as_dtype
 
 # tests/test_reduce_scatter_copy.py and _2d.py are about the others.
 methods = pytest.mark.parametrize("method", [m for m in METHODS if m not in ("copy_engine", "push_2d")])
-UFUNCS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 @pytest.fixture
@@ -39,17 +39,6 @@ def inputs(call, size, dtype, n):
     return [
         np.random.default_rng([call, r]).integers(0, 100, n * size).astype(as_dtype(dtype)) for r in range(n)
     ]
-
-
-def combined(op, arrays):
-    """In the order given, float16 and bfloat16 in float32."""
-    dtype = arrays[0].dtype
-    wide = [a.astype("float32") if dtype.name in ("float16", "bfloat16") else a for a in arrays]
-    total = wide[0]
-    with np.errstate(all="ignore"):
-        for array in wide[1:]:
-            total = UFUNCS[op](total, array)
-        return (total / total.dtype.type(len(arrays)) if op == "avg" else total).astype(dtype)
 
 
 def order(method, rank, n):
@@ -278,24 +267,6 @@ def test_right_in_every_schedule(small_chunks, method, symmetric, dtype):
     args = method, 3, 1, symmetric, dtype
     found = sk.emu.explore(few_calls, 2, args, exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (lambda w: (w, 8, "mean"), "op='mean': 'sum', 'prod', 'max', 'min', 'avg' are allowed"),
-        (lambda w: (w, 8, "sum", "pushed"), "method='pushed': 'll', .* or 'auto' are allowed"),
-        (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
-        (lambda w: (w, 8 + w.rank), "were given over the ranks"),
-    ],
-)
-def test_wrong_arguments(pes, arguments, message):
-    def main():
-        world = sk.init()
-        with pytest.raises(ValueError, match=message):
-            ReduceScatter(*arguments(world))
-
-    pes(2).run(main)
 
 
 @methods

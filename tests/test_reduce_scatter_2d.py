@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_reduce_scatter import UFUNCS, few_calls, scatter_all
+from reduced import UFUNCS
+from test_reduce_scatter import few_calls, scatter_all
 
 import shmemkit as sk
 from shmemkit.device.reductions import DTYPES
