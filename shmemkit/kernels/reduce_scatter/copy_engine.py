@@ -33,9 +33,9 @@ those, in turn, for kernel 0 at most; all blocks are resident. The host enqueues
 they can run one by one.
 
 The copies are as fast as the links, one at a time, but each takes some microseconds besides: so the pieces
-are large, and on one stream; on several, they were slower. Combining moves n_ranks + 1 bytes in this GPU's memory
-for n_ranks - 1 that arrive: BLOCKS do so faster than they arrive, because the last piece is combined when all
-copies are done.
+are large, and on one stream; on several, they were slower. Combining moves n_ranks + 1 bytes in this GPU's
+memory for n_ranks - 1 that arrive: BLOCKS do so faster than they arrive, because the last piece is combined
+when all copies are done.
 """
 
 import functools
