@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_all_reduce import UFUNCS, few_calls, reduce_all
+from reduced import UFUNCS
+from test_all_reduce import few_calls, reduce_all
 
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
