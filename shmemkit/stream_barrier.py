@@ -64,7 +64,7 @@ def barrier_kernel(arrivals, epoch):
     """
     n = num_ranks()
     there = symm_at(arrivals, min(cuda.threadIdx.x, n - 1))
-    griddepcontrol_wait()
+    griddepcontrol_wait(there, arrivals, epoch, n)
     griddepcontrol_launch_dependents()
     target = arrive_and_wait(arrivals, there, epoch, 0, n)
     if cuda.threadIdx.x == 0:

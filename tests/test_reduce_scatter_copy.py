@@ -13,7 +13,7 @@ from shmemkit.kernels.reduce_scatter import ReduceScatter, copy_engine
 from shmemkit.kernels.reduce_scatter.copy_engine import CopyEngine
 from shmemkit.world import World
 
-SMALL = {"PIECE": 256, "MAX_PIECES": 5, "BLOCKS": 3, "PART": 64}  # 3 to 5 pieces, of 1 to 3 parts
+SMALL = {"LAST": 128, "MAX_PIECES": 5, "BLOCKS": 3, "PART": 64}  # 3 to 5 pieces, of 1 to 3 parts
 
 
 @pytest.fixture
@@ -58,6 +58,18 @@ def test_dtypes_unaligned_and_in_place(pes, small, dtype, unaligned, in_place, s
 def test_a_thread_with_several_words(pes):
     """More than 4 of a block of 32 threads, and less."""
     pes(2).run(scatter_all, "copy_engine", [480, 900, 130], "uint64")
+
+
+@pytest.mark.parametrize("words", [0, 1, 15, 17, 100, 1 << 20, (1 << 20) + 1, (3 << 23) + 5, 1 << 28])
+def test_pieces(words):
+    """One behind the other, from whole lines on; the last one fits in its place, of the largest call, too."""
+    pieces = copy_engine.pieces_of(words)
+    assert [first for first, _ in pieces] == list(np.cumsum([0, *(size for _, size in pieces[:-1])]))
+    assert sum(size for _, size in pieces) == words
+    assert all(size % 16 == 0 or first + size == words for first, size in pieces)
+    assert 3 <= len(pieces) <= 8
+    for most in (words, 2 * words, 2 * words + 100):
+        assert pieces[-1][1] <= copy_engine.last_of(most)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
@@ -113,7 +125,7 @@ def test_streams_follow_each_other(pes, small):
 
 
 def test_the_order_of_the_copies(pes, small, monkeypatch):
-    """Every piece to the next rank first, none to this one, all on one lane."""
+    """Every piece to the next rank first, none to this one, to each on its own lane."""
     peers, lanes = {r: [] for r in range(4)}, {r: [] for r in range(4)}
     copy, view = EmulatorBackend.copy, World.peer_view
 
@@ -136,7 +148,7 @@ def test_the_order_of_the_copies(pes, small, monkeypatch):
     pes(4).run(main)
     for me in range(4):
         assert peers[me] == [(me + y) % 4 for _ in range(3) for y in (1, 2, 3)]
-        assert len(set(lanes[me])) == 1 and len(lanes[me]) == 9
+        assert lanes[me] == 3 * lanes[me][:3] and len(set(lanes[me])) == 3
 
 
 @cuda.jit
@@ -146,7 +158,7 @@ def hold(seen):
 
 @cuda.jit
 def see(out, seen):
-    if out[0] == 3 and out[63] == 3 and out[64] == 0:
+    if out[0] == 3 and out[79] == 3 and out[80] == 0:
         notify(seen, 0, 1)
         notify(seen, 1, 1)
 

@@ -17,6 +17,7 @@ from . import (
     reductions,
     rma,
     signals,
+    spans,
     words,
 )
 from .atomics import *  # noqa: F403
@@ -35,6 +36,7 @@ from .pdl import *  # noqa: F403
 from .reductions import *  # noqa: F403
 from .rma import *  # noqa: F403
 from .signals import *  # noqa: F403
+from .spans import *  # noqa: F403
 from .words import *  # noqa: F403
 
 __all__ = ["ComparisonType", "SignalOp", "SmemAmount", "Teams"]
@@ -54,6 +56,7 @@ for _module in (
     reductions,
     rma,
     signals,
+    spans,
     words,
 ):
     __all__ += _module.__all__

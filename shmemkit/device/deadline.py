@@ -73,6 +73,7 @@ PRIMITIVES = (
     "ll128_load_tiles",
     "multimem_ll_recv_pack_block",
     "multimem_ll_recv_pack_warp",
+    "ll128_load_some",
 )
 
 _DTYPES = (types.uint64, types.int64, types.uint32, types.int32)

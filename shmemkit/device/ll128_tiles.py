@@ -16,7 +16,7 @@ from shmemkit.emu.thread import current_thread
 
 from . import deadline
 from .checks import check_emulated_integer, check_integer
-from .lines import check_emulated_lines, check_reuse
+from .lines import check_emulated_lines, check_lines, check_reuse
 from .peers import offset_of
 from .ptx import TypingError, asm, element_address, gpu, gpu_function, load_bytes, store_bytes, types
 from .words import load_word, n_words, store_word
@@ -24,7 +24,9 @@ from .words import load_word, n_words, store_word
 __all__ = [
     "TILE_BYTES",
     "TILE_WORDS",
+    "ll128_load_some",
     "ll128_load_tiles",
+    "ll128_store_tile",
     "ll128_store_tiles",
     "load_tile",
     "store_tile",
@@ -105,22 +107,53 @@ def ll128_load_tiles(lines, row, n, i, flag):
     thread = current_thread("ll128_load_tiles")
     check_emulated_integer("ll128_load_tiles()", row=row, n=n, i=i, flag=flag)
     rows = _rows_of("ll128_load_tiles", lines, row, n, i)
-    flag, first = int(flag) & 0xFFFFFFFF, TILE_WORDS * int(i)
-
-    def load(_):
-        why = f"to be the flag {flag}"
-        return [
-            np.concatenate(
-                [
-                    thread.wait_line(line[k : k + LINE], lambda word: word == flag, why)
-                    for k in range(first, first + TILE_WORDS, LINE)
-                ]
-            )
-            for line in rows
-        ]
-
-    tiles = _together(thread, "ll128_load_tiles", None, load)
+    tiles = _load_all(thread, "ll128_load_tiles", [(line, TILE_WORDS * int(i)) for line in rows], flag)
     return tuple(_pair(tile[2 * thread.lane :]) for tile in tiles)
+
+
+def ll128_store_tile(lines, i, words, flag, pe):
+    """Store a tile to one rank, with the flag: as tile `i` of its `lines`, by all threads of a warp.
+
+    lines   symmetric, uint64, 1-D, contiguous, at a multiple of 128 bytes, where NVLink reaches rank `pe`.
+            Mine are given; on that rank, words ``TILE_WORDS * i`` and up to the next tile are written
+    words   my two words, uint64
+    flag    32 bits, other than what the lines hold now
+    pe      the rank; my own, too
+
+    It orders nothing.
+    """
+    thread = current_thread("ll128_store_tile")
+    check_emulated_integer("ll128_store_tile()", i=i, flag=flag, pe=pe)
+    check_emulated_lines("LL128", lines, lines[:0], 128, TILE_WORDS * (int(i) + 1))
+    flag, pe = int(flag) & 0xFFFFFFFF, int(pe)
+    check = check_reuse("LL128", flag, lambda word: word)
+
+    def store(pairs):
+        there = thread.peer(lines, pe)
+        tile = np.array([pairs[t] for t in sorted(pairs)], np.uint64).reshape(-1, LINE)
+        tile[:, LINE - 1] = flag
+        for line, values in enumerate(tile, TILE_WORDS // LINE * int(i)):
+            thread.store_line(there[LINE * line : LINE * (line + 1)], values, check)
+
+    _together(thread, "ll128_store_tile", tuple(int(word) for word in words), store)
+
+
+def ll128_load_some(lines, tiles, flag):
+    """Wait for some tiles of `lines`, of this rank, by all threads of a warp: all are looked at at once. ->
+    for each my words of it, a tuple of two uint64
+
+    lines   as of ``ll128_store_tile``, by which somebody stores these tiles
+    tiles   a tuple of their numbers, one perhaps several times
+
+    It orders nothing. What is undefined is as in ``ll128_load_tiles``.
+    """
+    thread = current_thread("ll128_load_some")
+    check_emulated_integer("ll128_load_some()", flag=flag, **{f"tiles_{k}": i for k, i in enumerate(tiles)})
+    for i in tiles:
+        check_emulated_lines("LL128", lines, lines[:0], 128, TILE_WORDS * (int(i) + 1))
+    firsts = [TILE_WORDS * int(i) for i in tiles]
+    loaded = _load_all(thread, "ll128_load_some", [(lines, first) for first in firsts], flag)
+    return tuple(_pair(tile[2 * thread.lane :]) for tile in loaded)
 
 
 # ---- in the emulator
@@ -152,6 +185,25 @@ def _rows_of(name, lines, row, n, i):
     for line in rows:
         check_emulated_lines("LL128", line, line[:0], 128, TILE_WORDS * (int(i) + 1))
     return rows
+
+
+def _load_all(thread, name, places, flag):
+    """The tiles that begin at these (lines, word), when they have the flag; the warp meets."""
+    flag = int(flag) & 0xFFFFFFFF
+
+    def load(_):
+        why = f"to be the flag {flag}"
+        return [
+            np.concatenate(
+                [
+                    thread.wait_line(lines[k : k + LINE], lambda word: word == flag, why)
+                    for k in range(first, first + TILE_WORDS, LINE)
+                ]
+            )
+            for lines, first in places
+        ]
+
+    return _together(thread, name, None, load)
 
 
 def _pair(words):
@@ -354,11 +406,11 @@ def _first_late(n):
 
 
 @functools.cache
-def _arrived(n):
+def _arrived(n, looking=_looking):
     """``arrived(address, step, flag)``: my words of `n` rows, when all threads of the warp see the flags of
     theirs. They look together, each time: threads without flags must not be ahead of those that have them,
     and a vote orders no memory."""
-    look, any_late = _looking(n), _any_late(n)
+    look, any_late = looking(n), _any_late(n)
 
     @gpu_function
     def arrived(address, step, flag):
@@ -371,11 +423,16 @@ def _arrived(n):
     return arrived
 
 
+@gpu_function
+def _row_address(address, step, row):
+    return address + types.uint64(row * step)
+
+
 @functools.cache
-def _arrived_or_late(n):
+def _arrived_or_late(n, primitive="ll128_load_tiles", looking=_looking, address_of=_row_address):
     """`_arrived` of an armed kernel, which returns what is there when its time is up."""
-    look, first_late = _looking(n), _first_late(n)
-    over = deadline.overdue("ll128_load_tiles", types.uint32, "eq")
+    look, first_late = looking(n), _first_late(n)
+    over = deadline.overdue(primitive, types.uint32, "eq")
     first_look, every = deadline.FIRST, deadline.EVERY
     clock = deadline.clock
 
@@ -391,7 +448,8 @@ def _arrived_or_late(n):
                 return tiles
             left -= 1
             if left == 0:
-                given_up = late and over(since, address + types.uint64(row * step + 8), flag, seen)
+                at = address_of(address, step, row) + types.uint64(8)
+                given_up = late and over(since, at, flag, seen)
                 if cuda.any_sync(0xFFFFFFFF, given_up):
                     return tiles
                 if since == 0:
@@ -412,5 +470,98 @@ def _(lines, row, n, i, flag):
 
     def impl(lines, row, n, i, flag):
         return arrived(_line_address(lines, row, i), 8 * lines.shape[1], types.uint32(flag))
+
+    return impl
+
+
+# ---- one rank's, and tiles anywhere
+
+
+@gpu_function
+def _tile_address(lines, i):
+    """Of the thread's words in tile `i`."""
+    at = types.uint64(i) * types.uint64(8 * TILE_WORDS) + types.uint64(16 * cuda.laneid)
+    return element_address(lines, 0) + at
+
+
+@gpu(ll128_store_tile)
+def _(lines, i, words, flag, pe):
+    check_integer("ll128_store_tile", i=i, flag=flag, pe=pe)
+    check_lines("ll128_store_tile", lines)
+    armed = deadline.armed()
+
+    def impl(lines, i, words, flag, pe):
+        if not (armed and _stopped()):
+            low, high = words
+            there = _tile_address(lines, i) + offset_of(pe)
+            cuda.syncwarp()  # a line is one instruction of eight threads
+            _store_line(there, low, types.uint64(types.uint32(flag)) if _has_flag() else high)
+
+    return impl
+
+
+@functools.cache
+def _addresses(n):
+    """``addresses(lines, tiles)`` of my words of `n` tiles."""
+    before = _addresses(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(lines, tiles):
+        return (_tile_address(lines, tiles[0]),)
+
+    @gpu_function
+    def addresses(lines, tiles):
+        return before(lines, tiles) + (_tile_address(lines, tiles[n - 1]),)
+
+    return addresses if n > 1 else only
+
+
+@functools.cache
+def _looking_at(n):
+    """``look(addresses, step)``: what is there now; `step` is not needed."""
+    before = _looking_at(n - 1) if n > 1 else None
+
+    @gpu_function
+    def look_at_one(addresses, step):
+        return (_load_line(addresses[0]),)
+
+    @gpu_function
+    def look(addresses, step):
+        return before(addresses, step) + (_load_line(addresses[n - 1]),)
+
+    return look if n > 1 else look_at_one
+
+
+@functools.cache
+def _address_at(n):
+    """``address_of(addresses, step, k)``: the k-th of `n`."""
+    before = _address_at(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(addresses, step, k):
+        return addresses[0]
+
+    @gpu_function
+    def address_of(addresses, step, k):
+        return addresses[n - 1] if k == n - 1 else before(addresses, step, k)
+
+    return address_of if n > 1 else only
+
+
+@gpu(ll128_load_some)
+def _(lines, tiles, flag):
+    check_integer("ll128_load_some", flag=flag)
+    check_lines("ll128_load_some", lines)
+    if not isinstance(tiles, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in tiles):
+        raise TypingError(f"ll128_load_some(): tiles must be a tuple of integers, given {tiles}")
+    n = len(tiles)
+    addresses = _addresses(n)
+    if deadline.armed():
+        arrived = _arrived_or_late(n, "ll128_load_some", _looking_at, _address_at(n))
+    else:
+        arrived = _arrived(n, _looking_at)
+
+    def impl(lines, tiles, flag):
+        return arrived(addresses(lines, tiles), 0, types.uint32(flag))
 
     return impl

@@ -10,13 +10,18 @@ nothing.
 
 from shmemkit.emu.thread import current_thread
 
-from .ptx import asm, gpu
+from .ptx import TypingError, any_bits, asm, gpu, types
 
 __all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
 
 
-def griddepcontrol_wait():
+def griddepcontrol_wait(*needed):
     """Wait until the kernels before on the stream have ended, and see all that they wrote.
+
+    needed  arrays and integers that are used right behind: where the arrays are, and the integers, is
+            computed before it waits, and what it comes from, as the kernel's arguments, is fetched then.
+            Otherwise a compiler puts that behind: a quarter of a microsecond, in kernels of two.
+            ``symm_at(array, 0)`` fetches where the first peers are
 
     All threads call it, before they read or write anything that those do: the counters of the kernel itself,
     too, that its launch before advances. A kernel that is launched with ``pdl=True`` and never waits may end
@@ -43,15 +48,29 @@ def griddepcontrol_launch_dependents():
 
 
 _wait = asm("griddepcontrol.wait;", since=(9, 0))
+# The condition is always true, which ptxas does not see: so it computes what it depends on.
+_wait_with = asm(
+    "{ .reg .pred p; .reg .b64 half; shr.u64 half, $0, 1; setp.ne.u64 p, half, -1; @p griddepcontrol.wait; }",
+    types.void,
+    (types.uint64,),
+    since=(9, 0),
+)
 _launch_dependents = asm("griddepcontrol.launch_dependents;", since=(9, 0))
 
 
 @gpu(griddepcontrol_wait)
-def _():
-    def impl():
+def _(*needed):
+    for given in needed:
+        if not isinstance(given, (types.Array, types.Integer)):
+            raise TypingError(f"griddepcontrol_wait(): arrays and integers are allowed, given {given}")
+
+    def plain(*needed):
         _wait()
 
-    return impl
+    def with_needed(*needed):
+        _wait_with(any_bits(needed))
+
+    return with_needed if needed else plain
 
 
 @gpu(griddepcontrol_launch_dependents)

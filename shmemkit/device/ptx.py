@@ -3,7 +3,8 @@
 The one file that knows inline assembly, LLVM and numba-cuda's extension API; the rest of `device` is plain
 Python on top of these:
 
-  gpu, gpu_moved         decorators: the GPU implementation of a public primitive
+  gpu, gpu_moved, gpu_part
+                         decorators: the GPU implementation of a public primitive
   gpu_function           decorator: a helper that exists in kernels only
   asm(text, ...)         one PTX snippet -> one function
   constant_words(...)    a table in constant memory that the host fills when a module is loaded
@@ -28,6 +29,7 @@ from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_temp
 __all__ = [
     "GPU",
     "TypingError",
+    "any_bits",
     "asm",
     "bitcast",
     "bits_of",
@@ -40,6 +42,7 @@ __all__ = [
     "gpu",
     "gpu_function",
     "gpu_moved",
+    "gpu_part",
     "itemsize",
     "load_bytes",
     "pointer_address",
@@ -102,17 +105,51 @@ def gpu_moved(primitive):
 
             return result(*given), codegen
 
-        definition.__name__ = definition.__qualname__ = primitive.__name__
-        definition.__signature__ = _signature(inspect.signature(typing_function).parameters)
-        template = make_intrinsic_template(
-            primitive, definition, primitive.__name__, kwargs={"target": "cuda"}
-        )
-        infer(template)
-        infer_global(primitive, types.Function(template))
-        GPU[primitive] = typing_function
+        _register_intrinsic(primitive, definition, typing_function)
         return typing_function
 
     return register
+
+
+def gpu_part(primitive):
+    """Decorator as `gpu`, for a primitive (array, first, size) that returns `size` elements of a 1-D
+    contiguous array, from `first` on. Its typing function checks, and returns nothing."""
+
+    def register(typing_function):
+        @functools.wraps(typing_function)
+        def definition(typing_context, array, first, size):
+            typing_function(array, first, size)
+
+            def codegen(context, builder, signature, values):
+                struct = _struct(context, builder, array, values[0])
+                step = ir.Constant(_I64, itemsize(array.dtype))
+                populate_array(
+                    struct,
+                    data=builder.gep(struct.data, [values[1]]),
+                    shape=[values[2]],
+                    strides=[step],
+                    itemsize=step,
+                    meminfo=struct.meminfo,
+                    parent=struct.parent,
+                )
+                return impl_ret_borrowed(context, builder, array, struct._getvalue())
+
+            return array(array, types.int64, types.int64), codegen
+
+        _register_intrinsic(primitive, definition, typing_function)
+        return typing_function
+
+    return register
+
+
+def _register_intrinsic(primitive, definition, typing_function):
+    """Make `definition`, as of an intrinsic, what `primitive` is on the GPU."""
+    definition.__name__ = definition.__qualname__ = primitive.__name__
+    definition.__signature__ = _signature(inspect.signature(typing_function).parameters)
+    template = make_intrinsic_template(primitive, definition, primitive.__name__, kwargs={"target": "cuda"})
+    infer(template)
+    infer_global(primitive, types.Function(template))
+    GPU[primitive] = typing_function
 
 
 def _explaining(primitive, typing_function):
@@ -255,6 +292,24 @@ def data_address(typing_context, array):
         return builder.ptrtoint(_struct(context, builder, array, values[0]).data, _I64)
 
     return types.int64(array), codegen
+
+
+@intrinsic
+def any_bits(typing_context, values):
+    """The bits that are set in any of a tuple of arrays, as addresses, and integers: a uint64."""
+
+    def codegen(context, builder, signature, given):
+        bits = ir.Constant(_I64, 0)
+        for i, kind in enumerate(values):
+            value = builder.extract_value(given[0], i)
+            if isinstance(kind, types.Array):
+                value = builder.ptrtoint(_struct(context, builder, kind, value).data, _I64)
+            else:
+                value = context.cast(builder, value, kind, types.uint64)
+            bits = builder.or_(bits, value)
+        return bits
+
+    return types.uint64(values), codegen
 
 
 def _pointer(pointee):

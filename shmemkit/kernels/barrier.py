@@ -63,7 +63,7 @@ def barrier_2d(local_size, arrivals, passed, epoch):
         first += local_size
     end = first + local_size
     there = symm_at(arrivals, min(first + cuda.threadIdx.x, end - 1))
-    griddepcontrol_wait()
+    griddepcontrol_wait(there, arrivals, passed, epoch, end)
     griddepcontrol_launch_dependents()
     target = arrive_and_wait(arrivals, there, epoch, first, end)
     if cuda.threadIdx.x == 0:

@@ -69,7 +69,7 @@ def ll_words_kernel(personalized):
             peer -= n
         there = symm_at(lines, peer)
         mine, theirs = (me * size, peer * size) if personalized else (0, 0)
-        griddepcontrol_wait()
+        griddepcontrol_wait(x, out, there, lines, calls, mine, theirs)
         griddepcontrol_launch_dependents()
         c = b
         while c * threads < size:
@@ -118,7 +118,7 @@ def ll_bytes_kernel(personalized):
         mine, theirs = out[me * size : (me + 1) * size], out[peer * size : (peer + 1) * size]
         there = symm_at(lines, peer)
         first = peer * size if personalized else 0
-        griddepcontrol_wait()
+        griddepcontrol_wait(x, mine, theirs, there, lines, calls, first)
         griddepcontrol_launch_dependents()
         b = cuda.blockIdx.x
         begin = b * chunk

@@ -40,6 +40,7 @@ from shmemkit.device import (
     load_tile,
     rank,
     store_tile,
+    symm_at,
 )
 from shmemkit.kernels.tiles import (
     Tiles,
@@ -74,7 +75,7 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
         """
         warps, t = cuda.blockDim.x >> 5, cuda.threadIdx.x
         i, me = types.uint32(cuda.blockIdx.x * warps + (t >> 5)), rank()
-        griddepcontrol_wait()
+        griddepcontrol_wait(x, out, size, symm_at(lines, 0), calls, me, i)
         griddepcontrol_launch_dependents()
         while i < tiles:
             call = calls[i] + 1

@@ -38,6 +38,7 @@ from shmemkit.device import (
     num_ranks,
     rank,
     reduction,
+    span,
     store_word,
     symm_at,
 )
@@ -64,7 +65,7 @@ def ll_combined_kernel(op, dtype, personalized):
         """
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, n, size, length = rank(), num_ranks(), n_words(out), out.size
-        griddepcontrol_wait()
+        griddepcontrol_wait(x, out, symm_at(lines, 0), calls, me, size)
         griddepcontrol_launch_dependents()
         c = b
         while c * threads < size:
@@ -77,7 +78,7 @@ def ll_combined_kernel(op, dtype, personalized):
                     if peer >= n:
                         peer -= n
                     at = peer * length if personalized else 0
-                    word = load_word(x[at : at + length], i)
+                    word = load_word(span(x, at, length), i)
                     ll_store(symm_at(lines, peer)[call & 1, me], i, word, call)
                     y += 1
             c += cuda.gridDim.x
@@ -89,7 +90,7 @@ def ll_combined_kernel(op, dtype, personalized):
                 c += cuda.gridDim.x
         cuda.syncthreads()
         at = me * length if personalized else 0
-        mine = x[at : at + length]
+        mine = span(x, at, length)
         c = b
         while c * threads < size:
             i = c * threads + t

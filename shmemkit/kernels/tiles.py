@@ -11,6 +11,7 @@ from shmemkit.device import (
     TILE_WORDS,
     load_tile,
     reduction,
+    span,
     store_tile,
 )
 from shmemkit.kernels.method import Method
@@ -42,11 +43,11 @@ def loading_segments(n):
 
     @cuda.jit(device=True)
     def load_first(x, size, i):
-        return (load_tile(x[:size], i),)
+        return (load_tile(span(x, 0, size), i),)
 
     @cuda.jit(device=True)
     def load(x, size, i):
-        return before(x, size, i) + (load_tile(x[(n - 1) * size : n * size], i),)
+        return before(x, size, i) + (load_tile(span(x, (n - 1) * size, size), i),)
 
     return load if n > 1 else load_first
 
@@ -126,7 +127,7 @@ def storing_segments(n):
     def store(out, size, i, tiles):
         if before is not None:
             before(out, size, i, tiles)
-        store_tile(out[(n - 1) * size : n * size], i, tiles[n - 1])
+        store_tile(span(out, (n - 1) * size, size), i, tiles[n - 1])
 
     return store
 

@@ -42,6 +42,7 @@ from shmemkit.device import (
     ll128_load_tiles,
     ll128_store_tiles,
     rank,
+    symm_at,
 )
 from shmemkit.kernels.tiles import Tiles, combining, copying, loading, storing, tiles_of, words_of
 
@@ -64,7 +65,7 @@ def two_shot_ll128_kernel(op, dtype, n):
         """
         warps, t = cuda.blockDim.x >> 5, cuda.threadIdx.x
         i, me = types.uint32(cuda.blockIdx.x * warps + (t >> 5)), rank()
-        griddepcontrol_wait()
+        griddepcontrol_wait(x, out, segment, symm_at(inputs, 0), results, calls, me, i)
         griddepcontrol_launch_dependents()
         while i < segment:
             call = calls[i] + 1

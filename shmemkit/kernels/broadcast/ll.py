@@ -52,7 +52,7 @@ def ll_broadcast(x, out, in_place, root, lines, read, calls):
     """
     t, threads = cuda.threadIdx.x, cuda.blockDim.x
     me, n, size = rank(), num_ranks(), n_words(out)
-    griddepcontrol_wait()
+    griddepcontrol_wait(x, out, root, symm_at(lines, 0), read, calls, me, size)
     griddepcontrol_launch_dependents()
     c = cuda.blockIdx.x
     while c * threads < size:

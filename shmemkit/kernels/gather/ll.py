@@ -35,6 +35,7 @@ from shmemkit.device import (
     notify,
     num_ranks,
     rank,
+    span,
     store_word,
     symm_at,
     wait,
@@ -61,7 +62,7 @@ def ll_gather(x, out, in_place, root, lines, read, calls):
     if peer >= n:
         peer -= n
     there = symm_at(lines, root)
-    griddepcontrol_wait()
+    griddepcontrol_wait(x, out, there, read, calls, me, size, peer)
     griddepcontrol_launch_dependents()
     c = b
     while c * threads < size:
@@ -74,10 +75,10 @@ def ll_gather(x, out, in_place, root, lines, read, calls):
                 ll_store(there[call & 1, me], i, word, call)
             else:
                 if y == 0 and not in_place:
-                    store_word(out[me * length : (me + 1) * length], i, load_word(x, i))
+                    store_word(span(out, me * length, length), i, load_word(x, i))
                 if peer != me:
                     word = ll_load(lines[call & 1, peer], i, call)
-                    store_word(out[peer * length : (peer + 1) * length], i, word)
+                    store_word(span(out, peer * length, length), i, word)
         cuda.syncthreads()  # all threads have read the counter, and the lines
         if t == 0:
             if me == root and peer != me:
