@@ -9,7 +9,8 @@ from test_reduce_scatter import scatter_all
 import shmemkit as sk
 from shmemkit.device import notify, wait
 from shmemkit.emu.backend import EmulatorBackend
-from shmemkit.kernels.reduce_scatter import ReduceScatter, copy_engine
+from shmemkit.kernels import copied_pieces
+from shmemkit.kernels.reduce_scatter import ReduceScatter
 from shmemkit.kernels.reduce_scatter.copy_engine import CopyEngine
 from shmemkit.world import World
 
@@ -19,7 +20,7 @@ SMALL = {"LAST": 128, "MAX_PIECES": 5, "BLOCKS": 3, "PART": 64}  # 3 to 5 pieces
 @pytest.fixture
 def small(monkeypatch):
     for name, value in SMALL.items():
-        monkeypatch.setattr(copy_engine, name, value)
+        monkeypatch.setattr(copied_pieces, name, value)
 
 
 @cuda.jit
@@ -63,13 +64,13 @@ def test_a_thread_with_several_words(pes):
 @pytest.mark.parametrize("words", [0, 1, 15, 17, 100, 1 << 20, (1 << 20) + 1, (3 << 23) + 5, 1 << 28])
 def test_pieces(words):
     """One behind the other, from whole lines on; the last one fits in its place, of the largest call, too."""
-    pieces = copy_engine.pieces_of(words)
+    pieces = copied_pieces.pieces_of(words)
     assert [first for first, _ in pieces] == list(np.cumsum([0, *(size for _, size in pieces[:-1])]))
     assert sum(size for _, size in pieces) == words
     assert all(size % 16 == 0 or first + size == words for first, size in pieces)
     assert 3 <= len(pieces) <= 8
     for most in (words, 2 * words, 2 * words + 100):
-        assert pieces[-1][1] <= copy_engine.last_of(most)
+        assert pieces[-1][1] <= copied_pieces.last_of(most)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
@@ -250,6 +251,6 @@ def test_right_in_every_schedule(monkeypatch):
     """Of 3 pieces: words are lines. The last piece of the first call is where the first one of the second
     would be. It fails without the wait in the kernel, without any of the orders of the streams, with a last
     piece that lies behind the others, and with 2 pieces."""
-    monkeypatch.setattr(copy_engine, "LINE", 1)
+    monkeypatch.setattr(copied_pieces, "LINE", 1)
     found = sk.emu.explore(few_calls, 2, ((3, 9),), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)

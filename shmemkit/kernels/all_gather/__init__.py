@@ -10,6 +10,8 @@ The methods, a file each, which says how it works:
             likewise, for several nodes: once across nodes, through NVSHMEM, and then inside the node
   copy_push, copy_pull
             copies by copy engines, which leave the multiprocessors to others: large ones
+  copy_staged
+            likewise, which a few blocks store in private memory while the next ones are on their way
   multimem, ll_2d_multimem
             one store for all ranks of a node, which the NVSwitch multiplies (NVLink SHARP): only where that
             is offered and not turned off
@@ -18,6 +20,7 @@ The methods, a file each, which says how it works:
 from shmemkit.kernels.collective import Collective
 
 from .copy_engine import CopyPull, CopyPush
+from .copy_staged import CopyStaged
 from .ll import LL
 from .ll128 import LL128
 from .ll_2d import LL2D
@@ -36,6 +39,7 @@ METHODS = {
     "push_2d": Push2D,
     "copy_push": CopyPush,
     "copy_pull": CopyPull,
+    "copy_staged": CopyStaged,
     "multimem": Multimem,
     "ll_2d_multimem": LL2DMultimem,
 }

@@ -2,8 +2,8 @@
 same time on the links that way as in one kernel.
 
   "push"         both by stores into the peers' memory (``reduce_scatter/push.py``, ``all_gather/push_1d.py``)
-  "copy_engine"  both by copy engines (``reduce_scatter/copy_engine.py``, ``all_gather/copy_engine.py``): few
-                 multiprocessors are taken
+  "copy_engine"  both by copy engines (``reduce_scatter/copy_engine.py``; ``all_gather/copy_engine.py`` into a
+                 symmetric output, ``all_gather/copy_staged.py`` else): few multiprocessors are taken
 
 Both work on my segment of `out`, in place. An array that is not n_ranks segments of a multiple of 16 bytes
 goes through `padded`, symmetric, where it is, there and back, the larger part of the time in local memory.
@@ -15,21 +15,24 @@ it, never another's out. Only one rank combines an element, in the order of the 
 """
 
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
+from shmemkit.kernels.all_gather.copy_staged import CopyStaged
 from shmemkit.kernels.all_gather.push_1d import Push1D
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.reduce_scatter import copy_engine, push
 
 
 class _Composed(Method):
-    """A subclass has the two methods, `scatter` and `gather`, and its `name`."""
+    """A subclass has the two methods, `scatter` and `gather`, the latter for an output in private memory and
+    for a symmetric one, and its `name`."""
 
     def prepare(self, max_nbytes, op):
         n = self.world.n_ranks
         self.unit = 16 * n  # bytes
         room = max(1, -(-max_nbytes // self.unit)) * self.unit
-        self.parts = []
-        for kind, *args in ((self.scatter, room, op), (self.gather, room)):
-            self.parts.append(kind(self.world, *args))
+        self.parts = {}
+        for kind, *args in ((self.scatter, room, op), *((kind, room) for kind in self.gather)):
+            if kind not in self.parts:
+                self.parts[kind] = kind(self.world, *args)
         self.padded = self.empty(room, "uint8", f"all_reduce.{self.name}.padded")
 
     def bind(self, x, out, in_place, dtype):
@@ -47,7 +50,8 @@ class _Composed(Method):
         )
 
     def _bind(self, x, out, in_place, dtype):
-        scatter, gather = self.parts
+        scatter = self.parts[self.scatter]
+        gather = self.parts[self.gather[self.world.is_symmetric(out)]]
         segment = out.size // self.world.n_ranks
         mine = out[self.world.rank * segment :][:segment]
         return scatter.bind(x, mine, in_place, dtype), gather.bind(mine, out, True)
@@ -62,17 +66,17 @@ class _Composed(Method):
 
     def free(self):
         while self.parts:
-            self.parts.pop().free()
+            self.parts.popitem()[1].free()
         super().free()
 
 
 class Push(_Composed):
     """The method "push" of ``AllReduce``."""
 
-    name, scatter, gather = "push", push.Push, Push1D
+    name, scatter, gather = "push", push.Push, (Push1D, Push1D)
 
 
 class CopyEngine(_Composed):
     """The method "copy_engine" of ``AllReduce``."""
 
-    name, scatter, gather = "copy_engine", copy_engine.CopyEngine, CopyPush
+    name, scatter, gather = "copy_engine", copy_engine.CopyEngine, (CopyStaged, CopyPush)

@@ -5,6 +5,8 @@ The methods, a file each, which says how it works:
   ll        words that say themselves that they have arrived: small messages
   ll128     lines of 128 bytes that do: middling ones
   push      stores into the peers' memory and signals: larger ones
+  copy_engine
+            copies by copy engines: large ones
   push_2d   likewise, for several nodes: first inside the node, and then across nodes, through NVSHMEM
 
 and ``variable.py``, where the ranks give each other different numbers of rows, which only the GPUs know.
@@ -12,6 +14,7 @@ and ``variable.py``, where the ranks give each other different numbers of rows, 
 
 from shmemkit.kernels.collective import Collective
 
+from .copy_engine import CopyEngine
 from .ll import LL
 from .ll128 import LL128
 from .push import Push
@@ -20,7 +23,7 @@ from .variable import AllToAllV
 
 __all__ = ["METHODS", "AllToAll", "AllToAllV"]
 
-METHODS = {"ll": LL, "ll128": LL128, "push": Push, "push_2d": Push2D}
+METHODS = {"ll": LL, "ll128": LL128, "push": Push, "copy_engine": CopyEngine, "push_2d": Push2D}
 
 
 class AllToAll(Collective):
