@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmemkit.device import TILE_BYTES
 from shmemkit.kernels.method import agree
 from shmemkit.memory import as_dtype
 from shmemkit.stream_order import StreamOrder
 from shmemkit.world import World
 
 from .combine import Combine
-from .dispatch import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, Dispatch
+from .dispatch import Dispatch
+from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS
 from .weighted import DTYPES
 
 __all__ = ["ExpertParallel", "Received"]
@@ -61,7 +63,7 @@ class Sizes(NamedTuple):
 class ExpertParallel:
     """Dispatch tokens to the ranks of their experts, and combine what the experts make of them. Collective.
 
-    world           the World; all ranks reach each other's memory, as in one node, up to 72 of them
+    world           the World; all ranks reach each other over NVLink, as in one node, up to 72 of them
     max_tokens      of each rank in a call: 1 to 65536
     hidden          elements of a token's row; a row is a multiple of 16 bytes
     n_experts       of all ranks: a multiple of n_ranks, up to 1024. Rank r has the n_local_experts =
@@ -83,8 +85,8 @@ class ExpertParallel:
 
     received, n_local_experts, and capacity, the rows that each has room for, may be read.
 
-    It takes symmetric memory for 4 * n_ranks * max_tokens rows, and private memory, of `received`, for
-    n_experts * max_tokens. Where one rank has too little, all raise MemoryError.
+    It takes symmetric memory for 4 * n_ranks * max_tokens rows, each of 512 bytes for 480, and private
+    memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all raise MemoryError.
     """
 
     def __init__(
@@ -236,11 +238,10 @@ class ExpertParallel:
         self._check("scales", scales, (tokens, sizes.n_scales), ("float32",))
         rows = self.received.rows
         self._check_apart("x", x, "Received.rows", rows)
-        n_rows = self.n_local_experts * self.capacity
+        row_scales = self._scales.reshape(self.n_local_experts * self.capacity, sizes.n_scales)
         return self._dispatch.bind(
-            *(x.view("uint8"), experts, weights.view("int32"), scales),
-            *(rows.view("uint8").reshape(n_rows, -1), self._scales.reshape(n_rows, sizes.n_scales)),
-            self.received.counts,
+            *(_pieces(x), experts, weights.view("int32"), scales.view("uint32")),
+            *(_pieces(rows), row_scales.view("uint32"), self.received.counts),
         )
 
     def _plan_combine(self, y, out):
@@ -248,9 +249,7 @@ class ExpertParallel:
         self._check("y", y, (self.n_local_experts, self.capacity, sizes.hidden), (sizes.dtype,), aligned=True)
         self._check("out", out, (tokens, sizes.hidden), (sizes.dtype,), aligned=True)
         self._check_apart("y", y, "out", out)
-        return self._combine.bind(
-            y.view("uint8").reshape(self.n_local_experts * self.capacity, -1), out.view("uint8")
-        )
+        return self._combine.bind(_pieces(y), _pieces(out))
 
     def _tokens_of(self, name, array):
         """-> how many it has, when they are rows and not too many."""
@@ -295,6 +294,11 @@ class ExpertParallel:
             raise RuntimeError("ExpertParallel: its World is finalized; call shmemkit.init() again")
 
 
+def _pieces(rows):
+    """They as words of 16 bytes, 1-D."""
+    return rows.reshape(-1).view("uint8").view("complex128")
+
+
 def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales):
     """-> Sizes; ValueError, or TypeError, for what is not allowed."""
     numbers = {
@@ -336,6 +340,12 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
     if n_experts * max_tokens >= 1 << 31:
         raise ValueError(
             f"ExpertParallel: n_experts * max_tokens = {n_experts * max_tokens}: less than 2**31 is allowed"
+        )
+    units = 2 * n_ranks * max_tokens * max(-(-hidden * dtype.itemsize // TILE_BYTES), -(-n_scales // 2))
+    if units >= MAX_UNITS:
+        raise ValueError(
+            f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden}, n_scales={n_scales}: {units} lines, "
+            f"of {TILE_BYTES} bytes of a row or of two scales: less than {MAX_UNITS} are allowed"
         )
     sizes = *map(int, (max_tokens, hidden, n_experts, top_k)), dtype, moved, int(n_scales)
     return Sizes(*sizes, n_experts // n_ranks)

@@ -3,377 +3,213 @@
 Experts   rank r has the experts r * n_local .. (r + 1) * n_local - 1. A token has top_k of them; a number
           that is no expert's, as -1, is none. Where a rank has several of a token's experts, the row goes
           there once
-Blocks    block b has the tokens b, b + gridDim.x, ... of all ranks: it sends those of this rank, and receives
-          those of the others. All launches on all ranks have the same grid
-Staged    staged[half, k, t], staged_scales[half, k, t], codes[half, k, t], on every rank: the row of token t
-          of rank k, its scales, and its experts here, one after another: codes[..., j, 0] is expert << 16 |
-          how many of rank k's tokens before t go to that expert too, codes[..., j, 1] the bits of its weight.
-          Below 0 is none, and so are all behind. Written by rank k only
-Lines     lines[half], on every rank: how many tokens of rank k go to expert e here, packed by LL
-          (``shmemkit.device.ll``), in unit k * n_local + e. Written by rank k only
-Signals   arrived[k, b], on every rank: the number of the last call of which all that block b of rank k has
-          for me is staged here (only rank k sets it)
-Counters  calls[b], local: how many calls block b has taken part in, so that it gives the number of a call,
-          and the half. In device memory, so that a replayed graph counts on
+Rows      row_lines[half, k, t], on every rank: the row of token t of rank k, as tiles of LL128
+          (``shmemkit.device.ll128_tiles``), which say themselves that they have arrived; scale_lines[half, k,
+          t]: its scales, two to a unit of LL (``shmemkit.device.ll``). Written by rank k only, over NVLink
+Headers   headers[half, k, t], and count_lines[half, k], on every rank: what rank k has to say about its
+          tokens (``counting.py``), also by LL. Written by rank k only
+Counters  calls[b], local: how many calls block b has taken part in, the same for all blocks; it gives the
+          flag of lines and units, and the half. In device memory, so that a replayed graph counts on
 
-  block b:
-          1. for each of its share of all experts: count my tokens that go there, and store the number in the
-             lines of the expert's rank, with the flag
-          2. for each of its tokens t, also those that this call has not (they have no experts): store row and
-             scales in staged[half, me, t] of all other ranks that have experts of it; count the tokens before
-             it that have the same experts, and store the codes on all ranks, mine too; syncthreads
-          3. set arrived[me, b] on all other ranks to the number of this call    release, sys: publishes 2
-          4. poll all counts in lines[half] here; block 0 writes the sums of each expert to `counts`
-          5. of its own tokens: copy the row to each of their experts here
-          6. wait until arrived[k, b] here is at least the number, for all k     acquire, sys: sees 2 of k
-          7. likewise of the other ranks' tokens, from staged[half, k]
+Blocks of two kinds work at the same time, so that rows are placed while others are under way; on each rank
+there may be as many as it likes:
 
-The row of token t of rank k lies behind those that the ranks before k send to the expert (from the lines)
-and those of k's tokens before t (from the code): so all rows of an expert lie one after another, by rank and
-token, the same in every run. What ``combine.py`` needs stays in local arrays: routes[k, t, j], the row, of
-all experts, that the j-th one here has for token t of rank k, or -1 from some j on; shares[k, t, j], its
-weight; sent[t, k], how many experts of my token t rank k has.
+  those that send, a token after the other, a warp for its tiles w, w + warps, ...:
+          1. load the tiles; store them to row_lines[half, me, t] of each other rank that has experts of the
+             token, with the flag; likewise the scales
+  those that receive:
+          2. count how many of my tokens go to which expert; store the headers of my tokens to all ranks, mine
+             too, and to each other rank the counts of its experts, and how many tokens there are
+          3. poll the counts and numbers of tokens of all other ranks, and add up what comes before each; one
+             block writes the sums of each expert to `counts`
+          4. for each token of all ranks, these in turn: poll the header, which gives the rows of the experts
+             here; if there are some, a warp for the tiles w, w + warps, ...: poll them, or if it is my token
+             load them from x, and store them to all these rows; likewise the scales
 
-No race on what is staged, nor on the lines, although nobody acknowledges: rank k writes half h of both two
-calls later. In the launch between, all of k's blocks have waited for my blocks' arrived of that call, which
-mine set when my launch before had ended (griddepcontrol_wait), and had read what half h held. For this, each
-block signals to each rank, also where it has nothing to send. routes, shares and sent are read by later
-launches of this rank only. The flags of a line only grow (until those of LL begin again after 2**32 calls).
+The row of token t of rank k lies behind those that the ranks before k send to the expert (from the counts)
+and those of k's tokens before t (from the header): so all rows of an expert lie one after another, by rank
+and token, the same in every run. What ``combine.py`` needs stays in local arrays: tokens[k], how many rank k
+has; routes[k, t, j], the row, of all experts, that the j-th expert has for token t of rank k, or -1 if it is
+not here; shares[k, t, j], its weight; owners[t, j], the rank of the j-th expert of my token t, or -1.
 
-No deadlock: a block does all that others wait for, steps 1 to 3, before it waits; all blocks are resident.
-That the next launch begins early (PDL) changes neither: its blocks come when all of this one have waited
-(after 6), and touch nothing until these have ended. So an object keeps at most half of each multiprocessor,
-THREADS threads of 64 registers, while it waits for other ranks, and another one, on another stream, the other
+No race, although nobody acknowledges: I write half h of anything on rank k again two calls later. In the
+launch between, my blocks that receive have had rank k's counts, which it sends when its launch before has
+ended (after griddepcontrol_wait), and had read what half h held. For this, each rank sends counts to each
+other, also those of no tokens. routes and the others are read by later launches of this rank only.
+
+No deadlock: steps 1 and 2, all that others wait for, wait for nothing; all blocks are resident. That the next
+launch begins early (PDL) changes neither: its blocks come when all of this one have waited for all that they
+need, and touch nothing until these have ended. So an object keeps at most half of each multiprocessor, BLOCKS
+of THREADS with 64 registers, while it waits for other ranks, and another one, on another stream, the other
 half: whichever comes first on each GPU, both go on.
 """
 
-from numba import cuda, int32, types, uint32
+from numba import cuda, int32, types, uint32, uint64
 
 from shmemkit.device import (
+    TILE_BYTES,
+    TILE_WORDS,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
+    ll128_load_some,
+    ll128_store_tile,
     ll_load,
     ll_store,
-    load_vec16,
-    notify,
+    load_tile,
     num_ranks,
     rank,
-    store_vec16,
+    span,
+    store_tile,
     symm_at,
-    wait,
 )
 from shmemkit.kernels.method import Method
 
-MAX_TOP_K = 32
-MAX_RANKS = 72
-MAX_EXPERTS = 1024
-MAX_TOKENS = 1 << 16  # of a rank: how many come before one has 16 bits
-PLACES = MAX_RANKS * MAX_TOP_K
-GROUP = 4  # tokens of a block that are received, or returned, together
-ROWS = MAX_RANKS * GROUP
-NONE = -1
-THREADS = 512  # half of those that a multiprocessor has 64 registers for: so two objects fit at once
+from .counting import announce, gather_counts, stride_of
+from .routing import (
+    ALL,
+    MAX_EXPERTS,
+    MOST_COUNTS,
+    NONE,
+    THREADS,
+    divide_blocks,
+    divided,
+    owner_of,
+    peer_at,
+    reciprocal_of,
+    unit_of,
+    without_first,
+)
+
+SENDING = 0.25  # of the blocks
 
 
 @cuda.jit(device=True)
-def divided(number, by):
-    """(number // by, number % by), for small quotients: a division takes long."""
-    quotient = 0
-    while number >= by:
-        number -= by
-        quotient += 1
-    return quotient, number
+def _pair(scales, t, q):
+    """Scales 2 * q and 2 * q + 1 of row `t`; what the last one lacks is 0."""
+    value = uint64(scales[t, 2 * q])
+    if 2 * q + 1 < scales.shape[1]:
+        value |= uint64(scales[t, 2 * q + 1]) << uint64(32)
+    return value
 
 
 @cuda.jit(device=True)
-def peer_at(distance):
-    """The rank so far after me."""
-    peer = rank() + distance
-    return peer if peer < num_ranks() else peer - num_ranks()
+def _load_row(row, w, warps):
+    """My words of the tiles w, w + warps, ... of a row; four loads at once. What is beyond the end is
+    undefined."""
+    return (
+        load_tile(row, w),
+        load_tile(row, w + warps),
+        load_tile(row, w + 2 * warps),
+        load_tile(row, w + 3 * warps),
+    )
 
 
 @cuda.jit(device=True)
-def together(n, top_k):
-    """How many tokens are a group: all their experts have places in shared memory."""
-    group = 1
-    while group < GROUP and (group + 1) * n * top_k <= PLACES:
-        group += 1
-    return group
-
-
-@cuda.jit(device=True)
-def group_size(t, tokens, group):
-    """How many of the tokens t, t + gridDim.x, ... of a group there are."""
-    size = 0
-    while size < group and t + size * cuda.gridDim.x < tokens:
-        size += 1
-    return size
-
-
-@cuda.jit(device=True)
-def row_bits(words):
-    """1 << row_bits threads share a row of so many words: enough for one each, where the block has them."""
-    bits = 0
-    while 1 << bits < words and 2 << bits <= cuda.blockDim.x:
-        bits += 1
-    return bits
-
-
-@cuda.jit(device=True)
-def width_of(top_k):
-    """Pairs of a token and its k-th expert are numbered t << width | k: so many bits has k."""
-    width = 0
-    while 1 << width < top_k:
-        width += 1
-    return width
-
-
-@cuda.jit(device=True)
-def _named_before(experts, t, k):
-    """Whether token t has its k-th expert among those before, too: then it does not count again."""
-    j = 0
-    while j < k and experts[t, j] != experts[t, k]:
-        j += 1
-    return j < k
-
-
-@cuda.jit(device=True)
-def _announce(experts, each, n_local, lines, call):
-    """Step 1: one pass over all my tokens."""
-    found = cuda.shared.array(MAX_EXPERTS, int32)
-    i, threads = cuda.threadIdx.x, cuda.blockDim.x
+def _send(s, step, call, x, experts, scales, words, tiles, shape, row_lines, scale_lines, owners):
+    """Step 1, of the tokens s, s + step, ..."""
+    max_tokens, n_experts, reciprocal = shape
     tokens, top_k = experts.shape
-    first = cuda.blockIdx.x * each
-    last = min(first + each, n_local * num_ranks())
-    if first >= last:
-        return
-    e = i
-    while e < last - first:
-        found[e] = 0
-        e += threads
-    cuda.syncthreads()
-    q, width = i, width_of(top_k)
-    while q < tokens << width:
-        t, k = q >> width, q & (1 << width) - 1
-        if k < top_k:
-            expert = experts[t, k]
-            if first <= expert and expert < last and not _named_before(experts, t, k):
-                cuda.atomic.add(found, expert - first, 1)
-        q += threads
-    cuda.syncthreads()
-    e = i
-    while e < last - first:
-        owner, local = divided(first + e, n_local)
-        ll_store(symm_at(lines, owner)[call & 1], rank() * n_local + local, found[e], call)
-        e += threads
-
-
-@cuda.jit(device=True)
-def _count(experts, until, wanted, found):
-    """Add to found[j] how many of the first `until` tokens have the expert wanted[j], one of top_k or NONE:
-    in shared memory, by the block, between syncthreads."""
-    top_k = experts.shape[1]
-    q, width = cuda.threadIdx.x, width_of(top_k)
-    while q < until << width:
-        t, k = q >> width, q & (1 << width) - 1
-        if k < top_k and experts[t, k] >= 0:
-            j = 0
-            while j < top_k:
-                if wanted[j] == experts[t, k] and not _named_before(experts, t, k):
-                    cuda.atomic.add(found, j, 1)
-                j += 1
-        q += cuda.blockDim.x
-
-
-@cuda.jit(device=True)
-def _send(t, half, x, experts, weights, scales, n_local, staged, staged_scales, codes, sent):
-    """Step 2, of token `t`."""
-    wanted, found = cuda.shared.array(MAX_TOP_K, int32), cuda.shared.array(MAX_TOP_K, int32)
-    owner, local = cuda.shared.array(MAX_TOP_K, int32), cuda.shared.array(MAX_TOP_K, int32)
-    share = cuda.shared.array(MAX_TOP_K, int32)
-    needed = cuda.shared.array(MAX_RANKS, int32)
-    me, n, i, threads = rank(), num_ranks(), cuda.threadIdx.x, cuda.blockDim.x
-    tokens, top_k = experts.shape
-    cuda.syncthreads()  # of the token before, all is done
-    j = i
-    while j < top_k:
-        owner[j], wanted[j], found[j] = NONE, NONE, 0
-        if t < tokens:
-            expert = experts[t, j]
-            if 0 <= expert and expert < n_local * n:
-                owner[j], local[j] = divided(expert, n_local)
-                wanted[j], share[j] = expert, weights[t, j]
-        j += threads
-    cuda.syncthreads()
-    k = i
-    while k < n:
-        count, j = 0, 0
-        while j < top_k:
-            if owner[j] == k:
-                count += 1
-            j += 1
-        needed[k] = sent[t, k] = count
-        k += threads
-    cuda.syncthreads()
-    if t < tokens:
-        w = 16 * i
-        while w < x.shape[1]:
-            words, y = load_vec16(x[t], w), 1
+    half, me, n, i = call & 1, rank(), num_ranks(), cuda.threadIdx.x
+    warp, warps, lane = int32(i >> 5), int32(cuda.blockDim.x >> 5), cuda.laneid
+    pairs = (scales.shape[1] + 1) >> 1
+    t = int32(s)
+    while t < tokens:
+        row, w, owner = span(x, t * words, words), warp, int32(NONE)
+        a, b, c, d = _load_row(row, w, warps)
+        if lane < top_k:
+            owner = owner_of(experts[t, lane], n_experts, reciprocal)
+        while w < tiles:
+            at, y = unit_of(half, me, t, max_tokens, tiles, w), int32(1)
             while y < n:
-                peer = peer_at(y)
-                if needed[peer]:
-                    store_vec16(symm_at(staged, peer)[half, me, t], w, words)
-                y += 1
-            w += 16 * threads
-        s = i
-        while s < scales.shape[1]:
-            scale, y = scales[t, s], 1
-            while y < n:
-                peer = peer_at(y)
-                if needed[peer]:
-                    symm_at(staged_scales, peer)[half, me, t, s] = scale
-                y += 1
-            s += threads
-        _count(experts, t, wanted, found)
-    cuda.syncthreads()
-    k = i
-    while k < n:
-        there, m, j = symm_at(codes, k)[half, me, t], 0, 0
-        while j < top_k:
-            if owner[j] == k:
-                there[m, 0], there[m, 1] = local[j] << 16 | found[j], share[j]
-                m += 1
-            j += 1
-        while m < top_k:
-            there[m, 0] = NONE
-            m += 1
-        k += threads
-
-
-@cuda.jit(device=True)
-def _gather_counts(lines, call, n_local, came, counts):
-    """Step 4: the counts of all ranks, to `came` in shared memory."""
-    q = cuda.threadIdx.x
-    while q < num_ranks() * n_local:
-        came[q] = ll_load(lines[call & 1], q, call)
-        q += cuda.blockDim.x
-    cuda.syncthreads()
-    if cuda.blockIdx.x == 0:
-        expert = cuda.threadIdx.x
-        while expert < n_local:
-            total, k = 0, 0
-            while k < num_ranks():
-                total += came[k * n_local + expert]
-                k += 1
-            counts[expert] = total
-            expert += cuda.blockDim.x
+                k = peer_at(y)
+                if cuda.any_sync(ALL, owner == k):
+                    ll128_store_tile(row_lines, at, a, call, k)
+                    if int32(w + warps) < tiles:
+                        ll128_store_tile(row_lines, int32(at + warps), b, call, k)
+                    if int32(w + 2 * warps) < tiles:
+                        ll128_store_tile(row_lines, int32(at + 2 * warps), c, call, k)
+                    if int32(w + 3 * warps) < tiles:
+                        ll128_store_tile(row_lines, int32(at + 3 * warps), d, call, k)
+                y = int32(y + 1)
+            w = int32(w + 4 * warps)
+            if w < tiles:
+                a, b, c, d = _load_row(row, w, warps)
+        if warp == 0 and lane < top_k:
+            owners[t, lane] = owner
+        y = 1
+        while y < n and pairs:
+            k = peer_at(y)
+            if cuda.any_sync(ALL, owner == k):
+                q, there = i, symm_at(scale_lines, k)
+                while q < pairs:
+                    unit = unit_of(half, me, t, max_tokens, pairs, q)
+                    ll_store(there, unit, _pair(scales, t, q), call)
+                    q += cuda.blockDim.x
+            y += 1
+        t = int32(t + step)
 
 
 @cuda.jit(device=True)
 def _place(code, k, came, n_local, capacity):
     """The row, of all experts, of a token of rank k with this code, or NONE."""
-    if code < 0:
-        return NONE
-    expert, row, before = code >> 16, code & MAX_TOKENS - 1, 0
-    while before < k:
-        row += came[before * n_local + expert]
-        before += 1
+    local, row = int32((code >> 16) - rank() * n_local), code & 0xFFFF
+    if code < 0 or local < 0 or local >= n_local:
+        return int32(NONE)
+    row += came[uint32(k * stride_of(n_local) + local)]
     # When the time of a wait is up (docs/timeouts.md), the counts may be anything.
-    return expert * capacity + row if 0 <= row < capacity and expert < n_local else NONE
-
-
-@cuda.jit(device=True)
-def _load(z, n_rows, w, half, x, staged, places, top_k, of_token, of_rank):
-    """Word `w`, 16 bytes, of row `z` of the group: zeros where no expert here has it."""
-    if z < n_rows and places[z * top_k] >= 0:
-        t, k = of_token[z], of_rank[z]
-        return load_vec16(x[t] if k == rank() else staged[half, k, t], 16 * w)
-    nothing = uint32(0)
-    return nothing, nothing, nothing, nothing
-
-
-@cuda.jit(device=True)
-def _store(z, n_rows, w, word, rows, places, top_k):
-    """Store what `_load` has loaded to all experts here that have the row."""
-    if z < n_rows:
-        j = z * top_k
-        while j < (z + 1) * top_k and places[j] >= 0:
-            store_vec16(rows[places[j]], 16 * w, word)
-            j += 1
+    return int32(local * capacity + row) if 0 <= row and row < capacity else int32(NONE)
 
 
 @cuda.jit(device=True)
 def _receive(
-    t,
-    first,
-    last,
-    group,
-    half,
-    x,
-    scales,
-    came,
-    staged,
-    staged_scales,
-    codes,
-    rows,
-    row_scales,
-    n_local,
-    routes,
-    shares,
+    k, t, call, here, place, x, scales, rows, row_scales, words, tiles, shape, row_lines, scale_lines
 ):
-    """Steps 5 and 7: of a group of tokens from `t` on, the rows of the ranks `first` after me up to the one
-    before `last` after me, numbered by token and rank."""
-    places = cuda.shared.array(PLACES, int32)
-    of_token, of_rank = cuda.shared.array(ROWS, int32), cuda.shared.array(ROWS, int32)
-    max_tokens, top_k = routes.shape[1:]
-    i, threads, capacity = cuda.threadIdx.x, cuda.blockDim.x, num_ranks() * max_tokens
-    n_rows, width = group_size(t, max_tokens, group) * (last - first), width_of(top_k)
-    cuda.syncthreads()  # of the group before, all is done
-    q = i
-    while q < n_rows << width:
-        z, j = q >> width, q & (1 << width) - 1
-        if j < top_k:
-            g, y = divided(z, last - first)
-            k, token = peer_at(first + y), t + g * cuda.gridDim.x
-            code = codes[half, k, token, j]
-            place = _place(code[0], k, came, n_local, capacity)
-            places[z * top_k + j] = routes[k, token, j] = place
-            shares[k, token, j] = code[1]
-            if j == 0:
-                of_token[z], of_rank[z] = token, k
-        q += threads
-    cuda.syncthreads()
-    words = x.shape[1] >> 4
-    bits = row_bits(words)
-    step, w = threads >> bits, i & (1 << bits) - 1
-    while w < words and i >> bits < step:
-        z = i >> bits
-        while z < n_rows:  # four loads at once
-            of_group = half, x, staged, places, top_k, of_token, of_rank
-            word0 = _load(z, n_rows, w, *of_group)
-            word1 = _load(z + step, n_rows, w, *of_group)
-            word2 = _load(z + 2 * step, n_rows, w, *of_group)
-            word3 = _load(z + 3 * step, n_rows, w, *of_group)
-            _store(z, n_rows, w, word0, rows, places, top_k)
-            _store(z + step, n_rows, w, word1, rows, places, top_k)
-            _store(z + 2 * step, n_rows, w, word2, rows, places, top_k)
-            _store(z + 3 * step, n_rows, w, word3, rows, places, top_k)
-            z += 4 * step
-        w += 1 << bits
-    bits = row_bits(scales.shape[1])
-    step, w = threads >> bits, i & (1 << bits) - 1
-    while w < scales.shape[1] and i >> bits < step:
-        z = i >> bits
-        while z < n_rows:
-            j = z * top_k
-            if places[j] >= 0:
-                token, k = of_token[z], of_rank[z]
-                scale = scales[token, w] if k == rank() else staged_scales[half, k, token, w]
-                while j < (z + 1) * top_k and places[j] >= 0:
-                    row_scales[places[j], w] = scale
-                    j += 1
-            z += step
-        w += 1 << bits
+    """Step 4, of a token of rank `k`: bit j of `here` says that the j-th expert is, and `place` of lane j
+    which row it has for the token."""
+    max_tokens, _, _ = shape
+    half, warp, warps = call & 1, int32(cuda.threadIdx.x >> 5), int32(cuda.blockDim.x >> 5)
+    first, w = unit_of(half, k, t, max_tokens, tiles, 0), warp
+    while w < tiles:
+        if k == rank():
+            a, b, c, d = _load_row(span(x, t * words, words), w, warps)
+        else:
+            at, last = int32(first + w), int32(first + tiles - 1)
+            some = (
+                at,
+                min(last, int32(at + warps)),
+                min(last, int32(at + 2 * warps)),
+                min(last, int32(at + 3 * warps)),
+            )
+            a, b, c, d = ll128_load_some(row_lines, some, call)
+        left = here
+        while left:
+            row = span(rows, cuda.shfl_sync(ALL, place, cuda.ffs(left) - 1) * words, words)
+            store_tile(row, w, a)
+            if int32(w + warps) < tiles:
+                store_tile(row, w + warps, b)
+            if int32(w + 2 * warps) < tiles:
+                store_tile(row, w + 2 * warps, c)
+            if int32(w + 3 * warps) < tiles:
+                store_tile(row, w + 3 * warps, d)
+            left = without_first(left)
+        w = int32(w + 4 * warps)
+    pairs, q0 = (scales.shape[1] + 1) >> 1, 32 * warp
+    while q0 < pairs:
+        q, value = q0 + cuda.laneid, uint64(0)
+        if q < pairs:
+            if k == rank():
+                value = _pair(scales, t, q)
+            else:
+                value = ll_load(scale_lines, unit_of(half, k, t, max_tokens, pairs, q), call)
+        left = here
+        while left:
+            row = cuda.shfl_sync(ALL, place, cuda.ffs(left) - 1)
+            if q < pairs:
+                row_scales[row, 2 * q] = uint32(value)
+            if 2 * q + 1 < scales.shape[1]:
+                row_scales[row, 2 * q + 1] = uint32(value >> uint64(32))
+            left = without_first(left)
+        q0 += 32 * warps
 
 
 @cuda.jit(max_registers=64)  # see THREADS
@@ -385,147 +221,152 @@ def expert_dispatch(
     rows,
     row_scales,
     counts,
-    each,
-    staged,
-    staged_scales,
-    codes,
-    lines,
-    arrived,
+    words,
+    tiles,
+    reciprocal,
+    senders,
+    row_lines,
+    scale_lines,
+    headers,
+    count_lines,
     calls,
+    tokens,
     routes,
     shares,
-    sent,
+    owners,
 ):
     """Send the rows of `x` to their experts.
 
-    x              uint8 (tokens, bytes of a row), a multiple of 16, as their addresses; max_tokens at most
-    experts        int32 or int64 (tokens, top_k)
-    weights        int32 (tokens, top_k): the bits of float32
-    scales         float32 (tokens, n_scales), also 0 of them
-    rows           uint8 (n_local * n_ranks * max_tokens, bytes of a row)
-    row_scales     float32 (n_local * n_ranks * max_tokens, n_scales)
-    counts         int32 (n_local,): how many rows each expert has
-    each           how many experts a block counts: times the blocks, n_experts at least
-    staged         uint8 (2, n_ranks, max_tokens, bytes of a row), symmetric
-    staged_scales  float32 (2, n_ranks, max_tokens, n_scales, or 1 without), likewise
-    codes          int32 (2, n_ranks, max_tokens, top_k, 2), likewise
-    lines          uint64 (2, 2 * n_ranks * n_local), symmetric, zeros at first
-    arrived        uint64 (n_ranks, blocks), likewise
-    calls          uint64 (blocks,), zeros at first
-    routes         int32 (n_ranks, max_tokens, top_k)
-    shares         likewise
-    sent           int32 (max_tokens, n_ranks)
-    grid           the same number of blocks always, one-dimensional, as the blocks are
+    x            complex128 (tokens * words,): words of 16 bytes; max_tokens at most
+    experts      int32 or int64 (tokens, top_k)
+    weights      int32 (tokens, top_k): the bits of float32
+    scales       uint32 (tokens, n_scales), likewise, also 0 of them
+    rows         complex128 (n_local * n_ranks * max_tokens * words,)
+    row_scales   uint32 (n_local * n_ranks * max_tokens, n_scales)
+    counts       int32 (n_local,): how many rows each expert has
+    words        of 16 bytes, in a row
+    tiles        of 480 bytes, in a row, the last one perhaps not full
+    reciprocal   of n_local, as of ``routing.reciprocal_of``
+    senders      how many blocks send; the others receive, one at least
+    row_lines    uint64 (2 * n_ranks * max_tokens * tiles * 64,), symmetric, zeros at first
+    scale_lines  uint64 (2 * n_ranks * max_tokens * n_scales, or one more if that is odd,), likewise
+    headers      uint64 (2 * n_ranks * max_tokens * top_k * 2,), likewise
+    count_lines  uint64 (2 * n_ranks * (n_local + 1, or one more if that is odd),), likewise
+    calls        uint32 (blocks,), zeros at first
+    tokens       int32 (n_ranks,)
+    routes       int32 (n_ranks, max_tokens, top_k)
+    shares       likewise
+    owners       int32 (max_tokens, top_k)
+    grid         the same number of blocks always, one-dimensional, as the blocks are, of whole warps
     """
-    came = cuda.shared.array(MAX_EXPERTS, int32)
-    b, i, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    me, n, max_tokens, n_local = rank(), num_ranks(), sent.shape[0], counts.size
-    group = together(n, experts.shape[1])
+    before, came = cuda.shared.array(MAX_EXPERTS, int32), cuda.shared.array(MOST_COUNTS, int32)
+    b, n, n_local = cuda.blockIdx.x, num_ranks(), int32(counts.size)
+    max_tokens, top_k, lane = int32(routes.shape[1]), int32(routes.shape[2]), cuda.laneid
+    words, tiles, senders = int32(words), int32(tiles), int32(senders)
+    capacity, shape = int32(n * max_tokens), (max_tokens, int32(n * n_local), int32(reciprocal))
     griddepcontrol_wait()
     call = calls[b] + 1
     half = call & 1
-    _announce(experts, each, n_local, lines, call)  # 1
-    t = b
-    while t < max_tokens:  # 2
-        _send(t, half, x, experts, weights, scales, n_local, staged, staged_scales, codes, sent)
-        t += cuda.gridDim.x
-    cuda.syncthreads()
-    y = i + 1
-    while y < n:  # 3
-        notify(arrived[me, b:], peer_at(y), call, "set", "sys")
-        y += threads
-    _gather_counts(lines, call, n_local, came, counts)  # 4
-    t = b
-    while t < max_tokens:  # 5
-        _receive(
-            *(t, 0, 1, group, half, x, scales, came, staged, staged_scales, codes),
-            *(rows, row_scales, n_local, routes, shares),
+    if b < senders:  # 1
+        _send(
+            *(b, senders, call, x, experts, scales, words, tiles, shape),
+            *(row_lines, scale_lines, owners),
         )
-        t += group * cuda.gridDim.x
-    y = i + 1
-    while y < n:  # 6
-        wait(arrived[peer_at(y), b:], 1, "sys", "acquire", call)
-        y += threads
+    else:
+        r, step = int32(b - senders), int32(cuda.gridDim.x - senders)
+        announce(  # 2
+            *(r, step, call, experts, weights, n_local, max_tokens),
+            *(headers, count_lines, before),
+        )
+        gather_counts(  # 3
+            *(r == 0, call, max_tokens, count_lines, before, experts.shape[0], came, counts, tokens)
+        )
+        most, k, stride = int32(0), int32(0), stride_of(n_local)
+        while k < n:
+            most = max(most, came[uint32(k * stride + n_local)])
+            k = int32(k + 1)
+        t, y = divided(r, n)
+        more, ranks = divided(step, n)
+        while t < most:  # 4
+            k = peer_at(y)
+            if t < came[uint32(k * stride + n_local)]:
+                place = int32(NONE)
+                if lane < top_k:
+                    header = ll_load(headers, unit_of(half, k, t, max_tokens, top_k, lane), call)
+                    place = _place(int32(uint32(header)), k, came, n_local, capacity)
+                    if cuda.threadIdx.x < 32:
+                        routes[k, t, lane] = place
+                        shares[k, t, lane] = int32(uint32(header >> uint64(32)))
+                here = uint32(cuda.ballot_sync(ALL, place >= 0))
+                if here:
+                    _receive(
+                        *(k, t, call, here, place, x, scales, rows, row_scales, words, tiles, shape),
+                        *(row_lines, scale_lines),
+                    )
+            t, y = int32(t + more), int32(y + ranks)
+            if y >= n:
+                t, y = int32(t + 1), int32(y - n)
     cuda.syncthreads()
     griddepcontrol_launch_dependents()
-    t = b
-    while t < max_tokens:  # 7
-        _receive(
-            *(t, 1, n, group, half, x, scales, came, staged, staged_scales, codes),
-            *(rows, row_scales, n_local, routes, shares),
-        )
-        t += group * cuda.gridDim.x
-    if i == 0:
+    if cuda.threadIdx.x == 0:
         calls[b] = call
 
 
 class Dispatch(Method):
-    """Launches it, and owns its memory and what it leaves for ``Combine``: routes, shares and sent; `blocks`
-    is the grid of both."""
+    """Launches it, and owns its memory and what it leaves for ``Combine``: tokens, routes, shares and
+    owners."""
 
     threads = THREADS
 
     def prepare(self, sizes):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
-        world.check_reach("expert_parallel")
-        tokens, experts, top_k = sizes.max_tokens, sizes.n_local, sizes.top_k
-        multiprocessors = min(world.host_allgather(world.backend.multiprocessors))
-        self.blocks = min(tokens, multiprocessors)
-        self.each = -(-sizes.n_experts // self.blocks)
-        row, n_scales = sizes.row, sizes.n_scales
+        world.check_reach("expert_parallel", nvlink=True)
+        most, experts, top_k, n_scales = sizes.max_tokens, sizes.n_local, sizes.top_k, sizes.n_scales
+        words, tiles = sizes.row // 16, -(-sizes.row // TILE_BYTES)
+        senders, self.blocks = divide_blocks(world, SENDING, most, n * most)
 
-        def named(name):
-            return f"expert_parallel.dispatch.{name}"
+        def lines(name, units):
+            return self.zeros((2 * n * units,), "uint64", f"expert_parallel.dispatch.{name}")
 
+        self.sizes = words, tiles, reciprocal_of(experts), senders
         self.symmetric = (
-            self.empty((2, n, tokens, row), "uint8", named("staged")),
-            self.empty((2, n, tokens, max(1, n_scales)), "float32", named("scales")),
-            self.empty((2, n, tokens, top_k, 2), "int32", named("codes")),
-            self.zeros((2, 2 * n * experts), "uint64", named("lines")),
-            self.zeros((n, self.blocks), "uint64", named("arrived")),
+            lines("rows", most * tiles * TILE_WORDS),
+            lines("scales", max(1, most * (n_scales + 1 >> 1)) * 2),
+            lines("headers", most * top_k * 2),
+            lines("counts", (experts + 2 & ~1)),
         )
-        self.calls = xp.zeros(self.blocks, "uint64")
-        self.routes, self.shares = (xp.full((n, tokens, top_k), NONE, "int32") for _ in range(2))
-        self.sent = xp.zeros((tokens, n), "int32")
-        rows = xp.empty((0, row), "uint8"), xp.empty((0, n_scales), "float32"), xp.empty(experts, "int32")
+        self.calls = xp.zeros(self.blocks, "uint32")
+        self.tokens = xp.zeros(n, "int32")
+        self.routes, self.shares = (xp.full((n, most, top_k), NONE, "int32") for _ in range(2))
+        self.owners = xp.full((most, top_k), NONE, "int32")
+        row, scales = xp.empty(0, "complex128"), xp.empty((0, n_scales), "uint32")
         for dtype in ("int32", "int64"):
-            x, weights, scales = rows[0], xp.empty((0, top_k), "int32"), rows[1]
-            self.bind(x, xp.empty((0, top_k), dtype), weights, scales, *rows)
+            named = xp.empty((0, top_k), dtype), xp.empty((0, top_k), "int32")
+            self.bind(row, *named, scales, row, scales, xp.empty(experts, "int32"))
 
     def bind(self, *arrays):
         """x, experts, weights, scales, rows, row_scales, counts"""
-        left = self.routes, self.shares, self.sent
-        return self.launch(
-            *(expert_dispatch, self.blocks, *arrays, self.each, *self.symmetric, self.calls, *left),
-            pdl=True,
-        )
+        left = self.calls, self.tokens, self.routes, self.shares, self.owners
+        args = *arrays, *self.sizes, *self.symmetric, *left
+        return self.launch(expert_dispatch, self.blocks, *args, pdl=True)
 
 
 def _array(dtype, ndim):
     return types.Array(dtype, ndim, "C")
 
 
-_signature = (
-    _array(types.int32, 2),
-    _array(types.float32, 2),
-    _array(types.uint8, 2),
-    _array(types.float32, 2),
-    _array(types.int32, 1),
-    types.int64,
-    _array(types.uint8, 4),
-    _array(types.float32, 4),
-    _array(types.int32, 5),
-    _array(types.uint64, 2),
-    _array(types.uint64, 2),
-    _array(types.uint64, 1),
-    _array(types.int32, 3),
-    _array(types.int32, 3),
-    _array(types.int32, 2),
-)
+_lines, _table = _array(types.uint64, 1), _array(types.int32, 2)
 GPU_KERNELS = {
     f"expert_dispatch[{experts}]": (
         expert_dispatch,
-        (_array(types.uint8, 2), _array(experts, 2), *_signature),
+        (
+            *(_array(types.complex128, 1), _array(experts, 2), _table, _array(types.uint32, 2)),
+            *(_array(types.complex128, 1), _array(types.uint32, 2), _array(types.int32, 1)),
+            *[types.int64] * 4,
+            *[_lines] * 4,
+            *(_array(types.uint32, 1), _array(types.int32, 1)),
+            *(_array(types.int32, 3), _array(types.int32, 3), _table),
+        ),
     )
     for experts in (types.int32, types.int64)
 }
