@@ -8,6 +8,8 @@ import shmemkit as sk
 from shmemkit.emu.backend import EmulatorBackend
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels.expert_parallel import ExpertParallel
+from shmemkit.kernels.expert_parallel.combine import Combine
+from shmemkit.kernels.expert_parallel.dispatch import Dispatch
 from shmemkit.kernels.expert_parallel.routing import MAX_EXPERTS, SHIFT, reciprocal_of
 from shmemkit.memory import as_dtype
 
@@ -18,6 +20,13 @@ HIDDEN = 16
 def few_blocks(monkeypatch):
     """A block has several tokens."""
     monkeypatch.setattr(EmulatorBackend, "multiprocessors", 2)
+
+
+@pytest.fixture
+def two_warps(monkeypatch):
+    """Blocks of two warps: on the emulator, methods have one."""
+    for method in (Dispatch, Combine):
+        monkeypatch.setattr(method, "threads", property(lambda self: 64, lambda self, _: None))
 
 
 def tokens_of(call, rank, tokens, n_experts, top_k, hidden=HIDDEN, missing=0.2):
@@ -97,6 +106,11 @@ def test_blocks_with_several_tokens(pes, few_blocks):
     pes(2).run(route, [[7, 4], [0, 7]], 3, 4, "float32", "int64", 9)
 
 
+def test_more_experts_to_count_than_a_block_loads_at_once(pes, monkeypatch):
+    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 24)
+    pes(1).run(route, [[40]], 5, 5)
+
+
 @pytest.mark.parametrize("dtype, index", [("float16", "int32"), ("bfloat16", "int64"), ("float32", "int64")])
 def test_dtypes(pes, few_blocks, dtype, index):
     pes(2).run(route, [[2, 3], [3, 1]], 2, 3, dtype, index)
@@ -141,16 +155,16 @@ def test_an_expert_named_twice_counts_twice_in_the_sum(pes):
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-def test_bytes_with_scales(pes, few_blocks):
+def test_bytes_with_scales(pes, few_blocks, two_warps):
     """As fp8: what the experts return is bfloat16."""
 
     def main(tokens):
         world = sk.init()
         n, me = world.n_ranks, world.rank
-        ep = ExpertParallel(world, 5, 32, 2 * n, 2, "bfloat16", "uint8", 3)
+        ep = ExpertParallel(world, 5, 32, 2 * n, 2, "bfloat16", "uint8", 131)
         for call in range(2):
             of_all = [tokens_of(call, r, tokens[r], 2 * n, 2, 32) for r in range(n)]
-            scales = [x[:, :3].astype("float32") / 8 for x, _, _ in of_all]
+            scales = [np.tile(x, 5)[:, :131].astype("float32") / 8 for x, _, _ in of_all]
             x, experts, weights = of_all[me]
             received = ep.dispatch(x.astype("uint8"), experts, weights, scales[me])
             world.synchronize()
@@ -171,7 +185,7 @@ def test_bytes_with_scales(pes, few_blocks):
     pes(3).run(main, [3, 0, 2])
 
 
-def test_close_to_float64_and_the_same_bits_every_time(pes, few_blocks):
+def test_close_to_float64_and_the_same_bits_every_time(pes, few_blocks, two_warps):
     """Rows of several tiles, the last one not full; more than a warp sends at once."""
 
     def main(dtype, error):
@@ -217,7 +231,7 @@ def test_streams_and_graphs(pes, few_blocks):
         ep = ExpertParallel(world, 4, 4, n, 2, "float32")
         other = Stream(world.stream.machine, me)
         x, experts, out = np.zeros((3, 4), "float32"), np.zeros((3, 2), "int64"), np.zeros((3, 4), "float32")
-        again = np.zeros_like(out)
+        again, more = np.zeros_like(out), np.ones_like(out)
         world.stream.begin_capture()
         rows = ep.dispatch(x, experts).rows
         other.wait_event(world.stream.record())
@@ -233,9 +247,11 @@ def test_streams_and_graphs(pes, few_blocks):
             ep.combine(rows, again, (None, other)[call % 2])
             ep.dispatch(empty, none)
             assert ep.combine(rows).shape == (0, 4)
+            ep.combine(rows, more)  # of more tokens than were dispatched
             world.synchronize()
             np.testing.assert_array_equal(out, x * [[2], [2], [1]])
             np.testing.assert_array_equal(again, out)
+            assert not more.any()
 
     pes(2).run(main)
 

@@ -11,7 +11,7 @@ Signals   ready[k, b], on every rank: how many pieces of rank k's have been copi
 Counters  calls[b], local: how many launches block b has taken part in: pieces of all calls. In device memory,
           so that a replayed graph counts on
 
-  lanes, a stream for each peer, for each piece p:
+  lanes, a stream for each peer, up to LANES, for each piece p:
           1. copy it to staged[me] on the peer; from piece 2 on, after kernel 0
   stream, for each piece p, kernel p, after its copies, by block b:
           2. set ready[me, b] on all others to the number of this launch    release, sys: publishes the copies
@@ -32,7 +32,7 @@ No deadlock: kernel p waits for kernels p of the others, which wait for their co
 those, in turn, for kernel 0 at most; all blocks are resident. The host enqueues them in an order in which
 they can run one by one.
 
-Copies to all peers at once were faster than one after the other, each of which takes some microseconds
+Copies to several peers at once were faster than one after the other, each of which takes some microseconds
 besides. What kernels do moves n_ranks bytes or more in this GPU's memory for n_ranks - 1 that arrive: BLOCKS
 do so faster than they arrive, because the last piece is taken when all copies are done.
 """
@@ -197,21 +197,17 @@ class StoredPieces(CopiedPieces):
 
 
 _words = types.Array(types.uint64, 1, "C")
-
-
-def gpu_kernels(op):
-    """-> the GPU_KERNELS of a module whose method is of these, for the collective `op`."""
-    return {
-        f"store_copied_{op}[{kind}]": (
-            store_copied,
-            (
-                *[types.Array(kind, 1, "C")] * 2,
-                types.boolean,
-                *[types.int64] * 5,
-                types.Array(kind, 1, "C"),
-                *[types.int64] * 2,
-                *(types.Array(types.uint64, 2, "C"), _words),
-            ),
-        )
-        for kind in (types.uint64, types.uint8)
-    }
+GPU_KERNELS = {
+    f"store_copied[{kind}]": (
+        store_copied,
+        (
+            *[types.Array(kind, 1, "C")] * 2,
+            types.boolean,
+            *[types.int64] * 5,
+            types.Array(kind, 1, "C"),
+            *[types.int64] * 2,
+            *(types.Array(types.uint64, 2, "C"), _words),
+        ),
+    )
+    for kind in (types.uint64, types.uint8)
+}

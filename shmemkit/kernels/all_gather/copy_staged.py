@@ -12,6 +12,3 @@ class CopyStaged(copied_pieces.StoredPieces):
     """The method "copy_staged" of ``AllGather``."""
 
     name, personalized = "all_gather copy_staged", False
-
-
-GPU_KERNELS = copied_pieces.gpu_kernels("all_gather")

@@ -24,10 +24,9 @@ class CopyEngine(copied_pieces.StoredPieces):
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        world.check_reach(self.name)
         arrivals = self.zeros(n, "uint64", "all_to_all.copy_engine.barrier")
-        self.barrier = bind_barrier(arrivals, world.xp.zeros(1, "uint64"), n, world.stream)
         super().prepare(max_nbytes)
+        self.barrier = bind_barrier(arrivals, world.xp.zeros(1, "uint64"), n, world.stream)
 
     def bind(self, x, out, in_place):
         if not self.world.is_symmetric(out) or not out.size:
@@ -50,6 +49,3 @@ class CopyEngine(copied_pieces.StoredPieces):
         for lane in lanes:
             backend.order(backend.handle(stream), lane)
         self.barrier(stream)
-
-
-GPU_KERNELS = copied_pieces.gpu_kernels("all_to_all")

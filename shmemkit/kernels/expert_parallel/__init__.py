@@ -85,7 +85,7 @@ class ExpertParallel:
 
     received, n_local_experts, and capacity, the rows that each has room for, may be read.
 
-    It takes symmetric memory for 4 * n_ranks * max_tokens rows, each of 512 bytes for 480, and private
+    It takes symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 begun, and private
     memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all raise MemoryError.
     """
 

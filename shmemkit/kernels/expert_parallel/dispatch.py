@@ -40,8 +40,7 @@ other, also those of no tokens. routes and the others are read by later launches
 No deadlock: steps 1 and 2, all that others wait for, wait for nothing; all blocks are resident. That the next
 launch begins early (PDL) changes neither: its blocks come when all of this one have waited for all that they
 need, and touch nothing until these have ended. So an object keeps at most half of each multiprocessor, BLOCKS
-of THREADS with 64 registers, while it waits for other ranks, and another one, on another stream, the other
-half: whichever comes first on each GPU, both go on.
+of THREADS with 64 registers, while it waits for other ranks, and so two objects fit at once.
 """
 
 from numba import cuda, int32, types, uint32, uint64
