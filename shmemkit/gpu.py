@@ -372,6 +372,17 @@ class NvshmemBackend:
         size = src.nbytes
         return lambda handle: _checked(driver.cuMemcpyDtoDAsync(to, at, size, handle))
 
+    def copy_rows(self, dst, src):
+        """As ``copy``, of 2-D uint8 arrays of the same shape, whose rows are consecutive bytes."""
+        from cuda.bindings import driver
+
+        parameters = driver.CUDA_MEMCPY2D()
+        parameters.srcMemoryType = parameters.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        parameters.srcDevice, parameters.srcPitch = self.address(src), src.strides[0]
+        parameters.dstDevice, parameters.dstPitch = self.address(dst), dst.strides[0]
+        parameters.Height, parameters.WidthInBytes = src.shape
+        return lambda handle: _checked(driver.cuMemcpy2DAsync(parameters, handle))
+
     def memory_operations(self, operations):
         """-> ``enqueue(handle)``: the stream itself does `operations`, one after the other.
 

@@ -266,10 +266,13 @@ class _EmulatedLaunch(Launch):
         # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         self._pdl = pdl
+        self._blocks_of_cluster = 1 if cluster is None else cluster[0]
         self._default = self._on(stream)
 
     def _on(self, stream):
-        return self.kernel.configure(self.grid, self.block, stream, self.shared, self._pdl)
+        return self.kernel.configure(
+            self.grid, self.block, stream, self.shared, self._pdl, self._blocks_of_cluster
+        )
 
     def __call__(self, stream=None):
         (self._default if stream is None else self._on(stream))(*self._args)

@@ -47,7 +47,9 @@ def compile_ptx(kernel, argument_types, cc=HOPPER):
 
     with without_gpu(cc):
         try:
-            code, _ = cuda.compile_ptx(getattr(kernel, "py_func", kernel), argument_types, cc=cc)
+            bounds = getattr(kernel, "targetoptions", {}).get("launch_bounds")
+            function = getattr(kernel, "py_func", kernel)
+            code, _ = cuda.compile_ptx(function, argument_types, cc=cc, launch_bounds=bounds)
         except (NvvmSupportError, ImportError, FileNotFoundError) as error:
             missing(f"NVVM is not installed: {error}")
     return code

@@ -29,6 +29,7 @@ __all__ = [
     "get_peer_array",
     "ld_acquire",
     "load_vec16",
+    "peer_at",
     "red_release",
     "st_release",
     "store_vec16",
@@ -108,6 +109,29 @@ def _(arr, pe):
 
     def impl(arr, pe):
         return offset_of(pe)
+
+    return impl
+
+
+def peer_at(array, offsets, rank):
+    """`symm_at`, by a table that the kernel is given.
+
+    offsets  int64, in global memory: for each rank the bytes from a symmetric array of mine to its own, which
+             are the same for all arrays
+
+    For kernels with `setmaxnreg_inc`: ptxas ignores that where a kernel is linked with the table of `symm_at`
+    and `notify`.
+    """
+    return current_thread("peer_at").peer(array, rank)
+
+
+@gpu_moved(peer_at)
+def _(array, offsets, rank):
+    _check_peer("peer_at", array, rank)
+    check_words("peer_at", "offsets", offsets, (types.int64,))
+
+    def impl(array, offsets, rank):
+        return types.uint64(offsets[rank])
 
     return impl
 

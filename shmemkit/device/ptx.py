@@ -7,6 +7,7 @@ Python on top of these:
                          decorators: the GPU implementation of a public primitive
   gpu_function           decorator: a helper that exists in kernels only
   asm(text, ...)         one PTX snippet -> one function
+  gpu_parts              decorator: the GPU implementation of a loop over parts of a tuple
   constant_words(...)    a table in constant memory that the host fills when a module is loaded
   element_address, load_bytes, unsigned_view, ...: arrays as addresses and bytes
 
@@ -38,15 +39,18 @@ __all__ = [
     "data_pointer",
     "element_address",
     "extend_half",
+    "float_zeros",
     "from_bits",
     "gpu",
     "gpu_function",
     "gpu_moved",
     "gpu_part",
+    "gpu_parts",
     "itemsize",
     "load_bytes",
     "pointer_address",
     "round_to_half",
+    "shared_address",
     "store_bytes",
     "types",
     "unsigned_view",
@@ -59,7 +63,7 @@ GPU = {}
 gpu_function = register_jitable
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_GLOBAL, _CONSTANT = 1, 4  # NVVM's numbers of the address spaces
+_GLOBAL, _SHARED, _CONSTANT = 1, 3, 4  # NVVM's numbers of the address spaces
 
 
 def gpu(primitive):
@@ -142,6 +146,36 @@ def gpu_part(primitive):
     return register
 
 
+def gpu_parts(primitive, size, function, mapped):
+    """Make `primitive`, of (values, arguments), on the GPU: ``function(part, i, arguments)`` for each part of
+    `size` elements of the tuple `values`, i being its number, a constant. If `mapped`, the parts that the
+    function returns, as one tuple again.
+
+    The code is there once for each part, as nothing else keeps a tuple in registers.
+    """
+
+    def definition(typing_context, values, arguments):
+        if not isinstance(values, types.UniTuple) or values.count % size:
+            raise TypingError(f"{primitive.__name__}(): a tuple of {size}, or n times as many, of one type")
+        part = types.UniTuple(values.dtype, size)
+        signature = (part if mapped else types.void)(part, types.int64, arguments)
+
+        def codegen(context, builder, _, given):
+            elements = cgutils.unpack_tuple(builder, given[0])
+            changed = []
+            for i in range(values.count // size):
+                piece = cgutils.pack_array(builder, elements[i * size : (i + 1) * size])
+                operands = [piece, ir.Constant(_I64, i), given[1]]
+                out = context.compile_internal(builder, function, signature, operands)
+                if mapped:
+                    changed += cgutils.unpack_tuple(builder, out)
+            return cgutils.pack_array(builder, changed) if mapped else context.get_dummy_value()
+
+        return (values if mapped else types.void)(values, arguments), codegen
+
+    _register_intrinsic(primitive, definition, lambda values, arguments: None)
+
+
 def _register_intrinsic(primitive, definition, typing_function):
     """Make `definition`, as of an intrinsic, what `primitive` is on the GPU."""
     definition.__name__ = definition.__qualname__ = primitive.__name__
@@ -187,33 +221,51 @@ def _letter(numba_type):
     return {16: "h", 32: "r", 64: "l"}[numba_type.bitwidth]
 
 
-def asm(text, returns=types.void, args=(), since=(0, 0), pure=False):
+def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False, together=False):
     """A function of a kernel that is the PTX `text`, run where it is called: no compiler removes, repeats
     or moves it, nor any memory access across it, unless it is `pure`, and computes only.
 
     returns   a numba type, or a UniTuple of one for several results
-    args      numba types; what the caller passes is converted to them
+    args      numba types, or UniTuples of them; what the caller passes is converted to them
     since     compute capability; kernels for earlier ones are compiled without it (it returns nothing then)
+    tied      the first of `args` has the type of the results, and their registers
+    together  all threads of a warp run it; `pure` or not, it is moved into no branch (what is not pure never
+              is)
     """
-    results = (
-        list(returns) if isinstance(returns, types.UniTuple) else [returns] if returns != types.void else []
-    )
-    constraints = ["=" + _letter(t) for t in results] + [_letter(t) for t in args]
+
+    def parts(kind):
+        return list(kind) if isinstance(kind, types.UniTuple) else [kind] if kind != types.void else []
+
+    results = parts(returns)
+    constraints = ["=" + _letter(t) for t in results]
+    for i, kind in enumerate(args):
+        constraints += map(str, range(len(results))) if tied and i == 0 else map(_letter, parts(kind))
     if not pure:
         constraints.append("~{memory}")
+    attributes = ("nounwind",) if pure and not together else ("convergent", "nounwind")
 
     def codegen(context, builder, signature, values):
         if targetconfig.ConfigStack().top().compute_capability < since:
             return context.get_dummy_value()
+        given = zip(args, values, strict=True)
+        values = [
+            part
+            for kind, value in given
+            for part in (
+                cgutils.unpack_tuple(builder, value) if isinstance(kind, types.UniTuple) else [value]
+            )
+        ]
         llvm = [context.get_value_type(t) for t in results]
         result = llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm) if llvm else ir.VoidType()
         kind = ir.FunctionType(result, [v.type for v in values])
         snippet = ir.InlineAsm(kind, text, ",".join(constraints), side_effect=not pure)
-        out = builder.call(snippet, values, attrs=("nounwind",) if pure else ("convergent", "nounwind"))
+        out = builder.call(snippet, values, attrs=attributes)
         if not results:
             return context.get_dummy_value()
-        if len(results) == 1:
+        if not isinstance(returns, types.UniTuple):
             return out
+        if len(results) == 1:
+            return cgutils.pack_array(builder, [out])
         return cgutils.pack_array(builder, [builder.extract_value(out, i) for i in range(len(results))])
 
     def definition(typing_context, *given):
@@ -292,6 +344,17 @@ def data_address(typing_context, array):
         return builder.ptrtoint(_struct(context, builder, array, values[0]).data, _I64)
 
     return types.int64(array), codegen
+
+
+@intrinsic
+def shared_address(typing_context, array):
+    """Where an array in shared memory begins there, a uint32, as instructions on shared memory take it."""
+
+    def codegen(context, builder, signature, values):
+        data = _bytes(builder, _struct(context, builder, array, values[0]).data)
+        return builder.ptrtoint(builder.addrspacecast(data, ir.PointerType(_I8, _SHARED)), _I32)
+
+    return types.uint32(array), codegen
 
 
 @intrinsic
@@ -498,3 +561,18 @@ def store_bytes(width):
         return types.void(array, types.int64, value_type), codegen
 
     return store
+
+
+@functools.cache
+def float_zeros(n):
+    """A function of a kernel: a tuple of `n` float32, all zero."""
+    zeros = types.UniTuple(types.float32, n)
+
+    def codegen(context, builder, signature, values):
+        return ir.Constant(context.get_value_type(zeros), [ir.Constant(ir.FloatType(), 0.0)] * n)
+
+    @intrinsic
+    def make(typing_context):
+        return zeros(), codegen
+
+    return make

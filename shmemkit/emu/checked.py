@@ -9,7 +9,7 @@ from .thread import Thread, address_of
 class CheckedThread(Thread):
     __slots__ = (
         *("key", "clock", "own", "releases", "moment", "fences", "unfenced", "missed", "heard"),
-        *("known_write", "known_read", "noted"),
+        *("known_write", "known_read", "noted", "proxy"),
     )
 
     def __init__(self, hub, block, index, thread_id):
@@ -23,6 +23,7 @@ class CheckedThread(Thread):
         self.missed = []  # what was seen but not learnt, for reports
         self.heard = None  # the clock that was learnt last
         self.known_write = self.known_read = None  # Moments that come before what I do now
+        self.proxy = self.clock  # what my asynchronous copies know: as I did at my last fence of proxies
         self.noted = []  # (time, site, what, target PE) of the last releases, for reports
 
     # -- clocks
@@ -66,6 +67,9 @@ class CheckedThread(Thread):
             self.adopt(launch.after)
         else:
             self.learn(launch.after)
+
+    def fence_proxy(self):
+        self.proxy = dict(self.clock)
 
     # -- memory that others wait on
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
@@ -188,9 +192,9 @@ class CheckedThread(Thread):
 class CheckedBlock(Block):
     thread = CheckedThread
 
-    def __init__(self, launch, index):
+    def __init__(self, launch, index, number):
         launch.machine.races.new_block(self, launch)
-        Block.__init__(self, launch, index)
+        Block.__init__(self, launch, index, number)
 
     def release(self):
         self.machine.races.block_barrier([self])

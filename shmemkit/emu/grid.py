@@ -7,12 +7,13 @@ import itertools
 
 import numpy as np
 
-from .arrays import device_view, uninitialised
+from .arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
 from .ints import from_scalar
 from .meeting import Meeting
 from .multicast import Multicast
 from .report import out_of_bounds, where
+from .tensor_maps import Async
 from .thread import Thread
 from .watchdog import watch
 
@@ -54,13 +55,22 @@ def _indices(size):
     return [Dim3(x, y, z) for z, y, x in itertools.product(range(size.z), range(size.y), range(size.x))]
 
 
+def _dynamic(n_bytes):
+    """Dynamic shared memory: at the same place in each block, modulo 1024, as on a GPU; not at a multiple of
+    more than 128."""
+    whole = uninitialised(n_bytes + 1024, np.uint8)
+    first = (128 - address(whole)) % 1024
+    return whole[first : first + n_bytes]
+
+
 class Block:
     """A block of threads on a PE."""
 
     thread = Thread  # the class of its threads
 
-    def __init__(self, launch, index):
+    def __init__(self, launch, index, number):
         self.launch, self.blockIdx = launch, index
+        self.number, self.in_cluster = number, number % launch.cluster
         self.machine, self.scheduler, self.pe = launch.machine, launch.machine.scheduler, launch.pe
         self.gridDim, self.blockDim = launch.grid, launch.block
         self.n_threads = self.alive = launch.block.x * launch.block.y * launch.block.z
@@ -68,6 +78,9 @@ class Block:
         self.effects = 0  # of its threads, so far, on memory and others, if the scheduler has a choice
         self.shared = {}  # call site -> shared array
         self.meetings = {}  # "block" or warp number -> Meeting
+        self.async_copies = {}  # thread number -> its AsyncCopies
+        self.mbarriers = {}  # address -> Mbarrier
+        self.asynchronous = Async()
         # Live lanes of each warp.
         self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]
         hub = self.scheduler.hub
@@ -107,11 +120,13 @@ class Block:
 
 class Launch:
     """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain
-    Python; `pdl` as in ``shmemkit.bind``."""
+    Python; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, which lie along x."""
 
-    def __init__(self, stream, name, function, parameters, grid, block, shared, arguments, pdl=False):
-        self._call = (stream, name, function, parameters, grid, block, shared, arguments, pdl)
-        self.pdl = pdl
+    def __init__(
+        self, stream, name, function, parameters, grid, block, shared, arguments, pdl=False, cluster=1
+    ):
+        self._call = (stream, name, function, parameters, grid, block, shared, arguments, pdl, cluster)
+        self.pdl, self.cluster = pdl, cluster
         self.stream = stream  # a graph may run it on another one
         self.machine, self.pe = stream.machine, stream.pe
         self.name, self.function = name, function
@@ -137,7 +152,7 @@ class Launch:
         self.thread_indices = _indices(self.block)
         blocks = _indices(self.grid)
         with _no_garbage_collection(len(blocks) * len(self.thread_indices)):
-            self.blocks = [self.machine.block(self, index) for index in blocks]
+            self.blocks = [self.machine.block(self, index, i) for i, index in enumerate(blocks)]
         self.alive = sum(b.alive for b in self.blocks)
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
@@ -183,7 +198,7 @@ class Launch:
         if site not in block.shared:
             if 0 in shape:
                 if "dynamic" not in block.shared:
-                    block.shared["dynamic"] = self._seen(uninitialised(self.dynamic_shared, np.uint8))
+                    block.shared["dynamic"] = self._seen(_dynamic(self.dynamic_shared))
                 usable = self.dynamic_shared // dtype.itemsize * dtype.itemsize
                 block.shared[site] = block.shared["dynamic"][:usable].view(dtype)
             else:

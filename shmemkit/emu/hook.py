@@ -24,10 +24,11 @@ _replaced = []
 
 
 class Configured:
-    """`kernel[grid, block, stream, shared]`; `pdl` as in ``shmemkit.bind``."""
+    """`kernel[grid, block, stream, shared]`; `pdl` as in ``shmemkit.bind``, `cluster` a number of blocks
+    along x."""
 
-    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False):
-        self.kernel, self.pdl = kernel, pdl
+    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False, cluster=1):
+        self.kernel, self.pdl, self.cluster = kernel, pdl, cluster
         self.grid, self.block = normalize_kernel_dimensions(grid, block)
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
@@ -56,6 +57,7 @@ class Configured:
             self.shared,
             arguments,
             self.pdl,
+            self.cluster,
         )
         self.stream.enqueue(launch)
 

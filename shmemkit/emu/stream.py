@@ -180,6 +180,11 @@ def copy(stream, dst, src):
     return _operation(Background, stream, "a copy", _copy, dst, src)
 
 
+def copy_rows(stream, dst, src):
+    """The operation that copies `src` to `dst`: 2-D, of the same shape, with rows of consecutive bytes."""
+    return _operation(Background, stream, "a copy", _copy_rows, dst, src)
+
+
 def memory_operations(stream, operations):
     """The operation that stores values, by releases of scope "sys", and waits for some, by acquires.
 
@@ -199,6 +204,12 @@ def _operation(kind, stream, name, function, *arguments):
 def _copy(arguments):
     dst, src = arguments
     current_thread("copy").copy(dst, src, 0, src.size)
+
+
+def _copy_rows(arguments):
+    dst, src = arguments
+    for i in range(src.shape[0]):
+        current_thread("copy").copy(dst[i], src[i], 0, src.shape[1])
 
 
 def _operate(arguments):

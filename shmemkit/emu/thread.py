@@ -9,6 +9,7 @@ import sys
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from . import clusters
 from .arrays import address
 from .ints import wrap
 from .report import place
@@ -254,6 +255,10 @@ class Thread(greenlet):
     def threadfence(self, scope):
         """Memory is sequentially consistent here."""
 
+    def fence_proxy(self):
+        """My asynchronous copies that follow see in global memory what I see; of interest to a thread that is
+        checked."""
+
     # -- messages
     def put(self, dst, src, pe, nbi=False, signal=None, value=0, op="set", word=False):
         self.turn()
@@ -314,6 +319,11 @@ class Thread(greenlet):
         """All threads of the grid meet."""
         self.block.effects += 1
         self.block.launch.meeting.join(self, None, lambda values: None)
+
+    def cluster_sync(self):
+        """All threads of the cluster meet."""
+        self.block.effects += 1
+        clusters.sync(self)
 
     # -- all PEs
     def team(self, team):

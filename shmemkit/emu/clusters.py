@@ -1,0 +1,44 @@
+"""Emulated clusters (``shmemkit.device.clusters``): which blocks are in one, and where something of mine is
+in the shared memory of another."""
+
+from .arrays import address
+from .errors import EmulatorError
+from .meeting import Meeting
+
+
+def blocks_of(block):
+    """The blocks of its cluster, in order."""
+    launch = block.launch
+    first = block.number - block.in_cluster
+    return launch.blocks[first : first + launch.cluster]
+
+
+def there(block, at, number):
+    """Address `at` in the shared memory of `block` -> (block `number` of its cluster, the address there)."""
+    blocks = blocks_of(block)
+    if not 0 <= number < len(blocks):
+        raise EmulatorError(f"block {number} of a cluster of {len(blocks)}")
+    for site, array in block.shared.items():
+        offset = at - address(array)
+        if 0 <= offset < array.nbytes:
+            other = blocks[number]
+            if site not in other.shared or other.alive == 0:
+                raise EmulatorError(
+                    f"block {number} of the cluster has not begun, or has ended: cluster_sync comes before "
+                    "its shared memory is used, and after that"
+                )
+            return other, address(other.shared[site]) + offset
+    raise EmulatorError("an address that is not in shared memory")
+
+
+def sync(thread):
+    block = thread.block
+    first = blocks_of(block)[0]
+    meeting = first.meetings.get("cluster")
+    if meeting is None:
+        blocks = blocks_of(block)
+        meeting = first.meetings["cluster"] = Meeting(
+            block.scheduler, lambda: sum(b.alive for b in blocks), "a cluster barrier"
+        )
+    races = block.machine.races
+    meeting.join(thread, None, lambda values: races and races.block_barrier(blocks_of(block)))

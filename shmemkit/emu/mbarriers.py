@@ -1,0 +1,99 @@
+"""Emulated mbarriers (``shmemkit.device.mbarrier``).
+
+Their state is beside their word in shared memory, which is not looked at. Mistakes that a GPU answers with
+undefined behaviour raise: a barrier that was not made, or not fenced, or has more arrivals than it expects.
+"""
+
+from .arrays import address
+from .clusters import there
+from .errors import EmulatorError
+
+
+class Mbarrier:
+    """`phase`: how many have ended."""
+
+    __slots__ = ("count", "pending", "n_bytes", "phase", "fenced", "maker", "made")
+
+    def __init__(self, count, maker):
+        self.count = self.pending = count
+        self.n_bytes = self.phase = 0  # announced and not arrived, which may be negative; phases ended
+        self.fenced, self.maker = False, maker
+        self.made = maker.moment or maker.now() if maker.block.machine.races else None  # when
+
+
+def init(thread, barriers, i, count):
+    if count < 1:
+        raise ValueError(f"mbarrier_init: count={count}: at least one arrival is needed")
+    thread.block.mbarriers[_key(barriers, i)] = Mbarrier(int(count), thread)
+
+
+def fence_init(thread):
+    for barrier in thread.block.mbarriers.values():
+        if barrier.maker is thread:
+            barrier.fenced = True
+
+
+def arrive(thread, barriers, i, block=None, n_bytes=0):
+    """An arrival at barriers[i] of my block, or of block number `block` of my cluster."""
+    owner, key = thread.block, _key(barriers, i)
+    if block is not None and int(block) != owner.in_cluster:
+        owner, key = there(owner, key, int(block))
+    barrier = found(thread, owner, key, i)
+    races = thread.block.machine.races
+    if races is not None:
+        races.release(thread, key, "gpu", keep=True)
+    thread.turn("add", key)
+    barrier.n_bytes += int(n_bytes)
+    barrier.pending -= 1
+    if barrier.pending < 0:
+        raise EmulatorError(f"mbarrier {i}: more than the {barrier.count} arrivals that its phase expects")
+    _look(owner, key, barrier)
+
+
+def complete(owner, key, n_bytes):
+    """`n_bytes` have arrived for the barrier at address `key` of block `owner`."""
+    barrier = owner.mbarriers[key]
+    barrier.n_bytes -= n_bytes
+    _look(owner, key, barrier)
+
+
+def _look(owner, key, barrier):
+    """Whether the phase ends."""
+    if barrier.pending == 0 and barrier.n_bytes == 0:
+        barrier.phase += 1
+        barrier.pending = barrier.count
+        owner.machine.written(key)
+
+
+def wait(thread, barriers, i, parity):
+    if parity not in (0, 1):
+        raise ValueError(f"mbarrier_wait: parity={parity}: 0 or 1 is allowed")
+    key = _key(barriers, i)
+    barrier = found(thread, thread.block, key, i)
+    thread.wait_until(
+        key,
+        lambda: barrier.phase % 2 != parity,
+        lambda: (
+            f"phase {barrier.phase} of mbarrier {i}: {barrier.pending} arrivals and {barrier.n_bytes} bytes "
+            "are to come"
+        ),
+    )
+    thread.acquired(key)
+
+
+def found(thread, owner, key, i):
+    """The Mbarrier at address `key` of block `owner`, which asynchronous copies and `thread` may use."""
+    barrier = owner.mbarriers.get(key)
+    if barrier is None:
+        raise EmulatorError(f"mbarrier {i}: there is none: mbarrier_init comes first")
+    if not barrier.fenced:
+        raise EmulatorError(f"mbarrier {i}: no fence_mbarrier_init since it was made, by the same thread")
+    if barrier.made is not None and barrier.maker is not thread and not barrier.made.before(thread.clock):
+        raise EmulatorError(f"mbarrier {i}: this thread has not met the one that made it")
+    return barrier
+
+
+def _key(barriers, i):
+    if not 0 <= i < barriers.size:
+        raise IndexError(f"mbarrier {i} of {barriers.size}")
+    return address(barriers) + 8 * int(i)

@@ -1,0 +1,177 @@
+"""Emulated products of a warpgroup (``shmemkit.device.wgmma``).
+
+A product is under way until nothing else can happen, or the schedule says so: it reads its tiles then. What
+is changed meanwhile is reported, and accumulators that are touched before they are waited for.
+"""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+
+from .arrays import address
+from .errors import EmulatorError
+from .meeting import Meeting
+from .tensor_maps import Snapshot, swizzled, tile_bytes, under_way
+
+WARPGROUP, ROWS, SLAB, TILE = 128, 64, 64, 8192  # threads; rows; depth; bytes of 64 rows of 64 elements
+_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+@functools.cache
+def _rows_and_columns(n):
+    """Where the accumulators of each thread are: two arrays (128, n / 2)."""
+    t, i = np.arange(WARPGROUP)[:, None], np.arange(n // 2)[None, :]
+    return t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + t % 4 * 2 + i % 2
+
+
+class Operand:
+    """A tile and how the tensor cores are told of it: `descriptor`, a matrix descriptor (see
+    ``shmemkit.device.wgmma``), in which `step` leads to the next 16 of K.
+
+    They take no more than the descriptor: what it describes is read, and must lie in `tile`.
+    """
+
+    def __init__(self, tile, descriptor, step, major, extent):
+        self.descriptor, self.step, self.major, self.extent = descriptor, step, major, extent
+        n_bytes = extent * 2 * SLAB if major == "k" else -(-extent // SLAB) * TILE
+        self.view = tile_bytes(tile, n_bytes, 1024, "wgmma")
+
+    def under_way(self):
+        self.snapshot = Snapshot(self.view, "a product")
+        return self
+
+    def matrix(self, dtype):
+        """-> (extent, 64), float32"""
+        first = ((self.descriptor & 0x3FFF) << 4) - address(self.view) & 0x3FFFF
+        of_elements, end = _of_elements(self.descriptor & ~0x3FFF, self.step, self.major, self.extent)
+        view = self.snapshot.read().view(_DTYPES[dtype])
+        if first + end > self.view.nbytes:
+            raise EmulatorError(
+                f"wgmma: the matrix descriptor {self.descriptor:#x} of a tile of {self.view.nbytes} bytes "
+                f"leads to byte {first + end - 1} of it"
+            )
+        return view[of_elements + first // 2].astype(np.float32)
+
+
+@functools.cache
+def _of_elements(descriptor, step, major, extent):
+    """-> for an operand at address 0, which 2-byte element of shared memory each is: (extent, 64); and where
+    they end, in bytes."""
+    leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
+    row, k = np.arange(extent)[:, None], np.arange(SLAB)[None, :]
+    at, k = k // 16 * (step << 4), k % 16
+    if major == "k":
+        at = at + row // 8 * stride + row % 8 * 128 + k * 2
+    else:
+        at = at + row // SLAB * leading + k // 8 * stride + k % 8 * 128 + row % SLAB * 2
+    at = swizzled(at, 2 * SLAB)
+    return at // 2, int(at.max()) + 2
+
+
+def shared_address(thread, tile):
+    """Where `tile` begins, as instructions on shared memory take it: 18 bits, and from bit 24 on the block's
+    number in its cluster."""
+    return thread.block.in_cluster << 24 | address(np.asarray(tile)) & 0x3FFFF
+
+
+class Product:
+    """One `multiply`: its result is there when it is `done`."""
+
+    def __init__(self, before, a, b, n, dtype):
+        self.before, self.n, self.dtype = before, n, dtype
+        self.a, self.b = a.under_way(), b.under_way()
+        self.result = None
+
+    def compute(self):
+        a, b = self.a.matrix(self.dtype), self.b.matrix(self.dtype)
+        before = self.before.result if isinstance(self.before, Product) else self.before
+        with np.errstate(all="ignore"):
+            # In pieces, for which the BLAS library takes no threads: they would wait for each other longer.
+            pieces = [a @ b[i : i + SLAB].T for i in range(0, self.n, SLAB)]
+            self.result = before + np.concatenate(pieces, axis=1)
+        self.before = self.a = self.b = None
+
+
+class UnderWay:
+    """Accumulators of a thread that no `wait` has brought yet."""
+
+    def __init__(self, product):
+        self.product = product
+
+    def _refuse(self, *_):
+        raise EmulatorError(
+            "accumulators are used while products are under way: WarpgroupMma.wait comes first"
+        )
+
+    __getitem__ = __iter__ = __len__ = _refuse
+
+
+def zeros(n):
+    return (np.float32(0),) * (n // 2)
+
+
+def _warpgroup(thread):
+    if thread.block.n_threads % WARPGROUP:
+        raise EmulatorError(f"wgmma: blocks of n times {WARPGROUP} threads are allowed")
+    return thread.thread_id // WARPGROUP
+
+
+def multiply(thread, acc, a, b, add, n, dtype):
+    """`a`, `b`: Operands."""
+    block, group = thread.block, _warpgroup(thread)
+    key = "warpgroup", group
+    if key not in block.meetings:
+        block.meetings[key] = Meeting(block.scheduler, lambda: WARPGROUP, "a wgmma of its warpgroup")
+
+    def begin(values):
+        accumulators = [values[group * WARPGROUP + t] for t in range(WARPGROUP)]
+        before = _before(accumulators, bool(add), n)
+        product = Product(before, a, b, n, dtype)
+        products = block.asynchronous.products[group]
+
+        def arrive(_):
+            product.compute()
+            products.remove(message)
+            block.scheduler.wake(_key(block, group))
+
+        message = under_way(thread, arrive, products[-1:])
+        products.append(message)
+        return product
+
+    thread.turn()
+    return UnderWay(block.meetings[key].join(thread, acc, begin))
+
+
+def _before(accumulators, add, n):
+    """What a product adds to: the Product before, or a matrix."""
+    if not add:
+        return np.zeros((ROWS, n), np.float32)
+    if isinstance(accumulators[0], UnderWay):
+        return accumulators[0].product
+    matrix = np.empty((ROWS, n), np.float32)
+    matrix[_rows_and_columns(n)] = np.array(accumulators, np.float32)
+    return matrix
+
+
+def _key(block, group):
+    return "products", id(block), group
+
+
+def wait_group(thread, n):
+    """Until all but the last `n` products of the warpgroup are done."""
+    group = _warpgroup(thread)
+    products = thread.block.asynchronous.products[group]
+    waited = products[: len(products) - n]
+    thread.wait_until(
+        _key(thread.block, group), lambda: all(m.done for m in waited), lambda: "its products to be done"
+    )
+
+
+def settled(thread, acc):
+    """The accumulators of a thread, whose products are done."""
+    if not isinstance(acc, UnderWay):
+        return acc
+    rows, columns = _rows_and_columns(acc.product.n)
+    t = thread.thread_id % WARPGROUP
+    return tuple(acc.product.result[rows[t], columns[t]])
