@@ -19,8 +19,13 @@ TITLES = {
     "gather": "Gather",
     "barrier": "Barrier",
     "expert_parallel": "Expert parallelism",
+    "gemm": "Matrix products",
+    "ag_gemm": "All-gather and matrix product",
+    "gemm_rs": "Matrix product and reduce-scatter",
+    "gemm_ar": "Matrix product and all-reduce",
     "p2p": "One rank to another",
 }
+LAYERS = ("ag_gemm", "gemm_rs", "gemm_ar")
 EXPERTS = {"expert_dispatch": "dispatch", "expert_combine": "combine", "expert_parallel": "both"}
 COMPETITORS = {kind.method for kind in PEERS.values()}
 PACKAGES = ("shmemkit", "nvidia-nvshmem-", "nvshmem4py-", "numba-cuda", "cupy-", "nccl", "torch")
@@ -103,12 +108,36 @@ def of_experts(results):
     return table(["", *EXPERTS.values()], cells)
 
 
+def of_products(results):
+    """A table with a line for each shape, a column for each method."""
+    lines, methods = {}, {}
+    for row in right(row for row in results.rows if row.op == "gemm"):
+        ratio = f" ({ratio_text(row.vs_cublas)})" if row.vs_cublas is not None else ""
+        lines.setdefault(row.shape, {})[row.method] = f"{row.tflops:.0f}{ratio}"
+        methods[row.method] = f"`{row.method}`"
+    cells = [[shape, *(line.get(method, "") for method in methods)] for shape, line in lines.items()]
+    return table(["M x N x K", *methods.values()], cells)
+
+
+def of_layers(results, op):
+    """A table with a line for each shape, a column for each method, and for each part alone."""
+    lines, methods = {}, {}
+    for row in right(row for row in results.rows if row.op == op):
+        ratio = "" if row.vs_nccl_cublas is None else f" ({ratio_text(row.vs_nccl_cublas)})"
+        ratio += "" if row.overlap is None else f", {100 * row.overlap:.0f} %"
+        lines.setdefault(row.shape, {})[row.method, row.alone] = us_text(row.us) + ratio
+        methods[row.method, row.alone] = f"`{row.method}`" + (f", {row.alone} alone" if row.alone else "")
+    cells = [[shape, *(line.get(method, "") for method in methods)] for shape, line in lines.items()]
+    return table(["M x N x K", *methods.values()], cells)
+
+
 def notes(results):
     """What did not run, or was wrong, and why."""
     found = {}
     for row in results.rows:
         if row.note:
-            size = f", {size_text(row.bytes)}" if row.bytes else ""
+            size = row.shape or (row.bytes and size_text(row.bytes))
+            size = f", {size}" if size else ""
             found.setdefault((row.label, row.note), []).append(size)
     return [f"- `{label}`{''.join(sizes)}: {note}" for (label, note), sizes in found.items()]
 
@@ -132,6 +161,11 @@ def body(results):
             parts.append(table(["", "us (and NCCL's time over it, where NCCL ran)"], rows))
         elif op == "expert_parallel":
             parts.append("us (and NCCL's time over it, where NCCL ran):\n\n" + of_experts(results))
+        elif op == "gemm":
+            parts.append("TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):\n\n" + of_products(results))
+        elif op in LAYERS:
+            text = "us (and that of NCCL and cuBLAS, in turn, over it; our slower part alone as a part of it)"
+            parts.append(f"{text}:\n\n{of_layers(results, op)}")
         elif op == "p2p":
             speed = by_method(results, op, lambda row: f"{row.bus_GBps:.1f}")
             parts.append("GB/s, every rank to the next at once:\n\n" + speed)
@@ -160,7 +194,7 @@ def section(path, results):
 
 def has_plot(results):
     """Whether it has times of several sizes."""
-    return not any(row.op in (*EXPERTS, "barrier") for row in results.rows)
+    return not any(row.op in (*EXPERTS, *LAYERS, "barrier", "gemm") for row in results.rows)
 
 
 def files(folder):

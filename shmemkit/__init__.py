@@ -9,12 +9,16 @@ __version__ = "0.1.0"
 _HOMES = {
     **{name: name for name in ("device", "emu", "kernels")},
     "AllGather": "kernels.all_gather",
+    "AllGatherGemm": "kernels.ag_gemm",
     "AllReduce": "kernels.all_reduce",
     **dict.fromkeys(("AllToAll", "AllToAllV"), "kernels.all_to_all"),
     "Barrier": "kernels.barrier",
     "Broadcast": "kernels.broadcast",
     "ExpertParallel": "kernels.expert_parallel",
     "Gather": "kernels.gather",
+    **dict.fromkeys(("Gemm", "matmul"), "kernels.gemm"),
+    "GemmAllReduce": "kernels.gemm_ar",
+    "GemmReduceScatter": "kernels.gemm_rs",
     "Queue": "kernels.queue",
     "ReduceScatter": "kernels.reduce_scatter",
     **dict.fromkeys(

@@ -220,7 +220,7 @@ def test_the_consumer_has_segments_before_all_have_come(pes, method):
         engine, seen, out = METHODS[method](world, 3 * 8), world.signals(1), world.zeros(3, "int64")
         transfer = engine.overlap(np.full(1, world.rank + 5), out)
         if world.rank == (2 if method == "copy_push" else 0):
-            transfer.halves[0].insert(3, lambda stream: hold[1, 1, stream](seen))  # before the second copy
+            transfer.halves[0][0].insert(3, lambda stream: hold[1, 1, stream](seen))  # before the second copy
         transfer.start()
         if world.rank == 0:
             see[1, 1, world.stream](engine.arrived, seen)

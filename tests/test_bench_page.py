@@ -134,6 +134,34 @@ def test_expert_parallel(pages, tmp_path):
     assert pages[0].stale_plots(tmp_path, tmp_path) == []
 
 
+def test_gemm(pages, tmp_path):
+    rows = [
+        {
+            "op": "gemm",
+            "method": method,
+            "bytes": 8,
+            "us": us,
+            "shape": shape,
+            "tflops": 9e3 / us,
+            "vs_cublas": 9 / us,
+        }
+        for shape in ("4x5x6", "64x64x64")
+        for method, us in (("cuBLAS", 9.0), ("auto", 10.0))
+    ]
+    rows.append({"op": "gemm", "method": "sm80", "bytes": 8, "shape": "4x5x6", "note": "refused: no"})
+    write(tmp_path / "gemm.json", *rows, p2p=None)
+    parts = pages[0].text(tmp_path).split("\n\n")
+    assert parts[0].startswith("### Matrix products: 4 ranks")
+    assert parts[3:] == [
+        "TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):",
+        "| M x N x K | `cuBLAS` | `auto` |\n| --- | --- | --- |\n"
+        "| 4x5x6 | 1000 (1.00) | 900 (0.90) |\n| 64x64x64 | 1000 (1.00) | 900 (0.90) |",
+        "Without a figure:",
+        "- `sm80`, 4x5x6: refused: no",
+    ]
+    assert pages[0].stale_plots(tmp_path, tmp_path) == []
+
+
 def test_barrier(pages, tmp_path):
     rows = [
         {"op": "barrier", "method": method, "us": us, "vs_nccl": 9 / us}

@@ -20,14 +20,20 @@ def _ratio(value):
 
 # Title, what a row has there, right-aligned. A column where no row has anything is left out.
 COLUMNS = (
+    ("shape", lambda row: row.shape or "", True),
     ("size", lambda row: size_text(row.bytes) if row.bytes else "", True),
     ("method", lambda row: f"{row.method}: {row.took}" if row.took else row.method, False),
+    ("alone", lambda row: row.alone or "", False),
     ("out", lambda row: row.out or "", False),
     ("blocks", lambda row: str(row.blocks) if row.blocks else "", True),
     ("us", lambda row: f"{row.us:.{2 if row.us < 1e5 else 0}f}" if row.us is not None else "", True),
     ("bus GB/s", lambda row: f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "", True),
     ("x NCCL", lambda row: _ratio(row.vs_nccl), True),
     ("x NCCL of torch", lambda row: _ratio(row.vs_torch_nccl), True),
+    ("TFLOP/s", lambda row: f"{row.tflops:.1f}" if row.tflops is not None else "", True),
+    ("x cuBLAS", lambda row: f"{row.vs_cublas:.3f}" if row.vs_cublas is not None else "", True),
+    ("x NCCL and cuBLAS", lambda row: _ratio(row.vs_nccl_cublas), True),
+    ("overlap", lambda row: _ratio(row.overlap), True),
     ("of p2p", lambda row: f"{100 * row.of_p2p:.0f} %" if row.of_p2p is not None else "", True),
     ("x cuLaunchKernel", lambda row: _ratio(row.vs_driver), True),
     ("note", lambda row: row.note, False),
@@ -43,6 +49,10 @@ TITLES = {
     "expert_dispatch": "expert_parallel: dispatch (size: a row for each expert of a rank's tokens)",
     "expert_combine": "expert_parallel: combine",
     "expert_parallel": "expert_parallel: dispatch and combine",
+    "gemm": "gemm, matrix products (shape: MxNxK; size: of both operands and the result)",
+    "ag_gemm": "ag_gemm, all-gather and matrix product (shape: MxNxK of the layer; size: gathered)",
+    "gemm_rs": "gemm_rs, matrix product and reduce-scatter (shape: MxNxK of the layer; size: of M by K)",
+    "gemm_ar": "gemm_ar, matrix product and all-reduce (shape: MxNxK of the layer; size: of M by K)",
     "latency": "latency, one way, to a signal that another rank waits for",
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",
@@ -85,7 +95,7 @@ def show(results):
             table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=right)
         before = None
         for row in rows:
-            if before is not None and before.bytes != row.bytes:
+            if before is not None and (before.bytes, before.shape) != (row.bytes, row.shape):
                 table.add_section()
             style = "bold red" if row.wrong else "dim" if row.note else ""
             table.add_row(*(Text(cell(row)) for _, cell, _ in columns), style=style)

@@ -16,6 +16,8 @@ from .timing import METHOD, ON_EMULATOR
 # What others are compared with.
 NCCL = "nccl"
 TORCH_NCCL = "nccl through torch"
+CUBLAS = "cuBLAS"
+NCCL_CUBLAS = "NCCL and cuBLAS"  # one after the other
 DRIVER = "cuLaunchKernel, arguments packed before"
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
@@ -28,9 +30,11 @@ PACKAGES = (
 class Row:
     """One method at one size.
 
-    op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU) or "first_launch"
+    op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU), "first_launch", "gemm",
+                   "ag_gemm", "gemm_rs" or "gemm_ar"
     method         its name
-    bytes          of the gathered buffer (all_gather), or sent to the peer (p2p); None where nothing is sent
+    bytes          of the gathered buffer (all_gather), or sent to the peer (p2p), or of all operands (gemm);
+                   None where there are none
     us             per call: the maximum over the ranks; None when it did not run
     bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
     vs_nccl        NCCL's time (through CuPy) in the same run over this one
@@ -41,6 +45,12 @@ class Row:
     blocks         of the kernel, where that was varied
     out            "symmetric" where the result went to symmetric memory
     took           the method that "auto" took
+    shape          gemm: "MxNxK"
+    tflops         gemm: 10**12 operations per second, 2 M N K in all
+    vs_cublas      gemm: cuBLAS's time in the same run over this one
+    alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole
+    vs_nccl_cublas likewise: NCCL's and cuBLAS's time, one after the other, in the same run over this one
+    overlap        likewise: the longer one of our two parts alone over this time: 1 if the other is hidden
     """
 
     op: str
@@ -56,10 +66,21 @@ class Row:
     blocks: int | None = None
     out: str | None = None
     took: str | None = None
+    shape: str | None = None
+    tflops: float | None = None
+    vs_cublas: float | None = None
+    alone: str | None = None
+    vs_nccl_cublas: float | None = None
+    overlap: float | None = None
 
     @property
     def wrong(self):
         return self.note.startswith("wrong")
+
+    @property
+    def case(self):
+        """What is the same in rows that are compared."""
+        return self.op, self.bytes, self.shape, self.alone
 
     @property
     def label(self):
@@ -106,14 +127,25 @@ class Results:
 
     def compare(self):
         """Fill in what compares a row with others."""
-        peers = {(row.method, row.op, row.bytes): row.us for row in self.rows if row.us and not row.note}
+        peers = {(row.method, *row.case): row.us for row in self.rows if row.us and not row.note}
         driver = {row.op: row.us for row in self.rows if row.method == DRIVER}
+        parts = {}  # of ours
+        for row in self.rows:
+            if row.alone and row.us and row.method not in (NCCL, CUBLAS):
+                parts.setdefault((row.op, row.shape), []).append(row.us)
         for row in self.rows:
             if row.us:
-                nccl = peers.get((NCCL, row.op, row.bytes))
-                torch_nccl = peers.get((TORCH_NCCL, row.op, row.bytes))
+                nccl = peers.get((NCCL, *row.case))
+                torch_nccl = peers.get((TORCH_NCCL, *row.case))
+                cublas = peers.get((CUBLAS, *row.case))
+                in_turn = peers.get((NCCL_CUBLAS, *row.case))
                 row.vs_nccl = nccl and nccl / row.us
                 row.vs_torch_nccl = torch_nccl and torch_nccl / row.us
+                row.vs_cublas = cublas and cublas / row.us
+                row.vs_nccl_cublas = in_turn and in_turn / row.us
+            ours = not (row.alone or row.method == NCCL_CUBLAS or row.method.startswith("torch"))
+            if row.us and ours and (row.op, row.shape) in parts:
+                row.overlap = max(parts[row.op, row.shape]) / row.us
             if row.us and row.op in driver:
                 row.vs_driver = row.us / driver[row.op]
             if row.bus_GBps is not None and self.p2p_GBps:

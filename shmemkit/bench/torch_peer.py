@@ -9,7 +9,7 @@ from .results import TORCH_NCCL
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 
-class _Torch:
+class TorchCall:
     """What the two have in common: one process group, with a communicator of its own beside that of
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
@@ -83,7 +83,7 @@ class _Torch:
         )
 
 
-class TorchNccl(_Torch):
+class TorchNccl(TorchCall):
     """The case's call of ``torch.distributed`` between the arrays that NCCL gets through CuPy."""
 
     method = TORCH_NCCL
@@ -104,7 +104,7 @@ class TorchNccl(_Torch):
         self.out = self._out = None
 
 
-class _TorchSymmetric(_Torch):
+class _TorchSymmetric(TorchCall):
     """Of a symmetric input of PyTorch's, without multicast. A subclass has `op`, which it is compared for,
     and result_of(ops, x, group) -> the tensor with the result."""
 

@@ -70,46 +70,61 @@ class CopyEngine(Method):
     """
 
     pushes, freed = True, False
+    parts = 1  # of a segment, each with a signal of its own
 
     def prepare(self, max_nbytes):
+        n = self.world.n_ranks
+        self._prepare_signals(max_nbytes)
+        self.taken = self.zeros(n, "uint64", "all_gather.copy.taken")
+        self.staged = self.empty(-(-max_nbytes // n), "uint8", "all_gather.copy.staged")
+        arrivals = self.zeros(n, "uint64", "all_gather.copy.barrier")
+        self.barrier = bind_barrier(arrivals, self.world.xp.zeros(1, "uint64"), n, self.world.stream)
+
+    def _prepare_signals(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
         reason = next(filter(None, world.host_allgather(world.backend.no_copies())), None)
         if reason:
             raise ValueError(f"all-gather by copy engines cannot be used here: {reason}. Take another method")
         self.max_nbytes = max_nbytes
-        self.ready, self.arrived, self.taken = (
-            self.zeros(n, "uint64", f"all_gather.copy.{name}") for name in ("ready", "arrived", "taken")
-        )
-        self.staged = self.empty(-(-max_nbytes // n), "uint8", "all_gather.copy.staged")
-        arrivals = self.zeros(n, "uint64", "all_gather.copy.barrier")
-        self.barrier = bind_barrier(arrivals, world.xp.zeros(1, "uint64"), n, world.stream)
+        self.ready = self.zeros(n, "uint64", "all_gather.copy.ready")
+        self.arrived = self.zeros(n * self.parts, "uint64", "all_gather.copy.arrived")
         with world.stream:
-            self.arrived[world.rank] = 1
+            self.arrived[world.rank * self.parts : (world.rank + 1) * self.parts] = 1
         world.stream.synchronize()
-        self.sides = {None: world.backend.new_stream()}  # by capture: a stream takes part in one at a time
+        self.sides = {None: []}  # by capture: a stream takes part in one at a time
         self.started = None  # the Transfer that is to be finished
 
     def bind(self, x, out, in_place):
         return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
 
-    def side_of(self, stream):
-        """The stream beside `stream`, which captures with it if it does."""
+    def sides_of(self, stream, n):
+        """`n` streams beside `stream`, which capture with it if it does."""
         capture = self.world.backend.capture_of(stream)
         if capture not in self.sides:
-            self.sides = {None: self.sides[None], capture: self.world.backend.new_stream()}
-        return self.sides[capture]
+            self.sides = {None: self.sides[None], capture: []}
+        sides = self.sides[capture]
+        while len(sides) < n:
+            sides.append(self.world.backend.new_stream())
+        return sides[:n]
 
-    def overlap(self, x, out):
+    def overlap(self, x, out, own="first"):
         """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
 
         x     C-contiguous, any dtype and shape, of the same size on all ranks. May be its part of `out`,
               which need not be copied there then, but not overlap it otherwise
         out   C-contiguous, of x's dtype and n_ranks times as many elements, of max_nbytes at most: on all
               ranks the same part of the same symmetric array, or on all ranks private memory
+        own   when x is copied to its part of `out` here: "first", before the consumer; "last", beside it, for
+              one that reads x itself; "never", for one that needs nothing else
 
         ValueError for what this rank can see to be wrong. Not checked: that sizes and memory are alike on all
         ranks. If they are not, the results are wrong, or ranks wait for ever. RuntimeError after ``free``.
         """
+        in_place = self._check_arrays(x, out)
+        return Transfer(self, x.reshape(-1).view("uint8"), out.reshape(-1).view("uint8"), in_place, own)
+
+    def _check_arrays(self, x, out):
+        """-> whether x is its part of out"""
         self.check_alive()
         world = self.world
         if (
@@ -126,7 +141,7 @@ class CopyEngine(Method):
         in_place = at == to + world.rank * x.nbytes
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
             raise ValueError("overlap: x may be its own part of out, out[rank], but not overlap it otherwise")
-        return Transfer(self, x.reshape(-1).view("uint8"), out.reshape(-1).view("uint8"), in_place)
+        return in_place
 
     def check_alive(self):
         if self.freed:
@@ -157,7 +172,7 @@ class Transfer:
     been freed.
     """
 
-    def __init__(self, engine, x, out, in_place):
+    def __init__(self, engine, x, out, in_place, own="first"):
         self.engine, self.world, self.backend = engine, engine.world, engine.world.backend
         me, n, size = self.world.rank, self.world.n_ranks, x.size
         self.peers = [(me + i) % n for i in range(1, n)]  # in the order in which their segments come
@@ -175,18 +190,22 @@ class Transfer:
             else:
                 self.stage = [self._copy(staged[me], me, x, me)]
             self.copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
+        self.first = self.own if own == "first" else []  # for ``start``: before the consumer
+        self.last = self.own if own == "last" else []  # beside it, after all other copies
 
     @functools.cached_property
     def halves(self):
-        """For ``start`` and ``finish``: the copies with memory operations after each, and the last ones."""
+        """For ``start`` and ``finish``: what each stream beside does, the copies with memory operations after
+        each; and the last operations."""
         if not self.peers:
-            return [], []
+            return [[*self.last]], []
         me, peers = self.world.rank, self.peers
-        ready, arrived, taken = self.engine.ready, self.engine.arrived, self.engine.taken
+        ready, arrived = self.engine.ready, self.engine.arrived
         if self.pushes:
             signals = [[self._tell(arrived, me, p)] for p in peers[::-1]]
             last = self._await(arrived)
         else:
+            taken = self.engine.taken
             signals = [[self._tell(arrived, p, me)] for p in peers]
             signals[-1] += [self._tell(taken, me, p) for p in peers]
             last = self._await(taken) + self._set_back(arrived)
@@ -194,7 +213,7 @@ class Transfer:
         first = [operations([self._tell(ready, me, p) for p in peers] + self._await(ready))]
         for copy, its in zip(self.copies, signals, strict=True):
             first += [copy, operations(its)]
-        return first, [operations(last)]
+        return [[*first, *self.last]], [operations(last)]
 
     def _copy(self, dst, to, src, at):
         """From memory of rank `at` to that of rank `to`."""
@@ -206,18 +225,27 @@ class Transfer:
         """Set signal k on rank `on`."""
         return "write", self.world.peer_view(signals[k : k + 1], on), 1
 
-    def _await(self, signals):
-        """Wait for those of all others here, and set them back."""
-        return [("wait", signals[p : p + 1], 1) for p in self.peers] + self._set_back(signals)
+    def _await(self, signals, peers=None):
+        """Wait for those of `peers` (None: of all others) here, and set them back."""
+        return self._wait(signals, peers) + self._set_back(signals, peers)
 
-    def _set_back(self, signals):
-        return [("write", signals[p : p + 1], 0) for p in self.peers]
+    def _wait(self, signals, peers=None):
+        return [("wait", word, 1) for word in self._of(peers, signals)]
+
+    def _set_back(self, signals, peers=None):
+        return [("write", word, 0) for word in self._of(peers, signals)]
+
+    def _of(self, peers, signals):
+        each = signals.size // self.world.n_ranks
+        peers = self.peers if peers is None else peers
+        return [signals[i : i + 1] for p in peers for i in range(p * each, (p + 1) * each)]
 
     def run(self, stream=None):
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
         target, barrier = stream, self.engine.barrier
-        stream, side = self._handles(stream)
+        (side,) = self._sides(stream, 1)
+        stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
         if self.own:
             self.backend.order(side, stream)
@@ -232,20 +260,29 @@ class Transfer:
     def start(self, stream=None):
         """Begin to gather. A kernel that is launched on `stream` now may ``wait(engine.arrived[k:], 1, "sys",
         "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
-        its own is there."""
+        its own is there, if it was to be copied first."""
         self._check(None)
-        stream, side = self._handles(stream)
+        sides, stream = self._sides(stream, len(self.halves[0])), self.backend.handle(stream)
         _enqueue(self.stage, stream)
-        self.backend.order(side, stream)
-        _enqueue(self.halves[0], side)
-        _enqueue(self.own, stream)
+        for side, operations in zip(sides, self.halves[0], strict=True):
+            self.backend.order(side, stream)
+            _enqueue(operations, side)
+        _enqueue(self.first, stream)
         self.engine.started = self
+
+    def wait(self, stream=None):
+        """Between ``start`` and ``finish``: what is enqueued on the stream now finds the segments of all
+        others there."""
+        self._check(self)
+        if self.peers:
+            self.backend.memory_operations(self._wait(self.engine.arrived))(self.backend.handle(stream))
 
     def finish(self, stream=None):
         """When the stream has run it, all segments are there, and x and out may be overwritten."""
         self._check(self)
-        stream, side = self._handles(stream)
-        self.backend.order(stream, side)
+        sides, stream = self._sides(stream, len(self.halves[0])), self.backend.handle(stream)
+        for side in sides:
+            self.backend.order(stream, side)
         _enqueue(self.halves[1], stream)
         self.engine.started = None
 
@@ -256,8 +293,8 @@ class Transfer:
                 "a Transfer was started and not finished" if started is None else "finish: start comes before"
             )
 
-    def _handles(self, stream):
-        return self.backend.handle(stream), self.backend.handle(self.engine.side_of(stream))
+    def _sides(self, stream, n):
+        return [self.backend.handle(side) for side in self.engine.sides_of(stream, n)]
 
 
 def _enqueue(operations, stream):

@@ -1,0 +1,359 @@
+"""All-gather and matrix product: the activations of all ranks times this rank's part of the weights, as in
+the first layer of a tensor-parallel block.
+
+    ag_gemm = sk.AllGatherGemm(world, max_nbytes)             # of the gathered activations
+    y = ag_gemm(x, weight)                                    # all rows of x, by rank, @ weight
+    q, k, v = ag_gemm(x, (w_q, w_k, w_v))                     # gathered once
+
+Methods:
+
+  overlap     the product begins with the rows that are here while copy engines bring the others: sm90.py; or
+              if it has few tiles, with the columns of all rows that come first: columns.py
+  sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
+"""
+
+from shmemkit.kernels.all_gather import AllGather
+from shmemkit.kernels.all_gather.copy_engine import CopyPush
+from shmemkit.kernels.all_gather.push_ahead import PushAhead
+from shmemkit.kernels.collective import integer
+from shmemkit.kernels.gemm import METHODS as GEMMS
+from shmemkit.kernels.gemm import Gemm, _array, _check, _key, _overlap, gpu_of
+from shmemkit.kernels.gemm.problem import Problem
+from shmemkit.kernels.gemm.sm90_host import choose
+from shmemkit.kernels.method import agree
+from shmemkit.memory import as_dtype
+from shmemkit.stream_order import StreamOrder
+from shmemkit.world import World
+
+from .host import Fused
+
+__all__ = ["AllGatherGemm"]
+
+PLANS = 64  # bound calls that are kept
+ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
+SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential
+
+
+class AllGatherGemm:
+    """Gather the rows of all ranks, and multiply them by this rank's weights. Collective.
+
+    world       the World
+    max_nbytes  of the gathered rows: n_ranks times an `x`
+    method      "overlap", "sequential", or "auto": on Hopper "overlap", but for up to 4 MB of gathered rows,
+                which copy engines bring too late; elsewhere "sequential", on the emulator, too, where that is
+                faster
+
+    Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
+    the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
+    those before. A product under way may take all multiprocessors and wait for ranks: so calls of several
+    objects, and of collectives, that are on different streams come in one order on all ranks, too.
+
+    "overlap" takes symmetric memory for the gathered rows, and 1 / n_ranks of that; "auto" besides for
+    AllGather, of up to 4 MB. The copies need memory that all ranks reach, as in one node; over several nodes
+    that do not, "auto" is sequential.
+
+    `refused`: why "auto" never overlaps here, or None.
+    """
+
+    methods = ("overlap", "sequential")
+
+    def __init__(self, world, max_nbytes, method="auto"):
+        name = type(self).__name__
+        if not isinstance(world, World):
+            raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
+        self.world, self.method, self.refused = world, method, None
+        self._parts, self._outputs = [], []
+
+        def check():
+            if method not in ("auto", *self.methods):
+                allowed = ", ".join(map(repr, self.methods))
+                raise ValueError(f"{name}: method={method!r}: {allowed} or 'auto' are allowed")
+            self.max_nbytes = integer(name, "max_nbytes", max_nbytes)
+            if self.max_nbytes < 0:
+                raise ValueError(f"{name}: max_nbytes={max_nbytes}: 0 or more are allowed")
+
+        agree(world, check, lambda: None)
+        given = world.host_allgather((self.max_nbytes, method))
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"{name}: {given} were given over the ranks (max_nbytes, method): the same are allowed"
+            )
+        self._plans, self._of_graphs = {}, []
+        self._order, self._gpu = StreamOrder(world), gpu_of(world)
+        self._ahead = self._given = self._gather = None
+        try:
+            self._prepare()
+        except (ValueError, MemoryError):  # on all ranks
+            self.free()
+            raise
+
+    def _prepare(self):
+        capacity, emulated = self.max_nbytes, self.world.backend.name == "emulator"
+        if self.method != "sequential":
+            self.refused = self._not_overlapped()
+            if self.refused is None:
+                try:
+                    self._ahead = self._part(PushAhead, capacity)
+                    self._given = self._part(CopyPush, capacity)
+                except ValueError as error:
+                    self.refused, self._ahead = str(error), None
+            if self.refused is not None and self.method == "overlap":
+                raise ValueError(f"AllGatherGemm: method='overlap': {self.refused}")
+            capacity = min(capacity, SMALL) if self.refused is None and not emulated else capacity
+        if self.method != "overlap":
+            self._gather = self._part(AllGather, capacity)
+            self._gathered = self._gather.output(capacity, "uint8")
+
+    def _not_overlapped(self):
+        """-> why the kernel is not for the GPUs of all ranks, or None, the same on all."""
+        for rank, cc in enumerate(self.world.host_allgather(self._gpu.compute_capability)):
+            if cc[0] != 9:
+                return f"the GPU of rank {rank} has compute capability {cc[0]}.{cc[1]}: 9.0 is allowed"
+        return None
+
+    def _part(self, kind, *args):
+        self._parts.append(kind(self.world, *args))
+        return self._parts[-1]
+
+    def __call__(self, x, weight, out=None, *, gathered=None, bias=None, activation=None, stream=None):
+        """out = activation(the x of all ranks, one below the other, @ weight + bias), enqueued. -> out
+
+        x           (m, K), C-contiguous, of the same shape on all ranks
+        weight      (K, N), of x's dtype, of any strides (fastest: rows or columns at multiples of 16 bytes);
+                    or a tuple of several, of which each has its own N: then out, bias and what is returned
+                    are tuples, too. Of the same shapes on all ranks
+        out         (n_ranks * m, N), as of ``Gemm``. Default: a new array of x's dtype
+        gathered    (n_ranks * m, K), C-contiguous, of x's dtype: gets the gathered rows. In symmetric memory,
+                    of ``output()`` or other (then on all ranks, as the same part of the same array), or in
+                    private memory on all ranks, which takes longer. x may be its own part of it. Default:
+                    they are kept nowhere
+        bias        (N,), as of ``Gemm``, or None; for several weights a tuple of those
+        activation  None, "relu", "gelu" or "silu"
+        stream      default: the World's
+
+        Arrays are CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator
+        NumPy's. When the stream has run it, out and gathered are filled in, and x may be written again. The
+        first call for arrays at new places binds kernels, and perhaps compiles them: not inside the capture
+        of a graph. The caller keeps the arrays and this object alive until it has been computed, and as long
+        as graphs that have captured it are used.
+
+        TypeError or ValueError for what this rank can see to be wrong, and nothing is enqueued.
+        """
+        self._check_alive()
+        if stream is self.world.stream:
+            stream = None
+        several = isinstance(weight, (tuple, list))
+        weights = list(weight) if several else [weight]
+        biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
+        outs = self._as_list("out", out, weights, several) or self._new_outputs(x, weights, stream)
+        arrays = {"x": x, "gathered": gathered}
+        for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
+            arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
+        keys = [None if array is None else _key(array) for array in arrays.values()]
+        if any(key is None and array is not None for key, array in zip(keys, arrays.values(), strict=True)):
+            arrays = self._converted(arrays)
+            keys = [None if array is None else _key(array) for array in arrays.values()]
+        key = activation, *keys
+        run = self._plans.get(key)
+        if run is None:
+            run = self._plan(activation, len(weights), self._converted(arrays))
+            if len(self._plans) == PLANS:
+                self.world.synchronize()  # their memory may be in use
+                self._plans.clear()
+            self._plans[key] = run
+        if self.world.backend.capture_of(stream) is not None and run not in self._of_graphs:
+            self._of_graphs.append(run)
+        self._order.before(stream)
+        run(stream)
+        return tuple(outs) if several else outs[0]
+
+    def output(self, shape, dtype):
+        """-> a symmetric array, as for `gathered`, of this shape and dtype on all ranks. It lives as long as
+        this object, which frees it. Collective."""
+        self._check_alive()
+        name = f"ag_gemm.output[{len(self._outputs)}]"
+        self._outputs.append(self.world.empty(shape, dtype, name))
+        return self._outputs[-1]
+
+    def method_for(self, shape, dtype):
+        """The method for an x of this shape and dtype."""
+        if self._gather is None or self._ahead is None:
+            return "sequential" if self._ahead is None else "overlap"
+        (rows, k), n = shape, self.world.n_ranks
+        emulated = self.world.backend.name == "emulator"  # whose times mean nothing
+        small = n * rows * k * as_dtype(dtype).itemsize <= SMALL
+        return "sequential" if small or emulated else "overlap"
+
+    def free(self):
+        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
+        Collective."""
+        parts, self._parts = self._parts, None
+        self._plans, self._of_graphs = {}, []
+        for part in (parts or [])[::-1]:
+            part.free()
+        while self._outputs:
+            output = self._outputs.pop(0)
+            if self.world.is_symmetric(output):  # not freed already
+                self.world.free(output)
+
+    # -- inside
+    def _check_alive(self):
+        if self._parts is None:
+            raise RuntimeError("AllGatherGemm: it was freed; make a new one")
+        if self.world.finalized:
+            raise RuntimeError("AllGatherGemm: its World is finalized; call shmemkit.init() again")
+
+    def _as_list(self, name, given, weights, several):
+        """`given` for each weight; None where nothing is."""
+        if given is None:
+            return None
+        if not several:
+            return [given]
+        if not isinstance(given, (tuple, list)) or len(given) != len(weights):
+            what = f"{len(given)}" if isinstance(given, (tuple, list)) else type(given).__name__
+            raise ValueError(
+                f"AllGatherGemm: {name}: a tuple of {len(weights)}, as many as weights, is allowed, given "
+                f"{what}"
+            )
+        return list(given)
+
+    def _new_outputs(self, x, weights, stream):
+        for name, array in (("x", x), *(("weight", weight) for weight in weights)):
+            if getattr(array, "ndim", 0) != 2:
+                given = getattr(array, "shape", type(array).__name__)
+                raise ValueError(f"AllGatherGemm: {name} is {given}: 2-D is allowed")
+        if stream is not None:  # what used the memory before may be under way on the World's stream
+            self.world.backend.follow(stream, None)
+        shapes = [(self.world.n_ranks * x.shape[0], weight.shape[1]) for weight in weights]
+        if hasattr(x, "new_empty"):  # PyTorch
+            return [x.new_empty(shape) for shape in shapes]
+        return [self.world.xp.empty(shape, x.dtype) for shape in shapes]
+
+    def _converted(self, arrays):
+        xp = self.world.xp
+        return {name: None if a is None else _array(name, a, xp) for name, a in arrays.items()}
+
+    def _plan(self, activation, n_weights, arrays):
+        """-> run(stream), for these arrays; nothing is enqueued."""
+        world, arrays = self.world, list(arrays.values())
+        x, gathered, weights = arrays[0], arrays[1], arrays[2 : 2 + n_weights]
+        outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
+        self._check_rows(x, gathered)
+        self._check_products(x, weights, outs)
+        engine, whole = None, gathered
+        if self.method_for(x.shape, x.dtype) == "overlap":
+            engine = self._ahead if gathered is None else self._given
+        if gathered is None:
+            room = self._gathered if engine is None else engine.buffer
+            shape = world.n_ranks * x.shape[0], x.shape[1]
+            whole = room[: world.n_ranks * x.nbytes].view(x.dtype).reshape(shape)
+        problems = [Problem(whole, *p, activation) for p in zip(weights, outs, biases, strict=True)]
+        for problem in problems:
+            _check(problem)
+        if engine is None or not x.size:
+            return _Sequential(self._gather if x.size else None, x, problems, world)
+        return _Overlapped(engine, x, problems, world, self._gpu)
+
+    def _check_products(self, x, weights, outs):
+        name, m = type(self).__name__, self.world.n_ranks * x.shape[0]
+        if not weights:
+            raise ValueError(f"{name}: no weight: a (K, N) array, or a tuple of at least one, is allowed")
+        for weight in weights:
+            if weight.ndim != 2 or weight.shape[0] != x.shape[1] or weight.dtype != x.dtype:
+                raise ValueError(
+                    f"{name}: weight is {weight.dtype} {weight.shape}: {x.dtype} ({x.shape[1]}, N), as x is "
+                    f"{x.shape}, is allowed"
+                )
+        for weight, out in zip(weights, outs, strict=True):
+            if out.shape != (m, weight.shape[1]):
+                raise ValueError(
+                    f"{name}: out is {out.shape}: {(m, weight.shape[1])}, of {self.world.n_ranks} times x's "
+                    f"{x.shape[0]} rows, is allowed"
+                )
+        for i, out in enumerate(outs):
+            if _overlap(x, out) or any(_overlap(other, out) for other in outs[:i]):
+                raise ValueError(f"{name}: out overlaps x or another out: arrays that lie apart are allowed")
+
+    def _check_rows(self, x, gathered):
+        n, name = self.world.n_ranks, type(self).__name__
+        if x.ndim != 2 or not x.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: x is {x.shape} with strides {x.strides}: (m, K), C-contiguous, is allowed; copy it"
+            )
+        if n * x.nbytes > self.max_nbytes:
+            raise ValueError(
+                f"{name}: {n * x.nbytes} bytes of gathered rows, max_nbytes={self.max_nbytes}: make a larger "
+                "one"
+            )
+        if gathered is None:
+            return
+        shape = n * x.shape[0], x.shape[1]
+        if gathered.shape != shape or gathered.dtype != x.dtype or not gathered.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: gathered is {gathered.dtype} {gathered.shape} with strides {gathered.strides}: "
+                f"{x.dtype} {shape}, C-contiguous, is allowed"
+            )
+
+
+class _Sequential:
+    """A bound call: gather, then multiply."""
+
+    def __init__(self, gather, x, problems, world):
+        self._gather, self._x, self._whole = gather, x, problems[0].a
+        self._products = [_bound(problem, world) for problem in problems]
+
+    def __call__(self, stream):
+        if self._gather is not None:
+            self._gather(self._x, self._whole, stream)
+        for product in self._products:
+            product(stream)
+
+
+class _Overlapped:
+    """A bound call: multiply what is there while the rest comes. The largest product first, as it may begin
+    before all is there; last those that the kernel cannot compute."""
+
+    def __init__(self, engine, x, problems, world, gpu):
+        self._fused, self._others, options = [], [], {}
+        if isinstance(engine, PushAhead):  # of which all ranks decide alike
+            options["by_columns"] = rounds_of(problems, gpu) <= ROUNDS
+        for problem in sorted(problems, key=lambda p: -p.out.size):
+            if problem.out.size and GEMMS["sm90"].unsupported(problem, gpu) is None:
+                self._fused.append(Fused(x, problem, engine, gpu, **options))
+            else:
+                self._others.append(_bound(problem, world))
+        own = "first"
+        if not self._others and all(fused.reads_x for fused in self._fused):
+            own = "never" if isinstance(engine, PushAhead) else "last"
+        self._transfer = engine.overlap(x, problems[0].a, own, **options)
+        if world.backend.name != "emulator":
+            gpu.arrays.cuda.get_current_stream().synchronize()  # what the kernels need besides is there
+
+    def __call__(self, stream):
+        transfer = self._transfer
+        transfer.start(stream)
+        for fused in self._fused:
+            fused(stream)
+        if self._others:
+            transfer.wait(stream)
+        for product in self._others:
+            product(stream)
+        transfer.finish(stream)
+
+
+def _bound(problem, world):
+    """-> run(stream): the product, by the method that ``Gemm`` takes"""
+    arrays = {"a": problem.a, "b": problem.b, "out": problem.out}
+    if problem.bias is not None:
+        arrays["bias"] = problem.bias
+    return Gemm()._plan(problem.activation, world, **arrays)
+
+
+def rounds_of(problems, gpu):
+    """How often all multiprocessors compute tiles, in the largest of them."""
+    m, n, k = max(problem.size for problem in problems)
+    if not n:
+        return 0
+    tile, splits = choose(m, n, k, gpu.multiprocessors)
+    tiles = -(-m // (tile.m * tile.m_blocks)) * -(-n // (tile.n * tile.n_blocks)) * splits
+    return tiles / (gpu.multiprocessors // tile.cluster)

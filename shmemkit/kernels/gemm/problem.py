@@ -1,0 +1,70 @@
+"""What a GEMM method is given, and what it says."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shmemkit.device.elements import ELEMENTS
+
+HALVES = ("bfloat16", "float16")
+
+
+class Problem(NamedTuple):
+    """out = activation(a @ b + bias): arrays (m, k), (k, n), (m, n), (n,) or None, of any strides, on which
+    ``Gemm`` has checked shapes and dtypes."""
+
+    a: object
+    b: object
+    out: object
+    bias: object
+    activation: str
+
+    @property
+    def size(self):
+        """m, n, k"""
+        return *self.out.shape, self.a.shape[1]
+
+
+def not_of_tensor_cores(problem):
+    """-> why tensor cores do not compute it, or None."""
+    given, result = problem.a.dtype.name, problem.out.dtype.name
+    if given not in HALVES or result not in ELEMENTS:
+        return f"{given} operands, {result} results: bfloat16 or float16, and those or float32, are allowed"
+    if not all(problem.size):
+        return f"sizes {problem.size}: at least 1 is allowed"
+    bias = problem.bias
+    if bias is not None and bias.size > 1 and bias.strides[0] != bias.dtype.itemsize:
+        return f"a bias with a stride of {bias.strides[0]} bytes: a contiguous one is allowed"
+    return None
+
+
+class Gpu(NamedTuple):
+    """Where it is computed. `arrays` is CuPy, or on the emulator NumPy."""
+
+    compute_capability: tuple
+    multiprocessors: int
+    shared_bytes: int  # that a block may have
+    arrays: object
+
+
+def address_of(array):
+    """Of the first element of a CuPy or NumPy array."""
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def flat(array, dtype):
+    """The memory of a 2-D array with strides that are not negative, from its first element to its last, as a
+    1-D array of `dtype`, as wide as its elements."""
+    if not array.size:
+        return array.reshape(-1).view(dtype)
+    itemsize = array.dtype.itemsize
+    steps = zip(array.shape, array.strides, strict=True)
+    n = 1 + sum((size - 1) * stride // itemsize for size, stride in steps)
+    strided = np.lib.stride_tricks if isinstance(array, np.ndarray) else _cupy_strided()
+    return strided.as_strided(array, (n,), (itemsize,)).view(dtype)
+
+
+def _cupy_strided():
+    from cupy.lib import stride_tricks
+
+    return stride_tricks

@@ -1,0 +1,57 @@
+"""GEMM and reduce-scatter: the product of matrices whose inner dimension is cut over the ranks.
+
+    product = sk.GemmReduceScatter(world, max_m=8192, max_n=4096)
+    out = product(a, b)                  # rank r: rows r * M / n_ranks .. of the sum of all ranks' a @ b
+
+Methods:
+
+  fused       one kernel, which sends tiles while it computes the next (``fused.py``): GPUs of compute
+              capability 9.0 that reach each other's memory; large results
+  sequential  ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
+"""
+
+from .collective import GemmCollective
+from .methods import Fused, SequentialReduceScatter
+
+__all__ = ["GemmReduceScatter"]
+
+
+class GemmReduceScatter(GemmCollective):
+    """Products a @ b, added up over the ranks, of which each rank gets its rows. Collective.
+
+    world         the World
+    max_m, max_n  the largest result, of all ranks
+    dtype         of a, b and the result: bfloat16, float16, float32 or float64
+    part_dtype    what the ranks' products are rounded to before they are sent, and added up in float32: dtype
+                  if None, or "float32"
+    method        "fused", "sequential" or "auto"
+
+    ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Equal calls
+    give equal bits: "fused" begins with a rank's own product, which is not rounded before, and adds the
+    others' in the order of the ranks. Its symmetric memory: about twice max_m * max_n elements of part_dtype.
+    """
+
+    METHODS = {"fused": Fused, "sequential": SequentialReduceScatter}
+    methods = tuple(METHODS)
+
+    def __call__(self, a, b, out=None, stream=None):
+        """-> out, enqueued
+
+        a       (M, K), K being the rank's share, of consecutive rows or columns
+        b       (K, N), likewise
+        out     (M / n_ranks, N), contiguous, apart from a and b. Default: a new array
+        stream  default: the World's
+
+        All ranks give arrays of the same shapes, M a multiple of n_ranks. "fused" wants rows (columns, of
+        operands of consecutive columns) to begin at multiples of 16 bytes. The first call for arrays at new
+        places binds a kernel, and perhaps compiles it: not inside the capture of a graph. The caller keeps
+        the arrays alive until it has been computed.
+        """
+        return super().__call__(a, b, out, stream)
+
+    def _rows(self, m):
+        if m % self.world.n_ranks:
+            raise ValueError(
+                f"GemmReduceScatter: M is {m}: a multiple of {self.world.n_ranks}, the ranks, is allowed"
+            )
+        return m // self.world.n_ranks

@@ -1,0 +1,453 @@
+"""GEMM and reduce-scatter, or all-reduce, in one kernel: tiles of the product are sent as they are done, by
+the TMA, while the next are computed; what came from the others is added to a rank's own tiles before they are
+rounded. Hopper, GPUs that reach each other's memory.
+
+The product is that of ``shmemkit.kernels.gemm.sm90``, in another order: the rows of the next rank first, then
+those of the one after it, .., mine at last. Tiles do not cross from one rank's rows to another's.
+
+Parts     A tile of another rank's rows, rounded to `part_dtype`, is its part for that rank: its accumulators
+          in the order of the threads, so that it goes in large pieces without strides, and the same threads
+          there get their own back
+Staged    staged[half, k, i], on every rank: the part of rank k for the i-th of my tiles. Written by rank k
+          only. (There is no place for my own: others' numbers k above mine are one less.)
+Signals   arrived[k, i], on every rank: the last call in which rank k's part for my tile i is here; set by
+          rank k only
+Counters  calls[0], local: how many calls have ended; the number of a call, and its half. In device memory, so
+          that a replayed graph counts on. done[0]: blocks of this call that have ended
+Posts     two mbarriers of a block: posts[0], its warps have sent their pieces of a part; posts[1], that is
+          announced
+Ring      the slots and barriers of the GEMM, which the parts use, too
+
+  warps that multiply, for each tile of others' rows, when its products are done:
+          1. for some columns at a time: wait until the store before the last has read its piece of shared
+             memory; round and store to the piece; fence for the asynchronous proxy; the warp meets; one
+             thread asks for the store to staged[half, me, i] there
+     and in the midst of the products of the next tile, at their end at the latest, or at the kernel's:
+          2. that thread waits until these are written, and for posts[1]; it arrives at posts[0]
+  watcher, one more thread, for each of these tiles, in turn:
+          3. wait for posts[0]; set arrived[me, i] there to the call's number    release, sys; arrive at
+             posts[1]
+     (2 and 3 are done for my own tiles, too, of which nobody is told)
+  loader, behind the slabs of each of my own tiles, for each other rank k:
+          4. wait until arrived[k, i] is at least the call's number             acquire, sys; fence for the
+             asynchronous proxy
+          5. ask for the part, in slots of the ring, as for slabs
+  warps that multiply, for each of my own tiles, when its products are done:
+          6. add the parts, in the order of the ranks, as their slots are full; arrive at empty of each slot
+          7. store the tile to out, as the GEMM does
+
+My part is added first, then the others' in the order of the ranks: the bits are the same in every run.
+
+No race. What is announced (3) is written: a thread that has waited for its bulk stores sees them written
+(PTX: the writes have been made visible to the executing thread); it arrives at posts[0], the watcher acquires
+that, and its release at system scope is cumulative. Who acquires it reads them by the asynchronous proxy,
+behind a fence for that. Half h of staged is written again two calls later, by a rank k that has ended the
+call between. In that one it got a part from me for a tile of its own (each rank has rows, in every call): I
+sent it in a launch that began after my launches before had ended, and so had read what half h held. Nobody is
+two phases ahead of the others at posts: the warps wait for posts[1], the watcher for posts[0].
+
+No deadlock: sending waits for nobody. All tiles of others' rows come before mine in the order, and so in that
+of each block: they are sent although other ranks wait. All blocks are resident.
+
+All-reduce (`everywhere`): each rank's rows of the result go to all ranks (the tensor maps of step 7 are those
+of `out` on each), and then
+
+Gathered  gathered[k, i], on every rank: the last call in which tile i of rank k's rows is here
+
+          8. the watcher, for my own tiles in step 3: sets gathered[me, i] on all others
+          9. it then waits for gathered[k, i] of all k, and of those i that are its block's share
+
+so the kernel ends when all rows are here. out is written by others in a call only when they have my parts of
+that call: then what was before it on my stream has ended, and so who reads the result of the call before.
+"""
+
+import functools
+from typing import NamedTuple
+
+from numba import cuda, int64, types
+
+from shmemkit.device.fragments import ITEMSIZE, packed_add, packed_store
+from shmemkit.device.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+)
+from shmemkit.device.memory import peer_at, st_release
+from shmemkit.device.registers import for_each_part, map_parts
+from shmemkit.device.signals import wait
+from shmemkit.device.spans import span
+from shmemkit.device.swizzle import grouped, quotient, reduce_scatter
+from shmemkit.device.tma import (
+    bulk_commit_group,
+    bulk_load,
+    bulk_store,
+    bulk_wait_group,
+    bulk_wait_group_read,
+    fence_proxy_async,
+    fence_proxy_async_global,
+)
+from shmemkit.kernels.gemm.epilogue import inline
+from shmemkit.kernels.gemm.sm90 import Exchange, Kinds, Layout, Tile, gemm_body, handing_back
+
+SENT, TOLD = 0, 1  # of posts
+
+
+class Parts:
+    """How a tile's part lies in memory: in units, each of which a slot holds, of `chunks` times 16 columns of
+    each warp's rows; a warp sends them in pieces of `piece_chunks`. All sizes in bytes."""
+
+    def __init__(self, tile, kinds, part_dtype):
+        layout = Layout(tile, kinds)
+        self.chunk = 32 * 8 * ITEMSIZE[part_dtype]
+        self.per_tile = tile.n // 16
+        self.chunks = _largest_divisor(self.per_tile, layout.b // (tile.warps * self.chunk))
+        self.units = self.per_tile // self.chunks
+        self.piece_chunks = _largest_divisor(self.chunks, layout.piece // self.chunk)
+        self.unit = tile.warps * self.chunks * self.chunk
+        self.piece = self.piece_chunks * self.chunk
+        self.room = layout.piece  # of a piece, in shared memory
+        self.tile = self.units * self.unit
+
+
+def _largest_divisor(number, most):
+    return max(d for d in range(1, number + 1) if number % d == 0 and d <= most)
+
+
+class Given(NamedTuple):
+    """`extra` of the functions for the GEMM: `call`, its number; all else as the kernel's, or above."""
+
+    staged: object
+    arrived: object
+    gathered: object
+    offsets: object
+    posts: object
+    call: object
+    me: object
+    rows: object
+    tile_rows: object
+    part_tiles: object
+    room: object
+    signals: object
+
+
+@inline
+def place_of(t, me, n_ranks, part_tiles):
+    """-> which rank's it is in the order, from 0 (the next) to n_ranks - 1 (mine); that rank; the tile's
+    number in its part"""
+    turn = quotient(t, part_tiles)
+    owner = me + 1 + turn
+    if owner >= n_ranks:
+        owner -= n_ranks
+    return turn, owner, t - turn * part_tiles
+
+
+@inline
+def staged_at(call, sender, owner, n_ranks, room):
+    """The first byte of the sender's place."""
+    others = n_ranks - 1
+    return ((call & 1) * others + (sender - 1 if sender > owner else sender)) * room
+
+
+@functools.cache
+def ordering(tile, n_ranks):
+    group, cluster = tile.group, tile.cluster
+
+    @inline
+    def order(t, n_m, n_n, extra):
+        me, clusters = extra.me, quotient(extra.part_tiles, cluster)
+        turn = quotient(t, clusters)
+        part_rows = quotient(n_m, n_ranks)
+        m, n = grouped(t - turn * clusters, part_rows, n_n, group)
+        return reduce_scatter(turn, n_ranks, me, n_ranks, n_ranks) * part_rows + m, n
+
+    return order
+
+
+@inline
+def rows_of(row, tile_m, extra):
+    owner = quotient(row, extra.tile_rows)
+    first = (row - owner * extra.tile_rows) * tile_m
+    return owner * extra.rows + first, first
+
+
+@functools.cache
+def sending(tile, kinds, part_dtype):
+    """-> ``send(acc, (pieces, there, lane))``: a warp's rows of a part, to `there`, where those in the first
+    unit are."""
+    parts = Parts(tile, kinds, part_dtype)
+    per_piece, piece_bytes, room = parts.piece_chunks, parts.piece, parts.room
+    per_unit, unit_bytes = parts.chunks // per_piece, parts.unit
+    store = packed_store(part_dtype)
+
+    @inline
+    def store_chunk(part, i, arguments):
+        (piece,) = arguments
+        store(piece, i, part)
+
+    store_chunks = for_each_part(8, store_chunk)
+
+    @inline
+    def send_piece(part, i, arguments):
+        pieces, there, lane = arguments
+        piece = span(pieces, (i & 1) * room, piece_bytes)
+        unit = i // per_unit
+        at = unit * unit_bytes + (i - unit * per_unit) * piece_bytes
+        if i > 1:  # at first all is sent that a tile before has sent: see `settle`
+            bulk_wait_group_read(1)
+            cuda.syncwarp()
+        store_chunks(part, (piece,))
+        fence_proxy_async()
+        cuda.syncwarp()
+        if lane == 0:
+            bulk_store(span(there, at, piece_bytes), piece)
+            bulk_commit_group()
+
+    return for_each_part(8 * per_piece, send_piece)
+
+
+@functools.cache
+def adding(tile, kinds, part_dtype, count):
+    """-> ``add(acc, memory, full, empty, slot, parity, warp, lane)`` -> (acc, slot, parity): with the `count`
+    parts that are, or will be, in the slots from `slot` on, which are handed back."""
+    parts, layout = Parts(tile, kinds, part_dtype), Layout(tile, kinds)
+    chunks, units, warp_bytes = parts.chunks, parts.units, parts.chunks * parts.chunk
+    stages, at_b, b_bytes = layout.stages, layout.at_b, layout.b
+    add_chunk, hand_back = packed_add(part_dtype), handing_back(tile.cluster)
+
+    @inline
+    def add_columns(part, i, arguments):
+        (piece,) = arguments
+        cuda.syncwarp()  # or ptxas loads so far ahead that it runs out of registers
+        return add_chunk(piece, i, part)
+
+    add_unit = map_parts(8, add_columns)
+
+    @inline
+    def add_slot(part, i, arguments):
+        memory, full, empty, slot, parity, warp, lane = arguments
+        slot += i
+        if slot >= stages:
+            slot -= stages
+            parity ^= 1
+        mbarrier_wait(full, slot, parity)
+        part = add_unit(part, (span(memory, at_b + slot * b_bytes + warp * warp_bytes, warp_bytes),))
+        cuda.syncwarp()  # all have read it
+        hand_back(empty, slot, lane)
+        return part
+
+    add_part = map_parts(8 * chunks, add_slot)
+    if count == 0:
+
+        @inline
+        def add(acc, memory, full, empty, slot, parity, warp, lane):
+            return acc, slot, parity
+
+        return add
+
+    add_others = adding(tile, kinds, part_dtype, count - 1)  # a loop would need more registers
+
+    @inline
+    def add(acc, memory, full, empty, slot, parity, warp, lane):
+        acc = add_part(acc, (memory, full, empty, slot, parity, warp, lane))
+        slot += units
+        if slot >= stages:
+            slot -= stages
+            parity ^= 1
+        return add_others(acc, memory, full, empty, slot, parity, warp, lane)
+
+    return add
+
+
+@functools.cache
+def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
+    """-> the Exchange of a kernel."""
+    parts, layout = Parts(tile, kinds, part_dtype), Layout(tile, kinds)
+    units, unit_bytes, tile_bytes = parts.units, parts.unit, parts.tile
+    stages, at_b, b_bytes = layout.stages, layout.at_b, layout.b
+    cluster = tile.cluster
+    warp_bytes = parts.chunks * parts.chunk
+    send, add = sending(tile, kinds, part_dtype), adding(tile, kinds, part_dtype, n_ranks - 1)
+    if units > stages:
+        raise ValueError(f"parts of {units} slots, of {stages}")
+
+    @inline
+    def load(t, ring, slot, parity, extra):
+        me = extra.me
+        memory, full, empty = ring
+        turn, _, i = place_of(t, me, n_ranks, extra.part_tiles)
+        if turn == n_ranks - 1:
+            k = 0
+            while k < n_ranks:
+                if k != me:
+                    signal = span(extra.arrived, k * extra.signals + i, 1)
+                    wait(signal, 1, "sys", "acquire", extra.call)  # 4
+                    fence_proxy_async_global()  # 4
+                    at = staged_at(extra.call, k, me, n_ranks, extra.room) + i * tile_bytes
+                    for unit in range(units):
+                        mbarrier_wait(empty, slot, parity)
+                        mbarrier_arrive_expect_tx(full, slot, unit_bytes)
+                        place = span(memory, at_b + slot * b_bytes, unit_bytes)
+                        part = span(extra.staged, at + unit * unit_bytes, unit_bytes)
+                        bulk_load(place, part, full, slot)  # 5
+                        slot += 1
+                        if slot == stages:
+                            slot = 0
+                            parity ^= 1
+                k += 1
+        return slot, parity
+
+    @inline
+    def settle(state, lane, extra):
+        """`state`: twice the tiles that were posted, and one if there is another."""
+        if state & 1:
+            if lane == 0:
+                bulk_wait_group(0)  # 2
+                mbarrier_wait(extra.posts, TOLD, (state >> 1 & 1) ^ 1)
+                mbarrier_arrive(extra.posts, SENT)
+            cuda.syncwarp()
+            state += 1
+        return state
+
+    @inline
+    def take(acc, t, ring, slot, parity, state, pieces, warp, lane, extra):
+        memory, full, empty = ring
+        state = settle(state, lane, extra)
+        turn, owner, i = place_of(t, extra.me, n_ranks, extra.part_tiles)
+        own = turn == n_ranks - 1
+        if own:
+            acc, slot, parity = add(acc, memory, full, empty, slot, parity, warp, lane)  # 6
+        else:
+            first = staged_at(extra.call, extra.me, owner, n_ranks, extra.room)
+            first += i * tile_bytes + warp * warp_bytes
+            there = span(peer_at(extra.staged, extra.offsets, owner), first, tile_bytes - warp * warp_bytes)
+            send(acc, (pieces, there, lane))  # 1
+        return acc, own, slot, parity, state + 1
+
+    @inline
+    def watch(work, works, step, block, extra):
+        posts, call, me = extra.posts, extra.call, extra.me
+        parity = 0
+        while work < works:
+            turn, owner, i = place_of(work * cluster + block, me, n_ranks, extra.part_tiles)
+            mbarrier_wait(posts, SENT, parity)  # 3
+            if turn < n_ranks - 1:
+                there = peer_at(extra.arrived, extra.offsets, owner)
+                st_release(there, me * extra.signals + i, call, "sys")
+            elif everywhere:
+                k = 0
+                while k < n_ranks:
+                    if k != me:
+                        there = peer_at(extra.gathered, extra.offsets, k)
+                        st_release(there, me * extra.signals + i, call, "sys")  # 8
+                    k += 1
+            mbarrier_arrive(posts, TOLD)
+            parity ^= 1
+            work += step
+        if everywhere:
+            k = 0
+            while k < n_ranks:
+                if k != me:
+                    i = int64(cuda.blockIdx.x)
+                    while i < extra.part_tiles:
+                        signal = span(extra.gathered, k * extra.signals + i, 1)
+                        wait(signal, 1, "sys", "acquire", call)  # 9
+                        i += cuda.gridDim.x
+                k += 1
+
+    return Exchange(rows_of, load, take, settle, watch)
+
+
+@functools.cache
+def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
+    """-> the kernel for tiles like `tile` of products like `kinds`, whose parts are sent as `part_dtype`.
+
+    everywhere  all-reduce; otherwise reduce-scatter
+    """
+    exchange = exchanging(tile, kinds, part_dtype, n_ranks, everywhere)
+    copies = n_ranks if everywhere else 1
+    gemm = gemm_body(tile, kinds, ordering(tile, n_ranks), exchange=exchange, copies=copies)
+    tile_m, warps = tile.m, tile.warps
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def gemm_exchange(
+        map_a,
+        map_b,
+        map_out,
+        n,
+        k,
+        rows,
+        tile_rows,
+        part_tiles,
+        me,
+        staged,
+        room,
+        arrived,
+        gathered,
+        signals,
+        offsets,
+        calls,
+        done,
+        no,
+    ):
+        """map_a, map_b  tensor maps of A, M by K, and B
+        map_out          tensor maps, one after another, of my `rows` rows of out, N wide; for all-reduce, of
+                         each rank's out
+        n, k             sizes
+        rows             M / n_ranks
+        tile_rows        of a rank's rows: whole clusters of them
+        part_tiles       tiles of a rank's rows, with those that fill up clusters
+        me               my rank, of n_ranks
+        staged           uint8 (2 * (n_ranks - 1) * room,), symmetric
+        room             bytes of a rank's place in it
+        arrived          uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
+        signals          elements of a rank's place in these
+        offsets          as of `peer_at`
+        calls            int64 (1,), zero at first; done: int32 (1,)
+        no               float32 (1,): nothing
+        grid             any number of clusters; block: tile.threads; shared: ``shared_bytes``
+        """
+        posts = cuda.shared.array(2, types.uint64)
+        if cuda.threadIdx.x == 0:
+            mbarrier_init(posts, SENT, warps)
+            mbarrier_init(posts, TOLD, 1)
+            fence_mbarrier_init()  # the GEMM begins with a barrier of the block
+        call = calls[0] + 1
+        given = Given(
+            staged, arrived, gathered, offsets, posts, call, me, rows, tile_rows, part_tiles, room, signals
+        )
+        gemm(map_a, map_b, map_out, no, n_ranks * tile_rows * tile_m, n, k, 1, no, done, given)
+        if cuda.threadIdx.x == 0:
+            cuda.threadfence()
+            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
+                cuda.threadfence()
+                done[0] = 0
+                calls[0] = call
+
+    return gemm_exchange
+
+
+def _listed(tile, kinds, part_dtype, n_ranks=4, everywhere=False):
+    signature = (
+        *(types.uint64[::1],) * 3,
+        *(types.int64,) * 6,
+        types.uint8[::1],
+        types.int64,
+        *(types.uint64[::1],) * 2,
+        types.int64,
+        *(types.int64[::1],) * 2,
+        types.int32[::1],
+        types.float32[::1],
+    )
+    return fused_kernel(Tile(*tile), Kinds(*kinds), part_dtype, n_ranks, everywhere), signature, (9, 0)
+
+
+MINIMUM_CC = (9, 0)
+GPU_KERNELS = {
+    "128x256": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16"),
+    "128x128 float32": _listed((128, 128, 2), ("bfloat16", "k", "mn", "bfloat16"), "float32"),
+    "128x224": _listed((128, 224, 2), ("float16", "k", "mn", "float32"), "float16"),
+    "64x128": _listed((64, 128, 2, "n"), ("bfloat16", "k", "k", "bfloat16"), "bfloat16"),
+    "128x256 everywhere": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, True),
+}

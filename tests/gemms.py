@@ -1,0 +1,50 @@
+"""What the tests of matrix products share."""
+
+import math
+
+import numpy as np
+
+from shmemkit.memory import as_dtype
+
+ROWS = ("rows", "rows")
+LAYOUTS = [(a, b) for a in ("rows", "columns") for b in ("rows", "columns")]
+ERROR = {"bfloat16": 4e-3, "float16": 5e-4, "float32": 1e-5, "float64": 1e-13}
+"""Relative, of the norm: rounding the result once gives half of it, or less."""
+
+
+def operand(rng, rows, columns, dtype, stored="rows", pad=0):
+    """Random numbers, (rows, columns), stored by rows or columns, which are `pad` longer than needed."""
+    shape = (rows, columns + pad) if stored == "rows" else (columns, rows + pad)
+    dtype = as_dtype(dtype)
+    x = rng.integers(-9, 9, shape) if dtype.kind in "iu" else rng.standard_normal(shape)
+    x = x.astype(dtype)[:, : columns if stored == "rows" else rows]
+    return x if stored == "rows" else x.T
+
+
+_erf = np.vectorize(math.erf, otypes=["float64"])
+ACTIVATE = {
+    None: lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def expected(a, b, bias=None, activation=None):
+    """In float64, or for integers in int64."""
+    wide = "int64" if a.dtype.kind in "iu" else "float64"
+    with np.errstate(over="ignore"):
+        x = a.astype(wide) @ b.astype(wide)
+        return ACTIVATE[activation](x if bias is None else x + bias.astype(wide))
+
+
+def error(out, reference):
+    """Relative, of the norm."""
+    return np.linalg.norm(out.astype("float64") - reference) / max(np.linalg.norm(reference), 1e-300)
+
+
+def check(out, reference):
+    if out.dtype.kind in "iu":
+        np.testing.assert_array_equal(out, reference.astype(out.dtype))
+    else:
+        assert error(out, reference) < ERROR[out.dtype.name]

@@ -1,0 +1,382 @@
+"""All-gather and matrix product on the emulator: the overlapping kernel with small tiles, all ways to call
+it, and what goes wrong when one of its waits or fences is taken away."""
+
+import inspect
+from types import ModuleType, SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gemms import ACTIVATE, check
+from numba import cuda
+from test_all_gather import fill
+from test_all_gather_copy import take
+
+import shmemkit as sk
+from shmemkit.emu import EmulatorError
+from shmemkit.kernels import ag_gemm
+from shmemkit.kernels.ag_gemm import columns, host, sm90
+from shmemkit.kernels.all_gather import push_ahead
+from shmemkit.kernels.all_gather.push_ahead import PushAhead
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm.sm90_host import Choice
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SMALL = (64, 32)
+BELOW = (64, 32, 2, "m")  # clusters of blocks one below the other
+BESIDE = (64, 16, 2, "n")  # side by side
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """-> use(tile, splits): the kernel's tiles are these, and whether x comes by columns."""
+
+    def use(tile, splits=1, by_columns=False):
+        for module in (ag_gemm, host):
+            monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
+        monkeypatch.setattr(ag_gemm, "ROUNDS", 1e9 if by_columns else -1)
+
+    use(SMALL)
+    return use
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Small segments come in several parts, too."""
+    monkeypatch.setattr(push_ahead, "LEAST", 1)
+
+
+def integers(*shape, seed=0, dtype=BF16):
+    """Small ones, of which products are exact."""
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(dtype)
+
+
+def words(array):
+    return array.reshape(-1).view(f"uint{8 * array.itemsize}")
+
+
+def weight_of(rank, k, n, by_rows=False, seed=0, dtype=BF16):
+    weight = integers(k, n, seed=[seed, rank], dtype=dtype)
+    return weight if by_rows else np.ascontiguousarray(weight.T).T
+
+
+def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16, by_rows=False):
+    """Calls, each with other x, without a wait of the host. -> how many were right, on this rank
+
+    given  None, "symmetric", "private", or "in place": where the gathered rows go
+    """
+    world = sk.init()
+    world.backend.multiprocessors = sms
+    ranks, stream = world.n_ranks, world.stream
+    xs = integers(calls, ranks, rows, k, dtype=dtype)
+    weight = weight_of(world.rank, k, n, by_rows, dtype=dtype)
+    object_ = sk.AllGatherGemm(world, xs[0].nbytes, method)
+    x, out = np.zeros((rows, k), dtype), np.zeros((ranks * rows, n), "float32")
+    seen, rows_seen = np.zeros((calls, *out.shape), "float32"), np.zeros((calls, ranks * rows, k), dtype)
+    gathered = None
+    if given == "private":
+        gathered = np.zeros((ranks * rows, k), dtype)
+    elif given is not None:
+        gathered = object_.output((ranks * rows, k), dtype)
+        if given == "in place":
+            x = gathered[world.rank * rows : (world.rank + 1) * rows]
+    for call in range(calls):
+        take[1, 32, stream](words(xs[call, world.rank]), words(x))
+        fill[1, 32, stream](words(out), 0x7FC00000)
+        object_(x, weight, out, gathered=gathered)
+        take[1, 32, stream](words(out), words(seen[call]))
+        if gathered is not None:
+            take[1, 32, stream](words(gathered), words(rows_seen[call]))
+        if given != "in place":
+            fill[1, 32, stream](words(x), 0x7FC0)
+    world.synchronize()
+    whole = xs.reshape(calls, ranks * rows, k)
+    right = (seen == whole.astype("float32") @ weight.astype("float32")).all(axis=(1, 2))
+    if gathered is not None:
+        right &= (words(rows_seen) == words(whole)).reshape(calls, -1).all(axis=1)
+    object_.free()
+    return int(right.sum())
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize(
+    ("n_pes", "rows", "tile", "sms"),
+    [
+        (1, 70, SMALL, 2),
+        (2, 64, SMALL, 1),  # one block: in the order of the tiles
+        (3, 64, BELOW, 2),  # the blocks of a cluster in two segments, and one beyond the last rows
+        (3, 40, SMALL, 2),  # tiles in several segments: mine is copied first
+        (5, 16, SMALL, 1),
+        (2, 64, BESIDE, 2),
+    ],
+    ids=str,
+)
+def test_overlap(pes, tiles, n_pes, rows, tile, sms):
+    tiles(tile)
+    assert pes(n_pes).run(in_a_row, 2, rows, 72, 16, None, "overlap", sms) == [2] * n_pes
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize(
+    ("n_pes", "rows", "tile", "k"),
+    [
+        (1, 70, SMALL, 72),
+        (2, 64, BELOW, 136),  # the last part has no columns
+        (3, 40, SMALL, 200),
+        (5, 16, SMALL, 72),
+        (2, 64, BESIDE, 72),
+    ],
+    ids=str,
+)
+def test_by_columns(pes, tiles, n_pes, rows, tile, k):
+    tiles(tile, by_columns=True)
+    assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [
+        (128, SMALL),
+        (128, BELOW),
+        (34, SMALL),  # tiles in several parts
+        (33, SMALL),  # parts that end within a row
+    ],
+    ids=str,
+)
+def test_segments_in_parts(pes, tiles, in_parts, rows, tile):
+    tiles(tile)
+    assert pes(2).run(in_a_row, 2, rows, 64, 16, None, "overlap", 2) == [2, 2]
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
+@pytest.mark.parametrize("rows", [64, 24])
+def test_gathered_rows(pes, tiles, rows, given):
+    assert pes(2).run(in_a_row, 2, rows, 64, 16, given, "overlap", 2) == [2] * 2
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_parts_of_k(pes, tiles, by_columns):
+    tiles((64, 32, 1, "m", 8, True), 2, by_columns)
+    assert pes(2).run(in_a_row, 2, 64, 328, 32, None, "overlap", 4, BF16, True) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("n_pes", "given", "method"),
+    [(1, None, "auto"), (2, "symmetric", "sequential"), (2, "private", "auto"), (3, None, "sequential")],
+)
+def test_sequential(pes, n_pes, given, method):
+    assert pes(n_pes).run(in_a_row, 2, 10, 24, 9, given, method) == [2] * n_pes
+
+
+def test_what_the_kernel_cannot_compute(pes):
+    """Is computed when all rows are there."""
+    assert pes(2).run(in_a_row, 3, 10, 7, 9, None, "overlap", 2, np.dtype("float32")) == [3, 3]
+
+
+def test_on_several_nodes(pes):
+    assert pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "auto") == [2] * 4
+    with pytest.raises(ValueError, match="method='overlap': .* of another node"):
+        pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "overlap")
+
+
+def test_several_weights(pes, tiles):
+    """One of them is not for the kernel, and one has no columns."""
+    tiles(SMALL)
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = 2
+        xs, widths = integers(2, 64, 16), (16, 40, 14, 0)
+        weights = [weight_of(world.rank, 16, n, seed=i) for i, n in enumerate(widths)]
+        biases = [None, *(integers(n, dtype="float32") for n in widths[1:])]
+        with_rows = sk.AllGatherGemm(world, xs.nbytes, "overlap")
+        for _ in range(2):
+            outs = with_rows(xs[world.rank], tuple(weights), bias=biases, activation="relu")
+            assert isinstance(outs, tuple)
+            world.synchronize()
+            for out, weight, bias in zip(outs, weights, biases, strict=True):
+                want = xs.reshape(128, 16).astype("float64") @ weight.astype("float64")
+                check(out, ACTIVATE["relu"](want if bias is None else want + bias))
+        given = [np.zeros((128, n), "float32") for n in widths]
+        assert with_rows(xs[world.rank], weights, given) == tuple(given)
+        world.synchronize()
+        check(given[1], xs.reshape(128, 16).astype("float64") @ weights[1].astype("float64"))
+
+    pes(2).run(main)
+
+
+def test_graphs_and_streams(pes, tiles):
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = 2
+        me, streams = world.rank, [world.stream, cuda.stream()]
+        xs, weight = integers(6, 2, 64, 64), weight_of(me, 64, 32)
+        overlap = sk.AllGatherGemm(world, xs[0].nbytes, "overlap")
+        x, out = np.zeros((64, 64), BF16), np.zeros((128, 32), "float32")
+        seen = np.zeros((6, *out.shape), "float32")
+        gathered = [None, overlap.output((128, 64), "bfloat16")]
+        graphs = []
+        for i, stream in enumerate(streams):
+            stream.begin_capture()
+            overlap(x, weight, out, gathered=gathered[i], stream=stream)
+            overlap(x, weight, out, gathered=gathered[1 - i], stream=stream)
+            graphs.append(stream.end_capture())
+        for call in range(6):
+            stream = streams[call % 2]
+            stream.wait_event(streams[1 - call % 2].record())
+            take[1, 32, stream](words(xs[call, me]), words(x))
+            if call % 3:
+                graphs[call % 2].launch(stream)
+            else:
+                overlap(x, weight, out, gathered=gathered[call % 2], stream=stream)
+            take[1, 32, stream](words(out), words(seen[call]))
+        world.synchronize()
+        assert (seen == xs.reshape(6, 128, 64).astype("float32") @ weight.astype("float32")).all()
+
+    pes(2).run(main)
+
+
+# ---- what is needed
+
+
+def changed(original, old, new):
+    """A module, with `old` replaced in its source."""
+    source = inspect.getsource(original)
+    assert source.count(old) == 1, (old, source.count(old))
+    module = ModuleType(f"{original.__name__}_changed")
+    module.__package__ = "shmemkit.kernels.ag_gemm"
+    exec(compile(source.replace(old, new), "changed.py", "exec"), vars(module))
+    return module
+
+
+def found_out(rows, k=64, **options):
+    """Whether it is seen that something is wrong: by the result, or by a report."""
+    try:
+        return sk.emu.run(in_a_row, 2, (1, rows, k, 32), delivery="unordered", **options) != [1, 1]
+    except EmulatorError as error:
+        print(error)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "change"),
+    [
+        (64, 'wait(arrived[k * signals :], signals, "sys", "acquire", 1)', "pass"),
+        (64, '"acquire", 1)  # 1', '"relaxed", 1)  # 1'),
+        (64, "fence_proxy_async_global()  # 2", "pass"),
+        (64, "tensormap_acquire(map_x)", "pass"),
+        (64, "m - begin", "m"),
+        (40, "min(m + tile_m, size_m) - 1, rows)", "m, rows)"),
+        (40, "wanted = n_parts - 1", "pass"),
+        (64, "wanted += n_parts", "pass"),
+    ],
+)
+def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, change):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    monkeypatch.setattr(sm90, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
+    assert found_out(rows, races=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "change"),
+    [
+        (64, 'wait(arrived[k * signals + part :], 1, "sys", "acquire", 1)', "pass"),
+        (64, "signals + part", "signals"),
+        (64, "fence_proxy_async_global()  # 2", "pass"),
+        (128, "come[0] = 0", "pass"),
+        (64, "tensormap_acquire(map_x)", "pass"),
+        (40, "while k <= last", "if True"),
+        (64, "(part + 1) * slabs", "(part + 2) * slabs"),
+    ],
+)
+def test_each_part_of_the_kernel_by_columns_is_needed(monkeypatch, tiles, rows, line, change):
+    tiles(SMALL, by_columns=True)
+    monkeypatch.setattr(columns, "ag_gemm_kernel", changed(columns, line, change).ag_gemm_kernel)
+    assert found_out(rows, 136, races=True)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rows_of_tiles_of_several_ranks_do_not_come_from_x(monkeypatch, tiles, by_columns):
+    tiles(SMALL, by_columns=by_columns)
+    module = changed(host, "self.reads_x = rows % tile.m == 0", "self.reads_x = True")
+    module.choose = host.choose
+    monkeypatch.setattr(ag_gemm, "Fused", module.Fused)
+    assert found_out(40, races=True)
+
+
+def test_own_rows_come_before_the_product(monkeypatch, tiles):
+    """Where they are not read from x."""
+    whole = PushAhead.overlap
+    monkeypatch.setattr(
+        PushAhead, "overlap", lambda self, x, out, own, **options: whole(self, x, out, "never", **options)
+    )
+    assert not found_out(64) and found_out(40)
+
+
+# ---- on the host
+
+
+def test_which_method():
+    auto = object.__new__(sk.AllGatherGemm)
+    auto.world = SimpleNamespace(n_ranks=4, backend=SimpleNamespace(name="nvshmem"))
+    auto._gather = auto._ahead = "made"
+    methods = [auto.method_for((rows, 8192), "bfloat16") for rows in (2048, 128, 64, 16)]
+    assert methods == ["overlap"] * 2 + ["sequential"] * 2
+    gpu = SimpleNamespace(multiprocessors=132)
+    sizes = (8192, 3584, 4096), (8192, 7168, 8192), (8192, 2048, 8192), (512, 7168, 8192), (64, 7168, 8192)
+    rounds = [ag_gemm.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]
+    assert [number > ag_gemm.ROUNDS for number in rounds] == [True] * 3 + [False] * 2
+
+
+def test_groups_of_tiles_end_with_a_rank():
+    for *rows, group in (
+        (2048, 8),
+        (3072, 6),
+        (256, 1),
+        (4608, 6),
+        (200, 8),
+        (1024, 2048, 4),
+        (512, 1024, 4),
+    ):
+        assert host.aligned_groups(Tile(128, 256, 2), *rows).group == group
+
+
+def test_refusals(pes):
+    def main():
+        world = sk.init()
+        for method in ("overlap", "sequential"):
+            multiply, room = sk.AllGatherGemm(world, 2 * 8 * 16 * 2, method), np.zeros((16, 24), BF16)
+            x, weight = integers(8, 16), integers(16, 24)
+            for arguments, options, text in [
+                ((x[0], weight), {}, "2-D is allowed"),
+                ((x[:, ::2], weight[:8]), {}, "C-contiguous, is allowed; copy it"),
+                ((integers(9, 16), weight), {}, "576 bytes of gathered rows, max_nbytes=512"),
+                ((x, weight[:8]), {}, r"weight is bfloat16 \(8, 24\): bfloat16 \(16, N\)"),
+                ((x, weight.astype("float16")), {}, "weight is float16"),
+                ((x, weight, room[:8]), {}, r"out is \(8, 24\): \(16, 24\)"),
+                (
+                    (x, (weight, weight), (room,)),
+                    {},
+                    "out: a tuple of 2, as many as weights, is allowed, given 1",
+                ),
+                ((x, (weight, weight), (room, room)), {}, "another out"),
+                ((x, ()), {}, "no weight"),
+                ((x, weight), {"bias": integers(23)}, "bias is"),
+                ((x, weight), {"activation": "tanh"}, "activation='tanh'"),
+                ((x, weight), {"gathered": integers(16, 15)}, r"gathered is .*: bfloat16 \(16, 16\)"),
+            ]:
+                with pytest.raises(ValueError, match=text):
+                    multiply(*arguments, **options)
+            multiply.free()
+            with pytest.raises(RuntimeError, match="freed; make a new one"):
+                multiply(x, weight)
+        with pytest.raises(ValueError, match="'overlap', 'sequential' or 'auto' are allowed"):
+            sk.AllGatherGemm(world, 8, "fast")
+        with pytest.raises(ValueError, match="max_nbytes, method"):
+            sk.AllGatherGemm(world, 8 + world.rank)
+        with pytest.raises(TypeError, match="max_nbytes='8': an integer"):
+            sk.AllGatherGemm(world, "8")
+
+    pes(2).run(main)

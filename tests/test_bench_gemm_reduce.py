@@ -1,0 +1,65 @@
+"""``bench gemm_rs`` and ``gemm_ar``: what they measure and refuse, and that wrong results are found."""
+
+import json
+
+import pytest
+
+import shmemkit as sk
+from shmemkit.bench import gemm_reduce
+from shmemkit.bench.__main__ import main, parse
+from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS
+
+pytest.importorskip("rich")
+
+
+@pytest.mark.parametrize("op, reduction", [("gemm_rs", "reduce_scatter"), ("gemm_ar", "all_reduce")])
+def test_it_runs(op, reduction, tmp_path):
+    path = tmp_path / "f.json"
+    given = [op, "--shapes", "16x32x24,8x16x8", "--methods", "auto,sequential", "--json", str(path)]
+    assert sk.emu.run(main, 2, (given,)) == [0, 0]
+    rows = json.loads(path.read_text())["rows"]
+    alone = [("Gemm", "product"), (CUBLAS, "product"), (reduction, "reduction"), (NCCL, "reduction")]
+    both = ["torch fused_matmul_reduce_scatter, no graph"] if op == "gemm_rs" else []
+    expected = [*alone, *((name, None) for name in [*both, NCCL_CUBLAS, "auto", "sequential"])]
+    assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
+    for row in rows:
+        if row["method"] in ("Gemm", reduction, "auto", "sequential"):
+            assert "note" not in row and row["us"] > 0
+            assert row["bytes"] == {"16x32x24": 768, "8x16x8": 128}[row["shape"]]
+        else:
+            assert row["note"].startswith("refused: ")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Notes are not broken into columns of a few letters."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_fused_is_measured_too(monkeypatch):
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    given = ["gemm_rs", "--shapes", "8x32x16", "--methods", "fused", "--vs", ""]
+    assert sk.emu.run(main, 2, (given,)) == [0, 0]
+
+
+def test_wrong_results_are_found(monkeypatch, capsys):
+    class Wrong(sk.GemmAllReduce):
+        def __call__(self, a, b, out):
+            super().__call__(a, b, out)
+            sk.current().synchronize()
+            out *= 1.02
+
+    monkeypatch.setitem(gemm_reduce.OPS, "gemm_ar", ("all_reduce", Wrong))
+    given = ["gemm_ar", "--shapes", "8x16x8", "--vs", "", "--methods", "sequential"]
+    assert sk.emu.run(main, 2, (given,)) == [1, 1]
+    assert "wrong: relative" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("op", gemm_reduce.OPS)
+def test_refusals(op, capsys):
+    with pytest.raises(SystemExit):
+        parse([op, "--methods", "ring"])
+    assert "'ring'" in capsys.readouterr().err
+    for shapes, text in (("8x15x8", "that 2 ranks share"), ("8192x8192x64", "up to")):
+        with pytest.raises(SystemExit, match=text):
+            sk.emu.run(main, 2, ([op, "--shapes", shapes],))

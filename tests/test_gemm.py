@@ -1,0 +1,323 @@
+"""Matrix products on the emulator: methods, shapes, layouts, dtypes, epilogues, errors, arrays of others."""
+
+import numpy as np
+import pytest
+from emulated import spmd
+from gemms import LAYOUTS, ROWS, check, error, expected, operand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shmemkit as sk
+from shmemkit.emu import RaceError
+from shmemkit.emu.cuda import Cuda
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80
+from shmemkit.kernels.gemm.problem import Gpu, Problem
+from shmemkit.kernels.gemm.sm80 import Sm80, Tile, choose_tile, grouping
+from shmemkit.memory import as_dtype
+from shmemkit.world import n_gpus
+
+SMALL = Tile(64, 64, 32, 3, 2, 2)
+
+
+def product(method, m, n, k, dtype="float32", out_dtype=None, layouts=ROWS, pads=(0, 0, 0), **options):
+    """Compute one, in a poisoned out, and check it. `options`: bias (a dtype), activation"""
+    world, rng = sk.current(), np.random.default_rng([m, n, k])
+    a, b = (operand(rng, *s, dtype, *how) for s, *how in zip(((m, k), (k, n)), layouts, pads, strict=False))
+    room = np.full((m + 1, n + pads[2]), 77, as_dtype(out_dtype or dtype))
+    out = room[:m, :n]
+    if "bias" in options:
+        options["bias"] = operand(rng, 1, n, options["bias"])[0]
+    assert method(a, b, out, **options) is out
+    world.synchronize()
+    check(out, expected(a, b, **options))
+    assert (room[m:] == 77).all() and (room[:, n:] == 77).all()
+
+
+def bound(kind, *how):
+    """A method by itself, for `product`."""
+
+    def run(a, b, out, bias=None, activation=None):
+        gpu = gpu_of(sk.current())
+        problem = Problem(a, b, out, bias, activation)
+        assert kind.unsupported(problem, gpu) is None
+        kind(problem, gpu, *how)()
+        return out
+
+    return run
+
+
+def run(*args, races=False, **options):
+    spmd(1, lambda world: product(*args, **options), races=races)
+
+
+small = bound(Sm80, SMALL, grouping(2))
+
+
+# ---- simt
+
+
+@pytest.mark.parametrize("dtype", simt.DTYPES)
+def test_simt_dtypes(dtype):
+    run(sk.matmul, 17, 66, 19, dtype)
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_simt_layouts(layouts):
+    run(sk.matmul, 70, 5, 33, "float32", layouts=layouts, pads=(1, 3, 2), races=True)
+
+
+def test_simt_any_strides():
+    def main(world):
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((40, 60))[::-2, ::3], np.broadcast_to(rng.standard_normal(30), (20, 30))
+        out = np.zeros((30, 20)).T
+        sk.matmul(a, b, out)
+        world.synchronize()
+        check(out, expected(a, b))
+
+    spmd(1, main)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"),
+    [("bfloat16", "float32"), ("float16", "bfloat16"), ("int8", "int32"), ("uint8", "int64")],
+)
+def test_simt_other_results(dtype, out_dtype):
+    run(sk.matmul, 20, 9, 40, dtype, out_dtype)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_simt_epilogue(dtype, activation):
+    run(sk.matmul, 6, 10, 5, dtype, bias=dtype, activation=activation)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1)])
+def test_empty_and_tiny(shape):
+    run(sk.matmul, *shape, "float32", bias="float32")
+
+
+# ---- sm80
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("ragged", [(0, 0, 0), (8, 0, 8), (2, 2, 2), (1, 3, 1)])
+def test_sm80_layouts(layouts, ragged):
+    """16, 4 and 2 bytes are copied at once; edges in all directions."""
+    m, n, k = 64, 64, 96
+    if any(ragged):
+        m, n, k = 72 + ragged[0], 64 + ragged[1], 32 + ragged[2]
+    out_dtype = "bfloat16" if ragged[0] == 1 else "float32"
+    run(small, m, n, k, "bfloat16", out_dtype, layouts)
+
+
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 65, 160])
+def test_sm80_depths(k):
+    """Fewer slabs than stages, as many, and more; each with a whole last slab and without."""
+    run(small, 5, 16, k, "float16", "float32", ("rows", "columns"), (-k % 8, -k % 8, 0), races=True)
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(64, 64, 64, 4, 2, 2),
+        Tile(64, 128, 64, 3, 2, 2),
+        Tile(128, 128, 32, 4, 2, 2),
+        Tile(128, 256, 64, 3, 2, 4),
+        Tile(128, 224, 64, 3, 4, 2),
+    ],
+    ids=str,
+)
+def test_sm80_tiles(tile):
+    tile = Tile(*tile)
+    layouts = ("columns", "rows") if tile.n == 128 else ("rows", "columns")
+    run(bound(Sm80, tile), tile.m, tile.n + 8, tile.k + 8, "bfloat16", layouts=layouts)
+
+
+@pytest.mark.parametrize(
+    ("out_dtype", "bias", "activation"),
+    [("bfloat16", "bfloat16", "relu"), ("float32", "float32", "gelu"), ("float16", "float32", "silu")],
+)
+def test_sm80_epilogue(out_dtype, bias, activation):
+    run(
+        small, 20, 33 if bias == "float32" else 40, 16, "float16", out_dtype, bias=bias, activation=activation
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 100), st.integers(1, 100), st.integers(1, 100), st.sampled_from(LAYOUTS))
+def test_sm80_any_sizes(m, n, k, layouts):
+    run(small, m, n, k, "float16", "float32", layouts)
+
+
+def sm80_error(races, **without):
+    """The error of a product by a kernel that is made of other functions."""
+
+    def main(world):
+        rng = np.random.default_rng(0)
+        a, b = operand(rng, 64, 160, "float16"), operand(rng, 160, 64, "float16", "columns")
+        out = np.zeros((64, 64), "float32")
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in without.items():
+                patched.setattr(sm80, name, value)
+            patched.setattr(sm80, "sm80_kernel", sm80.sm80_kernel.__wrapped__)
+            bound(Sm80, SMALL)(a, b, out)
+            world.synchronize()
+        return error(out, expected(a, b))
+
+    return spmd(1, main, races=races)[0]
+
+
+def test_sm80_needs_its_waits():
+    """If it waits for a group less, it multiplies what is not there."""
+    wait = sm80.cp_async_wait
+    assert sm80_error(races=True) < 1e-5
+    assert np.isnan(sm80_error(races=False, cp_async_wait=lambda n: wait(n + 1)))
+    with pytest.raises(RaceError):
+        sm80_error(races=True, cp_async_wait=lambda n: wait(n + 1))
+
+
+def test_sm80_needs_its_barriers(monkeypatch):
+    monkeypatch.setattr(Cuda, "syncthreads", staticmethod(lambda: None))
+    with pytest.raises(RaceError):
+        sm80_error(races=True)
+
+
+def test_tiles_fit_the_gpu():
+    def tile(m, n, shared=232448, b_major="k"):
+        return choose_tile(m, n, Gpu((9, 0), 132, shared, np), b_major)
+
+    assert tile(8192, 8192) == (128, 128, 32, 6, 2, 2)
+    assert tile(64, 7168)[:2] == (64, 64)  # enough blocks for all multiprocessors
+    assert tile(512, 7168)[:2] == (128, 224)  # 128 tiles for 132 multiprocessors
+    assert tile(512, 7168, b_major="mn")[:2] == (128, 128)  # 224 columns are for rows of K alone
+    for shared in (232448, 166912, 101376):
+        for m in (1, 64, 300, 4096):
+            chosen = tile(m, 7168, shared)
+            assert chosen.shared_bytes <= shared and chosen.stages >= 3
+
+
+# ---- sm90
+
+
+@pytest.mark.parametrize("layouts", [("rows", "rows"), ("columns", "columns")])
+def test_sm90_by_name(layouts):
+    run(sk.Gemm("sm90"), 72, 40, 80, "bfloat16", layouts=layouts, bias="bfloat16", activation="relu")
+
+
+# ---- the host object
+
+
+@pytest.mark.parametrize("method", ["auto", *METHODS])
+def test_methods(method):
+    run(Gemm(method), 24, 16, 40, "bfloat16", "float32", ("rows", "columns"))
+
+
+def test_new_results_and_kept_calls():
+    def main(world):
+        rng = np.random.default_rng(0)
+        a, b = operand(rng, 6, 7, "float16"), operand(rng, 7, 5, "float16")
+        out = sk.matmul(a, b, activation="relu")
+        assert out.dtype == "float16" and out.shape == (6, 5)
+        kept = world.kept[Gemm, "auto"]
+        assert len(kept._plans) == 1
+        sk.matmul(a, b, out)
+        sk.matmul(a, b, out)
+        assert len(kept._plans) == 2
+        a += 1
+        sk.matmul(a, b, out)  # the same memory, with other numbers
+        world.synchronize()
+        check(out, expected(a, b))
+        assert len(kept._plans) <= PLANS
+
+    spmd(1, main)
+
+
+def test_streams():
+    def main(world):
+        rng = np.random.default_rng(0)
+        other = Stream(world.backend.machine, world.rank)
+        a, b = operand(rng, 6, 7, "float32"), operand(rng, 7, 5, "float32")
+        out = sk.matmul(a, b, stream=other)
+        other.synchronize()
+        check(out, expected(a, b))
+
+    spmd(1, main, races=True)
+
+
+def test_arrays_of_others():
+    """Whatever has DLPack: here one that hides an array."""
+
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    def main(world):
+        rng = np.random.default_rng(0)
+        a, b = operand(rng, 6, 7, "float32"), operand(rng, 7, 5, "float32")
+        out = np.zeros((6, 5), "float32")
+        result = Foreign(out)
+        assert sk.matmul(Foreign(a), Foreign(b), result) is result
+        world.synchronize()
+        check(out, expected(a, b))
+
+    spmd(1, main)
+
+
+def zeros(*shape, dtype="float32"):
+    return np.zeros(shape, as_dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "text"),
+    [
+        (zeros(4, 5), zeros(6, 7), {}, r"\(4, 5\) and \(6, 7\): \(M, K\) and \(K, N\)"),
+        (zeros(5), zeros(5, 2), {}, r"\(5,\) and"),
+        (zeros(4, 5), zeros(5, 2, dtype="float16"), {}, "a is float32, b float16: one dtype"),
+        (zeros(4, 5, dtype="complex64"), zeros(5, 2, dtype="complex64"), {}, "one dtype of bfloat16"),
+        (zeros(4, 5), zeros(5, 2), {"out": zeros(2, 4)}, r"out is \(2, 4\): \(4, 2\) is allowed"),
+        (zeros(4, 5), zeros(5, 2), {"out": zeros(4, 2, dtype="float64")}, "of float32 operands float32"),
+        (zeros(4, 5), zeros(5, 2), {"out": np.broadcast_to(zeros(2), (4, 2))}, "broadcast"),
+        (zeros(4, 5), zeros(5, 2), {"bias": zeros(4)}, r"float32 \(4,\): float32 \(2,\) is allowed"),
+        (zeros(4, 5), zeros(5, 2), {"bias": zeros(2, dtype="float16")}, "float32 .* is allowed"),
+        (zeros(4, 5), zeros(5, 2), {"activation": "tanh"}, "'tanh': None, 'relu', 'gelu', 'silu'"),
+        (zeros(4, 5, dtype="int8"), zeros(5, 2, dtype="int8"), {"activation": "gelu"}, "None, 'relu' are"),
+        (zeros(4, 5), zeros(5, 2), {"method": "sm80"}, "float32 operands, .* method='auto' takes another"),
+        (
+            zeros(8, 16, dtype="float16"),
+            zeros(16, 70, dtype="float16"),
+            {"method": "sm90"},
+            r"out is float16 \(8, 70\): .* multiple of 16 bytes",
+        ),
+        (zeros(4, 5), zeros(5, 2), {"method": "sm100"}, "'auto', 'sm90', 'sm80', 'simt' are allowed"),
+    ],
+)
+def test_what_is_refused(a, b, options, text):
+    with pytest.raises(ValueError, match=text):
+        spmd(1, lambda world: sk.matmul(a, b, **options))
+
+
+def test_overlaps_and_lists_are_refused():
+    def main(world):
+        x = zeros(4, 8)
+        with pytest.raises(ValueError, match="out overlaps a"):
+            sk.matmul(x[:, :4], zeros(4, 4), x[:, 2:6])
+        sk.matmul(x[:, :4], zeros(4, 4), zeros(4, 4))
+        with pytest.raises(TypeError, match="b is a builtins.list"):
+            sk.matmul(x, [[1]] * 8, zeros(4, 1))
+
+    spmd(1, main)
+
+
+def test_neither_gpu_nor_world():
+    if n_gpus():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="no GPU, and no World"):
+        sk.matmul(zeros(4, 5), zeros(5, 2))

@@ -1,0 +1,285 @@
+"""GemmReduceScatter and GemmAllReduce on the emulator: results at ragged edges, repeats, graphs, with races
+checked and messages late; and what goes wrong when one of their waits or fences is taken away."""
+
+import inspect
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+from gemms import error
+
+import shmemkit as sk
+from shmemkit.emu import DeadlockError, EmulatorError, RaceError
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm_rs import fused, methods
+from shmemkit.memory import as_dtype
+
+OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
+BFLOAT16 = as_dtype("bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch):
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    def only(*tile):
+        monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(*tile)])
+
+    return only
+
+
+def given(call, size, rank, majors="kn"):
+    """Small integers, whose sums are exact in bfloat16, as all that is computed of them."""
+    (m, n, k), rng = size, np.random.default_rng([call, rank])
+
+    def matrix(rows, columns, by_rows):
+        values = rng.integers(-1, 2, (rows, columns) if by_rows else (columns, rows)).astype(BFLOAT16)
+        return values if by_rows else values.T
+
+    return matrix(m, k, majors[0] == "k"), matrix(k, n, majors[1] == "n")
+
+
+def expected(op, call, size, world, majors="kn"):
+    pairs = [given(call, size, rank, majors) for rank in range(world.n_ranks)]
+    whole = sum(a.astype("float32") @ b.astype("float32") for a, b in pairs).astype(BFLOAT16)
+    rows = size[0] // world.n_ranks
+    return whole if op == "ar" else whole[world.rank * rows : (world.rank + 1) * rows]
+
+
+def compute(op, sizes, method="fused", majors="kn", symmetric=False, part_dtype=None):
+    """Calls of one object, one after another. -> whether each is right"""
+    world = sk.init()
+    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = OBJECTS[op](world, max_m, max_n, "bfloat16", part_dtype, method)
+    inside, right = product.output((max_m * max_n,)) if symmetric else None, []
+    for call, size in enumerate(sizes):
+        want = expected(op, call, size, world, majors)
+        room = inside if symmetric else np.empty(want.size + 8, BFLOAT16)
+        room[:] = np.nan
+        out = room[: want.size].reshape(want.shape)
+        assert product(*given(call, size, world.rank, majors), out) is out
+        world.synchronize()
+        right.append(np.array_equal(out, want) and np.isnan(room[want.size :].astype("float32")).all())
+    product.free()
+    return right
+
+
+def all_right(pes, *args):
+    return all(all(of_rank) for of_rank in pes.run(compute, *args))
+
+
+SIZES = [(12, 40, 72), (6, 40, 8), (12, 8, 200)]
+late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
+
+
+@late
+@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("rs", 3), ("ar", 2)])
+def test_sizes(pes, tiles, op, n_pes):
+    tiles(64, 32)
+    assert all_right(pes(n_pes), op, SIZES)
+
+
+@late
+def test_five_ranks(pes, tiles):
+    tiles(64, 32)
+    assert all_right(pes(5), "rs", [(5, 16, 8)] * 2)
+
+
+@late
+@pytest.mark.parametrize(
+    "tile, size, majors, part_dtype",
+    [
+        ((128, 32, 2), (260, 40, 72), "kn", None),  # clusters, more rows than the tiles of a rank's part have
+        ((64, 48, 2, "n"), (136, 72, 72), "mk", "float32"),
+        ((64, 192), (8, 384, 72), "mn", None),  # three pieces of a part, two places for them
+        ((128, 64), (4, 64, 72), "kk", "float32"),
+    ],
+)
+def test_tiles(pes, tiles, monkeypatch, tile, size, majors, part_dtype):
+    tiles(*tile)
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2 if len(tile) > 2 else 1)
+    assert all_right(pes(2), "rs", [size] * (1 + (size[0] == 8)), "fused", majors, False, part_dtype)
+
+
+@late
+def test_a_symmetric_result(pes, tiles):
+    tiles(64, 32)
+    assert all_right(pes(3), "ar", SIZES[:2], "fused", "kn", True)
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+@pytest.mark.parametrize("n_pes", [1, 2, 4])
+def test_one_after_the_other(pes, op, n_pes):
+    assert all_right(pes(n_pes), op, [(4, 3, 9)], "auto")
+
+
+@late
+@pytest.mark.parametrize("op", OBJECTS)
+def test_graphs_and_streams(pes, tiles, op):
+    tiles(64, 32)
+
+    def main():
+        world = sk.init()
+        product, sizes = OBJECTS[op](world, 4, 40, method="fused"), [(4, 40, 16), (4, 8, 72)]
+        other = Stream(world.stream.machine, world.rank)
+        calls, graphs = [], []
+        for call, size in enumerate(sizes):
+            want = expected(op, call, size, world)
+            calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
+            product(*calls[-1][:3])  # binds it
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            for *arrays, _ in calls:
+                product(*arrays, stream=stream)
+            graphs.append(stream.end_capture())
+        for turn in range(2):
+            for *_, out, _ in calls:
+                out[:] = np.nan
+            graphs[turn % 2].launch(world.stream)
+            product(*calls[0][:3], stream=(None, other)[turn % 2])
+            world.synchronize()
+            other.synchronize()
+            for *_, out, want in calls:
+                np.testing.assert_array_equal(out, want)
+
+    pes(2).run(main)
+
+
+def test_the_same_bits_every_time_and_added_up_in_float32(pes, tiles):
+    tiles(64, 32)
+
+    def main():
+        world = sk.init()
+        numbers = [np.random.default_rng(r).standard_normal((2, 8, 64)).astype(BFLOAT16) for r in range(3)]
+        results = {}
+        for part in (None, "float32"):
+            product = sk.GemmReduceScatter(world, 6, 8, "bfloat16", part, "fused")
+            a, b = numbers[world.rank][0, :6], numbers[world.rank][1].T
+            results[part] = [product(a, b) for _ in range(2)]
+            world.synchronize()
+            product.free()
+            assert len({out.tobytes() for out in results[part]}) == 1
+        mine = slice(2 * world.rank, 2 * world.rank + 2)
+        sums = [(x[0, mine].astype("float64") @ x[1].T.astype("float64")) for x in numbers]
+        exact = np.add.reduce(sums)
+        assert error(results["float32"][0], exact) < 3e-3  # one rounding
+        assert error(results["float32"][0], exact) <= error(results[None][0], exact) < 8e-3
+
+    pes(3).run(main)
+
+
+# ---- what is refused
+
+
+def test_what_is_not_allowed_is_refused(pes):
+    def main():
+        world = sk.init()
+        refused = [
+            (dict(max_m=0, max_n=8), "1 or more are allowed"),
+            (dict(max_m=8, max_n=8, dtype="int32"), "float64 is allowed"),
+            (dict(max_m=8, max_n=8, part_dtype="float16"), "or float32 is allowed"),
+            (dict(max_m=8, max_n=8, method="fast"), "'auto' are allowed"),
+            (dict(max_m=8 + world.rank, max_n=8), "the same are allowed"),
+            (dict(max_m=8, max_n=8, dtype="float32", method="fused"), "bfloat16 or float16 is allowed"),
+            (dict(max_m=8, max_n=8, part_dtype="float32", method="sequential"), "parts are of the dtype"),
+        ]
+        for arguments, reason in refused:
+            with pytest.raises(ValueError, match=reason):
+                sk.GemmReduceScatter(world, **arguments)
+        with pytest.raises(TypeError, match="the first argument is the World"):
+            sk.GemmAllReduce(8, 8, 8)
+        product = sk.GemmReduceScatter(world, 8, 16, method="fused")
+        x = np.zeros((8, 16), BFLOAT16)
+        for arrays, reason in [
+            ((x, x), r"\(K, N\) are allowed"),
+            ((x[:7], x.T), "a multiple of 2, the ranks"),
+            ((x, x.T, x[:8, :8]), r"\(4, 8\) is allowed"),
+            ((x.astype("float16"), x.T), "the dtype, is allowed"),
+            ((np.zeros((16, 16), BFLOAT16), x.T), "make a larger one"),
+            ((x[:, :0], x.T[:0]), "K is 0"),
+            ((x[:, 1:9], x.T[1:9]), "multiple of 16 bytes"),
+            ((x, x.T[:, :4]), "rows of a multiple of 16 bytes"),
+        ]:
+            with pytest.raises(ValueError, match=reason):
+                product(*arrays)
+        with pytest.raises(TypeError, match="must be of numpy.ndarray"):
+            product(x, x.T, [0])
+        product.free()
+        with pytest.raises(RuntimeError, match="it was freed"):
+            product(x, x.T)
+
+    pes(2).run(main)
+
+
+def test_one_rank_has_nothing_to_exchange(pes):
+    def main():
+        with pytest.raises(ValueError, match="2 to 16 are allowed"):
+            sk.GemmReduceScatter(sk.init(), 8, 8, method="fused")
+
+    pes(1).run(main)
+
+
+# ---- waits that are not there
+
+SMALL = (64, 32), [(2, 40, 8)] * 3
+WIDE = (64, 192), [(4, 384, 72)] * 2
+MANY = (128, 32), [(2, 136, 8)] * 2
+RING = (64, 256), [(4, 768, 72)] * 2  # 5 slots, which are used again after parts
+
+
+def changed(old, new):
+    """The kernel's module, with `old` replaced in its source."""
+    source = inspect.getsource(fused)
+    assert source.count(old) == 1, (old, source.count(old))
+    module = ModuleType("shmemkit.kernels.gemm_rs.fused_changed")
+    module.__package__ = "shmemkit.kernels.gemm_rs"
+    sys.modules[module.__name__] = module
+    exec(compile(source.replace(old, new), "fused_changed.py", "exec"), vars(module))
+    return module
+
+
+@pytest.mark.parametrize(
+    "op, case, line, change",
+    [
+        ("rs", WIDE, "bulk_wait_group_read(1)", "pass"),
+        ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "cuda.syncwarp()"),
+        ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "fence_proxy_async()"),
+        ("rs", SMALL, "bulk_wait_group(0)  # 2", "pass"),
+        ("rs", MANY, "mbarrier_wait(extra.posts, TOLD, (state >> 1 & 1) ^ 1)", "pass"),
+        ("rs", SMALL, "mbarrier_wait(posts, SENT, parity)  # 3", "pass"),
+        ("rs", SMALL, 'wait(signal, 1, "sys", "acquire", extra.call)  # 4', "pass"),
+        ("rs", SMALL, "fence_proxy_async_global()  # 4", "pass"),
+        ("rs", RING, "                        mbarrier_wait(empty, slot, parity)\n", ""),
+        ("rs", SMALL, "        mbarrier_wait(full, slot, parity)\n", ""),
+        ("rs", RING, "        hand_back(empty, slot, lane)\n", ""),
+        ("rs", RING, "        cuda.syncwarp()  # all have read it\n", ""),
+        ("rs", SMALL, "((call & 1) * others", "(0 * others"),
+        ("rs", SMALL, "owner = me + 1 + turn", "owner = me + turn"),
+        ("rs", SMALL, "mbarrier_init(posts, SENT, warps)", "mbarrier_init(posts, SENT, 1)"),
+        ("rs", SMALL, "        calls[0] = call", "        pass"),
+        ("rs", SMALL, "                done[0] = 0\n", ""),
+        ("ar", SMALL, "mbarrier_wait(posts, SENT, parity)  # 3", "pass"),
+        ("ar", SMALL, 'wait(signal, 1, "sys", "acquire", call)  # 9', "pass"),
+    ],
+)
+def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    monkeypatch.setattr(methods, "fused_kernel", changed(line, change).fused_kernel)
+    tile, sizes = case
+    tiles(*tile)
+    if case in (MANY, RING):
+        monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 1)
+    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(6))):
+        try:
+            results = sk.emu.run(lambda: compute(op, sizes), 2, delivery="unordered", **options)
+        except (EmulatorError, RaceError, DeadlockError) as report:
+            print(report)
+            return
+        if not all(map(all, results)):
+            return
+    pytest.fail("nobody has missed it")

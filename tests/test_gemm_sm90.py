@@ -1,0 +1,345 @@
+"""The Hopper GEMM on the emulator: results at ragged edges, of all layouts and tiles; and what goes wrong
+when one of its waits or fences is taken away."""
+
+import inspect
+import math
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda, types
+from ptx import compile_ptx, resources
+
+import shmemkit as sk
+from shmemkit.device import st_release, wait, wgmma
+from shmemkit.device.swizzle import quotient
+from shmemkit.device.tma import bulk_wait_group, fence_proxy_async_global, tensor_map
+from shmemkit.emu import EmulatorError
+from shmemkit.kernels.gemm import sm90, sm90_host
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm.sm90_host import Choice, Gemm, choose, estimate
+
+BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32")
+
+
+def stored(matrix, by_rows, dtype):
+    """-> `matrix` with consecutive rows (or columns), which begin at multiples of 16 bytes, and the memory
+    that it is in, of NaN."""
+    values = matrix if by_rows else matrix.T
+    rows, columns = values.shape
+    n_bytes = rows * (-(-columns // 8) * 8 + 8) * dtype.itemsize
+    memory = np.full(n_bytes + 16, 0xFF, np.uint8)
+    whole = memory[-memory.ctypes.data % 16 :][:n_bytes].view(dtype).reshape(rows, -1)
+    whole[:, :columns] = values
+    values = whole[:, :columns]
+    return values if by_rows else values.T, memory
+
+
+class Product:
+    """Of small integers, which is exact."""
+
+    def __init__(self, size, majors="kk", dtype=BF16, out_dtype=F32, bias=None, activation=None):
+        m, n, k = size
+        rng = np.random.default_rng(m + n + k)
+        a, b = rng.integers(-2, 3, (m, k)), rng.integers(-2, 3, (k, n))
+        self.a, self.b = stored(a, majors[0] == "k", dtype)[0], stored(b, majors[1] != "k", dtype)[0]
+        want = (a @ b).astype(np.float32)
+        self.bias, self.activation = bias, activation
+        if bias is not None:
+            self.bias = rng.integers(-3, 4, n).astype(bias)
+            want += self.bias.astype(np.float32)
+        if activation == "relu":
+            want = np.maximum(want, 0)
+        self.out, self.memory = stored(np.zeros((m, n)), True, out_dtype)
+        self.untouched = self.memory.copy()  # but for the result
+        self.want = want.astype(out_dtype)
+
+    def is_right(self):
+        right = np.array_equal(self.out, self.want)
+        self.out[:] = 0
+        return right and np.array_equal(self.memory, self.untouched)
+
+    def compute(self, tile, splits=1, sms=2, calls=1, **options):
+        """-> whether it is right, each time"""
+
+        def main():
+            world, right = sk.init(), []
+            choice = Choice(Tile(*tile), splits)
+            gemm = Gemm(self.a, self.b, self.out, self.bias, self.activation, choice, np, sms)
+            for _ in range(calls):
+                self.out[:] = np.nan
+                gemm()
+                world.stream.synchronize()
+                right.append(self.is_right())
+            return right
+
+        return all(sk.emu.run(main, 1, **options)[0])
+
+
+@pytest.mark.parametrize(
+    ("tile", "majors"),
+    [
+        ((128, 80, 2), ("k", "mn")),
+        ((128, 80, 2), ("mn", "mn")),
+        ((64, 48, 2, "n"), ("k", "k")),
+        ((64, 48, 2, "n"), ("mn", "k")),
+    ],
+    ids=str,
+)
+def test_ragged_edges_in_all_layouts(tile, majors):
+    """In clusters: of B two slabs' tiles, of 64 columns and of 16, each brought by both blocks."""
+    assert Product((130, 88, 100), majors).compute(tile)
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtypes", "bias", "activation"),
+    [
+        ((64, 96), (BF16, BF16), F32, "relu"),  # 64 bytes of out at a time, an odd number of times
+        ((64, 16), (F16, F16), F16, None),  # 32 bytes
+        ((64, 64), (BF16, F32), BF16, "relu"),
+        ((128, 256), (F16, BF16), None, "relu"),
+    ],
+    ids=str,
+)
+def test_dtypes_bias_and_activation(tile, dtypes, bias, activation):
+    product = Product((70, 104, 72), "kk", *dtypes, bias, activation)
+    assert product.compute(tile, sms=3)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_activations_of_floats(activation):
+    product = Product((3, 8, 8), activation=activation)
+    x = product.want.astype(np.float64)
+    erf = np.vectorize(__import__("math").erf)
+    want = x * (1 + erf(x / 2**0.5)) / 2 if activation == "gelu" else x / (1 + np.exp(-x))
+    product.is_right = lambda: np.allclose(product.out, want, rtol=1e-6, atol=1e-6)
+    assert product.compute((64, 16))
+
+
+@pytest.mark.parametrize(("splits", "sms"), [(2, 2), (5, 64)])
+def test_parts_of_k(splits, sms):
+    assert Product((70, 72, 300)).compute((64, 96, 1, "n", 8, True), splits, sms, calls=2)
+
+
+@pytest.mark.parametrize(("tile", "splits"), [((128, 192), 1), ((64, 32, 2, "n", 8, True), 2)], ids=str)
+def test_races_and_schedules(tile, splits):
+    assert Product((70, 60, 400)).compute(tile, splits, races=True, delivery="unordered", seed=1)
+
+
+# ---- kernels that compute more
+
+CHAINED = Tile(64, 32), sm90.Kinds("bfloat16", "k", "k", "float32")
+
+
+@cuda.jit(device=True)
+def columns_first(t, n_m, n_n, extra):
+    column = quotient(t, n_m)
+    return t - column * n_m, column
+
+
+@cuda.jit(device=True)
+def rows_are_there(m, n, extra):
+    ready, _ = extra
+    wait(ready[quotient(m, 64) :], 1, "gpu", "acquire", 1)
+    fence_proxy_async_global()
+
+
+@cuda.jit(device=True)
+def rows_are_done(m, n, extra):
+    bulk_wait_group(0)
+    cuda.atomic.add(extra[1], quotient(m, 16), 1)
+
+
+chained_gemm = sm90.gemm_body(*CHAINED, columns_first, rows_are_there, rows_are_done)
+
+
+@cuda.jit(launch_bounds=(CHAINED[0].threads, 1))
+def chained_kernel(map_a, map_b, map_out, bias, m, n, k, partials, arrivals, ready, done):
+    """Another block says that the rows are there."""
+    if cuda.blockIdx.x + 1 == cuda.gridDim.x:
+        if cuda.threadIdx.x < ready.size:
+            st_release(ready, cuda.threadIdx.x, 1, "gpu")
+    chained_gemm(map_a, map_b, map_out, bias, m, n, k, 1, partials, arrivals, (ready, done))
+
+
+def test_a_kernel_of_its_own_with_functions_for_order_and_waiting():
+    product = Product((130, 72, 100))
+
+    def main():
+        sk.init()
+        maps = sm90_host.maps(*CHAINED, product.a, product.b, product.out)
+        ready, done, nothing = np.zeros(3, np.uint64), np.zeros(12, np.int32), np.zeros(1, np.float32)
+        arguments = (*maps, nothing, 130, 72, 100, nothing, np.zeros(1, np.int32), ready, done)
+        tile, shared = CHAINED[0], sm90.shared_bytes(*CHAINED)
+        sk.bind(chained_kernel, 2, tile.threads, arguments, shared=shared)()
+        sk.current().stream.synchronize()
+        return done.tolist()
+
+    assert sk.emu.run(main, 1) == [[3] * 12]
+    assert product.is_right()
+
+
+def test_it_compiles_as_it_does_alone():
+    _, (tensor_map, *_), _ = sm90.GPU_KERNELS["64x64"]
+    numbers, floats, signals = (types.int64,) * 3, types.float32[::1], types.uint64[::1]
+    signature = (*(tensor_map,) * 3, floats, *numbers, floats, types.int32[::1], signals, types.int32[::1])
+    needed = resources(compile_ptx(chained_kernel, signature))
+    assert needed.spills == needed.stack == 0
+
+
+# ---- waits that are not there
+
+RING = (64, 256), (60, 40, 400)  # 5 slots for 7 slabs
+ODD = (64, 96), (70, 200, 100)  # 3 pieces of the result per tile, 2 places for them
+PARTS = (64, 32, 1, "n", 8, True), (70, 28, 200)
+SHARED = (64, 256, 2, "n"), (40, 60, 400)
+
+
+def changed(old, new):
+    """The kernel's module, with `old` replaced in its source."""
+    source = inspect.getsource(sm90)
+    assert source.count(old) == 1, (old, source.count(old))
+    module = ModuleType("shmemkit.kernels.gemm.sm90_changed")
+    module.__package__ = "shmemkit.kernels.gemm"
+    exec(compile(source.replace(old, new), "sm90_changed.py", "exec"), vars(module))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("case", "line", "change"),
+    [
+        (RING, "mbarrier_wait(empty, slot, parity)  # 1", "pass"),
+        (RING, "mbarrier_wait(full, slot, parity)  # 3", "pass"),
+        (RING, "wgmma_wait_group(1)  # 5", "pass"),
+        (RING, "acc = wait_for_products(acc)  # 6", "pass"),
+        (RING, "slot, parity = 0, 1\n", "slot, parity = 0, 0\n"),
+        (RING, "mbarrier_init(full, i, 1)", "mbarrier_init(full, i, 2)"),
+        (RING, "mbarrier_init(empty, i, n_warps * cluster)", "mbarrier_init(empty, i, 1)"),
+        (RING, "fence_mbarrier_init()\n        cuda.syncthreads()", "cuda.syncthreads()"),
+        (RING, "fence_mbarrier_init()\n        cuda.syncthreads()", "fence_mbarrier_init()"),
+        (RING, "tensormap_acquire(map_b)", "pass"),
+        (RING, "tensormap_acquire(span(map_out, 16 * i, 16))", "pass"),
+        (RING, "bulk_wait_group_read(1)", "pass"),
+        (ODD, "bulk_wait_group_read(0)  #", "bulk_wait_group_read(1)  #"),
+        (RING, "fence_proxy_async()\n        cuda.syncwarp()", "cuda.syncwarp()"),
+        (RING, "fence_proxy_async()\n        cuda.syncwarp()", "fence_proxy_async()"),
+        (RING, "cuda.syncwarp()\n        store_columns", "store_columns"),
+        (RING, "bulk_wait_group(0)\n\n", "pass\n\n"),
+        (PARTS, "cuda.threadfence()\n        cuda.syncwarp()", "cuda.syncwarp()"),
+        (PARTS, "cuda.threadfence()\n        cuda.syncwarp()", "cuda.threadfence()"),
+        (PARTS, "            cuda.threadfence()\n        arrived", "        arrived"),
+        (PARTS, "arrived, 0)\n        cuda.syncwarp()", "arrived, 0)"),
+        (PARTS, "arrivals[tile * n_warps + warp] = 0", "pass"),
+        (SHARED, "elif lane < cluster:", "elif lane == 0:"),
+        (
+            SHARED,
+            "cuda.syncthreads()\n        if cluster > 1:\n            cluster_sync()",
+            "cuda.syncthreads()",
+        ),
+        (SHARED, "cuda.syncwarp()\n            cluster_sync()", "pass"),
+    ],
+)
+def test_each_wait_is_needed(case, line, change, monkeypatch):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    monkeypatch.setattr(sm90_host, "gemm_kernel", changed(line, change).gemm_kernel)
+    (tile, size), splits = case, 3 if case is PARTS else 1
+    product = Product(size)
+    for options in ({"calls": 2}, {"races": True}):
+        try:
+            if not product.compute(tile, splits, **options):
+                return
+        except EmulatorError as error:
+            print(error)
+            return
+    pytest.fail("nobody has missed it")
+
+
+@pytest.mark.parametrize(("tile", "size"), [RING, ODD, PARTS, SHARED], ids=str)
+def test_with_all_of_them_it_is_right(tile, size):
+    splits = 3 if tile is PARTS[0] else 1
+    assert Product(size).compute(tile, splits, races=True)
+
+
+# ---- on the host
+
+
+def test_what_the_tma_cannot_take_is_refused():
+    memory = np.zeros((8, 24), BF16)
+    for array, box in [
+        (memory[:, 1:9], (8, 64)),
+        (memory[:, :8].T, (8, 64)),
+        (memory.astype("float64"), (8, 16)),
+        (memory[:, :10].copy(), (8, 64)),
+        (memory, (8, 32 + 8)),
+        (memory, (257, 64)),
+        (memory[0], (8, 64)),
+    ]:
+        with pytest.raises(ValueError, match="tensor_map: .* given"):
+            tensor_map(array, box)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    a, b, out = np.zeros((8, 16), BF16), np.zeros((16, 24), BF16), np.zeros((8, 24), F32)
+    for arrays in [(a, b.T, out), (a, b, out.T), (a, b, out, np.zeros(8, F32)), (a[:0], b, out[:0])]:
+        with pytest.raises(ValueError, match="given"):
+            Gemm(*arrays, arrays=np, sms=2)
+    with pytest.raises(ValueError, match="at most 1 parts"):
+        Gemm(a, b, out, choice=Choice(Tile(64, 32, split=True), 2), arrays=np, sms=2)
+    with pytest.raises(ValueError, match="consecutive rows or columns"):
+        Gemm(np.zeros((8, 32), BF16)[:, ::2], b, out, arrays=np, sms=2)
+
+
+@pytest.mark.parametrize(
+    ("size", "measured"),
+    [
+        ((4096, 4096, 4096), [(201, 256, 1), (202, 256, 2), (222, 224, 2)]),
+        ((8192, 8192, 8192), [(1580, 224, 2), (1600, 256, 2), (1599, 256, 1)]),
+        ((4096, 14336, 4096), [(715, 256, 1), (715, 256, 2), (723, 224, 2)]),
+        ((8192, 2048, 8192), [(408, 256, 2), (410, 256, 1), (445, 224, 2)]),
+        ((512, 7168, 8192), [(84, 224, 2), (95, 256, 2), (145, 192, 2)]),
+    ],
+    ids=str,
+)
+def test_estimates_are_as_measured(size, measured):
+    """Microseconds on an H200 of tiles of 128 rows, their columns and blocks of a cluster."""
+    cycles = [estimate(*size, Choice(Tile(128, n, cluster), 1)) for _, n, cluster in measured]
+    rates = [c / us for c, (us, *_) in zip(cycles, measured, strict=True)]
+    assert max(rates) < 1.015 * min(rates)
+    alone = [c for c, (_, _, cluster) in zip(cycles, measured, strict=True) if cluster == 1]
+    assert estimate(*size, choose(*size)) <= min(alone, default=math.inf)
+
+
+@pytest.mark.parametrize(
+    "size", [(4096,) * 3, (8192, 3584, 4096), (512, 7168, 8192), (64, 7168, 8192), (1, 8, 8)]
+)
+def test_choices_can_be_launched(size):
+    m, n, k = size
+    tile, splits = choose(*size)
+    kinds = sm90.Kinds("bfloat16", "k", "k", "bfloat16")
+    assert (
+        tile.m in (64, 128) and tile.n % 16 == 0 and 1 <= splits <= -(-k // 64) and tile.split == (splits > 1)
+    )
+    assert sm90.Layout(tile, kinds).stages >= 3
+    assert sm90.shared_bytes(tile, kinds) + 1024 <= sm90.SHARED
+
+
+# ---- what the tensor cores and the TMA are told
+
+
+def test_a_descriptor_has_no_more_of_the_address_than_its_place(monkeypatch):
+    """In a cluster an address has the block's number in its upper bits, which once changed the distance of an
+    operand's tiles in all blocks but the first."""
+    product = Product((130, 80, 64), ("k", "mn"))
+    monkeypatch.setattr(wgmma, "at_address", lambda descriptor, address: descriptor | address >> 4)
+    with pytest.raises(EmulatorError, match="matrix descriptor .* leads to byte"):
+        product.compute((128, 80, 2))
+
+
+def test_a_store_writes_whole_16_bytes(monkeypatch):
+    product = Product((8, 70, 16))
+    with pytest.raises(ValueError, match=r"float32 \(8, 70\): .* multiple of 16 bytes"):
+        product.compute((64, 32))
+    monkeypatch.setattr(sm90_host, "rows_that_cannot_be_stored", lambda out: None)
+    with pytest.raises(EmulatorError, match="writes beyond the end of rows of 280 bytes"):
+        product.compute((64, 32))

@@ -1,0 +1,161 @@
+"""GemmReduceScatter and GemmAllReduce on GPUs: relative errors, poisoned outputs, skewed repeats, graphs."""
+
+import importlib.util
+import time
+
+import numpy as np
+import pytest
+from gemms import error
+from gpu import world
+
+import shmemkit as sk
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm_rs import methods
+from shmemkit.memory import as_dtype
+
+pytestmark = pytest.mark.gpu
+OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
+BFLOAT16 = as_dtype("bfloat16")
+
+
+def fused_is_there():
+    w = world()
+    reasons = w.host_allgather(w.backend.unreached(nvlink=False))
+    if w.n_ranks < 2 or w.backend.compute_capability[0] != 9 or any(reasons):
+        pytest.skip("needs 2 or more GPUs of compute capability 9.0 that reach each other")
+
+
+class Case:
+    """Operands of this rank, and what is expected, in float64 of the rounded operands."""
+
+    def __init__(self, op, m, n, k):
+        w, xp = world(), world().xp
+        self.op, self.w, self.size = op, w, (m, k, n)
+        parts = []
+        for rank in range(w.n_ranks):
+            rng = xp.random.default_rng(1000 * rank + m + n + k)
+            a, b = (rng.standard_normal(s, dtype="float32").astype(BFLOAT16) for s in ((m, k), (n, k)))
+            if rank == w.rank:
+                self.a, self.b = a, b.T
+            parts.append(a.astype("float32") @ b.astype("float32").T)
+        whole = sum(parts).get()
+        self.rows = m // w.n_ranks if op == "rs" else m
+        self.want = whole[w.rank * self.rows :][: self.rows] if op == "rs" else whole
+        self.room = xp.full((self.rows + 1, n), np.nan, BFLOAT16)
+        self.out = self.room[: self.rows]
+
+    def compute(self, product, out=None):
+        out = self.out if out is None else out
+        out.fill(np.nan)
+        self.w.xp.cuda.get_current_stream().synchronize()
+        assert product(self.a, self.b, out) is out
+        self.w.synchronize()
+        return out.get()
+
+    def check(self, got):
+        assert error(got, self.want) < 1e-2
+        assert np.isnan(self.room[self.rows :].get().astype("float32")).all()
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+@pytest.mark.parametrize(
+    "rows, n, k, tile",
+    [
+        (128, 256, 64, None),
+        (1024, 1024, 1024, None),
+        (200, 1000, 520, None),
+        (33, 520, 264, None),
+        (5, 24, 72, None),
+        (512, 1120, 512, Tile(128, 224, 2)),
+        (64, 512, 512, Tile(64, 128, 2, "n")),
+        (300, 1000, 200, Tile(128, 192)),
+    ],
+    ids=str,
+)
+def test_sizes_and_tiles(monkeypatch, op, rows, n, k, tile):
+    fused_is_there()
+    if tile is not None:
+        monkeypatch.setattr(methods, "tiles_for", lambda *_: [tile])
+    case = Case(op, rows * world().n_ranks, n, k)
+    product = OBJECTS[op](world(), rows * world().n_ranks, n, method="fused")
+    for _ in range(3):
+        case.check(case.compute(product))
+    product.free()
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+def test_one_after_the_other(op):
+    case = Case(op, 40 * world().n_ranks, 72, 104)
+    product = OBJECTS[op](world(), 40 * world().n_ranks, 72, method="sequential")
+    case.check(case.compute(product))
+    product.free()
+
+
+def test_parts_of_float32():
+    fused_is_there()
+    errors = {}
+    for part in (None, "float32"):
+        case = Case("rs", 128 * world().n_ranks, 512, 1024)
+        product = sk.GemmReduceScatter(world(), 128 * world().n_ranks, 512, part_dtype=part, method="fused")
+        errors[part] = error(case.compute(product), case.want)
+        product.free()
+    assert errors["float32"] < 2**-8 and errors["float32"] <= errors[None]
+
+
+@pytest.mark.parametrize("op, symmetric", [("rs", False), ("ar", False), ("ar", True)])
+def test_many_times_with_skew(op, symmetric):
+    """Equal bits, also where ranks come at different times."""
+    fused_is_there()
+    w, rng = world(), np.random.default_rng(world().rank)
+    case = Case(op, 512 * w.n_ranks, 2048, 256)
+    product = OBJECTS[op](w, 512 * w.n_ranks, 2048, method="fused")
+    out = product.output(case.out.shape) if symmetric else None
+    first = case.compute(product, out)
+    case.check(first)
+    for _ in range(500):
+        if rng.random() < 0.2:
+            time.sleep(rng.random() * 1e-3)
+        assert case.compute(product, out).tobytes() == first.tobytes()
+    product.free()
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+def test_a_graph(op):
+    fused_is_there()
+    w = world()
+    case, other = Case(op, 256 * w.n_ranks, 512, 128), Case(op, 64 * w.n_ranks, 256, 512)
+    product = OBJECTS[op](w, 256 * w.n_ranks, 512, method="fused")
+    want = [x.compute(product) for x in (case, other)]
+    stream = w.stream
+    stream.begin_capture()
+    for _ in range(3):
+        for x in (case, other):
+            product(x.a, x.b, x.out)
+    graph = stream.end_capture()
+    for _ in range(5):
+        for x in (case, other):
+            x.out.fill(np.nan)
+        w.xp.cuda.get_current_stream().synchronize()
+        graph.launch(stream)
+        product(other.a, other.b, other.out)
+        w.synchronize()
+        assert [x.out.get().tobytes() for x in (case, other)] == [x.tobytes() for x in want]
+    product.free()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+def test_no_larger_error_than_torchs():
+    """1.5 times that of rounding each rank's product, and the sum of those in float32."""
+    fused_is_there()
+    import torch
+
+    case = Case("rs", 512 * world().n_ranks, 1024, 2048)
+    product = sk.GemmReduceScatter(world(), 512 * world().n_ranks, 1024, method="fused")
+    got = case.compute(product)
+    tensors = [torch.from_dlpack(x.view("int16")).view(torch.bfloat16) for x in (case.a, case.b.T)]
+    mine = (tensors[0] @ tensors[1].T).float().cpu().numpy()
+    rows = slice(world().rank * 512, (world().rank + 1) * 512)
+    sums = np.add.reduce(world().host_allgather(mine))[rows]
+    theirs = torch.from_numpy(sums).to(torch.bfloat16).float().numpy()
+    assert error(got, case.want) <= min(2e-2, 1.5 * error(theirs, case.want))
+    product.free()
