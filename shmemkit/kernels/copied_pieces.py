@@ -40,6 +40,7 @@ do so faster than they arrive, because the last piece is taken when all copies a
 from numba import cuda, types
 
 from shmemkit.device import copy_block, num_ranks, rank, span
+from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
 
@@ -64,7 +65,7 @@ class CopiedPieces(Method):
         self.blocks = min(BLOCKS, -(-8 * words // PART))
         self.ready = self.zeros((n, self.blocks), "uint64", f"{name}.ready")
         self.calls = world.xp.zeros(self.blocks, "uint64")
-        self.lanes = {None: self._new_lanes()}  # by capture: a stream takes part in one at a time
+        self.lanes, self.n_lanes = Lanes(world), max(1, min(LANES, n - 1))
 
     def bind_pieces(self, segments, take):
         """-> run(stream)
@@ -94,7 +95,7 @@ class CopiedPieces(Method):
     def _run(self, copies, kernels, stream):
         backend = self.world.backend
         main, order = backend.handle(stream), backend.order
-        lanes = [backend.handle(lane) for lane in self._lanes_of(stream)]
+        lanes = self.lanes.beside(stream, self.n_lanes)
         for lane in lanes:
             order(lane, main)
         for p, of_piece in enumerate(copies):
@@ -107,17 +108,6 @@ class CopiedPieces(Method):
                     order(lane, main)
                 order(main, lane)
         kernels[-1](stream)
-
-    def _lanes_of(self, stream):
-        """The lanes beside `stream`, which capture with it if it does."""
-        capture = self.world.backend.capture_of(stream)
-        if capture not in self.lanes:
-            self.lanes = {None: self.lanes[None], capture: self._new_lanes()}
-        return self.lanes[capture]
-
-    def _new_lanes(self):
-        n_lanes = max(1, min(LANES, self.world.n_ranks - 1))
-        return [self.world.backend.new_stream() for _ in range(n_lanes)]
 
 
 def pieces_of(words):

@@ -55,6 +55,7 @@ No deadlock: each step tells the others before it waits, for the same step of th
 
 import functools
 
+from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.method import Method
 from shmemkit.stream_barrier import bind_barrier
 
@@ -91,21 +92,11 @@ class CopyEngine(Method):
         with world.stream:
             self.arrived[world.rank * self.parts : (world.rank + 1) * self.parts] = 1
         world.stream.synchronize()
-        self.sides = {None: []}  # by capture: a stream takes part in one at a time
+        self.lanes = Lanes(world)
         self.started = None  # the Transfer that is to be finished
 
     def bind(self, x, out, in_place):
         return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
-
-    def sides_of(self, stream, n):
-        """`n` streams beside `stream`, which capture with it if it does."""
-        capture = self.world.backend.capture_of(stream)
-        if capture not in self.sides:
-            self.sides = {None: self.sides[None], capture: []}
-        sides = self.sides[capture]
-        while len(sides) < n:
-            sides.append(self.world.backend.new_stream())
-        return sides[:n]
 
     def overlap(self, x, out, own="first"):
         """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
@@ -244,7 +235,7 @@ class Transfer:
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
         target, barrier = stream, self.engine.barrier
-        (side,) = self._sides(stream, 1)
+        (side,) = self.engine.lanes.beside(stream, 1)
         stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
         if self.own:
@@ -262,11 +253,12 @@ class Transfer:
         "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
         its own is there, if it was to be copied first."""
         self._check(None)
-        sides, stream = self._sides(stream, len(self.halves[0])), self.backend.handle(stream)
+        lanes = self.engine.lanes.beside(stream, len(self.halves[0]))
+        stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
-        for side, operations in zip(sides, self.halves[0], strict=True):
-            self.backend.order(side, stream)
-            _enqueue(operations, side)
+        for lane, operations in zip(lanes, self.halves[0], strict=True):
+            self.backend.order(lane, stream)
+            _enqueue(operations, lane)
         _enqueue(self.first, stream)
         self.engine.started = self
 
@@ -280,9 +272,10 @@ class Transfer:
     def finish(self, stream=None):
         """When the stream has run it, all segments are there, and x and out may be overwritten."""
         self._check(self)
-        sides, stream = self._sides(stream, len(self.halves[0])), self.backend.handle(stream)
-        for side in sides:
-            self.backend.order(stream, side)
+        lanes = self.engine.lanes.beside(stream, len(self.halves[0]))
+        stream = self.backend.handle(stream)
+        for lane in lanes:
+            self.backend.order(stream, lane)
         _enqueue(self.halves[1], stream)
         self.engine.started = None
 
@@ -292,9 +285,6 @@ class Transfer:
             raise RuntimeError(
                 "a Transfer was started and not finished" if started is None else "finish: start comes before"
             )
-
-    def _sides(self, stream, n):
-        return [self.backend.handle(side) for side in self.engine.sides_of(stream, n)]
 
 
 def _enqueue(operations, stream):

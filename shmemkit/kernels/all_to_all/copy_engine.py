@@ -40,7 +40,7 @@ class CopyEngine(copied_pieces.StoredPieces):
 
     def _write(self, copies, stream):
         backend = self.world.backend
-        lanes = [backend.handle(lane) for lane in self._lanes_of(stream)]
+        lanes = self.lanes.beside(stream, self.n_lanes)
         self.barrier(stream)
         for lane in lanes:
             backend.order(lane, backend.handle(stream))
