@@ -49,6 +49,10 @@ def ratio_text(ratio):
     return "" if ratio is None else f"{ratio:.2f}"
 
 
+def percent_text(part, digits=0):
+    return "" if part is None else f"{100 * part:.{digits}f} %"
+
+
 def right(rows):
     return [row for row in rows if row.us is not None and not row.note]
 
@@ -84,7 +88,7 @@ def _compared(row):
         ratio_text(row.vs_nccl),
         ratio_text(row.vs_torch_nccl),
         f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "",
-        f"{100 * row.of_p2p:.0f} %" if row.of_p2p is not None else "",
+        percent_text(row.of_p2p),
     ]
 
 
@@ -120,15 +124,20 @@ def of_products(results):
 
 
 def of_layers(results, op):
-    """A table with a line for each shape, a column for each method, and for each part alone."""
-    lines, methods = {}, {}
+    """Tables: a line for each shape and method; and of the parts alone, a line for each shape."""
+    whole, alone, parts = [], {}, {}
     for row in right(row for row in results.rows if row.op == op):
-        ratio = "" if row.vs_nccl_cublas is None else f" ({ratio_text(row.vs_nccl_cublas)})"
-        ratio += "" if row.overlap is None else f", {100 * row.overlap:.0f} %"
-        lines.setdefault(row.shape, {})[row.method, row.alone] = us_text(row.us) + ratio
-        methods[row.method, row.alone] = f"`{row.method}`" + (f", {row.alone} alone" if row.alone else "")
-    cells = [[shape, *(line.get(method, "") for method in methods)] for shape, line in lines.items()]
-    return table(["M x N x K", *methods.values()], cells)
+        method = f"`{row.method}`" + (f": {row.took}" if row.took else "")
+        if row.alone:
+            parts[row.method, row.alone] = f"`{row.method}`, {row.alone}"
+            alone.setdefault(row.shape, {})[row.method, row.alone] = us_text(row.us)
+        else:
+            ratios = ratio_text(row.vs_nccl_cublas), ratio_text(row.vs_torch), percent_text(row.overlap, 1)
+            whole.append([row.shape, method, us_text(row.us), f"{row.tflops:.0f}", *ratios])
+    header = "M x N x K|method|us|TFLOP/s|x NCCL and cuBLAS|x PyTorch|overlap".split("|")
+    cells = [[shape, *(line.get(part, "") for part in parts)] for shape, line in alone.items()]
+    tables = [without_empty_columns(header, whole)] if whole else []
+    return tables + (["Alone, us:\n\n" + table(["M x N x K", *parts.values()], cells)] if cells else [])
 
 
 def notes(results):
@@ -164,8 +173,7 @@ def body(results):
         elif op == "gemm":
             parts.append("TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):\n\n" + of_products(results))
         elif op in LAYERS:
-            text = "us (and that of NCCL and cuBLAS, in turn, over it; our slower part alone as a part of it)"
-            parts.append(f"{text}:\n\n{of_layers(results, op)}")
+            parts += of_layers(results, op)
         elif op == "p2p":
             speed = by_method(results, op, lambda row: f"{row.bus_GBps:.1f}")
             parts.append("GB/s, every rank to the next at once:\n\n" + speed)

@@ -148,7 +148,7 @@ class FakeGpu:
         self.log.append("barrier")
 
     def host_allgather(self, value):
-        return [value, 5.0]
+        return [value, [5.0 * 4 for _ in value]]
 
     def begin_capture(self):
         self.captured = 0
@@ -164,6 +164,26 @@ class FakeGpu:
             self.now += next(self.durations)
 
         return SimpleNamespace(launch=launch)
+
+
+class HotGpu(FakeGpu):
+    """After so many replays its clock is lower."""
+
+    def __init__(self, rank, cool):
+        super().__init__(rank, ())
+        self.cool = cool
+
+    def barrier(self):
+        self.log.append("meet")
+        self.now += 100
+
+    def replay(self, name, ms):
+        def replay():
+            self.log.append(name)
+            self.cool -= 1
+            self.now += ms if self.cool >= 0 else 1.25 * ms
+
+        return replay
 
 
 class _Event:
@@ -185,7 +205,41 @@ def test_time_is_the_median_of_the_replays_and_the_maximum_of_the_ranks(duration
     replay = clock.capture(gpu.call, 4)
     assert gpu.log == []
     assert clock.time(replay, 4) == us
-    assert gpu.log == ["synchronize", "barrier", 4, 4, 4, 4, "synchronize", "synchronize"]
+    assert gpu.log == ["synchronize", "barrier", 4, 4, 4, 4, "synchronize"]
+
+
+def test_what_cannot_be_captured_is_refused():
+    gpu = FakeGpu(0, [])
+
+    def unfit():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(ValueError, match="no CUDA graph of it: operation not permitted"):
+        timing.Clock(gpu, 4, 3).capture(unfit, 4)
+    assert gpu.captured is None  # the capture has ended
+
+
+@pytest.mark.parametrize("cool", [0, 3, 3 + 30, 99])
+def test_graphs_in_rounds_share_the_clock(cool):
+    gpu = HotGpu(0, cool)
+    a, b, c = timing.Clock(gpu, 4, 20).times([gpu.replay(*of) for of in (("a", 1), ("b", 1), ("c", 0.001))])
+    assert a == b == {0: 1250, 3: 1250, 33: 1125, 99: 1000}[cool]
+    assert c == 20  # of the other rank
+
+
+def test_a_round_has_each_graph_once_after_a_barrier():
+    logs = []
+    for rank in range(2):
+        gpu = HotGpu(rank, 0)
+        timing.Clock(gpu, 4, 20).times([gpu.replay(name, 1) for name in "abc"])
+        logs.append(gpu.log)
+    assert logs[0] == logs[1]  # or the ranks would wait for each other for ever
+    log = logs[0]
+    # No graph is launched for the first time while another one runs.
+    assert log[:8] == ["synchronize", "barrier", "a", "synchronize", "b", "synchronize", "c", "synchronize"]
+    assert log[8:-1:2] == ["meet"] * 60 and log[-1] == "synchronize"
+    rounds = ["".join(log[i : i + 6 : 2]) for i in range(9, 9 + 120, 6)]
+    assert {"".join(sorted(order)) for order in rounds} == {"abc"} and len(set(rounds)) > 3
 
 
 # ---- all_gather

@@ -1,12 +1,13 @@
 """``bench ag_gemm``: what it measures, compares and refuses, and that wrong results are found."""
 
+import dataclasses
 import json
 
 import pytest
 
 import shmemkit as sk
 from shmemkit.bench.__main__ import main, parse
-from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS, Results, Row
+from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS, TORCH_AG_GEMM, Results
 
 pytest.importorskip("rich")
 SMALL = ["ag_gemm", "--shapes", "24x32x16,8x16x8"]
@@ -23,34 +24,62 @@ def test_it_runs(tmp_path):
     assert sk.emu.run(main, 2, ([*SMALL, "--json", str(path)],)) == [0, 0]
     rows = json.loads(path.read_text())["rows"]
     alone = [("Gemm", "product"), (CUBLAS, "product"), ("copies", "gathering"), (NCCL, "gathering")]
-    both = ["torch fused_all_gather_matmul, no graph", NCCL_CUBLAS, "auto", "overlap", "sequential"]
+    both = [TORCH_AG_GEMM, NCCL_CUBLAS, "auto", *sk.AllGatherGemm.methods]
     expected = [*alone, *((name, None) for name in both)]
     assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
     for row in rows:
         if row["method"] in ("Gemm", "copies", "auto", "overlap", "sequential"):
-            assert "note" not in row and row["us"] > 0
+            assert "note" not in row and row["us"] > 0 and (row.get("overlap", 0) > 0) == ("alone" not in row)
             assert row["bytes"] == {"24x32x16": 768, "8x16x8": 128}[row["shape"]]
         else:
             assert row["note"].startswith("refused: ")
 
 
-def test_ratios():
+def compared(*rows):
+    """-> {method: its Row}, of (method, what it is alone of, us, note)"""
     results = Results.__new__(Results)
-    times = [("Gemm", "product", 8.0), (CUBLAS, "product", 9.0), ("copies", "gathering", 4.0)]
-    times += [(NCCL, "gathering", 6.0), (NCCL_CUBLAS, None, 15.0), ("overlap", None, 10.0)]
-    results.rows = [
-        Row("ag_gemm", method, 1, us * factor, shape=shape, alone=alone)
-        for shape, factor in (("1x2x3", 1), ("3x2x1", 2))
-        for method, alone, us in times
-    ]
-    results.p2p_GBps = None
+    results.rows, results.p2p_GBps = [], None
+    for shape, factor in (("1x2x3", 1), ("3x2x1", 2)):
+        for method, alone, us, note in rows:
+            results.add("ag_gemm", method, 1, us and us * factor, shape=shape, alone=alone, note=note)
     results.compare()
-    for rows in (results.rows[:6], results.rows[6:]):
-        found = {row.method: row for row in rows}
-        assert found["Gemm"].vs_cublas == 9 / 8 and found["copies"].vs_nccl == 1.5
-        whole = found["overlap"]
-        assert whole.vs_nccl_cublas == 1.5 and whole.overlap == 0.8
-        assert whole.vs_nccl is None and whole.vs_cublas is None and found["Gemm"].vs_nccl is None
+    first, second = results.rows[: len(rows)], results.rows[len(rows) :]
+    for one, other in zip(first, second, strict=True):
+        assert dataclasses.replace(other, shape=one.shape, us=one.us) == one
+    return {row.method: row for row in first}
+
+
+PRODUCTS = (("Gemm", "product", 9.0, ""), (CUBLAS, "product", 8.0, ""))
+GATHERINGS = (("copies", "gathering", 4.0, ""), (NCCL, "gathering", 6.0, ""))
+LAYERS = ((TORCH_AG_GEMM, None, 12.5, ""), (NCCL_CUBLAS, None, 15.0, ""), ("overlap", None, 10.0, ""))
+
+
+def test_ratios():
+    found = compared(*PRODUCTS, *GATHERINGS, *LAYERS)
+    assert found["Gemm"].vs_cublas == 8 / 9 and found["copies"].vs_nccl == 1.5
+    whole = found["overlap"]
+    assert (whole.vs_nccl_cublas, whole.vs_torch) == (1.5, 1.25)
+    assert found[TORCH_AG_GEMM].vs_nccl_cublas == 1.2
+    assert whole.vs_nccl is None and whole.vs_cublas is None and found["Gemm"].vs_nccl is None
+
+
+@pytest.mark.parametrize(
+    ("alone", "longer"),
+    [
+        (PRODUCTS + GATHERINGS, 8.0),
+        ((("Gemm", "product", 3.0, ""), *GATHERINGS), 4.0),
+        ((("Gemm", "product", 9.0, ""), (CUBLAS, "product", 5.0, "wrong: all of it"), *GATHERINGS), 9.0),
+        ((("Gemm", "product", 9.0, ""), (CUBLAS, "product", None, "refused: no"), *GATHERINGS), 9.0),
+        (PRODUCTS, None),
+        ((*PRODUCTS, ("copies", "gathering", 4.0, "wrong: all of it")), None),
+    ],
+    ids=["product", "gathering", "a wrong one", "a refused one", "one part", "one right part"],
+)
+def test_overlap_is_the_longer_part_alone_over_the_time(alone, longer):
+    found = compared(*alone, *LAYERS)
+    for method, _, us, _ in LAYERS:
+        assert found[method].overlap == (longer and longer / us)
+    assert all(found[method].overlap is None for method, *_ in alone)
 
 
 def test_wrong_results_are_found(monkeypatch, capsys):

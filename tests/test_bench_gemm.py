@@ -6,8 +6,8 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.bench.__main__ import main, parse
-from shmemkit.bench.gemm import parse_shapes
 from shmemkit.bench.results import CUBLAS, Results, Row
+from shmemkit.bench.shapes import parse_shapes
 
 pytest.importorskip("rich")
 SMALL = ["gemm", "--shapes", "24x16x32,8x40x8"]

@@ -7,7 +7,7 @@ import pytest
 import shmemkit as sk
 from shmemkit.bench import gemm_reduce
 from shmemkit.bench.__main__ import main, parse
-from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS
+from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS, TORCH_GEMM_RS
 
 pytest.importorskip("rich")
 
@@ -19,12 +19,12 @@ def test_it_runs(op, reduction, tmp_path):
     assert sk.emu.run(main, 2, (given,)) == [0, 0]
     rows = json.loads(path.read_text())["rows"]
     alone = [("Gemm", "product"), (CUBLAS, "product"), (reduction, "reduction"), (NCCL, "reduction")]
-    both = ["torch fused_matmul_reduce_scatter, no graph"] if op == "gemm_rs" else []
+    both = [TORCH_GEMM_RS] if op == "gemm_rs" else []
     expected = [*alone, *((name, None) for name in [*both, NCCL_CUBLAS, "auto", "sequential"])]
     assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
     for row in rows:
         if row["method"] in ("Gemm", reduction, "auto", "sequential"):
-            assert "note" not in row and row["us"] > 0
+            assert "note" not in row and row["us"] > 0 and (row.get("overlap", 0) > 0) == ("alone" not in row)
             assert row["bytes"] == {"16x32x24": 768, "8x16x8": 128}[row["shape"]]
         else:
             assert row["note"].startswith("refused: ")
@@ -60,6 +60,10 @@ def test_refusals(op, capsys):
     with pytest.raises(SystemExit):
         parse([op, "--methods", "ring"])
     assert "'ring'" in capsys.readouterr().err
+    if op == "gemm_ar":
+        with pytest.raises(SystemExit):
+            parse([op, "--vs", "torch"])
+        assert "'torch': nccl are allowed" in capsys.readouterr().err
     for shapes, text in (("8x15x8", "that 2 ranks share"), ("8192x8192x64", "up to")):
         with pytest.raises(SystemExit, match=text):
             sk.emu.run(main, 2, ([op, "--shapes", shapes],))

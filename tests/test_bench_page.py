@@ -162,6 +162,51 @@ def test_gemm(pages, tmp_path):
     assert pages[0].stale_plots(tmp_path, tmp_path) == []
 
 
+@pytest.mark.parametrize("op, part", [("ag_gemm", "gathering"), ("gemm_rs", "reduction")])
+def test_layers(pages, tmp_path, op, part):
+    def of(method, us, **more):
+        return {"op": op, "method": method, "bytes": 8, "shape": "4x5x6", "us": us, "tflops": 900 / us} | more
+
+    rows = [
+        of("Gemm", 9.0, alone="product"),
+        of("cuBLAS", 8.0, alone="product", vs_cublas=1.0),
+        of("nccl", 6.0, alone=part, vs_nccl=1.0),
+        of("NCCL and cuBLAS", 15.0, vs_nccl_cublas=1.0, overlap=8 / 15),
+        of("auto", 10.0, took="sequential", vs_nccl_cublas=1.5, overlap=0.8),
+        {"op": op, "method": "overlap", "bytes": 8, "shape": "4x5x6", "note": "refused: no"},
+    ]
+    write(tmp_path / f"{op}_h200x4.json", *rows, p2p=None)
+    parts = pages[0].text(tmp_path).split("\n\n")
+    assert parts[0] == f"### {pages[0].TITLES[op]}: 4 ranks on 4 x G; driver 1.2, CUDA 13.0"
+    assert parts[3:] == [
+        "| M x N x K | method | us | TFLOP/s | x NCCL and cuBLAS | overlap |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| 4x5x6 | `NCCL and cuBLAS` | 15.0 | 60 | 1.00 | 53.3 % |\n"
+        "| 4x5x6 | `auto`: sequential | 10.0 | 90 | 1.50 | 80.0 % |",
+        "Alone, us:",
+        f"| M x N x K | `Gemm`, product | `cuBLAS`, product | `nccl`, {part} |\n"
+        "| --- | --- | --- | --- |\n"
+        "| 4x5x6 | 9.00 | 8.00 | 6.00 |",
+        "Without a figure:",
+        "- `overlap`, 4x5x6: refused: no",
+    ]
+    assert pages[0].stale_plots(tmp_path, tmp_path) == []
+
+
+def test_pages_of_products_are_those_of_their_files(pages, tmp_path):
+    assert pages[0].text(tmp_path) == "There are none yet."
+    shapes = {"gemm": "8x8x8", "ag_gemm": "8x16x8", "gemm_rs": "8x16x8", "gemm_ar": "8x16x8"}
+    for op, shape in shapes.items():
+        methods = ["--methods", "simt" if op == "gemm" else "sequential"]
+        measure(tmp_path / f"{op}_h200x2.json", op, "--shapes", shape, *methods)
+    text = pages[0].text(tmp_path)
+    for op in shapes:
+        assert f"### {pages[0].TITLES[op]}: 2 ranks, emulator: times mean nothing" in text
+    assert text.count("| 8x16x8 | `sequential` |") == text.count("`Gemm`, product") == 3
+    assert text.count("- `NCCL and cuBLAS`, 8x16x8: refused: ") == 3
+    assert pages[0].stale_plots(tmp_path, tmp_path) == []
+
+
 def test_barrier(pages, tmp_path):
     rows = [
         {"op": "barrier", "method": method, "us": us, "vs_nccl": 9 / us}

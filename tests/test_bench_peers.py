@@ -1,6 +1,7 @@
 """What the bench compares with: NCCL and PyTorch, here stand-ins for them."""
 
 import contextlib
+import ctypes
 import functools
 import sys
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import cases, collectives, results, timing
+from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, measure, results, timing
+from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl
-from shmemkit.bench.torch_peer import TorchNccl, TorchSymmetric
+from shmemkit.bench.torch_peer import TorchGatherProduct, TorchNccl, TorchProductScatter, TorchSymmetric
 from shmemkit.memory import as_dtype
 
 
@@ -47,9 +49,8 @@ def fake_nccl(monkeypatch, **attributes):
 def gpu_world(rank):
     comm = SimpleNamespace(bcast=lambda value, root: value or (1, 2))
     stream = SimpleNamespace(ptr=77)
-    return SimpleNamespace(
-        backend=SimpleNamespace(name="nvshmem"), comm=comm, rank=rank, n_ranks=4, stream=stream
-    )
+    backend = SimpleNamespace(name="nvshmem", address=lambda array: array.data.ptr)
+    return SimpleNamespace(backend=backend, comm=comm, rank=rank, n_ranks=4, stream=stream)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -155,7 +156,7 @@ class FakeTorch:
     """What the bench uses of PyTorch: tensors are NumPy arrays, a graph is a list of calls, and NCCL is the
     host's allgather. All ranks of the emulator share it; `log` has (rank, what)."""
 
-    uint8, ops = "uint8", None
+    uint8, int16, ops, bfloat16 = "uint8", "int16", None, as_dtype("bfloat16")
     fails = ""  # the call that raises
 
     def __init__(self, monkeypatch):
@@ -163,13 +164,18 @@ class FakeTorch:
         self.cuda = SimpleNamespace(
             set_device=lambda number: self.note("device", number),
             current_device=lambda: 5,
-            ExternalStream=lambda ptr: ("stream", ptr),
+            ExternalStream=lambda ptr, device: ("stream", ptr, device),
             CUDAGraph=lambda: SimpleNamespace(calls=[]),
             stream=self.stream,
             graph=self.graph,
             nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
         )
-        symmetric = SimpleNamespace(empty=self.symmetric_empty, rendezvous=lambda x, g: self.note("symm", g))
+        symmetric = SimpleNamespace(
+            empty=self.symmetric_empty,
+            rendezvous=lambda x, g: self.note("symm", g),
+            enable_symm_mem_for_group=lambda g: self.note("symm", g),
+        )
+        self.backends = SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True)))
         self.distributed = SimpleNamespace(
             is_available=lambda: True,
             is_initialized=lambda: self.rank in self.connected,
@@ -180,7 +186,11 @@ class FakeTorch:
             _symmetric_memory=symmetric,
         )
         self.ops = SimpleNamespace(
-            symm_mem=SimpleNamespace(_low_contention_all_gather=self.gather_anew),
+            symm_mem=SimpleNamespace(
+                _low_contention_all_gather=self.gather_anew,
+                fused_all_gather_matmul=self.gather_product,
+                fused_matmul_reduce_scatter=self.product_scatter,
+            ),
             _c10d_functional=SimpleNamespace(wait_tensor=lambda x: x),
         )
         monkeypatch.setitem(sys.modules, "torch", self)
@@ -217,7 +227,7 @@ class FakeTorch:
         self.connected.add(rank)
 
     def all_gather(self, out, x):
-        assert self.streams[self.rank] == ("stream", 77) and out.dtype == x.dtype == "uint8"
+        assert self.streams[self.rank] == ("stream", 77, 3) and out.dtype == x.dtype == "uint8"
         if graph := self.graphs.get(self.rank):
             graph.calls.append(lambda: self.gather_into(out, x))
         else:
@@ -233,6 +243,23 @@ class FakeTorch:
         self.all_gather(out, x)
         return out
 
+    def matmul(self, x, b, out):
+        assert self.streams[self.rank] == ("stream", 77, 3) and not self.backends.cuda.matmul.allow_tf32
+        self.note("matmul")
+        out[:] = x.astype("float32") @ b.astype("float32")
+
+    def gather_product(self, x, weights, gather_dim, group, return_A):
+        assert (gather_dim, group, return_A) == (0, "all", False) and group == "all"
+        self.note("fused")
+        rows = np.concatenate(sk.current().host_allgather(x.copy())).astype("float32")
+        return None, [(rows @ b.astype("float32")).astype(x.dtype) for b in weights]
+
+    def product_scatter(self, x, b, op, scatter_dim, group):
+        assert (op, scatter_dim, group) == ("sum", 0, "all")
+        self.note("fused")
+        parts = sk.current().host_allgather(x.astype("float32") @ b.astype("float32"))
+        return np.split(sum(parts), len(parts))[self.rank].astype(x.dtype)
+
     def symmetric_empty(self, nbytes, dtype, device):
         assert device == ("cuda", 5)
         tensor = np.zeros(nbytes, dtype).view(Tensor)
@@ -244,22 +271,28 @@ class Tensor(np.ndarray):
         self[:] = other
 
 
+def as_of_gpus(world):
+    """A World of the emulator, to a contender as one of GPUs."""
+    xp = SimpleNamespace(**vars(np), cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
+    stream, backend = SimpleNamespace(ptr=77), SimpleNamespace(name="nvshmem", address=world.backend.address)
+    return SimpleNamespace(
+        rank=world.rank, n_ranks=world.n_ranks, comm=world.comm, xp=xp, stream=stream, backend=backend
+    )
+
+
 def with_torch(torch, *kinds, iters=2):
     """Measure what PyTorch does on the emulator's ranks. -> [(microseconds, note), ...], of each of `kinds`
     at two sizes"""
 
     def main():
         world = sk.init()
-        xp = SimpleNamespace(**vars(np), cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
-        stream, backend = SimpleNamespace(ptr=77), SimpleNamespace(name="nvshmem")
-        gpus = SimpleNamespace(
-            rank=world.rank, n_ranks=world.n_ranks, comm=world.comm, xp=xp, stream=stream, backend=backend
-        )
+        gpus = as_of_gpus(world)
         contenders, found = [kind(gpus) for kind in kinds], []
         for size in (64, 256):
             case = cases.AllGatherCase(world, size, np.dtype("uint8"))
             case.make()
-            found += [collectives.measure(world, timing.Clock(world, iters), case, c) for c in contenders]
+            clock = timing.Clock(world, iters)
+            found += [measure.measure(world, clock, case, contender) for contender in contenders]
         for contender in contenders:
             contender.close()
         return found
@@ -303,3 +336,104 @@ def test_ranks_of_several_hosts_meet_at_the_first(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: f"node{sk.current().rank}")
     with_torch(torch, TorchNccl)
     assert {what[2].rpartition(":")[0] for what in torch.log if what[1] == "connect"} == {"tcp://node0"}
+
+
+# ---- layers
+
+
+class Communicator:
+    """NCCL's, between the emulator's ranks, for bfloat16 sums: it gets addresses."""
+
+    def __init__(self, n_ranks, number, rank):
+        self.n_ranks, self.rank = n_ranks, rank
+
+    def memory(self, address, count, dtype):
+        size = count * np.dtype(dtype).itemsize
+        return np.frombuffer((ctypes.c_char * size).from_address(address), dtype)
+
+    def allGather(self, x, out, count, number, stream):
+        assert (number, stream) == (1, 77)
+        parts = sk.current().host_allgather(self.memory(x, count, "uint8").copy())
+        self.memory(out, self.n_ranks * count, "uint8")[:] = np.concatenate(parts)
+
+    def allReduce(self, x, out, count, number, op, stream):
+        assert (number, stream) == (cases.NCCL_TYPES["bfloat16"], 77)
+        mine = self.memory(x, count, as_dtype("bfloat16")).astype("float32")
+        self.memory(out, count, as_dtype("bfloat16"))[:] = sum(sk.current().host_allgather(mine))
+
+    def reduceScatter(self, x, out, count, number, op, stream):
+        whole = np.empty(self.n_ranks * count, as_dtype("bfloat16"))
+        self.allReduce(x, whole.ctypes.data, whole.size, number, op, stream)
+        self.memory(out, count, whole.dtype)[:] = np.split(whole, self.n_ranks)[self.rank]
+
+    def destroy(self):
+        pass
+
+
+def layers(op):
+    """Measure a layer's parts and all of it, as if on GPUs, with ours among them. -> [(method, note), ...]"""
+
+    def main():
+        world, dtype = sk.init(), as_dtype("bfloat16")
+        gpus = as_of_gpus(world)
+        if op == "ag_gemm":
+            product = ag_gemm.Product(world, (12, 5, 6), dtype)
+            between = ag_gemm.Gathering(product)
+            both = ag_gemm.Both(product, between)
+            ours = [ag_gemm.Ours(world, "sequential"), TorchGatherProduct(gpus)]
+        else:
+            product = gemm.GemmCase(world, (6, 5, 12), dtype)
+            between = cases.CASES[gemm_reduce.OPS[op][0]](world, 60, dtype, unit=1)
+            both = gemm_reduce.Both(op, product, between)
+            ours = [gemm_reduce.Ours(world, "sequential"), TorchProductScatter(gpus)]
+        pairs = [(product, gemm.Cublas(gpus)), (between, Nccl(gpus)), (both, InTurn(gpus))]
+        pairs += [(both, contender) for contender in ours[: 1 if op == "gemm_ar" else 2]]
+        found = []
+        for _ in range(2):  # they can be used again
+            for case in (product, between, both):
+                case.make()
+            times = measure.measure_all(world, timing.Clock(world, 3, 2), pairs)
+            found += [(c.method, us and note) for (_, c), (us, note) in zip(pairs, times, strict=True)]
+        for _, contender in pairs:
+            contender.close()
+        return found
+
+    first, second = sk.emu.run(main, 2)
+    assert first == second
+    return first
+
+
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
+FUSED = {"ag_gemm": [results.TORCH_AG_GEMM], "gemm_rs": [results.TORCH_GEMM_RS], "gemm_ar": []}
+
+
+@pytest.fixture
+def gpu_libraries(monkeypatch):
+    fake_nccl(monkeypatch, NcclCommunicator=Communicator, NCCL_SUM=0)
+    return FakeTorch(monkeypatch)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_layers(op, gpu_libraries):
+    names = [results.CUBLAS, results.NCCL, results.NCCL_CUBLAS, "sequential", *FUSED[op]]
+    assert layers(op) == 2 * [(name, "") for name in names]
+    assert not gpu_libraries.connected and not gpu_libraries.streams
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("fails", ["matmul", "fused"])
+def test_what_fails_of_layers_is_a_note(fails, op, gpu_libraries):
+    gpu_libraries.fails = fails
+    broken = [results.CUBLAS, results.NCCL_CUBLAS] if fails == "matmul" else FUSED[op]
+    for name, note in layers(op):
+        assert note == (None if name in broken else "")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_results_of_layers_are_found(op, gpu_libraries, monkeypatch):
+    def late(x, b, out):
+        out[:] = 0
+
+    monkeypatch.setattr(gpu_libraries, "matmul", late)
+    wrong = [note for name, note in layers(op) if name in (results.CUBLAS, results.NCCL_CUBLAS)]
+    assert len(wrong) == 4 and all(note.startswith("wrong: relative error") for note in wrong)

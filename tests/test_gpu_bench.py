@@ -5,7 +5,7 @@ import pytest
 
 import shmemkit as sk
 from shmemkit import tuning
-from shmemkit.bench import launch, results, tune
+from shmemkit.bench import launch, results, timing, tune
 from shmemkit.bench.__main__ import measure, parse
 
 pytest.importorskip("rich")
@@ -67,6 +67,22 @@ def test_tune(world, tmp_path, monkeypatch):
         fastest = min(at_8k, key=lambda row: row.us)
         assert gather.method_for(8192, out is not None) == fastest.method
     gather.free()
+
+
+@pytest.mark.parametrize("op", ["gemm", "ag_gemm", "gemm_rs", "gemm_ar"])
+def test_products(world, op):
+    if op != "gemm":
+        several_gpus(world)
+    found = measured(world, op, "--shapes", "1024x2048x1024,256x1024x512")
+    assert found.method == timing.METHOD_OF_ROUNDS
+    assert all(0 < row.us < 1e5 if row.us else row.note.startswith("refused") for row in found.rows)
+    methods = {row.method: row for row in found.rows if not row.alone}
+    parts = [(row.alone, row.method) for row in found.rows if row.alone and row.us]
+    assert methods["auto"].us and (op == "gemm") == (not parts)
+    if op != "gemm":
+        assert len({part for part, _ in parts}) == 2
+        assert all(row.overlap for row in methods.values() if row.us)
+        assert not methods[results.NCCL_CUBLAS].us or methods["auto"].vs_nccl_cublas
 
 
 def test_p2p(world):

@@ -13,9 +13,22 @@ from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.world import launched_by_mpi
 
-from . import ag_gemm, barrier, collectives, expert_parallel, gemm, gemm_reduce, launch, p2p, report, tune
+from . import (
+    ag_gemm,
+    barrier,
+    collectives,
+    expert_parallel,
+    gemm,
+    gemm_reduce,
+    launch,
+    layers,
+    p2p,
+    report,
+    tune,
+)
 from .cases import CASES
 from .results import Results
+from .shapes import parse_shapes
 from .sizes import parse_sizes
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -60,7 +73,7 @@ def _sizes(text):
 
 def _shapes(text):
     try:
-        return gemm.parse_shapes(text)
+        return parse_shapes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -159,53 +172,32 @@ def _parser():
     peers = _some_of(lambda: expert_parallel.PEERS)
     experts.add_argument("--vs", type=peers, default="nccl,nccl_once", metavar="A,B", help=text)
 
+    def of_shapes(found, meaning, module, methods, peers, default=None):
+        text = f"M, N and K of {meaning}; default %(default)s"
+        found.add_argument("--shapes", type=_shapes, default=module.SHAPES, metavar="MxNxK,..", help=text)
+        found.add_argument("--dtype", choices=module.DTYPES, default="bfloat16", help="default %(default)s")
+        text, default = f"some of {', '.join(methods)}; default %(default)s", default or ",".join(methods)
+        known = _some_of(lambda: methods)
+        found.add_argument("--methods", type=known, default=default, metavar="A,B", help=text)
+        text = f"compare with some of {', '.join(peers.values())}; '' is none; default %(default)s"
+        known = _some_of(lambda: tuple(peers))
+        found.add_argument("--vs", type=known, default=",".join(peers), metavar="A,B", help=text)
+        text = "calls in a CUDA graph (by their size, 2 to 50)"
+        found.add_argument("--iters", type=_positive, metavar="N", help=text)
+
     products = command(gemm.run, "gemm", "every method of Gemm, and cuBLAS, on each rank's GPU")
-    text = "M, N and K of the products; default %(default)s"
-    products.add_argument("--shapes", type=_shapes, default=gemm.SHAPES, metavar="MxNxK,..", help=text)
-    products.add_argument("--dtype", choices=gemm.DTYPES, default="bfloat16", help="default %(default)s")
+    of_shapes(products, "the products", gemm, gemm.METHODS, gemm.PEERS, default="auto,sm80")
     text = "tn: both operands by rows of K, as in a linear layer; nn: both by rows; default %(default)s"
     products.add_argument("--layout", choices=gemm.LAYOUTS, default="tn", help=text)
-    text = "some of auto, sm90, sm80, simt; default auto,sm80"
-    known = _some_of(lambda: gemm.METHODS)
-    products.add_argument("--methods", type=known, default="auto,sm80", metavar="A,B", help=text)
-    text = "compare with cublas (through PyTorch where it is installed, else CuPy); '' is none; default it"
-    peers = _some_of(lambda: gemm.PEERS)
-    products.add_argument("--vs", type=peers, default="cublas", metavar="A", help=text)
-    text = "products in a CUDA graph (by their size, 2 to 50)"
-    products.add_argument("--iters", type=_positive, metavar="N", help=text)
 
-    layers = command(
-        ag_gemm.run, "ag_gemm", "every method of AllGatherGemm, and NCCL's all-gather and then cuBLAS"
-    )
-    text = "M, N and K of the whole layer, of which each rank has a part of M and N; default %(default)s"
-    layers.add_argument("--shapes", type=_shapes, default=ag_gemm.SHAPES, metavar="MxNxK,..", help=text)
-    layers.add_argument("--dtype", choices=ag_gemm.DTYPES, default="bfloat16", help="default %(default)s")
-    text = "some of auto, overlap, sequential; default all of them"
-    known = _some_of(lambda: ag_gemm.METHODS)
-    layers.add_argument("--methods", type=known, default=",".join(ag_gemm.METHODS), metavar="A,B", help=text)
-    text = "compare with some of nccl (and cuBLAS), torch (fused_all_gather_matmul); '' is none; default both"
-    peers = _some_of(lambda: ag_gemm.PEERS)
-    layers.add_argument("--vs", type=peers, default="nccl,torch", metavar="A,B", help=text)
-    text = "calls in a CUDA graph (20 for up to 4 MB, 5 above)"
-    layers.add_argument("--iters", type=_positive, metavar="N", help=text)
-
+    text = "every method of AllGatherGemm, and NCCL's all-gather and then cuBLAS"
+    meaning = "the whole layer, of which each rank has a part of M and N"
+    of_shapes(command(ag_gemm.run, "ag_gemm", text), meaning, layers, ag_gemm.METHODS, ag_gemm.PEERS)
     for op, (_, host) in gemm_reduce.OPS.items():
-        layers = command(gemm_reduce.run, op, f"every method of {host.__name__}, and cuBLAS and then NCCL")
-        text = "M, N and K of the whole layer, of which each rank has a part of N; default %(default)s"
-        layers.add_argument(
-            "--shapes", type=_shapes, default=gemm_reduce.SHAPES, metavar="MxNxK,..", help=text
-        )
-        layers.add_argument(
-            "--dtype", choices=gemm_reduce.DTYPES, default="bfloat16", help="default %(default)s"
-        )
-        text = "some of auto, fused, sequential; default all of them"
-        known, all_methods = _some_of(lambda: gemm_reduce.METHODS), ",".join(gemm_reduce.METHODS)
-        layers.add_argument("--methods", type=known, default=all_methods, metavar="A,B", help=text)
-        text = "compare with some of nccl (and cuBLAS) and, gemm_rs, torch; '' is none; default both"
-        peers = _some_of(lambda: gemm_reduce.PEERS)
-        layers.add_argument("--vs", type=peers, default="nccl,torch", metavar="A,B", help=text)
-        text = "calls in a CUDA graph (20 for up to 4 MB, 5 above)"
-        layers.add_argument("--iters", type=_positive, metavar="N", help=text)
+        text = f"every method of {host.__name__}, and cuBLAS and then NCCL"
+        meaning = "the whole layer, of which each rank has a part of N"
+        methods, peers = gemm_reduce.methods(op), gemm_reduce.PEERS[op]
+        of_shapes(command(gemm_reduce.run, op, text), meaning, layers, methods, peers)
 
     meeting = command(barrier.run, "barrier", "how long the streams of all ranks take to meet")
     text = "compare with some of nccl (an all-reduce of one element) and nvshmem; '' is none; default both"

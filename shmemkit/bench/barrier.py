@@ -10,7 +10,7 @@ import numpy as np
 import shmemkit as sk
 
 from .cases import NCCL_TYPES
-from .collectives import measure
+from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import agreed
 from .timing import Clock
@@ -18,13 +18,10 @@ from .timing import Clock
 LATE = 2e-3  # seconds
 
 
-class Ours:
+class Ours(Contender):
     """The host object."""
 
-    method, capture, out, _barrier = "sk.Barrier", None, None, None
-
-    def __init__(self, world):
-        self.world = world
+    method, _barrier = "sk.Barrier", None
 
     def start(self, case):
         self._barrier = sk.Barrier(self.world)
@@ -32,16 +29,10 @@ class Ours:
     def call(self):
         self._barrier()
 
-    def repeat(self, replay):
-        replay()
-
     def stop(self):
         if self._barrier is not None:
             self._barrier.free()
         self._barrier = None
-
-    def close(self):
-        pass
 
 
 class Nvshmem(Ours):

@@ -7,11 +7,37 @@ from .refusal import agreed
 NCCL_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # ncclDataType_t
 
 
-class Case:
+def negate(array):
+    """Change all signs."""
+    bits = 8 * array.dtype.itemsize
+    words = array.view(f"uint{bits}")
+    words ^= words.dtype.type(1 << bits - 1)
+
+
+class Checked:
+    """A case's results. A subclass has `world` and
+
+    _found(out)   -> "", or what is wrong with this rank's result
+    """
+
+    def spoil(self, out):
+        """Make all of `out` NaN, on every rank, before any of them goes on. Collective."""
+        out.view("uint8").fill(0xFF)
+        self.world.synchronize()
+        self.world.host_barrier()
+
+    def check(self, out):
+        """-> "", or what is wrong, the same on every rank. Refused without the memory for it. Collective."""
+        self.world.synchronize()
+        found = agreed(self.world, lambda: self._found(out))
+        return next(filter(None, self.world.host_allgather(found)), "")
+
+
+class Case(Checked):
     """Random data of one size, once ``make`` has made them: `x`, this rank's, 1-D, and what all ranks' make
     together, `expected`, as bytes.
 
-    `n_bytes` are rounded down to 16 bytes per rank (or up to one element): `bytes` of the full array.
+    `n_bytes` are rounded down to `unit` bytes per rank (or up to one element): `bytes` of the full array.
     `passes` is how often (n - 1) / n of them go over each link.
 
     A subclass has `op`, its name, `passes`, make(), flip(), which changes the data so that what was right is
@@ -22,9 +48,9 @@ class Case:
 
     passes = 1
 
-    def __init__(self, world, n_bytes, dtype):
+    def __init__(self, world, n_bytes, dtype, unit=16):
         self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
-        self.segment = max(n_bytes // world.n_ranks // 16 * 16, dtype.itemsize)
+        self.segment = max(n_bytes // world.n_ranks // unit * unit, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
 
     def random(self, rank):
@@ -39,12 +65,6 @@ class Case:
         self.world.xp.invert(self.expected, out=out.view("uint8"))
         self.world.synchronize()
         self.world.host_barrier()
-
-    def check(self, out):
-        """-> "", or what is wrong, the same on every rank. Refused without the memory for it. Collective."""
-        self.world.synchronize()
-        found = agreed(self.world, lambda: self._found(out))
-        return next(filter(None, self.world.host_allgather(found)), "")
 
     def _found(self, out):
         differ = out.reshape(-1).view("uint8") != self.expected
@@ -176,10 +196,8 @@ class _Sums(Case):
 
     def flip(self):
         """All signs change."""
-        bits = 8 * self.dtype.itemsize
         for array in (self.x, self.total):
-            words = array.view(f"uint{bits}")
-            self.world.xp.bitwise_xor(words, words.dtype.type(1 << bits - 1), out=words)
+            negate(array)
 
 
 class AllReduceCase(_Sums):

@@ -1,12 +1,11 @@
 """``bench all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` and ``gather``:
 every method of the host object, and NCCL and PyTorch, at every size."""
 
-import functools
-
 import shmemkit as sk
 
 from . import p2p
 from .cases import CASES
+from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import Refused, agreed
 from .sizes import size_text
@@ -40,14 +39,14 @@ def methods(op):
     return (*host_of(op).methods, "auto")
 
 
-class Ours:
+class Ours(Contender):
     """One method of the case's host object, into private memory or, with `symmetric`, symmetric memory."""
 
-    capture = None
+    _object = took = None
 
-    def __init__(self, world, method, symmetric):
-        self.world, self.method, self.symmetric, self.out = world, method, symmetric, None
-        self._object = self.took = None
+    def __init__(self, world, method, symmetric=False):
+        super().__init__(world)
+        self.method, self.symmetric = method, symmetric
 
     def start(self, case):
         self.took = None
@@ -60,49 +59,10 @@ class Ours:
     def call(self):
         self._object(self._x, self._out)
 
-    def repeat(self, replay):
-        replay()
-
     def stop(self):
         if self._object is not None:
             self._object.free()
         self._object = self._x = self.out = self._out = None
-
-    def close(self):
-        pass
-
-
-def measure(world, clock, case, contender):
-    """-> (microseconds or None, note). Collective.
-
-    A contender has `method`, its name, `out` (None before the first call if it makes its own) and
-
-        start(case)   collective, as stop() and close()
-        call()        enqueue one
-        capture       None, or capture(iters) -> replay: a CUDA graph of its own
-        repeat(replay)
-                      case.x has changed: enqueue it again, as ``replay()`` does
-        stop()        the case is over, also if start has raised; close() at the very end
-
-    of which the first three raise ValueError, or MemoryError, for what cannot run.
-    """
-    iters = clock.iters(case.bytes)
-    try:
-        agreed(world, lambda: contender.start(case))
-        if contender.out is not None:
-            case.spoil(contender.out)
-        agreed(world, contender.call)
-        wrong = case.check(contender.out)
-        capture = contender.capture or functools.partial(clock.capture, contender.call)
-        replay = agreed(world, lambda: capture(iters))
-        us = clock.time(replay, iters)
-        case.flip()
-        contender.repeat(replay)
-        note = wrong or case.check(contender.out)
-    except Refused as reason:
-        us, note = None, f"refused: {reason}"
-    contender.stop()
-    return us, note
 
 
 def run(world, results, options, progress):

@@ -26,7 +26,8 @@ from shmemkit.kernels.expert_parallel.weighted import weighted_sum
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
 
-from .collectives import measure
+from .cases import Checked, negate
+from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import Refused, agreed
 from .results import NCCL
@@ -90,7 +91,7 @@ class Data:
         ]
 
 
-class ExpertCase:
+class ExpertCase(Checked):
     """One of OPS, like the cases of ``cases.py``; `y`: what the experts give back."""
 
     def __init__(self, op, data):
@@ -123,24 +124,10 @@ class ExpertCase:
         shape = self.y.shape if self.op == "expert_dispatch" else self.x.shape
         return self.world.xp.empty(shape, self.dtype)
 
-    def spoil(self, out):
-        """Make all of `out` NaN, on every rank, before any of them goes on. Collective."""
-        out.view("uint8").fill(0xFF)
-        self.world.synchronize()
-        self.world.host_barrier()
-
     def flip(self):
         """All signs change."""
-        bits = 8 * self.dtype.itemsize
         for array in (self.x, self.y, self._expected):
-            words = array.view(f"uint{bits}")
-            self.world.xp.bitwise_xor(words, words.dtype.type(1 << bits - 1), out=words)
-
-    def check(self, out):
-        """-> "", or what is wrong, the same on every rank. Collective."""
-        self.world.synchronize()
-        found = agreed(self.world, lambda: self._found(out))
-        return next(filter(None, self.world.host_allgather(found)), "")
+            negate(array)
 
     def _found(self, out):
         out = out.reshape(-1, self.data.hidden).view("uint8")
@@ -148,13 +135,10 @@ class ExpertCase:
         return f"wrong: on rank {self.world.rank} {count} of {len(self.expected)} rows" if count else ""
 
 
-class Ours:
+class Ours(Contender):
     """``sk.ExpertParallel``."""
 
-    method, capture = "ExpertParallel", None
-
-    def __init__(self, world):
-        self.world, self._object, self.out = world, None, None
+    method, _object = "ExpertParallel", None
 
     def start(self, case):
         data = case.data
@@ -173,16 +157,11 @@ class Ours:
         if case.op != "expert_dispatch":
             ep.combine(self._y, self.out)
 
-    def repeat(self, replay):
-        replay()
-
     def stop(self):
+        super().stop()
         if self._object is not None:
             self._object.free()
-        self._object = self._case = self._y = self.out = None
-
-    def close(self):
-        pass
+        self._object = self._y = None
 
 
 class ByNccl(Nccl):

@@ -6,33 +6,25 @@ does not use it either. The JSON file has what the environment said.
 
 import os
 
+from .measure import Contender
 from .results import NCCL
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 
-class Nccl:
+class Nccl(Contender):
     """The case's call, into private memory. ValueError from ``start`` where there is no NCCL."""
 
-    method, capture = NCCL, None
-
-    def __init__(self, world):
-        self.world, self._comm, self.out = world, None, None
+    method, _comm = NCCL, None
 
     def start(self, case):
         if self._comm is None:
             self._comm = self._connect()
-        self._case, self._x, self.out = case, case.x, case.output()
+        super().start(case)
 
     def call(self):
-        x, out, stream = self._x.data.ptr, self.out.data.ptr, self.world.stream.ptr
-        self._case.nccl(self._comm, self._nccl, x, out, stream)
-
-    def repeat(self, replay):
-        replay()
-
-    def stop(self):
-        self._case = self._x = self.out = None
+        address, case = self.world.backend.address, self._case
+        case.nccl(self._comm, self._nccl, address(case.x), address(self.out), self.world.stream.ptr)
 
     def close(self):
         if self._comm is not None:

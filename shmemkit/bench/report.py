@@ -18,6 +18,10 @@ def _ratio(value):
     return "" if value is None else f"{value:.2f}"
 
 
+def _percent(value, digits=0):
+    return "" if value is None else f"{100 * value:.{digits}f} %"
+
+
 # Title, what a row has there, right-aligned. A column where no row has anything is left out.
 COLUMNS = (
     ("shape", lambda row: row.shape or "", True),
@@ -33,8 +37,9 @@ COLUMNS = (
     ("TFLOP/s", lambda row: f"{row.tflops:.1f}" if row.tflops is not None else "", True),
     ("x cuBLAS", lambda row: f"{row.vs_cublas:.3f}" if row.vs_cublas is not None else "", True),
     ("x NCCL and cuBLAS", lambda row: _ratio(row.vs_nccl_cublas), True),
-    ("overlap", lambda row: _ratio(row.overlap), True),
-    ("of p2p", lambda row: f"{100 * row.of_p2p:.0f} %" if row.of_p2p is not None else "", True),
+    ("x PyTorch", lambda row: _ratio(row.vs_torch), True),
+    ("overlap", lambda row: _percent(row.overlap, 1), True),
+    ("of p2p", lambda row: _percent(row.of_p2p), True),
     ("x cuLaunchKernel", lambda row: _ratio(row.vs_driver), True),
     ("note", lambda row: row.note, False),
 )

@@ -18,6 +18,16 @@ NCCL = "nccl"
 TORCH_NCCL = "nccl through torch"
 CUBLAS = "cuBLAS"
 NCCL_CUBLAS = "NCCL and cuBLAS"  # one after the other
+TORCH_AG_GEMM = "torch fused_all_gather_matmul, no graph"
+TORCH_GEMM_RS = "torch fused_matmul_reduce_scatter, no graph"
+RATIOS = {  # what has their time over that of a row
+    NCCL: "vs_nccl",
+    TORCH_NCCL: "vs_torch_nccl",
+    CUBLAS: "vs_cublas",
+    NCCL_CUBLAS: "vs_nccl_cublas",
+    TORCH_AG_GEMM: "vs_torch",
+    TORCH_GEMM_RS: "vs_torch",
+}
 DRIVER = "cuLaunchKernel, arguments packed before"
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
@@ -50,7 +60,9 @@ class Row:
     vs_cublas      gemm: cuBLAS's time in the same run over this one
     alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole
     vs_nccl_cublas likewise: NCCL's and cuBLAS's time, one after the other, in the same run over this one
-    overlap        likewise: the longer one of our two parts alone over this time: 1 if the other is hidden
+    vs_torch       likewise: the time of PyTorch's fused operation in the same run over this one
+    overlap        likewise: the longer one of the two parts alone, each by what was the fastest at it in the
+                   same run, over this time: 1 if the other part costs nothing
     """
 
     op: str
@@ -71,6 +83,7 @@ class Row:
     vs_cublas: float | None = None
     alone: str | None = None
     vs_nccl_cublas: float | None = None
+    vs_torch: float | None = None
     overlap: float | None = None
 
     @property
@@ -129,24 +142,21 @@ class Results:
         """Fill in what compares a row with others."""
         peers = {(row.method, *row.case): row.us for row in self.rows if row.us and not row.note}
         driver = {row.op: row.us for row in self.rows if row.method == DRIVER}
-        parts = {}  # of ours
+        parts = {}  # (op, shape) -> part: the fastest one's time
         for row in self.rows:
-            if row.alone and row.us and row.method not in (NCCL, CUBLAS):
-                parts.setdefault((row.op, row.shape), []).append(row.us)
+            if row.alone and row.us and not row.note:
+                times = parts.setdefault((row.op, row.shape), {})
+                times[row.alone] = min(row.us, times.get(row.alone, row.us))
         for row in self.rows:
-            if row.us:
-                nccl = peers.get((NCCL, *row.case))
-                torch_nccl = peers.get((TORCH_NCCL, *row.case))
-                cublas = peers.get((CUBLAS, *row.case))
-                in_turn = peers.get((NCCL_CUBLAS, *row.case))
-                row.vs_nccl = nccl and nccl / row.us
-                row.vs_torch_nccl = torch_nccl and torch_nccl / row.us
-                row.vs_cublas = cublas and cublas / row.us
-                row.vs_nccl_cublas = in_turn and in_turn / row.us
-            ours = not (row.alone or row.method == NCCL_CUBLAS or row.method.startswith("torch"))
-            if row.us and ours and (row.op, row.shape) in parts:
-                row.overlap = max(parts[row.op, row.shape]) / row.us
-            if row.us and row.op in driver:
+            if not row.us:
+                continue
+            for peer, ratio in RATIOS.items():
+                if us := peers.get((peer, *row.case)):
+                    setattr(row, ratio, us / row.us)
+            alone = {} if row.alone else parts.get((row.op, row.shape), {})
+            if len(alone) > 1:
+                row.overlap = max(alone.values()) / row.us
+            if row.op in driver:
                 row.vs_driver = row.us / driver[row.op]
             if row.bus_GBps is not None and self.p2p_GBps:
                 row.of_p2p = row.bus_GBps / self.p2p_GBps

@@ -5,10 +5,15 @@ the time of a call is the median over the replays of elapsed / iters, then the m
 replays are enqueued one after another without a wait of the host, so that between two events there is the
 GPU's work alone.
 
+Several graphs are replayed in rounds, one after a barrier of the ranks on the stream: then none begins later
+on another rank, for which it would wait. Each round has an order of its own, the same on all ranks, so that
+none always follows the same other one, with the clock and the caches that this leaves.
+
 The emulator has no clock of a GPU: there calls are timed on the host, to try out everything else.
 """
 
 import contextlib
+import random
 import statistics
 import time
 from itertools import pairwise
@@ -17,6 +22,12 @@ SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 METHOD = (
     "iters calls in one CUDA graph, replayed between CUDA events; median over replays of elapsed / iters, "
     "then the maximum over ranks; random data; results checked bit for bit in the same run"
+)
+METHOD_OF_ROUNDS = (
+    "iters calls of each method in a CUDA graph; in each round all graphs of a shape replayed, in random "
+    "order, each after a barrier of the ranks and between two CUDA events; median over rounds of elapsed / "
+    "iters, then the maximum over ranks; random data; results checked in the same run, by the relative error "
+    "of the norm"
 )
 ON_EMULATOR = "emulator: times mean nothing"
 
@@ -39,7 +50,8 @@ class Clock:
     def capture(self, call, iters):
         """-> replay: it enqueues what `iters` times ``call()`` does, a CUDA graph (the emulator: the calls).
 
-        ``call()`` has run before: a graph cannot capture that it is compiled and loaded.
+        ``call()`` has run before: a graph cannot capture that it is compiled and loaded. ValueError for what
+        cannot be captured.
         """
         if self.emulated:
 
@@ -48,6 +60,13 @@ class Clock:
                     call()
 
             return replay
+        try:
+            graph = self._captured(call, iters)
+        except RuntimeError as error:
+            raise ValueError(f"no CUDA graph of it: {error}") from error
+        return lambda: graph.launch(self.world.stream)
+
+    def _captured(self, call, iters):
         stream = self.world.stream
         stream.begin_capture()
         try:
@@ -57,36 +76,73 @@ class Clock:
             with contextlib.suppress(RuntimeError):  # the capture may be broken
                 stream.end_capture()
             raise
-        graph = stream.end_capture()
-        return lambda: graph.launch(stream)
+        return stream.end_capture()
 
     def time(self, replay, iters):
         """-> microseconds that each of the `iters` calls of ``replay()`` takes, the maximum over the ranks.
         Collective; a rank whose `replay` is None takes part without doing anything."""
-        self.world.synchronize()
-        self.world.host_barrier()
-        us = 0.0
-        if replay is not None:
-            us = (self._on_host if self.emulated else self._on_gpu)(replay) / iters
-        self.world.synchronize()
-        return max(self.world.host_allgather(us))
+        return self._times(lambda: [self._in_a_row(replay)])[0] / iters
 
-    def _on_gpu(self, replay):
-        cuda, stream = self.world.xp.cuda, self.world.stream
-        replay()  # the first one uploads the graph
-        events = [cuda.Event() for _ in range(self.replays + 1)]
-        events[0].record(stream)
+    def times(self, replays):
+        """-> microseconds that each of `replays` takes, in rounds, the maximum over the ranks. Collective."""
+        return self._times(lambda: self._in_rounds(replays))
+
+    def _times(self, replayed):
+        world = self.world
+        world.synchronize()
+        world.host_barrier()
+        spans = replayed()
+        world.synchronize()
+        us = [statistics.median(map(self._elapsed, of_one)) if of_one else 0.0 for of_one in spans]
+        return [max(of_ranks) for of_ranks in zip(*world.host_allgather(us), strict=True)]
+
+    def _in_a_row(self, replay):
+        """-> [(event before, event after), ...] of each time"""
+        if replay is None:
+            return []
+        self._warm_up(replay)
+        events = self._events(self.replays + 1)
+        events[0].record(self.world.stream)
         for event in events[1:]:
             replay()
-            event.record(stream)
-        stream.synchronize()
-        return statistics.median(cuda.get_elapsed_time(a, b) for a, b in pairwise(events)) * 1e3
+            event.record(self.world.stream)
+        return list(pairwise(events))
 
-    def _on_host(self, replay):
-        times = []
-        for _ in range(self.replays):
-            start = time.perf_counter()
+    def _in_rounds(self, replays):
+        """-> likewise, of each of `replays`"""
+        world, n = self.world, len(replays)
+        for replay in replays:
+            self._warm_up(replay)
+            world.synchronize()  # an upload may wait for all that runs: nothing here may wait for it
+        spans = [[self._events(2) for _ in range(self.replays)] for _ in replays]
+        for r in range(self.replays):
+            for i in random.Random(r).sample(range(n), n):
+                before, after = spans[i][r]
+                world.barrier()
+                before.record(world.stream)
+                replays[i]()
+                after.record(world.stream)
+        return spans
+
+    def _warm_up(self, replay):
+        """The first launch of a graph uploads it."""
+        if not self.emulated:
             replay()
-            self.world.stream.synchronize()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times) * 1e6
+
+    def _events(self, n):
+        return [HostEvent() if self.emulated else self.world.xp.cuda.Event() for _ in range(n)]
+
+    def _elapsed(self, span):
+        """Microseconds."""
+        before, after = span
+        if self.emulated:
+            return 1e6 * (after.at - before.at)
+        return 1e3 * self.world.xp.cuda.get_elapsed_time(before, after)
+
+
+class HostEvent:
+    """As one of CuPy's, by the host's clock."""
+
+    def record(self, stream):
+        stream.synchronize()
+        self.at = time.perf_counter()

@@ -1,24 +1,39 @@
-"""PyTorch, where it is installed: NCCL through torch.distributed, and PyTorch's symmetric memory."""
+"""PyTorch, where it is installed: NCCL through torch.distributed, PyTorch's symmetric memory, and products
+that it overlaps with collectives.
+"""
 
 import contextlib
 import os
 import socket
 
-from .results import TORCH_NCCL
+from .measure import Contender
+from .results import TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_NCCL
 
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 
-class TorchCall:
-    """What the two have in common: one process group, with a communicator of its own beside that of
+def stream_of(torch, world):
+    """The World's stream, as PyTorch's."""
+    return torch.cuda.ExternalStream(world.stream.ptr, device=world.xp.cuda.Device().id)
+
+
+def tensor_of(torch, array):
+    """The memory of a matrix of consecutive rows or columns, as PyTorch's."""
+    by_row = array if array.flags.c_contiguous else array.T
+    tensor = torch.from_dlpack(by_row.view(f"int{8 * array.itemsize}"))
+    tensor = tensor.view(getattr(torch, array.dtype.name))
+    return tensor if by_row is array else tensor.T
+
+
+class TorchCall(Contender):
+    """What they have in common: one process group, with a communicator of its own beside that of
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 
-    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare(), run() and repeat().
+    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run().
     """
 
-    def __init__(self, world):
-        self.world, self._torch, self._case, self._x = world, None, None, None
+    _torch = _case = _x = None
 
     def start(self, case):
         if self.world.backend.name == "emulator":
@@ -29,21 +44,21 @@ class TorchCall:
         except ImportError as error:
             raise ValueError(f"PyTorch is not installed ({error})") from error
         self._torch, self._case = torch, case
-        with _refusing():
+        with refusing():
             if not torch.distributed.is_initialized():
                 self._connect()
-            self._stream = torch.cuda.ExternalStream(self.world.stream.ptr)
+            self._stream = stream_of(torch, self.world)
             with torch.cuda.stream(self._stream):
                 self.prepare()
 
     def call(self):
-        with _refusing(), self._torch.cuda.stream(self._stream):
+        with refusing(), self._torch.cuda.stream(self._stream):
             self.run()
 
     def capture(self, iters):
         cuda = self._torch.cuda
         graph = cuda.CUDAGraph()
-        with _refusing(), cuda.graph(graph, stream=self._stream):
+        with refusing(), cuda.graph(graph, stream=self._stream):
             for _ in range(iters):
                 self.run()
 
@@ -95,9 +110,6 @@ class TorchNccl(TorchCall):
 
     def run(self):
         self._case.torch(self._torch.distributed, self._x, self._out)
-
-    def repeat(self, replay):
-        replay()  # PyTorch's tensor is the same memory
 
     def stop(self):
         super().stop()
@@ -177,8 +189,62 @@ class TorchTwoShot(_TorchSymmetric):
         super().repeat(self.call)
 
 
+class _TorchFused(TorchCall):
+    """A product and a collective in one, the output is PyTorch's. Not in a graph, which it cannot be captured
+    in. A subclass has fused(ops, x, b, group) -> the tensor with the result."""
+
+    _b = _result = None
+
+    @property
+    def out(self):
+        if self._result is None:
+            return None
+        words = self._result.view(self._torch.int16)
+        return self.world.xp.from_dlpack(words).view(self._case.dtype)
+
+    def prepare(self):
+        import torch.distributed._symmetric_memory as symmetric
+
+        self._group = self._torch.distributed.group.WORLD.group_name
+        symmetric.enable_symm_mem_for_group(self._group)
+        self._x, self._b = (tensor_of(self._torch, array) for array in (self._case.x, self._case.b))
+
+    def run(self):
+        self._result = self.fused(self._torch.ops.symm_mem, self._x, self._b, self._group)
+
+    def capture(self, iters):
+        def replay():
+            for _ in range(iters):
+                self.call()
+
+        return replay
+
+    def stop(self):
+        super().stop()
+        self._b = self._result = None
+
+
+class TorchGatherProduct(_TorchFused):
+    """``torch.ops.symm_mem.fused_all_gather_matmul``; nobody wants the gathered rows."""
+
+    method = TORCH_AG_GEMM
+
+    def fused(self, ops, x, b, group):
+        _, (result,) = ops.fused_all_gather_matmul(x, [b], 0, group, return_A=False)
+        return result
+
+
+class TorchProductScatter(_TorchFused):
+    """``torch.ops.symm_mem.fused_matmul_reduce_scatter``."""
+
+    method = TORCH_GEMM_RS
+
+    def fused(self, ops, x, b, group):
+        return ops.fused_matmul_reduce_scatter(x, b, "sum", 0, group)
+
+
 @contextlib.contextmanager
-def _refusing():
+def refusing():
     """Whatever PyTorch raises is a reason not to compare with it: a row, not a crash."""
     try:
         yield

@@ -1,0 +1,93 @@
+"""What ``bench ag_gemm``, ``gemm_rs`` and ``gemm_ar`` have in common.
+
+A shape MxNxK is that of a whole layer, of which each rank has a part. Three cases of it are timed in the same
+rounds: a rank's product alone, what goes between the ranks alone, and both: by one of our host objects
+(``Ours``), and by NCCL and cuBLAS, in turn (``InTurn``), as a user would do otherwise.
+"""
+
+from .gemm import Cublas
+from .measure import Contender
+from .nccl import Nccl
+from .results import NCCL_CUBLAS
+
+DTYPES = ("bfloat16", "float16")
+SHAPES = "8192x14336x4096,8192x28672x8192,8192x8192x8192,512x28672x8192"
+
+
+def share(world, op, shape):
+    """-> M, a rank's part of N, K"""
+    m, n, k = shape
+    if m % world.n_ranks or n % world.n_ranks:
+        raise SystemExit(f"{op}: {m}x{n}x{k}: M and N that {world.n_ranks} ranks share are allowed")
+    return m, n // world.n_ranks, k
+
+
+class Ours(Contender):
+    """One method of a host object, called with `x`, `b` and out. A subclass has
+
+    make(case)    -> the object
+    choice(case)  -> the method that "auto" takes
+    """
+
+    _object = None
+
+    def __init__(self, world, method):
+        super().__init__(world)
+        self.method = method
+
+    def start(self, case):
+        self._object = self.make(case)
+        super().start(case)
+        self.took = self.choice(case) if self.method == "auto" else None
+
+    def call(self):
+        self._object(self._case.x, self._case.b, self.out)
+
+    def stop(self):
+        super().stop()
+        if self._object is not None:
+            self._object.free()
+        self._object = None
+
+
+class Step:
+    """A part of a layer as a case for one of InTurn: from `x`, and `b`, into `out`."""
+
+    def __init__(self, x, out, b=None, nccl=None):
+        self.x, self.b, self.nccl, self._out = x, b, nccl, out
+
+    def output(self):
+        return self._out
+
+
+class InTurn(Contender):
+    """NCCL and cuBLAS, one after the other, in one graph. A case has
+
+    steps()  -> [(Nccl or Cublas, Step), ...], in their order
+    """
+
+    method = NCCL_CUBLAS
+
+    def __init__(self, world):
+        super().__init__(world)
+        self._of, self._steps = {kind: kind(world) for kind in (Nccl, Cublas)}, []
+
+    def start(self, case):
+        self._steps = []
+        for kind, step in case.steps():
+            self._of[kind].start(step)
+            self._steps.append(self._of[kind])
+        self.out = self._steps[-1].out
+
+    def call(self):
+        for step in self._steps:
+            step.call()
+
+    def stop(self):
+        super().stop()
+        for contender in self._of.values():
+            contender.stop()
+
+    def close(self):
+        for contender in self._of.values():
+            contender.close()

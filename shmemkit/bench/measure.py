@@ -1,0 +1,104 @@
+"""How contenders are measured: each is set up, called once, checked and captured; then they are timed, and
+checked again on other data.
+
+``measure_all`` times them in rounds (``timing.py``). Products are measured so: power limits the GPU's clock,
+and who comes first would have a faster one. ``measure`` is for one by itself, calls in a row: for what takes
+microseconds, and without the memory that the others take.
+
+All ranks go through the contenders in one order. What one rank cannot do (``agreed``), none does: that
+contender is stopped, and its note says why; the others go on. Nothing is under way while one is set up, since
+compiling and loading may wait for all that runs.
+"""
+
+import functools
+
+from .refusal import Refused, agreed
+
+
+class Contender:
+    """What is measured. A subclass has `method`, its name, call(), and what it needs of the others; start(),
+    stop() and close() are collective.
+
+    out            where the result is; None before the first call if that makes it
+    took           the method that "auto" took, or None
+    start(case)    set up for a case
+    call()         enqueue one
+    capture        None, or capture(iters) -> replay: a CUDA graph of its own, or what it has for one
+    repeat(replay) the data of the case have changed: enqueue it again, as ``replay()`` does
+    stop()         the case is over, also if start() has raised
+    close()        at the very end
+
+    start(), call() and capture() raise ValueError, or MemoryError, for what cannot run.
+    """
+
+    capture = out = took = None
+
+    def __init__(self, world):
+        self.world = world
+
+    def start(self, case):
+        self._case, self.out = case, case.output()
+
+    def repeat(self, replay):
+        replay()
+
+    def stop(self):
+        self._case = self.out = None
+
+    def close(self):
+        pass
+
+
+def measure(world, clock, case, contender):
+    """-> (microseconds of a call or None, note), the data of the case having been made. Collective."""
+
+    def times(replays):
+        return [clock.time(replay, 1) for replay in replays]
+
+    return _measure(world, clock, [(case, contender)], lambda i: None, times)[0]
+
+
+def measure_all(world, clock, pairs, step=lambda i: None):
+    """-> [(microseconds of a call or None, note), ...], of each (case, contender) of `pairs`, timed together.
+    Collective.
+
+    ``step(i)`` tells that ``pairs[i]`` is set up next.
+    """
+    return _measure(world, clock, pairs, step, clock.times)
+
+
+def _measure(world, clock, pairs, step, times):
+    """Between the checks all data change, of a case in several pairs once."""
+    notes, running = [""] * len(pairs), {}  # i: its replay
+    for i, (case, contender) in enumerate(pairs):
+        step(i)
+        try:
+            running[i], notes[i] = _set_up(world, clock, case, contender)
+        except Refused as reason:
+            notes[i] = f"refused: {reason}"
+            contender.stop()
+    us = dict(zip(running, times(list(running.values())), strict=True))
+    for case in dict.fromkeys(case for case, _ in pairs):
+        case.flip()
+    for i, replay in running.items():
+        case, contender = pairs[i]
+        us[i] /= clock.iters(case.bytes)
+        try:
+            agreed(world, functools.partial(contender.repeat, replay))
+            notes[i] = notes[i] or case.check(contender.out)
+        except Refused as reason:
+            us[i], notes[i] = None, f"refused: {reason}"
+    for i in running:
+        pairs[i][1].stop()
+    return [(us.get(i), note) for i, note in enumerate(notes)]
+
+
+def _set_up(world, clock, case, contender):
+    """-> (replay, what is wrong with the first result or "")"""
+    agreed(world, lambda: contender.start(case))
+    if contender.out is not None:
+        case.spoil(contender.out)
+    agreed(world, contender.call)
+    wrong = case.check(contender.out)
+    capture = contender.capture or functools.partial(clock.capture, contender.call)
+    return agreed(world, lambda: capture(clock.iters(case.bytes))), wrong
