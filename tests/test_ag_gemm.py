@@ -159,7 +159,7 @@ def test_gathered_rows(pes, tiles, rows, given):
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_parts_of_k(pes, tiles, by_columns):
     tiles((64, 32, 1, "m", 8, True), 2, by_columns)
-    assert pes(2).run(in_a_row, 2, 64, 328, 32, None, "overlap", 4, BF16, True) == [2, 2]
+    assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "overlap", 4, BF16, True) == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_several_weights(pes, tiles):
     def main():
         world = sk.init()
         world.backend.multiprocessors = 2
-        xs, widths = integers(2, 64, 16), (16, 40, 14, 0)
+        xs, widths = integers(2, 32, 16), (16, 40, 14, 0)
         weights = [weight_of(world.rank, 16, n, seed=i) for i, n in enumerate(widths)]
         biases = [None, *(integers(n, dtype="float32") for n in widths[1:])]
         with_rows = sk.AllGatherGemm(world, xs.nbytes, "overlap")
@@ -197,12 +197,12 @@ def test_several_weights(pes, tiles):
             assert isinstance(outs, tuple)
             world.synchronize()
             for out, weight, bias in zip(outs, weights, biases, strict=True):
-                want = xs.reshape(128, 16).astype("float64") @ weight.astype("float64")
+                want = xs.reshape(64, 16).astype("float64") @ weight.astype("float64")
                 check(out, ACTIVATE["relu"](want if bias is None else want + bias))
-        given = [np.zeros((128, n), "float32") for n in widths]
+        given = [np.zeros((64, n), "float32") for n in widths]
         assert with_rows(xs[world.rank], weights, given) == tuple(given)
         world.synchronize()
-        check(given[1], xs.reshape(128, 16).astype("float64") @ weights[1].astype("float64"))
+        check(given[1], xs.reshape(64, 16).astype("float64") @ weights[1].astype("float64"))
 
     pes(2).run(main)
 
@@ -212,11 +212,11 @@ def test_graphs_and_streams(pes, tiles):
         world = sk.init()
         world.backend.multiprocessors = 2
         me, streams = world.rank, [world.stream, cuda.stream()]
-        xs, weight = integers(6, 2, 64, 64), weight_of(me, 64, 32)
+        xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
         overlap = sk.AllGatherGemm(world, xs[0].nbytes, "overlap")
-        x, out = np.zeros((64, 64), BF16), np.zeros((128, 32), "float32")
+        x, out = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32")
         seen = np.zeros((6, *out.shape), "float32")
-        gathered = [None, overlap.output((128, 64), "bfloat16")]
+        gathered = [None, overlap.output((128, 8), "bfloat16")]
         graphs = []
         for i, stream in enumerate(streams):
             stream.begin_capture()
@@ -233,7 +233,7 @@ def test_graphs_and_streams(pes, tiles):
                 overlap(x, weight, out, gathered=gathered[call % 2], stream=stream)
             take[1, 32, stream](words(out), words(seen[call]))
         world.synchronize()
-        assert (seen == xs.reshape(6, 128, 64).astype("float32") @ weight.astype("float32")).all()
+        assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
 
     pes(2).run(main)
 
@@ -321,7 +321,7 @@ def test_own_rows_come_before_the_product(monkeypatch, tiles):
 def test_which_method():
     auto = object.__new__(sk.AllGatherGemm)
     auto.world = SimpleNamespace(n_ranks=4, backend=SimpleNamespace(name="nvshmem"))
-    auto._gather = auto._ahead = "made"
+    auto._gather, auto._ahead, auto._preferred = "made", "made", "overlap"
     methods = [auto.method_for((rows, 8192), "bfloat16") for rows in (2048, 128, 64, 16)]
     assert methods == ["overlap"] * 2 + ["sequential"] * 2
     gpu = SimpleNamespace(multiprocessors=132)
@@ -372,7 +372,7 @@ def test_refusals(pes):
             multiply.free()
             with pytest.raises(RuntimeError, match="freed; make a new one"):
                 multiply(x, weight)
-        with pytest.raises(ValueError, match="'overlap', 'sequential' or 'auto' are allowed"):
+        with pytest.raises(ValueError, match="'overlap', 'overlap_2d', 'sequential' or 'auto' are allowed"):
             sk.AllGatherGemm(world, 8, "fast")
         with pytest.raises(ValueError, match="max_nbytes, method"):
             sk.AllGatherGemm(world, 8 + world.rank)

@@ -8,12 +8,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 from gemms import error
+from numba import cuda
 
 import shmemkit as sk
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm_rs import fused, methods
+from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile
+from shmemkit.kernels.gemm_rs import copied, fused, methods
 from shmemkit.memory import as_dtype
 
 OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
@@ -73,7 +74,7 @@ def all_right(pes, *args):
     return all(all(of_rank) for of_rank in pes.run(compute, *args))
 
 
-SIZES = [(12, 40, 72), (6, 40, 8), (12, 8, 200)]
+SIZES = [(12, 40, 8), (6, 40, 8), (6, 8, 136)]
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
@@ -82,6 +83,15 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 def test_sizes(pes, tiles, op, n_pes):
     tiles(64, 32)
     assert all_right(pes(n_pes), op, SIZES)
+
+
+@late
+@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("rs", 3), ("ar", 3)])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_parts_that_are_copied(pes, tiles, monkeypatch, op, n_pes, chunk):
+    tiles(64, 32)
+    monkeypatch.setattr(copied.Copied, "chunk_of", lambda self, tiles, tile_bytes: chunk)
+    assert all_right(pes(n_pes), op, [*SIZES, (12, 136, 8)], "copy_engine")
 
 
 @late
@@ -119,13 +129,13 @@ def test_one_after_the_other(pes, op, n_pes):
 
 
 @late
-@pytest.mark.parametrize("op", OBJECTS)
-def test_graphs_and_streams(pes, tiles, op):
+@pytest.mark.parametrize("op, method", [("rs", "fused"), ("ar", "fused"), ("rs", "copy_engine")])
+def test_graphs_and_streams(pes, tiles, op, method):
     tiles(64, 32)
 
     def main():
         world = sk.init()
-        product, sizes = OBJECTS[op](world, 4, 40, method="fused"), [(4, 40, 16), (4, 8, 72)]
+        product, sizes = OBJECTS[op](world, 4, 40, method=method), [(4, 40, 16), (4, 8, 72)]
         other = Stream(world.stream.machine, world.rank)
         calls, graphs = [], []
         for call, size in enumerate(sizes):
@@ -239,6 +249,7 @@ def changed(old, new):
     module = ModuleType("shmemkit.kernels.gemm_rs.fused_changed")
     module.__package__ = "shmemkit.kernels.gemm_rs"
     sys.modules[module.__name__] = module
+    module.relaxed_add = lambda array, i, value, scope: cuda.atomic.add(array, i, value)
     exec(compile(source.replace(old, new), "fused_changed.py", "exec"), vars(module))
     return module
 
@@ -252,19 +263,22 @@ def changed(old, new):
         ("rs", SMALL, "bulk_wait_group(0)  # 2", "pass"),
         ("rs", MANY, "mbarrier_wait(extra.posts, TOLD, (state >> 1 & 1) ^ 1)", "pass"),
         ("rs", SMALL, "mbarrier_wait(posts, SENT, parity)  # 3", "pass"),
-        ("rs", SMALL, 'wait(signal, 1, "sys", "acquire", extra.call)  # 4', "pass"),
+        ("rs", SMALL, 'wait(arrived, 1, "sys", "acquire", number)  # 4', "pass"),
         ("rs", SMALL, "fence_proxy_async_global()  # 4", "pass"),
         ("rs", RING, "                        mbarrier_wait(empty, slot, parity)\n", ""),
         ("rs", SMALL, "        mbarrier_wait(full, slot, parity)\n", ""),
         ("rs", RING, "        hand_back(empty, slot, lane)\n", ""),
         ("rs", RING, "        cuda.syncwarp()  # all have read it\n", ""),
-        ("rs", SMALL, "((call & 1) * others", "(0 * others"),
+        ("rs", SMALL, "(half * (n_ranks - 1)", "(0 * (n_ranks - 1)"),
         ("rs", SMALL, "owner = me + 1 + turn", "owner = me + turn"),
         ("rs", SMALL, "mbarrier_init(posts, SENT, warps)", "mbarrier_init(posts, SENT, 1)"),
         ("rs", SMALL, "        calls[0] = call", "        pass"),
         ("rs", SMALL, "                done[0] = 0\n", ""),
         ("ar", SMALL, "mbarrier_wait(posts, SENT, parity)  # 3", "pass"),
         ("ar", SMALL, 'wait(signal, 1, "sys", "acquire", call)  # 9', "pass"),
+        ("copied", SMALL, "red_release(extra.written, ", "relaxed_add(extra.written, "),
+        ("copied", SMALL, "arrived[k * signals + c] = 0", "pass"),
+        ("copied", SMALL, 'st_release(peer_at(ready, offsets, first_rank + k), me, 1, "sys")', "pass"),
     ],
 )
 def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
@@ -272,14 +286,27 @@ def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
     monkeypatch.setattr(methods, "fused_kernel", changed(line, change).fused_kernel)
     tile, sizes = case
     tiles(*tile)
+    arguments = ("rs", sizes, "copy_engine") if op == "copied" else (op, sizes)
     if case in (MANY, RING):
         monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 1)
-    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(6))):
+    for options in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5))):
         try:
-            results = sk.emu.run(lambda: compute(op, sizes), 2, delivery="unordered", **options)
+            results = sk.emu.run(lambda: compute(*arguments), 2, delivery="unordered", **options)
         except (EmulatorError, RaceError, DeadlockError) as report:
             print(report)
             return
         if not all(map(all, results)):
             return
     pytest.fail("nobody has missed it")
+
+
+@pytest.mark.parametrize("part_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [8, 64, 65, 4096])
+@pytest.mark.parametrize("n", [8, 32, 100, 8192])
+def test_parts_fit_the_slots_of_all_tiles(part_dtype, rows, n):
+    tiles = methods.tiles_for(rows, n, part_dtype)
+    assert tiles
+    for tile in tiles:
+        kinds = Kinds("bfloat16", "k", "k", "bfloat16")
+        parts, layout = fused.Parts(tile, kinds, part_dtype), Layout(tile, kinds)
+        assert parts.unit <= layout.b and parts.units <= layout.stages and parts.piece <= layout.piece

@@ -1,5 +1,6 @@
 """All-gather and matrix product on GPUs: 1, 2 and 4 ranks,
-``mpirun -n 4 python3 -m pytest -m gpu tests/test_gpu_ag_gemm.py``."""
+``mpirun -n 4 python3 -m pytest -m gpu tests/test_gpu_ag_gemm.py``; and with several logical nodes:
+``SHMEMKIT_LOCAL_SIZE=2 mpirun -n 4 ...``, and of 1 on 2 ranks."""
 
 import gpu
 import numpy as np
@@ -20,12 +21,20 @@ def world():
     return gpu.world()
 
 
-@pytest.fixture(params=["overlap by rows", "overlap by columns", "sequential"])
+@pytest.fixture(
+    params=[
+        *("overlap by rows", "overlap by columns"),
+        *("overlap_2d by rows", "overlap_2d by columns"),
+        "sequential",
+    ]
+)
 def method(request, world, monkeypatch):
     name, _, by = request.param.partition(" by ")
     capabilities = world.host_allgather(gpu_of(world).compute_capability)
-    if name == "overlap" and any(cc[0] != 9 for cc in capabilities):
+    if name != "sequential" and any(cc[0] != 9 for cc in capabilities):
         pytest.skip("needs compute capability 9.0")
+    if name == "overlap_2d" and world.n_nodes == 1:
+        pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
     monkeypatch.setattr(ag_gemm, "ROUNDS", -1 if by == "rows" else 1e9)
     return name
 

@@ -1,4 +1,6 @@
-"""GemmReduceScatter and GemmAllReduce on GPUs: relative errors, poisoned outputs, skewed repeats, graphs."""
+"""GemmReduceScatter and GemmAllReduce on GPUs: relative errors, poisoned outputs, skewed repeats, graphs;
+``mpirun -n 4 python3 -m pytest -m gpu tests/test_gpu_gemm_rs.py``, and with several logical nodes:
+``SHMEMKIT_LOCAL_SIZE=2 mpirun -n 4 ...``, and of 1 on 2 ranks."""
 
 import importlib.util
 import time
@@ -158,4 +160,76 @@ def test_no_larger_error_than_torchs():
     sums = np.add.reduce(world().host_allgather(mine))[rows]
     theirs = torch.from_numpy(sums).to(torch.bfloat16).float().numpy()
     assert error(got, case.want) <= min(2e-2, 1.5 * error(theirs, case.want))
+    product.free()
+
+
+# ---- several nodes
+
+
+def several_nodes():
+    if world().n_nodes == 1:
+        pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
+    if world().local_size > 1:
+        fused_is_there()
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+@pytest.mark.parametrize(
+    "rows, n, k",
+    [(128, 256, 64), (1024, 1024, 1024), (200, 1000, 520), (33, 520, 264), (5, 24, 72), (1, 8, 8)],
+)
+def test_over_nodes(op, rows, n, k):
+    several_nodes()
+    m = rows * world().n_ranks
+    errors = {}
+    for part in (None, "float32"):
+        case, product = Case(op, m, n, k), OBJECTS[op](world(), m, n, part_dtype=part, method="fused_2d")
+        for _ in range(3):
+            got = case.compute(product)
+            case.check(got)
+        errors[part] = error(got, case.want)
+        product.free()
+    assert errors["float32"] < 2**-8
+
+
+@pytest.mark.parametrize("op, symmetric", [("rs", False), ("ar", False), ("ar", True)])
+def test_over_nodes_many_times_with_skew(op, symmetric):
+    """Equal bits; two sizes, so that some chunks have more calls than others."""
+    several_nodes()
+    w, rng = world(), np.random.default_rng(world().rank)
+    cases = Case(op, 512 * w.n_ranks, 2048, 256), Case(op, 40 * w.n_ranks, 256, 128)
+    product = OBJECTS[op](w, 512 * w.n_ranks, 2048, method="fused_2d")
+    outs = [product.output(case.out.shape) if symmetric else None for case in cases]
+    first = [case.compute(product, out) for case, out in zip(cases, outs, strict=True)]
+    for case, got in zip(cases, first, strict=True):
+        case.check(got)
+    for call in range(500):
+        if rng.random() < 0.2:
+            time.sleep(rng.random() * 1e-3)
+        which = call % 3 == 2
+        assert cases[which].compute(product, outs[which]).tobytes() == first[which].tobytes()
+    product.free()
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+def test_a_graph_over_nodes(op):
+    """Calls in a row, without the host between them."""
+    several_nodes()
+    w = world()
+    cases = Case(op, 256 * w.n_ranks, 512, 128), Case(op, 64 * w.n_ranks, 256, 512)
+    product = OBJECTS[op](w, 256 * w.n_ranks, 512, method="fused_2d")
+    want = [case.compute(product) for case in cases]
+    w.stream.begin_capture()
+    for _ in range(5):
+        for case in cases:
+            product(case.a, case.b, case.out)
+    graph = w.stream.end_capture()
+    for _ in range(20):
+        for case in cases:
+            case.out.fill(np.nan)
+        w.xp.cuda.get_current_stream().synchronize()
+        graph.launch(w.stream)
+        product(cases[1].a, cases[1].b, cases[1].out)
+        w.synchronize()
+        assert [case.out.get().tobytes() for case in cases] == [x.tobytes() for x in want]
     product.free()

@@ -9,6 +9,8 @@ Methods:
 
   overlap     the product begins with the rows that are here while copy engines bring the others: sm90.py; or
               if it has few tiles, with the columns of all rows that come first: columns.py
+  overlap_2d  several nodes: likewise for one node's rows after another, the own ones first, while the others
+              cross the network: nodes.py
   sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
 """
 
@@ -26,12 +28,14 @@ from shmemkit.stream_order import StreamOrder
 from shmemkit.world import World
 
 from .host import Fused
+from .nodes import Nodes
+from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
 PLANS = 64  # bound calls that are kept
 ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
-SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential
+SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
 
 
 class AllGatherGemm:
@@ -39,23 +43,23 @@ class AllGatherGemm:
 
     world       the World
     max_nbytes  of the gathered rows: n_ranks times an `x`
-    method      "overlap", "sequential", or "auto": on Hopper "overlap", but for up to 4 MB of gathered rows,
-                which copy engines bring too late; elsewhere "sequential", on the emulator, too, where that is
-                faster
+    method      "overlap", "overlap_2d", "sequential", or "auto": on Hopper "overlap", over several nodes
+                "overlap_2d", but for up to 4 MB of gathered rows, which copy engines bring too late;
+                elsewhere "sequential", on the emulator, too, where that is faster
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
     those before. A product under way may take all multiprocessors and wait for ranks: so calls of several
     objects, and of collectives, that are on different streams come in one order on all ranks, too.
 
-    "overlap" takes symmetric memory for the gathered rows, and 1 / n_ranks of that; "auto" besides for
-    AllGather, of up to 4 MB. The copies need memory that all ranks reach, as in one node; over several nodes
-    that do not, "auto" is sequential.
+    "overlap" takes symmetric memory for the gathered rows, and 1 / n_ranks of that; its copies need memory
+    that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 / nodes,
+    1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes what AllGather does of 4 MB, too.
 
     `refused`: why "auto" never overlaps here, or None.
     """
 
-    methods = ("overlap", "sequential")
+    methods = ("overlap", "overlap_2d", "sequential")
 
     def __init__(self, world, max_nbytes, method="auto"):
         name = type(self).__name__
@@ -80,7 +84,10 @@ class AllGatherGemm:
             )
         self._plans, self._of_graphs = {}, []
         self._order, self._gpu = StreamOrder(world), gpu_of(world)
-        self._ahead = self._given = self._gather = None
+        self._ahead = self._given = self._nodes = self._gather = None
+        self._preferred = method  # for what is large
+        if method == "auto":
+            self._preferred = "overlap" if world.n_nodes == 1 else "overlap_2d"
         try:
             self._prepare()
         except (ValueError, MemoryError):  # on all ranks
@@ -93,26 +100,37 @@ class AllGatherGemm:
             self.refused = self._not_overlapped()
             if self.refused is None:
                 try:
-                    self._ahead = self._part(PushAhead, capacity)
-                    self._given = self._part(CopyPush, capacity)
+                    self._prepare_overlap(capacity)
                 except ValueError as error:
                     self.refused, self._ahead = str(error), None
-            if self.refused is not None and self.method == "overlap":
-                raise ValueError(f"AllGatherGemm: method='overlap': {self.refused}")
+                    while self._parts:
+                        self._parts.pop().free()
+            if self.refused is not None and self.method != "auto":
+                raise ValueError(f"AllGatherGemm: method={self.method!r}: {self.refused}")
             capacity = min(capacity, SMALL) if self.refused is None and not emulated else capacity
-        if self.method != "overlap":
-            self._gather = self._part(AllGather, capacity)
+        if self.method in ("auto", "sequential"):
+            self._gather = self._part(AllGather, self.world, capacity)
             self._gathered = self._gather.output(capacity, "uint8")
 
+    def _prepare_overlap(self, capacity):
+        world = self.world
+        if self._preferred == "overlap_2d":
+            self._nodes = self._part(Nodes, world, capacity // world.n_ranks)
+            world, capacity = NodeTeam(world), capacity // world.n_nodes
+        self._ahead = self._part(PushAhead, world, capacity)
+        self._given = self._part(CopyPush, world, capacity)
+
     def _not_overlapped(self):
-        """-> why the kernel is not for the GPUs of all ranks, or None, the same on all."""
+        """-> why the kernel is not for all ranks or their GPUs, or None, the same on all."""
+        if self._preferred == "overlap_2d" and self.world.n_nodes == 1:
+            return "one node: several are allowed; 'overlap' is for one"
         for rank, cc in enumerate(self.world.host_allgather(self._gpu.compute_capability)):
             if cc[0] != 9:
                 return f"the GPU of rank {rank} has compute capability {cc[0]}.{cc[1]}: 9.0 is allowed"
         return None
 
     def _part(self, kind, *args):
-        self._parts.append(kind(self.world, *args))
+        self._parts.append(kind(*args))
         return self._parts[-1]
 
     def __call__(self, x, weight, out=None, *, gathered=None, bias=None, activation=None, stream=None):
@@ -178,11 +196,11 @@ class AllGatherGemm:
     def method_for(self, shape, dtype):
         """The method for an x of this shape and dtype."""
         if self._gather is None or self._ahead is None:
-            return "sequential" if self._ahead is None else "overlap"
+            return "sequential" if self._ahead is None else self._preferred
         (rows, k), n = shape, self.world.n_ranks
         emulated = self.world.backend.name == "emulator"  # whose times mean nothing
         small = n * rows * k * as_dtype(dtype).itemsize <= SMALL
-        return "sequential" if small or emulated else "overlap"
+        return "sequential" if small or emulated else self._preferred
 
     def free(self):
         """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
@@ -239,22 +257,34 @@ class AllGatherGemm:
         x, gathered, weights = arrays[0], arrays[1], arrays[2 : 2 + n_weights]
         outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
         self._check_rows(x, gathered)
-        self._check_products(x, weights, outs)
-        engine, whole = None, gathered
-        if self.method_for(x.shape, x.dtype) == "overlap":
-            engine = self._ahead if gathered is None else self._given
-        if gathered is None:
-            room = self._gathered if engine is None else engine.buffer
-            shape = world.n_ranks * x.shape[0], x.shape[1]
-            whole = room[: world.n_ranks * x.nbytes].view(x.dtype).reshape(shape)
-        problems = [Problem(whole, *p, activation) for p in zip(weights, outs, biases, strict=True)]
-        for problem in problems:
-            _check(problem)
-        if engine is None or not x.size:
-            return _Sequential(self._gather if x.size else None, x, problems, world)
-        return _Overlapped(engine, x, problems, world, self._gpu)
+        self._check_products(x, weights, outs, gathered)
+        overlaps = self.method_for(x.shape, x.dtype) != "sequential"
+        room = self._ahead.buffer if overlaps else self._gathered
 
-    def _check_products(self, x, weights, outs):
+        def problems(part=0, parts=1):
+            """Those of one of so many parts of the rows."""
+            m, k = world.n_ranks * x.shape[0] // parts, x.shape[1]
+            rows = slice(part * m, (part + 1) * m)
+            if gathered is None:
+                whole = room[: m * k * x.itemsize].view(x.dtype).reshape(m, k)
+            else:
+                whole = gathered[rows]
+            of_rows = zip(weights, outs, biases, strict=True)
+            found = [Problem(whole, weight, out[rows], bias, activation) for weight, out, bias in of_rows]
+            for problem in found:
+                _check(problem)
+            return found
+
+        if not (overlaps and x.size):
+            return _Sequential(self._gather if x.size else None, x, problems(), world)
+        engine = self._ahead if gathered is None else self._given
+        if self._nodes is None:
+            return _Overlapped(engine, x, problems(), world, self._gpu)
+        return self._nodes.bind(
+            x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), world, self._gpu)
+        )
+
+    def _check_products(self, x, weights, outs, gathered):
         name, m = type(self).__name__, self.world.n_ranks * x.shape[0]
         if not weights:
             raise ValueError(f"{name}: no weight: a (K, N) array, or a tuple of at least one, is allowed")
@@ -271,8 +301,11 @@ class AllGatherGemm:
                     f"{x.shape[0]} rows, is allowed"
                 )
         for i, out in enumerate(outs):
-            if _overlap(x, out) or any(_overlap(other, out) for other in outs[:i]):
-                raise ValueError(f"{name}: out overlaps x or another out: arrays that lie apart are allowed")
+            others = [x, *outs[:i]] if gathered is None else [x, gathered, *outs[:i]]
+            if any(_overlap(other, out) for other in others):
+                raise ValueError(
+                    f"{name}: out overlaps x, gathered or another out: arrays that lie apart are allowed"
+                )
 
     def _check_rows(self, x, gathered):
         n, name = self.world.n_ranks, type(self).__name__

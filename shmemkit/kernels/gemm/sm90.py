@@ -355,7 +355,8 @@ class Exchange(NamedTuple):
                                               slabs of a tile, it may load more to the slots that follow
     take(acc, t, ring, slot, parity, state, pieces, warp, lane, extra)
                                               -> (acc, whether to store it, slot, parity, state): called by
-                                              the warps that multiply, with a tile's products
+                                              the warps that multiply, with a tile's products; where K is
+                                              split, by each that has added its rows up
     settle(state, lane, extra)                -> state: called by them during the products of the next tile,
                                               and at the end. `state` is an integer of their own, 0 at first
     watch(work, works, step, block, extra)    called by one more thread, beside all others: its block's tiles
@@ -431,7 +432,7 @@ def gemm_body(
     a_at(m, map_a, extra)        -> (tensor map, row): where the loader finds row m of A, and the rest of the
                                  tile; a tensor map other than map_a `before_loads` has acquired
     before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile
-    exchange                     an Exchange; K is not split then
+    exchange                     an Exchange; one that uses the ring has K not split
     copies                       tensor maps that follow each other in map_out: each is given the result
     """
     layout = Layout(tile, kinds)
@@ -535,7 +536,7 @@ def gemm_body(
             complete = True
             if split_k and splits > 1:
                 acc, complete = add_up(acc, partials, arrivals, t, split, splits, warp, n_warps, lane)
-            else:
+            if complete:
                 acc, complete, slot, parity, state = take(
                     acc, t, (memory, full, empty), slot, parity, state, pieces, warp, lane, extra
                 )

@@ -5,12 +5,17 @@
 
 Methods:
 
-  fused       one kernel, which sends tiles while it computes the next (``fused.py``): GPUs of compute
-              capability 9.0 that reach each other's memory; large results
-  sequential  ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
+  fused        one kernel, which sends tiles while it computes the next (``fused.py``): GPUs of compute
+               capability 9.0 that reach each other's memory; large results
+  copy_engine  the same, but copy engines send the tiles (``copied.py``): the largest results
+  fused_2d     several nodes: "fused" in each node, for one node's rows after another, which cross the
+               network meanwhile (``fused_2d.py``); large results
+  sequential   ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
 """
 
 from .collective import GemmCollective
+from .copied import Copied
+from .fused_2d import Fused2D
 from .methods import Fused, SequentialReduceScatter
 
 __all__ = ["GemmReduceScatter"]
@@ -24,14 +29,21 @@ class GemmReduceScatter(GemmCollective):
     dtype         of a, b and the result: bfloat16, float16, float32 or float64
     part_dtype    what the ranks' products are rounded to before they are sent, and added up in float32: dtype
                   if None, or "float32"
-    method        "fused", "sequential" or "auto"
+    method        one of ``GemmReduceScatter.methods``, or "auto"
 
     ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Equal calls
     give equal bits: "fused" begins with a rank's own product, which is not rounded before, and adds the
-    others' in the order of the ranks. Its symmetric memory: about twice max_m * max_n elements of part_dtype.
+    others' in the order of the ranks; "fused_2d" does so in each node, rounds the sum to part_dtype, and adds
+    those of the nodes, in their order. Symmetric memory, in elements of part_dtype: of "fused" about twice
+    max_m * max_n; of "fused_2d" 1 / nodes of that, and three times max_m * max_n / ranks of a node.
     """
 
-    METHODS = {"fused": Fused, "sequential": SequentialReduceScatter}
+    METHODS = {
+        "copy_engine": Copied,
+        "fused": Fused,
+        "fused_2d": Fused2D,
+        "sequential": SequentialReduceScatter,
+    }
     methods = tuple(METHODS)
 
     def __call__(self, a, b, out=None, stream=None):
@@ -42,10 +54,10 @@ class GemmReduceScatter(GemmCollective):
         out     (M / n_ranks, N), contiguous, apart from a and b. Default: a new array
         stream  default: the World's
 
-        All ranks give arrays of the same shapes, M a multiple of n_ranks. "fused" wants rows (columns, of
-        operands of consecutive columns) to begin at multiples of 16 bytes. The first call for arrays at new
-        places binds a kernel, and perhaps compiles it: not inside the capture of a graph. The caller keeps
-        the arrays alive until it has been computed.
+        All ranks give arrays of the same shapes, M a multiple of n_ranks. "fused" and "fused_2d" want rows
+        (columns, of operands of consecutive columns) to begin at multiples of 16 bytes, also those of each
+        rank's and node's part. The first call for arrays at new places binds kernels, and perhaps compiles
+        them: not inside the capture of a graph. The caller keeps the arrays alive until it has been computed.
         """
         return super().__call__(a, b, out, stream)
 

@@ -14,7 +14,8 @@ PLANS = 256  # bound calls that are kept
 class GemmCollective:
     """A subclass has
 
-    METHODS       {name: class}; a method is made with the World, max_m, max_n, dtype and part_dtype
+    METHODS       {name: class}; a method is made with the World, max_m, max_n, dtype and part_dtype. "auto"
+                  takes those with `several_nodes`, if a class has that, only on several (True) or one (False)
     _rows(m)      -> rows of the result that a rank gets, of m; ValueError for what is not allowed
     """
 
@@ -51,7 +52,7 @@ class GemmCollective:
                 f"{name}: {given} were given over the ranks (max_m, max_n, dtype, part_dtype, method): the "
                 "same are allowed"
             )
-        for each in self.METHODS if method == "auto" else [method]:
+        for each in self._candidates() if method == "auto" else [method]:
             try:
                 self._methods[each] = self._make(each)
             except (ValueError, MemoryError) as error:  # on all ranks
@@ -60,6 +61,13 @@ class GemmCollective:
                     raise
         if not self._methods:
             raise ValueError(f"{name}: no method can be used here: {self.refused}")
+
+    def _candidates(self):
+        """The methods for as many nodes."""
+        several = self.world.n_nodes > 1
+        return [
+            each for each, kind in self.METHODS.items() if getattr(kind, "several_nodes", several) == several
+        ]
 
     def _make(self, each):
         sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name

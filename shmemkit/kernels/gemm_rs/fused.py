@@ -49,6 +49,32 @@ two phases ahead of the others at posts: the warps wait for posts[1], the watche
 No deadlock: sending waits for nobody. All tiles of others' rows come before mine in the order, and so in that
 of each block: they are sent although other ranks wait. All blocks are resident.
 
+Copied (`copied`): copy engines send the parts, in chunks of some tiles in a row; the warps that multiply
+store them here, which takes them less time. A graph's copies have fixed addresses, and its operations on
+signals fixed values: so staged is one half, and signals are 0 or 1, and set back.
+
+Outbox    outbox[t, i], local: my part for the i-th tile of rank me + 1 + t modulo the ranks
+Signals   written[t, c], local: how many tiles of chunk c of outbox[t] are there; arrived[k, c] likewise for
+          chunk c of rank k's parts, 0 or 1; ready[k], on every rank: 0 or 1, at first 1: my parts may be
+          written to staged on rank k. Set by rank k only
+
+  warps:  1. to outbox[t, i]
+  watcher, for each of these tiles:
+          3. wait for posts[0]; add one to written[t, c]         release, sys; arrive at posts[1]
+  streams beside, for each chunk, in the order of the tiles:
+         10. at first: wait for ready[k] of all k; set them back
+         11. wait until written[t, c] is as many as its tiles; set it back; copy it to staged[me] there; set
+             arrived[me, c] there                                release, sys: publishes the copy
+  loader: 4. wait for arrived[k, c]
+  last block, when all have read their parts:
+         12. set all arrived back; set ready[me] on the others   release, sys
+
+The next call on my stream comes after the streams beside, and so writes outbox when it has been copied. Rank
+k copies to staged here, and sets arrived, when it has waited for the ready[me] that I set after I had read
+what was there, and had set arrived back. It has set ready[me] back before, and I set it again when I have got
+all parts of that call. Copies wait for the kernel of their rank, which sends, as ever, without waiting for
+anybody, and for the ends of calls before.
+
 All-reduce (`everywhere`): each rank's rows of the result go to all ranks (the tensor maps of step 7 are those
 of `out` on each), and then
 
@@ -74,7 +100,7 @@ from shmemkit.device.mbarrier import (
     mbarrier_init,
     mbarrier_wait,
 )
-from shmemkit.device.memory import peer_at, st_release
+from shmemkit.device.memory import peer_at, red_release, st_release
 from shmemkit.device.registers import for_each_part, map_parts
 from shmemkit.device.signals import wait
 from shmemkit.device.spans import span
@@ -130,6 +156,9 @@ class Given(NamedTuple):
     part_tiles: object
     room: object
     signals: object
+    outbox: object
+    written: object
+    chunk: object
 
 
 @inline
@@ -144,10 +173,9 @@ def place_of(t, me, n_ranks, part_tiles):
 
 
 @inline
-def staged_at(call, sender, owner, n_ranks, room):
+def staged_at(half, sender, owner, n_ranks, room):
     """The first byte of the sender's place."""
-    others = n_ranks - 1
-    return ((call & 1) * others + (sender - 1 if sender > owner else sender)) * room
+    return (half * (n_ranks - 1) + (sender - 1 if sender > owner else sender)) * room
 
 
 @functools.cache
@@ -261,7 +289,7 @@ def adding(tile, kinds, part_dtype, count):
 
 
 @functools.cache
-def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
+def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied):
     """-> the Exchange of a kernel."""
     parts, layout = Parts(tile, kinds, part_dtype), Layout(tile, kinds)
     units, unit_bytes, tile_bytes = parts.units, parts.unit, parts.tile
@@ -281,10 +309,14 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
             k = 0
             while k < n_ranks:
                 if k != me:
-                    signal = span(extra.arrived, k * extra.signals + i, 1)
-                    wait(signal, 1, "sys", "acquire", extra.call)  # 4
+                    if copied:
+                        half, number, signal = 0, 1, quotient(i, extra.chunk)
+                    else:
+                        half, number, signal = extra.call & 1, extra.call, i
+                    arrived = span(extra.arrived, k * extra.signals + signal, 1)
+                    wait(arrived, 1, "sys", "acquire", number)  # 4
                     fence_proxy_async_global()  # 4
-                    at = staged_at(extra.call, k, me, n_ranks, extra.room) + i * tile_bytes
+                    at = staged_at(half, k, me, n_ranks, extra.room) + i * tile_bytes
                     for unit in range(units):
                         mbarrier_wait(empty, slot, parity)
                         mbarrier_arrive_expect_tx(full, slot, unit_bytes)
@@ -319,9 +351,12 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
         if own:
             acc, slot, parity = add(acc, memory, full, empty, slot, parity, warp, lane)  # 6
         else:
-            first = staged_at(extra.call, extra.me, owner, n_ranks, extra.room)
-            first += i * tile_bytes + warp * warp_bytes
-            there = span(peer_at(extra.staged, extra.offsets, owner), first, tile_bytes - warp * warp_bytes)
+            first, n_bytes = i * tile_bytes + warp * warp_bytes, tile_bytes - warp * warp_bytes
+            if copied:
+                there = span(extra.outbox, turn * extra.room + first, n_bytes)
+            else:
+                first += staged_at(extra.call & 1, extra.me, owner, n_ranks, extra.room)
+                there = span(peer_at(extra.staged, extra.offsets, first_rank + owner), first, n_bytes)
             send(acc, (pieces, there, lane))  # 1
         return acc, own, slot, parity, state + 1
 
@@ -332,14 +367,16 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
         while work < works:
             turn, owner, i = place_of(work * cluster + block, me, n_ranks, extra.part_tiles)
             mbarrier_wait(posts, SENT, parity)  # 3
-            if turn < n_ranks - 1:
-                there = peer_at(extra.arrived, extra.offsets, owner)
+            if turn < n_ranks - 1 and copied:
+                red_release(extra.written, turn * extra.signals + quotient(i, extra.chunk), 1, "sys")
+            elif turn < n_ranks - 1:
+                there = peer_at(extra.arrived, extra.offsets, first_rank + owner)
                 st_release(there, me * extra.signals + i, call, "sys")
             elif everywhere:
                 k = 0
                 while k < n_ranks:
                     if k != me:
-                        there = peer_at(extra.gathered, extra.offsets, k)
+                        there = peer_at(extra.gathered, extra.offsets, first_rank + k)
                         st_release(there, me * extra.signals + i, call, "sys")  # 8
                     k += 1
             mbarrier_arrive(posts, TOLD)
@@ -360,12 +397,15 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
 
 
 @functools.cache
-def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
+def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=0, copied=False):
     """-> the kernel for tiles like `tile` of products like `kinds`, whose parts are sent as `part_dtype`.
 
     everywhere  all-reduce; otherwise reduce-scatter
+    first_rank  it is for `n_ranks` ranks, this one and those after it, which are numbered from 0 here. (An
+                argument of the kernel would take a register that there is not)
+    copied      copy engines send the parts
     """
-    exchange = exchanging(tile, kinds, part_dtype, n_ranks, everywhere)
+    exchange = exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
     copies = n_ranks if everywhere else 1
     gemm = gemm_body(tile, kinds, ordering(tile, n_ranks), exchange=exchange, copies=copies)
     tile_m, warps = tile.m, tile.warps
@@ -387,6 +427,10 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
         gathered,
         signals,
         offsets,
+        outbox,
+        written,
+        ready,
+        chunk,
         calls,
         done,
         no,
@@ -398,12 +442,16 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
         rows             M / n_ranks
         tile_rows        of a rank's rows: whole clusters of them
         part_tiles       tiles of a rank's rows, with those that fill up clusters
-        me               my rank, of n_ranks
-        staged           uint8 (2 * (n_ranks - 1) * room,), symmetric
+        me               my rank, of n_ranks, from 0
+        staged           uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
         room             bytes of a rank's place in it
         arrived          uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
         signals          elements of a rank's place in these
-        offsets          as of `peer_at`
+        offsets          as of `peer_at`, by ranks of the World
+        outbox           `copied`: uint8 ((n_ranks - 1) * room,)
+        written          `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
+        ready            `copied`: uint64 (n_ranks,), symmetric, ones at first
+        chunk            `copied`: tiles of a chunk
         calls            int64 (1,), zero at first; done: int32 (1,)
         no               float32 (1,): nothing
         grid             any number of clusters; block: tile.threads; shared: ``shared_bytes``
@@ -415,32 +463,45 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
             fence_mbarrier_init()  # the GEMM begins with a barrier of the block
         call = calls[0] + 1
         given = Given(
-            staged, arrived, gathered, offsets, posts, call, me, rows, tile_rows, part_tiles, room, signals
+            *(staged, arrived, gathered, offsets, posts, call, me, rows, tile_rows, part_tiles, room),
+            *(signals, outbox, written, chunk),
         )
         gemm(map_a, map_b, map_out, no, n_ranks * tile_rows * tile_m, n, k, 1, no, done, given)
+        if copied:  # the block has read its parts
+            cuda.syncwarp()
+            cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
                 cuda.threadfence()
                 done[0] = 0
                 calls[0] = call
+                if copied:  # 12
+                    for k in range(n_ranks):
+                        for c in range(quotient(part_tiles + chunk - 1, chunk)):
+                            arrived[k * signals + c] = 0
+                    for k in range(n_ranks):
+                        if k != me:
+                            st_release(peer_at(ready, offsets, first_rank + k), me, 1, "sys")
 
     return gemm_exchange
 
 
-def _listed(tile, kinds, part_dtype, n_ranks=4, everywhere=False):
+def _listed(tile, kinds, part_dtype, *of_ranks):
     signature = (
         *(types.uint64[::1],) * 3,
         *(types.int64,) * 6,
         types.uint8[::1],
         types.int64,
         *(types.uint64[::1],) * 2,
-        types.int64,
-        *(types.int64[::1],) * 2,
+        *(types.int64, types.int64[::1]),
+        *(types.uint8[::1], *(types.uint64[::1],) * 2, types.int64),
+        types.int64[::1],
         types.int32[::1],
         types.float32[::1],
     )
-    return fused_kernel(Tile(*tile), Kinds(*kinds), part_dtype, n_ranks, everywhere), signature, (9, 0)
+    kernel = fused_kernel(Tile(*tile), Kinds(*kinds), part_dtype, *(of_ranks or (4,)))
+    return kernel, signature, (9, 0)
 
 
 MINIMUM_CC = (9, 0)
@@ -450,4 +511,10 @@ GPU_KERNELS = {
     "128x224": _listed((128, 224, 2), ("float16", "k", "mn", "float32"), "float16"),
     "64x128": _listed((64, 128, 2, "n"), ("bfloat16", "k", "k", "bfloat16"), "bfloat16"),
     "128x256 everywhere": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, True),
+    "128x256 node": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, False, 8),
+    "128x128 node": _listed((128, 128, 2), ("bfloat16", "k", "mn", "float32"), "float32", 2, False, 2),
+    "128x256 copied": _listed(
+        (128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, False, 0, True
+    ),
+    "128x128 copied": _listed((128, 128), ("float16", "mn", "k", "float16"), "float32", 3, True, 2, True),
 }

@@ -1,0 +1,58 @@
+"""GEMM and all-reduce: the product of matrices whose inner dimension is cut over the ranks, on all of them.
+
+    product = sk.GemmAllReduce(world, max_m=8192, max_n=4096)
+    out = product(a, b)                  # the sum of all ranks' a @ b
+
+Methods:
+
+  one_shot    in one kernel, which sends all of a rank's product to all others by LL128 (``ll128.py``): few
+              rows, as when tokens are decoded; GPUs of compute capability 9.0 that NVLink connects
+  two_shot    likewise, but sends it to those that add it up, and they the sums: of more than two ranks
+  fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as they are done
+              (``shmemkit/kernels/gemm_rs/fused.py``): GPUs of compute capability 9.0 that reach each other's
+              memory; large results
+  fused_2d    several nodes: that method of ``GemmReduceScatter``, and then ``sk.AllGather``; large results
+  sequential  ``sk.matmul``, then ``sk.AllReduce``: everywhere, also over nodes; what is between
+"""
+
+from shmemkit.kernels.gemm_rs.collective import GemmCollective
+from shmemkit.kernels.gemm_rs.copied import CopiedEverywhere
+from shmemkit.kernels.gemm_rs.fused_2d import Fused2DEverywhere
+from shmemkit.kernels.gemm_rs.methods import FusedEverywhere, SequentialAllReduce
+
+from .ll128 import OneShot, TwoShot
+
+__all__ = ["GemmAllReduce"]
+
+
+class GemmAllReduce(GemmCollective):
+    """Products a @ b, added up over the ranks, on each of them. Collective.
+
+    Arguments and methods as of ``GemmReduceScatter``, and method "one_shot" or "two_shot", for M up to 128.
+    All ranks get the same bits. With these two, which give the same ones, all products are rounded to
+    part_dtype, and added up in the order of the ranks.
+    """
+
+    METHODS = {
+        "one_shot": OneShot,
+        "two_shot": TwoShot,
+        "copy_engine": CopiedEverywhere,
+        "fused": FusedEverywhere,
+        "fused_2d": Fused2DEverywhere,
+        "sequential": SequentialAllReduce,
+    }
+    methods = tuple(METHODS)
+
+    def __call__(self, a, b, out=None, stream=None):
+        """-> out, enqueued
+
+        a, b    as of ``GemmReduceScatter``; "fused" and "fused_2d" want M to be a multiple of n_ranks
+        out     (M, N), contiguous, apart from a and b. If it lies in symmetric memory, of ``output()`` or
+                other, then on all ranks, as the same part of the same array (not checked): the peers write it
+                themselves. Default: a new array
+        stream  default: the World's
+        """
+        return super().__call__(a, b, out, stream)
+
+    def _rows(self, m):
+        return m

@@ -1,0 +1,402 @@
+"""The methods of GemmAllReduce for few rows, "one_shot" and "two_shot", on the emulator: results at ragged
+edges, with K split, repeats, graphs, with races checked, messages late, in random schedules; and what goes
+wrong when one of their waits, halves or flags is taken away."""
+
+import inspect
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from gemms import error
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from numba import cuda, types
+
+import shmemkit as sk
+from shmemkit.device import padding, span
+from shmemkit.emu import DeadlockError, EmulatorError, RaceError
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels import gemm_ar
+from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
+from shmemkit.kernels.gemm.sm90_host import Choice
+from shmemkit.kernels.gemm_ar import ll128
+from shmemkit.memory import as_dtype
+
+METHODS = ("one_shot", "two_shot")
+BFLOAT16 = as_dtype("bfloat16")
+methods = pytest.mark.parametrize("method", METHODS)
+late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
+skewed = pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    def only(width, splits=1, sms=2):
+        choice = Choice(Tile(64, width, split=splits > 1), splits)
+        monkeypatch.setattr(ll128, "choices_for", lambda *_: [choice])
+        monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", sms)
+
+    return only
+
+
+def given(call, size, rank, majors="kn", dtype=BFLOAT16):
+    """Small integers, whose sums are exact in 16 bits, as all that is computed of them."""
+    (m, n, k), rng = size, np.random.default_rng([call, rank])
+
+    def matrix(rows, columns, by_rows):
+        values = rng.integers(-1, 2, (rows, columns) if by_rows else (columns, rows)).astype(dtype)
+        return values if by_rows else values.T
+
+    return matrix(m, k, majors[0] == "k"), matrix(k, n, majors[1] == "n")
+
+
+def expected(call, size, world, majors="kn", dtype=BFLOAT16):
+    pairs = [given(call, size, rank, majors, dtype) for rank in range(world.n_ranks)]
+    return sum(a.astype("float32") @ b.astype("float32") for a, b in pairs).astype(dtype)
+
+
+def compute(method, sizes, majors="kn", part_dtype=None, dtype="bfloat16"):
+    """Calls of one object, one after another, which nothing is between. -> whether each is right"""
+    world = sk.init()
+    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = sk.GemmAllReduce(world, max_m, max_n, dtype, part_dtype, method)
+    calls, right = [], []
+    for call, size in enumerate(sizes):
+        want = expected(call, size, world, majors, as_dtype(dtype))
+        room = np.full(want.size + 8, np.nan, as_dtype(dtype))
+        out = room[: want.size].reshape(want.shape)
+        calls.append((*given(call, size, world.rank, majors, as_dtype(dtype)), out, want, room))
+        assert product(*calls[-1][:3]) is out
+    world.synchronize()
+    for *_, out, want, room in calls:
+        right.append(np.array_equal(out, want) and np.isnan(room[want.size :].astype("float32")).all())
+    product.free()
+    return right
+
+
+def all_right(pes, *args):
+    return all(all(of_rank) for of_rank in pes.run(compute, *args))
+
+
+SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
+
+
+@late
+@methods
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5])
+def test_sizes(pes, choose, method, n_pes):
+    choose(32)
+    assert all_right(pes(n_pes), method, SIZES)
+
+
+@skewed
+@methods
+def test_some_ranks_are_ahead(pes, choose, method):
+    choose(32, sms=1)
+    assert all_right(pes(3), method, [(3, 72, 8)] * 4)
+
+
+@late
+@methods
+@pytest.mark.parametrize(
+    "width, size",
+    [(32, (16, 24, 8)), (96, (64, 104, 72)), (64, (100, 72, 8)), (128, (17, 136, 8)), (32, (128, 8, 8))],
+    ids=str,
+)
+def test_tiles(pes, choose, method, width, size):
+    """Rows for one warp or several, and for two tiles; of one piece, two and three; the last ones cut."""
+    choose(width)
+    assert all_right(pes(2), method, [size])
+
+
+@late
+@methods
+@pytest.mark.parametrize(
+    "width, n_pes, majors, dtype",
+    [(32, 2, "kk", "bfloat16"), (64, 3, "mn", "float16"), (96, 2, "mk", "bfloat16")],
+)
+def test_parts_of_float32_and_layouts(pes, choose, method, width, n_pes, majors, dtype):
+    choose(width)
+    assert all_right(pes(n_pes), method, [(24, 104, 72)], majors, "float32", dtype)
+
+
+@skewed
+@methods
+@pytest.mark.parametrize("splits, sms", [(2, 1), (3, 8)])
+def test_parts_of_k(pes, choose, method, splits, sms):
+    """By fewer blocks than there are, and by one each."""
+    choose(32, splits, sms)
+    assert all_right(pes(2), method, [(17, 40, 200), (3, 72, 136)])
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@drawn(
+    st.sampled_from(METHODS),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(1, 70), st.integers(1, 12), st.integers(1, 30)), min_size=2, max_size=3),
+    st.sampled_from(ll128.WIDTHS),
+    st.integers(1, 3),
+    st.sampled_from([None, "float32"]),
+)
+def test_any_sizes_in_a_row(method, n_pes, sizes, width, splits, part_dtype):
+    sizes = [(m, 8 * n + width - 32, 8 * k) for m, n, k in sizes]
+    splits = min(splits, *(-(-k // 64) for *_, k in sizes))
+    with pytest.MonkeyPatch.context() as patch:
+        choice = Choice(Tile(64, width, split=splits > 1), splits)
+        patch.setattr(ll128, "choices_for", lambda *_: [choice])
+        patch.setattr(ll128, "WIDTHS", [width])
+        patch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+        assert all(map(all, sk.emu.run(compute, n_pes, (method, sizes, "kn", part_dtype))))
+
+
+@late
+@methods
+def test_graphs_and_streams(pes, choose, method):
+    choose(32)
+
+    def main():
+        world = sk.init()
+        product, sizes = sk.GemmAllReduce(world, 17, 40, method=method), [(3, 40, 16), (17, 8, 72)]
+        other = Stream(world.stream.machine, world.rank)
+        calls, graphs = [], []
+        for call, size in enumerate(sizes):
+            want = expected(call, size, world)
+            calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
+            product(*calls[-1][:3])  # binds it
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            for *arrays, _ in calls:
+                product(*arrays, stream=stream)
+            graphs.append(stream.end_capture())
+        for turn in range(2):
+            for *_, out, _ in calls:
+                out[:] = np.nan
+            graphs[turn % 2].launch(world.stream)
+            product(*calls[0][:3], stream=(None, other)[turn % 2])
+            world.synchronize()
+            other.synchronize()
+            for *_, out, want in calls:
+                np.testing.assert_array_equal(out, want)
+
+    pes(2).run(main)
+
+
+def results_of(part_dtype, names=METHODS):
+    """-> bits of each call, by method; and the result's error"""
+    world = sk.init()
+    numbers = [np.random.default_rng(r).standard_normal((2, 8, 192)).astype(BFLOAT16) for r in range(3)]
+    a, b = numbers[world.rank][0], numbers[world.rank][1].T
+    bits, out = set(), None
+    for method in names:
+        product = sk.GemmAllReduce(world, 8, 8, "bfloat16", part_dtype, method)
+        for _ in range(2):
+            out = product(a, b)
+            world.synchronize()
+            bits.add(out.tobytes())
+        product.free()
+    exact = np.add.reduce([x[0].astype("float64") @ x[1].T.astype("float64") for x in numbers])
+    return bits, error(out, exact)
+
+
+def same_bits(pes, *args):
+    found = pes.run(results_of, *args)
+    return len(set.union(*(bits for bits, _ in found))) == 1, found[0][1]
+
+
+def test_the_same_bits_on_all_ranks_every_time_and_added_up_in_float32(pes, choose):
+    choose(32, 3)
+    same, rounded = same_bits(pes(3), None)
+    also_same, wide = same_bits(pes(3), "float32")
+    assert same and also_same
+    assert wide < 3e-3 and wide <= rounded < 8e-3  # one rounding, and two
+
+
+# ---- what is refused, and what is chosen
+
+
+@methods
+def test_what_is_not_allowed_is_refused(pes, method, monkeypatch):
+    def main():
+        world = sk.init()
+        for arguments, reason in [
+            (dict(dtype="float32"), "bfloat16 or float16 is allowed"),
+            (dict(dtype="float64"), "bfloat16 or float16 is allowed"),
+        ]:
+            with pytest.raises(ValueError, match=f"GemmAllReduce {method} cannot be used here: .*{reason}"):
+                sk.GemmAllReduce(world, 8, 8, method=method, **arguments)
+        product = sk.GemmAllReduce(world, 200, 16, method=method)
+        x = np.zeros((200, 16), BFLOAT16)
+        for arrays, reason in [
+            ((x, x[:16]), f"GemmAllReduce {method}: M is 200: up to 128 are allowed"),
+            ((x[:8, 1:9], x[:8]), "multiple of 16 bytes"),
+            ((x[:8], x[:16, :4]), "rows of a multiple of 16 bytes"),
+        ]:
+            with pytest.raises(ValueError, match=reason):
+                product(*arrays)
+        product.free()
+        monkeypatch.setattr(ll128, "MOST_RANKS", 1)
+        world.host_barrier()
+        with pytest.raises(ValueError, match="2 ranks: up to 1 are allowed"):
+            sk.GemmAllReduce(world, 8, 8, method=method)
+
+    pes(2).run(main)
+
+
+def test_ranks_without_nvlink_are_refused(pes):
+    def main():
+        world = sk.init()
+        for method in METHODS:
+            with pytest.raises(ValueError, match=f"{method} cannot be used here: .*another node"):
+                sk.GemmAllReduce(world, 8, 8, method=method)
+        assert sk.GemmAllReduce(world, 8, 8).method_for(1, 8, 8) == "sequential"
+
+    pes(2, local_size=1).run(main)
+
+
+def chosen(n_ranks, m, k, n, part_dtype="bfloat16", emulated=False):
+    backend = SimpleNamespace(name="emulator" if emulated else "nvshmem")
+    for name in METHODS:
+        method = object.__new__(gemm_ar.GemmAllReduce.METHODS[name])
+        method.world = SimpleNamespace(n_ranks=n_ranks, backend=backend)
+        method.rows, method.part_dtype = 128, part_dtype
+        if method.is_for(m, k, n):
+            return name
+    return None
+
+
+def test_few_rows_by_one_shot_and_more_by_two():
+    assert [chosen(2, m, 4096, 8192) for m in (1, 7, 64, 128, 129)] == ["one_shot"] * 4 + [None]
+    assert [chosen(8, m, 4096, 8192) for m in (1, 64, 128)] == ["one_shot", "two_shot", "two_shot"]
+    assert chosen(8, 8, 4096, 8192, "float32") == "two_shot"
+    for refused in [(2, 1, 4095, 8192), (2, 1, 4096, 8196), (2, 128, 64, 1 << 20), (1, 1, 4096, 8192)]:
+        assert chosen(*refused) is None
+    assert chosen(2, 1, 4096, 8192, emulated=True) is None
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(
+    st.integers(1, 128),
+    st.integers(1, 2000),
+    st.integers(1, 2000),
+    st.sampled_from(["bfloat16", "float32"]),
+    st.data(),
+)
+def test_choices_fit(max_m, max_n, k, part_dtype, data):
+    """What they send, in the lines; their pieces, where the GEMM has them; and K, in parts."""
+    m, n = data.draw(st.integers(1, max_m)), 8 * data.draw(st.integers(1, max_n))
+    widths = [w for w in ll128.WIDTHS if w < 8 * max_n + 32]
+    room = max(ll128.packets_of(max_m, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
+    for tile, splits in ll128.choices_for(m, n, 8 * k, 132):
+        assert tile.n in widths and tile.split == (splits > 1) and splits <= -(-8 * k // 64)
+        assert ll128.packets_of(m, n, tile, part_dtype) <= room
+        kinds = Kinds("bfloat16", "k", "k", "bfloat16")
+        assert 16 * ll128.Pieces(tile, part_dtype).row_bytes <= 2 * Layout(tile, kinds).piece
+        assert Layout(tile, kinds).stages >= 3 and shared_bytes(tile, kinds) <= 232448
+
+
+# ---- waits that are not there
+
+SMALL = (32, 1), [(3, 40, 8)] * 3
+PARTS = (32, 3), [(17, 40, 200)] * 2
+
+
+def changed(old, new):
+    """The kernel's module, with `old` replaced in its source."""
+    source = inspect.getsource(ll128)
+    assert source.count(old) == 1, (old, source.count(old))
+    module = ModuleType("shmemkit.kernels.gemm_ar.ll128_changed")
+    module.__package__ = "shmemkit.kernels.gemm_ar"
+    sys.modules[module.__name__] = module
+    exec(compile(source.replace(old, new), "ll128_changed.py", "exec"), vars(module))
+    return module
+
+
+def is_missed(method, case, schedules):
+    (width, splits), sizes = case
+    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
+        try:
+            results = sk.emu.run(lambda: compute(method, sizes), 2, delivery="unordered", **options)
+        except (EmulatorError, RaceError, DeadlockError) as report:
+            print(report)
+            return True
+        if not all(map(all, results)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "method, case, line, change",
+    [
+        ("one_shot", SMALL, "call = calls[0] + 1", "call = 1"),
+        ("one_shot", SMALL, "                calls[0] = call", "                pass"),
+        ("one_shot", SMALL, "                done[0] = 0\n", ""),
+        ("one_shot", SMALL, "== cuda.gridDim.x - 1:", ">= 0:"),
+        ("one_shot", SMALL, "(piece,))\n        cuda.syncwarp()\n", "(piece,))\n"),
+        ("one_shot", SMALL, "parts + rank() * step", "parts + step"),
+        ("one_shot", PARTS, "(column * extra.strips + (row >> 4)) * per_warp", "column * per_warp"),
+        ("one_shot", SMALL, "peer = peer + 1 if peer + 1 < n_ranks else 0", "pass"),
+        ("two_shot", SMALL, "if i - place * n_ranks == rank():", "if rank() == 0:"),
+        ("two_shot", SMALL, "parts, sums = 0, n_ranks * step", "parts = 0"),
+        ("two_shot", SMALL, "                at = extra.sums + first\n", ""),
+    ],
+)
+def test_each_line_is_needed(choose, monkeypatch, method, case, line, change):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    monkeypatch.setattr(ll128, "ll128_kernel", changed(line, change).ll128_kernel)
+    choose(*case[0])
+    assert is_missed(method, case, 12)
+
+
+def test_who_begins_with_his_own_has_other_bits(pes, choose, monkeypatch):
+    """The order of the ranks is what makes their bits equal."""
+    module = changed("(first + k * step +", "(first + (k + rank()) % 3 * step +")
+    monkeypatch.setattr(ll128, "ll128_kernel", module.ll128_kernel)
+    choose(32)
+    assert not same_bits(pes(3), "float32", ["one_shot"])[0]
+
+
+# ---- the exchange alone, in all schedules
+
+
+def exchange(method, n_calls, module=ll128):
+    """What one warp does with its rows of a tile, again and again."""
+    shots, tile, n_ranks = 1 + METHODS.index(method), Tile(64, 32), sk.init().n_ranks
+    take = module.exchanging(tile, "bfloat16", "bfloat16", n_ranks, shots).take
+    begin = module.beginning(n_ranks, shots)
+
+    @cuda.jit
+    def kernel(number, call, lines, out):
+        pieces = cuda.shared.array(2048, types.uint8)
+        pieces = span(pieces, padding(pieces, 1024), 1024)
+        given = begin(lines, 6, call, 1, out, 8)
+        take((number,) * 16, 0, (), 0, 0, 0, pieces, 0, cuda.threadIdx.x, given)
+
+    world = sk.current()
+    lines = world.zeros((ll128.line_words(6, n_ranks, shots),), "uint64", "lines")
+    for call in range(1, n_calls + 1):
+        out = np.zeros(32, BFLOAT16)
+        kernel[1, 32](np.float32(call + 8 * world.rank), call, lines, out.view("uint64"))
+        world.synchronize()
+        assert (out == n_ranks * call + 4 * n_ranks * (n_ranks - 1)).all()
+
+
+@methods
+def test_the_exchange_is_right_in_every_schedule(method):
+    found = sk.emu.explore(exchange, 2, (method, 3), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.parametrize(
+    "method, line, change",
+    [
+        ("one_shot", "(call & 1) * n_ranks", "0 * n_ranks"),
+        ("one_shot", "cuda.syncwarp()\n        j = 0", "j = 0"),
+    ],
+)
+def test_and_only_so(method, line, change):
+    """One half only: a rank that is ahead overwrites what another waits for."""
+    arguments = method, 2, changed(line, change)
+    found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
+    assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)

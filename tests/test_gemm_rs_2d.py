@@ -1,0 +1,285 @@
+"""GemmReduceScatter and GemmAllReduce over several nodes on the emulator: results, repeats, graphs, the order
+of adding, with races checked and messages late; and what goes wrong when a part of the protocol is taken
+away."""
+
+import inspect
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from numba import cuda
+from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
+
+import shmemkit as sk
+from shmemkit.emu import EmulatorError
+from shmemkit.emu.network import Network
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm_rs import fused_2d, methods
+
+late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
+
+
+@pytest.fixture(autouse=True)
+def two_dimensions(monkeypatch):
+    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.)"""
+    puts = Network.put
+
+    def put(network, thread, dst, src, pe, *options):
+        size = network.machine.local_size
+        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
+        return puts(network, thread, dst, src, pe, *options)
+
+    monkeypatch.setattr(Network, "put", put)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Few multiprocessors, small tiles, and several chunks."""
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(64, 32)])
+    monkeypatch.setattr(fused_2d, "CHUNK", 8)
+
+
+def all_right(pes, nodes, local_size, *args):
+    return all(map(all, pes(nodes * local_size, local_size=local_size).run(compute, *args)))
+
+
+@late
+@pytest.mark.parametrize(
+    "nodes, local_size, part_dtype", [(3, 1, None), (2, 1, "float32"), (2, 2, None), (2, 2, "float32")]
+)
+def test_sizes(pes, nodes, local_size, part_dtype):
+    n = nodes * local_size
+    sizes = [(2 * n, 24, 8), (n, 8, 8 if local_size == 1 else 72), (n, 40, 8)]
+    assert all_right(pes, nodes, local_size, "rs", sizes, "fused_2d", "kn", False, part_dtype)
+
+
+@late
+def test_six_ranks(pes):
+    assert all_right(pes, 2, 3, "rs", [(6, 8, 8)] * 2, "fused_2d")
+
+
+@late
+@pytest.mark.parametrize("nodes, local_size, symmetric", [(2, 2, False), (2, 2, True), (3, 1, False)])
+def test_all_reduce(pes, nodes, local_size, symmetric):
+    n = nodes * local_size
+    sizes = [(n, 24, 8), (2 * n, 8, 8)]
+    assert all_right(pes, nodes, local_size, "ar", sizes, "fused_2d", "kn", symmetric)
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+def test_operands_by_columns(pes, op):
+    assert all_right(pes, 2, 2, op, [(16, 24, 24)], "fused_2d", "mk")
+
+
+@late
+@pytest.mark.parametrize("op", OBJECTS)
+def test_graphs_and_streams(pes, op):
+    def main():
+        world = sk.init()
+        product, sizes = OBJECTS[op](world, 4, 40, method="fused_2d"), [(2, 40, 8), (4, 8, 8)]
+        other = Stream(world.stream.machine, world.rank)
+        calls, graphs = [], []
+        for call, size in enumerate(sizes):
+            want = expected(op, call, size, world)
+            calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
+            product(*calls[-1][:3])  # binds it
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            for *arrays, _ in calls:
+                product(*arrays, stream=stream)
+            graphs.append(stream.end_capture())
+        for turn in range(2):
+            for *_, out, _ in calls:
+                out[:] = np.nan
+            graphs[turn].launch(world.stream)
+            product(*calls[0][:3], stream=(None, other)[turn])
+            world.synchronize()
+            other.synchronize()
+            for *_, out, want in calls:
+                np.testing.assert_array_equal(out, want)
+
+    pes(2, local_size=1).run(main)
+
+
+def sums(parts, part_dtype):
+    """An element of each rank's rows, where the product of rank r is the sum of ``parts[r]``."""
+    world = sk.init()
+    n = world.n_ranks
+    a, b = np.zeros((n, 16), BFLOAT16), np.ones((16, 8), BFLOAT16)
+    a[:, :2] = parts[world.rank]
+    out = sk.GemmReduceScatter(world, n, 8, "bfloat16", part_dtype, "fused_2d")(a, b)
+    world.synchronize()
+    return float(out[0, 0])
+
+
+@pytest.mark.parametrize(
+    "parts, part_dtype, result",
+    [
+        # In float32 1 + 2**24 is 2**24.
+        ([(1, 0), (2**24, 0), (-(2**24), 0)], None, 0),
+        ([(2**24, 0), (-(2**24), 0), (1, 0)], None, 1),
+        # Of 257 bfloat16 makes 256.
+        ([(256, 1), (-256, 0)], None, 0),
+        ([(256, 1), (-256, 0)], "float32", 1),
+    ],
+)
+def test_the_order_of_the_nodes_and_what_is_rounded(pes, parts, part_dtype, result):
+    assert set(pes(len(parts), local_size=1).run(sums, parts, part_dtype)) == {result}
+
+
+def test_the_order_of_sending(pes, monkeypatch):
+    """The next node first, and none to my own."""
+    sent, puts = [[] for _ in range(3)], Network.put
+
+    def put(network, thread, dst, src, pe, *options):
+        sent[thread.pe].append(int(pe))
+        return puts(network, thread, dst, src, pe, *options)
+
+    monkeypatch.setattr(Network, "put", put)
+    assert all_right(pes, 3, 1, "rs", [(3, 8, 8)], "fused_2d")
+    assert sent == [[1, 2], [2, 0], [0, 1]]
+
+
+@cuda.jit
+def first_columns(a, out):
+    """In the place of a product."""
+    for i in range(out.size):
+        out[i] = a[i]
+
+
+def few_calls(calls):
+    """Of one thread per block, little enough for all schedules."""
+    world = sk.init()
+    method = fused_2d.Fused2D(world, world.n_ranks, 16, "bfloat16", "bfloat16")
+    method.threads = 1
+    method._launches.clear()
+    method._product = lambda a, b, out: sk.bind(first_columns, 1, 1, (words(a), words(out)))
+    a, b, out = (
+        np.zeros((world.n_ranks, 16), BFLOAT16),
+        np.zeros((16, 16), BFLOAT16),
+        np.zeros((1, 16), BFLOAT16),
+    )
+    for call in range(calls):
+        a[:] = call + world.rank + 10 * np.arange(world.n_ranks)[:, None]
+        method.bind(a, b, out)(None)
+        world.synchronize()
+        n = world.n_ranks
+        assert (out == n * (call + 10 * world.rank) + sum(range(n))).all()
+        out[:] = np.nan
+
+
+def words(array):
+    return array.reshape(-1).view("uint16")
+
+
+@pytest.mark.parametrize("nodes, calls, chunk", [(2, 3, 8), (2, 2, 2)])
+def test_right_in_every_schedule(monkeypatch, nodes, calls, chunk):
+    """Three calls use the first half again."""
+    monkeypatch.setattr(fused_2d, "CHUNK", chunk)
+    found = sk.emu.explore(few_calls, nodes, (calls,), exhaustive=True, local_size=1, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+# ---- on the host
+
+
+def test_what_is_refused(pes):
+    def main():
+        world = sk.init()
+        with pytest.raises(ValueError, match="bfloat16 or float16 is allowed"):
+            sk.GemmReduceScatter(world, 8, 8, "float32", method="fused_2d")
+        with pytest.raises(ValueError, match="of another node"):
+            sk.GemmReduceScatter(world, 8, 8, method="fused")
+        x, room = np.zeros((8, 16), BFLOAT16), np.zeros(66, BFLOAT16)
+        product = sk.GemmAllReduce(world, 8, 16, method="fused_2d")
+        for arrays, reason in [
+            ((x, x.T[:, :4]), "N 4: M a multiple of 2"),
+            ((x[:7], x.T), "M is 7"),
+            ((x, x.T, room[1:65].reshape(8, 8)), "multiple of 8 bytes"),
+        ]:
+            with pytest.raises(ValueError, match=reason):
+                product(*arrays)
+        product.free()
+
+    pes(2, local_size=1).run(main)
+
+    def on_one_node():
+        with pytest.raises(ValueError, match="one node: several are allowed"):
+            sk.GemmReduceScatter(sk.init(), 8, 8, method="fused_2d")
+
+    pes(2).run(on_one_node)
+
+
+def test_which_method(pes):
+    def main():
+        world = sk.init()
+        for kind in OBJECTS.values():
+            product = kind(world, 8, 8)
+            assert "fused_2d" in product._methods and "fused" not in product._methods
+            assert product.method_for(8, 8, 8) == "sequential"  # on the emulator
+            product.free()
+
+    pes(4, local_size=2).run(main)
+    gpus = object.__new__(fused_2d.Fused2D)
+    gpus.world = SimpleNamespace(n_ranks=16, n_nodes=2, backend=SimpleNamespace(name="nvshmem"))
+    sizes = (8192, 1024, 8192), (8192, 1024, 8191), (8192, 1023, 8192), (16 * 511, 64, 8192), (64, 8192, 8192)
+    assert [gpus.is_for(*size) for size in sizes] == [True, False, False, True, False]
+
+
+# ---- what is needed
+
+
+def changed(old, new, count=1):
+    """The module, with `old` replaced in its source."""
+    source = inspect.getsource(fused_2d)
+    assert source.count(old) == count, (old, source.count(old))
+    module = ModuleType("shmemkit.kernels.gemm_rs.fused_2d_changed")
+    module.__package__ = "shmemkit.kernels.gemm_rs"
+    exec(compile(source.replace(old, new), "fused_2d_changed.py", "exec"), vars(module))
+    module.CHUNK = fused_2d.CHUNK
+    return module
+
+
+def found_out(seed):
+    """Whether it is seen that something is wrong: by the result, or by a report."""
+    args = "rs", [(2, 40, 8)] * 3, "fused_2d"
+    try:
+        found = sk.emu.run(compute, 2, args, local_size=1, delivery="unordered", races=True, seed=seed)
+    except EmulatorError as report:
+        print(report)
+        return True
+    return not all(map(all, found))
+
+
+def test_nothing_is_found_otherwise():
+    assert not found_out(None) and not found_out(0)
+
+
+@pytest.mark.parametrize(
+    "line, change",
+    [
+        ("quiet()  # 3", "pass"),
+        ("signal_wait_until(span(got, j * MAX_CHUNKS + b, 1), GE, call)  # 4", "pass"),
+        ("        cuda.syncthreads()\n", ""),
+        ("GE, call)", "GE, call - 1)"),
+        ("calls[0] = call  # 6", "pass"),
+        ("done[0] = 0", "pass"),
+        ("== cuda.gridDim.x - 1", "== 0"),
+        ("node * MAX_CHUNKS + b", "node * MAX_CHUNKS"),
+        ("+ node) * room + begin", "+ 0) * room + begin"),
+        ("j * room + begin", "j * room"),
+        ("to = j * world.local_size", "to = (j + 1) % 2 * world.local_size"),
+    ],
+)
+def test_each_part_is_needed(monkeypatch, line, change):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    module = changed(line, change)
+    monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", module.Fused2D)
+    assert any(found_out(seed) for seed in (None, 0, 1, 2))
+
+
+def test_both_halves_are_needed(monkeypatch):
+    monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", changed("& 1", "& 0", 2).Fused2D)
+    assert any(found_out(seed) for seed in (None, 0, 1, 2))
