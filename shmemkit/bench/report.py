@@ -11,7 +11,7 @@ from .results import NCCL, ranks_of
 from .sizes import size_text
 
 HINT = "pip install 'shmemkit[bench]'"
-PLAIN_WIDTH = 120  # columns where the output is no terminal, or has no width
+PLAIN_WIDTH = 150  # columns where the output is no terminal, or has no width
 
 
 def _ratio(value):
@@ -41,7 +41,6 @@ COLUMNS = (
     ("overlap", lambda row: _percent(row.overlap, 1), True),
     ("of p2p", lambda row: _percent(row.of_p2p), True),
     ("x cuLaunchKernel", lambda row: _ratio(row.vs_driver), True),
-    ("note", lambda row: row.note, False),
 )
 TITLES = {
     "all_gather": "all_gather (size: gathered)",
@@ -94,7 +93,11 @@ def show(results):
         console.print(f"one rank to another: {results.p2p_GBps:.0f} GB/s", markup=False)
     for op in dict.fromkeys(row.op for row in results.rows):
         rows = [row for row in results.rows if row.op == op]
+        notes = dict.fromkeys(row.note for row in rows if row.note)
+        notes = {note: f"({i})" for i, note in enumerate(notes, 1)}  # they stand below the table
         columns = [column for column in COLUMNS if any(column[1](row) for row in rows)]
+        if notes:
+            columns.append(("note", lambda row, notes=notes: notes.get(row.note, ""), False))
         table = Table(title=TITLES[op], title_justify="left")
         for title, _, right in columns:
             table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=right)
@@ -106,6 +109,8 @@ def show(results):
             table.add_row(*(Text(cell(row)) for _, cell, _ in columns), style=style)
             before = row
         console.print(table)
+        for note, number in notes.items():
+            console.print(f"{number} {note}", markup=False)
 
 
 def show_choices(entry, path):
