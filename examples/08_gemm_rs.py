@@ -51,6 +51,8 @@ def main():
         n, me, xp, emulated = world.n_ranks, world.rank, world.xp, world.backend.name == "emulator"
         tokens = options.tokens or (8 * n if emulated else 8192 // n * n)
         hidden = options.hidden or (64 if emulated else 4096)
+        if n == 1 or tokens % n:
+            raise SystemExit(f"{n} ranks, {tokens} tokens: take 2 ranks or more, and a multiple of them")
         inside = hidden if emulated else 14336 // n // 8 * 8  # columns of a rank between the layers
         if me == 0:
             of_all = f"{tokens} tokens, {hidden} hidden, {n * inside} inside, bfloat16"
@@ -83,7 +85,8 @@ def main():
         mine, (first, second) = x[rows].copy(), weights[me]
         ag_gemm = sk.AllGatherGemm(world, x.nbytes)
         between, out = xp.empty((tokens, inside), x.dtype), xp.empty((tokens // n, hidden), x.dtype)
-        for name, method in (("one after the other", "sequential"), ("at once", "fused")):
+        at_once = "fused" if world.n_nodes == 1 else "fused_2d"
+        for name, method in (("one after the other", "sequential"), ("at once", at_once)):
             gemm_rs = sk.GemmReduceScatter(world, tokens, hidden, method=method)
 
             def mlp(gemm_rs=gemm_rs):

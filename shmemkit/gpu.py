@@ -347,11 +347,12 @@ class NvshmemBackend:
         _checked(driver.cuEventRecord(self._event, earlier))
         _checked(driver.cuStreamWaitEvent(later, self._event, 0))
 
-    def no_copies(self):
-        """-> why streams of this rank cannot copy to all ranks and signal them, or None: they can."""
+    def no_copies(self, ranks=None):
+        """-> why streams of this rank cannot copy to `ranks` (default: all) and signal them, or None: they
+        can."""
         from cuda.bindings import driver
 
-        unreached = self.unreached(nvlink=False)
+        unreached = self.unreached(nvlink=False, ranks=ranks)
         if unreached is None:
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
             (device,) = _checked(driver.cuDeviceGet(self.device))

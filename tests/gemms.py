@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from shmemkit.kernels.gemm.problem import arrays_of
 from shmemkit.memory import as_dtype
 
 ROWS = ("rows", "rows")
@@ -19,6 +20,21 @@ def operand(rng, rows, columns, dtype, stored="rows", pad=0):
     x = rng.integers(-9, 9, shape) if dtype.kind in "iu" else rng.standard_normal(shape)
     x = x.astype(dtype)[:, : columns if stored == "rows" else rows]
     return x if stored == "rows" else x.T
+
+
+def moved(array, how):
+    """A copy of `array` that the TMA does not take."""
+    rows, columns = array.shape
+    room = arrays_of(array).zeros((rows + columns, 2 * (rows + columns) + 9), array.dtype)
+    there = {
+        "odd rows": room[:rows, 1 : columns + 1],
+        "odd columns": room[:columns, 1 : rows + 1].T,
+        "backwards": room[rows - 1 :: -1, :columns],
+        "apart": room[:rows, : 2 * columns : 2],
+        "at an odd address": room.reshape(-1)[1 : array.size + 1].reshape(array.shape),
+    }[how]
+    there[...] = array
+    return there
 
 
 _erf = np.vectorize(math.erf, otypes=["float64"])

@@ -23,8 +23,6 @@ from shmemkit.kernels.gemm.sm90_host import Choice
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SMALL = (64, 32)
-BELOW = (64, 32, 2, "m")  # clusters of blocks one below the other
-BESIDE = (64, 16, 2, "n")  # side by side
 
 
 @pytest.fixture
@@ -100,52 +98,44 @@ def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16,
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("n_pes", "rows", "tile", "sms"),
+    ("n_pes", "rows", "sms"),
     [
-        (1, 70, SMALL, 2),
-        (2, 64, SMALL, 1),  # one block: in the order of the tiles
-        (3, 64, BELOW, 2),  # the blocks of a cluster in two segments, and one beyond the last rows
-        (3, 40, SMALL, 2),  # tiles in several segments: mine is copied first
-        (5, 16, SMALL, 1),
-        (2, 64, BESIDE, 2),
+        (1, 70, 2),
+        (2, 64, 1),  # one block: in the order of the tiles
+        (3, 64, 2),
+        (3, 40, 2),  # tiles in several segments: mine is copied first
+        (5, 16, 1),
     ],
-    ids=str,
 )
-def test_overlap(pes, tiles, n_pes, rows, tile, sms):
-    tiles(tile)
+def test_overlap(pes, tiles, n_pes, rows, sms):
     assert pes(n_pes).run(in_a_row, 2, rows, 72, 16, None, "overlap", sms) == [2] * n_pes
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("n_pes", "rows", "tile", "k"),
+    ("n_pes", "rows", "k"),
     [
-        (1, 70, SMALL, 72),
-        (2, 64, BELOW, 136),  # the last part has no columns
-        (3, 40, SMALL, 200),
-        (5, 16, SMALL, 72),
-        (2, 64, BESIDE, 72),
+        (1, 70, 72),
+        (2, 64, 136),  # the last part has no columns
+        (3, 40, 200),
+        (5, 16, 72),
     ],
-    ids=str,
 )
-def test_by_columns(pes, tiles, n_pes, rows, tile, k):
-    tiles(tile, by_columns=True)
+def test_by_columns(pes, tiles, n_pes, rows, k):
+    tiles(SMALL, by_columns=True)
     assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("rows", "tile"),
+    "rows",
     [
-        (128, SMALL),
-        (128, BELOW),
-        (34, SMALL),  # tiles in several parts
-        (33, SMALL),  # parts that end within a row
+        128,
+        34,  # tiles in several parts
+        33,  # parts that end within a row
     ],
-    ids=str,
 )
-def test_segments_in_parts(pes, tiles, in_parts, rows, tile):
-    tiles(tile)
+def test_segments_in_parts(pes, tiles, in_parts, rows):
     assert pes(2).run(in_a_row, 2, rows, 64, 16, None, "overlap", 2) == [2, 2]
 
 
@@ -158,7 +148,7 @@ def test_gathered_rows(pes, tiles, rows, given):
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_parts_of_k(pes, tiles, by_columns):
-    tiles((64, 32, 1, "m", 8, True), 2, by_columns)
+    tiles((64, 32, 8, True), 2, by_columns)
     assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "overlap", 4, BF16, True) == [2, 2]
 
 
@@ -263,44 +253,44 @@ def found_out(rows, k=64, **options):
 @pytest.mark.parametrize(
     ("rows", "line", "change"),
     [
-        (64, 'wait(arrived[k * signals :], signals, "sys", "acquire", 1)', "pass"),
+        (64, 'wait(arrived, extra.signals, "sys", "acquire", 1)', "pass"),
         (64, '"acquire", 1)  # 1', '"relaxed", 1)  # 1'),
         (64, "fence_proxy_async_global()  # 2", "pass"),
         (64, "tensormap_acquire(map_x)", "pass"),
         (64, "m - begin", "m"),
-        (40, "min(m + tile_m, size_m) - 1, rows)", "m, rows)"),
+        (40, "min(m + tile_m, extra.size_m) - 1, rows)", "m, rows)"),
         (40, "wanted = n_parts - 1", "pass"),
         (64, "wanted += n_parts", "pass"),
     ],
 )
 def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(sm90, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
+    monkeypatch.setattr(host, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
     assert found_out(rows, races=True)
 
 
 @pytest.mark.parametrize(
     ("rows", "line", "change"),
     [
-        (64, 'wait(arrived[k * signals + part :], 1, "sys", "acquire", 1)', "pass"),
+        (64, 'wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", 1)', "pass"),
         (64, "signals + part", "signals"),
         (64, "fence_proxy_async_global()  # 2", "pass"),
-        (128, "come[0] = 0", "pass"),
-        (64, "tensormap_acquire(map_x)", "pass"),
+        (128, "ALL if m >= begin and m < end else 0", "ALL if m >= begin and m < end else extra.come[0]"),
         (40, "while k <= last", "if True"),
-        (64, "(part + 1) * slabs", "(part + 2) * slabs"),
+        (64, "(part + 1) * extra.slabs", "(part + 2) * extra.slabs"),
     ],
 )
 def test_each_part_of_the_kernel_by_columns_is_needed(monkeypatch, tiles, rows, line, change):
     tiles(SMALL, by_columns=True)
-    monkeypatch.setattr(columns, "ag_gemm_kernel", changed(columns, line, change).ag_gemm_kernel)
+    monkeypatch.setattr(sm90, "columns", changed(columns, line, change))
+    monkeypatch.setattr(host, "ag_gemm_kernel", sm90.ag_gemm_kernel.__wrapped__)
     assert found_out(rows, 136, races=True)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_of_tiles_of_several_ranks_do_not_come_from_x(monkeypatch, tiles, by_columns):
     tiles(SMALL, by_columns=by_columns)
-    module = changed(host, "self.reads_x = rows % tile.m == 0", "self.reads_x = True")
+    module = changed(host, "self.reads_x = rows % tile.m == 0 and", "self.reads_x =")
     module.choose = host.choose
     monkeypatch.setattr(ag_gemm, "Fused", module.Fused)
     assert found_out(40, races=True)
@@ -332,15 +322,15 @@ def test_which_method():
 
 def test_groups_of_tiles_end_with_a_rank():
     for *rows, group in (
-        (2048, 8),
-        (3072, 6),
-        (256, 1),
-        (4608, 6),
-        (200, 8),
-        (1024, 2048, 4),
-        (512, 1024, 4),
+        (2048, 16),
+        (3072, 12),
+        (256, 2),
+        (4608, 12),
+        (200, 16),
+        (1024, 2048, 8),
+        (512, 1024, 8),
     ):
-        assert host.aligned_groups(Tile(128, 256, 2), *rows).group == group
+        assert host.aligned_groups(Tile(128, 256), *rows).group == group
 
 
 def test_refusals(pes):
@@ -348,6 +338,7 @@ def test_refusals(pes):
         world = sk.init()
         for method in ("overlap", "sequential"):
             multiply, room = sk.AllGatherGemm(world, 2 * 8 * 16 * 2, method), np.zeros((16, 24), BF16)
+            square = integers(16, 16)
             x, weight = integers(8, 16), integers(16, 24)
             for arguments, options, text in [
                 ((x[0], weight), {}, "2-D is allowed"),
@@ -361,7 +352,10 @@ def test_refusals(pes):
                     {},
                     "out: a tuple of 2, as many as weights, is allowed, given 1",
                 ),
-                ((x, (weight, weight), (room, room)), {}, "another out"),
+                ((x, (weight, weight), (room, room)), {}, "out overlaps another"),
+                ((x, square, room[:, :16]), {"gathered": square}, "gathered overlaps another"),
+                ((x, square), {"gathered": integers(16, 16), "bias": x[0], "out": square}, "out overlaps b"),
+                ((x, weight[:, :16]), {"gathered": square, "bias": square[0]}, "gathered overlaps another"),
                 ((x, ()), {}, "no weight"),
                 ((x, weight), {"bias": integers(23)}, "bias is"),
                 ((x, weight), {"activation": "tanh"}, "activation='tanh'"),

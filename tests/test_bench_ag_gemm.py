@@ -24,7 +24,7 @@ def test_it_runs(tmp_path):
     assert sk.emu.run(main, 2, ([*SMALL, "--json", str(path)],)) == [0, 0]
     rows = json.loads(path.read_text())["rows"]
     alone = [("Gemm", "product"), (CUBLAS, "product"), ("copies", "gathering"), (NCCL, "gathering")]
-    both = [TORCH_AG_GEMM, NCCL_CUBLAS, "auto", *sk.AllGatherGemm.methods]
+    both = [TORCH_AG_GEMM, NCCL_CUBLAS, "auto", *sk.AllGatherGemm.methods_for(1)]
     expected = [*alone, *((name, None) for name in both)]
     assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
     for row in rows:
@@ -104,7 +104,7 @@ def test_refusals(options, text, capsys):
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("shapes", "text"), [("8x15x8", "that 2 ranks share"), ("8192x8192x64", "up to")])
+@pytest.mark.parametrize(("shapes", "text"), [("8x15x8", "a multiple of 2"), ("8192x8192x64", "up to")])
 def test_shapes_that_are_not_measured(shapes, text):
     with pytest.raises(SystemExit, match=text):
         sk.emu.run(main, 2, (["ag_gemm", "--shapes", shapes],))

@@ -30,6 +30,21 @@ def test_it_runs(op, reduction, tmp_path):
             assert row["note"].startswith("refused: ")
 
 
+def test_few_rows_that_ranks_do_not_share():
+    given = ["gemm_ar", "--shapes", "3x16x8", "--methods", "one_shot", "--vs", ""]
+    assert sk.emu.run(main, 2, (given,)) == [0, 0]
+
+
+@pytest.mark.parametrize("local_size", [1, 2])
+def test_by_default_the_methods_for_so_many_nodes(monkeypatch, capsys, local_size):
+    monkeypatch.setenv("SHMEMKIT_LOCAL_SIZE", str(local_size))
+    assert sk.emu.run(main, 2, (["gemm_rs", "--shapes", "8x16x16", "--vs", ""],)) == [0, 0]
+    table = capsys.readouterr().out
+    methods = {"fused", "fused_2d", "copy_engine", "sequential", "auto: sequential"}
+    found = {method for method in methods if f"│ {method} " in table}
+    assert found == methods - ({"fused_2d"} if local_size == 2 else {"fused", "copy_engine"})
+
+
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
     """Notes are not broken into columns of a few letters."""
@@ -64,6 +79,6 @@ def test_refusals(op, capsys):
         with pytest.raises(SystemExit):
             parse([op, "--vs", "torch"])
         assert "'torch': nccl are allowed" in capsys.readouterr().err
-    for shapes, text in (("8x15x8", "that 2 ranks share"), ("8192x8192x64", "up to")):
+    for shapes, text in (("8x15x8", "must be a multiple of 2, the ranks"), ("8192x8192x64", "up to")):
         with pytest.raises(SystemExit, match=text):
             sk.emu.run(main, 2, ([op, "--shapes", shapes],))

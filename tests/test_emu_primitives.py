@@ -26,6 +26,7 @@ from shmemkit.device import (
     load_vec16,
     n_pes,
     notify,
+    notify_at,
     num_ranks,
     p,
     quiet,
@@ -312,6 +313,49 @@ def test_values_are_converted_to_the_dtype_of_the_signals(dtype):
         signal, out = sk.zeros(1, dtype), np.zeros(1, dtype)
         kernel[1, 1](signal, out)
         assert signal[0] == out[0] == np.array([-1]).astype(dtype)[0]
+
+
+@every_n
+def test_notify_at(n):
+    """Each rank tells the next one, by a table, and adds to a counter of it; the waits order its stores."""
+
+    @cuda.jit
+    def kernel(slot, signals, offsets, out):
+        to = (rank() + 1) % num_ranks()
+        symm_at(slot, to)[0] = rank()
+        notify_at(signals, 2, offsets, to, 5)
+        wait(signals[2:], 1, "sys", "acquire", 5)
+        out[0] = slot[0]
+        for pe in range(num_ranks()):
+            notify_at(signals, 1, offsets, pe, rank() + 1, "add")
+        wait(signals[1:], 1, "sys", "acquire", num_ranks() * (num_ranks() + 1) // 2)
+
+    def main():
+        sk.init()
+        slot, signals, out = sk.zeros(1, "int32"), sk.signals(4), np.zeros(1, "int32")
+        kernel[1, 1](slot, signals, np.zeros(n, "int64"), out)
+        return out[0], *signals.tolist()
+
+    sums = n * (n + 1) // 2
+    assert sk.emu.run(main, n, races=True) == [((me - 1) % n, 0, sums, 5, 0) for me in range(n)]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((2, np.zeros(1, "int64"), 0, 1), "IndexError"),
+        ((0, np.zeros(1, "int64"), 1, 1), "rank 1 does not exist"),
+        ((0, np.zeros(1, "int64"), 0, 1, "sub"), "sig_op='sub' is not allowed"),
+        ((0, np.zeros(1, "int32"), 0, 1), "offsets must be a 1-D array of int64"),
+    ],
+)
+def test_wrong_notify_at(arguments, message):
+    @cuda.jit
+    def kernel(signals):
+        notify_at(signals, *arguments)
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        spmd(1)(lambda world: kernel[1, 1](sk.signals(2)))
 
 
 @pytest.mark.parametrize("scope, sig_op", [("system", "set"), ("sys", "sub"), ("gpu", "set")])

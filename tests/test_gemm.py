@@ -93,6 +93,51 @@ def test_simt_epilogue(dtype, activation):
     run(sk.matmul, 6, 10, 5, dtype, bias=dtype, activation=activation)
 
 
+def of_one(a, b, out_dtype, bias=None, activation=None):
+    """activation(a * b + bias), of arrays of one element"""
+    given = np.array([[b]], a.dtype)
+
+    def main(world):
+        out = np.zeros((1, 1), as_dtype(out_dtype))
+        sk.matmul(a, given, out, bias=bias and np.array([bias], out_dtype), activation=activation)
+        world.synchronize()
+        return out[0, 0]
+
+    return spmd(1, main)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_silu_of_large_numbers(dtype):
+    """As in PyTorch, by x / (1 + exp(-x))."""
+    largest = float(np.finfo("float64").max) if dtype == "float64" else 3e38
+    wants = {-30.0: -30 / (1 + np.exp(30)), -1e3: -0.0, -largest: -0.0, -np.inf: np.nan, largest: largest}
+    for x, want in {**wants, np.inf: np.inf, np.nan: np.nan}.items():
+        got = float(of_one(np.array([[x]], as_dtype(dtype)), 1, dtype, activation="silu"))
+        np.testing.assert_allclose(got, want, 1e-2 if dtype == "bfloat16" else 1e-6)
+        assert np.isnan(got) or np.signbit(got) == np.signbit(want), (x, got)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "out_dtype", "bias", "activation", "want"),
+    [
+        ("uint8", 100, 3, "int32", -1, None, 299),
+        ("uint8", 100, 3, "int8", 1, None, 45),
+        ("uint8", 1, 1, "int32", -5, "relu", 0),
+        ("int8", 1, -1, "uint64", None, "relu", 0),
+        ("uint64", 1, 1, "int64", -5, "relu", 0),
+        ("uint64", 2**62 + 1, 1, "int64", 1, None, 2**62 + 2),
+        ("uint64", 2**63 + 1, 1, "uint64", 1, "relu", 2**63 + 2),
+        ("uint64", 2**63 + 1, 2, "uint64", 2**64 - 1, "relu", 1),
+        ("uint32", 2**32 - 1, 2**32 - 1, "uint64", None, "relu", (2**32 - 1) ** 2),
+        ("int64", 1, 1, "uint64", 2**63 + 1, None, 2**63 + 2),
+        ("int64", -(2**63), 1, "int64", -1, None, 2**63 - 1),
+    ],
+)
+def test_simt_integers(dtype, a, b, out_dtype, bias, activation, want):
+    """Modulo 2**64, whatever has a sign; relu of what has one."""
+    assert of_one(np.array([[a]], dtype), b, out_dtype, bias, activation) == want
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1)])
 def test_empty_and_tiny(shape):
     run(sk.matmul, *shape, "float32", bias="float32")

@@ -227,11 +227,12 @@ def test_what_is_not_allowed_is_refused(pes, method, monkeypatch):
             with pytest.raises(ValueError, match=f"GemmAllReduce {method} cannot be used here: .*{reason}"):
                 sk.GemmAllReduce(world, 8, 8, method=method, **arguments)
         product = sk.GemmAllReduce(world, 200, 16, method=method)
-        x = np.zeros((200, 16), BFLOAT16)
+        x, square = np.zeros((200, 16), BFLOAT16), np.zeros((16, 16), BFLOAT16)
         for arrays, reason in [
-            ((x, x[:16]), f"GemmAllReduce {method}: M is 200: up to 128 are allowed"),
-            ((x[:8, 1:9], x[:8]), "multiple of 16 bytes"),
-            ((x[:8], x[:16, :4]), "rows of a multiple of 16 bytes"),
+            ((x, x[:16]), f"'{method}': M is 200: up to 128 are allowed"),
+            ((x[:8], x[:16, :4], x[:8, :4]), "out overlaps a"),
+            ((square, x[:16], square), "out overlaps a"),
+            ((x[:16], square, square), "out overlaps b"),
         ]:
             with pytest.raises(ValueError, match=reason):
                 product(*arrays)
@@ -261,7 +262,7 @@ def chosen(n_ranks, m, k, n, part_dtype="bfloat16", emulated=False):
         method = object.__new__(gemm_ar.GemmAllReduce.METHODS[name])
         method.world = SimpleNamespace(n_ranks=n_ranks, backend=backend)
         method.rows, method.part_dtype = 128, part_dtype
-        if method.is_for(m, k, n):
+        if method.refuses(m, k, n) is None and method.is_for(m, k, n):
             return name
     return None
 

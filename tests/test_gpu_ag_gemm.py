@@ -5,7 +5,7 @@
 import gpu
 import numpy as np
 import pytest
-from gemms import ERROR
+from gemms import ERROR, moved
 from test_gpu_all_gather import spin
 
 import shmemkit as sk
@@ -97,6 +97,19 @@ def test_products(world, method, shape, given):
         x.fill(np.nan)
         assert error(world, out, whole, weight, bias) < ERROR["bfloat16"]
         assert gathered is None or bool((gathered.view("uint16") == whole.view("uint16")).all())
+    world.synchronize()
+    multiply.free()
+
+
+def test_rows_at_an_odd_address_on_one_rank(world, method):
+    """The others do not notice."""
+    multiply = sk.AllGatherGemm(world, world.n_ranks * 512 * 512 * 2, method)
+    parts = [rows_of(world, rank, 512, 512, as_dtype("bfloat16")) for rank in range(world.n_ranks)]
+    weight, x = weight_of(world, 512, 1024, as_dtype("bfloat16")), parts[world.rank]
+    x = moved(x, "at an odd address") if world.rank == 0 else x
+    for _ in range(3):
+        out = multiply(x, weight)
+        assert error(world, out, world.xp.concatenate(parts), weight) < ERROR["bfloat16"]
     world.synchronize()
     multiply.free()
 

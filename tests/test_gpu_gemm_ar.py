@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from gemms import error
+from gemms import error, moved
 from gpu import world
 
 import shmemkit as sk
@@ -58,7 +58,7 @@ class Case:
         assert len(set(self.w.host_allgather(got.tobytes()))) == 1
 
 
-SPLIT = 1, "m", 8, True
+SPLIT = 8, True
 
 
 @methods
@@ -85,6 +85,20 @@ def test_sizes_and_tiles(monkeypatch, method, m, n, k, majors, choice):
         monkeypatch.setattr(ll128, "choices_for", lambda *_: [choice])
     case = Case(m, n, k, majors)
     product = sk.GemmAllReduce(world(), m, n, method=method)
+    for _ in range(3):
+        case.check(case.compute(product))
+    product.free()
+
+
+@methods
+@pytest.mark.parametrize("m, n, k, on_rank", [(16, 1024, 520, 0), (17, 1003, 263, None)])
+def test_arrays_that_the_tma_does_not_take(method, m, n, k, on_rank):
+    """On one rank alone; and of N and K of which no row, or column, is a multiple of 16 bytes."""
+    they_are_there()
+    case, product = Case(m, n, k, "kn"), sk.GemmAllReduce(world(), m, n, method=method)
+    if on_rank in (None, world().rank):
+        case.a, case.b = moved(case.a, "odd columns"), moved(case.b, "odd rows")
+        case.out = moved(case.out, "at an odd address")
     for _ in range(3):
         case.check(case.compute(product))
     product.free()

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from gemms import error
+from gemms import error, moved
 from gpu import world
 
 import shmemkit as sk
@@ -68,8 +68,8 @@ class Case:
         (200, 1000, 520, None),
         (33, 520, 264, None),
         (5, 24, 72, None),
-        (512, 1120, 512, Tile(128, 224, 2)),
-        (64, 512, 512, Tile(64, 128, 2, "n")),
+        (512, 1120, 512, Tile(128, 224)),
+        (64, 512, 512, Tile(64, 128)),
         (300, 1000, 200, Tile(128, 192)),
     ],
     ids=str,
@@ -82,6 +82,77 @@ def test_sizes_and_tiles(monkeypatch, op, rows, n, k, tile):
     product = OBJECTS[op](world(), rows * world().n_ranks, n, method="fused")
     for _ in range(3):
         case.check(case.compute(product))
+    product.free()
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+@pytest.mark.parametrize("method", ["fused", "copy_engine"])
+@pytest.mark.parametrize("n, k, on_rank", [(1024, 520, 0), (1000, 263, None), (1003, 512, None)])
+def test_arrays_that_the_tma_does_not_take(op, method, n, k, on_rank):
+    """On one rank alone; and of N and K of which no row, or column, is a multiple of 16 bytes."""
+    fused_is_there()
+    w = world()
+    case, product = Case(op, 300 * w.n_ranks, n, k), OBJECTS[op](w, 300 * w.n_ranks, n, method=method)
+    if on_rank in (None, w.rank):
+        case.a, case.b = moved(case.a, "odd columns"), moved(case.b, "odd rows")
+    odd = moved(case.out, "at an odd address") if on_rank in (None, w.rank) else None
+    for out in (None, odd):
+        for _ in range(3):
+            case.check(case.compute(product, out))
+    product.free()
+
+
+def test_operands_that_are_stored_otherwise_on_each_rank():
+    """Small whole numbers, of which all is exact."""
+    fused_is_there()
+    w, (rows, n, k) = world(), (70, 72, 136)
+    want = 0
+    for rank in range(w.n_ranks):
+        rng = w.xp.random.default_rng(rank)
+        a, b = (rng.integers(-1, 2, s).astype("float32") for s in ((rows * w.n_ranks, k), (k, n)))
+        want = want + (a @ b)[w.rank * rows :][:rows]
+        if rank == w.rank:
+            mine = [x if rank % 2 else w.xp.ascontiguousarray(x.T).T for x in (a, b)]
+            mine = [x.astype(BFLOAT16) for x in mine]
+    for part_dtype in (None, "float32"):
+        product = sk.GemmReduceScatter(w, rows * w.n_ranks, n, part_dtype=part_dtype, method="fused")
+        for _ in range(3):
+            out = product(*mine)
+            w.synchronize()
+            assert (out.astype("float32") == want).all()
+        product.free()
+
+
+def test_several_objects_on_several_streams():
+    """Each fills the GPUs and waits for other ranks: at the same time they would wait for ever."""
+    fused_is_there()
+    w, rng = world(), np.random.default_rng(world().rank)
+    cases = [Case(op, 1024 * w.n_ranks, 2048, 256) for op in OBJECTS]
+    products = [OBJECTS[case.op](w, 1024 * w.n_ranks, 2048, method="fused") for case in cases]
+    first = [case.compute(product) for case, product in zip(cases, products, strict=True)]
+    streams = [w.xp.cuda.Stream(non_blocking=True) for _ in cases]
+    for _ in range(50):
+        for case, product, stream in zip(cases, products, streams, strict=True):
+            if rng.random() < 0.2:
+                time.sleep(rng.random() * 1e-3)
+            product(case.a, case.b, case.out, stream)
+    w.synchronize()
+    for case, product, got in zip(cases, products, first, strict=True):
+        assert case.out.get().tobytes() == got.tobytes()
+        product.free()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+def test_torch():
+    import torch
+
+    case = Case("rs", 40 * world().n_ranks, 72, 104)
+    product = sk.GemmReduceScatter(world(), 40 * world().n_ranks, 72)
+    a, b = (torch.from_dlpack(x.view("int16")).view(torch.bfloat16) for x in (case.a, case.b.T))
+    out = product(a, b.T)
+    world().synchronize()
+    assert isinstance(out, torch.Tensor) and out.dtype == torch.bfloat16
+    assert error(out.float().cpu().numpy(), case.want) < 1e-2
     product.free()
 
 

@@ -13,10 +13,13 @@ import importlib
 import pkgutil
 
 import pytest
+from numba import types
 from numba.core.errors import TypingError
 from numba.cuda.core.sigutils import normalize_signature
 from numba.cuda.dispatcher import CUDADispatcher
 from ptx import AMPERE, HOPPER, compile_ptx, resources
+
+from shmemkit.kernels.gemm.simt import simt_kernel
 
 
 def listed():
@@ -62,3 +65,12 @@ def test_no_spills_and_no_local_memory(kernel, argument_types, cc):
         assert needed.stack == 0, needed
         assert ".local" not in ptx
     assert "NRT_" not in ptx
+
+
+@pytest.mark.parametrize("dtypes", [("uint8", "int32"), ("uint64", "int64"), ("int64", "uint64")], ids=str)
+def test_products_of_integers_and_their_bias_are_integers(dtypes):
+    """numba's sum of signed and unsigned ones is a float64."""
+    operand, result = (getattr(types, dtype) for dtype in dtypes)
+    arrays = operand[:, ::1], operand[:, ::1], result[:, ::1], result[::1]
+    ptx = compile_ptx(simt_kernel(*dtypes, True, False, dtypes[1], "relu"), arrays)
+    assert ".f64" not in ptx

@@ -204,6 +204,21 @@ def test_signals_are_not_sent_any_more():
         assert "ld.relaxed.gpu" not in compile_ptx(kernel, TYPES)
 
 
+@pytest.mark.parametrize("sig_op, instruction", [("set", "st.release.sys"), ("add", "red.release.sys")])
+def test_signals_by_a_table_are_not_sent_any_more(sig_op, instruction):
+    """For kernels with setmaxnreg: the table of peers is not linked."""
+
+    def kernel(signals, offsets, rank, value):
+        sk.notify_at(signals, 3, offsets, rank, value, sig_op)
+
+    arguments = SIGNALS, types.int64[::1], types.int64, types.uint64
+    plain, armed = compile_ptx(kernel, arguments), armed_ptx(kernel, arguments)
+    for ptx in (plain, armed):
+        assert instruction in ptx and "shmemkit_world" not in ptx and "call" not in ptx
+    assert re.search(rf"ld\.relaxed\.gpu.*\bbra\b.*{re.escape(instruction)}", armed, re.S)
+    assert "ld.relaxed.gpu" not in plain and "shmemkit_deadline" not in plain
+
+
 def test_lines_are_not_sent_any_more():
     """Before what sends lines, and after what they were received by, a look at `stopped`, and a branch."""
 

@@ -176,7 +176,7 @@ def _parser():
         text = f"M, N and K of {meaning}; default %(default)s"
         found.add_argument("--shapes", type=_shapes, default=module.SHAPES, metavar="MxNxK,..", help=text)
         found.add_argument("--dtype", choices=module.DTYPES, default="bfloat16", help="default %(default)s")
-        text, default = f"some of {', '.join(methods)}; default %(default)s", default or ",".join(methods)
+        text = f"some of {', '.join(methods)}; default {default or 'auto, and all for so many nodes'}"
         known = _some_of(lambda: methods)
         found.add_argument("--methods", type=known, default=default, metavar="A,B", help=text)
         text = f"compare with some of {', '.join(peers.values())}; '' is none; default %(default)s"

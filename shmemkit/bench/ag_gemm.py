@@ -109,7 +109,8 @@ def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     product = [Entry(gemm.Ours(world, "auto"), "product", "Gemm")]
     gathering = [Entry(Copies(world), "gathering")]
-    both = [Entry(Ours(world, method)) for method in options.methods]
+    methods = options.methods or ("auto", *sk.AllGatherGemm.methods_for(world.n_nodes))
+    both = [Entry(Ours(world, method)) for method in methods]
     if "nccl" in options.vs:
         product.append(Entry(gemm.Cublas(world), "product"))
         gathering.append(Entry(Nccl(world), "gathering"))

@@ -92,10 +92,11 @@ class Ours(layers.Ours):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    op, (collective, _) = options.command, OPS[options.command]
+    op, (collective, host) = options.command, OPS[options.command]
     product = [Entry(gemm.Ours(world, "auto"), "product", "Gemm")]
     reduction = [Entry(collectives.Ours(world, "auto"), "reduction", collective)]
-    both = [Entry(Ours(world, method)) for method in options.methods]
+    methods = options.methods or ("auto", *host.methods_for(world.n_nodes))
+    both = [Entry(Ours(world, method)) for method in methods]
     if "nccl" in options.vs:
         product.append(Entry(gemm.Cublas(world), "product"))
         reduction.append(Entry(Nccl(world), "reduction"))

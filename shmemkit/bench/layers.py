@@ -17,8 +17,11 @@ SHAPES = "8192x14336x4096,8192x28672x8192,8192x8192x8192,512x28672x8192"
 def share(world, op, shape):
     """-> M, a rank's part of N, K"""
     m, n, k = shape
-    if m % world.n_ranks or n % world.n_ranks:
-        raise SystemExit(f"{op}: {m}x{n}x{k}: M and N that {world.n_ranks} ranks share are allowed")
+    shared = {"N": n} if op == "gemm_ar" else {"M": m, "N": n}
+    if any(size % world.n_ranks for size in shared.values()):
+        raise SystemExit(
+            f"{op}: {m}x{n}x{k}: {' and '.join(shared)} must be a multiple of {world.n_ranks}, the ranks"
+        )
     return m, n // world.n_ranks, k
 
 

@@ -33,6 +33,7 @@ from .threads import SHARES
 __all__ = [
     "consume_token",
     "notify",
+    "notify_at",
     "signal_op",
     "signal_wait",
     "signal_wait_until",
@@ -264,6 +265,47 @@ def _(signal, rank, value, sig_op="set", scope="sys"):
     def impl_unless_stopped(signal, rank, value, sig_op="set", scope="sys"):
         if not stopped():
             write(element_address(signal, 0) + offset_of(rank), dtype(value))
+
+    return impl_unless_stopped if deadline.armed() else impl
+
+
+def notify_at(array, index, offsets, rank, value, sig_op="set"):
+    """`notify` for ``array[index]``, by a table that the kernel is given; of scope "sys".
+
+    array    symmetric, 1-D, of uint64, int64, uint32 or int32
+    index    0 <= index < array.size, not checked on the GPU
+    offsets  as of `peer_at`
+    rank, value, sig_op   as of `notify`
+
+    One thread. For kernels with `setmaxnreg_inc`, as `peer_at`.
+    """
+    thread = current_thread("notify_at")
+    check_choice("notify_at", "sig_op", sig_op, _SIG_OPS)
+    check_emulated_words("notify_at", "array", array)
+    check_emulated_words("notify_at", "offsets", offsets, (types.int64,))
+    theirs = thread.peer(array, rank)
+    if sig_op == "set":
+        thread.store(theirs, index, value, "sys")
+    else:
+        thread.atomic(theirs, index, lambda old: old + value, "sys", "release")
+
+
+@gpu(notify_at)
+def _(array, index, offsets, rank, value, sig_op="set"):
+    check_words("notify_at", "array", array)
+    check_words("notify_at", "offsets", offsets, (types.int64,))
+    check_integer("notify_at", index=index, rank=rank, value=value)
+    dtype = array.dtype
+    write = {"set": store, "add": add}[literal_choice("notify_at", "sig_op", sig_op, _SIG_OPS)](dtype, "sys")
+
+    def impl(array, index, offsets, rank, value, sig_op="set"):
+        write(element_address(array, index) + types.uint64(offsets[rank]), dtype(value))
+
+    stopped = deadline.stopped
+
+    def impl_unless_stopped(array, index, offsets, rank, value, sig_op="set"):
+        if not stopped():
+            write(element_address(array, index) + types.uint64(offsets[rank]), dtype(value))
 
     return impl_unless_stopped if deadline.armed() else impl
 

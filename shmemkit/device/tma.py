@@ -20,6 +20,7 @@ import functools
 import numpy as np
 
 from shmemkit.emu import tensor_maps as emulated
+from shmemkit.emu.proxies import fence, reads_shared
 from shmemkit.emu.thread import current_thread
 
 from .checks import check_contiguous, check_integer, check_words
@@ -68,6 +69,7 @@ def tma_load_multicast(tile, tensor_map, x, y, barriers, i, blocks):
     emulated.load(current_thread("tma_load_multicast"), tile, tensor_map, x, y, barriers, i, blocks)
 
 
+@reads_shared
 def tma_store(tensor_map, x, y, tile):
     """Write `tile` to the box of `tensor_map` that begins at row y, column x. See `tma_load`.
 
@@ -92,6 +94,7 @@ def bulk_load(tile, src, barriers, i):
     emulated.bulk_load(current_thread("bulk_load"), tile, src, barriers, i)
 
 
+@reads_shared
 def bulk_store(dst, tile):
     """Write as much of `tile` as `dst` has room for to `dst`, as it is: mine, or a peer's (`symm_at`). See
     `bulk_load`; for all else `tma_store`.
@@ -127,7 +130,7 @@ def bulk_wait_group_read(n):
 def fence_proxy_async():
     """What this thread has stored to shared memory is seen by asynchronous copies and tensor cores that are
     asked for later, by threads that this one has met since."""
-    emulated.fence(current_thread("fence_proxy_async"))
+    fence(current_thread("fence_proxy_async"))
 
 
 def fence_proxy_async_global():
@@ -138,7 +141,11 @@ def fence_proxy_async_global():
 
 def padding(array, alignment):
     """Bytes from the beginning of `array`, in shared memory, to the next multiple of `alignment`, a power of
-    two."""
+    two.
+
+    Declare a dynamic array with an alignment of 16. More is taken for granted by the compiler, so that this
+    is 0; but a kernel that is linked, as with `symm_at` or `rank`, gets it behind its static arrays.
+    """
     current_thread("padding")
     return -emulated.address(array) % alignment
 

@@ -18,6 +18,7 @@ import functools
 from typing import NamedTuple
 
 from shmemkit.emu import tensor_cores as emulated
+from shmemkit.emu.proxies import reads_shared
 from shmemkit.emu.thread import current_thread
 
 from .ptx import TypingError, asm, float_zeros, gpu, gpu_function, shared_address, types
@@ -78,6 +79,7 @@ def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
         current_thread("wgmma zeros")
         return emulated.zeros(n)
 
+    @reads_shared
     def multiply(acc, a, b, add):
         thread, operands = current_thread("wgmma multiply"), []
         for tile, major, extent in (a, a_major, emulated.ROWS), (b, b_major, n):

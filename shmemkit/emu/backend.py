@@ -167,8 +167,8 @@ class EmulatorBackend:
     def order(self, later, earlier):
         later.wait_event(earlier.record())
 
-    def no_copies(self):
-        return self.unreached(nvlink=False)
+    def no_copies(self, ranks=None):
+        return self.unreached(nvlink=False, ranks=ranks)
 
     def copy(self, dst, src):
         return lambda stream: stream.enqueue(copy(stream, dst, src))

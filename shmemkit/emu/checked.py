@@ -23,7 +23,7 @@ class CheckedThread(Thread):
         self.missed = []  # what was seen but not learnt, for reports
         self.heard = None  # the clock that was learnt last
         self.known_write = self.known_read = None  # Moments that come before what I do now
-        self.proxy = self.clock  # what my asynchronous copies know: as I did at my last fence of proxies
+        self.proxy = self.clock  # what my asynchronous copies know: I, at my last fence of proxies
         self.noted = []  # (time, site, what, target PE) of the last releases, for reports
 
     # -- clocks
@@ -69,7 +69,7 @@ class CheckedThread(Thread):
             self.learn(launch.after)
 
     def fence_proxy(self):
-        self.proxy = dict(self.clock)
+        self.proxy = self.released()
 
     # -- memory that others wait on
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
@@ -103,13 +103,13 @@ class CheckedThread(Thread):
                 size = array.itemsize
                 offset, n_bytes = array.first + first * size, (last - first) * size
                 getattr(array.region, act)(offset, n_bytes, self.clock, access)
-        Thread.copy(self, dst, src, first, last)
+        Thread.copy(self, untracked(dst), src, first, last)
 
     def bytes_of(self, what, array, first, last):
         if isinstance(array, Tracked) and last > first:
             access = (self.moment or self.now(), *kernel_site())
             getattr(array.region, what)(array.first + first, last - first, self.clock, access)
-        return Thread.bytes_of(self, what, array, first, last)
+        return Thread.bytes_of(self, what, untracked(array), first, last)
 
     def touch(self, what, array, limit=None):
         if isinstance(array, Tracked):

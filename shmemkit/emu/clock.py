@@ -4,6 +4,7 @@ A clock is a dictionary. It need not name every thread, since threads meet in bl
 
   block's key            -> n: everything that any of its threads did before the block's n-th barrier
   thread's key           -> t: everything that the thread did up to its time t
+  mbarrier's key         -> n: the loads of its first n phases have read their sources
   stream's key           -> n: everything that its first n kernels did
   operation_done(i)      -> 1: the data of operation i (a put or get under way) is where it belongs
   quiet_of(p)            -> n: PE p's first n calls of quiet
@@ -19,7 +20,9 @@ that of BARRACUDA (Eizenberg et al., PLDI 2017); that of remembering one access 
 FastTrack's (Flanagan and Freund, PLDI 2009).
 """
 
-BLOCK = 4096  # keys of a block: its own, and those of at most 1024 threads after it
+BLOCK = 4096  # keys of a block: its own, those of at most 1024 threads after it, and then its mbarriers'
+MBARRIER = 1025  # where those begin
+NEVER = (1 << 62) - 1  # the number of a barrier that does not come
 STREAM = 1 << 60  # keys of streams begin here
 PE = 1 << 61  # and those of PEs: at most 1 << 20 for each
 
@@ -103,7 +106,7 @@ def forget_superseded(clock, kernel_of_block, live_operations):
             operation = live_operations.get(-key)
             return operation is not None and not operation.is_over(clock)
         block = key - key % BLOCK
-        if key != block and get(block, 0) > value >> 32:
+        if 0 < key - block < MBARRIER and get(block, 0) > value >> 32:
             return False
         stream, kernel = kernel_of_block.get(block, (0, 1))
         return get(stream, 0) < kernel

@@ -12,6 +12,7 @@ from .errors import EmulatorError, OutOfBoundsError
 from .ints import from_scalar
 from .meeting import Meeting
 from .multicast import Multicast
+from .proxies import SharedArray, is_used_by
 from .report import out_of_bounds, where
 from .tensor_maps import Async
 from .thread import Thread
@@ -115,6 +116,8 @@ class Block:
         if self.meetings:
             for meeting in self.meetings.values():
                 meeting.left()
+        if not self.alive and (left := self.asynchronous.in_use()):
+            self.launch.fail(thread, EmulatorError(f"a block has ended before {left}"))
         self.launch.left()
 
 
@@ -168,6 +171,7 @@ class Launch:
             gc.unfreeze()
             self.machine.scheduler.launches.pop(self, None)
             for block in self.blocks:
+                block.asynchronous.finish(self.machine.network)
                 block.threads.clear()  # no cycle is left: their memory goes at once
             if self.machine.races is not None:
                 self.machine.races.kernel_ended(self)
@@ -198,17 +202,27 @@ class Launch:
         if site not in block.shared:
             if 0 in shape:
                 if "dynamic" not in block.shared:
-                    block.shared["dynamic"] = self._seen(_dynamic(self.dynamic_shared))
+                    block.shared["dynamic"] = self._shared(_dynamic(self.dynamic_shared))
                 usable = self.dynamic_shared // dtype.itemsize * dtype.itemsize
                 block.shared[site] = block.shared["dynamic"][:usable].view(dtype)
             else:
-                block.shared[site] = self._seen(uninitialised(shape, dtype))
+                block.shared[site] = self._shared(uninitialised(shape, dtype))
         return block.shared[site]
 
     def _seen(self, array):
         """`array` as a kernel sees it: device memory, whose accesses may be checked."""
         races = self.machine.races
         return device_view(array) if races is None else races.tracked(array)
+
+    def _shared(self, array):
+        """Likewise, shared memory, whose stores are noted if the asynchronous proxy may read it."""
+        if not array.size or not is_used_by(self.function):
+            return self._seen(array)
+        array = np.ndarray.view(array, SharedArray)
+        if self.machine.races is not None:
+            array = self.machine.races.tracked(array)
+            array.region.simple = None  # no store takes the short way
+        return array
 
     def _argument(self, value):
         """A launch argument as the kernel sees it."""

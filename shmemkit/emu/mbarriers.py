@@ -5,6 +5,7 @@ undefined behaviour raise: a barrier that was not made, or not fenced, or has mo
 """
 
 from .arrays import address
+from .clock import NEVER, Moment
 from .clusters import there
 from .errors import EmulatorError
 
@@ -12,13 +13,40 @@ from .errors import EmulatorError
 class Mbarrier:
     """`phase`: how many have ended."""
 
-    __slots__ = ("count", "pending", "n_bytes", "phase", "fenced", "maker", "made")
+    __slots__ = ("count", "pending", "n_bytes", "phase", "fenced", "maker", "made", "key", "loading")
 
     def __init__(self, count, maker):
         self.count = self.pending = count
         self.n_bytes = self.phase = 0  # announced and not arrived, which may be negative; phases ended
         self.fenced, self.maker = False, maker
-        self.made = maker.moment or maker.now() if maker.block.machine.races else None  # when
+        self.made = self.loading = None  # Moments, where races are looked for: then; of loads of this phase
+        if maker.block.machine.races is not None:
+            self.made = maker.moment or maker.now()
+            self.key = next(maker.block.mbarrier_keys)
+
+    def reading(self, thread, what):
+        """Where races are looked for: -> the Moment at which `what`, of which I am told, and which `thread`
+        asks for, has read its source: the end of this phase."""
+        if self.made is None:
+            return None
+        if self.loading is None or self.loading.of.thread is not thread:
+            block, launch = self.maker.block, self.maker.block.launch
+            when = self.key, self.phase + 1, launch.stream_key, launch.number
+            self.loading = Moment(block.key, NEVER, *when, Load(thread, what))
+        return self.loading
+
+
+class Load:
+    """What the TMA reads, asked for by `thread`."""
+
+    __slots__ = ("thread", "pe", "what")
+
+    def __init__(self, thread, what):
+        self.thread, self.pe, self.what = thread, thread.pe, what
+
+    # as Operations, for reports
+    target = None
+    block = property(lambda self: self.thread.block)
 
 
 def init(thread, barriers, i, count):
@@ -62,6 +90,10 @@ def _look(owner, key, barrier):
     if barrier.pending == 0 and barrier.n_bytes == 0:
         barrier.phase += 1
         barrier.pending = barrier.count
+        if barrier.loading is not None:
+            clock = {barrier.key: barrier.phase}
+            owner.machine.races.publish(key, "gpu", owner.pe, owner.key, clock, keep=True)
+            barrier.loading = None
         owner.machine.written(key)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .aliases import AliasedStore
 from .clock import BLOCK, operation_done
+from .mbarriers import Load
 from .report import place, shown_line, who
 
 # What a thread does that others may wait for.
@@ -133,12 +134,20 @@ class _Pair:
                     f"of {self.b_line}: multimem_fence() between them, and after the wait if there is one"
                 )
             self.a = store.issued
-        a_under_way = self.a.of is not _thread(self.a.of)
-        b_under_way = self.b.of is not _thread(self.b.of)
+        of_a, of_b = self.a.of, self.b.of
+        if isinstance(of_b, Load) and (of_a is thread or self.a.before(thread.clock)):
+            return (
+                f"the {of_b.what} of {self.b_line} may not see what its thread does: "
+                "fence_proxy_async_global() before it"
+            )
+        a_under_way = not isinstance(of_a, Load) and of_a is not _thread(of_a)
+        b_under_way = not isinstance(of_b, Load) and of_b is not thread
         if not b_under_way and self._known_to_another():
             return self._known_to_another()
         if a_under_way:
-            return self._after_message(self.a.of)
+            return self._after_message(of_a)
+        if isinstance(of_a, Load):
+            return self._after_load(of_a, thread)
         before, launch = _thread(self.a.of).block.launch, _thread(self.b.of).block.launch
         if launch.pdl and launch is not before and launch.stream_key == before.stream_key:
             return f"the kernel begins early, with pdl=True: griddepcontrol_wait() before {self.b_line}"
@@ -150,7 +159,7 @@ class _Pair:
 
     def _known_to_another(self):
         """Another thread of `b`'s block knows of `a`, but has not met `b`'s since."""
-        b = self.b.of
+        b = _thread(self.b.of)
         for other in b.block.threads:
             if other is not b and other is not self.a.of and self.a.before(other.clock):
                 return (
@@ -158,6 +167,13 @@ class _Pair:
                     f"{b.thread_id} since: cuda.syncthreads() before {self.b_line}"
                 )
         return None
+
+    def _after_load(self, load, thread):
+        """`a` is a read of the TMA."""
+        name = f"the {load.what} of {self.a_line} may still read its source at {self.b_line}"
+        if thread.block is load.block:
+            return f"{name}: mbarrier_wait() between them"
+        return f"{name}: mbarrier_wait() after the one, and then what the other waits for"
 
     # -- `a` belongs to a message under way
     def _after_message(self, message):

@@ -22,6 +22,7 @@ import numpy as np
 from .arrays import address, device_view
 from .clock import (
     BLOCK,
+    MBARRIER,
     STREAM,
     OperationMoment,
     delivered,
@@ -376,6 +377,7 @@ class Races:
 
     def new_block(self, block, launch):
         block.key, block.phase = next(self.blocks) * BLOCK, 0
+        block.mbarrier_keys = itertools.count(block.key + MBARRIER)
         self.kernel_of_block[block.key] = launch.stream_key, launch.number
 
     def thread_ended(self, thread):

@@ -17,6 +17,7 @@ from numba import cuda as numba_cuda
 from .arrays import device_view
 from .cuda import Cuda, Lazy, Namespace
 from .ints import CASTS, from_scalar
+from .proxies import names_in
 
 _NVSHMEM = ("nvshmem.core.device.numba", "nvshmem.bindings.device.numba")
 
@@ -105,15 +106,6 @@ def _of_cuda(value, name):
     return ours
 
 
-def _names(code):
-    """The global names that `code` and the functions inside it use."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
-
-
 def rebind(function):
     """`function` with its globals and closure translated; once per function, as Numba freezes them when it
     compiles."""
@@ -128,7 +120,7 @@ def rebind(function):
     new.__kwdefaults__ = function.__kwdefaults__
     function.__emulated__ = new  # before its globals: functions may refer to each other
     try:
-        for name in _names(function.__code__):
+        for name in names_in(function.__code__):
             if name in translated:
                 translated[name] = _translate(translated[name], name)
         for cell, name, old in zip(

@@ -88,7 +88,8 @@ class Region:
         self.writes[at] = access
 
     # -- many cells at once; `clock` is what the access knows
-    def read(self, offset, n_bytes, clock, access):
+    def read(self, offset, n_bytes, clock, access, known=None):
+        """`known`: of who asks for it, if that is another clock; so which earlier reads it comes after."""
         if n_bytes <= 0:
             return
         lo, hi = self.cells(offset, n_bytes)
@@ -96,14 +97,15 @@ class Region:
         self._check("writes", lo, hi, clock, moment, "read", access)
         if self.atomics:
             self._check_atomics(lo, hi, clock, "read", access)
+        known = clock if known is None else known
         part = reads[lo:hi]
         first = part[0]
         if part.count(first) == len(part) and type(first) is not dict:
-            if first is None or _follows(moment, clock, first):
+            if first is None or _follows(moment, known, first):
                 reads[lo:hi] = [access] * len(part)
                 return
         for at in range(lo, hi):
-            self.add_read(at, clock, access)
+            self.add_read(at, known, access)
 
     def write(self, offset, n_bytes, clock, access):
         if n_bytes <= 0:

@@ -12,7 +12,7 @@ import numpy as np
 from .arrays import address
 from .errors import EmulatorError
 from .meeting import Meeting
-from .tensor_maps import Snapshot, swizzled, tile_bytes, under_way
+from .tensor_maps import Snapshot, check_fenced, swizzled, tile_bytes, under_way
 
 WARPGROUP, ROWS, SLAB, TILE = 128, 64, 64, 8192  # threads; rows; depth; bytes of 64 rows of 64 elements
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -127,6 +127,8 @@ def multiply(thread, acc, a, b, add, n, dtype):
     def begin(values):
         accumulators = [values[group * WARPGROUP + t] for t in range(WARPGROUP)]
         before = _before(accumulators, bool(add), n)
+        for operand in a, b:
+            check_fenced(block, operand.view, "wgmma")
         product = Product(before, a, b, n, dtype)
         products = block.asynchronous.products[group]
 
@@ -162,7 +164,7 @@ def wait_group(thread, n):
     """Until all but the last `n` products of the warpgroup are done."""
     group = _warpgroup(thread)
     products = thread.block.asynchronous.products[group]
-    waited = products[: len(products) - n]
+    waited = products[: max(0, len(products) - n)]
     thread.wait_until(
         _key(thread.block, group), lambda: all(m.done for m in waited), lambda: "its products to be done"
     )

@@ -2,11 +2,13 @@
 
 A copy is under way until nothing else can happen, or the schedule says so: a load's bytes come then, and its
 place holds bytes 0xFF until then; a store reads its tile then, and writes later. What is changed meanwhile is
-reported, and a tile that threads have stored without `fence_proxy_async`.
+reported, and a tile that threads have stored without `fence_proxy_async` (``proxies.py``). A block must not
+end before its loads have come, and its stores have read.
 """
 
 import ctypes
 import functools
+import itertools
 from collections import defaultdict
 
 import ml_dtypes
@@ -17,6 +19,7 @@ from .arrays import address
 from .clusters import blocks_of, there
 from .errors import EmulatorError
 from .network import Message
+from .proxies import unfenced, who_stored
 from .race_report import line_of
 from .shadow import Tracked, kernel_site, untracked
 
@@ -31,10 +34,28 @@ class Async:
 
     def __init__(self):
         self.unfenced = defaultdict(set)  # thread -> addresses that it has stored to, without a fence since
+        self.loads = {}  # to this block, under way: Message -> what it is
         self.stores = defaultdict(list)  # thread -> stores since its last group
         self.groups = defaultdict(list)  # thread -> groups of stores that are not written, the oldest first
         self.described = set()  # (thread, address of a tensor map that it has acquired)
         self.products = defaultdict(list)  # warpgroup -> products under way
+
+    def in_use(self):
+        """What still uses the block's shared memory, and must not when it ends; None: nothing does."""
+        for load in self.loads.values():
+            return f"its {load}, has come"
+        reading = (store for store in self._stores() if not store.read.done)
+        return next((f"its {store.what}, has read its tile" for store in reading), None)
+
+    def finish(self, network):
+        """The kernel has ended: so what it has stored is there."""
+        for store in self._stores():
+            if store.read.done and not store.written.done:
+                network.deliver(store.written)
+
+    def _stores(self):
+        """Those that are perhaps under way."""
+        return itertools.chain(*self.stores.values(), *itertools.chain(*self.groups.values()))
 
 
 def under_way(thread, arrive, after=()):
@@ -57,17 +78,28 @@ def site():
     return f"{code.co_filename.rpartition('/')[2]}:{line_of(code, instruction)}" if code else "a kernel"
 
 
+def asked_for(what):
+    return f"{what}, asked for at {site()}"
+
+
+def check_fenced(block, view, what):
+    """`what` reads the bytes `view` of shared memory."""
+    number = who_stored(block, view)
+    if number is not None:
+        raise EmulatorError(
+            f"{asked_for(what)}: thread {number} has stored to the tile, without fence_proxy_async since"
+        )
+
+
 class Snapshot:
-    """Bytes that must not change until they are read."""
+    """Bytes that must not change until they are read. `what` reads them, and where it was asked for."""
 
     def __init__(self, view, what):
-        self.view, self.before, self.what, self.site = view, view.copy(), what, site()
+        self.view, self.before, self.what = view, view.copy(), asked_for(what)
 
     def read(self):
         if not np.array_equal(self.view, self.before):
-            raise EmulatorError(
-                f"shared memory was overwritten while {self.what}, asked for at {self.site}, reads it"
-            )
+            raise EmulatorError(f"shared memory was overwritten while {self.what}, reads it")
         return self.view
 
 
@@ -112,8 +144,7 @@ def store_fragment(thread, tile, row_bytes, i, part, dtype):
     elements = np.array(part, np.float32).astype(_DTYPES[dtype])
     at = _of_fragment(thread.lane, row_bytes, i, elements.itemsize)
     view.view(elements.dtype)[at] = elements
-    first = address(view)
-    thread.block.asynchronous.unfenced[thread.thread_id].update(first + elements.itemsize * at)
+    unfenced(thread).update(address(view) + elements.itemsize * at)
 
 
 @functools.cache
@@ -142,17 +173,12 @@ def store_packed(thread, piece, i, part, dtype):
     place = packed_rows(piece, i, dtype)[:, thread.lane]
     with np.errstate(all="ignore"):
         place[:] = np.array(part, np.float32).astype(_DTYPES[dtype]).view(np.uint8).reshape(place.shape)
-    unfenced = thread.block.asynchronous.unfenced[thread.thread_id]
-    unfenced.update(address(half) for half in place)
+    unfenced(thread).update(address(half) for half in place)
 
 
 def packed(thread, piece, i, dtype):
     place = packed_rows(piece, i, dtype)[:, thread.lane]
     return place.reshape(-1).view(_DTYPES[dtype]).astype(np.float32)
-
-
-def fence(thread):
-    thread.block.asynchronous.unfenced.pop(thread.thread_id, None)
 
 
 # ---- tensor maps
@@ -220,45 +246,54 @@ def load(thread, tile, tensor_map, x, y, barriers, i, blocks):
         [me.in_cluster] if blocks is None else [b for b in range(len(blocks_of(me))) if int(blocks) >> b & 1]
     )
     x, y = int(x), int(y)
+
+    def bring(memory):
+        matrix = np.zeros((box.box[0], box.row_bytes), np.uint8)
+        inside, of_box = box.clipped(x, y)
+        matrix[of_box] = box.matrix()[inside]
+        put_swizzled(memory, matrix)
+
     thread.turn()
-    _reads(thread, box, x, y)
     for number in targets:
         owner, at, barrier = me, address(here), key
         if number != me.in_cluster:
             owner, at = there(me, at, number)
             _, barrier = there(me, key, number)
-        mbarriers.found(thread, owner, barrier, i)
+        reading = mbarriers.found(thread, owner, barrier, i).reading(thread, what)
+        _reads(thread, box, x, y, reading)
         memory = np.frombuffer((ctypes.c_uint8 * box.n_bytes).from_address(at), np.uint8)
-        memory[:] = 0xFF
+        _load(thread, what, owner, memory, barrier, bring)
 
-        def arrive(_, owner=owner, memory=memory, barrier=barrier):
-            matrix = np.zeros((box.box[0], box.row_bytes), np.uint8)
-            inside, of_box = box.clipped(x, y)
-            matrix[of_box] = box.matrix()[inside]
-            put_swizzled(memory, matrix)
-            mbarriers.complete(owner, barrier, box.n_bytes)
 
-        under_way(thread, arrive)
+def _load(thread, what, owner, memory, barrier, bring):
+    """``bring(memory)`` stores to shared memory of block `owner`, whose mbarrier at address `barrier` is told
+    then."""
+    memory[:] = 0xFF
+    what, loads = asked_for(what), owner.asynchronous.loads
+
+    def arrive(_):
+        del loads[message]
+        if (memory != 0xFF).any():
+            raise EmulatorError(f"shared memory was overwritten while {what}, writes it")
+        bring(memory)
+        mbarriers.complete(owner, barrier, memory.size)
+
+    message = under_way(thread, arrive)
+    loads[message] = what
 
 
 def bulk_load(thread, tile, src, barriers, i):
-    n_bytes, block, key = src.nbytes, thread.block, address(barriers) + 8 * int(i)
-    there = tile_bytes(tile, n_bytes, 16, "bulk_load")
+    block, key = thread.block, address(barriers) + 8 * int(i)
+    there = tile_bytes(tile, src.nbytes, 16, "bulk_load")
     _check_bulk("bulk_load", src)
     if not 0 <= i < barriers.size:
         raise IndexError(f"bulk_load: mbarrier {i} of {barriers.size}")
     thread.turn()
-    mbarriers.found(thread, block, key, i)
+    reading = mbarriers.found(thread, block, key, i).reading(thread, "bulk_load")
     if isinstance(src, Tracked):  # as `_reads`
-        src.touch("read", thread.proxy, (thread.moment or thread.now(), *kernel_site()))
+        src.region.read(src.first, src.nbytes, thread.proxy, (reading, *kernel_site()), thread.clock)
     here = np.asarray(untracked(src)).reshape(-1).view(np.uint8)
-    there[:] = 0xFF
-
-    def arrive(_):
-        there[:] = here
-        mbarriers.complete(block, key, n_bytes)
-
-    under_way(thread, arrive)
+    _load(thread, "bulk_load", block, there, key, lambda memory: np.copyto(memory, here))
 
 
 def _check_bulk(what, array):
@@ -269,14 +304,14 @@ def _check_bulk(what, array):
         )
 
 
-def _reads(thread, box, x, y):
+def _reads(thread, box, x, y, reading):
     """Where races are looked for: a load reads symmetric memory as its thread knew it at its last
-    `fence_proxy_async_global`, or when the kernel began."""
+    `fence_proxy_async_global`, or when the kernel began; and has read it at the moment `reading`."""
     region, rows = _symmetric(thread, box, x, y)
     if region is not None:
-        access = (thread.moment or thread.now(), *kernel_site())
+        access = (reading, *kernel_site())
         for row in rows:
-            region.read(address(row) - region.base, row.size, thread.proxy, access)
+            region.read(address(row) - region.base, row.size, thread.proxy, access, thread.clock)
 
 
 def _writes(thread, box, x, y):
@@ -305,18 +340,14 @@ class _Store:
 
     def __init__(self, thread, what, view, write):
         source, block = Snapshot(view, what), thread.block
-        key = _key(thread)
+        self.what, key = source.what, _key(thread)
 
         def begin(_):
-            if not block.alive:
-                raise EmulatorError(
-                    f"a block has ended before its {what}, at {source.site}, has read its tile"
-                )
             self.bytes = source.read().copy()
             block.scheduler.wake(key)
 
         def end(_):
-            write(self.bytes, source.site)
+            write(self.bytes, self.what)
             block.scheduler.wake(key)
 
         self.read = under_way(thread, begin)
@@ -331,11 +362,11 @@ def store(thread, tensor_map, x, y, tile):
     box, x, y = _described(thread, tensor_map, "tma_store"), int(x), int(y)
     view = tile_bytes(tile, box.n_bytes, 8 * box.row_bytes, "tma_store")
 
-    def write(tile, site):
+    def write(tile, what):
         inside, of_box = box.clipped(x, y)
         if inside[0].stop > inside[0].start and (inside[1].stop - inside[1].start) % _PIECE:
             raise EmulatorError(
-                f"the tma_store asked for at {site} writes beyond the end of rows of "
+                f"a {what}, writes beyond the end of rows of "
                 f"{box.columns * box.itemsize} bytes: the TMA writes whole {_PIECE} bytes"
             )
         box.matrix()[inside] = plain(tile, box.box[0], box.row_bytes)[of_box]
@@ -349,7 +380,7 @@ def bulk_store(thread, dst, tile):
     _check_bulk("bulk_store", dst)
     there = np.asarray(untracked(dst)).reshape(-1).view(np.uint8)
 
-    def write(tile, site):
+    def write(tile, what):
         there[:] = tile
 
     thread.touch("write", dst)
@@ -357,12 +388,7 @@ def bulk_store(thread, dst, tile):
 
 
 def _store(thread, what, view, write):
-    first = address(view)
-    for other, stored in thread.block.asynchronous.unfenced.items():
-        if any(first <= at < first + view.size for at in stored):
-            raise EmulatorError(
-                f"{what}: thread {other} has stored to the tile, without fence_proxy_async since"
-            )
+    check_fenced(thread.block, view, what)
     thread.turn()
     thread.block.asynchronous.stores[thread.thread_id].append(_Store(thread, what, view, write))
 
@@ -375,7 +401,7 @@ def commit(thread):
 def wait_group(thread, n, step):
     """Until all but the last `n` groups have done `step`, "read" or "written"."""
     groups = thread.block.asynchronous.groups[thread.thread_id]
-    waited = groups[: len(groups) - n]
+    waited = groups[: max(0, len(groups) - n)]
     thread.wait_until(
         _key(thread),
         lambda: all(getattr(s, step).done for group in waited for s in group),

@@ -12,6 +12,7 @@ from greenlet import getcurrent, greenlet
 from . import clusters
 from .arrays import address
 from .ints import wrap
+from .proxies import SharedArray
 from .report import place
 from .scheduler import COMPARE
 from .spinning import state_of
@@ -114,10 +115,14 @@ class Thread(greenlet):
 
     def copy(self, dst, src, first, last):
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
+        if isinstance(dst, SharedArray):
+            dst.reshape(-1).stored(slice(first, last))
         np.asarray(dst).reshape(-1)[first:last] = np.asarray(src).reshape(-1)[first:last]
 
     def bytes_of(self, what, array, first, last):
         """Bytes `first` to `last` of a contiguous array, as uint8, which I read or write."""
+        if what == "write" and isinstance(array, SharedArray):
+            array.reshape(-1).view(np.uint8).stored(slice(first, last))
         return np.asarray(array).reshape(-1).view(np.uint8)[first:last]
 
     def touch(self, what, array, limit=None):

@@ -19,13 +19,12 @@ from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.all_gather.push_ahead import PushAhead
 from shmemkit.kernels.collective import integer
 from shmemkit.kernels.gemm import METHODS as GEMMS
-from shmemkit.kernels.gemm import Gemm, _array, _check, _key, _overlap, gpu_of
+from shmemkit.kernels.gemm import bind_product, check, gpu_of
+from shmemkit.kernels.gemm.arrays import new_output, overlap
 from shmemkit.kernels.gemm.problem import Problem
+from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90_host import choose
-from shmemkit.kernels.method import agree
 from shmemkit.memory import as_dtype
-from shmemkit.stream_order import StreamOrder
-from shmemkit.world import World
 
 from .host import Fused
 from .nodes import Nodes
@@ -33,12 +32,11 @@ from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
-PLANS = 64  # bound calls that are kept
 ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
 
 
-class AllGatherGemm:
+class AllGatherGemm(Products):
     """Gather the rows of all ranks, and multiply them by this rank's weights. Collective.
 
     world       the World
@@ -49,8 +47,9 @@ class AllGatherGemm:
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
-    those before. A product under way may take all multiprocessors and wait for ranks: so calls of several
-    objects, and of collectives, that are on different streams come in one order on all ranks, too.
+    those before, also for those of GemmReduceScatter and GemmAllReduce, and of other such objects: a product
+    under way may take all multiprocessors and wait for ranks. So collectives on other streams beside it, and
+    graphs that are launched on several, come in one order on all ranks, too, by events.
 
     "overlap" takes symmetric memory for the gathered rows, and 1 / n_ranks of that; its copies need memory
     that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 / nodes,
@@ -62,76 +61,53 @@ class AllGatherGemm:
     methods = ("overlap", "overlap_2d", "sequential")
 
     def __init__(self, world, max_nbytes, method="auto"):
-        name = type(self).__name__
-        if not isinstance(world, World):
-            raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
-        self.world, self.method, self.refused = world, method, None
-        self._parts, self._outputs = [], []
-
         def check():
-            if method not in ("auto", *self.methods):
-                allowed = ", ".join(map(repr, self.methods))
-                raise ValueError(f"{name}: method={method!r}: {allowed} or 'auto' are allowed")
-            self.max_nbytes = integer(name, "max_nbytes", max_nbytes)
+            self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes)
             if self.max_nbytes < 0:
-                raise ValueError(f"{name}: max_nbytes={max_nbytes}: 0 or more are allowed")
+                raise ValueError(f"AllGatherGemm: max_nbytes={max_nbytes}: 0 or more are allowed")
+            return {"max_nbytes": self.max_nbytes}
 
-        agree(world, check, lambda: None)
-        given = world.host_allgather((self.max_nbytes, method))
-        if len(set(given)) > 1:
-            raise ValueError(
-                f"{name}: {given} were given over the ranks (max_nbytes, method): the same are allowed"
-            )
-        self._plans, self._of_graphs = {}, []
-        self._order, self._gpu = StreamOrder(world), gpu_of(world)
+        super().__init__(world, method, check)
+        self._gpu, self.refused = gpu_of(world), None
         self._ahead = self._given = self._nodes = self._gather = None
-        self._preferred = method  # for what is large
-        if method == "auto":
-            self._preferred = "overlap" if world.n_nodes == 1 else "overlap_2d"
+        self._preferred = self.methods_for(world.n_nodes)[0] if method == "auto" else method  # if it is large
         try:
             self._prepare()
         except (ValueError, MemoryError):  # on all ranks
             self.free()
             raise
 
+    @staticmethod
+    def methods_for(n_nodes):
+        """The names of the methods that are for so many nodes: what "auto" takes one of."""
+        return "overlap" if n_nodes == 1 else "overlap_2d", "sequential"
+
     def _prepare(self):
         capacity, emulated = self.max_nbytes, self.world.backend.name == "emulator"
         if self.method != "sequential":
-            self.refused = self._not_overlapped()
-            if self.refused is None:
-                try:
-                    self._prepare_overlap(capacity)
-                except ValueError as error:
-                    self.refused, self._ahead = str(error), None
-                    while self._parts:
-                        self._parts.pop().free()
-            if self.refused is not None and self.method != "auto":
-                raise ValueError(f"AllGatherGemm: method={self.method!r}: {self.refused}")
-            capacity = min(capacity, SMALL) if self.refused is None and not emulated else capacity
+            try:
+                self._prepare_overlap(capacity)
+                capacity = capacity if emulated else min(capacity, SMALL)
+            except (ValueError, MemoryError) as error:
+                if self.method != "auto":
+                    kind = MemoryError if isinstance(error, MemoryError) else ValueError
+                    raise kind(f"AllGatherGemm: method={self.method!r}: {error}") from None
+                self.refused, self._ahead = str(error), None
+                self._free_parts()
         if self.method in ("auto", "sequential"):
             self._gather = self._part(AllGather, self.world, capacity)
             self._gathered = self._gather.output(capacity, "uint8")
 
     def _prepare_overlap(self, capacity):
         world = self.world
+        if self._preferred == "overlap_2d" and world.n_nodes == 1:
+            raise ValueError("one node: several are allowed; 'overlap' is for one")
+        self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap"))
         if self._preferred == "overlap_2d":
             self._nodes = self._part(Nodes, world, capacity // world.n_ranks)
             world, capacity = NodeTeam(world), capacity // world.n_nodes
         self._ahead = self._part(PushAhead, world, capacity)
         self._given = self._part(CopyPush, world, capacity)
-
-    def _not_overlapped(self):
-        """-> why the kernel is not for all ranks or their GPUs, or None, the same on all."""
-        if self._preferred == "overlap_2d" and self.world.n_nodes == 1:
-            return "one node: several are allowed; 'overlap' is for one"
-        for rank, cc in enumerate(self.world.host_allgather(self._gpu.compute_capability)):
-            if cc[0] != 9:
-                return f"the GPU of rank {rank} has compute capability {cc[0]}.{cc[1]}: 9.0 is allowed"
-        return None
-
-    def _part(self, kind, *args):
-        self._parts.append(kind(*args))
-        return self._parts[-1]
 
     def __call__(self, x, weight, out=None, *, gathered=None, bias=None, activation=None, stream=None):
         """out = activation(the x of all ranks, one below the other, @ weight + bias), enqueued. -> out
@@ -167,31 +143,8 @@ class AllGatherGemm:
         arrays = {"x": x, "gathered": gathered}
         for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
             arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
-        keys = [None if array is None else _key(array) for array in arrays.values()]
-        if any(key is None and array is not None for key, array in zip(keys, arrays.values(), strict=True)):
-            arrays = self._converted(arrays)
-            keys = [None if array is None else _key(array) for array in arrays.values()]
-        key = activation, *keys
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(activation, len(weights), self._converted(arrays))
-            if len(self._plans) == PLANS:
-                self.world.synchronize()  # their memory may be in use
-                self._plans.clear()
-            self._plans[key] = run
-        if self.world.backend.capture_of(stream) is not None and run not in self._of_graphs:
-            self._of_graphs.append(run)
-        self._order.before(stream)
-        run(stream)
+        self._enqueue(arrays, stream, activation, len(weights))
         return tuple(outs) if several else outs[0]
-
-    def output(self, shape, dtype):
-        """-> a symmetric array, as for `gathered`, of this shape and dtype on all ranks. It lives as long as
-        this object, which frees it. Collective."""
-        self._check_alive()
-        name = f"ag_gemm.output[{len(self._outputs)}]"
-        self._outputs.append(self.world.empty(shape, dtype, name))
-        return self._outputs[-1]
 
     def method_for(self, shape, dtype):
         """The method for an x of this shape and dtype."""
@@ -202,25 +155,7 @@ class AllGatherGemm:
         small = n * rows * k * as_dtype(dtype).itemsize <= SMALL
         return "sequential" if small or emulated else self._preferred
 
-    def free(self):
-        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
-        Collective."""
-        parts, self._parts = self._parts, None
-        self._plans, self._of_graphs = {}, []
-        for part in (parts or [])[::-1]:
-            part.free()
-        while self._outputs:
-            output = self._outputs.pop(0)
-            if self.world.is_symmetric(output):  # not freed already
-                self.world.free(output)
-
     # -- inside
-    def _check_alive(self):
-        if self._parts is None:
-            raise RuntimeError("AllGatherGemm: it was freed; make a new one")
-        if self.world.finalized:
-            raise RuntimeError("AllGatherGemm: its World is finalized; call shmemkit.init() again")
-
     def _as_list(self, name, given, weights, several):
         """`given` for each weight; None where nothing is."""
         if given is None:
@@ -240,24 +175,16 @@ class AllGatherGemm:
             if getattr(array, "ndim", 0) != 2:
                 given = getattr(array, "shape", type(array).__name__)
                 raise ValueError(f"AllGatherGemm: {name} is {given}: 2-D is allowed")
-        if stream is not None:  # what used the memory before may be under way on the World's stream
-            self.world.backend.follow(stream, None)
-        shapes = [(self.world.n_ranks * x.shape[0], weight.shape[1]) for weight in weights]
-        if hasattr(x, "new_empty"):  # PyTorch
-            return [x.new_empty(shape) for shape in shapes]
-        return [self.world.xp.empty(shape, x.dtype) for shape in shapes]
+        rows, world = self.world.n_ranks * x.shape[0], self.world
+        shapes = [(rows, weight.shape[1]) for weight in weights]
+        return [new_output(x, shape, x.dtype, world.xp, world, stream) for shape in shapes]
 
-    def _converted(self, arrays):
-        xp = self.world.xp
-        return {name: None if a is None else _array(name, a, xp) for name, a in arrays.items()}
-
-    def _plan(self, activation, n_weights, arrays):
-        """-> run(stream), for these arrays; nothing is enqueued."""
+    def _plan(self, arrays, activation, n_weights):
         world, arrays = self.world, list(arrays.values())
         x, gathered, weights = arrays[0], arrays[1], arrays[2 : 2 + n_weights]
         outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
         self._check_rows(x, gathered)
-        self._check_products(x, weights, outs, gathered)
+        self._check_products(x, weights, outs, biases, gathered)
         overlaps = self.method_for(x.shape, x.dtype) != "sequential"
         room = self._ahead.buffer if overlaps else self._gathered
 
@@ -272,19 +199,19 @@ class AllGatherGemm:
             of_rows = zip(weights, outs, biases, strict=True)
             found = [Problem(whole, weight, out[rows], bias, activation) for weight, out, bias in of_rows]
             for problem in found:
-                _check(problem)
+                check(problem)
             return found
 
         if not (overlaps and x.size):
-            return _Sequential(self._gather if x.size else None, x, problems(), world)
+            return _Sequential(self._gather if x.size else None, x, problems(), self._gpu)
         engine = self._ahead if gathered is None else self._given
         if self._nodes is None:
-            return _Overlapped(engine, x, problems(), world, self._gpu)
+            return _Overlapped(engine, x, problems(), self._gpu)
         return self._nodes.bind(
-            x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), world, self._gpu)
+            x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), self._gpu)
         )
 
-    def _check_products(self, x, weights, outs, gathered):
+    def _check_products(self, x, weights, outs, biases, gathered):
         name, m = type(self).__name__, self.world.n_ranks * x.shape[0]
         if not weights:
             raise ValueError(f"{name}: no weight: a (K, N) array, or a tuple of at least one, is allowed")
@@ -300,11 +227,12 @@ class AllGatherGemm:
                     f"{name}: out is {out.shape}: {(m, weight.shape[1])}, of {self.world.n_ranks} times x's "
                     f"{x.shape[0]} rows, is allowed"
                 )
-        for i, out in enumerate(outs):
-            others = [x, *outs[:i]] if gathered is None else [x, gathered, *outs[:i]]
-            if any(_overlap(other, out) for other in others):
+        apart = [("gathered", gathered, weights + biases)]  # besides what ``check`` finds
+        apart += [("out", out, [x, gathered, *outs[:i]]) for i, out in enumerate(outs)]
+        for what, array, others in apart:
+            if any(array is not None and other is not None and overlap(array, other) for other in others):
                 raise ValueError(
-                    f"{name}: out overlaps x, gathered or another out: arrays that lie apart are allowed"
+                    f"{name}: {what} overlaps another array that is given: arrays that lie apart are allowed"
                 )
 
     def _check_rows(self, x, gathered):
@@ -331,9 +259,9 @@ class AllGatherGemm:
 class _Sequential:
     """A bound call: gather, then multiply."""
 
-    def __init__(self, gather, x, problems, world):
+    def __init__(self, gather, x, problems, gpu):
         self._gather, self._x, self._whole = gather, x, problems[0].a
-        self._products = [_bound(problem, world) for problem in problems]
+        self._products = [bind_product(problem, gpu) for problem in problems]
 
     def __call__(self, stream):
         if self._gather is not None:
@@ -346,7 +274,7 @@ class _Overlapped:
     """A bound call: multiply what is there while the rest comes. The largest product first, as it may begin
     before all is there; last those that the kernel cannot compute."""
 
-    def __init__(self, engine, x, problems, world, gpu):
+    def __init__(self, engine, x, problems, gpu):
         self._fused, self._others, options = [], [], {}
         if isinstance(engine, PushAhead):  # of which all ranks decide alike
             options["by_columns"] = rounds_of(problems, gpu) <= ROUNDS
@@ -354,13 +282,11 @@ class _Overlapped:
             if problem.out.size and GEMMS["sm90"].unsupported(problem, gpu) is None:
                 self._fused.append(Fused(x, problem, engine, gpu, **options))
             else:
-                self._others.append(_bound(problem, world))
+                self._others.append(bind_product(problem, gpu))
         own = "first"
         if not self._others and all(fused.reads_x for fused in self._fused):
             own = "never" if isinstance(engine, PushAhead) else "last"
         self._transfer = engine.overlap(x, problems[0].a, own, **options)
-        if world.backend.name != "emulator":
-            gpu.arrays.cuda.get_current_stream().synchronize()  # what the kernels need besides is there
 
     def __call__(self, stream):
         transfer = self._transfer
@@ -374,19 +300,10 @@ class _Overlapped:
         transfer.finish(stream)
 
 
-def _bound(problem, world):
-    """-> run(stream): the product, by the method that ``Gemm`` takes"""
-    arrays = {"a": problem.a, "b": problem.b, "out": problem.out}
-    if problem.bias is not None:
-        arrays["bias"] = problem.bias
-    return Gemm()._plan(problem.activation, world, **arrays)
-
-
 def rounds_of(problems, gpu):
     """How often all multiprocessors compute tiles, in the largest of them."""
     m, n, k = max(problem.size for problem in problems)
     if not n:
         return 0
     tile, splits = choose(m, n, k, gpu.multiprocessors)
-    tiles = -(-m // (tile.m * tile.m_blocks)) * -(-n // (tile.n * tile.n_blocks)) * splits
-    return tiles / (gpu.multiprocessors // tile.cluster)
+    return tile.count(m, n) * splits / gpu.multiprocessors

@@ -10,8 +10,8 @@ Copies     ``shmemkit.kernels.all_gather.copy_engine`` brings segment k of A, th
 Tiles      in the order of ``rank_rotated``: those of my own rows first, then those of rank me + 1, ..; a few
            rows of tiles at a time, column after column. So a segment is wanted when all tiles before it are
            under way
-My rows    are read straight from x, by a tensor map of its own, where no tile has rows of two ranks: nothing
-           is copied before the GEMM begins. Elsewhere they are copied to A first
+My rows    are read straight from x, by a tensor map of its own, where no tile has rows of two ranks and the
+           TMA takes x: nothing is copied before the GEMM begins. Elsewhere they are copied to A first
 Come       come, in each block: so many segments, in that order, it knows to be there; mine is the first
 
   loader, one thread of a block, for each tile:
@@ -20,28 +20,41 @@ Come       come, in each block: so many segments, in that order, it knows to be 
           2. fence between proxies: the loads of the TMA see it, too
           3. load A and B, slab by slab
 
-The rest is ``shmemkit.kernels.gemm.sm90``. The blocks of a cluster, one below the other, may lie in several
-segments: each waits for those of its own tile, and loads its own tile of A; of B's, each loads a part for
-all, so that all get as far as the last of them. Side by side they load parts of the same tile of A, and wait
-for the same segments.
+The rest is ``shmemkit.kernels.gemm.sm90``. For products of few tiles A comes by columns: then the hooks of
+``columns.py`` are in the place of steps 1 and 2.
 
 No race: the loader alone reads A and x, and has waited. No deadlock: a loader waits for copies alone, and
 those for nothing that a GEMM under way does (see there).
 """
 
 import functools
+from typing import NamedTuple
 
 from numba import cuda, types
 
 from shmemkit.device.signals import wait
+from shmemkit.device.spans import span
 from shmemkit.device.swizzle import grouped, quotient, rank_rotated
 from shmemkit.device.tma import fence_proxy_async_global, tensormap_acquire
 from shmemkit.kernels.gemm.epilogue import inline
-from shmemkit.kernels.gemm.sm90 import (
-    Kinds,
-    Tile,
-    gemm_body,
-)
+from shmemkit.kernels.gemm.sm90 import Kinds, Tile, gemm_body, nothing, signature
+
+from . import columns
+
+
+class Coming(NamedTuple):
+    """`extra` of the functions for the GEMM: `come`, in shared memory; all else as the kernel's."""
+
+    arrived: object
+    signals: object
+    size_m: object
+    rows: object
+    me: object
+    slabs: object
+    n_parts: object
+    map_x: object
+    from_x: object
+    come: object
 
 
 @functools.cache
@@ -50,9 +63,8 @@ def mine_first(group):
 
     @inline
     def order(tile, n_m, n_n, extra):
-        me, n_parts = extra[4], extra[5]
         m, n = grouped(tile, n_m, n_n, group)
-        return rank_rotated(m, n_m, me, n_parts, n_parts), n
+        return rank_rotated(m, n_m, extra.me, extra.n_parts, extra.n_parts), n
 
     return order
 
@@ -63,25 +75,24 @@ def waiting(tile_m):
 
     @inline
     def before_loads(m, n, extra):
-        arrived, signals, size_m, rows, me, n_parts, _, _, come = extra
-        if m >= size_m:  # a block of a cluster that reaches beyond the last rows
-            return
-        first, last = quotient(m, rows), quotient(min(m + tile_m, size_m) - 1, rows)
+        rows, me, n_parts = extra.rows, extra.me, extra.n_parts
+        first, last = quotient(m, rows), quotient(min(m + tile_m, extra.size_m) - 1, rows)
         wanted = last - me  # counted from mine on
         if wanted < 0:
             wanted += n_parts
         if first < me and me <= last:
             wanted = n_parts - 1
-        known = come[0]
+        known = extra.come[0]
         if known <= wanted:
             while known <= wanted:
                 k = me + known
                 if k >= n_parts:
                     k -= n_parts
-                wait(arrived[k * signals :], signals, "sys", "acquire", 1)  # 1
+                arrived = span(extra.arrived, k * extra.signals, extra.signals)
+                wait(arrived, extra.signals, "sys", "acquire", 1)  # 1
                 known += 1
             fence_proxy_async_global()  # 2
-            come[0] = known
+            extra.come[0] = known
 
     return before_loads
 
@@ -89,20 +100,22 @@ def waiting(tile_m):
 @inline
 def mine_from_x(m, map_a, extra):
     """``a_at`` of ``gemm_body``."""
-    map_x, (begin, end) = extra[6], extra[7]
+    begin, end = extra.from_x
     if m >= begin and m < end:
-        return map_x, m - begin
+        return extra.map_x, m - begin
     return map_a, m
 
 
 @functools.cache
-def ag_gemm_kernel(tile, kinds):
-    """-> the kernel for tiles like `tile` of products like `kinds`."""
-    gemm = gemm_body(tile, kinds, mine_first(tile.group), before_loads=waiting(tile.m), a_at=mine_from_x)
+def ag_gemm_kernel(tile, kinds, by_columns=False):
+    """-> the kernel for tiles like `tile` of products like `kinds`, whose A comes by rows or by columns."""
+    hooks = {"before_loads": waiting(tile.m), "before_slab": nothing}
+    if by_columns:
+        hooks = {"before_loads": columns.none_known, "before_slab": columns.waiting(tile.m)}
+    gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, **hooks)
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def ag_gemm_sm90(
-        map_x,
         map_a,
         map_b,
         map_out,
@@ -113,51 +126,50 @@ def ag_gemm_kernel(tile, kinds):
         splits,
         partials,
         arrivals,
+        map_x,
         arrived,
         signals,
         rows,
         me,
         mine,
+        slabs,
         n_parts,
         from_x,
     ):
-        """out = activation(A B + bias), M by N, of an A whose rows come meanwhile.
+        """As of ``gemm_kernel``, of an A whose rows, or columns, come meanwhile, and
 
         map_x     the tensor map of my rows; its box is that of map_a
-        arrived   uint64 (n_parts * signals,): those from k * signals on are 1 when part k of A is there,
-                  rows k * rows to (k + 1) * rows - 1
+        arrived   uint64 (n_parts * signals,). By rows: those from k * signals on are 1 when part k of A is
+                  there, rows k * rows to (k + 1) * rows - 1. By columns: that at k * signals + i, when part i
+                  of the columns of rank k's rows is; mine are 1
         signals   of a part
-        rows      of a part: m / n_parts
+        rows      of a part, of which a rank has one or several; by columns one: m / n_parts
         me, mine  parts me to me + mine - 1 are mine: they are not waited for
+        slabs     of a part of the columns, which begins with slab i * slabs
         from_x    int64 (begin, end): the rows that are read from x; (0, 0) if none is
-        others    as of ``gemm_kernel``
         """
         come = cuda.shared.array(1, types.int64)
         if cuda.threadIdx.x == 0:  # the loader
             come[0] = mine
             tensormap_acquire(map_x)
-        extra = arrived, signals, m, rows, me, n_parts, map_x, from_x, come
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, extra)
+        coming = Coming(arrived, signals, m, rows, me, slabs, n_parts, map_x, from_x, come)
+        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
 
     return ag_gemm_sm90
 
 
-def listed(kernel, tile, *kinds):
-    """What GPU_KERNELS have of a kernel like ``ag_gemm_kernel``."""
-    tile, kinds = Tile(*tile), Kinds(*kinds)
-    words, number = types.uint64[::1], types.int64
-    bias = types.uint16 if kinds.bias_dtype in ("bfloat16", "float16") else types.float32
-    signature = (
-        *(*(words,) * 4, bias[::1], *(number,) * 4, types.float32[::1], types.int32[::1]),
-        *(words, *(number,) * 5, types.UniTuple(number, 2)),
-    )
-    return kernel(tile, kinds), signature, (9, 0)
+def _listed(by_columns, tile, *kinds):
+    kinds, words, number = Kinds(*kinds), types.uint64[::1], types.int64
+    more = words, words, *[number] * 6, types.UniTuple(number, 2)
+    return ag_gemm_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)
 
 
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
-    "128x256": listed(ag_gemm_kernel, (128, 256, 2), "bfloat16", "k", "k", "bfloat16"),
-    "128x224 mn": listed(ag_gemm_kernel, (128, 224, 2), "bfloat16", "k", "mn", "float16", "float32", "silu"),
-    "128x128 split": listed(ag_gemm_kernel, (128, 128, 1, "m", 8, True), "float16", "k", "k", "float32"),
-    "64x64": listed(ag_gemm_kernel, (64, 64, 4, "n"), "bfloat16", "k", "k", "bfloat16", "bfloat16", "gelu"),
+    "128x256": _listed(False, (128, 256), "bfloat16", "k", "k", "bfloat16"),
+    "128x224 mn": _listed(False, (128, 224), "bfloat16", "k", "mn", "float16", "float32", "silu"),
+    "128x128 split": _listed(False, (128, 128, 8, True), "float16", "k", "k", "float32"),
+    "64x64": _listed(False, (64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "gelu"),
+    "128x224 columns": _listed(True, (128, 224), "bfloat16", "k", "k", "bfloat16"),
+    "64x64 columns": _listed(True, (64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
 }

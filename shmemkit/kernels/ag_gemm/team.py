@@ -32,5 +32,4 @@ class _Backend:
         return getattr(self._backend, name)
 
     def no_copies(self):
-        """Streams of GPUs that overlap, Hopper's, have memory operations."""
-        return self._backend.unreached(nvlink=False, ranks=self._ranks)
+        return self._backend.no_copies(self._ranks)

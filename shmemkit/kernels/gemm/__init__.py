@@ -17,64 +17,23 @@ On the emulator "auto" is simt, which is emulated fastest; the others by name.
 """
 
 import functools
-import sys
 
 import numpy as np
 
 from shmemkit import world as _world
 from shmemkit.device.elements import ELEMENTS
-from shmemkit.memory import as_dtype
 
+from .arrays import converted, keyed, new_output, overlap
 from .epilogue import ACTIVATIONS
-from .problem import HALVES, Gpu, Problem, address_of, not_of_tensor_cores
+from .problem import HALVES, Gpu, Problem
 from .simt import DTYPES, Simt
 from .sm80 import Sm80
-from .sm90_host import rows_that_cannot_be_stored
+from .sm90_host import Sm90
 
-__all__ = ["METHODS", "Gemm", "gpu_of", "matmul"]
+__all__ = ["METHODS", "Gemm", "bind_product", "check", "gpu_of", "matmul"]
 
 PLANS = 256  # bound calls that a Gemm keeps
 EMULATED_SHARED = 232448  # bytes of shared memory per block, as on Hopper
-
-
-class Sm90:
-    """A product that is bound to the kernel of sm90.py: call it with a stream."""
-
-    @staticmethod
-    def unsupported(problem, gpu):
-        """-> why it cannot compute `problem`, or None."""
-        a, b, out, _, _ = problem
-        if gpu.compute_capability[0] != 9:
-            return f"compute capability {gpu.compute_capability}: 9.0 is allowed"
-        if reason := not_of_tensor_cores(problem) or rows_that_cannot_be_stored(out):
-            return reason
-        for array, inner in (a, _inner(a)), (b, 1 - _inner(b.T)), (out, 1):
-            size, step = array.shape[1 - inner], array.strides[1 - inner]
-            consecutive = array.shape[inner] == 1 or array.strides[inner] == array.dtype.itemsize
-            if not consecutive or address_of(array) % 16 or (size > 1 and (step <= 0 or step % 16)):
-                return (
-                    f"strides {array.strides}, or the address: contiguous rows (operands: or columns) that "
-                    "begin at multiples of 16 bytes are allowed"
-                )
-        return None
-
-    def __init__(self, problem, gpu):
-        from . import sm90_host
-
-        self._gemm = sm90_host.Gemm(*problem, arrays=gpu.arrays, sms=gpu.multiprocessors)
-        self._gemm.operands = None  # as for the others, the caller keeps them alive
-        if gpu.arrays is not np:
-            gpu.arrays.cuda.get_current_stream().synchronize()  # what the kernel needs besides is there
-
-    def __call__(self, stream=None):
-        self._gemm(stream)
-
-
-def _inner(array):
-    """The dimension of an operand that is taken as contiguous, of (rows, K): K, if either may be."""
-    return 1 if array.shape[1] == 1 or array.strides[1] == array.dtype.itemsize else 0
-
-
 METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
 
 
@@ -111,44 +70,45 @@ class Gemm:
         TypeError or ValueError for what is not allowed; RuntimeError without GPU and World.
         """
         world = _world.current()
+        gpu = gpu_of(world)
+        if world is not None and stream is world.stream:
+            stream = None
         if out is None:
-            out = _new_output(a, b, world)
-            if world is not None and stream not in (None, world.stream):
-                world.backend.follow(stream, None)  # what used the memory before may be under way
-        arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})
-        keys = list(map(_key, arrays.values()))
-        if None in keys:
-            arrays = {name: _array(name, x, gpu_of(world).arrays) for name, x in arrays.items()}
-            keys = list(map(_key, arrays.values()))
-        key = activation, world, *keys
+            if not (getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2):
+                raise ValueError(_shapes(a, b))
+            shape = a.shape[0], b.shape[1]
+            out = new_output(a, shape, getattr(a, "dtype", None), gpu.arrays, world, stream)
+        key, arrays = keyed({"a": a, "b": b, "out": out, "bias": bias}, gpu.arrays)
+        key = activation, world, *key
         run = self._plans.get(key)
         if run is None:
+            problem = Problem(**converted(arrays, gpu.arrays), activation=activation)
+            run = bind_product(problem, gpu, self.method)
             if len(self._plans) == PLANS:
-                if gpu_of(world).arrays is not np:
+                if gpu.arrays is not np:
                     _cupy().cuda.runtime.deviceSynchronize()  # their memory may be in use
                 self._plans.clear()
-            run = self._plans[key] = self._plan(activation, world, **arrays)
+            self._plans[key] = run
         if stream is None and world is None:
             stream = _cupy().cuda.get_current_stream()
         run(stream)
         return out
 
-    def _plan(self, activation, world, **arrays):
-        gpu = gpu_of(world)
-        arrays = {name: _array(name, x, gpu.arrays) for name, x in arrays.items()}
-        problem = Problem(**{"bias": None, **arrays}, activation=activation)
-        _check(problem)
-        if not problem.out.size:
-            return lambda stream: None
-        if self.method != "auto":
-            method = METHODS[self.method]
-            if reason := method.unsupported(problem, gpu):
-                raise ValueError(f"Gemm: method={self.method!r}: {reason}; method='auto' takes another one")
-            return method(problem, gpu)
-        for method in METHODS.values() if gpu.arrays is not np else [Simt]:
-            if method.unsupported(problem, gpu) is None:
-                return method(problem, gpu)
-        raise AssertionError("simt computes what was checked")
+
+def bind_product(problem, gpu, method="auto"):
+    """-> run(stream): a Problem of arrays of `gpu.arrays`, by a method as of Gemm. The caller keeps the
+    arrays alive. ValueError for what is not allowed."""
+    check(problem)
+    if not problem.out.size:
+        return lambda stream: None
+    if method != "auto":
+        if reason := METHODS[method].unsupported(problem, gpu):
+            raise ValueError(f"Gemm: method={method!r}: {reason}; method='auto' takes another one")
+        return METHODS[method](problem, gpu)
+    for kind in METHODS.values() if gpu.arrays is not np else [Simt]:
+        if kind.unsupported(problem, gpu) is None:
+            return kind(problem, gpu)
+    raise AssertionError("simt computes what was checked")
 
 
 def matmul(a, b, out=None, *, bias=None, activation=None, stream=None, method="auto"):
@@ -173,9 +133,15 @@ def gpu_of(world):
     if world is not None and world.backend.name == "emulator":
         backend = world.backend
         return Gpu(backend.compute_capability, backend.multiprocessors, EMULATED_SHARED, np)
-    if world is None and _world.n_gpus() == 0:
-        raise RuntimeError("Gemm: no GPU, and no World that would be emulated: call shmemkit.init() first")
+    if world is None:
+        _check_gpus()
     return _of_device(_cupy().cuda.Device().id)
+
+
+@functools.cache
+def _check_gpus():
+    if _world.n_gpus() == 0:
+        raise RuntimeError("Gemm: no GPU, and no World that would be emulated: call shmemkit.init() first")
 
 
 @functools.cache
@@ -197,54 +163,13 @@ def _cupy():
     return cupy
 
 
-# ---- arrays of others
-
-
-def _key(array):
-    """What tells arrays apart, as far as a bound launch is concerned; None: it must be converted first."""
-    if hasattr(array, "data_ptr"):  # PyTorch
-        return array.data_ptr(), array.shape, array.stride(), array.dtype
-    if isinstance(array, np.ndarray) or hasattr(getattr(array, "data", None), "ptr"):  # NumPy, CuPy
-        return address_of(array), array.shape, array.strides, array.dtype
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        return None
-    return interface["data"][0], interface["shape"], interface.get("strides"), interface["typestr"]
-
-
-def _array(name, x, arrays):
-    """`x` as an array of `arrays`, CuPy or NumPy; the same memory."""
-    if isinstance(x, arrays.ndarray):
-        return x
-    where = "NumPy arrays" if arrays is np else "CuPy arrays, or any with the CUDA Array Interface or DLPack,"
-    if not (hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")) or (
-        arrays is not np and (isinstance(x, np.ndarray) or not getattr(x, "is_cuda", True))
-    ):
-        raise TypeError(f"Gemm: {name} is a {type(x).__module__}.{type(x).__qualname__}: {where} are allowed")
-    x = x.detach() if hasattr(x, "detach") else x
-    if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # which not all know
-        torch = sys.modules["torch"]
-        return arrays.from_dlpack(x.view(torch.int16)).view(as_dtype("bfloat16"))
-    if hasattr(x, "__cuda_array_interface__") and arrays is not np:
-        return arrays.asarray(x)
-    return arrays.from_dlpack(x)
-
-
-def _new_output(a, b, world):
-    if not (getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2):
-        raise ValueError(_shapes(a, b))
-    shape = a.shape[0], b.shape[1]
-    if hasattr(a, "new_empty"):  # PyTorch
-        return a.new_empty(shape)
-    return gpu_of(world).arrays.empty(shape, a.dtype)
-
-
 def _shapes(a, b):
     given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
     return f"Gemm: a and b are {given}: (M, K) and (K, N) are allowed"
 
 
-def _check(problem):
+def check(problem):
+    """ValueError for a Problem that no method computes."""
     a, b, out, bias, activation = problem
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(_shapes(a, b))
@@ -270,22 +195,8 @@ def _check(problem):
         activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
         raise ValueError(f"Gemm: activation={activation!r}: {', '.join(map(repr, activations))} are allowed")
     for name, array in (("a", a), ("b", b), ("bias", bias)):
-        if array is not None and _overlap(array, out):
+        if array is not None and overlap(array, out):
             raise ValueError(f"Gemm: out overlaps {name}: arrays that lie apart are allowed")
     steps = zip(out.strides, out.shape, strict=True)
     if out.size and any(stride == 0 and size > 1 for stride, size in steps):
         raise ValueError("Gemm: elements of out are one in memory: give an array that was not broadcast")
-
-
-def _overlap(x, y):
-    if not (x.size and y.size):
-        return False
-    (first, last), (begin, end) = _extent(x), _extent(y)
-    return first < end and begin < last
-
-
-def _extent(array):
-    """-> addresses of an array's first byte, and of the one after its last"""
-    steps = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
-    first = address_of(array) + sum(step for step in steps if step < 0)
-    return first, first + sum(map(abs, steps)) + array.dtype.itemsize

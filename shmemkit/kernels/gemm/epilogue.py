@@ -4,9 +4,11 @@ import functools
 import math
 
 import numpy as np
-from numba import cuda
+from numba import cuda, types
 
 from shmemkit.device.elements import ELEMENTS, element
+from shmemkit.device.ptx import gpu
+from shmemkit.emu.thread import current_thread
 
 ACTIVATIONS = (None, "relu", "gelu", "silu")
 
@@ -16,12 +18,28 @@ def inline(function):
     return cuda.jit(device=True, forceinline=True)(function)
 
 
+def silu(x):
+    """x * sigmoid(x), for kernels; where exp(-x) is infinite it is -0, and of -inf NaN, as in PyTorch."""
+    current_thread("silu")
+    with np.errstate(all="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+@gpu(silu)
+def _(x):
+    one = np.dtype(x.name).type(1)
+
+    def impl(x):
+        return x / (one + math.exp(-x))
+
+    return impl
+
+
 @functools.cache
 def activating(activation, dtype):
     """-> ``activate(x)``, for kernels, of `dtype`, as PyTorch defines it"""
     wide = np.dtype(dtype).type
     zero, half, one, root_half = wide(0), wide(0.5), wide(1), wide(math.sqrt(0.5))
-    largest = wide(math.log(np.finfo(wide).max) - 1) if wide in (np.float32, np.float64) else zero
 
     @inline
     def identity(x):
@@ -35,16 +53,12 @@ def activating(activation, dtype):
     def gelu(x):
         return x * half * (one + math.erf(x * root_half))
 
-    @inline
-    def silu(x):
-        return x / (one + math.exp(min(-x, largest)))  # which is finite
-
     return {None: identity, "relu": relu, "gelu": gelu, "silu": silu}[activation]
 
 
 @functools.cache
 def finishing(bias_dtype, activation, dtype="float32"):
-    """-> ``finish(x, bias, column)``, for kernels: activation(x + bias[column]), all of `dtype`
+    """-> ``finish(x, bias, column)``, for kernels: activation(x + bias[column]), computed in `dtype`
 
     bias_dtype  "bfloat16" or "float16", for a bias that is given as uint16, or any other; None: without one,
                 and what is passed is not used
@@ -65,9 +79,10 @@ def finishing(bias_dtype, activation, dtype="float32"):
             return activate(x + widen(bias[column]))
 
     else:
+        number = getattr(types, dtype)  # of integers, signed and unsigned, numba's sum would be a float64
 
         @inline
         def finish(x, bias, column):
-            return activate(x + bias[column])
+            return activate(number(number(x) + number(bias[column])))
 
     return finish

@@ -47,6 +47,15 @@ class Gpu(NamedTuple):
     arrays: object
 
 
+def arrays_of(array):
+    """CuPy or NumPy."""
+    if isinstance(array, np.ndarray):
+        return np
+    import cupy
+
+    return cupy
+
+
 def address_of(array):
     """Of the first element of a CuPy or NumPy array."""
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
@@ -60,11 +69,5 @@ def flat(array, dtype):
     itemsize = array.dtype.itemsize
     steps = zip(array.shape, array.strides, strict=True)
     n = 1 + sum((size - 1) * stride // itemsize for size, stride in steps)
-    strided = np.lib.stride_tricks if isinstance(array, np.ndarray) else _cupy_strided()
-    return strided.as_strided(array, (n,), (itemsize,)).view(dtype)
-
-
-def _cupy_strided():
-    from cupy.lib import stride_tricks
-
-    return stride_tricks
+    strided = arrays_of(array).lib.stride_tricks.as_strided
+    return strided(array, (n,), (itemsize,)).view(dtype)

@@ -10,7 +10,7 @@ A block of 256 threads computes 64 by 64 of out, a thread 4 by 4 of them, in reg
   4. syncthreads: they have been read
 
 float16 and bfloat16 are widened, and added up in float32; integers modulo 2**64, of which out has the low
-bits.
+bits: as int64, which "relu" may find negative, or as uint64 if both operands and out are unsigned.
 """
 
 import functools
@@ -44,11 +44,12 @@ def stored(dtype):
     return element(dtype).stored if dtype in ELEMENTS else dtype
 
 
-def wide(dtype):
-    """What elements of `dtype` are added up in."""
+def wide(dtype, out_dtype):
+    """What products of elements of `dtype` are added up in, for results of `out_dtype`."""
     if dtype in ELEMENTS:
         return "float32"
-    return {"f": "float64", "i": "int64", "u": "uint64"}[np.dtype(dtype).kind]
+    kinds = {np.dtype(dtype).kind, np.dtype(out_dtype).kind}
+    return "float64" if kinds == {"f"} else "uint64" if kinds == {"u"} else "int64"
 
 
 class _Products(NamedTuple):
@@ -105,7 +106,7 @@ def simt_kernel(dtype, out_dtype, a_by_k, b_by_k, bias_dtype=None, activation=No
 
     a_by_k, b_by_k   whether K is where A's, B's elements are closest: neighbouring threads load along it
     """
-    sum_dtype = wide(dtype)
+    sum_dtype = wide(dtype, out_dtype)
     shared_type = getattr(types, sum_dtype)
     zeros, add = _products(sum_dtype)
     zero = np.dtype(sum_dtype).type(0)
@@ -218,4 +219,5 @@ GPU_KERNELS = {
     "bfloat16": _listed("bfloat16", "bfloat16", "float32", "relu", "A"),
     "int8": _listed("int8", "int32"),
     "uint64": _listed("uint64", "uint64", "uint64"),
+    "uint64 signed": _listed("uint64", "int64", "int64", "relu"),
 }

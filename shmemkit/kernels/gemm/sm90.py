@@ -31,9 +31,8 @@ the loader waits for empty between two arrivals at full, and the consumers for f
 deadlock: the loader waits for consumers of earlier slabs alone, and those for the loader. The loads of the
 next tile are under way while a tile is stored.
 
-Clusters: `cluster` blocks compute tiles one below the other, with one tile of B, or side by side, with one of
-A. Each loads its part of that for all of them (multicast): so empty[s] of each block expects the arrivals of
-the warps of all blocks. No block leaves before all have done what they arrive for.
+No clusters: blocks that load parts of a tile for each other were not faster on an H200, whose L2 cache serves
+them as well.
 
 Split K: where there are few tiles, several blocks compute one, each a part of K. Each warp adds nothing to
 what others have: it writes its part, and the last one that has (it counts arrivals, which it sets back to
@@ -47,15 +46,13 @@ multiples of that, and it writes nothing beyond out.
 import functools
 from typing import NamedTuple
 
-from numba import cuda, int32, types
+from numba import cuda, int32, int64, types
 
-from shmemkit.device.clusters import cluster_block, cluster_sync
 from shmemkit.device.fragments import fragment_store
 from shmemkit.device.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
-    mbarrier_arrive_on,
     mbarrier_init,
     mbarrier_wait,
 )
@@ -70,7 +67,6 @@ from shmemkit.device.tma import (
     padding,
     tensormap_acquire,
     tma_load,
-    tma_load_multicast,
     tma_store,
 )
 from shmemkit.device.wgmma import SLAB, setmaxnreg_dec, setmaxnreg_inc, warpgroup_mma, wgmma_wait_group
@@ -89,27 +85,19 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 class Tile(NamedTuple):
     """What a block computes at a time.
 
-    m, n      rows, 64 or 128, and columns, a multiple of 16 up to 256
-    cluster   blocks of a cluster
-    along     how they lie: "m", one below the other, or "n", side by side
-    group     rows of clusters that are computed column after column
-    split     whether the kernel can split K
+    m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
+    group   rows of tiles that are computed column after column
+    split   whether the kernel can split K
     """
 
     m: int
     n: int
-    cluster: int = 1
-    along: str = "m"
-    group: int = 8
+    group: int = 16
     split: bool = False
 
-    @property
-    def m_blocks(self):
-        return self.cluster if self.along == "m" else 1
-
-    @property
-    def n_blocks(self):
-        return self.cluster if self.along == "n" else 1
+    def count(self, m, n):
+        """Tiles of an M by N result."""
+        return -(-m // self.m) * -(-n // self.n)
 
     @property
     def threads(self):
@@ -140,7 +128,7 @@ class Layout:
         self.row_bytes = next(b for b in (128, 64, 32) if tile.n * ITEMSIZE[kinds.out_dtype] % b == 0)
         self.piece = ALIGNMENT * -(-16 * self.row_bytes // ALIGNMENT)
         self.columns = self.row_bytes // ITEMSIZE[kinds.out_dtype]  # of a piece
-        self.a, self.b = box_of_a(tile, kinds).bytes, box_of_b(tile, kinds).bytes
+        self.a, self.b = bytes_of_slab(kinds.a_major, tile.m), bytes_of_slab(kinds.b_major, tile.n)
         pieces = tile.warps * PIECES * self.piece
         self.stages = min((SHARED - 2 * ALIGNMENT - pieces) // (self.a + self.b), 16)
         self.at_b = self.stages * self.a
@@ -148,83 +136,41 @@ class Layout:
         self.bytes = self.at_pieces + pieces
 
 
-class Boxes(NamedTuple):
-    """How a slab of an operand's tile is loaded by the blocks that share it: each asks for `count` boxes of
-    `rows` rows of 64 elements, each for its own part of the rows.
-
-    K-major: rows of the box are the operand's rows. Otherwise they are rows of K, and there is a box for each
-    64 columns.
-    """
-
-    major: str
-    count: int
-    rows: int
-    shared_by: int
-
-    @property
-    def bytes(self):
-        return self.count * self.rows * self.shared_by * 2 * SLAB
+def box_rows(major, extent):
+    """A slab of `extent` rows or columns of an operand comes in boxes of 64 elements by so many rows: K-major
+    in one, of its own rows; otherwise in one for each 64 columns, of rows of K."""
+    return extent if major == "k" else SLAB
 
 
-def _boxes(major, extent, shared_by):
-    if major == "k":
-        return Boxes(major, 1, extent // shared_by, shared_by)
-    return Boxes(major, -(-extent // SLAB), SLAB // shared_by, shared_by)
-
-
-def box_of_a(tile, kinds):
-    return _boxes(kinds.a_major, tile.m, tile.n_blocks)
-
-
-def box_of_b(tile, kinds):
-    return _boxes(kinds.b_major, tile.n, tile.m_blocks)
+def bytes_of_slab(major, extent):
+    rows = box_rows(major, extent)
+    return -(-extent // rows) * rows * 2 * SLAB
 
 
 # ---- the pieces
 
 
 @functools.cache
-def loading(boxes):
-    """-> ``load(slab, tensor_map, k, first, barriers, i, block)``: ask for my part of a slab, from K `k` and
-    row or column `first` on."""
-    major, count, rows, shared_by = boxes
-    k_major, blocks = major == "k", (1 << shared_by) - 1
-    part_bytes, box_bytes = rows * 2 * SLAB, SLAB * 2 * SLAB
+def loading(major, extent):
+    """-> ``load(slab, tensor_map, k, first, barriers, i)``: ask for a slab, from K `k` and row or column
+    `first` on."""
+    rows = box_rows(major, extent)
+    k_major, count, box_bytes = major == "k", -(-extent // rows), rows * 2 * SLAB
 
     @inline
-    def load_box(tile, tensor_map, x, y, barriers, i):
-        if shared_by == 1:
-            tma_load(tile, tensor_map, x, y, barriers, i)
-        else:
-            tma_load_multicast(tile, tensor_map, x, y, barriers, i, blocks)
-
-    @inline
-    def load(slab, tensor_map, k, first, barriers, i, block):
-        part = block if shared_by > 1 else 0
-        if k_major:
-            box = span(slab, part * part_bytes, part_bytes)
-            load_box(box, tensor_map, k, first + part * rows, barriers, i)
-        else:
-            for j in range(count):
-                box = span(slab, j * box_bytes + part * part_bytes, part_bytes)
-                load_box(box, tensor_map, first + j * SLAB, k + part * rows, barriers, i)
+    def load(slab, tensor_map, k, first, barriers, i):
+        for j in range(count):
+            x, y = (k, first) if k_major else (first + j * SLAB, k)
+            tma_load(span(slab, j * box_bytes, box_bytes), tensor_map, x, y, barriers, i)
 
     return load
 
 
-@functools.cache
-def handing_back(cluster):
-    """-> ``hand_back(empty, slot, lane)``: a warp has read a slot."""
-
-    @inline
-    def hand_back(empty, slot, lane):
-        if cluster == 1:
-            if lane == 0:
-                mbarrier_arrive(empty, slot)
-        elif lane < cluster:
-            mbarrier_arrive_on(empty, slot, lane)
-
-    return hand_back
+@inline
+def hand_back(empty, slot, lane):
+    """A warp has read a slot."""
+    if lane == 0:
+        mbarrier_arrive(empty, slot)
 
 
 @functools.cache
@@ -347,8 +293,8 @@ def where_it_is(m, map_a, extra):
 
 class Exchange(NamedTuple):
     """Device functions for ``gemm_body`` of kernels whose blocks get parts of results, and send them. `extra`
-    is what the kernel was given; t, a tile's number, is that of its cluster in the `order`, times the blocks
-    of a cluster, plus the block's in it; `ring` is (memory, full, empty), the slots and their barriers.
+    is what the kernel was given, t a tile's number in the `order`, `ring` (memory, full, empty): the slots
+    and their barriers.
 
     rows(row, tile_m, extra)                  -> (first row in A, first row in out) of tile row `row`
     load(t, ring, slot, parity, extra)        -> the next slot, and parity: called by the loader after the
@@ -359,8 +305,8 @@ class Exchange(NamedTuple):
                                               split, by each that has added its rows up
     settle(state, lane, extra)                -> state: called by them during the products of the next tile,
                                               and at the end. `state` is an integer of their own, 0 at first
-    watch(work, works, step, block, extra)    called by one more thread, beside all others: its block's tiles
-                                              are ``t = work * cluster + block``, work + step, .. below works
+    watch(t, tiles, step, extra)              called by one more thread, beside all others, where K is not
+                                              split: its block's tiles are t, t + step, .. below tiles
     """
 
     rows: object
@@ -391,7 +337,7 @@ def _settle(state, lane, extra):
 
 
 @inline
-def _watch(work, works, step, block, extra):
+def _watch(t, tiles, step, extra):
     """There is nothing to do."""
 
 
@@ -422,8 +368,7 @@ def gemm_body(
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
 
-    order(t, n_m, n_n, extra)    -> (m, n): the t-th of n_m by n_n clusters of tiles; the tile's `group` if
-                                 None
+    order(t, n_m, n_n, extra)    -> (m, n): the t-th of n_m by n_n tiles; the tile's `group` if None
     before_loads(m, n, extra)    called by the loader before the first load of the tile at row m, column n:
                                  where it waits until the rows are there (then `fence_proxy_async_global`)
     after_store(m, n, extra)     called by a thread of each warp that multiplies, after it has asked for the
@@ -436,13 +381,12 @@ def gemm_body(
     copies                       tensor maps that follow each other in map_out: each is given the result
     """
     layout = Layout(tile, kinds)
-    tile_m, tile_n, cluster, split_k = tile.m, tile.n, tile.cluster, tile.split
-    m_blocks, n_blocks, n_warps = tile.m_blocks, tile.n_blocks, tile.warps
+    tile_m, tile_n, split_k, n_warps = tile.m, tile.n, tile.split, tile.warps
     stages, a_bytes, b_bytes = layout.stages, layout.a, layout.b
     at_b, at_pieces, n_bytes = layout.at_b, layout.at_pieces, layout.bytes
     warp_pieces = PIECES * layout.piece
     slab_bytes = a_bytes + b_bytes
-    load_a, load_b = loading(box_of_a(tile, kinds)), loading(box_of_b(tile, kinds))
+    load_a, load_b = loading(kinds.a_major, tile_m), loading(kinds.b_major, tile_n)
     products = warpgroup_mma(tile_n, kinds.dtype, kinds.a_major, kinds.b_major)
     zeros, multiply, wait_for_products = products
     store = storing(
@@ -451,12 +395,11 @@ def gemm_body(
     add_up = adding_up(tile_n)
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
-    hand_back = handing_back(cluster)
     rows_of_a = 64 * 2 * SLAB  # bytes of a warpgroup's rows of A's slab
     registers = tile_m == 128  # otherwise there are enough for all warpgroups
 
     @inline
-    def work_at(i, n_m, n_n, n_slabs, splits, block, extra):
+    def work_at(i, n_m, n_n, n_slabs, splits, extra):
         """-> row of my tile in A and in out, column, its number, which part of K, from which slab to which"""
         t, split, begin, end = i, 0, 0, n_slabs
         if split_k:
@@ -464,22 +407,17 @@ def gemm_body(
             split = i - t * splits
             begin, end = quotient(split * n_slabs, splits), quotient((split + 1) * n_slabs, splits)
         row, column = order(t, n_m, n_n, extra)
-        row, column = row * m_blocks, column * n_blocks
-        if m_blocks > 1:
-            row += block
-        if n_blocks > 1:
-            column += block
         m, m_out = first_rows(row, tile_m, extra)
-        return m, m_out, column * tile_n, t * cluster + block, split, begin, end
+        return m, m_out, column * tile_n, t, split, begin, end
 
     @inline
-    def load_tiles(memory, full, empty, map_a, map_b, work, works, step, shape, block, extra):
-        n_m, n_n, n_slabs, splits = shape
+    def load_tiles(ring, map_a, map_b, work, works, step, shape, extra):
+        (memory, full, empty), (n_m, n_n, n_slabs, splits) = ring, shape
         tensormap_acquire(map_a)
         tensormap_acquire(map_b)
         slot, parity = 0, 1
         while work < works:
-            m, _, n, t, _, slab, end = work_at(work, n_m, n_n, n_slabs, splits, block, extra)
+            m, _, n, t, _, slab, end = work_at(work, n_m, n_n, n_slabs, splits, extra)
             before_loads(m, n, extra)
             from_a, row = a_at(m, map_a, extra)
             while slab < end:
@@ -487,21 +425,19 @@ def gemm_body(
                 mbarrier_wait(empty, slot, parity)  # 1
                 mbarrier_arrive_expect_tx(full, slot, slab_bytes)  # 2
                 k = slab * SLAB
-                load_a(span(memory, slot * a_bytes, a_bytes), from_a, k, row, full, slot, block)
-                load_b(span(memory, at_b + slot * b_bytes, b_bytes), map_b, k, n, full, slot, block)
+                load_a(span(memory, slot * a_bytes, a_bytes), from_a, k, row, full, slot)
+                load_b(span(memory, at_b + slot * b_bytes, b_bytes), map_b, k, n, full, slot)
                 slab += 1
                 slot += 1
                 if slot == stages:
                     slot = 0
                     parity ^= 1
-            slot, parity = load_more(t, (memory, full, empty), slot, parity, extra)
+            slot, parity = load_more(t, ring, slot, parity, extra)
             work += step
 
     @inline
-    def multiply_tiles(
-        memory, full, empty, map_out, bias, partials, arrivals, work, works, step, shape, size_n, block, extra
-    ):
-        n_m, n_n, n_slabs, splits = shape
+    def multiply_tiles(ring, map_out, bias, partials, arrivals, work, works, step, shape, size_n, extra):
+        (memory, full, empty), (n_m, n_n, n_slabs, splits) = ring, shape
         thread = cuda.threadIdx.x - WARPGROUP
         lane, warp = thread & 31, cuda.shfl_sync(0xFFFFFFFF, thread >> 5, 0)
         warpgroup = warp >> 2
@@ -511,7 +447,7 @@ def gemm_body(
                 tensormap_acquire(span(map_out, 16 * i, 16))
         slot, parity, state = 0, 0, 0
         while work < works:
-            _, m, n, t, split, first, end = work_at(work, n_m, n_n, n_slabs, splits, block, extra)
+            _, m, n, t, split, first, end = work_at(work, n_m, n_n, n_slabs, splits, extra)
             m += 16 * warp
             acc = zeros()
             slab, before = first, slot
@@ -538,7 +474,7 @@ def gemm_body(
                 acc, complete = add_up(acc, partials, arrivals, t, split, splits, warp, n_warps, lane)
             if complete:
                 acc, complete, slot, parity, state = take(
-                    acc, t, (memory, full, empty), slot, parity, state, pieces, warp, lane, extra
+                    acc, t, ring, slot, parity, state, pieces, warp, lane, extra
                 )
             if complete:
                 store(acc, (pieces, map_out, bias, m, n, size_n - 1, lane))  # 7
@@ -550,56 +486,35 @@ def gemm_body(
 
     @inline
     def gemm(map_a, map_b, map_out, bias, size_m, size_n, size_k, splits, partials, arrivals, extra):
-        memory = cuda.shared.array(0, dtype=types.uint8, alignment=ALIGNMENT)
+        memory = cuda.shared.array(0, types.uint8, 16)  # no more: see `padding`
         memory = span(memory, padding(memory, ALIGNMENT), n_bytes)
         full = cuda.shared.array(stages, types.uint64)
         empty = cuda.shared.array(stages, types.uint64)
-        block = cluster_block() if cluster > 1 else 0
         if cuda.threadIdx.x == 0:
             for i in range(stages):
                 mbarrier_init(full, i, 1)
-                mbarrier_init(empty, i, n_warps * cluster)
+                mbarrier_init(empty, i, n_warps)
             fence_mbarrier_init()
         cuda.syncthreads()
-        if cluster > 1:
-            cluster_sync()
 
-        n_m = quotient(size_m + tile_m * m_blocks - 1, tile_m * m_blocks)
-        n_n = quotient(size_n + tile_n * n_blocks - 1, tile_n * n_blocks)
+        ring = memory, full, empty
+        n_m, n_n = quotient(size_m + tile_m - 1, tile_m), quotient(size_n + tile_n - 1, tile_n)
         shape = n_m, n_n, quotient(size_k + SLAB - 1, SLAB), splits
         works = n_m * n_n
         if split_k:
             works *= splits
-        work, step = quotient(cuda.blockIdx.x, cluster), quotient(cuda.gridDim.x, cluster)
+        work, step = int64(cuda.blockIdx.x), int64(cuda.gridDim.x)
         if cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0) < WARPGROUP:
             if registers:
                 setmaxnreg_dec(40)
             if cuda.threadIdx.x == 0:
-                load_tiles(memory, full, empty, map_a, map_b, work, works, step, shape, block, extra)
+                load_tiles(ring, map_a, map_b, work, works, step, shape, extra)
             elif cuda.threadIdx.x == WATCHING:
-                watch(work, works, step, block, extra)
+                watch(work, works, step, extra)
         else:
             if registers:
                 setmaxnreg_inc(232)
-            multiply_tiles(
-                memory,
-                full,
-                empty,
-                map_out,
-                bias,
-                partials,
-                arrivals,
-                work,
-                works,
-                step,
-                shape,
-                size_n,
-                block,
-                extra,
-            )
-        if cluster > 1:
-            cuda.syncwarp()
-            cluster_sync()
+            multiply_tiles(ring, map_out, bias, partials, arrivals, work, works, step, shape, size_n, extra)
 
     return gemm
 
@@ -621,7 +536,7 @@ def gemm_kernel(tile, kinds):
         partials               float32, ``partial_elements(tile, m, n, splits)`` if splits > 1
         arrivals               int32 zeros, ``arrival_elements(tile, m, n)`` if splits > 1; they are zeros
                                again at the end
-        grid                   any number of clusters; block: tile.threads; shared: ``shared_bytes``
+        grid                   any number of blocks; block: tile.threads; shared: ``shared_bytes``
         """
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, ())
 
@@ -635,8 +550,7 @@ def shared_bytes(tile, kinds):
 
 def arrival_elements(tile, m, n):
     """Counters that a kernel that splits K needs."""
-    rows, columns = tile.m * tile.m_blocks, tile.n * tile.n_blocks
-    return -(-m // rows) * -(-n // columns) * tile.cluster * tile.warps
+    return tile.count(m, n) * tile.warps
 
 
 def partial_elements(tile, m, n, splits):
@@ -647,23 +561,25 @@ def partial_elements(tile, m, n, splits):
 # ---- for tests
 
 
-def _signature(tile, kinds):
+def signature(kinds, *more):
+    """Of a kernel that takes `more` than ``gemm_kernel``."""
     tensor_map = types.uint64[::1]
     bias = types.uint16 if kinds.bias_dtype in ("bfloat16", "float16") else types.float32
-    return (*(tensor_map,) * 3, bias[::1], *(types.int64,) * 4, types.float32[::1], types.int32[::1])
+    gemm = (*(tensor_map,) * 3, bias[::1], *(types.int64,) * 4, types.float32[::1], types.int32[::1])
+    return *gemm, *more
 
 
 def _listed(tile, *kinds):
     tile, kinds = Tile(*tile), Kinds(*kinds)
-    return gemm_kernel(tile, kinds), _signature(tile, kinds), (9, 0)
+    return gemm_kernel(tile, kinds), signature(kinds), (9, 0)
 
 
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
-    "128x256": _listed((128, 256, 2), "bfloat16", "k", "k", "bfloat16"),
-    "128x256 transposed": _listed((128, 256, 2), "float16", "mn", "mn", "float32", "float16", "gelu"),
-    "128x224": _listed((128, 224, 2), "bfloat16", "k", "mn", "float16", "float32", "relu"),
-    "128x128 split": _listed((128, 128, 1, "m", 8, True), "bfloat16", "k", "k", "bfloat16"),
-    "64x64": _listed((64, 64, 4, "n"), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
-    "64x128 split": _listed((64, 128, 2, "n", 8, True), "bfloat16", "k", "k", "float32"),
+    "128x256": _listed((128, 256), "bfloat16", "k", "k", "bfloat16"),
+    "128x256 transposed": _listed((128, 256), "float16", "mn", "mn", "float32", "float16", "gelu"),
+    "128x224": _listed((128, 224), "bfloat16", "k", "mn", "float16", "float32", "relu"),
+    "128x128 split": _listed((128, 128, 8, True), "bfloat16", "k", "k", "bfloat16"),
+    "64x64": _listed((64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
+    "64x128 split": _listed((64, 128, 8, True), "bfloat16", "k", "k", "float32"),
 }

@@ -46,7 +46,8 @@ class GemmAllReduce(GemmCollective):
     def __call__(self, a, b, out=None, stream=None):
         """-> out, enqueued
 
-        a, b    as of ``GemmReduceScatter``; "fused" and "fused_2d" want M to be a multiple of n_ranks
+        a, b    as of ``GemmReduceScatter``; for "fused", "copy_engine" and "fused_2d" M is a multiple of
+                n_ranks
         out     (M, N), contiguous, apart from a and b. If it lies in symmetric memory, of ``output()`` or
                 other, then on all ranks, as the same part of the same array (not checked): the peers write it
                 themselves. Default: a new array

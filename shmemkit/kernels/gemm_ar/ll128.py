@@ -54,7 +54,6 @@ packets come, and, of two shots, all sums: they need packets alone.
 import functools
 from typing import NamedTuple
 
-import numpy as np
 from numba import cuda, types
 
 from shmemkit.device.barriers import rank
@@ -65,22 +64,14 @@ from shmemkit.device.memory import load_vec16
 from shmemkit.device.reductions import reduction
 from shmemkit.device.registers import for_each_part
 from shmemkit.device.swizzle import quotient
-from shmemkit.device.wgmma import SLAB
+from shmemkit.kernels.gemm.aligned import aligned
 from shmemkit.kernels.gemm.epilogue import inline
-from shmemkit.kernels.gemm.problem import HALVES
-from shmemkit.kernels.gemm.sm90 import (
-    ALONE,
-    Kinds,
-    Tile,
-    arrival_elements,
-    gemm_body,
-    partial_elements,
-    shared_bytes,
-)
-from shmemkit.kernels.gemm.sm90_host import Choice, estimate, major, maps
+from shmemkit.kernels.gemm.problem import HALVES, Problem
+from shmemkit.kernels.gemm.products import multiprocessors_of_all
+from shmemkit.kernels.gemm.sm90 import ALONE, Kinds, Tile, gemm_body, signature
+from shmemkit.kernels.gemm.sm90_host import bind_gemm, choices_of, estimate
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.tiles import MOST_RANKS, combining
-from shmemkit.launch import bind
 
 ROWS = 64  # of a tile
 WIDTHS = (128, 96, 64, 32)
@@ -359,22 +350,19 @@ def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def gemm_ll128(
-        map_a, map_b, map_out, m, n, k, splits, partials, arrivals, out, width, lines, room, calls, done, no
+        map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, out, width, lines, room, calls, done
     ):
-        """map_a, map_b, map_out  tensor maps of A, M by K, B, and out
-        m, n, k                   sizes
-        splits                    parts of K; with partials and arrivals as of the GEMM
-        out                       uint64, or uint32 where it has half the bytes of part_dtype, (m * width,)
-        width                     words of a row
-        lines                     uint64, symmetric, of ``line_words`` elements, zeros at first
-        room                      packets that there are places for
-        calls                     int64 (1,), zero at first; done: int32 (1,)
-        no                        float32 (1,): nothing
-        grid                      any number of blocks; block: tile.threads; shared: ``shared_bytes``
+        """As of ``gemm_kernel``, without a bias, and
+
+        out         uint64, or uint32 where it has half the bytes of part_dtype, (m * width,)
+        width       words of a row
+        lines       uint64, symmetric, of ``line_words`` elements, zeros at first
+        room        packets that there are places for
+        calls       int64 (1,), zero at first; done: int32 (1,)
         """
         call = calls[0] + 1
         given = begin(lines, room, call, m, out, width)
-        gemm(map_a, map_b, map_out, no, m, n, k, splits, partials, arrivals, given)
+        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
@@ -399,12 +387,7 @@ def packets_of(m, n, tile, part_dtype):
 
 def choices_for(m, n, k, sms):
     """The Choices of tile and parts of K for an M by N by K product."""
-    choices = []
-    for width in (w for w in WIDTHS if w < n + 32):
-        tiles = -(-m // ROWS) * -(-n // width)
-        most = max(1, min(32, -(-k // SLAB) // 4, sms // tiles))
-        choices += [Choice(Tile(ROWS, width, split=s > 1), s) for s in range(1, most + 1)]
-    return choices
+    return choices_of([Tile(ROWS, w) for w in WIDTHS if w < n + 32], m, n, k, sms)
 
 
 class OneShot(Method):
@@ -418,64 +401,45 @@ class OneShot(Method):
         reason = None
         if n_ranks > MOST_RANKS:
             reason = f"{n_ranks} ranks: up to {MOST_RANKS} are allowed"
-        elif world.backend.compute_capability[0] != 9:
-            reason = f"compute capability {world.backend.compute_capability}: 9.0 is allowed"
         elif dtype not in HALVES:
             reason = f"{dtype}: {' or '.join(HALVES)} is allowed"
-        if reason := next(filter(None, world.host_allgather(reason)), None):
-            raise ValueError(f"{self.name} cannot be used here: {reason}")
-        self.dtype, self.part_dtype, self.rows = dtype, part_dtype, min(max_m, MOST_ROWS)
+        self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
+        self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
         widths = [w for w in WIDTHS if w < max_n + 32]
         self.room = max(packets_of(self.rows, max_n, Tile(ROWS, w), part_dtype) for w in widths)
         words = line_words(self.room, n_ranks, self.shots)
         self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
-        xp = world.xp
-        self.calls, self.done, self.no = xp.zeros(1, "int64"), xp.zeros(1, "int32"), xp.zeros(1, "float32")
+        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+
+    def refuses(self, m, k, n):
+        """-> why it does not compute that, alike on all ranks, or None"""
+        return f"M is {m}: up to {self.rows} are allowed; it is for few rows" if m > self.rows else None
 
     def is_for(self, m, k, n):
-        """Whether it computes that at all, and is the faster choice."""
+        """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
         emulated = self.world.backend.name == "emulator"  # which takes its time
-        fits = m <= self.rows and k % 8 == n % 8 == 0 and not emulated and self.world.n_ranks > 1
-        n_bytes = m * n * ITEMSIZE[self.part_dtype]
-        return fits and n_bytes <= MOST_BYTES and self._is_for(n_bytes, self.world.n_ranks)
+        n_bytes, n_ranks = m * n * ITEMSIZE[self.part_dtype], self.world.n_ranks
+        fits = k % 8 == n % 8 == 0 and n_bytes <= MOST_BYTES and n_ranks > 1
+        return fits and not emulated and self._is_for(n_bytes, n_ranks)
 
     def _is_for(self, n_bytes, n_ranks):
         saved = (n_ranks - 1) * (n_ranks - 2) * n_bytes / n_ranks  # by two shots
         return saved < SAVED
 
-    def choose(self, m, n, k):
-        """-> the Choice"""
-        sms = self.world.backend.multiprocessors
-        return min(choices_for(m, n, k, sms), key=lambda choice: estimate(m, n, k, choice, sms))
-
     def bind(self, a, b, out):
-        """-> run(stream). ValueError for too many rows, and what the TMA cannot take."""
-        world, xp = self.world, self.world.xp
-        (m, k), n = a.shape, b.shape[1]
-        if m > self.rows:
-            raise ValueError(f"{self.name}: M is {m}: up to {self.rows} are allowed; it is for few rows")
-        tile, splits = self.choose(m, n, k)
-        kinds = Kinds(self.dtype, major(a, False), major(b, True), self.dtype)
-        tensor_maps = maps(tile, kinds, a, b, out)
-        words = out.reshape(-1).view("uint64" if self.part_dtype == self.dtype else "uint32")
-        split = splits > 1
-        partials = xp.empty(partial_elements(tile, m, n, splits) if split else 1, "float32")
-        arrivals = xp.zeros(arrival_elements(tile, m, n) if split else 1, "int32")
-        tiles = -(-m // ROWS) * -(-n // tile.n)
-        step = bind(
-            ll128_kernel(tile, kinds, self.part_dtype, world.n_ranks, self.shots),
-            min(tiles * splits, world.backend.multiprocessors),
-            tile.threads,
-            (
-                *(*tensor_maps, m, n, k, splits, partials, arrivals, words, words.size // m),
-                *(self.lines, self.room, self.calls, self.done, self.no),
-            ),
-            shared=shared_bytes(tile, kinds),
+        """-> run(stream)"""
+        return aligned(self._bind, a, b, out)
+
+    def _bind(self, a, b, out):
+        (m, k), n, sms = a.shape, b.shape[1], self.multiprocessors
+        words = out.reshape(-1).view("uint64" if self.part_dtype == out.dtype.name else "uint32")
+        return bind_gemm(
+            lambda tile, kinds: ll128_kernel(tile, kinds, self.part_dtype, self.world.n_ranks, self.shots),
+            Problem(a, b, out, None, None),
+            min(choices_for(m, n, k, sms), key=lambda choice: estimate(m, n, k, choice, sms)),
+            *(sms, words, words.size // m, self.lines, self.room, self.calls, self.done),
             co_resident=True,
         )
-        if xp is not np:
-            xp.cuda.get_current_stream().synchronize()  # the maps are there
-        return step
 
 
 class TwoShot(OneShot):
@@ -488,19 +452,13 @@ class TwoShot(OneShot):
 
 
 def _listed(tile, kinds, part_dtype, n_ranks, shots):
-    tile, kinds = Tile(*tile), Kinds(*kinds)
-    out = types.uint64[::1] if part_dtype == kinds.out_dtype else types.uint32[::1]
-    signature = (
-        *(types.uint64[::1],) * 3,
-        *(types.int64,) * 4,
-        *(types.float32[::1], types.int32[::1]),
-        *(out, types.int64, types.uint64[::1], types.int64),
-        *(types.int64[::1], types.int32[::1], types.float32[::1]),
-    )
-    return ll128_kernel(tile, kinds, part_dtype, n_ranks, shots), signature, (9, 0)
+    tile, kinds, words = Tile(*tile), Kinds(*kinds), types.uint64[::1]
+    out = words if part_dtype == kinds.out_dtype else types.uint32[::1]
+    more = out, types.int64, words, types.int64, types.int64[::1], types.int32[::1]
+    return ll128_kernel(tile, kinds, part_dtype, n_ranks, shots), signature(kinds, *more), (9, 0)
 
 
-BF16, F16, SPLIT = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16"), (1, "m", 8, True)
+BF16, F16, SPLIT = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16"), (8, True)
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
     "64x64 one": _listed((64, 64), BF16, "bfloat16", 2, 1),

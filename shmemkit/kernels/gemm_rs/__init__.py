@@ -31,11 +31,13 @@ class GemmReduceScatter(GemmCollective):
                   if None, or "float32"
     method        one of ``GemmReduceScatter.methods``, or "auto"
 
-    ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Equal calls
-    give equal bits: "fused" begins with a rank's own product, which is not rounded before, and adds the
-    others' in the order of the ranks; "fused_2d" does so in each node, rounds the sum to part_dtype, and adds
-    those of the nodes, in their order. Symmetric memory, in elements of part_dtype: of "fused" about twice
-    max_m * max_n; of "fused_2d" 1 / nodes of that, and three times max_m * max_n / ranks of a node.
+    ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Calls on
+    another stream wait for those before, also for those of other such objects, GemmAllReduce's and
+    AllGatherGemm's: see there. Equal calls give equal bits: "fused" begins with a rank's own product, which
+    is not rounded before, and adds the others' in the order of the ranks; "fused_2d" does so in each node,
+    rounds the sum to part_dtype, and adds those of the nodes, in their order. Symmetric memory, in elements
+    of part_dtype: of "fused" about twice max_m * max_n; of "fused_2d" 1 / nodes of that, and three times
+    max_m * max_n / ranks of a node.
     """
 
     METHODS = {
@@ -49,15 +51,19 @@ class GemmReduceScatter(GemmCollective):
     def __call__(self, a, b, out=None, stream=None):
         """-> out, enqueued
 
-        a       (M, K), K being the rank's share, of consecutive rows or columns
+        a       (M, K), K being the rank's share, of any strides
         b       (K, N), likewise
         out     (M / n_ranks, N), contiguous, apart from a and b. Default: a new array
         stream  default: the World's
 
-        All ranks give arrays of the same shapes, M a multiple of n_ranks. "fused" and "fused_2d" want rows
-        (columns, of operands of consecutive columns) to begin at multiples of 16 bytes, also those of each
-        rank's and node's part. The first call for arrays at new places binds kernels, and perhaps compiles
-        them: not inside the capture of a graph. The caller keeps the arrays alive until it has been computed.
+        All ranks give arrays of the same shapes, M a multiple of n_ranks, however they lie on each; CuPy's,
+        or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All methods
+        but "sequential" copy an operand whose rows (or columns, if those are consecutive) do not begin at
+        multiples of 16 bytes, and a result whose rows do not, in each call. The first call for arrays at new
+        places binds kernels, and perhaps compiles them: not inside the capture of a graph. The caller keeps
+        the arrays alive until it has been computed, and as long as graphs that have captured it are used.
+
+        TypeError or ValueError for what is not allowed.
         """
         return super().__call__(a, b, out, stream)
 

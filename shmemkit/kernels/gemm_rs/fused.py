@@ -73,7 +73,8 @@ The next call on my stream comes after the streams beside, and so writes outbox 
 k copies to staged here, and sets arrived, when it has waited for the ready[me] that I set after I had read
 what was there, and had set arrived back. It has set ready[me] back before, and I set it again when I have got
 all parts of that call. Copies wait for the kernel of their rank, which sends, as ever, without waiting for
-anybody, and for the ends of calls before.
+anybody, and for the ends of calls before. They wait without limit: so written and ready are told even when
+a wait has expired (``shmemkit.device.deadline``), or the streams would never end, and nobody be told why.
 
 All-reduce (`everywhere`): each rank's rows of the result go to all ranks (the tensor maps of step 7 are those
 of `out` on each), and then
@@ -94,7 +95,6 @@ from numba import cuda, int64, types
 
 from shmemkit.device.fragments import ITEMSIZE, packed_add, packed_store
 from shmemkit.device.mbarrier import (
-    fence_mbarrier_init,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
@@ -102,9 +102,9 @@ from shmemkit.device.mbarrier import (
 )
 from shmemkit.device.memory import peer_at, red_release, st_release
 from shmemkit.device.registers import for_each_part, map_parts
-from shmemkit.device.signals import wait
+from shmemkit.device.signals import notify_at, wait
 from shmemkit.device.spans import span
-from shmemkit.device.swizzle import grouped, quotient, reduce_scatter
+from shmemkit.device.swizzle import grouped, quotient
 from shmemkit.device.tma import (
     bulk_commit_group,
     bulk_load,
@@ -114,30 +114,28 @@ from shmemkit.device.tma import (
     fence_proxy_async,
     fence_proxy_async_global,
 )
+from shmemkit.device.wgmma import SLAB
 from shmemkit.kernels.gemm.epilogue import inline
-from shmemkit.kernels.gemm.sm90 import Exchange, Kinds, Layout, Tile, gemm_body, handing_back
+from shmemkit.kernels.gemm.sm90 import Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
 
 SENT, TOLD = 0, 1  # of posts
 
 
 class Parts:
     """How a tile's part lies in memory: in units, each of which a slot holds, of `chunks` times 16 columns of
-    each warp's rows; a warp sends them in pieces of `piece_chunks`. All sizes in bytes."""
+    each warp's rows. All sizes in bytes. The same on all ranks, however their operands are stored: a slot has
+    room for a K-major slab of B."""
 
-    def __init__(self, tile, kinds, part_dtype):
-        layout = Layout(tile, kinds)
+    def __init__(self, tile, part_dtype):
         self.chunk = 32 * 8 * ITEMSIZE[part_dtype]
         self.per_tile = tile.n // 16
-        self.chunks = _largest_divisor(self.per_tile, layout.b // (tile.warps * self.chunk))
+        self.chunks = largest_divisor(self.per_tile, tile.n * 2 * SLAB // (tile.warps * self.chunk))
         self.units = self.per_tile // self.chunks
-        self.piece_chunks = _largest_divisor(self.chunks, layout.piece // self.chunk)
         self.unit = tile.warps * self.chunks * self.chunk
-        self.piece = self.piece_chunks * self.chunk
-        self.room = layout.piece  # of a piece, in shared memory
         self.tile = self.units * self.unit
 
 
-def _largest_divisor(number, most):
+def largest_divisor(number, most):
     return max(d for d in range(1, number + 1) if number % d == 0 and d <= most)
 
 
@@ -179,16 +177,12 @@ def staged_at(half, sender, owner, n_ranks, room):
 
 
 @functools.cache
-def ordering(tile, n_ranks):
-    group, cluster = tile.group, tile.cluster
-
+def ordering(group, n_ranks):
     @inline
     def order(t, n_m, n_n, extra):
-        me, clusters = extra.me, quotient(extra.part_tiles, cluster)
-        turn = quotient(t, clusters)
-        part_rows = quotient(n_m, n_ranks)
-        m, n = grouped(t - turn * clusters, part_rows, n_n, group)
-        return reduce_scatter(turn, n_ranks, me, n_ranks, n_ranks) * part_rows + m, n
+        _, owner, i = place_of(t, extra.me, n_ranks, extra.part_tiles)
+        m, n = grouped(i, extra.tile_rows, n_n, group)
+        return owner * extra.tile_rows + m, n
 
     return order
 
@@ -203,10 +197,10 @@ def rows_of(row, tile_m, extra):
 @functools.cache
 def sending(tile, kinds, part_dtype):
     """-> ``send(acc, (pieces, there, lane))``: a warp's rows of a part, to `there`, where those in the first
-    unit are."""
-    parts = Parts(tile, kinds, part_dtype)
-    per_piece, piece_bytes, room = parts.piece_chunks, parts.piece, parts.room
-    per_unit, unit_bytes = parts.chunks // per_piece, parts.unit
+    unit are; in pieces, which have `room` in shared memory."""
+    parts, room = Parts(tile, part_dtype), Layout(tile, kinds).piece
+    per_piece = largest_divisor(parts.chunks, room // parts.chunk)
+    piece_bytes, per_unit, unit_bytes = per_piece * parts.chunk, parts.chunks // per_piece, parts.unit
     store = packed_store(part_dtype)
 
     @inline
@@ -239,10 +233,10 @@ def sending(tile, kinds, part_dtype):
 def adding(tile, kinds, part_dtype, count):
     """-> ``add(acc, memory, full, empty, slot, parity, warp, lane)`` -> (acc, slot, parity): with the `count`
     parts that are, or will be, in the slots from `slot` on, which are handed back."""
-    parts, layout = Parts(tile, kinds, part_dtype), Layout(tile, kinds)
+    parts, layout = Parts(tile, part_dtype), Layout(tile, kinds)
     chunks, units, warp_bytes = parts.chunks, parts.units, parts.chunks * parts.chunk
     stages, at_b, b_bytes = layout.stages, layout.at_b, layout.b
-    add_chunk, hand_back = packed_add(part_dtype), handing_back(tile.cluster)
+    add_chunk = packed_add(part_dtype)
 
     @inline
     def add_columns(part, i, arguments):
@@ -291,10 +285,9 @@ def adding(tile, kinds, part_dtype, count):
 @functools.cache
 def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied):
     """-> the Exchange of a kernel."""
-    parts, layout = Parts(tile, kinds, part_dtype), Layout(tile, kinds)
+    parts, layout = Parts(tile, part_dtype), Layout(tile, kinds)
     units, unit_bytes, tile_bytes = parts.units, parts.unit, parts.tile
     stages, at_b, b_bytes = layout.stages, layout.at_b, layout.b
-    cluster = tile.cluster
     warp_bytes = parts.chunks * parts.chunk
     send, add = sending(tile, kinds, part_dtype), adding(tile, kinds, part_dtype, n_ranks - 1)
     if units > stages:
@@ -361,27 +354,26 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
         return acc, own, slot, parity, state + 1
 
     @inline
-    def watch(work, works, step, block, extra):
+    def watch(t, tiles, step, extra):
         posts, call, me = extra.posts, extra.call, extra.me
         parity = 0
-        while work < works:
-            turn, owner, i = place_of(work * cluster + block, me, n_ranks, extra.part_tiles)
+        while t < tiles:
+            turn, owner, i = place_of(t, me, n_ranks, extra.part_tiles)
+            mine = me * extra.signals + i
             mbarrier_wait(posts, SENT, parity)  # 3
             if turn < n_ranks - 1 and copied:
                 red_release(extra.written, turn * extra.signals + quotient(i, extra.chunk), 1, "sys")
             elif turn < n_ranks - 1:
-                there = peer_at(extra.arrived, extra.offsets, first_rank + owner)
-                st_release(there, me * extra.signals + i, call, "sys")
+                notify_at(extra.arrived, mine, extra.offsets, first_rank + owner, call)
             elif everywhere:
                 k = 0
                 while k < n_ranks:
                     if k != me:
-                        there = peer_at(extra.gathered, extra.offsets, first_rank + k)
-                        st_release(there, me * extra.signals + i, call, "sys")  # 8
+                        notify_at(extra.gathered, mine, extra.offsets, first_rank + k, call)  # 8
                     k += 1
             mbarrier_arrive(posts, TOLD)
             parity ^= 1
-            work += step
+            t += step
         if everywhere:
             k = 0
             while k < n_ranks:
@@ -407,16 +399,21 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
     """
     exchange = exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
     copies = n_ranks if everywhere else 1
-    gemm = gemm_body(tile, kinds, ordering(tile, n_ranks), exchange=exchange, copies=copies)
-    tile_m, warps = tile.m, tile.warps
+    gemm = gemm_body(tile, kinds, ordering(tile.group, n_ranks), exchange=exchange, copies=copies)
+    warps = tile.warps
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def gemm_exchange(
         map_a,
         map_b,
         map_out,
+        bias,
+        m,
         n,
         k,
+        splits,
+        partials,
+        arrivals,
         rows,
         tile_rows,
         part_tiles,
@@ -433,40 +430,34 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         chunk,
         calls,
         done,
-        no,
     ):
-        """map_a, map_b  tensor maps of A, M by K, and B
-        map_out          tensor maps, one after another, of my `rows` rows of out, N wide; for all-reduce, of
-                         each rank's out
-        n, k             sizes
-        rows             M / n_ranks
-        tile_rows        of a rank's rows: whole clusters of them
-        part_tiles       tiles of a rank's rows, with those that fill up clusters
-        me               my rank, of n_ranks, from 0
-        staged           uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
-        room             bytes of a rank's place in it
-        arrived          uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
-        signals          elements of a rank's place in these
-        offsets          as of `peer_at`, by ranks of the World
-        outbox           `copied`: uint8 ((n_ranks - 1) * room,)
-        written          `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
-        ready            `copied`: uint64 (n_ranks,), symmetric, ones at first
-        chunk            `copied`: tiles of a chunk
-        calls            int64 (1,), zero at first; done: int32 (1,)
-        no               float32 (1,): nothing
-        grid             any number of clusters; block: tile.threads; shared: ``shared_bytes``
+        """As of ``gemm_kernel``, without a bias and with K not split, but
+
+        map_out     tensor maps, one after another, of my `rows` rows of out; for all-reduce, of each rank's
+        m           rows of all tiles
+        rows        of A, for each rank; in tile_rows rows of tiles, part_tiles tiles
+        me          my rank, of n_ranks, from 0
+        staged      uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
+        room        bytes of a rank's place in it
+        arrived     uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
+        signals     elements of a rank's place in these
+        offsets     as of `peer_at`, by ranks of the World
+        outbox      `copied`: uint8 ((n_ranks - 1) * room,)
+        written     `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
+        ready       `copied`: uint64 (n_ranks,), symmetric, ones at first
+        chunk       `copied`: tiles of a chunk
+        calls       int64 (1,), zero at first; done: int32 (1,)
         """
         posts = cuda.shared.array(2, types.uint64)
         if cuda.threadIdx.x == 0:
             mbarrier_init(posts, SENT, warps)
-            mbarrier_init(posts, TOLD, 1)
-            fence_mbarrier_init()  # the GEMM begins with a barrier of the block
+            mbarrier_init(posts, TOLD, 1)  # the GEMM begins with a fence for that, and a barrier
         call = calls[0] + 1
         given = Given(
             *(staged, arrived, gathered, offsets, posts, call, me, rows, tile_rows, part_tiles, room),
             *(signals, outbox, written, chunk),
         )
-        gemm(map_a, map_b, map_out, no, n_ranks * tile_rows * tile_m, n, k, 1, no, done, given)
+        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
         if copied:  # the block has read its parts
             cuda.syncwarp()
             cuda.syncthreads()
@@ -488,33 +479,25 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
 
 
 def _listed(tile, kinds, part_dtype, *of_ranks):
-    signature = (
-        *(types.uint64[::1],) * 3,
-        *(types.int64,) * 6,
-        types.uint8[::1],
-        types.int64,
-        *(types.uint64[::1],) * 2,
-        *(types.int64, types.int64[::1]),
-        *(types.uint8[::1], *(types.uint64[::1],) * 2, types.int64),
-        types.int64[::1],
-        types.int32[::1],
-        types.float32[::1],
+    kinds, number, words, bytes_ = Kinds(*kinds), types.int64, types.uint64[::1], types.uint8[::1]
+    more = (
+        *(*[number] * 4, bytes_, number, words, words, number, number[::1]),
+        *(bytes_, words, words, number, number[::1], types.int32[::1]),
     )
-    kernel = fused_kernel(Tile(*tile), Kinds(*kinds), part_dtype, *(of_ranks or (4,)))
-    return kernel, signature, (9, 0)
+    kernel = fused_kernel(Tile(*tile), kinds, part_dtype, *(of_ranks or (4,)))
+    return kernel, signature(kinds, *more), (9, 0)
 
 
+BF16, MN = ("bfloat16", "k", "k", "bfloat16"), ("bfloat16", "k", "mn", "bfloat16")
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
-    "128x256": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16"),
-    "128x128 float32": _listed((128, 128, 2), ("bfloat16", "k", "mn", "bfloat16"), "float32"),
-    "128x224": _listed((128, 224, 2), ("float16", "k", "mn", "float32"), "float16"),
-    "64x128": _listed((64, 128, 2, "n"), ("bfloat16", "k", "k", "bfloat16"), "bfloat16"),
-    "128x256 everywhere": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, True),
-    "128x256 node": _listed((128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, False, 8),
-    "128x128 node": _listed((128, 128, 2), ("bfloat16", "k", "mn", "float32"), "float32", 2, False, 2),
-    "128x256 copied": _listed(
-        (128, 256, 2), ("bfloat16", "k", "k", "bfloat16"), "bfloat16", 4, False, 0, True
-    ),
+    "128x256": _listed((128, 256), BF16, "bfloat16"),
+    "128x128 float32": _listed((128, 128), MN, "float32"),
+    "128x224": _listed((128, 224), ("float16", "k", "mn", "float32"), "float16"),
+    "64x128": _listed((64, 128), BF16, "bfloat16"),
+    "128x256 everywhere": _listed((128, 256), BF16, "bfloat16", 4, True),
+    "128x256 node": _listed((128, 256), BF16, "bfloat16", 4, False, 8),
+    "128x128 node": _listed((128, 128), ("bfloat16", "k", "mn", "float32"), "float32", 2, False, 2),
+    "128x256 copied": _listed((128, 256), BF16, "bfloat16", 4, False, 0, True),
     "128x128 copied": _listed((128, 128), ("float16", "mn", "k", "float16"), "float32", 3, True, 2, True),
 }

@@ -60,8 +60,9 @@ from shmemkit.device import (
 )
 from shmemkit.device.spans import span
 from shmemkit.kernels.all_gather import AllGather
-from shmemkit.kernels.gemm import Gemm
-from shmemkit.kernels.gemm.problem import HALVES
+from shmemkit.kernels.gemm import bind_product, gpu_of
+from shmemkit.kernels.gemm.aligned import aligned
+from shmemkit.kernels.gemm.problem import HALVES, Problem
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.partials import floats
 from shmemkit.kernels.reduce_scatter.rows import combining
@@ -199,21 +200,25 @@ class Fused2D(Method):
         self._sending(2, 2, 0)
         self._adding(world.xp.empty(2, "uint64"), 2)
 
+    def refuses(self, m, k, n):
+        """-> why it does not compute that, alike on all ranks, or None"""
+        n_ranks = self.world.n_ranks
+        if m % n_ranks or n % 8:
+            return f"M is {m}, N {n}: M a multiple of {n_ranks}, the ranks, N of 8 are allowed"
+        return None
+
     def is_for(self, m, k, n):
-        """Whether it computes that at all, and is the faster choice."""
-        world, emulated = self.world, self.world.backend.name == "emulator"  # which takes its time
-        whole = m % world.n_ranks == 0 and k % 8 == n % 8 == m // world.n_nodes % 8 == 0
-        return whole and m * n >= LEAST and not emulated
+        """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
+        emulated = self.world.backend.name == "emulator"  # which takes its time
+        return k % 8 == m // self.world.n_nodes % 8 == 0 and m * n >= LEAST and not emulated
 
     def bind(self, a, b, out):
-        """-> run(stream). ValueError for what cannot be cut into words, or the TMA cannot take."""
+        """-> run(stream)"""
+        return aligned(self._bind, a, b, out)
+
+    def _bind(self, a, b, out):
         world, node, n_nodes = self.world, self.world.node, self.world.n_nodes
         m, n = a.shape[0], b.shape[1]
-        if m % world.n_ranks or n % 8 or world.backend.address(out) % 8:
-            raise ValueError(
-                f"fused_2d: M is {m}, N {n}: M a multiple of {world.n_ranks}, the ranks, N of 8, and an out "
-                "that begins at a multiple of 8 bytes are allowed"
-            )
         rows, of_node, words = m // world.n_ranks, m // n_nodes, m // world.n_ranks * n // 4
         chunk = max(CHUNK, -(-words // MAX_CHUNKS)) + 1 & -2
         steps = []
@@ -235,7 +240,7 @@ class Fused2D(Method):
     def _product(self, a, b, out):
         if self.fused is not None:
             return self.fused.bind(a, b, out)
-        return Gemm()._plan(None, self.world, a=a, b=b, out=out)
+        return bind_product(Problem(a, b, out, None, None), gpu_of(self.world))
 
     def _sending(self, words, chunk, j):
         world, width = self.world, self.width

@@ -1,0 +1,120 @@
+"""What the host objects of products over ranks share: calls on any stream and in graphs, in one order, with
+arrays of CuPy, PyTorch and others; and symmetric outputs.
+
+One order: the kernels of a call take all multiprocessors and wait for other ranks. If those of two objects
+were under way at once, each with a part of its blocks, and on another rank the other parts, both would wait
+for ever. So the calls of all these objects of a World follow each other, whatever their streams, in the order
+in which the host makes them: the same on all ranks. (Calls in graphs follow those in the same graph; graphs
+are ordered by who launches them.)
+"""
+
+from shmemkit.kernels.method import agree
+from shmemkit.stream_order import StreamOrder
+from shmemkit.world import World
+
+from .arrays import converted, keyed, unowned
+
+PLANS = 256  # bound calls that are kept
+
+
+class Products:
+    """A subclass has
+
+    methods               their names, without "auto"
+    methods_for(n_nodes)  those of them that are for so many nodes
+    _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None},
+                          which the caller keeps alive; TypeError or ValueError for what is not allowed
+
+    world   the World
+    method  one of `methods`, or "auto"
+    check   () -> {name: value}, of arguments, which are alike on all ranks; TypeError or ValueError for what
+            is not allowed, on any
+    """
+
+    def __init__(self, world, method, check):
+        name = type(self).__name__
+        if not isinstance(world, World):
+            raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
+        self.world, self.method = world, method
+        self._parts, self._outputs, self._plans, self._of_graphs = [], [], {}, set()
+        arguments = {}
+
+        def checked():
+            if method not in ("auto", *self.methods):
+                allowed = ", ".join(map(repr, self.methods))
+                raise ValueError(f"{name}: method={method!r}: {allowed} or 'auto' are allowed")
+            arguments.update(check(), method=method)
+
+        agree(world, checked, lambda: None)
+        given = world.host_allgather(tuple(arguments.values()))
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"{name}: {given} were given over the ranks ({', '.join(arguments)}): the same are allowed"
+            )
+        self._order = world.kept.setdefault(Products, StreamOrder(world))
+
+    def _part(self, kind, *args):
+        """-> kind(*args), which ``free`` frees."""
+        self._parts.append(kind(*args))
+        return self._parts[-1]
+
+    def _enqueue(self, arrays, stream, *how):
+        """Enqueue what ``_plan`` gives; it is kept by how the arrays, {name: array or None}, are and lie."""
+        world = self.world
+        key, arrays = keyed(arrays, world.xp)
+        key = *how, *key
+        run = self._plans.get(key)
+        if run is None:
+            arrays = converted(arrays, world.xp).items()
+            run = self._plan({name: None if x is None else unowned(x) for name, x in arrays}, *how)
+            if len(self._plans) == PLANS:
+                world.synchronize()  # their memory may be in use
+                self._plans.clear()
+            self._plans[key] = run
+        if world.backend.capture_of(stream) is not None:
+            self._of_graphs.add(run)  # the graph uses what it has
+        self._order.before(stream)
+        run(stream)
+
+    def output(self, shape, dtype):
+        """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which
+        frees it. Collective."""
+        self._check_alive()
+        name = f"{type(self).__name__}.output[{len(self._outputs)}]"
+        self._outputs.append(self.world.empty(shape, dtype, name))
+        return self._outputs[-1]
+
+    def free(self):
+        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more, nor
+        graphs that have captured calls. Collective."""
+        self._plans.clear()
+        self._of_graphs.clear()
+        self._free_parts()
+        self._parts = None
+        while self._outputs:
+            output = self._outputs.pop(0)
+            if self.world.is_symmetric(output):  # not freed already
+                self.world.free(output)
+
+    def _free_parts(self):
+        while self._parts:
+            self._parts.pop().free()
+
+    def _check_alive(self):
+        if self._parts is None:
+            raise RuntimeError(f"{type(self).__name__}: it was freed; make a new one")
+        if self.world.finalized:
+            raise RuntimeError(f"{type(self).__name__}: its World is finalized; call shmemkit.init() again")
+
+
+def multiprocessors_of_all(world, what, reason=None):
+    """-> how many multiprocessors each rank has at least: from their number tiles are chosen, alike on all.
+    Collective; ValueError, on all ranks, where one has no compute capability 9.0, or a `reason` why `what`,
+    a name, cannot be used there."""
+    major, minor = world.backend.compute_capability
+    if major != 9:
+        reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}: 9.0 is allowed"
+    reasons, numbers = zip(*world.host_allgather((reason, world.backend.multiprocessors)), strict=True)
+    if reason := next(filter(None, reasons), None):
+        raise ValueError(f"{what} cannot be used here: {reason}")
+    return min(numbers)

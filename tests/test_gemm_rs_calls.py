@@ -1,0 +1,383 @@
+"""What AllGatherGemm, GemmReduceScatter and GemmAllReduce have in common, on the emulator: arrays that lie
+otherwise on each rank, GPUs of other sizes, several objects on several streams, and what they keep."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gemms import moved
+from test_ag_gemm import BF16, integers, weight_of
+from test_gemm_rs import BFLOAT16, OBJECTS, expected, given
+
+import shmemkit as sk
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels import ag_gemm
+from shmemkit.kernels.ag_gemm import host
+from shmemkit.kernels.all_gather import push_ahead
+from shmemkit.kernels.all_gather.copy_engine import CopyPush
+from shmemkit.kernels.gemm import Simt
+from shmemkit.kernels.gemm.arrays import new_output, unowned
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm.sm90_host import Choice
+from shmemkit.kernels.gemm_rs import fused_2d, methods
+
+late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
+KINDS = [sk.AllGatherGemm, sk.GemmReduceScatter, sk.GemmAllReduce]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(64, 32)])
+    for module in (ag_gemm, host):
+        monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
+
+
+# ---- how arrays lie
+
+
+@pytest.mark.parametrize("tile, part_dtype", [((64, 32), "float32"), ((128, 32), None)])
+def test_operands_may_be_stored_otherwise_on_each_rank(pes, monkeypatch, tile, part_dtype):
+    """Parts lie alike, although slabs of B do not."""
+    monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(*tile)])
+
+    def main():
+        world, size = sk.init(), (8, 72, 72)
+        product = sk.GemmReduceScatter(world, *size[:2], part_dtype=part_dtype, method="fused")
+        out = product(*given(0, size, world.rank, ("kk", "mn")[world.rank]))
+        world.synchronize()
+        pairs = [given(0, size, rank, ("kk", "mn")[rank]) for rank in range(2)]
+        whole = sum(a.astype("float32") @ b.astype("float32") for a, b in pairs)
+        np.testing.assert_array_equal(out, whole.astype(BFLOAT16)[4 * world.rank : 4 * world.rank + 4])
+
+    pes(2).run(main)
+
+
+@late
+@pytest.mark.parametrize(
+    "op, method, how, on_rank, nodes",
+    [
+        ("rs", "fused", ("odd rows", "odd columns", "at an odd address"), 0, 1),
+        ("rs", "copy_engine", ("odd columns", "backwards", None), None, 1),
+        ("ar", "fused", ("apart", None, "at an odd address"), 0, 1),
+        ("ar", "one_shot", ("odd columns", "odd rows", "at an odd address"), 1, 1),
+        ("ar", "two_shot", (None, "apart", None), None, 1),
+        ("rs", "fused_2d", ("odd columns", "odd rows", "at an odd address"), 0, 2),
+    ],
+)
+def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on_rank, nodes):
+    """On one rank alone, or on all. Also N and K of which rows are no multiple of 16 bytes."""
+    bind = fused_2d.Fused2D._bind
+
+    def bind_words(self, a, b, out):
+        assert self.world.backend.address(out) % 8 == 0
+        return bind(self, a, b, out)
+
+    monkeypatch.setattr(fused_2d.Fused2D, "_bind", bind_words)
+
+    def main():
+        world = sk.init()
+        product = OBJECTS[op](world, 8, 36, method=method)
+        for call, size in enumerate([(8, 16 if nodes > 1 else 36, 9), (4, 8, 72)][: 3 - nodes]):
+            want = expected(op, call, size, world)
+            arrays = [*given(call, size, world.rank), np.empty(want.shape, BFLOAT16)]
+            if on_rank in (None, world.rank):
+                pairs = zip(arrays, how, strict=True)
+                arrays = [array if to is None else moved(array, to) for array, to in pairs]
+            for _ in range(2):
+                arrays[2][:] = np.nan
+                product(*arrays)
+                world.synchronize()
+                np.testing.assert_array_equal(arrays[2], want)
+
+    n = 2 * nodes
+    pes(n, local_size=n // nodes).run(main)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rows_at_an_odd_address_on_one_rank(pes, monkeypatch, by_columns):
+    monkeypatch.setattr(ag_gemm, "ROUNDS", 1e9 if by_columns else -1)
+
+    def main():
+        world = sk.init()
+        xs, weight = integers(2, 64, 64), weight_of(world.rank, 64, 32)
+        x = moved(xs[world.rank], "at an odd address") if world.rank == 0 else xs[world.rank]
+        overlap = sk.AllGatherGemm(world, xs.nbytes, "overlap")
+        for gathered in (None, overlap.output((128, 64), "bfloat16")):
+            out = overlap(x, weight, np.zeros((128, 32), "float32"), gathered=gathered)
+            world.synchronize()
+            np.testing.assert_array_equal(
+                out, xs.reshape(128, 64).astype("float32") @ weight.astype("float32")
+            )
+
+    pes(2).run(main)
+
+
+class Foreign:
+    """An array that has DLPack, and hides the rest."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.ndim, self.dtype = array, array.shape, array.ndim, array.dtype
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class Tensor(Foreign):
+    """As PyTorch's."""
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def new_empty(self, shape):
+        return Tensor(np.empty(shape, self.dtype))
+
+
+@pytest.mark.parametrize("foreign", [Foreign, Tensor])
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_others(pes, kind, foreign):
+    def main():
+        world = sk.init()
+        a, b = np.ones((4, 8), "float32"), np.ones((8, 2), "float32")
+        if kind is sk.AllGatherGemm:
+            rows, made = 8, kind(world, 2 * a.nbytes)
+        else:
+            rows, made = (2 if kind is sk.GemmReduceScatter else 4), kind(world, 4, 2, "float32")
+        out = foreign(np.zeros((rows, 2), "float32"))
+        assert made(foreign(a), foreign(b), out) is out
+        assert isinstance(made(foreign(a), foreign(b)), np.ndarray if foreign is Foreign else Tensor)
+        world.synchronize()
+        assert (out.array == (8 if kind is sk.AllGatherGemm else 16)).all()
+
+    pes(2).run(main)
+
+
+# ---- GPUs of other sizes
+
+
+def test_the_least_gpu_decides_for_all(pes, monkeypatch):
+    """Tiles, where rows of them are sent, and whether x comes by rows or by columns."""
+    monkeypatch.undo()
+    monkeypatch.setattr(push_ahead, "LEAST", 1)
+    monkeypatch.setattr(host, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
+    monkeypatch.setattr(ag_gemm, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = (2, 3)[world.rank]
+        size = 128, 264, 72
+        product = sk.GemmReduceScatter(world, *size[:2], method="fused")
+        tile = product._methods["fused"].choose(size[0] // 2, size[1], size[2])
+        want, out = expected("rs", 0, size, world), product(*given(0, size, world.rank))
+        small = sk.GemmAllReduce(world, 8, 264, method="one_shot")
+        assert small._methods["one_shot"].multiprocessors == 2
+        world.backend.multiprocessors = (4, 1)[world.rank]
+        xs, weight = integers(2, 128, 256), weight_of(world.rank, 256, 32)
+        gathered = sk.AllGatherGemm(world, xs.nbytes, "overlap")(xs[world.rank], weight)
+        world.synchronize()
+        np.testing.assert_array_equal(out, want)
+        whole = xs.reshape(256, 256).astype("float32") @ weight.astype("float32")
+        np.testing.assert_array_equal(gathered, whole.astype(BF16))
+        return tile
+
+    assert len(set(pes(2).run(main))) == 1
+
+
+# ---- calls
+
+
+def test_calls_of_several_objects_are_in_one_order():
+    """On streams that nothing else orders: each computes with what the one before has."""
+
+    def main():
+        world = sk.init()
+        streams = [Stream(world.stream.machine, world.rank) for _ in KINDS]
+        x, weight = np.ones((2, 4), "float32"), np.ones((4, 4), "float32")
+        made = [
+            kind(world, *sizes, "float32") for kind, sizes in zip(KINDS[1:], [(4, 4), (2, 4)], strict=True)
+        ]
+        made.insert(0, sk.AllGatherGemm(world, 2 * x.nbytes))
+        outs = [np.zeros((rows, 4), "float32") for rows in (4, 2, 2)]
+        for _ in range(2):
+            for call, stream, rows, out in zip(made, streams, [x, *outs], outs, strict=False):
+                call(rows, weight, out, stream=stream)
+        world.synchronize()
+        assert (outs[-1] == 4 * 4 * 2 * 4 * 2).all()
+        for call in made:
+            call.free()
+
+    for seed in (None, 0, 1):
+        sk.emu.run(main, 2, races=True, delivery="unordered", seed=seed)
+
+
+def test_graphs_keep_each_call_once(pes):
+    def main():
+        world = sk.init()
+        product = sk.GemmReduceScatter(world, 2, 4, "float32")
+        arrays = np.ones((2, 4), "float32"), np.ones((4, 4), "float32"), np.zeros((1, 4), "float32")
+        product(*arrays)
+        for _ in range(3):
+            world.stream.begin_capture()
+            product(*arrays)
+            product(*arrays)
+            world.stream.end_capture()
+        assert len(product._of_graphs) == 1
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("op", OBJECTS)
+def test_what_is_bound_does_not_depend_on_others(pes, monkeypatch, op):
+    bound, init = [], Simt.__init__
+    monkeypatch.setattr(Simt, "__init__", lambda self, *args: bound.append(init(self, *args)))
+    monkeypatch.setattr("shmemkit.kernels.gemm.PLANS", 2)
+
+    def main():
+        world = sk.init()
+        product = OBJECTS[op](world, 2, 8, "float32", method="sequential")
+        a, b = np.ones((2, 8), "float32"), np.ones((8, 8), "float32")
+        out = np.zeros((1 if op == "rs" else 2, 8), "float32")
+        product(a, b, out)
+        for _ in range(3):
+            sk.matmul(a, b, np.zeros((2, 8), "float32"))
+        world.synchronize()
+        before = len(bound)
+        product(a, b, out)
+        world.host_barrier()
+        assert len(bound) == before
+
+    pes(2).run(main)
+
+
+def test_bound_calls_do_not_keep_memory():
+    """Of CuPy's arrays: or new arrays would never get the memory of those before, and each call be bound."""
+    cupy = pytest.importorskip("cupy")
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    memory = cupy.cuda.UnownedMemory(4096, 64, owner, 0)
+    array = cupy.ndarray((2, 3), "float16", cupy.cuda.MemoryPointer(memory, 16), (16, 2))
+    found, alive = unowned(array), weakref.ref(owner)
+    assert (found.data.ptr, found.shape, found.strides, found.dtype) == (4112, (2, 3), (16, 2), array.dtype)
+    del owner, memory, array
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_without_a_world_a_stream_follows_the_one_that_new_results_are_made_on(captures):
+    done = []
+    runtime = SimpleNamespace(
+        streamIsCapturing=lambda stream: captures and stream == 7,
+        eventRecord=lambda *args: done.append(("record", *args)),
+        streamWaitEvent=lambda *args: done.append(("wait", *args)),
+    )
+    cuda = SimpleNamespace(
+        runtime=runtime,
+        Event=lambda **_: SimpleNamespace(ptr=99),
+        get_current_stream=lambda: SimpleNamespace(ptr=5),
+    )
+    module = SimpleNamespace(cuda=cuda, empty=np.empty)
+    for stream in (None, SimpleNamespace(ptr=5), SimpleNamespace(ptr=7)):
+        assert new_output(np.zeros(1), (2, 3), "float16", module, None, stream).shape == (2, 3)
+    assert done == ([] if captures else [("record", 99, 5), ("wait", 7, 99)])
+
+
+# ---- which method
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_methods_for_nodes(kind):
+    one, several = kind.methods_for(1), kind.methods_for(2)
+    assert set(one) | set(several) == set(kind.methods) and set(one) & set(several) == {"sequential"}
+    assert all(name.endswith("_2d") == (name not in one) for name in kind.methods)
+
+
+@pytest.mark.parametrize(
+    "op, size, part_dtype, method",
+    [
+        ("rs", (8, 16, 16), "float32", "fused"),
+        ("ar", (8, 16, 16), "float32", "fused"),
+        ("ar", (7, 16, 16), "float32", "two_shot"),
+        ("ar", (7, 16, 16), None, "sequential"),
+    ],
+)
+def test_auto_computes_what_any_method_can(pes, op, size, part_dtype, method):
+    """Although no method of those that can is the one for such sizes, on the emulator."""
+
+    def main():
+        world, (m, n, k) = sk.init(), size
+        product = OBJECTS[op](world, m, n, part_dtype=part_dtype)
+        assert product.method_for(m, k, n) == method
+        out = product(*given(0, size, world.rank))
+        world.synchronize()
+        np.testing.assert_array_equal(out, expected(op, 0, size, world))
+
+    pes(2).run(main)
+
+
+def test_the_first_method_that_can_and_is_faster(pes, monkeypatch):
+    def main():
+        world = sk.init()
+        product = sk.GemmAllReduce(world, 256, 64)
+        order, asked = product._methods, []
+        assert list(order) == ["one_shot", "two_shot", "copy_engine", "fused", "sequential"]
+        for name, method in order.items():
+            monkeypatch.setattr(method, "is_for", lambda *_, name=name: asked.append(name) or name == "fused")
+        assert product.method_for(256, 8, 64) == "fused"
+        assert product.method_for(255, 8, 64) == "sequential"
+        assert asked == ["copy_engine", "fused", "sequential"]  # not of those that cannot
+        many = sk.GemmAllReduce(world, 256, 64, part_dtype="float32")
+        with pytest.raises(
+            ValueError, match="'one_shot': M is 255: .*'fused': M is 255.*parts are of the dtype"
+        ):
+            many.method_for(255, 8, 64)
+
+    pes(2).run(main)
+
+
+def test_what_is_refused_leaves_nothing_allocated(pes, monkeypatch):
+    def refuse(self, max_nbytes):
+        raise MemoryError("the heap is full")
+
+    monkeypatch.setattr(CopyPush, "prepare", refuse)
+
+    def main():
+        world = sk.init()
+        alone = sk.AllGatherGemm(world, 1 << 12, "sequential")
+        before = len(world._allocations)
+        alone.free()
+        auto = sk.AllGatherGemm(world, 1 << 12)
+        assert len(world._allocations) == before and "heap is full" in auto.refused
+        assert (auto(np.ones((2, 8)), np.ones((8, 1))) == 8).all()
+        with pytest.raises(MemoryError, match="method='overlap': the heap is full"):
+            sk.AllGatherGemm(world, 1 << 12, "overlap")
+        assert len(world._allocations) == before
+
+    pes(2).run(main)
+
+
+def test_copies_in_a_node_need_memory_operations_of_its_ranks_only(pes, monkeypatch):
+    asked = []
+
+    def no_copies(self, ranks=None):
+        asked.append(list(ranks))
+        return "no memory operations" if self.pe == 3 else None
+
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.no_copies", no_copies)
+
+    def main():
+        assert "no memory operations" in sk.AllGatherGemm(sk.init(), 1 << 10).refused
+
+    pes(4, local_size=2).run(main)
+    assert sorted(asked) == [[0, 1], [0, 1], [2, 3], [2, 3]]
