@@ -191,6 +191,9 @@ def test_several_weights(pes, tiles):
                 check(out, ACTIVATE["relu"](want if bias is None else want + bias))
         given = [np.zeros((64, n), "float32") for n in widths]
         assert with_rows(xs[world.rank], weights, given) == tuple(given)
+        one, other = with_rows(xs[world.rank], weights[:2], (None, given[1]))
+        world.synchronize()
+        assert other is given[1] and np.array_equal(one, given[0])
         world.synchronize()
         check(given[1], xs.reshape(64, 16).astype("float64") @ weights[1].astype("float64"))
 

@@ -23,3 +23,15 @@ def test_other_sizes_and_races(capsys, arguments):
     name, *options = arguments
     assert emulate(["-n", "3", "--races", str(EXAMPLES / name), *options, "--hidden", "40"]) == 0
     assert capsys.readouterr().out.count("passed") >= 2
+
+
+@pytest.mark.parametrize("name", ["07_ag_gemm.py", "08_gemm_rs.py"])
+def test_several_nodes(capsys, name):
+    assert emulate(["-n", "4", "--local-size", "2", str(EXAMPLES / name), "--hidden", "16"]) == 0
+    assert capsys.readouterr().out.count("passed") >= 2
+
+
+@pytest.mark.parametrize("n_ranks, tokens", [(1, 8), (3, 10)])
+def test_tokens_that_ranks_cannot_share(capsys, n_ranks, tokens):
+    assert emulate(["-n", str(n_ranks), str(EXAMPLES / "08_gemm_rs.py"), "--tokens", str(tokens)]) == 1
+    assert "a multiple of them" in capsys.readouterr().err

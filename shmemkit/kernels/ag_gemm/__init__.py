@@ -116,7 +116,7 @@ class AllGatherGemm(Products):
         weight      (K, N), of x's dtype, of any strides (fastest: rows or columns at multiples of 16 bytes);
                     or a tuple of several, of which each has its own N: then out, bias and what is returned
                     are tuples, too. Of the same shapes on all ranks
-        out         (n_ranks * m, N), as of ``Gemm``. Default: a new array of x's dtype
+        out         (n_ranks * m, N), as of ``Gemm``. Default, also in a tuple: a new array of x's dtype
         gathered    (n_ranks * m, K), C-contiguous, of x's dtype: gets the gathered rows. In symmetric memory,
                     of ``output()`` or other (then on all ranks, as the same part of the same array), or in
                     private memory on all ranks, which takes longer. x may be its own part of it. Default:
@@ -139,7 +139,10 @@ class AllGatherGemm(Products):
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
-        outs = self._as_list("out", out, weights, several) or self._new_outputs(x, weights, stream)
+        outs = self._as_list("out", out, weights, several) or [None] * len(weights)
+        if any(out is None for out in outs):
+            new = self._new_outputs(x, weights, outs, stream)
+            outs = [next(new) if out is None else out for out in outs]
         arrays = {"x": x, "gathered": gathered}
         for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
             arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
@@ -170,14 +173,16 @@ class AllGatherGemm(Products):
             )
         return list(given)
 
-    def _new_outputs(self, x, weights, stream):
+    def _new_outputs(self, x, weights, outs, stream):
+        """-> those in the place of None, one after another"""
         for name, array in (("x", x), *(("weight", weight) for weight in weights)):
             if getattr(array, "ndim", 0) != 2:
                 given = getattr(array, "shape", type(array).__name__)
                 raise ValueError(f"AllGatherGemm: {name} is {given}: 2-D is allowed")
         rows, world = self.world.n_ranks * x.shape[0], self.world
-        shapes = [(rows, weight.shape[1]) for weight in weights]
-        return [new_output(x, shape, x.dtype, world.xp, world, stream) for shape in shapes]
+        wanted = [weight for weight, out in zip(weights, outs, strict=True) if out is None]
+        shapes = [(rows, weight.shape[1]) for weight in wanted]
+        return iter([new_output(x, shape, x.dtype, world.xp, world, stream) for shape in shapes])
 
     def _plan(self, arrays, activation, n_weights):
         world, arrays = self.world, list(arrays.values())

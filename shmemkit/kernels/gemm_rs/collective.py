@@ -47,7 +47,8 @@ class GemmCollective(Products):
                 if method != "auto":
                     raise
         if not self._methods:
-            raise ValueError(f"{name}: no method can be used here: {self.refused}")
+            reasons = "; ".join(f"{each!r}: {reason}" for each, reason in self.refused.items())
+            raise ValueError(f"{name}: no method can be used here: {reasons}")
 
     @classmethod
     def methods_for(cls, n_nodes):
