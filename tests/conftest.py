@@ -11,6 +11,7 @@ import pytest
 from cuda.pathfinder import DynamicLibNotFoundError
 
 import shmemkit as sk
+from shmemkit.emu.network import Network
 from shmemkit.world import choose_backend
 
 pytest_plugins = ["pytester"]
@@ -50,6 +51,22 @@ def small_chunks(monkeypatch):
     for module, constants in SMALL.items():
         for name, value in constants.items():
             monkeypatch.setattr(f"shmemkit.kernels.all_gather.{module}.{name}", value)
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.) -> from
+    whom and to whom"""
+    puts, sent = Network.put, []
+
+    def put(network, thread, dst, src, pe, *options):
+        size = network.machine.local_size
+        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
+        sent.append((thread.pe, int(pe)))
+        return puts(network, thread, dst, src, pe, *options)
+
+    monkeypatch.setattr(Network, "put", put)
+    return sent
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from shmemkit.emu.stream import Stream
 from shmemkit.kernels.gemm.problem import arrays_of
 from shmemkit.memory import as_dtype
 
@@ -64,3 +65,26 @@ def check(out, reference):
         np.testing.assert_array_equal(out, reference.astype(out.dtype))
     else:
         assert error(out, reference) < ERROR[out.dtype.name]
+
+
+def check_graphs_and_streams(world, product, calls):
+    """That `product(a, b, out)`, for each of `calls`, (a, b, out, what it must be), is right in graphs, which
+    are captured on two streams, and beside them."""
+    other = Stream(world.stream.machine, world.rank)
+    graphs = []
+    for *arrays, _ in calls:
+        product(*arrays)  # binds it
+    for stream in (world.stream, other):
+        stream.begin_capture()
+        for *arrays, _ in calls:
+            product(*arrays, stream=stream)
+        graphs.append(stream.end_capture())
+    for graph, stream in zip(graphs, (None, other), strict=True):
+        for *_, out, _ in calls:
+            out[:] = np.nan
+        graph.launch(world.stream)
+        product(*calls[0][:3], stream=stream)
+        world.synchronize()
+        other.synchronize()
+        for *_, out, want in calls:
+            np.testing.assert_array_equal(out, want)

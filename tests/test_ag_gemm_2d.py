@@ -12,26 +12,13 @@ from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
-from shmemkit.emu.network import Network
 from shmemkit.kernels import ag_gemm
 from shmemkit.kernels.ag_gemm import host, nodes
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice
 
+pytestmark = pytest.mark.usefixtures("messages")
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
-
-
-@pytest.fixture(autouse=True)
-def two_dimensions(monkeypatch):
-    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.)"""
-    puts = Network.put
-
-    def put(network, thread, dst, src, pe, *options):
-        size = network.machine.local_size
-        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
-        return puts(network, thread, dst, src, pe, *options)
-
-    monkeypatch.setattr(Network, "put", put)
 
 
 @pytest.fixture(autouse=True)

@@ -27,22 +27,9 @@ from shmemkit.device import (
     rank,
 )
 from shmemkit.emu.__main__ import main as emulate
-from shmemkit.emu.network import Network
 
+pytestmark = pytest.mark.usefixtures("messages")
 methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
-
-
-@pytest.fixture(autouse=True)
-def two_dimensions(monkeypatch):
-    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.)"""
-    puts = Network.put
-
-    def put(network, thread, dst, src, pe, *options):
-        size = network.machine.local_size
-        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
-        return puts(network, thread, dst, src, pe, *options)
-
-    monkeypatch.setattr(Network, "put", put)
 
 
 @methods

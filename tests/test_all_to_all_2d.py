@@ -8,25 +8,10 @@ from hypothesis import strategies as st
 from test_all_to_all import exchange_all, few_calls
 
 import shmemkit as sk
-from shmemkit.emu.network import Network
 from shmemkit.kernels.all_to_all import push_2d
 
+pytestmark = pytest.mark.usefixtures("messages")
 METHOD = "push_2d"
-
-
-@pytest.fixture(autouse=True)
-def messages(monkeypatch):
-    """They go to the same local rank of another node. (Loads and stores stay in a node anyway.) -> theirs"""
-    puts, sent = Network.put, []
-
-    def put(network, thread, dst, src, pe, *options):
-        size = network.machine.local_size
-        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
-        sent.append((thread.pe, int(pe)))
-        return puts(network, thread, dst, src, pe, *options)
-
-    monkeypatch.setattr(Network, "put", put)
-    return sent
 
 
 @pytest.fixture

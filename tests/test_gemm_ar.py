@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from gemms import error
+from gemms import check_graphs_and_streams, error
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,7 +17,6 @@ from numba import cuda, types
 import shmemkit as sk
 from shmemkit.device import padding, span
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
-from shmemkit.emu.stream import Stream
 from shmemkit.kernels import gemm_ar
 from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
 from shmemkit.kernels.gemm.sm90_host import Choice
@@ -159,26 +158,11 @@ def test_graphs_and_streams(pes, choose, method):
     def main():
         world = sk.init()
         product, sizes = sk.GemmAllReduce(world, 17, 40, method=method), [(3, 40, 16), (17, 8, 72)]
-        other = Stream(world.stream.machine, world.rank)
-        calls, graphs = [], []
+        calls = []
         for call, size in enumerate(sizes):
             want = expected(call, size, world)
             calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
-            product(*calls[-1][:3])  # binds it
-        for stream in (world.stream, other):
-            stream.begin_capture()
-            for *arrays, _ in calls:
-                product(*arrays, stream=stream)
-            graphs.append(stream.end_capture())
-        for turn in range(2):
-            for *_, out, _ in calls:
-                out[:] = np.nan
-            graphs[turn % 2].launch(world.stream)
-            product(*calls[0][:3], stream=(None, other)[turn % 2])
-            world.synchronize()
-            other.synchronize()
-            for *_, out, want in calls:
-                np.testing.assert_array_equal(out, want)
+        check_graphs_and_streams(world, product, calls)
 
     pes(2).run(main)
 

@@ -7,12 +7,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from gemms import error
+from gemms import check_graphs_and_streams, error
 from numba import cuda
 
 import shmemkit as sk
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
-from shmemkit.emu.stream import Stream
 from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile
 from shmemkit.kernels.gemm_rs import copied, fused, methods
 from shmemkit.memory import as_dtype
@@ -136,26 +135,11 @@ def test_graphs_and_streams(pes, tiles, op, method):
     def main():
         world = sk.init()
         product, sizes = OBJECTS[op](world, 4, 40, method=method), [(4, 40, 16), (4, 8, 72)]
-        other = Stream(world.stream.machine, world.rank)
-        calls, graphs = [], []
+        calls = []
         for call, size in enumerate(sizes):
             want = expected(op, call, size, world)
             calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
-            product(*calls[-1][:3])  # binds it
-        for stream in (world.stream, other):
-            stream.begin_capture()
-            for *arrays, _ in calls:
-                product(*arrays, stream=stream)
-            graphs.append(stream.end_capture())
-        for turn in range(2):
-            for *_, out, _ in calls:
-                out[:] = np.nan
-            graphs[turn % 2].launch(world.stream)
-            product(*calls[0][:3], stream=(None, other)[turn % 2])
-            world.synchronize()
-            other.synchronize()
-            for *_, out, want in calls:
-                np.testing.assert_array_equal(out, want)
+        check_graphs_and_streams(world, product, calls)
 
     pes(2).run(main)
 

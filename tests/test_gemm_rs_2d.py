@@ -7,30 +7,18 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from gemms import check_graphs_and_streams
 from numba import cuda
 from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
 from shmemkit.emu.network import Network
-from shmemkit.emu.stream import Stream
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm_rs import fused_2d, methods
 
+pytestmark = pytest.mark.usefixtures("messages")
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
-
-
-@pytest.fixture(autouse=True)
-def two_dimensions(monkeypatch):
-    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.)"""
-    puts = Network.put
-
-    def put(network, thread, dst, src, pe, *options):
-        size = network.machine.local_size
-        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
-        return puts(network, thread, dst, src, pe, *options)
-
-    monkeypatch.setattr(Network, "put", put)
 
 
 @pytest.fixture(autouse=True)
@@ -79,26 +67,11 @@ def test_graphs_and_streams(pes, op):
     def main():
         world = sk.init()
         product, sizes = OBJECTS[op](world, 4, 40, method="fused_2d"), [(2, 40, 8), (4, 8, 8)]
-        other = Stream(world.stream.machine, world.rank)
-        calls, graphs = [], []
+        calls = []
         for call, size in enumerate(sizes):
             want = expected(op, call, size, world)
             calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
-            product(*calls[-1][:3])  # binds it
-        for stream in (world.stream, other):
-            stream.begin_capture()
-            for *arrays, _ in calls:
-                product(*arrays, stream=stream)
-            graphs.append(stream.end_capture())
-        for turn in range(2):
-            for *_, out, _ in calls:
-                out[:] = np.nan
-            graphs[turn].launch(world.stream)
-            product(*calls[0][:3], stream=(None, other)[turn])
-            world.synchronize()
-            other.synchronize()
-            for *_, out, want in calls:
-                np.testing.assert_array_equal(out, want)
+        check_graphs_and_streams(world, product, calls)
 
     pes(2, local_size=1).run(main)
 

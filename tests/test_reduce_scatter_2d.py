@@ -16,20 +16,8 @@ from shmemkit.kernels.reduce_scatter import ReduceScatter, push_2d
 from shmemkit.kernels.reduce_scatter.push_2d import budget
 from shmemkit.memory import as_dtype
 
+pytestmark = pytest.mark.usefixtures("messages")
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (1, 3), (3, 1), (1, 1)])
-
-
-@pytest.fixture(autouse=True)
-def two_dimensions(monkeypatch):
-    """Messages go to the same local rank of another node. (Loads and stores stay in a node anyway.)"""
-    puts = Network.put
-
-    def put(network, thread, dst, src, pe, *options):
-        size = network.machine.local_size
-        assert thread.pe % size == int(pe) % size and thread.pe != pe, f"{thread.pe} puts to {pe}"
-        return puts(network, thread, dst, src, pe, *options)
-
-    monkeypatch.setattr(Network, "put", put)
 
 
 @pytest.fixture
