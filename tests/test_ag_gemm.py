@@ -1,13 +1,12 @@
 """All-gather and matrix product on the emulator: the overlapping kernel with small tiles, all ways to call
 it, and what goes wrong when one of its waits or fences is taken away."""
 
-import inspect
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from gemms import ACTIVATE, check
+from gemms import ACTIVATE, changed, check
 from numba import cuda
 from test_all_gather import fill
 from test_all_gather_copy import take
@@ -232,16 +231,6 @@ def test_graphs_and_streams(pes, tiles):
 
 
 # ---- what is needed
-
-
-def changed(original, old, new):
-    """A module, with `old` replaced in its source."""
-    source = inspect.getsource(original)
-    assert source.count(old) == 1, (old, source.count(old))
-    module = ModuleType(f"{original.__name__}_changed")
-    module.__package__ = "shmemkit.kernels.ag_gemm"
-    exec(compile(source.replace(old, new), "changed.py", "exec"), vars(module))
-    return module
 
 
 def found_out(rows, k=64, **options):

@@ -1,12 +1,9 @@
 """AllGatherGemm over several nodes on the emulator: results, all ways to call it, with races checked and
 messages late; and what goes wrong when a part of the protocol is taken away."""
 
-import inspect
-from types import ModuleType
-
 import numpy as np
 import pytest
-from gemms import check
+from gemms import changed, check
 from numba import cuda
 from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
 
@@ -201,15 +198,6 @@ def test_right_in_every_schedule(monkeypatch, n_nodes, calls, chunk):
     assert found.finished and found.failure is None, str(found)
 
 
-def changed(old, new):
-    """The module, with `old` replaced in its source."""
-    source = inspect.getsource(nodes)
-    assert source.count(old) == 1, (old, source.count(old))
-    module = ModuleType("shmemkit.kernels.ag_gemm.nodes_changed")
-    exec(compile(source.replace(old, new), "nodes_changed.py", "exec"), vars(module))
-    return module
-
-
 def found_out(seed):
     """Whether it is seen that something is wrong: by the result, or by a report."""
     try:
@@ -245,7 +233,7 @@ def test_nothing_is_found_otherwise():
 )
 def test_each_part_is_needed(monkeypatch, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    module = changed(line, change)
+    module = changed(nodes, line, change)
     module.CHUNK = 32
     monkeypatch.setattr(nodes, "Nodes", module.Nodes)
     assert any(found_out(seed) for seed in (None, 0, 1, 2))

@@ -2,13 +2,11 @@
 edges, with K split, repeats, graphs, with races checked, messages late, in random schedules; and what goes
 wrong when one of their waits, halves or flags is taken away."""
 
-import inspect
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gemms import check_graphs_and_streams, error
+from gemms import changed, check_graphs_and_streams, error
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -287,17 +285,6 @@ SMALL = (32, 1), [(3, 40, 8)] * 3
 PARTS = (32, 3), [(17, 40, 200)] * 2
 
 
-def changed(old, new):
-    """The kernel's module, with `old` replaced in its source."""
-    source = inspect.getsource(ll128)
-    assert source.count(old) == 1, (old, source.count(old))
-    module = ModuleType("shmemkit.kernels.gemm_ar.ll128_changed")
-    module.__package__ = "shmemkit.kernels.gemm_ar"
-    sys.modules[module.__name__] = module
-    exec(compile(source.replace(old, new), "ll128_changed.py", "exec"), vars(module))
-    return module
-
-
 def is_missed(method, case, schedules):
     (width, splits), sizes = case
     for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
@@ -329,14 +316,14 @@ def is_missed(method, case, schedules):
 )
 def test_each_line_is_needed(choose, monkeypatch, method, case, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(ll128, "ll128_kernel", changed(line, change).ll128_kernel)
+    monkeypatch.setattr(ll128, "ll128_kernel", changed(ll128, line, change).ll128_kernel)
     choose(*case[0])
     assert is_missed(method, case, 12)
 
 
 def test_who_begins_with_his_own_has_other_bits(pes, choose, monkeypatch):
     """The order of the ranks is what makes their bits equal."""
-    module = changed("(first + k * step +", "(first + (k + rank()) % 3 * step +")
+    module = changed(ll128, "(first + k * step +", "(first + (k + rank()) % 3 * step +")
     monkeypatch.setattr(ll128, "ll128_kernel", module.ll128_kernel)
     choose(32)
     assert not same_bits(pes(3), "float32", ["one_shot"])[0]
@@ -382,6 +369,6 @@ def test_the_exchange_is_right_in_every_schedule(method):
 )
 def test_and_only_so(method, line, change):
     """One half only: a rank that is ahead overwrites what another waits for."""
-    arguments = method, 2, changed(line, change)
+    arguments = method, 2, changed(ll128, line, change)
     found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)

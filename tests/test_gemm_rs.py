@@ -1,13 +1,9 @@
 """GemmReduceScatter and GemmAllReduce on the emulator: results at ragged edges, repeats, graphs, with races
 checked and messages late; and what goes wrong when one of their waits or fences is taken away."""
 
-import inspect
-import sys
-from types import ModuleType
-
 import numpy as np
 import pytest
-from gemms import check_graphs_and_streams, error
+from gemms import changed, check_graphs_and_streams, error
 from numba import cuda
 
 import shmemkit as sk
@@ -225,16 +221,8 @@ MANY = (128, 32), [(2, 136, 8)] * 2
 RING = (64, 256), [(4, 768, 72)] * 2  # 5 slots, which are used again after parts
 
 
-def changed(old, new):
-    """The kernel's module, with `old` replaced in its source."""
-    source = inspect.getsource(fused)
-    assert source.count(old) == 1, (old, source.count(old))
-    module = ModuleType("shmemkit.kernels.gemm_rs.fused_changed")
-    module.__package__ = "shmemkit.kernels.gemm_rs"
-    sys.modules[module.__name__] = module
-    module.relaxed_add = lambda array, i, value, scope: cuda.atomic.add(array, i, value)
-    exec(compile(source.replace(old, new), "fused_changed.py", "exec"), vars(module))
-    return module
+def relaxed_add(array, i, value, scope):
+    cuda.atomic.add(array, i, value)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +249,20 @@ def changed(old, new):
         ("ar", SMALL, 'wait(signal, 1, "sys", "acquire", call)  # 9', "pass"),
         ("copied", SMALL, "red_release(extra.written, ", "relaxed_add(extra.written, "),
         ("copied", SMALL, "arrived[k * signals + c] = 0", "pass"),
+        (
+            "copied",
+            SMALL,
+            "            cuda.syncwarp()\n            cuda.syncthreads()\n",
+            "            pass\n",
+        ),
         ("copied", SMALL, 'st_release(peer_at(ready, offsets, first_rank + k), me, 1, "sys")', "pass"),
     ],
 )
 def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(methods, "fused_kernel", changed(line, change).fused_kernel)
+    monkeypatch.setattr(
+        methods, "fused_kernel", changed(fused, line, change, relaxed_add=relaxed_add).fused_kernel
+    )
     tile, sizes = case
     tiles(*tile)
     arguments = ("rs", sizes, "copy_engine") if op == "copied" else (op, sizes)

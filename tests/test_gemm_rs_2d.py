@@ -2,12 +2,11 @@
 of adding, with races checked and messages late; and what goes wrong when a part of the protocol is taken
 away."""
 
-import inspect
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gemms import check_graphs_and_streams
+from gemms import changed, check_graphs_and_streams
 from numba import cuda
 from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
 
@@ -204,17 +203,6 @@ def test_which_method(pes):
 # ---- what is needed
 
 
-def changed(old, new, count=1):
-    """The module, with `old` replaced in its source."""
-    source = inspect.getsource(fused_2d)
-    assert source.count(old) == count, (old, source.count(old))
-    module = ModuleType("shmemkit.kernels.gemm_rs.fused_2d_changed")
-    module.__package__ = "shmemkit.kernels.gemm_rs"
-    exec(compile(source.replace(old, new), "fused_2d_changed.py", "exec"), vars(module))
-    module.CHUNK = fused_2d.CHUNK
-    return module
-
-
 def found_out(seed):
     """Whether it is seen that something is wrong: by the result, or by a report."""
     args = "rs", [(2, 40, 8)] * 3, "fused_2d"
@@ -248,11 +236,11 @@ def test_nothing_is_found_otherwise():
 )
 def test_each_part_is_needed(monkeypatch, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    module = changed(line, change)
+    module = changed(fused_2d, line, change, CHUNK=fused_2d.CHUNK)
     monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", module.Fused2D)
     assert any(found_out(seed) for seed in (None, 0, 1, 2))
 
 
 def test_both_halves_are_needed(monkeypatch):
-    monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", changed("& 1", "& 0", 2).Fused2D)
+    monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", changed(fused_2d, "& 1", "& 0", 2).Fused2D)
     assert any(found_out(seed) for seed in (None, 0, 1, 2))

@@ -2,12 +2,11 @@
 when one of its waits or fences is taken away."""
 
 import functools
-import inspect
-from types import ModuleType
 
 import ml_dtypes
 import numpy as np
 import pytest
+from gemms import changed
 from numba import cuda, types
 from ptx import compile_ptx, resources
 
@@ -200,16 +199,6 @@ WAIT_FOR_ALL = "            acc = wait_for_products(acc)  # 6\n"
 GIVE_BACK = "            hand_back(empty, before, lane)\n"
 
 
-def changed(old, new):
-    """The kernel's module, with `old` replaced in its source."""
-    source = inspect.getsource(sm90)
-    assert source.count(old) == 1, (old, source.count(old))
-    module = ModuleType("shmemkit.kernels.gemm.sm90_changed")
-    module.__package__ = "shmemkit.kernels.gemm"
-    exec(compile(source.replace(old, new), "sm90_changed.py", "exec"), vars(module))
-    return module
-
-
 @pytest.mark.parametrize(
     ("case", "line", "change"),
     [
@@ -240,7 +229,7 @@ def changed(old, new):
 )
 def test_each_wait_is_needed(case, line, change, monkeypatch):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(sm90_host, "gemm_kernel", changed(line, change).gemm_kernel)
+    monkeypatch.setattr(sm90_host, "gemm_kernel", changed(sm90, line, change).gemm_kernel)
     (tile, size), splits, sms = case, 3 if case is PARTS else 1, 1 if case is ALONE else 2
     product = Product(size)
     for options in ({"calls": 2}, {"races": True}):
