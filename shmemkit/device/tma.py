@@ -51,7 +51,8 @@ def tma_load(tile, tensor_map, x, y, barriers, i):
     tile         contiguous, in shared memory, at a multiple of 1024 bytes of it (of 256 for rows of 32 bytes,
                  512 of 64)
     tensor_map   uint64 (16,): what ``tensor_map`` returned on the host
-    x, y         elements; may be negative, or beyond the end
+    x, y         elements; may be negative, or beyond the end. x is at a multiple of 16 bytes: for others the
+                 GPU stops with an illegal instruction
     barriers[i]  the mbarrier that is told of the bytes of the box, of those outside of the matrix, too, as
                  they are written: announce them by `mbarrier_arrive_expect_tx`
 

@@ -213,6 +213,16 @@ class Described:
         inside = slice(y0, y1), slice(x0 * size, x1 * size)
         return inside, (slice(y0 - y, y1 - y), slice((x0 - x) * size, (x1 - x) * size))
 
+    def place(self, x, y, what):
+        """-> x, y as int, of a box that the TMA moves."""
+        x, y = int(x), int(y)
+        if x * self.itemsize % _PIECE:
+            raise EmulatorError(
+                f"{what}: a box begins at a multiple of {_PIECE} bytes of its rows, x at one of "
+                f"{_PIECE // self.itemsize}; given x={x} (a GPU stops: illegal instruction)"
+            )
+        return x, y
+
 
 def encode(array, box):
     """A tensor map: where the array is, and the box."""
@@ -245,7 +255,7 @@ def load(thread, tile, tensor_map, x, y, barriers, i, blocks):
     targets = (
         [me.in_cluster] if blocks is None else [b for b in range(len(blocks_of(me))) if int(blocks) >> b & 1]
     )
-    x, y = int(x), int(y)
+    x, y = box.place(x, y, what)
 
     def bring(memory):
         matrix = np.zeros((box.box[0], box.row_bytes), np.uint8)
@@ -359,7 +369,8 @@ def _key(thread):
 
 
 def store(thread, tensor_map, x, y, tile):
-    box, x, y = _described(thread, tensor_map, "tma_store"), int(x), int(y)
+    box = _described(thread, tensor_map, "tma_store")
+    x, y = box.place(x, y, "tma_store")
     view = tile_bytes(tile, box.n_bytes, 8 * box.row_bytes, "tma_store")
 
     def write(tile, what):

@@ -28,11 +28,12 @@ def copy_rows(to, source):
         j += cuda.blockDim.x
 
 
-def aligned(product_of, a, b, out):
+def aligned(product_of, a, b, out, rows=0):
     """-> run(stream): what ``product_of(a, b, out)`` gives, where these are of any strides and addresses.
 
     a, b    (M, K) and (K, N)
     out     (M, N); if product_of is given another one, its rows may be longer
+    rows    where tiles of A begin, besides rows that are a multiple of 64: at multiples of so many
     """
     before, after, kept = [], [], []
 
@@ -42,8 +43,10 @@ def aligned(product_of, a, b, out):
         kept.append(arrays_of(lines).empty((rows, -(-columns // step) * step), lines.dtype))
         return kept[-1][:, :columns], kept[-1]
 
-    def operand(array):
+    def operand(array, rows=0):
         lines = lines_of(array)
+        if rows * array.dtype.itemsize % ALIGNED:  # no place in columns for the TMA to begin at
+            lines = array
         if taken(lines):
             return array
         room, _ = room_like(lines)
@@ -54,7 +57,7 @@ def aligned(product_of, a, b, out):
     if not taken(out) or rows_that_cannot_be_stored(out):
         room, result = room_like(out)
         after.append(_copying(out, room))
-    product = product_of(operand(a), operand(b.T).T, result)
+    product = product_of(operand(a, rows), operand(b.T).T, result)
     if not kept:
         return product
     steps = [*before, product, *after]

@@ -214,7 +214,7 @@ class Fused2D(Method):
 
     def bind(self, a, b, out):
         """-> run(stream)"""
-        return aligned(self._bind, a, b, out)
+        return aligned(self._bind, a, b, out, a.shape[0] // self.world.n_ranks)
 
     def _bind(self, a, b, out):
         world, node, n_nodes = self.world, self.world.node, self.world.n_nodes

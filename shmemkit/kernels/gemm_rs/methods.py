@@ -90,7 +90,7 @@ class Fused(Method):
 
     def bind(self, a, b, out):
         """-> run(stream). `out` is of dtype, or float32."""
-        return aligned(self._bind, a, b, out)
+        return aligned(self._bind, a, b, out, a.shape[0] // len(self.ranks))
 
     def _bind(self, a, b, out):
         world, n_ranks, me = self.world, len(self.ranks), self.me
