@@ -233,10 +233,11 @@ def test_graphs_and_streams(pes, tiles):
 # ---- what is needed
 
 
-def found_out(rows, k=64, **options):
+def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
     """Whether it is seen that something is wrong: by the result, or by a report."""
+    arguments = calls, rows, k, 32, None, method, sms
     try:
-        return sk.emu.run(in_a_row, 2, (1, rows, k, 32), delivery="unordered", **options) != [1, 1]
+        return sk.emu.run(in_a_row, 2, arguments, delivery="unordered", **options) != [calls] * 2
     except EmulatorError as error:
         print(error)
         return True
@@ -264,7 +265,11 @@ def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, chang
 @pytest.mark.parametrize(
     ("rows", "line", "change"),
     [
-        (64, 'wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", 1)', "pass"),
+        (
+            64,
+            'wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", extra.number)',
+            "pass",
+        ),
         (64, "signals + part", "signals"),
         (64, "fence_proxy_async_global()  # 2", "pass"),
         (128, "ALL if m >= begin and m < end else 0", "ALL if m >= begin and m < end else extra.come[0]"),
@@ -303,9 +308,15 @@ def test_own_rows_come_before_the_product(monkeypatch, tiles):
 def test_which_method():
     auto = object.__new__(sk.AllGatherGemm)
     auto.world = SimpleNamespace(n_ranks=4, backend=SimpleNamespace(name="nvshmem"))
-    auto._gather, auto._ahead, auto._preferred = "made", "made", "overlap"
-    methods = [auto.method_for((rows, 8192), "bfloat16") for rows in (2048, 128, 64, 16)]
-    assert methods == ["overlap"] * 2 + ["sequential"] * 2
+    auto.method, auto._preferred, auto._rooms = "auto", "overlap", {"push": "made", "overlap": "made"}
+    methods = [auto.method_for((rows, 8192), "bfloat16") for rows in (2048, 257, 256, 16)]
+    assert methods == ["overlap"] * 2 + ["push"] * 2
+    assert auto.method_for((256, 8192), "float32") == "overlap"
+    assert auto.method_for((16, 8193), "bfloat16") == "sequential"
+    auto._rooms = {"overlap": "made"}
+    assert [auto.method_for((rows, 8192), "bfloat16") for rows in (128, 64)] == ["overlap", "sequential"]
+    auto._rooms = {}
+    assert auto.method_for((2048, 8192), "bfloat16") == "sequential"
     gpu = SimpleNamespace(multiprocessors=132)
     sizes = (8192, 3584, 4096), (8192, 7168, 8192), (8192, 2048, 8192), (512, 7168, 8192), (64, 7168, 8192)
     rounds = [ag_gemm.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]
@@ -358,7 +369,9 @@ def test_refusals(pes):
             multiply.free()
             with pytest.raises(RuntimeError, match="freed; make a new one"):
                 multiply(x, weight)
-        with pytest.raises(ValueError, match="'overlap', 'overlap_2d', 'sequential' or 'auto' are allowed"):
+        with pytest.raises(
+            ValueError, match="'push', 'overlap', 'overlap_2d', 'sequential' or 'auto' are allowed"
+        ):
             sk.AllGatherGemm(world, 8, "fast")
         with pytest.raises(ValueError, match="max_nbytes, method"):
             sk.AllGatherGemm(world, 8 + world.rank)

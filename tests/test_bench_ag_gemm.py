@@ -28,7 +28,7 @@ def test_it_runs(tmp_path):
     expected = [*alone, *((name, None) for name in both)]
     assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
     for row in rows:
-        if row["method"] in ("Gemm", "copies", "auto", "overlap", "sequential"):
+        if row["method"] in ("Gemm", "copies", "auto", "push", "overlap", "sequential"):
             assert "note" not in row and row["us"] > 0 and (row.get("overlap", 0) > 0) == ("alone" not in row)
             assert row["bytes"] == {"24x32x16": 768, "8x16x8": 128}[row["shape"]]
         else:

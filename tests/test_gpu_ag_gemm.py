@@ -23,6 +23,7 @@ def world():
 
 @pytest.fixture(
     params=[
+        "push",
         *("overlap by rows", "overlap by columns"),
         *("overlap_2d by rows", "overlap_2d by columns"),
         "sequential",
@@ -33,6 +34,8 @@ def method(request, world, monkeypatch):
     capabilities = world.host_allgather(gpu_of(world).compute_capability)
     if name != "sequential" and any(cc[0] != 9 for cc in capabilities):
         pytest.skip("needs compute capability 9.0")
+    if name == "push" and world.n_nodes > 1:
+        pytest.skip("needs one node")
     if name == "overlap_2d" and world.n_nodes == 1:
         pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
     monkeypatch.setattr(ag_gemm, "ROUNDS", -1 if by == "rows" else 1e9)
@@ -117,6 +120,8 @@ def test_rows_at_an_odd_address_on_one_rank(world, method):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes(world, method, dtype):
     """Of float32 the kernel computes nothing: the copies are there, the product comes after them."""
+    if method == "push" and dtype == "float32":
+        pytest.skip("of halves")
     multiply = sk.AllGatherGemm(world, world.n_ranks * 64 * 128 * 4, method)
     parts = [rows_of(world, rank, 64, 128, dtype) for rank in range(world.n_ranks)]
     weight = weight_of(world, 128, 72, dtype)

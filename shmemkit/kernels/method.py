@@ -58,6 +58,13 @@ class Method:
         self._arrays.append(self.world.empty(shape, dtype, name))
         return self._arrays[-1]
 
+    def offsets_of(self, array, ranks):
+        """-> what `peer_at` and `notify_at` take as a table, for those up to the last of `ranks`, consecutive
+        ones whose symmetric memory is mapped here; `array` is any of it."""
+        world, address = self.world, self.world.backend.address
+        offsets = [address(world.peer_view(array, rank)) - address(array) for rank in ranks]
+        return world.xp.array([0] * ranks.start + offsets, "int64")
+
     def launch(self, kernel, grid, *args, pdl=False):
         """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
         With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little.

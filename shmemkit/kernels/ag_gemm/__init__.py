@@ -7,6 +7,7 @@ the first layer of a tensor-parallel block.
 
 Methods:
 
+  push        one kernel, for few rows: some of its blocks store them into the others' memory: push.py
   overlap     the product begins with the rows that are here while copy engines bring the others: sm90.py; or
               if it has few tiles, with the columns of all rows that come first: columns.py
   overlap_2d  several nodes: likewise for one node's rows after another, the own ones first, while the others
@@ -28,12 +29,14 @@ from shmemkit.memory import as_dtype
 
 from .host import Fused
 from .nodes import Nodes
+from .push import Push
 from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
 ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
+PUSHED = 1 << 24  # likewise "push", where that can be: a guess
 
 
 class AllGatherGemm(Products):
@@ -41,9 +44,10 @@ class AllGatherGemm(Products):
 
     world       the World
     max_nbytes  of the gathered rows: n_ranks times an `x`
-    method      "overlap", "overlap_2d", "sequential", or "auto": on Hopper "overlap", over several nodes
-                "overlap_2d", but for up to 4 MB of gathered rows, which copy engines bring too late;
-                elsewhere "sequential", on the emulator, too, where that is faster
+    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "push" for up to 16 MB of
+                gathered rows, which copy engines would bring too late, and "overlap" for more; over several
+                nodes "sequential" for up to 4 MB, and "overlap_2d"; elsewhere "sequential", on the emulator,
+                too, where that is faster
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
@@ -51,14 +55,17 @@ class AllGatherGemm(Products):
     under way may take all multiprocessors and wait for ranks. So collectives on other streams beside it, and
     graphs that are launched on several, come in one order on all ranks, too, by events.
 
-    "overlap" takes symmetric memory for the gathered rows, and 1 / n_ranks of that; its copies need memory
-    that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 / nodes,
-    1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes what AllGather does of 4 MB, too.
+    "push" takes symmetric memory for twice the gathered rows, of 16 MB at most for "auto", and computes those
+    of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap", or up to 4 MB
+    "sequential", for others. "overlap" takes it for the gathered rows, and 1 / n_ranks of that. Both need
+    memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 /
+    nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes what AllGather does of 4 MB,
+    too.
 
     `refused`: why "auto" never overlaps here, or None.
     """
 
-    methods = ("overlap", "overlap_2d", "sequential")
+    methods = ("push", "overlap", "overlap_2d", "sequential")
 
     def __init__(self, world, max_nbytes, method="auto"):
         def check():
@@ -69,8 +76,11 @@ class AllGatherGemm(Products):
 
         super().__init__(world, method, check)
         self._gpu, self.refused = gpu_of(world), None
-        self._ahead = self._given = self._nodes = self._gather = None
-        self._preferred = self.methods_for(world.n_nodes)[0] if method == "auto" else method  # if it is large
+        self._push = self._ahead = self._given = self._nodes = self._gather = None
+        self._rooms = {}  # where each method has the gathered rows, from the beginning on
+        self._preferred = method  # if it is large
+        if method == "auto":
+            self._preferred = "overlap" if world.n_nodes == 1 else "overlap_2d"
         try:
             self._prepare()
         except (ValueError, MemoryError):  # on all ranks
@@ -80,23 +90,28 @@ class AllGatherGemm(Products):
     @staticmethod
     def methods_for(n_nodes):
         """The names of the methods that are for so many nodes: what "auto" takes one of."""
-        return "overlap" if n_nodes == 1 else "overlap_2d", "sequential"
+        return ("push", "overlap", "sequential") if n_nodes == 1 else ("overlap_2d", "sequential")
 
     def _prepare(self):
         capacity, emulated = self.max_nbytes, self.world.backend.name == "emulator"
         if self.method != "sequential":
             try:
-                self._prepare_overlap(capacity)
+                if self.method != "push":
+                    self._prepare_overlap(capacity)
+                if self.method == "push" or (self.method == "auto" and self._nodes is None):
+                    most = min(capacity, PUSHED) if self.method == "auto" else capacity
+                    self._push = self._part(Push, self.world, most)
+                    self._rooms["push"] = self._push.staged
                 capacity = capacity if emulated else min(capacity, SMALL)
             except (ValueError, MemoryError) as error:
                 if self.method != "auto":
                     kind = MemoryError if isinstance(error, MemoryError) else ValueError
                     raise kind(f"AllGatherGemm: method={self.method!r}: {error}") from None
-                self.refused, self._ahead = str(error), None
+                self.refused, self._rooms = str(error), {}
                 self._free_parts()
         if self.method in ("auto", "sequential"):
             self._gather = self._part(AllGather, self.world, capacity)
-            self._gathered = self._gather.output(capacity, "uint8")
+            self._rooms["sequential"] = self._gather.output(capacity, "uint8")
 
     def _prepare_overlap(self, capacity):
         world = self.world
@@ -108,6 +123,7 @@ class AllGatherGemm(Products):
             world, capacity = NodeTeam(world), capacity // world.n_nodes
         self._ahead = self._part(PushAhead, world, capacity)
         self._given = self._part(CopyPush, world, capacity)
+        self._rooms[self._preferred] = self._ahead.buffer
 
     def __call__(self, x, weight, out=None, *, gathered=None, bias=None, activation=None, stream=None):
         """out = activation(the x of all ranks, one below the other, @ weight + bias), enqueued. -> out
@@ -150,13 +166,20 @@ class AllGatherGemm(Products):
         return tuple(outs) if several else outs[0]
 
     def method_for(self, shape, dtype):
-        """The method for an x of this shape and dtype."""
-        if self._gather is None or self._ahead is None:
-            return "sequential" if self._ahead is None else self._preferred
-        (rows, k), n = shape, self.world.n_ranks
+        """The method for an x of this shape and dtype. ValueError if there is none."""
+        (rows, k), dtype = shape, as_dtype(dtype)
+        unpushed = Push.refuses(k, dtype)
+        if self.method == "push" and unpushed:
+            raise ValueError(f"AllGatherGemm: method='push': {unpushed}")
+        if self.method != "auto":
+            return self.method
+        n_bytes = self.world.n_ranks * rows * k * dtype.itemsize
         emulated = self.world.backend.name == "emulator"  # whose times mean nothing
-        small = n * rows * k * as_dtype(dtype).itemsize <= SMALL
-        return "sequential" if small or emulated else self._preferred
+        if self._preferred not in self._rooms or emulated:
+            return "sequential"
+        if "push" in self._rooms and n_bytes <= PUSHED and not unpushed:
+            return "push"
+        return "sequential" if n_bytes <= SMALL else self._preferred
 
     # -- inside
     def _as_list(self, name, given, weights, several):
@@ -190,8 +213,8 @@ class AllGatherGemm(Products):
         outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
         self._check_rows(x, gathered)
         self._check_products(x, weights, outs, biases, gathered)
-        overlaps = self.method_for(x.shape, x.dtype) != "sequential"
-        room = self._ahead.buffer if overlaps else self._gathered
+        method = self.method_for(x.shape, x.dtype)
+        room = self._rooms[method]
 
         def problems(part=0, parts=1):
             """Those of one of so many parts of the rows."""
@@ -207,7 +230,9 @@ class AllGatherGemm(Products):
                 check(problem)
             return found
 
-        if not (overlaps and x.size):
+        if method == "push" and x.size:
+            return self._push.bind(x, problems(), gathered)
+        if method == "sequential" or not x.size:
             return _Sequential(self._gather if x.size else None, x, problems(), self._gpu)
         engine = self._ahead if gathered is None else self._given
         if self._nodes is None:

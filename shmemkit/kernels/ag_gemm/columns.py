@@ -43,7 +43,7 @@ def waiting(tile_m):
             part = quotient(slab, extra.slabs)
             k, last = quotient(m, extra.rows), quotient(min(m + tile_m, extra.size_m) - 1, extra.rows)
             while k <= last:
-                wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", 1)  # 1
+                wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", extra.number)  # 1
                 k += 1
             fence_proxy_async_global()  # 2
             extra.come[0] = (part + 1) * extra.slabs

@@ -50,13 +50,13 @@ def aligned(product_of, a, b, out, rows=0):
         if taken(lines):
             return array
         room, _ = room_like(lines)
-        before.append(_copying(room, lines))
+        before.append(copying(room, lines))
         return room if lines is array else room.T
 
     result = out
     if not taken(out) or rows_that_cannot_be_stored(out):
         room, result = room_like(out)
-        after.append(_copying(out, room))
+        after.append(copying(out, room))
     product = product_of(operand(a, rows), operand(b.T).T, result)
     if not kept:
         return product
@@ -70,7 +70,8 @@ def aligned(product_of, a, b, out, rows=0):
     return run
 
 
-def _copying(to, source):
+def copying(to, source):
+    """-> the launch of `copy_rows` for these 2-D arrays."""
     word = f"uint{8 * to.dtype.itemsize}"
     copy = bind(copy_rows, to.shape[0], THREADS, (to.view(word), source.view(word)))
     copy.forget_arrays()

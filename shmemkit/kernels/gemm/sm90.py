@@ -286,6 +286,11 @@ def nothing(m, n, extra):
 
 
 @inline
+def all_blocks(extra):
+    return int64(cuda.blockIdx.x), int64(cuda.gridDim.x)
+
+
+@inline
 def where_it_is(m, map_a, extra):
     """All rows of A are behind one tensor map."""
     return map_a, m
@@ -364,6 +369,7 @@ def gemm_body(
     before_slab=nothing,
     exchange=ALONE,
     copies=1,
+    blocks=all_blocks,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
@@ -379,6 +385,7 @@ def gemm_body(
     before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile
     exchange                     an Exchange; one that uses the ring has K not split
     copies                       tensor maps that follow each other in map_out: each is given the result
+    blocks(extra)                -> (the number of my block, how many there are), int64, of those that call it
     """
     layout = Layout(tile, kinds)
     tile_m, tile_n, split_k, n_warps = tile.m, tile.n, tile.split, tile.warps
@@ -503,7 +510,7 @@ def gemm_body(
         works = n_m * n_n
         if split_k:
             works *= splits
-        work, step = int64(cuda.blockIdx.x), int64(cuda.gridDim.x)
+        work, step = blocks(extra)
         if cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0) < WARPGROUP:
             if registers:
                 setmaxnreg_dec(40)

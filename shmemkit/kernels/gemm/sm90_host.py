@@ -115,13 +115,17 @@ def choose(m, n, k, sms=132):
     return min(choices, key=lambda choice: estimate(m, n, k, choice, sms))
 
 
-def bind_gemm(kernel_of, problem, choice, sms, *more, m=None, outs=None, co_resident=False):
+def bind_gemm(
+    kernel_of, problem, choice, sms, *more, m=None, outs=None, sources=None, beside=0, co_resident=False
+):
     """-> the launch of ``kernel_of(tile, kinds)``, which takes what ``gemm_kernel`` does, and then `more`.
 
     problem   a Problem of arrays that the TMA takes; rows of out may be longer than those of b
     sms       multiprocessors that it may take
     m         rows that it goes through; None: those of a
     outs      the arrays that the kernel gets the tensor maps of, one after another; None: out alone
+    sources   likewise for a
+    beside    blocks that do something else
 
     The caller keeps the arrays alive: tensor maps hold addresses only.
     """
@@ -138,10 +142,11 @@ def bind_gemm(kernel_of, problem, choice, sms, *more, m=None, outs=None, co_resi
         bias = bias.view("uint16")
     partials = arrays.empty(partial_elements(tile, m, n, splits) if splits > 1 else 1, "float32")
     arrivals = arrays.zeros(arrival_elements(tile, m, n) if splits > 1 else 1, "int32")
-    maps = map_of_operand(a, tile.m), map_of_operand(b.T, tile.n), map_out
+    map_a = arrays.concatenate([map_of_operand(array, tile.m) for array in sources or [a]])
+    maps = map_a, map_of_operand(b.T, tile.n), map_out
     launch = bind(
         kernel_of(tile, kinds),
-        min(tile.count(m, n) * splits, sms),
+        min(tile.count(m, n) * splits, sms) + beside,
         tile.threads,
         (*maps, bias, m, n, k, splits, partials, arrivals, *more),
         shared=shared_bytes(tile, kinds),

@@ -58,11 +58,8 @@ class Fused(Method):
             self.gathered = self.zeros((n_ranks * self.signals,), "uint64", "gemm.gathered")
             self.whole = self.empty((max_m * -(-max_n // 8) * 8,), dtype, "gemm.whole")  # see ``aligned``
         self.prepare_staged(n_ranks - 1)
-        xp, address = world.xp, world.backend.address
-        peers = [world.peer_view(self.arrived, rank) for rank in self.ranks]
-        offsets = [0] * self.ranks.start + [address(there) - address(self.arrived) for there in peers]
-        self.offsets = xp.array(offsets, "int64")  # of ranks of the World
-        self.calls, self.done = xp.zeros(1, "int64"), xp.zeros(1, "int32")
+        self.offsets = self.offsets_of(self.arrived, self.ranks)
+        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     def prepare_staged(self, others):
         self.staged = self.empty((2 * others * self.room,), "uint8", "gemm.staged")

@@ -1,0 +1,163 @@
+"""The method "push" of all-gather and matrix product on the emulator: sizes, ranks, several calls, graphs,
+and what goes wrong when one of its steps is taken away."""
+
+import functools
+
+import numpy as np
+import pytest
+from gemms import changed, check, moved
+from numba import cuda
+from test_ag_gemm import BF16, found_out, in_a_row, integers, take, weight_of, words
+
+import shmemkit as sk
+from shmemkit.kernels.ag_gemm import push
+from shmemkit.kernels.gemm.sm90 import Tile
+from shmemkit.kernels.gemm.sm90_host import Choice
+
+SMALL = (64, 32)
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """-> use(tile, splits): the kernel's tiles are these. There are few senders, and parts of few columns."""
+
+    def use(tile, splits=1):
+        monkeypatch.setattr(push, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
+
+    monkeypatch.setattr(push, "SENDERS", (1, 2))
+    monkeypatch.setattr(push, "WIDTH", 128)
+    use(SMALL)
+    return use
+
+
+pushed = functools.partial(in_a_row, method="push", sms=4)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize(
+    ("n_pes", "rows", "k"),
+    [
+        (1, 70, 72),
+        (2, 64, 136),
+        (3, 64, 72),
+        (3, 40, 200),  # tiles with rows of several ranks, which all come from staged
+        (5, 3, 8),
+        (2, 7, 1160),  # the columns are more than 16 parts of the least width
+    ],
+)
+def test_sizes(pes, tiles, n_pes, rows, k):
+    assert pes(n_pes).run(pushed, 3, rows, k, 48) == [3] * n_pes
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
+@pytest.mark.parametrize("rows", [64, 24])
+def test_gathered_rows(pes, tiles, rows, given):
+    assert pes(2).run(pushed, 3, rows, 72, 16, given) == [3, 3]
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.dtype("float16")])
+def test_parts_of_k(pes, tiles, dtype):
+    tiles((64, 32, 8, True), 2)
+    assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "push", 4, dtype, True) == [2, 2]
+
+
+def test_wide_rows(pes):
+    """As they are on GPUs: two parts, and the last one narrow."""
+    assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 6) == [2, 2]
+
+
+def test_any_arrays_and_sizes_in_turn(pes, tiles):
+    """Several weights, one of them of no columns; operands and results that the TMA does not take, on one
+    rank alone; another size in each call."""
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = 4
+        me, product = world.rank, sk.AllGatherGemm(world, 2 * 64 * 136 * 2, "push")
+        for call, (rows, k, *widths) in enumerate(
+            [(64, 136, 16, 41, 0), (5, 72, 33), (64, 8, 9), (1, 64, 8)]
+        ):
+            xs = integers(2, rows, k, seed=call)
+            weights = [weight_of(me, k, n, seed=i) for i, n in enumerate(widths)]
+            biases = [np.repeat(integers(n, dtype="float32"), 3)[::3] for n in widths]
+            outs = [np.full((2 * rows, n), np.nan, BF16) for n in widths]
+            x = xs[me].copy()
+            if me == 0:
+                x = moved(x, "at an odd address")
+                weights = [moved(w, "odd rows") for w in weights]
+                outs = [moved(out, "odd rows") for out in outs]
+            product(x, tuple(weights), tuple(outs), bias=tuple(biases))
+            world.synchronize()
+            for out, weight, bias in zip(outs, weights, biases, strict=True):
+                want = xs.reshape(2 * rows, k).astype("float64") @ weight.astype("float64") + bias
+                check(out, want.astype(BF16).astype("float64"))
+
+    pes(2).run(main)
+
+
+def test_graphs_and_streams(pes, tiles):
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = 4
+        me, streams = world.rank, [world.stream, cuda.stream()]
+        xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
+        product = sk.AllGatherGemm(world, xs[0].nbytes, "push")
+        x, out, gathered = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32"), np.zeros((128, 8), BF16)
+        seen, graphs = np.zeros((6, *out.shape), "float32"), []
+        for stream in streams:
+            stream.begin_capture()
+            for _ in range(3):
+                product(x, weight, out, gathered=gathered, stream=stream)
+            graphs.append(stream.end_capture())
+        for call in range(6):
+            stream = streams[call % 2]
+            stream.wait_event(streams[1 - call % 2].record())
+            take[1, 32, stream](words(xs[call, me]), words(x))
+            if call % 3:
+                graphs[call % 2].launch(stream)
+            else:
+                product(x, weight, out, stream=stream)
+            take[1, 32, stream](words(out), words(seen[call]))
+        world.synchronize()
+        assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "change"),
+    [
+        (64, 'notify_at(arrived, me * PARTS + i, offsets, peer, shares, "add")', "pass"),
+        (64, "store_vec16(there, to, a)", "pass"),
+        (64, "                cuda.syncthreads()\n", ""),
+        (64, "tensormap_acquire(map_x)", "pass"),
+        (40, "while peer < n_ranks:  #", "while peer < n_ranks and peer != me:  #"),
+        (64, "place = 2 * k, half * room +", "place = 2 * k, 0 * room +"),
+        (64, "SHARES * call, senders", "SHARES * (call - 1), senders"),
+        (40, "n_ranks if keep or not reads_x else n_ranks - 1", "n_ranks - 1"),
+        (40, "reads_x = rows % tile.m == 0", "reads_x = True"),
+    ],
+)
+def test_each_part_is_needed(monkeypatch, tiles, rows, line, change):
+    module = changed(push, line, change)
+    module.choose, module.SENDERS, module.WIDTH = push.choose, push.SENDERS, push.WIDTH
+    monkeypatch.setattr(sk.kernels.ag_gemm, "Push", module.Push)
+    calls = functools.partial(found_out, method="push", sms=4)
+    assert calls(rows, 136, calls=3, races=True)
+
+
+def test_refusals(pes):
+    def main():
+        world = sk.init()
+        product = sk.AllGatherGemm(world, 2 * 8 * 16 * 4, "push")
+        for dtype, k in (("float32", 16), ("bfloat16", 15)):
+            with pytest.raises(ValueError, match=f"method='push': x is {dtype}, K is {k}: .* multiple of 8"):
+                product(integers(8, k, dtype=dtype), integers(k, 16, dtype=dtype))
+        nothing = product(integers(0, 16), integers(16, 8))
+        assert nothing.shape == (0, 8)
+        assert (product(integers(4, 0), integers(0, 8)) == 0).all()
+
+    pes(2).run(main)
+    with pytest.raises(ValueError, match="method='push': .* of another node"):
+        pes(4, local_size=2).run(in_a_row, 1, 3, 8, 8, None, "push")
