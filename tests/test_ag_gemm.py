@@ -246,8 +246,8 @@ def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
 @pytest.mark.parametrize(
     ("rows", "line", "change"),
     [
-        (64, 'wait(arrived, extra.signals, "sys", "acquire", 1)', "pass"),
-        (64, '"acquire", 1)  # 1', '"relaxed", 1)  # 1'),
+        (64, 'wait(arrived, extra.signals, "sys", "acquire", extra.number)', "pass"),
+        (64, '"acquire", extra.number)  # 1', '"relaxed", extra.number)  # 1'),
         (64, "fence_proxy_async_global()  # 2", "pass"),
         (64, "tensormap_acquire(map_x)", "pass"),
         (64, "m - begin", "m"),
@@ -309,14 +309,16 @@ def test_which_method():
     auto = object.__new__(sk.AllGatherGemm)
     auto.world = SimpleNamespace(n_ranks=4, backend=SimpleNamespace(name="nvshmem"))
     auto.method, auto._preferred, auto._rooms = "auto", "overlap", {"push": "made", "overlap": "made"}
-    methods = [auto.method_for((rows, 8192), "bfloat16") for rows in (2048, 257, 256, 16)]
-    assert methods == ["overlap"] * 2 + ["push"] * 2
-    assert auto.method_for((256, 8192), "float32") == "overlap"
-    assert auto.method_for((16, 8193), "bfloat16") == "sequential"
+
+    def methods(*rows, k=8192, dtype="bfloat16", n=7168):
+        return [auto.method_for((m, k), dtype, n) for m in rows]
+
+    assert methods(1 << 14, 512, 65, 64) == ["overlap", "push", "push", "sequential"]
+    assert methods(256, dtype="float32") == methods(256, k=8193) == methods(256, n=256) == ["overlap"]
     auto._rooms = {"overlap": "made"}
-    assert [auto.method_for((rows, 8192), "bfloat16") for rows in (128, 64)] == ["overlap", "sequential"]
+    assert methods(128, 64) == ["overlap", "sequential"]
     auto._rooms = {}
-    assert auto.method_for((2048, 8192), "bfloat16") == "sequential"
+    assert methods(2048) == ["sequential"]
     gpu = SimpleNamespace(multiprocessors=132)
     sizes = (8192, 3584, 4096), (8192, 7168, 8192), (8192, 2048, 8192), (512, 7168, 8192), (64, 7168, 8192)
     rounds = [ag_gemm.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]

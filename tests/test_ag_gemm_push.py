@@ -19,9 +19,11 @@ SMALL = (64, 32)
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """-> use(tile, splits): the kernel's tiles are these. There are few senders, and parts of few columns."""
+    """-> use(tile, splits, by_columns): the kernel's tiles are these, and x comes by columns, or by rows.
+    There are few senders, and parts of few columns."""
 
-    def use(tile, splits=1):
+    def use(tile, splits=1, by_columns=True):
+        monkeypatch.setattr(push, "ROUNDS", 1e9 if by_columns else -1)
         monkeypatch.setattr(push, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
 
     monkeypatch.setattr(push, "SENDERS", (1, 2))
@@ -30,6 +32,7 @@ def tiles(monkeypatch):
     return use
 
 
+orders = pytest.mark.parametrize("by_columns", [True, False], ids=["columns", "rows"])
 pushed = functools.partial(in_a_row, method="push", sms=4)
 
 
@@ -45,26 +48,31 @@ pushed = functools.partial(in_a_row, method="push", sms=4)
         (2, 7, 1160),  # the columns are more than 16 parts of the least width
     ],
 )
-def test_sizes(pes, tiles, n_pes, rows, k):
+@orders
+def test_sizes(pes, tiles, n_pes, rows, k, by_columns):
+    tiles(SMALL, 1, by_columns)
     assert pes(n_pes).run(pushed, 3, rows, k, 48) == [3] * n_pes
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("rows", [64, 24])
-def test_gathered_rows(pes, tiles, rows, given):
+@orders
+def test_gathered_rows(pes, tiles, rows, given, by_columns):
+    tiles(SMALL, 1, by_columns)
     assert pes(2).run(pushed, 3, rows, 72, 16, given) == [3, 3]
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.dtype("float16")])
-def test_parts_of_k(pes, tiles, dtype):
-    tiles((64, 32, 8, True), 2)
+@orders
+def test_parts_of_k(pes, tiles, dtype, by_columns):
+    tiles((64, 32, 8, True), 2, by_columns)
     assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "push", 4, dtype, True) == [2, 2]
 
 
 def test_wide_rows(pes):
     """As they are on GPUs: two parts, and the last one narrow."""
-    assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 6) == [2, 2]
+    assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 9) == [2, 2]
 
 
 def test_any_arrays_and_sizes_in_turn(pes, tiles):
@@ -125,26 +133,46 @@ def test_graphs_and_streams(pes, tiles):
     pes(2).run(main)
 
 
+COLUMNS, ROWS = True, False
+SENT = "to.place + at, size), mine, buffer)"
+
+
 @pytest.mark.parametrize(
-    ("rows", "line", "change"),
+    ("rows", "by_columns", "line", "change"),
     [
-        (64, 'notify_at(arrived, me * PARTS + i, offsets, peer, shares, "add")', "pass"),
-        (64, "store_vec16(there, to, a)", "pass"),
-        (64, "                cuda.syncthreads()\n", ""),
-        (64, "tensormap_acquire(map_x)", "pass"),
-        (40, "while peer < n_ranks:  #", "while peer < n_ranks and peer != me:  #"),
-        (64, "place = 2 * k, half * room +", "place = 2 * k, 0 * room +"),
-        (64, "SHARES * call, senders", "SHARES * (call - 1), senders"),
-        (40, "n_ranks if keep or not reads_x else n_ranks - 1", "n_ranks - 1"),
-        (40, "reads_x = rows % tile.m == 0", "reads_x = True"),
+        (64, COLUMNS, 'notify_at(to.arrived, to.me * PARTS + word, to.offsets, peer, shares, "add")', "pass"),
+        (64, COLUMNS, "store_vec16(there, at, a)", "pass"),
+        (64, COLUMNS, "store_piece(there, to.place + other_at, to.place + other_last, others)", "pass"),
+        (
+            64,
+            COLUMNS,
+            "            unit += 2 * step\n        cuda.syncthreads()",
+            "            unit += 2 * step",
+        ),
+        (64, COLUMNS, "tensormap_acquire(map_x)", "pass"),
+        (40, COLUMNS, "while peer < to.n_ranks:  #", "while peer < to.n_ranks and peer != to.me:  #"),
+        (40, COLUMNS, "to.n_ranks - 1 + to.and_mine", "to.n_ranks - 1"),
+        (64, COLUMNS, "half * room + me", "0 * room + me"),
+        (64, COLUMNS, "SHARES * call, senders", "SHARES * (call - 1), senders"),
+        (40, COLUMNS, "reads_x, width = rows % tile.m == 0", "reads_x, width = True"),
+        (64, ROWS, "tell(to, peer, part * words + cuda.threadIdx.x)", "tell(to, peer, part)"),
+        (64, ROWS, "to.place + at, size), mine, buffer)\n                cuda.syncthreads()", SENT),
+        (40, ROWS, "(peer != to.me or to.and_mine)", "peer != to.me"),
+        (40, ROWS, "come[0] = parts if from_x[1] else 0", "come[0] = parts"),
     ],
 )
-def test_each_part_is_needed(monkeypatch, tiles, rows, line, change):
+def test_each_part_is_needed(monkeypatch, tiles, rows, by_columns, line, change):
+    tiles(SMALL, 1, by_columns)
     module = changed(push, line, change)
-    module.choose, module.SENDERS, module.WIDTH = push.choose, push.SENDERS, push.WIDTH
+    for name in ("choose", "SENDERS", "WIDTH", "ROUNDS"):
+        setattr(module, name, getattr(push, name))
     monkeypatch.setattr(sk.kernels.ag_gemm, "Push", module.Push)
-    calls = functools.partial(found_out, method="push", sms=4)
-    assert calls(rows, 136, calls=3, races=True)
+    assert found_out(rows, 264, 3, "push", 4, races=True)
+
+
+def test_how_many_send():
+    assert [push.senders_for(n, 2) for n in (14336, 4096, 1024, 64, 0)] == [4, 4, 16, None, None]
+    assert [push.senders_for(n, 4) for n in (7168, 3584, 2048, 1024)] == [4, 8, 8, 16]
 
 
 def test_refusals(pes):

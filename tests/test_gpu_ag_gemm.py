@@ -10,6 +10,7 @@ from test_gpu_all_gather import spin
 
 import shmemkit as sk
 from shmemkit.kernels import ag_gemm
+from shmemkit.kernels.ag_gemm import push
 from shmemkit.kernels.gemm import gpu_of
 from shmemkit.memory import as_dtype
 
@@ -23,7 +24,7 @@ def world():
 
 @pytest.fixture(
     params=[
-        "push",
+        *("push by rows", "push by columns"),
         *("overlap by rows", "overlap by columns"),
         *("overlap_2d by rows", "overlap_2d by columns"),
         "sequential",
@@ -38,7 +39,8 @@ def method(request, world, monkeypatch):
         pytest.skip("needs one node")
     if name == "overlap_2d" and world.n_nodes == 1:
         pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
-    monkeypatch.setattr(ag_gemm, "ROUNDS", -1 if by == "rows" else 1e9)
+    for module in (ag_gemm, push):
+        monkeypatch.setattr(module, "ROUNDS", -1 if by == "rows" else 1e9)
     return name
 
 

@@ -29,14 +29,14 @@ from shmemkit.memory import as_dtype
 
 from .host import Fused
 from .nodes import Nodes
-from .push import Push
+from .push import Push, senders_for
 from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
 ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
-PUSHED = 1 << 24  # likewise "push", where that can be: a guess
+PUSHED = 1 << 26  # likewise "push", where that can be: a guess
 
 
 class AllGatherGemm(Products):
@@ -44,7 +44,7 @@ class AllGatherGemm(Products):
 
     world       the World
     max_nbytes  of the gathered rows: n_ranks times an `x`
-    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "push" for up to 16 MB of
+    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "push" for up to 64 MB of
                 gathered rows, which copy engines would bring too late, and "overlap" for more; over several
                 nodes "sequential" for up to 4 MB, and "overlap_2d"; elsewhere "sequential", on the emulator,
                 too, where that is faster
@@ -55,7 +55,7 @@ class AllGatherGemm(Products):
     under way may take all multiprocessors and wait for ranks. So collectives on other streams beside it, and
     graphs that are launched on several, come in one order on all ranks, too, by events.
 
-    "push" takes symmetric memory for twice the gathered rows, of 16 MB at most for "auto", and computes those
+    "push" takes symmetric memory for twice the gathered rows, of 64 MB at most for "auto", and computes those
     of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap", or up to 4 MB
     "sequential", for others. "overlap" takes it for the gathered rows, and 1 / n_ranks of that. Both need
     memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 /
@@ -165,21 +165,24 @@ class AllGatherGemm(Products):
         self._enqueue(arrays, stream, activation, len(weights))
         return tuple(outs) if several else outs[0]
 
-    def method_for(self, shape, dtype):
-        """The method for an x of this shape and dtype. ValueError if there is none."""
+    def method_for(self, shape, dtype, n):
+        """The method for an x of this shape and dtype, and weights of `n` columns in all. ValueError if there
+        is none."""
         (rows, k), dtype = shape, as_dtype(dtype)
-        unpushed = Push.refuses(k, dtype)
+        unpushed = Push.refuses(k, dtype, n)
         if self.method == "push" and unpushed:
             raise ValueError(f"AllGatherGemm: method='push': {unpushed}")
         if self.method != "auto":
             return self.method
-        n_bytes = self.world.n_ranks * rows * k * dtype.itemsize
+        n_ranks = self.world.n_ranks
+        n_bytes = n_ranks * rows * k * dtype.itemsize
         emulated = self.world.backend.name == "emulator"  # whose times mean nothing
         if self._preferred not in self._rooms or emulated:
             return "sequential"
-        if "push" in self._rooms and n_bytes <= PUSHED and not unpushed:
-            return "push"
-        return "sequential" if n_bytes <= SMALL else self._preferred
+        if n_bytes <= SMALL:
+            return "sequential"
+        pushed = "push" in self._rooms and n_bytes <= PUSHED and not unpushed and senders_for(n, n_ranks)
+        return "push" if pushed else self._preferred
 
     # -- inside
     def _as_list(self, name, given, weights, several):
@@ -213,7 +216,8 @@ class AllGatherGemm(Products):
         outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
         self._check_rows(x, gathered)
         self._check_products(x, weights, outs, biases, gathered)
-        method = self.method_for(x.shape, x.dtype)
+        n = sum(weight.shape[1] for weight in weights)
+        method = self.method_for(x.shape, x.dtype, n)
         room = self._rooms[method]
 
         def problems(part=0, parts=1):

@@ -34,9 +34,11 @@ No deadlock: senders wait for nobody. All blocks are resident.
 """
 
 import functools
+from typing import NamedTuple
 
 from numba import cuda, int64, types
 
+from shmemkit.device.bulk import BULK_WORDS, bulk_copy_warp
 from shmemkit.device.copies import copy_block
 from shmemkit.device.memory import load_vec16, peer_at, store_vec16
 from shmemkit.device.signals import notify_at
@@ -48,48 +50,133 @@ from shmemkit.kernels.gemm.aligned import aligned, copying
 from shmemkit.kernels.gemm.epilogue import inline
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import multiprocessors_of_all
-from shmemkit.kernels.gemm.sm90 import Kinds, Tile, gemm_body, signature
+from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, gemm_body, signature
 from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, map_of_operand
 from shmemkit.kernels.method import Method
 
-from . import columns
 from .host import aligned_groups
-from .sm90 import Coming, mine_first, mine_from_x
+from .sm90 import Coming, hooks_of, mine_first, mine_from_x
 
-SENDERS = 4, 8, 16  # blocks that send: the most that the product leaves, the fewest in any case
+SENDERS = 4, 8, 16  # blocks that send: as many as keep pace with the product, or as it leaves
+RATE = 45e9  # bytes that one sends, per second
+FLOPS = 0.9e15  # of products, per second: more than there are
+ROUNDS = 2  # of tiles on all multiprocessors: for products of fewer, x comes by columns
 SHARES = 16  # of a part, which the senders share
 PARTS = 16  # of the columns, at most
 WIDTH = 2048  # bytes of a row that are a part, or a multiple of it
 
 
+class Sending(NamedTuple):
+    """What a sender is told: as the kernel's arguments. `place`: where my rows lie in staged; `begin`: by
+    rows, who gets them first, I if I wait for them myself."""
+
+    x: object
+    rows: object
+    row_bytes: object
+    staged: object
+    place: object
+    arrived: object
+    offsets: object
+    me: object
+    n_ranks: object
+    and_mine: object
+    begin: object
+    senders: object
+
+
 @inline
-def send_columns(x, rows, row_bytes, begin, size, senders, staged, place, offsets, me, peers, n_ranks):
-    """Step 1, by a sender: bytes begin to begin + size - 1 of its rows of x, to the next `peers` ranks."""
+def tell(to, peer, word):
+    """Step 2, by one thread."""
+    shares = quotient(SHARES, to.senders)
+    notify_at(to.arrived, to.me * PARTS + word, to.offsets, peer, shares, "add")
+
+
+@inline
+def load_piece(x, at, last):
+    """-> a lane's 4 vectors of 2048 bytes, or fewer, the last at `last`"""
+    return (
+        load_vec16(x, at),
+        load_vec16(x, min(at + 512, last)),
+        load_vec16(x, min(at + 1024, last)),
+        load_vec16(x, min(at + 1536, last)),
+    )
+
+
+@inline
+def store_piece(there, at, last, vectors):
+    a, b, c, d = vectors
+    if at <= last:
+        store_vec16(there, at, a)
+    if at + 512 <= last:
+        store_vec16(there, at + 512, b)
+    if at + 1024 <= last:
+        store_vec16(there, at + 1024, c)
+    if at + 1536 <= last:
+        store_vec16(there, at + 1536, d)
+
+
+@inline
+def send_columns(to, width):
+    """By columns: `width` bytes of all my rows to all ranks, then the next ones. A warp stores two pieces of
+    rows at a time, so that enough loads are under way."""
     lane, warps = cuda.threadIdx.x & 31, quotient(cuda.blockDim.x, 32)
-    row = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32))
-    while row < rows:
-        at = row * row_bytes + begin
-        i = int64(16 * lane)
-        while i < size:
-            a = load_vec16(x, at + i)  # all are under way at once
-            b = load_vec16(x, at + min(i + 512, size - 16))
-            c = load_vec16(x, at + min(i + 1024, size - 16))
-            d = load_vec16(x, at + min(i + 1536, size - 16))
-            peer, to = me, place + at + i
-            for _ in range(peers):
-                peer += 1
-                if peer == n_ranks:
-                    peer = 0
-                there = peer_at(staged, offsets, peer)
-                store_vec16(there, to, a)
-                if i + 512 < size:
-                    store_vec16(there, to + 512, b)
-                if i + 1024 < size:
-                    store_vec16(there, to + 1024, c)
-                if i + 1536 < size:
-                    store_vec16(there, to + 1536, d)
-            i += 2048
-        row += senders * warps
+    first, step = cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32), to.senders * warps
+    for part in range(PARTS):
+        begin = part * width
+        size = min(width, to.row_bytes - begin)
+        pieces = quotient(max(size, 0) + 2047, 2048)
+        units, unit = to.rows * pieces, int64(first)
+        while unit < units:
+            other = min(unit + step, units - 1)
+            row, other_row = quotient(unit, pieces), quotient(other, pieces)
+            at = row * to.row_bytes + begin
+            last, at = at + size - 16, at + (unit - row * pieces) * 2048 + 16 * lane
+            other_at = other_row * to.row_bytes + begin
+            other_last = other_at + size - 16
+            other_at += (other - other_row * pieces) * 2048 + 16 * lane
+            vectors = load_piece(to.x, min(at, last), last)
+            others = load_piece(to.x, min(other_at, other_last), other_last)
+            peer = to.me
+            for _ in range(to.n_ranks - 1 + to.and_mine):
+                peer = peer + 1 if peer + 1 < to.n_ranks else 0
+                there = peer_at(to.staged, to.offsets, peer)
+                store_piece(there, to.place + at, to.place + last, vectors)
+                if unit + step < units:
+                    store_piece(there, to.place + other_at, to.place + other_last, others)
+            unit += 2 * step
+        cuda.syncthreads()
+        peer = int64(cuda.threadIdx.x)
+        while peer < to.n_ranks:  # mine are counted, too, whoever reads them
+            tell(to, peer, part)
+            peer += cuda.blockDim.x
+
+
+@functools.cache
+def sending_rows(warps):
+    """-> ``send(to, parts)``, by rows: in so many parts, to the rank before me, then to the one before that;
+    `warps` of a block drive the TMA."""
+
+    @inline
+    def send(to, parts):
+        buffers = cuda.shared.array(0, types.uint64, 16)
+        warp, words = quotient(cuda.threadIdx.x, 32), quotient(PARTS, parts)
+        n_bytes = quotient(to.rows, parts) * to.row_bytes
+        share = quotient(n_bytes + to.senders * warps - 1, to.senders * warps) + 127 & -128
+        begin = min((int64(cuda.blockIdx.x) * warps + warp) * share, n_bytes)
+        size = min(share, n_bytes - begin)
+        peer = to.begin
+        for _ in range(to.n_ranks):
+            for part in range(parts):
+                if warp < warps and size > 0 and (peer != to.me or to.and_mine):
+                    there, at = peer_at(to.staged, to.offsets, peer), part * n_bytes + begin
+                    mine, buffer = span(to.x, at, size), span(buffers, warp * BULK_WORDS, BULK_WORDS)
+                    bulk_copy_warp(span(there, to.place + at, size), mine, buffer)
+                cuda.syncthreads()
+                if cuda.threadIdx.x < words:
+                    tell(to, peer, part * words + cuda.threadIdx.x)
+            peer = peer - 1 if peer > 0 else to.n_ranks - 1
+
+    return send
 
 
 @inline
@@ -99,17 +186,11 @@ def workers(extra):
 
 
 @functools.cache
-def push_kernel(tile, kinds):
-    """-> the kernel for tiles like `tile` of products like `kinds`."""
-    gemm = gemm_body(
-        tile,
-        kinds,
-        mine_first(tile.group),
-        columns.none_known,
-        a_at=mine_from_x,
-        before_slab=columns.waiting(tile.m),
-        blocks=workers,
-    )
+def push_kernel(tile, kinds, by_columns):
+    """-> the kernel for tiles like `tile` of products like `kinds`, whose A comes by columns or by rows."""
+    hooks = hooks_of(tile, by_columns)
+    gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, blocks=workers, **hooks)
+    send_rows = sending_rows(min(tile.threads // 32, Layout(tile, kinds).bytes // (8 * BULK_WORDS)))
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def ag_gemm_push(
@@ -129,10 +210,11 @@ def push_kernel(tile, kinds):
         rows,
         me,
         n_ranks,
-        peers,
+        and_mine,
         senders,
         ends,
         slabs,
+        parts,
         staged,
         room,
         arrived,
@@ -148,10 +230,11 @@ def push_kernel(tile, kinds):
         x        uint8, my rows one after another, at a multiple of 16 bytes
         rows     of each of n_ranks ranks; each of a multiple of 16 bytes
         me       my rank
-        peers    how many ranks, from the next one on, get my rows: n_ranks - 1, or all
+        and_mine 1 if my rows are stored to staged here, too; else 0
         senders  blocks that send, of SENDERS; 0: the rows have been sent
         ends     whether it is the last launch of the call
-        slabs    of a part of the columns, which begins with slab i * slabs: there are up to PARTS
+        slabs    by columns: of a part, which begins with slab i * slabs: there are up to PARTS
+        parts    by rows: of a rank's, of as many rows each; divides PARTS
         staged   uint8 (2 * room,), symmetric
         room     bytes of a half
         arrived  uint64 (n_ranks * PARTS,), symmetric, zeros at first
@@ -162,26 +245,26 @@ def push_kernel(tile, kinds):
         come = cuda.shared.array(1, types.int64)
         call = calls[0] + 1
         half = call & 1
+        begin = me
+        if from_x[1]:
+            begin = me - 1 if me > 0 else n_ranks - 1
         if cuda.blockIdx.x < senders:
-            row_bytes, place = 2 * k, half * room + me * rows * 2 * k
-            for i in range(PARTS):
-                begin = i * slabs * 2 * SLAB
-                size = min(slabs * 2 * SLAB, row_bytes - begin)
-                send_columns(
-                    x, rows, row_bytes, begin, size, senders, staged, place, offsets, me, peers, n_ranks
-                )
-                cuda.syncthreads()
-                peer = int64(cuda.threadIdx.x)
-                while peer < n_ranks:  # mine are counted, too, whoever reads them
-                    shares = quotient(SHARES, senders)
-                    notify_at(arrived, me * PARTS + i, offsets, peer, shares, "add")  # 2
-                    peer += cuda.blockDim.x
+            to = Sending(
+                *(x, rows, 2 * k, staged, half * room + me * rows * 2 * k, arrived, offsets),
+                *(me, n_ranks, and_mine, begin, senders),
+            )
+            if by_columns:
+                send_columns(to, slabs * 2 * SLAB)
+            else:
+                send_rows(to, parts)
         else:
             if cuda.threadIdx.x == 0:  # the loader
                 tensormap_acquire(map_x)
+                come[0] = parts if from_x[1] else 0
+            parts = 1 if by_columns else parts
             coming = Coming(
-                *(arrived, PARTS, m, rows, me, slabs, n_ranks, map_x, from_x, come),
-                *(SHARES * call, senders),
+                *(arrived, quotient(PARTS, parts), m, quotient(rows, parts), me * parts, slabs),
+                *(n_ranks * parts, map_x, from_x, come, SHARES * call, senders),
             )
             map_half = span(map_a, 16 * half, 16)
             gemm(map_half, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
@@ -191,7 +274,7 @@ def push_kernel(tile, kinds):
                 cuda.threadfence()
                 done[0] = 0
                 if ends:
-                    calls[0] = call  # 5
+                    calls[0] += 1  # 5
 
     return ag_gemm_push
 
@@ -222,8 +305,10 @@ class Push(Method):
         self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     @staticmethod
-    def refuses(k, dtype):
-        """-> why it does not compute products of such rows, alike on all ranks, or None"""
+    def refuses(k, dtype, n):
+        """-> why it does not compute products of such rows, with n columns, alike on all ranks, or None"""
+        if not n:
+            return "no weight has columns: at least one is allowed"
         if dtype.name not in HALVES or k % 8:
             return f"x is {dtype}, K is {k}: {' or '.join(HALVES)}, and a multiple of 8 are allowed"
         return None
@@ -268,49 +353,63 @@ class Push(Method):
         return run
 
     def _launch(self, x, problem, first, last, keep):
-        world, (rows, k), sms = self.world, x.shape, self.multiprocessors
-        n_ranks, me, n = world.n_ranks, world.rank, problem.b.shape[1]
-        shape = n_ranks * rows, k
+        world, (rows, k), n = self.world, x.shape, problem.b.shape[1]
+        me, n_ranks = world.rank, world.n_ranks
+        tile, splits, by_columns, parts, senders = self.choose(rows, k, n)
+        reads_x, width = rows % tile.m == 0, -(-2 * k // (PARTS * WIDTH)) * WIDTH
         halves = [
-            self.staged[half * self.room :][: 2 * n_ranks * rows * k].view(x.dtype).reshape(shape)
+            self.staged[half * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
             for half in range(2)
         ]
-        tile, splits = choose(shape[0], n, k, sms - SENDERS[0])
-        tile, works = aligned_groups(tile, rows), tile.count(shape[0], n) * splits
-        senders = [s for s in SENDERS if s == SENDERS[0] or works + s <= sms][-1] if first else 0
-        width = max(WIDTH, -(-2 * k // (PARTS * WIDTH)) * WIDTH)
-        reads_x = rows % tile.m == 0
         return bind_gemm(
-            push_kernel,
-            problem._replace(a=halves[0]),
-            Choice(tile, splits),
-            sms - senders,
-            map_of_operand(x, tile.m),
-            (me * rows, (me + 1) * rows) if reads_x else (0, 0),
-            x.reshape(-1).view("uint8"),
-            *(rows, me, n_ranks, n_ranks if keep or not reads_x else n_ranks - 1, senders, int(last)),
-            *(width // (2 * SLAB), self.staged, self.room, self.arrived, self.offsets, self.calls, self.done),
+            lambda tile, kinds: push_kernel(tile, kinds, by_columns),
+            *(problem._replace(a=halves[0]), Choice(tile, splits), self.multiprocessors - senders),
+            *(map_of_operand(x, tile.m), (me * rows, (me + 1) * rows) if reads_x else (0, 0)),
+            *(x.reshape(-1).view("uint8"), rows, me, n_ranks, int(keep or not reads_x)),
+            *(senders if first else 0, int(last), width // (2 * SLAB), parts),
+            *(self.staged, self.room, self.arrived, self.offsets, self.calls, self.done),
             sources=halves,
-            beside=senders,
+            beside=senders if first else 0,
             co_resident=True,
         )
 
+    def choose(self, rows, k, n):
+        """-> tile, parts of K, whether x comes by columns, in how many parts of rows, blocks that send"""
+        sms, n_ranks = self.multiprocessors, self.world.n_ranks
+        allowed = [s for s in SENDERS if s <= sms // 2] or [1]
+        m, least = n_ranks * rows, min(senders_for(n, n_ranks) or SENDERS[-1], allowed[-1])
+        tile, splits = choose(m, n, k, sms - least)
+        works = tile.count(m, n) * splits
+        by_columns = works <= ROUNDS * sms
+        parts = 1 if by_columns else next(p for p in (4, 2, 1) if rows % p == 0)
+        senders = max(s for s in allowed if s == least or works + s <= sms)
+        return aligned_groups(tile, rows // parts, rows), splits, by_columns, parts, senders
 
-def _listed(tile, *kinds):
+
+def senders_for(n, n_ranks):
+    """-> how many blocks send so fast that a product of `n` columns does not wait for them; None if there are
+    none. Both take longer with more rows, and longer rows."""
+    sent = 2 * (n_ranks - 1) / n_ranks / RATE  # seconds for each of M * K elements
+    computed = 2 * n / FLOPS  # likewise
+    return next((s for s in SENDERS if sent / s <= computed), None)
+
+
+def _listed(by_columns, tile, *kinds):
     kinds, words, number, bytes_ = Kinds(*kinds), types.uint64[::1], types.int64, types.uint8[::1]
     more = (
-        *(words, types.UniTuple(number, 2), bytes_, *[number] * 7, bytes_, number, words),
+        *(words, types.UniTuple(number, 2), bytes_, *[number] * 8, bytes_, number, words),
         *(number[::1], number[::1], types.int32[::1]),
     )
-    return push_kernel(Tile(*tile), kinds), signature(kinds, *more), (9, 0)
+    return push_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)
 
 
 _bytes = types.uint8[::1]
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
-    "128x256": _listed((128, 256), "bfloat16", "k", "k", "bfloat16"),
-    "128x224 mn": _listed((128, 224), "bfloat16", "k", "mn", "float16", "float32", "silu"),
-    "128x128 split": _listed((128, 128, 8, True), "float16", "k", "k", "float32"),
-    "64x64": _listed((64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "gelu"),
+    "128x256": _listed(False, (128, 256), "bfloat16", "k", "k", "bfloat16"),
+    "128x224 mn": _listed(False, (128, 224), "bfloat16", "k", "mn", "float16", "float32", "silu"),
+    "128x224 columns": _listed(True, (128, 224), "bfloat16", "k", "k", "bfloat16"),
+    "128x128 columns split": _listed(True, (128, 128, 8, True), "float16", "k", "k", "float32"),
+    "64x64 columns": _listed(True, (64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "gelu"),
     "copy_gathered": (copy_gathered, (_bytes, _bytes, types.int64, types.int64[::1])),
 }

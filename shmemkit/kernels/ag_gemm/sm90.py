@@ -92,7 +92,7 @@ def waiting(tile_m):
                 if k >= n_parts:
                     k -= n_parts
                 arrived = span(extra.arrived, k * extra.signals, extra.signals)
-                wait(arrived, extra.signals, "sys", "acquire", 1)  # 1
+                wait(arrived, extra.signals, "sys", "acquire", extra.number)  # 1
                 known += 1
             fence_proxy_async_global()  # 2
             extra.come[0] = known
@@ -109,12 +109,17 @@ def mine_from_x(m, map_a, extra):
     return map_a, m
 
 
+def hooks_of(tile, by_columns):
+    """-> those of ``gemm_body`` where it waits for rows, or columns."""
+    if by_columns:
+        return {"before_loads": columns.none_known, "before_slab": columns.waiting(tile.m)}
+    return {"before_loads": waiting(tile.m), "before_slab": nothing}
+
+
 @functools.cache
 def ag_gemm_kernel(tile, kinds, by_columns=False):
     """-> the kernel for tiles like `tile` of products like `kinds`, whose A comes by rows or by columns."""
-    hooks = {"before_loads": waiting(tile.m), "before_slab": nothing}
-    if by_columns:
-        hooks = {"before_loads": columns.none_known, "before_slab": columns.waiting(tile.m)}
+    hooks = hooks_of(tile, by_columns)
     gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, **hooks)
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
