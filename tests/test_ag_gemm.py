@@ -272,7 +272,7 @@ def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, chang
         ),
         (64, "signals + part", "signals"),
         (64, "fence_proxy_async_global()  # 2", "pass"),
-        (128, "ALL if m >= begin and m < end else 0", "ALL if m >= begin and m < end else extra.come[0]"),
+        (128, "and not extra.together else 0", "and not extra.together else extra.come[0]"),
         (40, "while k <= last", "if True"),
         (64, "(part + 1) * extra.slabs", "(part + 2) * extra.slabs"),
     ],
@@ -309,12 +309,13 @@ def test_which_method():
     auto = object.__new__(sk.AllGatherGemm)
     auto.world = SimpleNamespace(n_ranks=4, backend=SimpleNamespace(name="nvshmem"))
     auto.method, auto._preferred, auto._rooms = "auto", "overlap", {"push": "made", "overlap": "made"}
+    auto._gpu = SimpleNamespace(multiprocessors=132)
 
     def methods(*rows, k=8192, dtype="bfloat16", n=7168):
         return [auto.method_for((m, k), dtype, n) for m in rows]
 
     assert methods(1 << 14, 512, 65, 64) == ["overlap", "push", "push", "sequential"]
-    assert methods(256, dtype="float32") == methods(256, k=8193) == methods(256, n=256) == ["overlap"]
+    assert methods(256, dtype="float32") == methods(256, k=8193) == methods(1024, n=64) == ["overlap"]
     auto._rooms = {"overlap": "made"}
     assert methods(128, 64) == ["overlap", "sequential"]
     auto._rooms = {}

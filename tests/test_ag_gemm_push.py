@@ -28,6 +28,7 @@ def tiles(monkeypatch):
 
     monkeypatch.setattr(push, "SENDERS", (1, 2))
     monkeypatch.setattr(push, "WIDTH", 128)
+    monkeypatch.setattr(push, "AT_ONCE", 1)
     use(SMALL)
     return use
 
@@ -134,7 +135,6 @@ def test_graphs_and_streams(pes, tiles):
 
 
 COLUMNS, ROWS = True, False
-SENT = "to.place + at, size), mine, buffer)"
 
 
 @pytest.mark.parametrize(
@@ -142,37 +142,40 @@ SENT = "to.place + at, size), mine, buffer)"
     [
         (64, COLUMNS, 'notify_at(to.arrived, to.me * PARTS + word, to.offsets, peer, shares, "add")', "pass"),
         (64, COLUMNS, "store_vec16(there, at, a)", "pass"),
-        (64, COLUMNS, "store_piece(there, to.place + other_at, to.place + other_last, others)", "pass"),
-        (
-            64,
-            COLUMNS,
-            "            unit += 2 * step\n        cuda.syncthreads()",
-            "            unit += 2 * step",
-        ),
+        (64, COLUMNS, "and_mine)\n        cuda.syncthreads()", "and_mine)"),
+        (256, COLUMNS, "store_piece(there, place + at1, place + last1, piece1)", "pass"),
         (64, COLUMNS, "tensormap_acquire(map_x)", "pass"),
         (40, COLUMNS, "while peer < to.n_ranks:  #", "while peer < to.n_ranks and peer != to.me:  #"),
         (40, COLUMNS, "to.n_ranks - 1 + to.and_mine", "to.n_ranks - 1"),
         (64, COLUMNS, "half * room + me", "0 * room + me"),
-        (64, COLUMNS, "SHARES * call, senders", "SHARES * (call - 1), senders"),
-        (40, COLUMNS, "reads_x, width = rows % tile.m == 0", "reads_x, width = True"),
+        (64, COLUMNS, "SHARES * call, together", "SHARES * (call - 1), together"),
+        (40, COLUMNS, "rows % plan.choice.tile.m == 0", "True"),
         (64, ROWS, "tell(to, peer, part * words + cuda.threadIdx.x)", "tell(to, peer, part)"),
-        (64, ROWS, "to.place + at, size), mine, buffer)\n                cuda.syncthreads()", SENT),
-        (40, ROWS, "(peer != to.me or to.and_mine)", "peer != to.me"),
+        (64, ROWS, "n_bytes, peer, 1)\n            cuda.syncthreads()", "n_bytes, peer, 1)"),
+        (40, ROWS, "peer != to.me or to.and_mine", "peer != to.me"),
         (40, ROWS, "come[0] = parts if from_x[1] else 0", "come[0] = parts"),
     ],
 )
 def test_each_part_is_needed(monkeypatch, tiles, rows, by_columns, line, change):
     tiles(SMALL, 1, by_columns)
     module = changed(push, line, change)
-    for name in ("choose", "SENDERS", "WIDTH", "ROUNDS"):
+    for name in ("choose", "SENDERS", "WIDTH", "AT_ONCE", "ROUNDS"):
         setattr(module, name, getattr(push, name))
     monkeypatch.setattr(sk.kernels.ag_gemm, "Push", module.Push)
     assert found_out(rows, 264, 3, "push", 4, races=True)
 
 
-def test_how_many_send():
-    assert [push.senders_for(n, 2) for n in (14336, 4096, 1024, 64, 0)] == [4, 4, 16, None, None]
-    assert [push.senders_for(n, 4) for n in (7168, 3584, 2048, 1024)] == [4, 8, 8, 16]
+def test_plans():
+    """Few senders, where the product takes no longer without more; of one round of tiles, all at once."""
+
+    def of(*sizes):
+        plan = push.plan_of(*sizes, 132)
+        return plan.senders, plan.by_columns, plan.together, plan.slabs
+
+    assert of(256, 8192, 14336, 2) == (4, True, False, 16)
+    assert of(128, 8192, 14336, 2) == of(128, 8192, 7168, 4) == (4, True, True, 32)
+    assert of(4096, 4096, 7168, 2)[:2] == of(2048, 4096, 3584, 4)[:2] == (4, False)
+    assert of(2048, 8192, 1024, 8)[:2] == (16, False)  # it waits for rows
 
 
 def test_refusals(pes):

@@ -24,18 +24,19 @@ from shmemkit.kernels.gemm import bind_product, check, gpu_of
 from shmemkit.kernels.gemm.arrays import new_output, overlap
 from shmemkit.kernels.gemm.problem import Problem
 from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
-from shmemkit.kernels.gemm.sm90_host import choose
+from shmemkit.kernels.gemm.sm90_host import choose, estimate
 from shmemkit.memory import as_dtype
 
 from .host import Fused
 from .nodes import Nodes
-from .push import Push, senders_for
+from .push import CLOCK, Push, plan_of
 from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
 ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
+COPIES = 20e-6  # seconds that copy engines take longer than the product
 PUSHED = 1 << 26  # likewise "push", where that can be: a guess
 
 
@@ -181,8 +182,12 @@ class AllGatherGemm(Products):
             return "sequential"
         if n_bytes <= SMALL:
             return "sequential"
-        pushed = "push" in self._rooms and n_bytes <= PUSHED and not unpushed and senders_for(n, n_ranks)
-        return "push" if pushed else self._preferred
+        if "push" not in self._rooms or n_bytes > PUSHED or unpushed:
+            return self._preferred
+        sms = self._gpu.multiprocessors
+        product = estimate(n_ranks * rows, n, k, choose(n_ranks * rows, n, k, sms), sms) / CLOCK
+        pushed = plan_of(rows, k, n, n_ranks, sms).seconds
+        return "push" if pushed < product + COPIES else self._preferred
 
     # -- inside
     def _as_list(self, name, given, weights, several):

@@ -38,7 +38,6 @@ from typing import NamedTuple
 
 from numba import cuda, int64, types
 
-from shmemkit.device.bulk import BULK_WORDS, bulk_copy_warp
 from shmemkit.device.copies import copy_block
 from shmemkit.device.memory import load_vec16, peer_at, store_vec16
 from shmemkit.device.signals import notify_at
@@ -50,25 +49,27 @@ from shmemkit.kernels.gemm.aligned import aligned, copying
 from shmemkit.kernels.gemm.epilogue import inline
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import multiprocessors_of_all
-from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, gemm_body, signature
-from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, map_of_operand
+from shmemkit.kernels.gemm.sm90 import Kinds, Tile, gemm_body, signature
+from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, estimate, map_of_operand
 from shmemkit.kernels.method import Method
 
 from .host import aligned_groups
 from .sm90 import Coming, hooks_of, mine_first, mine_from_x
 
-SENDERS = 4, 8, 16  # blocks that send: as many as keep pace with the product, or as it leaves
-RATE = 45e9  # bytes that one sends, per second
-FLOPS = 0.9e15  # of products, per second: more than there are
+SENDERS = 4, 8, 16  # blocks that send
+RATE = 50e9  # bytes that one sends, per second
+CLOCK = 1.5e9  # cycles of ``estimate``, per second
 ROUNDS = 2  # of tiles on all multiprocessors: for products of fewer, x comes by columns
 SHARES = 16  # of a part, which the senders share
 PARTS = 16  # of the columns, at most
-WIDTH = 2048  # bytes of a row that are a part, or a multiple of it
+PIECE = 2048  # bytes: 4 loads of each thread of a warp
+WIDTH = PIECE  # of a part of the columns, or a multiple of it
+AT_ONCE = 192  # pieces that 4 senders have under way: a part of the columns, or more
 
 
 class Sending(NamedTuple):
     """What a sender is told: as the kernel's arguments. `place`: where my rows lie in staged; `begin`: by
-    rows, who gets them first, I if I wait for them myself."""
+    columns, the next rank; by rows, who gets them first: the rank before me, or I if I wait for them, too."""
 
     x: object
     rows: object
@@ -93,9 +94,9 @@ def tell(to, peer, word):
 
 @inline
 def load_piece(x, at, last):
-    """-> a lane's 4 vectors of 2048 bytes, or fewer, the last at `last`"""
+    """-> a lane's 4 vectors of a piece; the last of its row begins at `last`"""
     return (
-        load_vec16(x, at),
+        load_vec16(x, min(at, last)),
         load_vec16(x, min(at + 512, last)),
         load_vec16(x, min(at + 1024, last)),
         load_vec16(x, min(at + 1536, last)),
@@ -116,34 +117,50 @@ def store_piece(there, at, last, vectors):
 
 
 @inline
-def send_columns(to, width):
-    """By columns: `width` bytes of all my rows to all ranks, then the next ones. A warp stores two pieces of
-    rows at a time, so that enough loads are under way."""
+def place_of(i, pieces, begin, pitch, size, lane):
+    """-> where a lane's vectors of the i-th piece begin in x, and the last vector of that row"""
+    row = quotient(i, pieces)
+    at = begin + row * pitch
+    return at + (i - row * pieces) * PIECE + 16 * lane, at + size - 16
+
+
+@inline
+def send(to, begin, rows, pitch, size, peer, peers):
+    """Step 1: `size` bytes of each of `rows` rows, the first of which begins at byte `begin`, `pitch` bytes
+    before the next one, to `peers` ranks from `peer` on. The senders' warps share the pieces; each has 4
+    under way: a multiprocessor sends as much as it loads meanwhile."""
     lane, warps = cuda.threadIdx.x & 31, quotient(cuda.blockDim.x, 32)
-    first, step = cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32), to.senders * warps
+    step, pieces = to.senders * warps, quotient(size + PIECE - 1, PIECE)
+    i, count = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32)), rows * pieces
+    while i < count:
+        final = count - 1
+        at0, last0 = place_of(i, pieces, begin, pitch, size, lane)
+        at1, last1 = place_of(min(i + step, final), pieces, begin, pitch, size, lane)
+        at2, last2 = place_of(min(i + 2 * step, final), pieces, begin, pitch, size, lane)
+        at3, last3 = place_of(min(i + 3 * step, final), pieces, begin, pitch, size, lane)
+        piece0, piece1 = load_piece(to.x, at0, last0), load_piece(to.x, at1, last1)
+        piece2, piece3 = load_piece(to.x, at2, last2), load_piece(to.x, at3, last3)
+        for k in range(peers):
+            rank = peer + k if peer + k < to.n_ranks else peer + k - to.n_ranks
+            there, place = peer_at(to.staged, to.offsets, rank), to.place
+            store_piece(there, place + at0, place + last0, piece0)
+            if i + step < count:
+                store_piece(there, place + at1, place + last1, piece1)
+            if i + 2 * step < count:
+                store_piece(there, place + at2, place + last2, piece2)
+            if i + 3 * step < count:
+                store_piece(there, place + at3, place + last3, piece3)
+        i += 4 * step
+
+
+@inline
+def send_columns(to, width):
+    """By columns: `width` bytes of all my rows to all ranks, then the next ones."""
     for part in range(PARTS):
         begin = part * width
-        size = min(width, to.row_bytes - begin)
-        pieces = quotient(max(size, 0) + 2047, 2048)
-        units, unit = to.rows * pieces, int64(first)
-        while unit < units:
-            other = min(unit + step, units - 1)
-            row, other_row = quotient(unit, pieces), quotient(other, pieces)
-            at = row * to.row_bytes + begin
-            last, at = at + size - 16, at + (unit - row * pieces) * 2048 + 16 * lane
-            other_at = other_row * to.row_bytes + begin
-            other_last = other_at + size - 16
-            other_at += (other - other_row * pieces) * 2048 + 16 * lane
-            vectors = load_piece(to.x, min(at, last), last)
-            others = load_piece(to.x, min(other_at, other_last), other_last)
-            peer = to.me
-            for _ in range(to.n_ranks - 1 + to.and_mine):
-                peer = peer + 1 if peer + 1 < to.n_ranks else 0
-                there = peer_at(to.staged, to.offsets, peer)
-                store_piece(there, to.place + at, to.place + last, vectors)
-                if unit + step < units:
-                    store_piece(there, to.place + other_at, to.place + other_last, others)
-            unit += 2 * step
+        if begin < to.row_bytes:
+            size = min(width, to.row_bytes - begin)
+            send(to, begin, to.rows, to.row_bytes, size, to.begin, to.n_ranks - 1 + to.and_mine)
         cuda.syncthreads()
         peer = int64(cuda.threadIdx.x)
         while peer < to.n_ranks:  # mine are counted, too, whoever reads them
@@ -151,32 +168,18 @@ def send_columns(to, width):
             peer += cuda.blockDim.x
 
 
-@functools.cache
-def sending_rows(warps):
-    """-> ``send(to, parts)``, by rows: in so many parts, to the rank before me, then to the one before that;
-    `warps` of a block drive the TMA."""
-
-    @inline
-    def send(to, parts):
-        buffers = cuda.shared.array(0, types.uint64, 16)
-        warp, words = quotient(cuda.threadIdx.x, 32), quotient(PARTS, parts)
-        n_bytes = quotient(to.rows, parts) * to.row_bytes
-        share = quotient(n_bytes + to.senders * warps - 1, to.senders * warps) + 127 & -128
-        begin = min((int64(cuda.blockIdx.x) * warps + warp) * share, n_bytes)
-        size = min(share, n_bytes - begin)
-        peer = to.begin
-        for _ in range(to.n_ranks):
-            for part in range(parts):
-                if warp < warps and size > 0 and (peer != to.me or to.and_mine):
-                    there, at = peer_at(to.staged, to.offsets, peer), part * n_bytes + begin
-                    mine, buffer = span(to.x, at, size), span(buffers, warp * BULK_WORDS, BULK_WORDS)
-                    bulk_copy_warp(span(there, to.place + at, size), mine, buffer)
-                cuda.syncthreads()
-                if cuda.threadIdx.x < words:
-                    tell(to, peer, part * words + cuda.threadIdx.x)
-            peer = peer - 1 if peer > 0 else to.n_ranks - 1
-
-    return send
+@inline
+def send_rows(to, parts):
+    """By rows: in so many parts, to one rank, then to the one before that."""
+    peer, words, n_bytes = to.begin, quotient(PARTS, parts), quotient(to.rows, parts) * to.row_bytes
+    for _ in range(to.n_ranks):
+        for part in range(parts):
+            if peer != to.me or to.and_mine:
+                send(to, part * n_bytes, 1, 0, n_bytes, peer, 1)
+            cuda.syncthreads()
+            if cuda.threadIdx.x < words:
+                tell(to, peer, part * words + cuda.threadIdx.x)
+        peer = peer - 1 if peer > 0 else to.n_ranks - 1
 
 
 @inline
@@ -190,7 +193,6 @@ def push_kernel(tile, kinds, by_columns):
     """-> the kernel for tiles like `tile` of products like `kinds`, whose A comes by columns or by rows."""
     hooks = hooks_of(tile, by_columns)
     gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, blocks=workers, **hooks)
-    send_rows = sending_rows(min(tile.threads // 32, Layout(tile, kinds).bytes // (8 * BULK_WORDS)))
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def ag_gemm_push(
@@ -214,6 +216,7 @@ def push_kernel(tile, kinds, by_columns):
         senders,
         ends,
         slabs,
+        together,
         parts,
         staged,
         room,
@@ -234,6 +237,7 @@ def push_kernel(tile, kinds, by_columns):
         senders  blocks that send, of SENDERS; 0: the rows have been sent
         ends     whether it is the last launch of the call
         slabs    by columns: of a part, which begins with slab i * slabs: there are up to PARTS
+        together by columns: whether all tiles wait for those of all ranks
         parts    by rows: of a rank's, of as many rows each; divides PARTS
         staged   uint8 (2 * room,), symmetric
         room     bytes of a half
@@ -246,7 +250,9 @@ def push_kernel(tile, kinds, by_columns):
         call = calls[0] + 1
         half = call & 1
         begin = me
-        if from_x[1]:
+        if by_columns:
+            begin = me + 1 if me + 1 < n_ranks else 0
+        elif from_x[1]:
             begin = me - 1 if me > 0 else n_ranks - 1
         if cuda.blockIdx.x < senders:
             to = Sending(
@@ -264,7 +270,7 @@ def push_kernel(tile, kinds, by_columns):
             parts = 1 if by_columns else parts
             coming = Coming(
                 *(arrived, quotient(PARTS, parts), m, quotient(rows, parts), me * parts, slabs),
-                *(n_ranks * parts, map_x, from_x, come, SHARES * call, senders),
+                *(n_ranks * parts, map_x, from_x, come, SHARES * call, together != 0, senders),
             )
             map_half = span(map_a, 16 * half, 16)
             gemm(map_half, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
@@ -355,49 +361,61 @@ class Push(Method):
     def _launch(self, x, problem, first, last, keep):
         world, (rows, k), n = self.world, x.shape, problem.b.shape[1]
         me, n_ranks = world.rank, world.n_ranks
-        tile, splits, by_columns, parts, senders = self.choose(rows, k, n)
-        reads_x, width = rows % tile.m == 0, -(-2 * k // (PARTS * WIDTH)) * WIDTH
+        plan = plan_of(rows, k, n, n_ranks, self.multiprocessors)
+        tile, reads_x, senders = plan.choice.tile, rows % plan.choice.tile.m == 0, plan.senders
         halves = [
             self.staged[half * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
             for half in range(2)
         ]
         return bind_gemm(
-            lambda tile, kinds: push_kernel(tile, kinds, by_columns),
-            *(problem._replace(a=halves[0]), Choice(tile, splits), self.multiprocessors - senders),
+            lambda tile, kinds: push_kernel(tile, kinds, plan.by_columns),
+            *(problem._replace(a=halves[0]), plan.choice, self.multiprocessors - senders),
             *(map_of_operand(x, tile.m), (me * rows, (me + 1) * rows) if reads_x else (0, 0)),
             *(x.reshape(-1).view("uint8"), rows, me, n_ranks, int(keep or not reads_x)),
-            *(senders if first else 0, int(last), width // (2 * SLAB), parts),
+            *(senders if first else 0, int(last), plan.slabs, int(plan.together), plan.parts),
             *(self.staged, self.room, self.arrived, self.offsets, self.calls, self.done),
             sources=halves,
             beside=senders if first else 0,
             co_resident=True,
         )
 
-    def choose(self, rows, k, n):
-        """-> tile, parts of K, whether x comes by columns, in how many parts of rows, blocks that send"""
-        sms, n_ranks = self.multiprocessors, self.world.n_ranks
-        allowed = [s for s in SENDERS if s <= sms // 2] or [1]
-        m, least = n_ranks * rows, min(senders_for(n, n_ranks) or SENDERS[-1], allowed[-1])
-        tile, splits = choose(m, n, k, sms - least)
-        works = tile.count(m, n) * splits
-        by_columns = works <= ROUNDS * sms
-        parts = 1 if by_columns else next(p for p in (4, 2, 1) if rows % p == 0)
-        senders = max(s for s in allowed if s == least or works + s <= sms)
-        return aligned_groups(tile, rows // parts, rows), splits, by_columns, parts, senders
+
+class Plan(NamedTuple):
+    """How a product is computed, as the kernel's arguments, and about how long that takes."""
+
+    choice: Choice
+    senders: int
+    by_columns: bool
+    slabs: int
+    together: bool
+    parts: int
+    seconds: float
 
 
-def senders_for(n, n_ranks):
-    """-> how many blocks send so fast that a product of `n` columns does not wait for them; None if there are
-    none. Both take longer with more rows, and longer rows."""
-    sent = 2 * (n_ranks - 1) / n_ranks / RATE  # seconds for each of M * K elements
-    computed = 2 * n / FLOPS  # likewise
-    return next((s for s in SENDERS if sent / s <= computed), None)
+def plan_of(rows, k, n, n_ranks, sms):
+    """-> the Plan for `rows` rows of each rank, (rows, k), and n columns, on so many multiprocessors: by the
+    number of senders with which neither the product nor what it waits for takes long."""
+    m, found = n_ranks * rows, []
+    for senders in [s for s in SENDERS if s <= sms // 2] or [1]:
+        choice = choose(m, n, k, sms - senders)
+        sent = 2 * (n_ranks - 1) * rows * k / (RATE * senders)
+        seconds = max(estimate(m, n, k, choice, sms - senders) / CLOCK, sent)
+        found.append((seconds, -senders, choice))
+    seconds, senders, choice = min(found)
+    senders, tile = -senders, choice.tile
+    works = tile.count(m, n) * choice.splits
+    by_columns = works <= ROUNDS * sms
+    parts = 1 if by_columns else next(p for p in (4, 2, 1) if rows % p == 0)
+    width = max(-(-2 * k // (PARTS * WIDTH)), -(-AT_ONCE // rows)) * WIDTH
+    choice = choice._replace(tile=aligned_groups(tile, rows // parts, rows))
+    together = by_columns and works <= sms - senders
+    return Plan(choice, senders, by_columns, width // (2 * SLAB), together, parts, seconds)
 
 
 def _listed(by_columns, tile, *kinds):
     kinds, words, number, bytes_ = Kinds(*kinds), types.uint64[::1], types.int64, types.uint8[::1]
     more = (
-        *(words, types.UniTuple(number, 2), bytes_, *[number] * 8, bytes_, number, words),
+        *(words, types.UniTuple(number, 2), bytes_, *[number] * 9, bytes_, number, words),
         *(number[::1], number[::1], types.int32[::1]),
     )
     return push_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)

@@ -43,8 +43,8 @@ from . import columns
 
 
 class Coming(NamedTuple):
-    """`extra` of the functions for the GEMM: `come`, in shared memory; `number`, what a signal of columns is,
-    or more, when they are there; all else as the kernel's, or that of ``push.py``."""
+    """`extra` of the functions for the GEMM: `come`, in shared memory; `number`, what a signal is, or more,
+    when what it stands for is there; all else as the kernel's, or that of ``push.py``."""
 
     arrived: object
     signals: object
@@ -57,6 +57,7 @@ class Coming(NamedTuple):
     from_x: object
     come: object
     number: object
+    together: object
     senders: object
 
 
@@ -160,7 +161,7 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
         if cuda.threadIdx.x == 0:  # the loader
             come[0] = mine
             tensormap_acquire(map_x)
-        coming = Coming(arrived, signals, m, rows, me, slabs, n_parts, map_x, from_x, come, 1, 0)
+        coming = Coming(arrived, signals, m, rows, me, slabs, n_parts, map_x, from_x, come, 1, False, 0)
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
 
     return ag_gemm_sm90
