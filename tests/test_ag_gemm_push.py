@@ -10,6 +10,7 @@ from numba import cuda
 from test_ag_gemm import BF16, found_out, in_a_row, integers, take, weight_of, words
 
 import shmemkit as sk
+from shmemkit.emu import EmulatorError
 from shmemkit.kernels.ag_gemm import push
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice
@@ -134,6 +135,14 @@ def test_graphs_and_streams(pes, tiles):
     pes(2).run(main)
 
 
+def without(line, change):
+    """-> Push, of a module with other code."""
+    module = changed(push, line, change)
+    for name in ("choose", "SENDERS", "WIDTH", "AT_ONCE", "ROUNDS"):
+        setattr(module, name, getattr(push, name))
+    return module.Push
+
+
 COLUMNS, ROWS = True, False
 
 
@@ -142,7 +151,7 @@ COLUMNS, ROWS = True, False
     [
         (64, COLUMNS, 'notify_at(to.arrived, to.me * PARTS + word, to.offsets, peer, shares, "add")', "pass"),
         (64, COLUMNS, "store_vec16(there, at, a)", "pass"),
-        (64, COLUMNS, "and_mine)\n        cuda.syncthreads()", "and_mine)"),
+        (64, COLUMNS, "mbarrier_wait(sent, i, 0)", "pass"),
         (256, COLUMNS, "store_piece(there, place + at1, place + last1, piece1)", "pass"),
         (64, COLUMNS, "tensormap_acquire(map_x)", "pass"),
         (40, COLUMNS, "while peer < to.n_ranks:  #", "while peer < to.n_ranks and peer != to.me:  #"),
@@ -151,18 +160,31 @@ COLUMNS, ROWS = True, False
         (64, COLUMNS, "SHARES * call, together", "SHARES * (call - 1), together"),
         (40, COLUMNS, "rows % plan.choice.tile.m == 0", "True"),
         (64, ROWS, "tell(to, peer, part * words + cuda.threadIdx.x)", "tell(to, peer, part)"),
-        (64, ROWS, "n_bytes, peer, 1)\n            cuda.syncthreads()", "n_bytes, peer, 1)"),
+        (64, ROWS, "peer, 1, warps)\n            cuda.syncthreads()", "peer, 1, warps)"),
         (40, ROWS, "peer != to.me or to.and_mine", "peer != to.me"),
         (40, ROWS, "come[0] = parts if from_x[1] else 0", "come[0] = parts"),
     ],
 )
 def test_each_part_is_needed(monkeypatch, tiles, rows, by_columns, line, change):
     tiles(SMALL, 1, by_columns)
-    module = changed(push, line, change)
-    for name in ("choose", "SENDERS", "WIDTH", "AT_ONCE", "ROUNDS"):
-        setattr(module, name, getattr(push, name))
-    monkeypatch.setattr(sk.kernels.ag_gemm, "Push", module.Push)
+    monkeypatch.setattr(sk.kernels.ag_gemm, "Push", without(line, change))
     assert found_out(rows, 264, 3, "push", 4, races=True)
+
+
+def test_parts_without_columns_are_counted(monkeypatch, tiles):
+    """Or the next call, of longer rows, waits for ever."""
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = 4
+        product = sk.AllGatherGemm(world, 2 * 8 * 264 * 2, "push")
+        for k in (8, 264):
+            product(integers(8, k), weight_of(world.rank, k, 16))
+        world.synchronize()
+
+    monkeypatch.setattr(sk.kernels.ag_gemm, "Push", without("while i < to.n_ranks * rest:", "while False:"))
+    with pytest.raises(EmulatorError, match="deadlock"):
+        sk.emu.run(main, 2)
 
 
 def test_plans():

@@ -13,7 +13,7 @@ Counters  calls[0], local: how many calls have ended, and so a call's number, an
           so that a replayed graph counts on. done[0]: blocks of this launch that have ended
 
   senders, the first blocks, for each part i of the columns:
-          1. store them, of some of my rows each, to staged[half, me] of all other ranks; syncthreads
+          1. store them, of some of my rows each, to staged[half, me] of all other ranks; the block meets
           2. add my shares to arrived[me, i] there                release, sys: publishes the block's stores
   loader of the other blocks, one thread, for each slab of a tile that is not known to be here:
           3. wait until arrived[k, i] is at least SHARES times the call's number, for its part i, of all
@@ -39,6 +39,7 @@ from typing import NamedTuple
 from numba import cuda, int64, types
 
 from shmemkit.device.copies import copy_block
+from shmemkit.device.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait
 from shmemkit.device.memory import load_vec16, peer_at, store_vec16
 from shmemkit.device.signals import notify_at
 from shmemkit.device.spans import span
@@ -125,11 +126,11 @@ def place_of(i, pieces, begin, pitch, size, lane):
 
 
 @inline
-def send(to, begin, rows, pitch, size, peer, peers):
+def send(to, begin, rows, pitch, size, peer, peers, warps):
     """Step 1: `size` bytes of each of `rows` rows, the first of which begins at byte `begin`, `pitch` bytes
-    before the next one, to `peers` ranks from `peer` on. The senders' warps share the pieces; each has 4
-    under way: a multiprocessor sends as much as it loads meanwhile."""
-    lane, warps = cuda.threadIdx.x & 31, quotient(cuda.blockDim.x, 32)
+    before the next one, to `peers` ranks from `peer` on. The first `warps` of the senders share the pieces;
+    each has 4 under way: a multiprocessor sends as much as it loads meanwhile."""
+    lane = cuda.threadIdx.x & 31
     step, pieces = to.senders * warps, quotient(size + PIECE - 1, PIECE)
     i, count = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32)), rows * pieces
     while i < count:
@@ -154,28 +155,49 @@ def send(to, begin, rows, pitch, size, peer, peers):
 
 
 @inline
-def send_columns(to, width):
-    """By columns: `width` bytes of all my rows to all ranks, then the next ones."""
-    for part in range(PARTS):
-        begin = part * width
-        if begin < to.row_bytes:
-            size = min(width, to.row_bytes - begin)
-            send(to, begin, to.rows, to.row_bytes, size, to.begin, to.n_ranks - 1 + to.and_mine)
-        cuda.syncthreads()
-        peer = int64(cuda.threadIdx.x)
-        while peer < to.n_ranks:  # mine are counted, too, whoever reads them
-            tell(to, peer, part)
-            peer += cuda.blockDim.x
+def send_columns(to, width, sent):
+    """By columns: `width` bytes of all my rows to all ranks, then the next ones. The last warp tells them,
+    which takes it longer than a piece takes the others: each arrives at sent[i], when it has stored its share
+    of part i, and goes on."""
+    lane, warp = int64(cuda.threadIdx.x & 31), quotient(cuda.threadIdx.x, 32)
+    last = quotient(cuda.blockDim.x, 32) - 1
+    parts = min(quotient(to.row_bytes + width - 1, width), PARTS)
+    if cuda.threadIdx.x == 0:
+        for i in range(PARTS):
+            mbarrier_init(sent, i, last)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if warp < last:
+        for i in range(parts):
+            size = min(width, to.row_bytes - i * width)
+            peers = to.n_ranks - 1 + to.and_mine
+            send(to, i * width, to.rows, to.row_bytes, size, to.begin, peers, last)
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(sent, i)
+    else:
+        for i in range(parts):
+            mbarrier_wait(sent, i, 0)
+            peer = lane
+            while peer < to.n_ranks:  # mine are counted, too, whoever reads them
+                tell(to, peer, i)
+                peer += 32
+        i, rest = lane, PARTS - parts
+        while i < to.n_ranks * rest:  # parts without columns
+            peer = quotient(i, rest)
+            tell(to, peer, parts + i - peer * rest)
+            i += 32
 
 
 @inline
 def send_rows(to, parts):
     """By rows: in so many parts, to one rank, then to the one before that."""
     peer, words, n_bytes = to.begin, quotient(PARTS, parts), quotient(to.rows, parts) * to.row_bytes
+    warps = quotient(cuda.blockDim.x, 32)
     for _ in range(to.n_ranks):
         for part in range(parts):
             if peer != to.me or to.and_mine:
-                send(to, part * n_bytes, 1, 0, n_bytes, peer, 1)
+                send(to, part * n_bytes, 1, 0, n_bytes, peer, 1, warps)
             cuda.syncthreads()
             if cuda.threadIdx.x < words:
                 tell(to, peer, part * words + cuda.threadIdx.x)
@@ -246,7 +268,7 @@ def push_kernel(tile, kinds, by_columns):
         calls    int64 (1,), zero at first; done: int32 (1,)
         grid     as of ``gemm_kernel``, and the senders; all blocks must be resident
         """
-        come = cuda.shared.array(1, types.int64)
+        come, sent = cuda.shared.array(1, types.int64), cuda.shared.array(PARTS, types.uint64)
         call = calls[0] + 1
         half = call & 1
         begin = me
@@ -260,7 +282,7 @@ def push_kernel(tile, kinds, by_columns):
                 *(me, n_ranks, and_mine, begin, senders),
             )
             if by_columns:
-                send_columns(to, slabs * 2 * SLAB)
+                send_columns(to, slabs * 2 * SLAB, sent)
             else:
                 send_rows(to, parts)
         else:

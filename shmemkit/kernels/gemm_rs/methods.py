@@ -15,7 +15,7 @@ from .fused import Parts, fused_kernel
 WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
 FLOAT32_WIDTH = 128  # of tiles whose parts are float32: the kernel runs out of registers otherwise
 MOST_RANKS = 16  # the kernel has the code for each other rank's part
-LEAST = 1 << 20  # elements of the result that are worth an overlap
+LEAST = 1 << 23  # elements of the result that are worth an overlap: of 1 << 22 it takes as long, or longer
 
 
 def tiles_for(rows, n, part_dtype):
