@@ -16,8 +16,9 @@ One after the other, the tensor cores wait for the links, and then the links for
     product           |x0 x1 x2 x3|
 
 But a product's tiles do not depend on each other, and those of a rank's own rows need nothing from anywhere.
-So ``sk.AllGatherGemm`` begins with these, while the copy engines bring the others', in the order in which the
-product takes them; its kernel waits for each segment just before the first tile that needs it:
+So ``sk.AllGatherGemm`` begins with these, while the others' come, in the order in which the product takes
+them: stored by a few blocks of the kernel itself ("push"), or brought by copy engines ("overlap"). The kernel
+waits for each segment just before the first tile that needs it:
 
     gather   |x1 x2 x3|
     product  |x0 x1 x2 x3|                            on rank 0; rank 1 takes x1 x2 x3 x0, and so on
@@ -27,10 +28,11 @@ Attention has three weights, q, k and v, which share the gathered rows: they are
 On the emulator it prints
 
     4 ranks (emulator), 16 rows of 64 bfloat16 each, q, k and v of 32, 16 and 16 columns each
-    one after the other: passed
-    at once: passed
+    push: passed
+    overlap: passed
+    sequential: passed
 
-and on GPUs how long both take, too.
+and on GPUs how long each takes, too.
 """
 
 import argparse
@@ -66,8 +68,7 @@ def main():
         everyone = xp.concatenate([random(rank, rows, hidden) for rank in range(n)]).astype("float32")
         wanted = [everyone @ weight.astype("float32") for weight in weights]
 
-        at_once = "overlap" if world.n_nodes == 1 else "overlap_2d"
-        for name, method in (("one after the other", "sequential"), ("at once", at_once)):
+        for method in sk.AllGatherGemm.methods_for(world.n_nodes):
             ag_gemm = sk.AllGatherGemm(world, n * x.nbytes, method)
             outs = tuple(xp.full((n * rows, c), np.nan, ml_dtypes.bfloat16) for c in columns)
             world.synchronize()
@@ -85,7 +86,7 @@ def main():
                 took = f", {clock.time(clock.capture(call, 5), 5):.1f} us"
             world.host_barrier()
             if world.rank == 0:
-                print(f"{name}: passed{took}", flush=True)
+                print(f"{method}: passed{took}", flush=True)
             ag_gemm.free()
 
 

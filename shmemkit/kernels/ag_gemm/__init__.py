@@ -37,7 +37,7 @@ __all__ = ["AllGatherGemm"]
 ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
 COPIES = 20e-6  # seconds that copy engines take longer than the product
-PUSHED = 1 << 26  # likewise "push", where that can be: a guess
+PUSHED = 1 << 27  # likewise "push": no more was measured
 
 
 class AllGatherGemm(Products):
@@ -45,10 +45,10 @@ class AllGatherGemm(Products):
 
     world       the World
     max_nbytes  of the gathered rows: n_ranks times an `x`
-    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "push" for up to 64 MB of
-                gathered rows, which copy engines would bring too late, and "overlap" for more; over several
-                nodes "sequential" for up to 4 MB, and "overlap_2d"; elsewhere "sequential", on the emulator,
-                too, where that is faster
+    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to 4 MB
+                of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes "overlap_2d"
+                for all that is more than 4 MB; elsewhere "sequential", on the emulator, too, where that is
+                faster. See ``method_for``
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
@@ -56,9 +56,9 @@ class AllGatherGemm(Products):
     under way may take all multiprocessors and wait for ranks. So collectives on other streams beside it, and
     graphs that are launched on several, come in one order on all ranks, too, by events.
 
-    "push" takes symmetric memory for twice the gathered rows, of 64 MB at most for "auto", and computes those
-    of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap", or up to 4 MB
-    "sequential", for others. "overlap" takes it for the gathered rows, and 1 / n_ranks of that. Both need
+    "push" takes symmetric memory for twice the gathered rows, of 128 MB at most for "auto", and computes those
+    of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap" for others, and where
+    weights of few columns would wait for the senders. "overlap" takes it for the gathered rows, and 1 / n_ranks of that. Both need
     memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 /
     nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes what AllGather does of 4 MB,
     too.
