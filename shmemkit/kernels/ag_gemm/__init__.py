@@ -45,10 +45,10 @@ class AllGatherGemm(Products):
 
     world       the World
     max_nbytes  of the gathered rows: n_ranks times an `x`
-    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to 4 MB
-                of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes "overlap_2d"
-                for all that is more than 4 MB; elsewhere "sequential", on the emulator, too, where that is
-                faster. See ``method_for``
+    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to
+                4 MB of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes
+                "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too,
+                where that is faster. See ``method_for``
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
@@ -56,12 +56,12 @@ class AllGatherGemm(Products):
     under way may take all multiprocessors and wait for ranks. So collectives on other streams beside it, and
     graphs that are launched on several, come in one order on all ranks, too, by events.
 
-    "push" takes symmetric memory for twice the gathered rows, of 128 MB at most for "auto", and computes those
-    of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap" for others, and where
-    weights of few columns would wait for the senders. "overlap" takes it for the gathered rows, and 1 / n_ranks of that. Both need
-    memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in the node, takes it for 1 /
-    nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes what AllGather does of 4 MB,
-    too.
+    "push" takes symmetric memory for twice the gathered rows, of 128 MB at most for "auto", and computes
+    those of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap" for others, and
+    where weights of few columns would wait for the senders. "overlap" takes it for the gathered rows, and 1 /
+    n_ranks of that. Both need memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in
+    the node, takes it for 1 / nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes
+    what AllGather does of 4 MB, too.
 
     `refused`: why "auto" never overlaps here, or None.
     """
