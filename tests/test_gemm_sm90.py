@@ -121,6 +121,19 @@ def test_activations_of_floats(activation):
     assert product.compute((64, 16))
 
 
+@pytest.mark.parametrize(
+    ("m", "majors", "loaded"),
+    [(1, "kk", 8), (9, "kk", 16), (32, "kk", 32), (33, "kk", None), (8, ("mn", "k"), None)],
+)
+def test_rows_that_a_does_not_have_are_not_loaded(monkeypatch, m, majors, loaded):
+    kernel, tiles = sm90_host.gemm_kernel, []
+    monkeypatch.setattr(
+        sm90_host, "gemm_kernel", lambda tile, kinds: tiles.append(tile) or kernel(tile, kinds)
+    )
+    assert Product((m, 40, 72), majors).compute((64, 32), delivery="unordered")
+    assert [tile.loaded for tile in tiles] == [loaded]
+
+
 @pytest.mark.parametrize(("splits", "sms"), [(2, 2), (5, 64)])
 def test_parts_of_k(splits, sms):
     assert Product((70, 72, 300)).compute((64, 96, 8, True), splits, sms, calls=2)

@@ -88,16 +88,23 @@ class Tile(NamedTuple):
     m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
+    loaded  rows of a K-major A that are loaded, a multiple of 8, if it has no more; None: m. To load rows
+            that A does not have takes as long as others
     """
 
     m: int
     n: int
     group: int = 16
     split: bool = False
+    loaded: int = None
 
     def count(self, m, n):
         """Tiles of an M by N result."""
         return -(-m // self.m) * -(-n // self.n)
+
+    @property
+    def rows_of_a(self):
+        return self.loaded or self.m
 
     @property
     def threads(self):
@@ -392,8 +399,8 @@ def gemm_body(
     stages, a_bytes, b_bytes = layout.stages, layout.a, layout.b
     at_b, at_pieces, n_bytes = layout.at_b, layout.at_pieces, layout.bytes
     warp_pieces = PIECES * layout.piece
-    slab_bytes = a_bytes + b_bytes
-    load_a, load_b = loading(kinds.a_major, tile_m), loading(kinds.b_major, tile_n)
+    slab_bytes = bytes_of_slab(kinds.a_major, tile.rows_of_a) + b_bytes
+    load_a, load_b = loading(kinds.a_major, tile.rows_of_a), loading(kinds.b_major, tile_n)
     products = warpgroup_mma(tile_n, kinds.dtype, kinds.a_major, kinds.b_major)
     zeros, multiply, wait_for_products = products
     store = storing(
@@ -588,5 +595,6 @@ GPU_KERNELS = {
     "128x224": _listed((128, 224), "bfloat16", "k", "mn", "float16", "float32", "relu"),
     "128x128 split": _listed((128, 128, 8, True), "bfloat16", "k", "k", "bfloat16"),
     "64x64": _listed((64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
+    "64x64 few": _listed((64, 64, 16, False, 8), "bfloat16", "k", "k", "bfloat16"),
     "64x128 split": _listed((64, 128, 8, True), "bfloat16", "k", "k", "float32"),
 }

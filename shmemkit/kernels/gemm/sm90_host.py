@@ -20,6 +20,7 @@ from .sm90 import (
     shared_bytes,
 )
 
+FEW = 32  # rows of A: of so many no more are loaded
 ALIGNED = 16  # bytes: at multiples of them rows begin, and so many the TMA writes at a time
 
 
@@ -133,6 +134,8 @@ def bind_gemm(
     arrays, (tile, splits) = arrays_of(out), choice
     m, k, n = m or a.shape[0], *b.shape
     bias_dtype = None if bias is None else bias.dtype.name
+    if m <= FEW and major(a) == "k":
+        tile = tile._replace(loaded=next(rows for rows in (8, 16, FEW) if m <= rows))
     kinds = Kinds(a.dtype.name, major(a), major(b.T), out.dtype.name, bias_dtype, activation)
     box = 16, Layout(tile, kinds).columns
     map_out = arrays.concatenate([tensor_map(array, box) for array in outs or [out]])
@@ -142,7 +145,7 @@ def bind_gemm(
         bias = bias.view("uint16")
     partials = arrays.empty(partial_elements(tile, m, n, splits) if splits > 1 else 1, "float32")
     arrivals = arrays.zeros(arrival_elements(tile, m, n) if splits > 1 else 1, "int32")
-    map_a = arrays.concatenate([map_of_operand(array, tile.m) for array in sources or [a]])
+    map_a = arrays.concatenate([map_of_operand(array, tile.rows_of_a) for array in sources or [a]])
     maps = map_a, map_of_operand(b.T, tile.n), map_out
     launch = bind(
         kernel_of(tile, kinds),
