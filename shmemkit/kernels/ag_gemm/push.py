@@ -1,34 +1,37 @@
-"""All-gather and matrix product in one kernel, for few rows: some blocks of it store this rank's rows into
-the others' memory, a few columns after another, while the rest multiply what has come. Hopper, GPUs that
-reach each other's memory.
+"""All-gather and matrix product in one kernel: some blocks of it store this rank's rows into the others'
+memory while the rest multiply what has come. Hopper, GPUs that reach each other's memory.
 
-Copy engines leave all multiprocessors to the product, but to start them, and to be told by them, takes some
-20 us (``sm90.py``); a product of few rows does not take much longer.
+Copy engines leave all multiprocessors to the product (``sm90.py``), but to start them, and to be told by them,
+takes some 20 us.
 
 Staged    staged[half, k], on every rank: the rows of rank k, as they lie there. Written by rank k only; my
           own by me, unless the product reads them from x
-Signals   arrived[k, i], on every rank: SHARES times the calls whose part i of the columns of rank k's rows
-          is here. Only rank k adds to it
+Parts     Of products of few tiles, x comes by columns: the first ones of all rows, to all ranks at once, then
+          the next. Otherwise by rows: all to the rank before me, which wants them first, then to the one
+          before that, each time in a few parts
+Signals   arrived[k, i], on every rank: SHARES times the calls whose part i of rank k's rows is here. Only
+          rank k adds to it, SHARES in each call, whatever the parts: those without columns are counted, too,
+          and by rows several words are of one part
 Counters  calls[0], local: how many calls have ended, and so a call's number, and its half. In device memory,
           so that a replayed graph counts on. done[0]: blocks of this launch that have ended
 
-  senders, the first blocks, for each part i of the columns:
-          1. store them, of some of my rows each, to staged[half, me] of all other ranks; the block meets
+  senders, the first blocks, each for its share of every part:
+          1. store it to staged[half, me] of the rank, or of all others; the block meets
           2. add my shares to arrived[me, i] there                release, sys: publishes the block's stores
-  loader of the other blocks, one thread, for each slab of a tile that is not known to be here:
-          3. wait until arrived[k, i] is at least SHARES times the call's number, for its part i, of all
-             segments that the tile has rows of                   acquire, sys
-          4. fence between proxies: the loads of the TMA see them, too        (``columns.py`` has 3 and 4)
+  loader of the other blocks, one thread, for each tile (by columns: each slab) that is not known to be here:
+          3. wait until arrived[k, i] is at least SHARES times the call's number, for all parts that it has
+             rows of                                              acquire, sys
+          4. fence between proxies: the loads of the TMA see them, too
   the last block that ends, of a call's last launch:
           5. count the call
 
-The rest is ``shmemkit.kernels.gemm.sm90``. Several products of one gathering are several launches: the first
-one sends, and in the others all is here already.
+``sm90.py``, or ``columns.py``, has 3 and 4; the rest is ``shmemkit.kernels.gemm.sm90``. Several products of one
+gathering are several launches: the first one sends, and in the others all is here already.
 
 No race. Half h of staged is written again two calls later, by a rank k that has ended the call between. In
-that one it has waited for all columns of my rows (each rank has rows, and each launch computes tiles of all
-rows): I sent them in a launch that began after my launches before had ended, and so had read what half h
-held. What has come of another call is not taken for that of this one: signals count up.
+that one it has waited for all of my rows (each rank has rows, and each launch computes tiles of all rows): I
+sent them in a launch that began after my launches before had ended, and so had read what half h held. What
+has come of another call is not taken for that of this one: signals count up.
 
 No deadlock: senders wait for nobody. All blocks are resident.
 """
