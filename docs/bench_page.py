@@ -197,7 +197,8 @@ def section(path, results):
     )
     picture = [f"![{TITLES[op]}: time against size](plots/{path.stem}.svg)"] if has_plot(results) else []
     title = f"### {TITLES[op]}: {results.heading()}"
-    return "\n\n".join([title, f"```bash\n{results.command}\n```", about, *body(results), *picture])
+    command = f"mpirun -n {results.n_ranks} {results.command}" if results.n_ranks > 1 else results.command
+    return "\n\n".join([title, f"```bash\n{command}\n```", about, *body(results), *picture])
 
 
 def has_plot(results):

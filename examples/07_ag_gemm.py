@@ -46,9 +46,12 @@ from shmemkit.bench.timing import Clock
 
 def main():
     parser = argparse.ArgumentParser(description="All-gather and matrix product at once.")
-    parser.add_argument("--rows", type=int, help="of each rank (2048; 16 on the emulator)")
-    parser.add_argument("--hidden", type=int, help="columns of x (4096; 64 on the emulator)")
+    parser.add_argument("--rows", type=int, help="of each rank, at least 1 (2048; 16 on the emulator)")
+    parser.add_argument("--hidden", type=int, help="columns of x, a multiple of 8 (4096; 64 on the emulator)")
     options = parser.parse_args()
+    for name, size, unit in (("rows", options.rows, 1), ("hidden", options.hidden, 8)):
+        if size is not None and (size < unit or size % unit):
+            parser.error(f"--{name} {size}: {unit} or a multiple of it is allowed")
 
     with sk.init() as world:
         n, xp, emulated = world.n_ranks, world.xp, world.backend.name == "emulator"
@@ -69,7 +72,12 @@ def main():
         wanted = [everyone @ weight.astype("float32") for weight in weights]
 
         for method in sk.AllGatherGemm.methods_for(world.n_nodes):
-            ag_gemm = sk.AllGatherGemm(world, n * x.nbytes, method)
+            try:
+                ag_gemm = sk.AllGatherGemm(world, n * x.nbytes, method)
+            except ValueError as refusal:  # on all ranks: the first two are for GPUs of the Hopper generation
+                if world.rank == 0:
+                    print(f"{method}: {refusal}", flush=True)
+                continue
             outs = tuple(xp.full((n * rows, c), np.nan, ml_dtypes.bfloat16) for c in columns)
             world.synchronize()
 

@@ -49,10 +49,12 @@ def main():
 
     with sk.init() as world:
         n, me, xp, emulated = world.n_ranks, world.rank, world.xp, world.backend.name == "emulator"
-        tokens = options.tokens or (8 * n if emulated else 8192 // n * n)
+        tokens = (8 * n if emulated else 8192 // n * n) if options.tokens is None else options.tokens
         hidden = options.hidden or (64 if emulated else 4096)
-        if n == 1 or tokens % n:
-            raise SystemExit(f"{n} ranks, {tokens} tokens: take 2 ranks or more, and a multiple of them")
+        if n == 1:
+            raise SystemExit("1 rank: take 2 or more, as by ./mpi_launch.sh -n 2")
+        if tokens < 1 or tokens % n:
+            raise SystemExit(f"--tokens {tokens}: {n}, the ranks, or a multiple of it is allowed")
         inside = hidden if emulated else 14336 // n // 8 * 8  # columns of a rank between the layers
         if me == 0:
             of_all = f"{tokens} tokens, {hidden} hidden, {n * inside} inside, bfloat16"
@@ -87,7 +89,12 @@ def main():
         between, out = xp.empty((tokens, inside), x.dtype), xp.empty((tokens // n, hidden), x.dtype)
         at_once = "fused" if world.n_nodes == 1 else "fused_2d"
         for name, method in (("one after the other", "sequential"), ("at once", at_once)):
-            gemm_rs = sk.GemmReduceScatter(world, tokens, hidden, method=method)
+            try:
+                gemm_rs = sk.GemmReduceScatter(world, tokens, hidden, method=method)
+            except ValueError as refusal:  # on all ranks, as where they are not GPUs of the Hopper generation
+                if me == 0:
+                    print(f"{name}: {refusal}", flush=True)
+                continue
 
             def mlp(gemm_rs=gemm_rs):
                 ag_gemm(mine, first, between, activation="relu")

@@ -67,7 +67,7 @@ def test_all_gather(pages, tmp_path):
     write(tmp_path / "gathered_x4.json", *GATHERED)
     assert pages[0].text(tmp_path).split("\n\n") == [
         "### All-gather: 4 ranks on 4 x G; driver 1.2, CUDA 13.0",
-        "```bash\npython3 -m shmemkit.bench x\n```",
+        "```bash\nmpirun -n 4 python3 -m shmemkit.bench x\n```",
         "Python 3.12.3, nccl 2.28; 2026-11-21. Timing: A clock.",
         "One rank sends to another 400 GB/s at most: 100 % of p2p.",
         "Into private memory:",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shmemkit.emu.__main__ import main as emulate
+from shmemkit.emu.backend import EmulatorBackend
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -31,7 +32,20 @@ def test_several_nodes(capsys, name):
     assert capsys.readouterr().out.count("passed") >= 2
 
 
-@pytest.mark.parametrize("n_ranks, tokens", [(1, 8), (3, 10)])
-def test_tokens_that_ranks_cannot_share(capsys, n_ranks, tokens):
+@pytest.mark.parametrize(
+    "n_ranks, tokens, text", [(1, 8, "1 rank: take 2"), (3, 10, "3, the ranks"), (2, 0, "--tokens 0")]
+)
+def test_tokens_that_ranks_cannot_share(capsys, n_ranks, tokens, text):
     assert emulate(["-n", str(n_ranks), str(EXAMPLES / "08_gemm_rs.py"), "--tokens", str(tokens)]) == 1
-    assert "a multiple of them" in capsys.readouterr().err
+    assert text in capsys.readouterr().err
+
+
+def test_refused_methods_and_sizes(capsys, monkeypatch):
+    """On another GPU than Hopper's the rest goes on."""
+    monkeypatch.setattr(EmulatorBackend, "compute_capability", (8, 0))
+    for name, passed in (("07_ag_gemm.py", 1), ("08_gemm_rs.py", 2)):
+        assert emulate(["-n", "2", str(EXAMPLES / name)]) == 0
+        out = capsys.readouterr().out
+        assert out.count("passed") == passed and "compute capability 8.0: 9.0 is allowed" in out
+    assert emulate(["-n", "1", str(EXAMPLES / "07_ag_gemm.py"), "--hidden", "12"]) != 0
+    assert "--hidden 12: 8 or a multiple of it" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import shmemkit as sk
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels import ag_gemm
 from shmemkit.kernels.ag_gemm import host
-from shmemkit.kernels.all_gather import push_ahead
+from shmemkit.kernels.all_gather import AllGather, push_ahead
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.gemm import Simt
 from shmemkit.kernels.gemm.arrays import new_output, unowned
@@ -347,21 +347,26 @@ def test_the_first_method_that_can_and_is_faster(pes, monkeypatch):
 
 
 def test_what_is_refused_leaves_nothing_allocated(pes, monkeypatch):
-    def refuse(self, max_nbytes):
+    def refuse(self, *args):
         raise MemoryError("the heap is full")
 
     monkeypatch.setattr(CopyPush, "prepare", refuse)
 
     def main():
         world = sk.init()
-        alone = sk.AllGatherGemm(world, 1 << 12, "sequential")
+        alone = [sk.AllGatherGemm(world, 1 << 12, method) for method in ("sequential", "push")]
         before = len(world._allocations)
-        alone.free()
+        for one in alone:
+            one.free()
         auto = sk.AllGatherGemm(world, 1 << 12)
-        assert len(world._allocations) == before and "heap is full" in auto.refused
+        assert len(world._allocations) == before and auto.refused == {"overlap": "the heap is full"}
         assert (auto(np.ones((2, 8)), np.ones((8, 1))) == 8).all()
         with pytest.raises(MemoryError, match="method='overlap': the heap is full"):
             sk.AllGatherGemm(world, 1 << 12, "overlap")
+        assert len(world._allocations) == before
+        monkeypatch.setattr(AllGather, "__init__", refuse)
+        with pytest.raises(MemoryError, match="AllGatherGemm: max_nbytes=4096, method='auto': the heap is"):
+            sk.AllGatherGemm(world, 1 << 12)
         assert len(world._allocations) == before
 
     pes(2).run(main)
@@ -377,7 +382,7 @@ def test_copies_in_a_node_need_memory_operations_of_its_ranks_only(pes, monkeypa
     monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.no_copies", no_copies)
 
     def main():
-        assert "no memory operations" in sk.AllGatherGemm(sk.init(), 1 << 10).refused
+        assert "no memory operations" in sk.AllGatherGemm(sk.init(), 1 << 10).refused["overlap_2d"]
 
     pes(4, local_size=2).run(main)
     assert sorted(asked) == [[0, 1], [0, 1], [2, 3], [2, 3]]

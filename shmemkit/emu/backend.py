@@ -159,6 +159,8 @@ class EmulatorBackend:
 
     # -- copies and memory operations of streams: see ``shmemkit.gpu``
     def handle(self, stream):
+        if stream is not None and not isinstance(stream, Stream):
+            raise TypeError(f"{stream!r} is not a stream: on the emulator numba's are allowed, or None")
         return stream or self.stream
 
     def new_stream(self):

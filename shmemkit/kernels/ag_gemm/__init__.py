@@ -7,7 +7,7 @@ the first layer of a tensor-parallel block.
 
 Methods:
 
-  push        one kernel, for few rows: some of its blocks store them into the others' memory: push.py
+  push        one kernel: some of its blocks store the rows into the others' memory: push.py
   overlap     the product begins with the rows that are here while copy engines bring the others: sm90.py; or
               if it has few tiles, with the columns of all rows that come first: columns.py
   overlap_2d  several nodes: likewise for one node's rows after another, the own ones first, while the others
@@ -48,7 +48,7 @@ class AllGatherGemm(Products):
     method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to
                 4 MB of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes
                 "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too,
-                where that is faster. See ``method_for``
+                See ``method_for``
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
@@ -63,7 +63,7 @@ class AllGatherGemm(Products):
     the node, takes it for 1 / nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes
     what AllGather does of 4 MB, too.
 
-    `refused`: why "auto" never overlaps here, or None.
+    `refused`: {method: why "auto" never takes it here}.
     """
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
@@ -76,7 +76,7 @@ class AllGatherGemm(Products):
             return {"max_nbytes": self.max_nbytes}
 
         super().__init__(world, method, check)
-        self._gpu, self.refused = gpu_of(world), None
+        self._gpu, self.refused = gpu_of(world), {}
         self._push = self._ahead = self._given = self._nodes = self._gather = None
         self._rooms = {}  # where each method has the gathered rows, from the beginning on
         self._preferred = method  # if it is large
@@ -84,9 +84,11 @@ class AllGatherGemm(Products):
             self._preferred = "overlap" if world.n_nodes == 1 else "overlap_2d"
         try:
             self._prepare()
-        except (ValueError, MemoryError):  # on all ranks
+        except (ValueError, MemoryError) as error:  # on all ranks
             self.free()
-            raise
+            kind = MemoryError if isinstance(error, MemoryError) else ValueError
+            given = f"max_nbytes={max_nbytes}, method={method!r}"
+            raise kind(f"AllGatherGemm: {given}: {error}") from None
 
     @staticmethod
     def methods_for(n_nodes):
@@ -94,25 +96,32 @@ class AllGatherGemm(Products):
         return ("push", "overlap", "sequential") if n_nodes == 1 else ("overlap_2d", "sequential")
 
     def _prepare(self):
-        capacity, emulated = self.max_nbytes, self.world.backend.name == "emulator"
-        if self.method != "sequential":
+        world, capacity = self.world, self.max_nbytes
+        names = self.methods_for(world.n_nodes) if self.method == "auto" else (self.method,)
+        for name in names:
+            if name == "sequential":
+                continue
+            made = len(self._parts)
             try:
-                if self.method != "push":
-                    self._prepare_overlap(capacity)
-                if self.method == "push" or (self.method == "auto" and self._nodes is None):
-                    most = min(capacity, PUSHED) if self.method == "auto" else capacity
-                    self._push = self._part(Push, self.world, most)
-                    self._rooms["push"] = self._push.staged
-                capacity = capacity if emulated else min(capacity, SMALL)
+                prepare = self._prepare_push if name == "push" else self._prepare_overlap
+                prepare(capacity)
             except (ValueError, MemoryError) as error:
                 if self.method != "auto":
-                    kind = MemoryError if isinstance(error, MemoryError) else ValueError
-                    raise kind(f"AllGatherGemm: method={self.method!r}: {error}") from None
-                self.refused, self._rooms = str(error), {}
-                self._free_parts()
-        if self.method in ("auto", "sequential"):
-            self._gather = self._part(AllGather, self.world, capacity)
+                    raise
+                self.refused[name] = str(error)
+                while len(self._parts) > made:
+                    self._parts.pop().free()
+        if "sequential" in names:
+            if self._preferred in self._rooms and world.backend.name != "emulator":
+                capacity = min(capacity, SMALL)
+            self._gather = self._part(AllGather, world, capacity)
             self._rooms["sequential"] = self._gather.output(capacity, "uint8")
+
+    def _prepare_push(self, capacity):
+        if self.method == "auto":
+            capacity = min(capacity, PUSHED)
+        self._push = self._part(Push, self.world, capacity)
+        self._rooms["push"] = self._push.staged
 
     def _prepare_overlap(self, capacity):
         world = self.world
@@ -153,6 +162,8 @@ class AllGatherGemm(Products):
         self._check_alive()
         if stream is self.world.stream:
             stream = None
+        if not (activation is None or isinstance(activation, str)):
+            raise TypeError(f"AllGatherGemm: activation={activation!r}: a name or None is allowed")
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
@@ -178,16 +189,15 @@ class AllGatherGemm(Products):
         n_ranks = self.world.n_ranks
         n_bytes = n_ranks * rows * k * dtype.itemsize
         emulated = self.world.backend.name == "emulator"  # whose times mean nothing
-        if self._preferred not in self._rooms or emulated:
+        if emulated or n_bytes <= SMALL:
             return "sequential"
-        if n_bytes <= SMALL:
-            return "sequential"
+        large = self._preferred if self._preferred in self._rooms else "sequential"
         if "push" not in self._rooms or n_bytes > PUSHED or unpushed:
-            return self._preferred
+            return large
         sms = self._gpu.multiprocessors
         product = estimate(n_ranks * rows, n, k, choose(n_ranks * rows, n, k, sms), sms) / CLOCK
         pushed = plan_of(rows, k, n, n_ranks, sms).seconds
-        return "push" if pushed < product + COPIES else self._preferred
+        return "push" if pushed < product + COPIES or large == "sequential" else large
 
     # -- inside
     def _as_list(self, name, given, weights, several):

@@ -1,8 +1,8 @@
 """All-gather and matrix product in one kernel: some blocks of it store this rank's rows into the others'
 memory while the rest multiply what has come. Hopper, GPUs that reach each other's memory.
 
-Copy engines leave all multiprocessors to the product (``sm90.py``), but to start them, and to be told by them,
-takes some 20 us.
+Copy engines leave all multiprocessors to the product (``sm90.py``), but to start them, and to be told by
+them, takes some 20 us.
 
 Staged    staged[half, k], on every rank: the rows of rank k, as they lie there. Written by rank k only; my
           own by me, unless the product reads them from x
@@ -25,8 +25,8 @@ Counters  calls[0], local: how many calls have ended, and so a call's number, an
   the last block that ends, of a call's last launch:
           5. count the call
 
-``sm90.py``, or ``columns.py``, has 3 and 4; the rest is ``shmemkit.kernels.gemm.sm90``. Several products of one
-gathering are several launches: the first one sends, and in the others all is here already.
+``sm90.py``, or ``columns.py``, has 3 and 4; the rest is ``shmemkit.kernels.gemm.sm90``. Several products of
+one gathering are several launches: the first one sends, and in the others all is here already.
 
 No race. Half h of staged is written again two calls later, by a rank k that has ended the call between. In
 that one it has waited for all of my rows (each rank has rows, and each launch computes tiles of all rows): I
