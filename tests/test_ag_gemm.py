@@ -380,5 +380,17 @@ def test_refusals(pes):
             sk.AllGatherGemm(world, 8 + world.rank)
         with pytest.raises(TypeError, match="max_nbytes='8': an integer"):
             sk.AllGatherGemm(world, "8")
+        multiply = sk.AllGatherGemm(world, 512)
+        for arguments, options, text in [
+            ((None, weight, room), {}, "x is None: an array"),
+            ((x, (weight, None), (None, room)), {}, "weight"),
+            ((x, weight), {"activation": ["relu"]}, r"activation=\['relu'\]: a name or None"),
+            ((x, weight), {"stream": "x"}, "'x' is not a stream"),
+        ]:
+            with pytest.raises((TypeError, ValueError), match=text):
+                multiply(*arguments, **options)
+        product = sk.GemmReduceScatter(world, 8, 8)
+        with pytest.raises(TypeError, match="GemmReduceScatter: a is a list: an array is allowed"):
+            product([1], weight)
 
     pes(2).run(main)

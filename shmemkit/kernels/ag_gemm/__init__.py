@@ -67,6 +67,7 @@ class AllGatherGemm(Products):
     """
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
+    optional = ("gathered", "bias")
 
     def __init__(self, world, max_nbytes, method="auto"):
         def check():

@@ -21,6 +21,7 @@ class Products:
     """A subclass has
 
     methods               their names, without "auto"
+    optional              what the names of arrays begin with that may be None
     methods_for(n_nodes)  those of them that are for so many nodes
     _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None},
                           which the caller keeps alive; TypeError or ValueError for what is not allowed
@@ -30,6 +31,8 @@ class Products:
     check   () -> {name: value}, of arguments, which are alike on all ranks; TypeError or ValueError for what
             is not allowed, on any
     """
+
+    optional = ()
 
     def __init__(self, world, method, check):
         name = type(self).__name__
@@ -61,6 +64,9 @@ class Products:
     def _enqueue(self, arrays, stream, *how):
         """Enqueue what ``_plan`` gives; it is kept by how the arrays, {name: array or None}, are and lie."""
         world = self.world
+        for name, array in arrays.items():
+            if array is None and not name.startswith(self.optional):
+                raise TypeError(f"{type(self).__name__}: {name} is None: an array is allowed")
         key, arrays = keyed(arrays, world.xp)
         key = *how, *key
         run = self._plans.get(key)

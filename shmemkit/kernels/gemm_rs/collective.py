@@ -69,7 +69,12 @@ class GemmCollective(Products):
 
     def _sizes(self, a, b):
         """-> M, K, N"""
-        shapes = [tuple(getattr(x, "shape", ())) for x in (a, b)]
+        for argument, x in (("a", a), ("b", b)):
+            if not hasattr(x, "shape"):
+                raise TypeError(
+                    f"{type(self).__name__}: {argument} is a {type(x).__name__}: an array is allowed"
+                )
+        shapes = [tuple(x.shape) for x in (a, b)]
         if not (len(shapes[0]) == len(shapes[1]) == 2) or shapes[0][1] != shapes[1][0]:
             raise ValueError(
                 f"{type(self).__name__}: a is {shapes[0]}, b {shapes[1]}: (M, K) and (K, N) are allowed"
