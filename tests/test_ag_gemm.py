@@ -31,7 +31,7 @@ def tiles(monkeypatch):
     def use(tile, splits=1, by_columns=False):
         for module in (ag_gemm, host):
             monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
-        monkeypatch.setattr(ag_gemm, "ROUNDS", 1e9 if by_columns else -1)
+        monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
 
     use(SMALL)
     return use
@@ -323,7 +323,7 @@ def test_which_method():
     gpu = SimpleNamespace(multiprocessors=132)
     sizes = (8192, 3584, 4096), (8192, 7168, 8192), (8192, 2048, 8192), (512, 7168, 8192), (64, 7168, 8192)
     rounds = [ag_gemm.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]
-    assert [number > ag_gemm.ROUNDS for number in rounds] == [True] * 3 + [False] * 2
+    assert [number > columns.ROUNDS for number in rounds] == [True] * 3 + [False] * 2
 
 
 def test_groups_of_tiles_end_with_a_rank():

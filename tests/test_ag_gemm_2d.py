@@ -10,7 +10,7 @@ from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
 from shmemkit.kernels import ag_gemm
-from shmemkit.kernels.ag_gemm import host, nodes
+from shmemkit.kernels.ag_gemm import columns, host, nodes
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice
 
@@ -23,7 +23,7 @@ def small(monkeypatch):
     """Small tiles, several chunks, and x by rows."""
     for module in (ag_gemm, host):
         monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
-    monkeypatch.setattr(ag_gemm, "ROUNDS", -1)
+    monkeypatch.setattr(columns, "ROUNDS", -1)
     monkeypatch.setattr(nodes, "CHUNK", 256)
 
 
@@ -44,7 +44,7 @@ def all_right(pes, n_nodes, local_size, calls, *args):
     ],
 )
 def test_nodes(pes, monkeypatch, n_nodes, local_size, rows, by_columns):
-    monkeypatch.setattr(ag_gemm, "ROUNDS", 1e9 if by_columns else -1)
+    monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
     assert all_right(pes, n_nodes, local_size, 3, rows, 24, 16, None, "overlap_2d")
 
 

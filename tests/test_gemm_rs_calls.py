@@ -14,7 +14,7 @@ from test_gemm_rs import BFLOAT16, OBJECTS, expected, given
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels import ag_gemm
-from shmemkit.kernels.ag_gemm import host
+from shmemkit.kernels.ag_gemm import columns, host
 from shmemkit.kernels.all_gather import AllGather, push_ahead
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.gemm import Simt
@@ -98,7 +98,7 @@ def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_at_an_odd_address_on_one_rank(pes, monkeypatch, by_columns):
-    monkeypatch.setattr(ag_gemm, "ROUNDS", 1e9 if by_columns else -1)
+    monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
 
     def main():
         world = sk.init()

@@ -9,8 +9,7 @@ from gemms import ERROR, moved
 from test_gpu_all_gather import spin
 
 import shmemkit as sk
-from shmemkit.kernels import ag_gemm
-from shmemkit.kernels.ag_gemm import push
+from shmemkit.kernels.ag_gemm import columns
 from shmemkit.kernels.gemm import gpu_of
 from shmemkit.memory import as_dtype
 
@@ -39,8 +38,7 @@ def method(request, world, monkeypatch):
         pytest.skip("needs one node")
     if name == "overlap_2d" and world.n_nodes == 1:
         pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
-    for module in (ag_gemm, push):
-        monkeypatch.setattr(module, "ROUNDS", -1 if by == "rows" else 1e9)
+    monkeypatch.setattr(columns, "ROUNDS", -1 if by == "rows" else 1e9)
     return name
 
 

@@ -27,6 +27,7 @@ from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90_host import choose, estimate
 from shmemkit.memory import as_dtype
 
+from . import columns
 from .host import Fused
 from .nodes import Nodes
 from .push import CLOCK, Push, plan_of
@@ -34,10 +35,9 @@ from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
-ROUNDS = 2  # of tiles on all multiprocessors: products of fewer begin with columns
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
+PUSHED = 1 << 27  # likewise, up to which it may be "push": no more was measured
 COPIES = 20e-6  # seconds that copy engines take longer than the product
-PUSHED = 1 << 27  # likewise "push": no more was measured
 
 
 class AllGatherGemm(Products):
@@ -327,7 +327,7 @@ class _Overlapped:
     def __init__(self, engine, x, problems, gpu):
         self._fused, self._others, options = [], [], {}
         if isinstance(engine, PushAhead):  # of which all ranks decide alike
-            options["by_columns"] = rounds_of(problems, gpu) <= ROUNDS
+            options["by_columns"] = rounds_of(problems, gpu) <= columns.ROUNDS
         for problem in sorted(problems, key=lambda p: -p.out.size):
             if problem.out.size and GEMMS["sm90"].unsupported(problem, gpu) is None:
                 self._fused.append(Fused(x, problem, engine, gpu, **options))

@@ -27,6 +27,7 @@ from shmemkit.device.tma import fence_proxy_async_global
 from shmemkit.kernels.gemm.epilogue import inline
 
 ALL = 1 << 30
+ROUNDS = 2  # of tiles on all multiprocessors: of products of so many, or fewer, x comes by columns
 
 
 @inline

@@ -12,18 +12,19 @@ Parts     Of products of few tiles, x comes by columns: the first ones of all ro
 Signals   arrived[k, i], on every rank: SHARES times the calls whose part i of rank k's rows is here. Only
           rank k adds to it, SHARES in each call, whatever the parts: those without columns are counted, too,
           and by rows several words are of one part
-Counters  calls[0], local: how many calls have ended, and so a call's number, and its half. In device memory,
-          so that a replayed graph counts on. done[0]: blocks of this launch that have ended
+Counters  calls[0], local: how many calls have begun before this one, and so its number, and its half. In
+          device memory, so that a replayed graph counts on. done[0]: blocks of this launch that have read it
 
   senders, the first blocks, each for its share of every part:
-          1. store it to staged[half, me] of the rank, or of all others; the block meets
+          1. store it to staged[half, me] of the rank, or of all others; the warps meet, by columns at an
+             mbarrier of the part, where only the one waits that tells
           2. add my shares to arrived[me, i] there                release, sys: publishes the block's stores
   loader of the other blocks, one thread, for each tile (by columns: each slab) that is not known to be here:
           3. wait until arrived[k, i] is at least SHARES times the call's number, for all parts that it has
              rows of                                              acquire, sys
           4. fence between proxies: the loads of the TMA see them, too
-  the last block that ends, of a call's last launch:
-          5. count the call
+  the last block that has read calls, of a call's last launch:
+          5. counts the call: the next launch begins when this one has ended
 
 ``sm90.py``, or ``columns.py``, has 3 and 4; the rest is ``shmemkit.kernels.gemm.sm90``. Several products of
 one gathering are several launches: the first one sends, and in the others all is here already.
@@ -53,22 +54,22 @@ from shmemkit.kernels.gemm.aligned import aligned, copying
 from shmemkit.kernels.gemm.epilogue import inline
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import multiprocessors_of_all
-from shmemkit.kernels.gemm.sm90 import Kinds, Tile, gemm_body, signature
-from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, estimate, map_of_operand
+from shmemkit.kernels.gemm.sm90 import WATCHING, Kinds, Tile, gemm_body, signature
+from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, estimate, map_of_operand, taken
 from shmemkit.kernels.method import Method
 
+from . import columns
 from .host import aligned_groups
 from .sm90 import Coming, hooks_of, mine_first, mine_from_x
 
 SENDERS = 4, 8, 16  # blocks that send
 RATE = 50e9  # bytes that one sends, per second
 CLOCK = 1.5e9  # cycles of ``estimate``, per second
-ROUNDS = 2  # of tiles on all multiprocessors: for products of fewer, x comes by columns
 SHARES = 16  # of a part, which the senders share
 PARTS = 16  # of the columns, at most
 PIECE = 2048  # bytes: 4 loads of each thread of a warp
 WIDTH = PIECE  # of a part of the columns, or a multiple of it
-AT_ONCE = 192  # pieces that 4 senders have under way: a part of the columns, or more
+AT_ONCE = 192  # pieces that a part of the columns has, at least: 4 senders have about so many under way
 
 
 class Sending(NamedTuple):
@@ -134,7 +135,7 @@ def send(to, begin, rows, pitch, size, peer, peers, warps):
     before the next one, to `peers` ranks from `peer` on. The first `warps` of the senders share the pieces;
     each has 4 under way: a multiprocessor sends as much as it loads meanwhile."""
     lane = cuda.threadIdx.x & 31
-    step, pieces = to.senders * warps, quotient(size + PIECE - 1, PIECE)
+    step, pieces = to.senders * warps, (size + PIECE - 1) // PIECE  # of 4 GB, too
     i, count = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32)), rows * pieces
     while i < count:
         final = count - 1
@@ -164,7 +165,7 @@ def send_columns(to, width, sent):
     of part i, and goes on."""
     lane, warp = int64(cuda.threadIdx.x & 31), quotient(cuda.threadIdx.x, 32)
     last = quotient(cuda.blockDim.x, 32) - 1
-    parts = min(quotient(to.row_bytes + width - 1, width), PARTS)
+    parts = quotient(to.row_bytes + width - 1, width)
     if cuda.threadIdx.x == 0:
         for i in range(PARTS):
             mbarrier_init(sent, i, last)
@@ -274,6 +275,13 @@ def push_kernel(tile, kinds, by_columns):
         come, sent = cuda.shared.array(1, types.int64), cuda.shared.array(PARTS, types.uint64)
         call = calls[0] + 1
         half = call & 1
+        cuda.syncthreads()
+        if cuda.threadIdx.x == WATCHING:  # not at the end: the loader would keep all this in registers
+            cuda.threadfence()
+            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:
+                cuda.threadfence()
+                done[0] = 0
+                calls[0] += ends  # 5
         begin = me
         if by_columns:
             begin = me + 1 if me + 1 < n_ranks else 0
@@ -299,13 +307,6 @@ def push_kernel(tile, kinds, by_columns):
             )
             map_half = span(map_a, 16 * half, 16)
             gemm(map_half, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
-        if cuda.threadIdx.x == 0:
-            cuda.threadfence()
-            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
-                cuda.threadfence()
-                done[0] = 0
-                if ends:
-                    calls[0] += 1  # 5
 
     return ag_gemm_push
 
@@ -316,7 +317,7 @@ def copy_gathered(gathered, staged, room, calls):
 
     grid    any number of blocks and threads; others as of ``push_kernel``
     """
-    part = quotient(gathered.size + cuda.gridDim.x - 1, cuda.gridDim.x) + 15 & -16
+    part = (gathered.size + cuda.gridDim.x - 1) // cuda.gridDim.x + 15 & -16  # of 4 GB, too
     begin = min(cuda.blockIdx.x * part, gathered.size)
     size = min(part, gathered.size - begin)
     copy_block(span(gathered, begin, size), span(staged, (calls[0] & 1) * room + begin, size))
@@ -329,6 +330,8 @@ class Push(Method):
         world = self.world
         world.check_reach("push")
         self.multiprocessors = multiprocessors_of_all(world, "push")
+        if self.multiprocessors < 2:
+            raise ValueError("push: a GPU of one multiprocessor: 2 or more are needed, of which some send")
         self.room = -(-max(max_nbytes, 1) // 128) * 128
         self.staged = self.empty((2 * self.room,), "uint8", "ag_gemm.staged")
         self.arrived = self.zeros((world.n_ranks * PARTS,), "uint64", "ag_gemm.arrived")
@@ -347,10 +350,13 @@ class Push(Method):
     def bind(self, x, problems, gathered=None):
         """-> run(stream). x has at least one element; the problems' a is not used."""
         problems = sorted((p for p in problems if p.out.size), key=lambda p: -p.out.size)
-        steps = [
-            self._product(x, p, i == 0, i == len(problems) - 1, gathered is not None)
-            for i, p in enumerate(problems)
-        ]
+        steps, mine = [], x
+        if not taken(x):
+            mine = self.world.xp.empty(x.shape, x.dtype)
+            steps.append(copying(mine, x))
+        for i, p in enumerate(problems):
+            launch = functools.partial(self._launch, p, i == 0, p is problems[-1], gathered is not None)
+            steps.append(aligned(launch, mine, p.b, p.out))
         if gathered is not None:
             flat = gathered.reshape(-1).view("uint8")
             blocks = min(self.multiprocessors, -(-flat.size // (1 << 14)))
@@ -360,47 +366,29 @@ class Push(Method):
             for step in steps:
                 step(stream)
 
+        run.kept = mine
         return run
 
-    def _product(self, x, problem, first, last, keep):
-        """-> run(stream): one product, which sends the rows if it is the `first`"""
-        bias, before = problem.bias, None
-        if bias is not None and bias.size > 1 and bias.strides[0] != bias.itemsize:
-            problem = problem._replace(bias=self.world.xp.empty(bias.shape, bias.dtype))
-            before = copying(problem.bias[None], bias[None])
-
-        def bind(x, b, out):
-            return self._launch(x, problem._replace(b=b, out=out), first, last, keep)
-
-        product = aligned(bind, x, problem.b, problem.out)
-        if before is None:
-            return product
-
-        def run(stream):
-            before(stream)
-            product(stream)
-
-        run.kept = problem.bias
-        return run
-
-    def _launch(self, x, problem, first, last, keep):
-        world, (rows, k), n = self.world, x.shape, problem.b.shape[1]
+    def _launch(self, problem, first, last, keep, x, b, out):
+        """A product, which sends the rows if it is the `first`; with `keep` staged gets mine, too."""
+        world, (rows, k), n = self.world, x.shape, b.shape[1]
         me, n_ranks = world.rank, world.n_ranks
         plan = plan_of(rows, k, n, n_ranks, self.multiprocessors)
-        tile, reads_x, senders = plan.choice.tile, rows % plan.choice.tile.m == 0, plan.senders
+        tile, reads_x = plan.choice.tile, rows % plan.choice.tile.m == 0
+        senders = plan.senders if first else 0
         halves = [
             self.staged[half * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
             for half in range(2)
         ]
         return bind_gemm(
             lambda tile, kinds: push_kernel(tile, kinds, plan.by_columns),
-            *(problem._replace(a=halves[0]), plan.choice, self.multiprocessors - senders),
+            *(problem._replace(a=halves[0], b=b, out=out), plan.choice, self.multiprocessors - senders),
             *(map_of_operand(x, tile.m), (me * rows, (me + 1) * rows) if reads_x else (0, 0)),
             *(x.reshape(-1).view("uint8"), rows, me, n_ranks, int(keep or not reads_x)),
-            *(senders if first else 0, int(last), plan.slabs, int(plan.together), plan.parts),
+            *(senders, int(last), plan.slabs, int(plan.together), plan.parts),
             *(self.staged, self.room, self.arrived, self.offsets, self.calls, self.done),
             sources=halves,
-            beside=senders if first else 0,
+            beside=senders,
             co_resident=True,
         )
 
@@ -429,7 +417,7 @@ def plan_of(rows, k, n, n_ranks, sms):
     seconds, senders, choice = min(found)
     senders, tile = -senders, choice.tile
     works = tile.count(m, n) * choice.splits
-    by_columns = works <= ROUNDS * sms
+    by_columns = works <= columns.ROUNDS * sms
     parts = 1 if by_columns else next(p for p in (4, 2, 1) if rows % p == 0)
     width = max(-(-2 * k // (PARTS * WIDTH)), -(-AT_ONCE // rows)) * WIDTH
     choice = choice._replace(tile=aligned_groups(tile, rows // parts, rows))
