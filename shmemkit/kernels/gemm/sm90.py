@@ -89,7 +89,7 @@ class Tile(NamedTuple):
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
     loaded  rows of a K-major A that are loaded, a multiple of 8, if it has no more; None: m. To load rows
-            that A does not have takes as long as others
+            that A does not have takes longer
     """
 
     m: int
