@@ -99,13 +99,14 @@ def resources(ptx, cc=HOPPER):
 
 
 def link(kernel, argument_types, lto, cc=HOPPER):
-    """The machine code that numba would load for `kernel`: linked by nvJitLink, with or without its
-    optimization."""
+    """The machine code that numba would load for `kernel`, as a cubin: linked by nvJitLink, with or without
+    its optimization."""
     from numba import cuda
     from numba.cuda.codegen import CUDACodeLibrary
     from numba.cuda.dispatcher import _Kernel
 
-    dispatcher = cuda.jit(lto=lto)(getattr(kernel, "py_func", kernel))
+    bounds = getattr(kernel, "targetoptions", {}).get("launch_bounds")
+    dispatcher = cuda.jit(lto=lto, launch_bounds=bounds)(getattr(kernel, "py_func", kernel))
     with without_gpu(cc), mock.patch.object(CUDACodeLibrary, "_ensure_cc", lambda self, given: given or cc):
         compiled = _Kernel(dispatcher.py_func, argument_types, **dispatcher.targetoptions)
         try:
@@ -118,13 +119,21 @@ def link(kernel, argument_types, lto, cc=HOPPER):
 
 def machine_code(ptx, cc=HOPPER):
     """The SASS of the kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        _assemble(ptx, cc, cubin)
+        return disassembled(cubin.read_bytes())
+
+
+def disassembled(cubin):
+    """The SASS of what ``link`` returns."""
     nvdisasm = tool("nvdisasm")
     if nvdisasm is None:
         missing("nvdisasm is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        _assemble(ptx, cc, cubin)
-        return subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        return subprocess.run([nvdisasm, "-c", file], capture_output=True, text=True, check=True).stdout
 
 
 def instructions(ptx):

@@ -1,0 +1,25 @@
+"""The Hopper products as they are loaded, linked: there `setmaxnreg` counts, which ptxas ignores where it
+assembles what is linked later, and the loader has 40 registers."""
+
+import re
+
+import pytest
+from ptx import disassembled, link
+
+from shmemkit.kernels.ag_gemm import push
+from shmemkit.kernels.ag_gemm import sm90 as ag_gemm
+from shmemkit.kernels.gemm import sm90
+
+KERNELS = [
+    pytest.param(*entry[:2], id=f"{module.__name__.partition('kernels.')[2]} {name}")
+    for module in (sm90, ag_gemm, push)
+    for name, entry in module.GPU_KERNELS.items()
+]
+
+
+@pytest.mark.parametrize(("kernel", "types"), KERNELS)
+def test_nothing_is_in_local_memory(kernel, types):
+    code = disassembled(link(kernel, types, lto=True))
+    assert not re.findall(r"\b(?:STL|LDL).*", code)
+    threads = kernel.targetoptions.get("launch_bounds")
+    assert ("USETMAXREG" in code) == (threads == (384, 1))
