@@ -199,35 +199,37 @@ def test_several_weights(pes, tiles):
     pes(2).run(main)
 
 
-def test_graphs_and_streams(pes, tiles):
-    def main():
-        world = sk.init()
-        world.backend.multiprocessors = 2
-        me, streams = world.rank, [world.stream, cuda.stream()]
-        xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
-        overlap = sk.AllGatherGemm(world, xs[0].nbytes, "overlap")
-        x, out = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32")
-        seen = np.zeros((6, *out.shape), "float32")
-        gathered = [None, overlap.output((128, 8), "bfloat16")]
-        graphs = []
-        for i, stream in enumerate(streams):
-            stream.begin_capture()
-            overlap(x, weight, out, gathered=gathered[i], stream=stream)
-            overlap(x, weight, out, gathered=gathered[1 - i], stream=stream)
-            graphs.append(stream.end_capture())
-        for call in range(6):
-            stream = streams[call % 2]
-            stream.wait_event(streams[1 - call % 2].record())
-            take[1, 32, stream](words(xs[call, me]), words(x))
-            if call % 3:
-                graphs[call % 2].launch(stream)
-            else:
-                overlap(x, weight, out, gathered=gathered[call % 2], stream=stream)
-            take[1, 32, stream](words(out), words(seen[call]))
-        world.synchronize()
-        assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
+def graphs_and_streams(method):
+    """That calls are right in graphs, which are captured on two streams, and beside them."""
+    world = sk.init()
+    world.backend.multiprocessors = 4
+    me, streams = world.rank, [world.stream, cuda.stream()]
+    xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
+    product = sk.AllGatherGemm(world, xs[0].nbytes, method)
+    x, out = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32")
+    seen = np.zeros((6, *out.shape), "float32")
+    gathered = [None, product.output((128, 8), "bfloat16")]
+    graphs = []
+    for i, stream in enumerate(streams):
+        stream.begin_capture()
+        product(x, weight, out, gathered=gathered[i], stream=stream)
+        product(x, weight, out, gathered=gathered[1 - i], stream=stream)
+        graphs.append(stream.end_capture())
+    for call in range(6):
+        stream = streams[call % 2]
+        stream.wait_event(streams[1 - call % 2].record())
+        take[1, 32, stream](words(xs[call, me]), words(x))
+        if call % 3:
+            graphs[call % 2].launch(stream)
+        else:
+            product(x, weight, out, gathered=gathered[call % 2], stream=stream)
+        take[1, 32, stream](words(out), words(seen[call]))
+    world.synchronize()
+    assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
 
-    pes(2).run(main)
+
+def test_graphs_and_streams(pes, tiles):
+    pes(2).run(graphs_and_streams, "overlap")
 
 
 # ---- what is needed

@@ -6,8 +6,7 @@ import functools
 import numpy as np
 import pytest
 from gemms import changed, check, moved
-from numba import cuda
-from test_ag_gemm import BF16, found_out, in_a_row, integers, take, weight_of, words
+from test_ag_gemm import BF16, found_out, graphs_and_streams, in_a_row, integers, weight_of
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
@@ -107,32 +106,7 @@ def test_any_arrays_and_sizes_in_turn(pes, tiles):
 
 
 def test_graphs_and_streams(pes, tiles):
-    def main():
-        world = sk.init()
-        world.backend.multiprocessors = 4
-        me, streams = world.rank, [world.stream, cuda.stream()]
-        xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
-        product = sk.AllGatherGemm(world, xs[0].nbytes, "push")
-        x, out, gathered = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32"), np.zeros((128, 8), BF16)
-        seen, graphs = np.zeros((6, *out.shape), "float32"), []
-        for stream in streams:
-            stream.begin_capture()
-            for _ in range(3):
-                product(x, weight, out, gathered=gathered, stream=stream)
-            graphs.append(stream.end_capture())
-        for call in range(6):
-            stream = streams[call % 2]
-            stream.wait_event(streams[1 - call % 2].record())
-            take[1, 32, stream](words(xs[call, me]), words(x))
-            if call % 3:
-                graphs[call % 2].launch(stream)
-            else:
-                product(x, weight, out, stream=stream)
-            take[1, 32, stream](words(out), words(seen[call]))
-        world.synchronize()
-        assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
-
-    pes(2).run(main)
+    pes(2).run(graphs_and_streams, "push")
 
 
 def without(line, change):

@@ -198,6 +198,29 @@ def test_tma_stores_see_no_store_without_a_fence():
         run(kernel, tensor_map(np.zeros((8, 8), "float32"), (8, 8)), shared=2048)
 
 
+@pytest.mark.parametrize(("dtype", "x", "allowed"), [("float32", 4, 4), ("float32", 2, 4), ("float16", 4, 8)])
+def test_boxes_begin_at_multiples_of_16_bytes(dtype, x, allowed):
+    """Elsewhere an H200 stops: an illegal instruction."""
+
+    @cuda.jit
+    def kernel(out, map_out, x):
+        memory = cuda.shared.array(0, types.uint8)
+        tile = span(memory, padding(memory, 1024), 512)
+        fence_proxy_async()
+        tensormap_acquire(map_out)
+        device.tma_store(map_out, x, 0, tile)
+        bulk_commit_group()
+        bulk_wait_group(0)
+
+    matrix = np.zeros((8, 64), dtype)  # kept alive
+    arguments = tensor_map(matrix, (8, 32 // matrix.itemsize)), x
+    if x % allowed == 0:
+        run(kernel, *arguments, shared=2048)
+        return
+    with pytest.raises(EmulatorError, match=f"tma_store: a box begins .* x at one of {allowed}; given x={x}"):
+        run(kernel, *arguments, shared=2048)
+
+
 def test_only_kernels_of_asynchronous_copies_are_slowed_down():
     kinds = []
 

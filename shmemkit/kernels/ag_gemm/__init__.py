@@ -24,13 +24,13 @@ from shmemkit.kernels.gemm import bind_product, check, gpu_of
 from shmemkit.kernels.gemm.arrays import new_output, overlap
 from shmemkit.kernels.gemm.problem import Problem
 from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
-from shmemkit.kernels.gemm.sm90_host import choose, estimate
+from shmemkit.kernels.gemm.sm90_host import CLOCK, choose, estimate
 from shmemkit.memory import as_dtype
 
 from . import columns
 from .host import Fused
 from .nodes import Nodes
-from .push import CLOCK, Push, plan_of
+from .push import Push, plan_of
 from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]

@@ -55,7 +55,7 @@ from shmemkit.kernels.gemm.epilogue import inline
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90 import WATCHING, Kinds, Tile, gemm_body, signature
-from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, estimate, map_of_operand, taken
+from shmemkit.kernels.gemm.sm90_host import CLOCK, Choice, bind_gemm, choose, estimate, map_of_operand, taken
 from shmemkit.kernels.method import Method
 
 from . import columns
@@ -63,8 +63,7 @@ from .host import aligned_groups
 from .sm90 import Coming, hooks_of, mine_first, mine_from_x
 
 SENDERS = 4, 8, 16  # blocks that send
-RATE = 50e9  # bytes that one sends, per second
-CLOCK = 1.5e9  # cycles of ``estimate``, per second
+RATE = 50e9  # bytes that one sends, per second: a guess, with which products of two ranks did not wait
 SHARES = 16  # of a part, which the senders share
 PARTS = 16  # of the columns, at most
 PIECE = 2048  # bytes: 4 loads of each thread of a warp
@@ -300,7 +299,7 @@ def push_kernel(tile, kinds, by_columns):
             if cuda.threadIdx.x == 0:  # the loader
                 tensormap_acquire(map_x)
                 come[0] = parts if from_x[1] else 0
-            parts = 1 if by_columns else parts
+            parts = 1 if by_columns else parts  # a constant, which takes no register
             coming = Coming(
                 *(arrived, quotient(PARTS, parts), m, quotient(rows, parts), me * parts, slabs),
                 *(n_ranks * parts, map_x, from_x, come, SHARES * call, together != 0, senders),

@@ -20,6 +20,7 @@ from .sm90 import (
     shared_bytes,
 )
 
+CLOCK = 1.5e9  # cycles of ``estimate``, per second
 FEW = 32  # rows of A: of so many no more are loaded
 ALIGNED = 16  # bytes: at multiples of them rows begin, and so many the TMA writes at a time
 
