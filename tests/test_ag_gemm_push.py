@@ -170,8 +170,8 @@ def test_plans():
 
     assert of(256, 8192, 14336, 2) == (4, True, False, 16)
     assert of(128, 8192, 14336, 2) == of(128, 8192, 7168, 4) == (4, True, True, 32)
-    assert of(4096, 4096, 7168, 2)[:2] == of(2048, 4096, 3584, 4)[:2] == (4, False)
-    assert of(2048, 8192, 1024, 8)[:2] == (16, False)  # it waits for rows
+    assert of(4096, 4096, 7168, 2)[:2] == of(2048, 8192, 7168, 4)[:2] == (4, False)
+    assert of(2048, 4096, 3584, 4)[:2] == of(2048, 8192, 1024, 8)[:2] == (16, False)  # it waits for rows
 
 
 def test_refusals(pes):

@@ -4,12 +4,15 @@ checked and messages late; and what goes wrong when one of their waits or fences
 import numpy as np
 import pytest
 from gemms import changed, check_graphs_and_streams, error
+from hypothesis import given as over
+from hypothesis import strategies as st
 from numba import cuda
 
 import shmemkit as sk
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
 from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile
 from shmemkit.kernels.gemm_rs import copied, fused, methods
+from shmemkit.kernels.gemm_rs.schedule import schedule
 from shmemkit.memory import as_dtype
 
 OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
@@ -213,6 +216,25 @@ def test_one_rank_has_nothing_to_exchange(pes):
     pes(1).run(main)
 
 
+@over(st.integers(2, 6), st.integers(1, 40), st.integers(1, 50), st.integers(1, 3))
+def test_schedule(n_ranks, part_tiles, stripe, lag):
+    """All tiles; and none is sent after one of my own of the same number, or of a higher one: so that ranks
+    which wait for parts never wait for each other."""
+    for me in range(n_ranks):
+        order = schedule(part_tiles, n_ranks, me, stripe, lag)
+        assert sorted(order) == list(range(n_ranks * part_tiles))
+        added = -1
+        for owner, i in zip(*np.divmod(order, part_tiles), strict=True):
+            if owner == me:
+                added = i
+            assert i > added or owner == me
+
+
+def test_schedule_of_two_rounds():
+    assert schedule(4, 2, 0, 2, 1).tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert schedule(4, 3, 1, 2, 1).tolist() == [8, 9, 0, 1, 10, 11, 2, 3, 4, 5, 6, 7]
+
+
 # ---- waits that are not there
 
 SMALL = (64, 32), [(2, 40, 8)] * 3
@@ -228,7 +250,7 @@ def relaxed_add(array, i, value, scope):
 @pytest.mark.parametrize(
     "op, case, line, change",
     [
-        ("rs", WIDE, "bulk_wait_group_read(1)", "pass"),
+        ("rs", WIDE, "bulk_wait_group_read(behind)", "pass"),
         ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "cuda.syncwarp()"),
         ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "fence_proxy_async()"),
         ("rs", SMALL, "bulk_wait_group(0)  # 2", "pass"),
@@ -241,7 +263,7 @@ def relaxed_add(array, i, value, scope):
         ("rs", RING, "        hand_back(empty, slot, lane)\n", ""),
         ("rs", RING, "        cuda.syncwarp()  # all have read it\n", ""),
         ("rs", SMALL, "(half * (n_ranks - 1)", "(0 * (n_ranks - 1)"),
-        ("rs", SMALL, "owner = me + 1 + turn", "owner = me + turn"),
+        ("rs", SMALL, "turn += n_ranks", "pass"),
         ("rs", SMALL, "mbarrier_init(posts, SENT, warps)", "mbarrier_init(posts, SENT, 1)"),
         ("rs", SMALL, "        calls[0] = call", "        pass"),
         ("rs", SMALL, "                done[0] = 0\n", ""),
@@ -268,6 +290,8 @@ def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
     arguments = ("rs", sizes, "copy_engine") if op == "copied" else (op, sizes)
     if case in (MANY, RING):
         monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 1)
+    if case is RING:  # its own tiles, one behind the other
+        monkeypatch.setattr(methods, "LAG", 9)
     for options in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5))):
         try:
             results = sk.emu.run(lambda: compute(*arguments), 2, delivery="unordered", **options)

@@ -8,7 +8,8 @@ Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Wr
 Counters  calls[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
           so that a replayed graph counts on
 
-  a warp, for its tiles i, one after the other:
+  a warp, for its tiles i, one after the other; steps 1 and 2 of the next tile come before step 3, so that
+  lines are on their way while it waits:
           1. load tile i of what each rank gets, and store it to lines[half, me] on that rank, with the flag:
              on this one, too
           2. add 1 to the tile's counter
@@ -60,6 +61,16 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
     load = loading_segments(n) if personalized else _loading_one(n)
     store = storing_segments(n) if op is None else _storing_result(op, dtype, n)
 
+    @cuda.jit(device=True)
+    def send(x, size, lines, calls, i, me):
+        """Steps 1 and 2 -> the flag"""
+        call = types.uint32(calls[i] + 1)
+        ll128_store_tiles(lines, n * (call & 1) + me, i, load(x, size, i), call)
+        cuda.syncwarp()  # all threads have read the counter
+        if cuda.threadIdx.x & 31 == 0:
+            calls[i] = call
+        return call
+
     @cuda.jit
     def ll128(x, out, size, tiles, lines, calls):
         """Send each rank `x`, or its segment of it, to `out`.
@@ -77,15 +88,14 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
         i, me = types.uint32(cuda.blockIdx.x * warps + (t >> 5)), rank()
         griddepcontrol_wait(x, out, size, symm_at(lines, 0), calls, me, i)
         griddepcontrol_launch_dependents()
-        while i < tiles:
-            call = calls[i] + 1
-            half = n * (call & 1)
-            ll128_store_tiles(lines, half + me, i, load(x, size, i), call)
-            cuda.syncwarp()  # all threads have read the counter
-            if t & 31 == 0:
-                calls[i] = call
-            store(out, size, i, ll128_load_tiles(lines, half, n, i, call))
-            i = types.uint32(i + warps * cuda.gridDim.x)
+        step, done, call, sent = types.uint32(warps * cuda.gridDim.x), i, types.uint32(0), types.uint32(0)
+        while done < tiles:
+            if i < tiles:
+                sent = send(x, size, lines, calls, i, me)
+            if done < i:
+                store(out, size, done, ll128_load_tiles(lines, n * (call & 1), n, done, call))
+                done = types.uint32(done + step)
+            i, call = types.uint32(i + step), sent
 
     return ll128
 

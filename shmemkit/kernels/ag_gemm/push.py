@@ -63,7 +63,7 @@ from .host import aligned_groups
 from .sm90 import Coming, hooks_of, mine_first, mine_from_x
 
 SENDERS = 4, 8, 16  # blocks that send
-RATE = 50e9  # bytes that one sends, per second: a guess, with which products of two ranks did not wait
+RATE = 25e9  # bytes that one sends, per second: measured with 4 and with 8 of them on 4 H200
 SHARES = 16  # of a part, which the senders share
 PARTS = 16  # of the columns, at most
 PIECE = 2048  # bytes: 4 loads of each thread of a warp

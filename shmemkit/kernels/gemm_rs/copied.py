@@ -5,20 +5,22 @@ The kernel's warps store parts to memory here faster than links take them from a
 """
 
 from shmemkit.device.fragments import ITEMSIZE
+from shmemkit.kernels.gemm.sm90_host import CLOCK, Choice, estimate
 from shmemkit.kernels.lanes import Lanes
 
 from .methods import Fused
 
 CHUNKS = 8  # of a part, at most
 CHUNK = 1 << 21  # bytes of a part that are worth a copy
-LANES = 2  # streams, so that a copy begins while the one before ends
 LEAST = 1 << 23  # bytes of a part from which on "auto" copies: a guess, between 4 MB and 32 MB
+LINKS = 390e9  # bytes per second that a rank's copies send: of H200, measured
+LONGER = 3  # "auto" copies where the product takes so many times as long as the links: between 2.3 and 4.3
 
 
 class Copied(Fused):
     """The method "copy_engine"."""
 
-    copied = True
+    copied, interleaved = True, False  # tiles come in the order of the copies
 
     def prepare_staged(self, others):
         world, xp = self.world, self.world.xp
@@ -35,36 +37,35 @@ class Copied(Fused):
         self.lanes = Lanes(world)
 
     def is_for(self, m, k, n):
-        part = m * n // len(self.ranks) * ITEMSIZE[self.part_dtype]
-        return part >= LEAST and super().is_for(m, k, n)
+        n_ranks = len(self.ranks)
+        part = m * n // n_ranks * ITEMSIZE[self.part_dtype]
+        if part < LEAST or not super().is_for(m, k, n):
+            return False
+        choice = Choice(self.choose(m // n_ranks, n, k), 1)
+        product = estimate(m, n, k, choice, self.multiprocessors) / CLOCK
+        return product >= LONGER * (n_ranks - 1) * part / LINKS
 
     def chunk_of(self, tiles, tile_bytes):
         return max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))
 
     def beside(self, step, tiles, chunk, tile_bytes):
-        backend, lanes = self.world.backend, [[] for _ in range(LANES)]
+        backend = self.world.backend
         ready = [self.ready[k : k + 1] for k in range(len(self.ranks)) if k != self.me]
         begin = [("wait", word, 1) for word in ready] + [("write", word, 0) for word in ready]  # 10
-        begin = backend.memory_operations(begin)
-        for i, copy in enumerate(self._copies(tiles, chunk, tile_bytes)):
-            lanes[i % LANES] += copy
+        operations = [backend.memory_operations(begin), *self._copies(tiles, chunk, tile_bytes)]
 
         def run(stream):
-            main, (first, *others) = backend.handle(stream), self.lanes.beside(stream, LANES)
-            backend.order(first, main)
+            main, (side,) = backend.handle(stream), self.lanes.beside(stream, 1)
+            backend.order(side, main)
             step(stream)  # before what waits for it
-            begin(first)
-            for lane in others:
-                backend.order(lane, first)
-            for lane, operations in zip((first, *others), lanes, strict=True):
-                for operation in operations:
-                    operation(lane)
-                backend.order(main, lane)
+            for operation in operations:
+                operation(side)
+            backend.order(main, side)
 
         return run
 
     def _copies(self, tiles, chunk, tile_bytes):
-        """Step 11 of each chunk."""
+        """Step 11 of each chunk, for one stream: copies to several ranks at a time take longer."""
         world, me, n_ranks = self.world, self.me, len(self.ranks)
         operations = world.backend.memory_operations
         for turn in range(n_ranks - 1):
@@ -77,11 +78,9 @@ class Copied(Fused):
                 here = self.outbox[turn * self.room + at :][:n_bytes]
                 there = world.peer_view(self.staged[place + at :][:n_bytes], self.ranks[owner])
                 arrived = world.peer_view(self.arrived[me * self.signals + c :][:1], self.ranks[owner])
-                yield [
-                    operations([("wait", written, count), ("write", written, 0)]),
-                    world.backend.copy(there, here),
-                    operations([("write", arrived, 1)]),
-                ]
+                yield operations([("wait", written, count), ("write", written, 0)])
+                yield world.backend.copy(there, here)
+                yield operations([("write", arrived, 1)])
 
 
 class CopiedEverywhere(Copied):

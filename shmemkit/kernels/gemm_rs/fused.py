@@ -2,8 +2,10 @@
 the TMA, while the next are computed; what came from the others is added to a rank's own tiles before they are
 rounded. Hopper, GPUs that reach each other's memory.
 
-The product is that of ``shmemkit.kernels.gemm.sm90``, in another order: the rows of the next rank first, then
-those of the one after it, .., mine at last. Tiles do not cross from one rank's rows to another's.
+The product is that of ``shmemkit.kernels.gemm.sm90``, in another order, a schedule in memory
+(``schedule.py``): of each round of tiles some are of the next rank's rows, as many of those of the one after
+it, .., and at last some of mine, a round behind; or, where that is not faster, first all of the next rank's,
+.., at last all of mine. Tiles do not cross from one rank's rows to another's.
 
 Parts     A tile of another rank's rows, rounded to `part_dtype`, is its part for that rank: its accumulators
           in the order of the threads, so that it goes in large pieces without strides, and the same threads
@@ -46,8 +48,11 @@ call between. In that one it got a part from me for a tile of its own (each rank
 sent it in a launch that began after my launches before had ended, and so had read what half h held. Nobody is
 two phases ahead of the others at posts: the warps wait for posts[1], the watcher for posts[0].
 
-No deadlock: sending waits for nobody. All tiles of others' rows come before mine in the order, and so in that
-of each block: they are sent although other ranks wait. All blocks are resident.
+No deadlock: sending waits for nobody, and all blocks are resident. My tile i waits for the others' parts for
+it, and these, in the order of their blocks, come behind own tiles of lower numbers at most: tile i of each
+rank's rows is before mine of that number in the schedule, and those of one rank come in their order. So the
+lowest own tile that is not done on all ranks waits for none. A block tells of a part in the midst of its next
+tile, before that one waits for anything but slabs.
 
 Copied (`copied`): copy engines send the parts, in chunks of some tiles in a row; the warps that multiply
 store them here, which takes them less time. A graph's copies have fixed addresses, and its operations on
@@ -61,7 +66,7 @@ Signals   written[t, c], local: how many tiles of chunk c of outbox[t] are there
   warps:  1. to outbox[t, i]
   watcher, for each of these tiles:
           3. wait for posts[0]; add one to written[t, c]         release, sys; arrive at posts[1]
-  streams beside, for each chunk, in the order of the tiles:
+  stream beside, for each chunk, in the order of the tiles:
          10. at first: wait for ready[k] of all k; set them back
          11. wait until written[t, c] is as many as its tiles; set it back; copy it to staged[me] there; set
              arrived[me, c] there                                release, sys: publishes the copy
@@ -69,7 +74,7 @@ Signals   written[t, c], local: how many tiles of chunk c of outbox[t] are there
   last block, when all have read their parts:
          12. set all arrived back; set ready[me] on the others   release, sys
 
-The next call on my stream comes after the streams beside, and so writes outbox when it has been copied. Rank
+The next call on my stream comes after the stream beside, and so writes outbox when it has been copied. Rank
 k copies to staged here, and sets arrived, when it has waited for the ready[me] that I set after I had read
 what was there, and had set arrived back. It has set ready[me] back before, and I set it again when I have got
 all parts of that call. Copies wait for the kernel of their rank, which sends, as ever, without waiting for
@@ -116,7 +121,7 @@ from shmemkit.device.tma import (
 )
 from shmemkit.device.wgmma import SLAB
 from shmemkit.kernels.gemm.epilogue import inline
-from shmemkit.kernels.gemm.sm90 import Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
+from shmemkit.kernels.gemm.sm90 import PIECES, Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
 
 SENT, TOLD = 0, 1  # of posts
 
@@ -157,17 +162,19 @@ class Given(NamedTuple):
     outbox: object
     written: object
     chunk: object
+    schedule: object
 
 
 @inline
-def place_of(t, me, n_ranks, part_tiles):
-    """-> which rank's it is in the order, from 0 (the next) to n_ranks - 1 (mine); that rank; the tile's
-    number in its part"""
-    turn = quotient(t, part_tiles)
-    owner = me + 1 + turn
-    if owner >= n_ranks:
-        owner -= n_ranks
-    return turn, owner, t - turn * part_tiles
+def place_of(t, n_ranks, extra):
+    """The t-th tile of the schedule -> whose turn it is, from 0 (the next rank) to n_ranks - 1 (mine); that
+    rank; the tile's number in its part"""
+    tile = int64(extra.schedule[t])
+    owner = quotient(tile, extra.part_tiles)
+    turn = owner - extra.me - 1
+    if turn < 0:
+        turn += n_ranks
+    return turn, owner, tile - owner * extra.part_tiles
 
 
 @inline
@@ -180,7 +187,7 @@ def staged_at(half, sender, owner, n_ranks, room):
 def ordering(group, n_ranks):
     @inline
     def order(t, n_m, n_n, extra):
-        _, owner, i = place_of(t, extra.me, n_ranks, extra.part_tiles)
+        _, owner, i = place_of(t, n_ranks, extra)
         m, n = grouped(i, extra.tile_rows, n_n, group)
         return owner * extra.tile_rows + m, n
 
@@ -201,7 +208,7 @@ def sending(tile, kinds, part_dtype):
     parts, room = Parts(tile, part_dtype), Layout(tile, kinds).piece
     per_piece = largest_divisor(parts.chunks, room // parts.chunk)
     piece_bytes, per_unit, unit_bytes = per_piece * parts.chunk, parts.chunks // per_piece, parts.unit
-    store = packed_store(part_dtype)
+    store, behind = packed_store(part_dtype), PIECES - 1
 
     @inline
     def store_chunk(part, i, arguments):
@@ -213,11 +220,11 @@ def sending(tile, kinds, part_dtype):
     @inline
     def send_piece(part, i, arguments):
         pieces, there, lane = arguments
-        piece = span(pieces, (i & 1) * room, piece_bytes)
+        piece = span(pieces, (i & PIECES - 1) * room, piece_bytes)
         unit = i // per_unit
         at = unit * unit_bytes + (i - unit * per_unit) * piece_bytes
-        if i > 1:  # at first all is sent that a tile before has sent: see `settle`
-            bulk_wait_group_read(1)
+        if i >= PIECES:  # at first all is sent that a tile before has sent: see `settle`
+            bulk_wait_group_read(behind)
             cuda.syncwarp()
         store_chunks(part, (piece,))
         fence_proxy_async()
@@ -297,7 +304,7 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
     def load(t, ring, slot, parity, extra):
         me = extra.me
         memory, full, empty = ring
-        turn, _, i = place_of(t, me, n_ranks, extra.part_tiles)
+        turn, _, i = place_of(t, n_ranks, extra)
         if turn == n_ranks - 1:
             k = 0
             while k < n_ranks:
@@ -339,7 +346,7 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
     def take(acc, t, ring, slot, parity, state, pieces, warp, lane, extra):
         memory, full, empty = ring
         state = settle(state, lane, extra)
-        turn, owner, i = place_of(t, extra.me, n_ranks, extra.part_tiles)
+        turn, owner, i = place_of(t, n_ranks, extra)
         own = turn == n_ranks - 1
         if own:
             acc, slot, parity = add(acc, memory, full, empty, slot, parity, warp, lane)  # 6
@@ -358,7 +365,7 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
         posts, call, me = extra.posts, extra.call, extra.me
         parity = 0
         while t < tiles:
-            turn, owner, i = place_of(t, me, n_ranks, extra.part_tiles)
+            turn, owner, i = place_of(t, n_ranks, extra)
             mine = me * extra.signals + i
             mbarrier_wait(posts, SENT, parity)  # 3
             if turn < n_ranks - 1 and copied:
@@ -428,6 +435,7 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         written,
         ready,
         chunk,
+        schedule,
         calls,
         done,
     ):
@@ -446,6 +454,7 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         written     `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
         ready       `copied`: uint64 (n_ranks,), symmetric, ones at first
         chunk       `copied`: tiles of a chunk
+        schedule    int32 (n_ranks * part_tiles,): see ``schedule.py``
         calls       int64 (1,), zero at first; done: int32 (1,)
         """
         posts = cuda.shared.array(2, types.uint64)
@@ -455,7 +464,7 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         call = calls[0] + 1
         given = Given(
             *(staged, arrived, gathered, offsets, posts, call, me, rows, tile_rows, part_tiles, room),
-            *(signals, outbox, written, chunk),
+            *(signals, outbox, written, chunk, schedule),
         )
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
         if copied:  # the block has read its parts
@@ -482,7 +491,7 @@ def _listed(tile, kinds, part_dtype, *of_ranks):
     kinds, number, words, bytes_ = Kinds(*kinds), types.int64, types.uint64[::1], types.uint8[::1]
     more = (
         *(*[number] * 4, bytes_, number, words, words, number, number[::1]),
-        *(bytes_, words, words, number, number[::1], types.int32[::1]),
+        *(bytes_, words, words, number, types.int32[::1], number[::1], types.int32[::1]),
     )
     kernel = fused_kernel(Tile(*tile), kinds, part_dtype, *(of_ranks or (4,)))
     return kernel, signature(kinds, *more), (9, 0)

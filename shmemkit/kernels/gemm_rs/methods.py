@@ -11,11 +11,12 @@ from shmemkit.kernels.method import Method
 from shmemkit.kernels.reduce_scatter import ReduceScatter
 
 from .fused import Parts, fused_kernel
+from .schedule import schedule
 
 WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
 FLOAT32_WIDTH = 128  # of tiles whose parts are float32: the kernel runs out of registers otherwise
 MOST_RANKS = 16  # the kernel has the code for each other rank's part
-LEAST = 1 << 23  # elements of the result that are worth an overlap: of 1 << 22 it takes as long, or longer
+LAG = 1  # rounds of tiles that my own are behind: of 2 it took 2 % longer on 4 H200
 
 
 def tiles_for(rows, n, part_dtype):
@@ -32,6 +33,8 @@ class Fused(Method):
     the most rows of a product that they share."""
 
     everywhere, copied, several_nodes = False, False, False
+    interleaved = True  # my own tiles are among the others
+    least = 1 << 22  # elements of the result that are worth an overlap
 
     def prepare(self, max_m, max_n, dtype, part_dtype, ranks=None):
         world = self.world
@@ -74,7 +77,7 @@ class Fused(Method):
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
         emulated = self.world.backend.name == "emulator"  # which takes its time
-        return k % 8 == n % 8 == 0 and m * n >= LEAST and not emulated
+        return k % 8 == n % 8 == 0 and m * n >= self.least and not emulated
 
     def choose(self, rows, n, k):
         """-> the Tile"""
@@ -107,7 +110,8 @@ class Fused(Method):
             lambda tile, kinds: fused_kernel(tile, kinds, self.part_dtype, *of_ranks),
             *(Problem(a, b, whole, None, None), Choice(tile, 1), self.multiprocessors),
             *(rows, tile_rows, tiles, me, self.staged, self.room, self.arrived, self.gathered, self.signals),
-            *(self.offsets, self.outbox, self.written, self.ready, chunk, self.calls, self.done),
+            *(self.offsets, self.outbox, self.written, self.ready, chunk),
+            *(world.xp.array(self.schedule(tiles)), self.calls, self.done),
             m=n_ranks * tile_rows * tile.m,
             outs=outs,
             co_resident=True,
@@ -123,6 +127,12 @@ class Fused(Method):
 
         return run
 
+    def schedule(self, tiles):
+        """-> the schedule of so many tiles of each rank"""
+        n_ranks = len(self.ranks)
+        stripe = max(1, self.multiprocessors // n_ranks) if self.interleaved else tiles
+        return schedule(tiles, n_ranks, self.me, stripe, LAG)
+
     def chunk_of(self, tiles, tile_bytes):
         """-> how many are copied at a time, of `tiles` that a rank gets"""
         return 1
@@ -133,7 +143,8 @@ class Fused(Method):
 
 
 class FusedEverywhere(Fused):
-    everywhere = True
+    everywhere, interleaved = True, False  # what is sent of both kinds of tiles at a time slows both
+    least = 1 << 23
 
 
 class Sequential:
