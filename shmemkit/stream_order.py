@@ -24,3 +24,9 @@ class StreamOrder:
             self._backend.follow(stream, earlier)
         self._last = {None: self._last[None], capture: stream}
         self._stream, self._captured = stream, capture is not None
+
+
+def shared_order(world):
+    """-> the StreamOrder that collectives and products of a World share. Their kernels wait for other ranks,
+    and some take all multiprocessors: two at a time, each under way on some ranks, would wait for ever."""
+    return world.kept.setdefault(StreamOrder, StreamOrder(world))

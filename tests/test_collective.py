@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
+from shmemkit.emu.stream import Stream
 
 MAKE = {
     "AllGather": lambda w: sk.AllGather(w, 64),
@@ -13,6 +14,27 @@ MAKE = {
     "Broadcast": lambda w: sk.Broadcast(w, 64),
     "Gather": lambda w: sk.Gather(w, 64),
 }
+
+
+def test_calls_of_several_objects_are_in_one_order():
+    """On streams that nothing else orders, products too: each works on what the one before has made."""
+
+    def main():
+        world = sk.init()
+        gather, reduce = sk.AllGather(world, 64), sk.AllReduce(world, 64)
+        product = sk.AllGatherGemm(world, 64)
+        first, second, third = (Stream(world.stream.machine, world.rank) for _ in range(3))
+        x, ones = np.full((1, 2), world.rank + 1.0), np.ones((2, 1))
+        gathered, reduced, summed = np.zeros((2, 1, 2)), np.zeros((1, 2)), np.zeros((2, 1))
+        for _ in range(2):
+            gather(x, gathered, stream=first)
+            reduce(gathered[0], out=reduced, stream=second)
+            product(reduced, ones, summed, stream=third)
+        world.synchronize()
+        assert summed.tolist() == [[4.0], [4.0]]
+
+    for seed in (None, 0, 1):
+        sk.emu.run(main, 2, races=True, delivery="unordered", seed=seed)
 
 
 @pytest.mark.parametrize("kind", MAKE)

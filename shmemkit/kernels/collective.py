@@ -6,7 +6,7 @@ import operator
 from shmemkit import tuning
 from shmemkit.device import reduction
 from shmemkit.kernels.method import agree
-from shmemkit.stream_order import StreamOrder
+from shmemkit.stream_order import shared_order
 from shmemkit.world import World
 
 PLANS = 64  # bound calls that are kept
@@ -52,7 +52,7 @@ class Collective:
                 f"{name}: {given} were given over the ranks (max_nbytes, method): the same are allowed"
             )
         self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
-        self._order = StreamOrder(world)
+        self._order = shared_order(world)
         try:
             if method != "auto":
                 self._methods[method] = self._make(method, self.max_nbytes)

@@ -54,13 +54,11 @@ class AllGather(Collective):
                 these GPUs (``shmemkit.tuning``); only those are made that sizes up to max_nbytes need
 
     ``gather(x)`` enqueues one; any number may follow each other, on any streams, also in CUDA graphs. The
-    ranks make the calls of one object in the same order, with inputs of the same size. Calls on another
-    stream wait for those before; graphs are launched in that order by whoever launches them (on one stream,
-    or with events). ValueError for what is not allowed.
-
-    A call's blocks wait for those of the other ranks, and may fill the GPU. So calls of several objects that
-    are on different streams come in one order on all ranks, too (by events): else one rank's GPU may be full
-    of one object's blocks, another's of the other's. NCCL asks the same of communicators.
+    ranks make the calls of all such objects in the same order, with inputs of the same size. Calls on another
+    stream wait for those before, also of other collectives, and of products: their blocks wait for those of
+    the other ranks, and may fill the GPU, and two of them at a time might each wait for ever on some ranks.
+    Graphs are launched in that order by whoever launches them (on one stream, or with events), and so are
+    those beside kernels of others that fill GPUs and wait for ranks. ValueError for what is not allowed.
 
     `refused`, {method: why}: what "auto" would have taken, but cannot run here.
     """

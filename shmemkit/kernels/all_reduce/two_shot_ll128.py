@@ -10,8 +10,7 @@ Lines     inputs[k], on every rank: its segment of rank k's array. results[k]: s
 Counters  calls[i], local: how often tile i of the segments has been sent; it gives the flag. In device
           memory, so that a replayed graph counts on
 
-  a warp, for its tiles i, one after the other; steps 1 and 2 of the next tile come before step 3, so that
-  lines are on their way while it waits:
+  a warp, for its tiles i, one after the other:
           1. load tile i of all segments; store that of segment k to inputs[me] on rank k, with the flag: on
              this one, too
           2. add 1 to the tile's counter
@@ -53,16 +52,6 @@ def two_shot_ll128_kernel(op, dtype, n):
     """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum", of `n` ranks."""
     load, combine, copies, store = loading(n), combining(op, dtype, n), copying(n), storing(n)
 
-    @cuda.jit(device=True)
-    def send(x, segment, inputs, calls, i, me):
-        """Steps 1 and 2 -> the flag"""
-        call = types.uint32(calls[i] + 1)
-        ll128_store_tiles(inputs, me, i, load(x, segment, i), call)
-        cuda.syncwarp()  # all threads have read the counter
-        if cuda.threadIdx.x & 31 == 0:
-            calls[i] = call
-        return call
-
     @cuda.jit
     def two_shot_ll128_all_reduce(x, out, segment, inputs, results, calls):
         """Combine the `x` of all ranks in `out`.
@@ -78,16 +67,16 @@ def two_shot_ll128_kernel(op, dtype, n):
         i, me = types.uint32(cuda.blockIdx.x * warps + (t >> 5)), rank()
         griddepcontrol_wait(x, out, segment, symm_at(inputs, 0), results, calls, me, i)
         griddepcontrol_launch_dependents()
-        step, done, call, sent = types.uint32(warps * cuda.gridDim.x), i, types.uint32(0), types.uint32(0)
-        while done < segment:
-            if i < segment:
-                sent = send(x, segment, inputs, calls, i, me)
-            if done < i:
-                words = combine(ll128_load_tiles(inputs, 0, n, done, call))
-                ll128_store_tiles(results, me, done, copies(words), call)
-                store(out, segment, done, ll128_load_tiles(results, 0, n, done, call))
-                done = types.uint32(done + step)
-            i, call = types.uint32(i + step), sent
+        while i < segment:
+            call = calls[i] + 1
+            ll128_store_tiles(inputs, me, i, load(x, segment, i), call)
+            cuda.syncwarp()  # all threads have read the counter
+            if t & 31 == 0:
+                calls[i] = call
+            words = combine(ll128_load_tiles(inputs, 0, n, i, call))
+            ll128_store_tiles(results, me, i, copies(words), call)
+            store(out, segment, i, ll128_load_tiles(results, 0, n, i, call))
+            i = types.uint32(i + warps * cuda.gridDim.x)
 
     return two_shot_ll128_all_reduce
 

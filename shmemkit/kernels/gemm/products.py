@@ -9,7 +9,7 @@ are ordered by who launches them.)
 """
 
 from shmemkit.kernels.method import agree
-from shmemkit.stream_order import StreamOrder
+from shmemkit.stream_order import shared_order
 from shmemkit.world import World
 
 from .arrays import converted, keyed, unowned
@@ -54,7 +54,7 @@ class Products:
             raise ValueError(
                 f"{name}: {given} were given over the ranks ({', '.join(arguments)}): the same are allowed"
             )
-        self._order = world.kept.setdefault(Products, StreamOrder(world))
+        self._order = shared_order(world)
 
     def _part(self, kind, *args):
         """-> kind(*args), which ``free`` frees."""
