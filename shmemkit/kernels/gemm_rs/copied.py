@@ -43,7 +43,8 @@ class Copied(Fused):
             return False
         choice = Choice(self.choose(m // n_ranks, n, k), 1)
         product = estimate(m, n, k, choice, self.multiprocessors) / CLOCK
-        return product >= LONGER * (n_ranks - 1) * part / LINKS
+        sent = (n_ranks - 1) * part * (2 if self.everywhere else 1)
+        return product >= LONGER * sent / LINKS
 
     def chunk_of(self, tiles, tile_bytes):
         return max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))

@@ -34,7 +34,6 @@ class Fused(Method):
 
     everywhere, copied, several_nodes = False, False, False
     interleaved = True  # my own tiles are among the others
-    least = 1 << 22  # elements of the result that are worth an overlap
 
     def prepare(self, max_m, max_n, dtype, part_dtype, ranks=None):
         world = self.world
@@ -77,7 +76,11 @@ class Fused(Method):
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
         emulated = self.world.backend.name == "emulator"  # which takes its time
-        return k % 8 == n % 8 == 0 and m * n >= self.least and not emulated
+        return k % 8 == n % 8 == 0 and m * n >= self.least() and not emulated
+
+    def least(self):
+        """Elements of the result from which on it is worth while."""
+        return 1 << 22
 
     def choose(self, rows, n, k):
         """-> the Tile"""
@@ -144,7 +147,9 @@ class Fused(Method):
 
 class FusedEverywhere(Fused):
     everywhere, interleaved = True, False  # what is sent of both kinds of tiles at a time slows both
-    least = 1 << 23
+
+    def least(self):
+        return (1 << 24) // len(self.ranks)  # measured with 2 and with 4
 
 
 class Sequential:
