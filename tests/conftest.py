@@ -22,6 +22,7 @@ SMALL = {  # 0 blocks: one per peer
     "ll": {"LL.blocks": 0},
     "pull": {"PART": 128, "MAX_BLOCKS": 6},
     "push_1d": {"push.PART": 128, "push.SENDERS": 6},
+    "push_network": {"PART": 128},
     "multimem": {"PART": 64, "MAX_BLOCKS": 5},
     "ll_2d": {"CHUNK": 64, "MAX_BLOCKS": 12},
     "push_2d": {"PART": 64, "MAX_PARTS": 5},

@@ -33,6 +33,7 @@ from shmemkit.device import (
     num_ranks,
     rank,
     symm_at,
+    wait,
 )
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels.all_gather import METHODS
@@ -504,21 +505,39 @@ def test_a_capture_between_calls_on_its_stream(pes, method):
     pes(2).run(main)
 
 
-def test_push_in_steps(pes, monkeypatch):
-    """A part of several steps, of arrays that the TMA can and cannot move, one rank this and one that."""
+@pytest.mark.parametrize("n_pes", [2, 3])
+def test_push_in_steps(pes, monkeypatch, n_pes):
+    """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
+    this and one that."""
     monkeypatch.setattr("shmemkit.kernels.push.STEP", 8192)
     monkeypatch.setattr("shmemkit.kernels.push.SENDERS", 2)
 
     def main():
         world = sk.init()
-        gather = sk.AllGather(world, 2 * 100_000, "push_1d")
+        gather = sk.AllGather(world, n_pes * 100_000, "push_1d")
         for size, shift in ((100_000, 0), (100_000, world.rank), (20_000, 0), (1, 1)):
-            room = np.zeros(size + 1, "uint8")
-            x = room[shift : shift + size]
+            x = np.zeros(size + shift, "uint8")[shift:]
             x[:] = np.arange(size) % 250 + world.rank
             out = gather(x)
             world.synchronize()
-            assert all((out[k] == np.arange(size) % 250 + k).all() for k in range(2))
+            assert all((out[k] == np.arange(size) % 250 + k).all() for k in range(n_pes))
+
+    pes(n_pes).run(main)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_push_where_gpus_differ(pes, symmetric):
+    """As many parts as the GPU with fewest multiprocessors has blocks."""
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = (5, 3)[world.rank]
+        gather = sk.AllGather(world, 2 * 70_000, "push_1d")
+        out = gather.output((2, 70_000), "uint8") if symmetric else np.zeros((2, 70_000), "uint8")
+        gather(np.full(70_000, world.rank + 1, "uint8"), out)
+        world.synchronize()
+        assert gather._methods["push_1d"].parts == 3
+        assert (out == [[1], [2]]).all()
 
     pes(2).run(main)
 
@@ -587,6 +606,34 @@ def test_bulk_copy(pes, dtype, size):
         kernel[1, 32](y[:size], (np.arange(size) % 100 + world.rank).astype(dtype))
         world.barrier()
         assert (y[:size] == np.arange(size) % 100 + 1 - world.rank).all() and y[size] == 0
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8192, 20_000])
+def test_bulk_put(pes, size):
+    """Each step is there when the signal says so."""
+
+    @cuda.jit
+    def kernel(y, x, signal, seen):
+        buffer = cuda.shared.array(BULK_WORDS, uint64)
+        if cuda.blockIdx.x == 0:
+            bulk_put_warp(y, x, buffer, signal, 7, 8192, 1 - rank())
+        else:
+            step = 0
+            while step == 0 or step * 8192 < y.size:
+                wait(signal, 1, "sys", "acquire", 8 + step)
+                for i in range(step * 8192 + cuda.threadIdx.x, min((step + 1) * 8192, y.size), 32):
+                    seen[i] = y[i]
+                step += 1
+
+    def main():
+        world = sk.init()
+        y, signal, seen = world.zeros(size, "uint8"), world.signals(1), np.zeros(size, "uint8")
+        kernel[2, 32](y, (np.arange(size) % 100 + world.rank).astype("uint8"), signal, seen)
+        world.synchronize()
+        assert (seen == np.arange(size) % 100 + 1 - world.rank).all()
+        assert signal[0] == 7 + max(1, -(-size // 8192))
 
     pes(2).run(main)
 

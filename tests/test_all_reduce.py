@@ -19,12 +19,6 @@ from shmemkit.memory import as_dtype
 methods = pytest.mark.parametrize("method", [m for m in sk.AllReduce.methods if "multimem" not in m])
 
 
-@pytest.fixture(autouse=True)
-def few_blocks(monkeypatch):
-    """That combine, of "push": tests/test_reduce_scatter.py has them all."""
-    monkeypatch.setattr("shmemkit.kernels.reduce_scatter.push.SHARES", 1)
-
-
 def inputs(call, size, dtype, n):
     """What all ranks give in `call`."""
     return [np.random.default_rng([call, r]).integers(0, 100, size).astype(as_dtype(dtype)) for r in range(n)]

@@ -128,7 +128,7 @@ def add(x, total):
 
 
 @methods
-@pytest.mark.parametrize("size", [40, 39])  # 39: not for the TMA
+@pytest.mark.parametrize("size", [40, 39])  # 39: segments are not aligned
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_into_one_output_again_and_again(pes, method, size, symmetric):
     """What uses the arrays comes between; no barrier does."""

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels import push
-from shmemkit.kernels.gather import METHODS, ll
+from shmemkit.kernels.gather import METHODS, ll, push
 from shmemkit.memory import as_dtype
 
 methods = pytest.mark.parametrize("method", sk.Gather.methods)
@@ -76,7 +75,7 @@ def test_dtypes_unaligned(pes, method, dtype, in_place):
 
 @methods
 def test_larger_than_a_step(pes, small_parts, method):
-    """Of 3 steps; the arrays of rank 1 are not for the TMA."""
+    """Of 3 steps; the arrays of rank 1 are not aligned."""
     size = {"ll": 1100}.get(method, 60_000)
     pes(2).run(gather_all, method, [size, 3, size + 1], 0, "uint8", 1)
 

@@ -197,6 +197,24 @@ def test_bulk_copies(dtype):
         assert not code.reaches(i, r"^ret", avoiding=r"bar\.warp\.sync")
 
 
+def test_bulk_puts():
+    """Each step is announced between copies, by a release."""
+
+    def put(dst, src, signal, value, step, peer):
+        buffer = cuda.shared.array(BULK_WORDS, types.uint64)
+        if cuda.threadIdx.x < 32:
+            sk.bulk_put_warp(dst, src, buffer, signal, value, step, peer)
+
+    numbers = [types.int64] * 3
+    ptx = compile_ptx(put, (array(types.uint8), array(types.uint8), array(types.uint64), *numbers))
+    needed = resources(ptx)
+    assert (needed.spills, needed.stack) == (0, 0)
+    code = Code(ptx)
+    announced = code.all(r"st\.release\.sys")
+    assert announced and code.all(r"cp\.async\.bulk\.global")
+    assert any(code.reaches(i, r"cp\.async\.bulk\.global", avoiding="never") for i in announced)
+
+
 def test_bulk_copies_need_hopper():
     with pytest.raises(AssertionError, match="requires .target sm_90 or higher"):
         resources(compile_ptx(bulk, (array(types.uint8), array(types.uint8)), AMPERE), AMPERE)

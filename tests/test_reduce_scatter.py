@@ -122,10 +122,25 @@ def test_larger_than_a_block(pes, method):
     pes(2).run(scatter_all, method, [10_000, 3, 10_500], "uint8")
 
 
-def test_push_in_steps(pes, small_chunks, monkeypatch):
-    """Parts of several steps, each combined by several blocks."""
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 12)
-    pes(2).run(scatter_all, "push", [50_000, 3, 70_001], "uint8")
+@pytest.mark.parametrize("n_pes", [2, 3])
+def test_push_in_steps(pes, small_chunks, monkeypatch, n_pes):
+    """Parts of several steps."""
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 3)
+    pes(n_pes).run(scatter_all, "push", [50_000, 3, 70_001], "uint8")
+
+
+def test_push_where_gpus_differ(pes):
+    """As many parts as the GPU with fewest multiprocessors has blocks."""
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = (5, 3)[world.rank]
+        scatter = ReduceScatter(world, 2 * 70_000, "sum", "push")
+        out = scatter(np.full((2, 70_000), world.rank + 1, "uint8"))
+        world.synchronize()
+        assert scatter._methods["push"].parts == 3 and (out == 3).all()
+
+    pes(2).run(main)
 
 
 @methods

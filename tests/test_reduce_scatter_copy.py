@@ -1,4 +1,4 @@
-"""Reduce-scatters by copy engines on the emulator: pieces, lanes, streams and graphs, with races checked.
+"""Reduce-scatters by copy engines on the emulator: pieces, streams and graphs, with races checked.
 (tests/test_reduce_scatter.py has what all methods must do.)"""
 
 import numpy as np
@@ -14,7 +14,7 @@ from shmemkit.kernels.reduce_scatter import ReduceScatter
 from shmemkit.kernels.reduce_scatter.copy_engine import CopyEngine
 from shmemkit.world import World
 
-SMALL = {"LAST": 128, "MAX_PIECES": 5, "BLOCKS": 3, "PART": 64}  # 3 to 5 pieces, of 1 to 3 parts
+SMALL = {"LAST": 128, "BLOCKS": 3, "PART": 64}  # 3 pieces or more, of 1 to 3 parts
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def take(out, seen):
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
 def test_lengths(pes, small, n_pes):
-    """Of 3 pieces, of which some are empty, to 5."""
+    """Of 3 pieces, of which some are empty, and of 4."""
     pes(n_pes).run(scatter_all, "copy_engine", [1, 100, 0, 233, 17, 600, 41], "int16", "max")
 
 
@@ -68,7 +68,7 @@ def test_pieces(words):
     assert [first for first, _ in pieces] == list(np.cumsum([0, *(size for _, size in pieces[:-1])]))
     assert sum(size for _, size in pieces) == words
     assert all(size % 16 == 0 or first + size == words for first, size in pieces)
-    assert 3 <= len(pieces) <= 8
+    assert len(pieces) >= 3 and pieces[-1][1] <= 1 << 21
     for most in (words, 2 * words, 2 * words + 100):
         assert pieces[-1][1] <= copied_pieces.last_of(most)
 
@@ -126,7 +126,7 @@ def test_streams_follow_each_other(pes, small):
 
 
 def test_the_order_of_the_copies(pes, small, monkeypatch):
-    """Every piece to the next rank first, none to this one, to each on its own lane."""
+    """Every piece to the next rank first, none to this one, one copy after the other, beside the stream."""
     peers, lanes = {r: [] for r in range(4)}, {r: [] for r in range(4)}
     copy, view = EmulatorBackend.copy, World.peer_view
 
@@ -143,13 +143,13 @@ def test_the_order_of_the_copies(pes, small, monkeypatch):
 
     def main():
         world = sk.init()
-        x = np.ones((world.n_ranks, 90), "int64")  # 3 pieces
+        x = np.ones((world.n_ranks, 112), "int64")  # 3 pieces
         assert (ReduceScatter(world, x.nbytes, "sum", "copy_engine")(x) == world.n_ranks).all()
 
     pes(4).run(main)
     for me in range(4):
         assert peers[me] == [(me + y) % 4 for _ in range(3) for y in (1, 2, 3)]
-        assert lanes[me] == 3 * lanes[me][:3] and len(set(lanes[me])) == 3
+        assert len(lanes[me]) == 9 and len(set(lanes[me])) == 1
 
 
 @cuda.jit
@@ -159,7 +159,7 @@ def hold(seen):
 
 @cuda.jit
 def see(out, seen):
-    if out[0] == 3 and out[79] == 3 and out[80] == 0:
+    if out[0] == 3 and out[95] == 3 and out[96] == 0:
         notify(seen, 0, 1)
         notify(seen, 1, 1)
 
@@ -170,7 +170,7 @@ def test_pieces_are_combined_while_others_are_copied(pes, small, monkeypatch):
     def main():
         world = sk.init()
         n, seen = world.n_ranks, world.signals(1)
-        x, out = np.full(n * 90, world.rank + 1, "uint64"), np.zeros(90, "uint64")  # 3 pieces
+        x, out = np.full(n * 112, world.rank + 1, "uint64"), np.zeros(112, "uint64")  # 3 pieces
         method = CopyEngine(world, x.nbytes, "sum")
         copy, launch, made = world.backend.copy, method.launch, []
 
@@ -252,5 +252,5 @@ def test_right_in_every_schedule(monkeypatch):
     would be. It fails without the wait in the kernel, without any of the orders of the streams, with a last
     piece that lies behind the others, and with 2 pieces."""
     monkeypatch.setattr(copied_pieces, "LINE", 1)
-    found = sk.emu.explore(few_calls, 2, ((3, 9),), exhaustive=True, heap_size=1 << 16)
+    found = sk.emu.explore(few_calls, 2, ((7, 14),), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)

@@ -2,8 +2,9 @@
 take what has come there, while the next pieces are copied. What reduce-scatter, all-to-all and all-gather
 share: each peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
 
-Segments  one for each rank, of the same size. A segment is cut into 3 pieces or more. Each is half of what
-          remains, so that few copies are needed, and little remains when all are done
+Segments  one for each rank, of the same size. A segment is cut into 3 pieces or more, each half as large as
+          the one before: each of its copies takes some microseconds besides its bytes, so that few are
+          needed, and little remains when all are done
 Staged    staged[k], on every rank: what rank k gives it, written by that rank's copies. Its last piece has a
           place that no other piece of any call has. What I give myself stays in x: nothing is copied here
 Signals   ready[k, b], on every rank: how many pieces of rank k's have been copied, as its block b says (only
@@ -11,8 +12,9 @@ Signals   ready[k, b], on every rank: how many pieces of rank k's have been copi
 Counters  calls[b], local: how many launches block b has taken part in: pieces of all calls. In device memory,
           so that a replayed graph counts on
 
-  lanes, a stream for each peer, up to LANES, for each piece p:
-          1. copy it to staged[me] on the peer; from piece 2 on, after kernel 0
+  a stream beside, for each piece p:
+          1. copy it to staged[me] on each peer, one after the other, the next rank first; from piece 2 on,
+             after kernel 0
   stream, for each piece p, kernel p, after its copies, by block b:
           2. set ready[me, b] on all others to the number of this launch    release, sys: publishes the copies
           3. wait until ready[k, b] here is at least that, for all k        acquire, sys: sees theirs
@@ -32,10 +34,13 @@ No deadlock: kernel p waits for kernels p of the others, which wait for their co
 those, in turn, for kernel 0 at most; all blocks are resident. The host enqueues them in an order in which
 they can run one by one.
 
-Copies to several peers at once were faster than one after the other, each of which takes some microseconds
-besides. What kernels do moves n_ranks bytes or more in this GPU's memory for n_ranks - 1 that arrive: BLOCKS
-do so faster than they arrive, because the last piece is taken when all copies are done.
+Copies go to one peer after the other, so that each rank sends to one and receives from one other: to all of
+three at once, on a stream for each, they took half as long again. What kernels do moves n_ranks bytes or more
+in this GPU's memory for n_ranks - 1 that arrive: BLOCKS do so faster than they arrive, because the last piece
+is taken when all copies are done.
 """
+
+import itertools
 
 from numba import cuda, types
 
@@ -44,9 +49,8 @@ from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
 
-LAST = 1 << 22  # bytes of a segment that are not cut again
-MIN_PIECES, MAX_PIECES = 3, 8
-LANES = 4  # streams, at most
+PIECES = 3  # at least
+LAST = 1 << 24  # bytes of the last piece, at most
 BLOCKS = 44  # of a kernel, at most: a third of H200's multiprocessors
 PART = 1 << 12  # bytes that are worth a block
 LINE = 16  # words: at multiples of them pieces and parts begin
@@ -65,7 +69,7 @@ class CopiedPieces(Method):
         self.blocks = min(BLOCKS, -(-8 * words // PART))
         self.ready = self.zeros((n, self.blocks), "uint64", f"{name}.ready")
         self.calls = world.xp.zeros(self.blocks, "uint64")
-        self.lanes, self.n_lanes = Lanes(world), max(1, min(LANES, n - 1))
+        self.lanes = Lanes(world)
 
     def bind_pieces(self, segments, take):
         """-> run(stream)
@@ -95,34 +99,32 @@ class CopiedPieces(Method):
     def _run(self, copies, kernels, stream):
         backend = self.world.backend
         main, order = backend.handle(stream), backend.order
-        lanes = self.lanes.beside(stream, self.n_lanes)
-        for lane in lanes:
-            order(lane, main)
+        (beside,) = self.lanes.beside(stream, 1)
+        order(beside, main)
         for p, of_piece in enumerate(copies):
-            for j, copy in enumerate(of_piece):
-                copy(lanes[j % len(lanes)])
+            for copy in of_piece:
+                copy(beside)
             if p > 0:
                 kernels[p - 1](stream)
-            for lane in lanes:
-                if p == 1:
-                    order(lane, main)
-                order(main, lane)
+            if p == 1:
+                order(beside, main)
+            order(main, beside)
         kernels[-1](stream)
 
 
 def pieces_of(words):
     """-> (first, size) of each piece of so many words, which begin with whole lines."""
-    pieces, first, rest = [], 0, words
-    while len(pieces) + 1 < MIN_PIECES or (8 * rest > LAST and len(pieces) + 1 < MAX_PIECES):
-        size = min(rest, _lines(-(-rest // 2)))
-        pieces.append((first, size))
-        first, rest = first + size, rest - size
-    return [*pieces, (first, rest)]
+    count = PIECES
+    while words * 8 > LAST * (2**count - 1):
+        count += 1
+    unit = _lines(-(-words // (2**count - 1)))  # the last one; the one before is two of them, and so on
+    firsts = [min(words, (2**count - 2**p) * unit) for p in range(count, -1, -1)]
+    return [(first, end - first) for first, end in itertools.pairwise(firsts)]
 
 
 def last_of(words):
     """Room for the last piece of so many words, or fewer."""
-    return _lines(min(words, max(LAST // 8, (words >> MAX_PIECES - 1) + LINE)))
+    return _lines(min(LAST // 8, -(-words // (2**PIECES - 1))))
 
 
 def _lines(words):

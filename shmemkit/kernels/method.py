@@ -65,15 +65,17 @@ class Method:
         offsets = [address(world.peer_view(array, rank)) - address(array) for rank in ranks]
         return world.xp.array([0] * ranks.start + offsets, "int64")
 
-    def launch(self, kernel, grid, *args, pdl=False):
+    def launch(self, kernel, grid, *args, pdl=False, threads=None):
         """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
-        With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little.
+        With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little. `threads` of a block,
+        if not those of the method.
 
         The caller keeps the arrays alive: bound calls outlive what users gather.
         """
-        key = kernel, grid, tuple(getattr(arg, "dtype", None) for arg in args)
+        threads = threads or self.threads
+        key = kernel, grid, threads, tuple(getattr(arg, "dtype", None) for arg in args)
         if key not in self._launches:
-            self._launches[key] = bind(kernel, grid, self.threads, args, co_resident=True, pdl=pdl)
+            self._launches[key] = bind(kernel, grid, threads, args, co_resident=True, pdl=pdl)
             self._launches[key].forget_arrays()
         bound = self._launches[key].with_args(*args)
         bound.forget_arrays()

@@ -1,151 +1,122 @@
-"""Pushes of segments: stores into the peers' memory, and a signal for each part. What all-gather and
-all-to-all by push share: all peers get the same segment of x, or each gets another one.
+"""Pushes of segments: stores into the peers' memory, by all multiprocessors, to one peer after the other.
+What all-gather and all-to-all by push share: all peers get the same segment of x, or each gets another one.
 
 Segments  segment k of out comes from rank k
-Parts     a segment is cut into as many parts as there are blocks per peer
-Signals   arrived[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
-Counters  calls[z, y, b], local: how many calls block (b, y, z) has taken part in, so that it gives the number
-          of a call, and the half. In device memory, so that a replayed graph counts on
+Parts     a segment is cut into parts, the same on all ranks. Block b sends part b of the segments to the next
+          rank, then to the one after that, and so on: at any time a rank receives from one other
 
-Into a symmetric `out` (the same part of the same array on all ranks), directly, which needs
+Into a symmetric `out` (the same part of the same array on all ranks), directly:
 
-Ready     ready[k, b], on every rank: the number of the last call in which rank k has said that its output may
-          be written (only rank k sets it)
+Signals   met[k, b], on every rank: how often block b of rank k has met the others (only rank k sets it)
+Counters  direct_calls[b], local: how many of these calls block b has taken part in. In device memory, as all
+          counters, so that a replayed graph counts on
 
-  block (b, y), with peer = me + y modulo the ranks:
-          1. set ready[me, b] on the peer to the number of this call    release, sys: after what used out
-          2. wait until ready[peer, b] here is at least that            acquire, sys
-          3. copy part b of the peer's segment to segment me of its out
-          4. set arrived[me, b] there to STEPS * call + 1               release, sys: publishes the part
-          5. wait until arrived[peer, b] here is at least that          acquire, sys
+  block b:  1. meet blocks b of all others                release and acquire, sys: after what used the outs
+            2. copy part b of each peer's segment to segment me of its out, and of my own
+            3. meet them again                            release and acquire, sys: publishes all parts b
 
-No race: a peer writes my out after my ready of this call, which comes after all that my stream did before;
-what comes later on it is after arrived of all parts. The copy to my own segment (y = 0) waits for nobody.
+No race: a peer writes my out after my block has met it, after all that my stream did before; what comes later
+on it is after the second time, for all parts. No deadlock: all blocks say that they are there before they
+wait, and all are resident.
 
 Into private memory, which others cannot write, staged, through
 
 Scratch   scratch[half, k, b], on every rank: part b of what rank k sends here. Written by rank k only
+Signals   arrived[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
+Counters  calls[y, b], local: how many of these calls block (b, y) has taken part in, so that it gives the
+          number of a call, and the half
 
-  block (b, y, 0): for each step s, a piece of part b of the peer's segment:
-          1. copy the piece to scratch[half, me, b] on the peer, syncthreads
-          2. set arrived[me, b] there to STEPS * call + s + 1           release, sys: publishes the piece
-  block (b, y, 1): for each step s:
-          3. wait until arrived[peer, b] here is at least that          acquire, sys: sees the piece
+  block (b, 0), for each peer, me + 1, me + 2, ... modulo the ranks:
+          1. copy part b of its segment to scratch[half, me, b] there, in steps
+          2. set arrived[me, b] there                 release, sys: publishes them (``transfers.put_to_all``)
+  block (b, 1), for each peer in the order in which they come, me - 1, me - 2, ... modulo the ranks:
+          3. wait for arrived[peer, b] here           acquire, sys: sees a step
           4. copy it from scratch[half, peer, b] to the output
 
 No race: part b is always at the same place, and both sides count it alike, whatever the lengths of the calls.
 Half h of it is written again two calls with it later. In the one between, the peer's part b has come, which
 the peer sends in a launch that begins after its launch before has ended: it has read what half h held.
+No deadlock: senders wait for nobody, receivers for them; all blocks are resident.
 
-No deadlock: a block that waits waits for what the peer's block of the same number does before it waits
-itself; all blocks are resident. At its end, a block adds 1 to its counter.
-
-GPUs from Hopper on copy by the TMA, which needs few blocks; with more of them, parts that go to one rank
-compete. It moves multiples of 16 bytes between addresses that agree modulo 16: other arrays are copied by
-threads, as each rank finds by itself, for the signals are the same.
+A block of stores for each multiprocessor, and all of them to one peer after the other, filled the links of
+four GPUs better than few blocks of the TMA, and than some blocks for each peer.
 """
 
 from numba import cuda, types
 
-from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_block
+from shmemkit.device import copy_block, num_ranks, rank, span, symm_at
+from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
-from shmemkit.kernels.transfers import copy_by_threads, copy_by_tma, put_by_threads, put_by_tma
+from shmemkit.kernels.transfers import STEPS, put_to_all, receive, step_of
 
-PART = 1 << 15  # bytes that are worth a block
-STEPS = 8  # of a part, at most
-STEP = 1 << 17  # bytes that are worth a signal
-SENDERS = 24  # blocks that send, at most; with as many that receive they are resident on A100
-
-
-@cuda.jit(device=True)
-def receive(dst, src, signal, value, step):
-    """Copy `src` to `dst`, all of it, as it comes by ``put`` (``shmemkit.kernels.transfers``), by a block."""
-    begin = 0
-    while True:
-        value += 1
-        wait_block(signal, 1, "sys", "acquire", value)
-        end = min(begin + step, dst.size)
-        copy_block(dst[begin:end], src[begin:end])
-        begin = end
-        if begin >= dst.size:
-            break
+PART = 1 << 13  # bytes that are worth a block
+STEP = 1 << 14  # bytes that are worth a signal
+SENDERS = 132  # blocks that send, at most: one for each of H200's multiprocessors
 
 
 def push_kernels(personalized):
-    """-> {by_tma: (the direct kernel, the staged one)}; `personalized`: x has a segment for each rank."""
-    return {
-        False: _kernels(personalized, copy_by_threads, put_by_threads),
-        True: _kernels(personalized, copy_by_tma, put_by_tma),
-    }
+    """-> the direct kernel, and the staged one; `personalized`: x has a segment for each rank."""
 
-
-def _kernels(personalized, copy, put):
     @cuda.jit
-    def push(x, out, in_place, segment, part, ready, arrived, calls):
+    def push(x, out, in_place, segment, part, met, calls):
         """Send each rank a segment of `x`, to `out`, symmetric.
 
         x, out    uint8, 1-D: out has n_ranks segments, x too if they are personalized, else one
         in_place  whether x is my segment of out
         segment   elements of a segment
-        part      elements of a part: gridDim.x of them are a segment
-        ready     uint64 (n_ranks, parts), symmetric, zeros at first
-        arrived   as ready
-        calls     uint64 (2, n_ranks, parts at most), zeros at first
-        grid      (parts, n_ranks)
+        part      elements of a part: gridDim.x of them are a segment, or more
+        met       uint64 (n_ranks, parts at most), symmetric, zeros at first
+        calls     uint64 (parts at most,), zeros at first
+        grid      (parts,)
         """
-        me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
-        peer = me + y
-        if peer >= n:
-            peer -= n
-        begin, end = min(b * part, segment), min((b + 1) * part, segment)
-        call = calls[0, y, b] + 1
-        there = symm_at(out, peer)[me * segment + begin : me * segment + end]
-        first = peer * segment if personalized else 0
-        if y == 0:
-            if not in_place:
-                copy(there, x[first + begin : first + end])
-        else:
-            if cuda.threadIdx.x == 0:
-                notify(ready[me, b:], peer, call, "set", "sys")
-            wait_block(ready[peer, b:], 1, "sys", "acquire", call)
-            copy(there, x[first + begin : first + end])
-            cuda.syncthreads()
-            if cuda.threadIdx.x == 0:
-                notify(arrived[me, b:], peer, STEPS * call + 1, "set", "sys")
-            wait_block(arrived[peer, b:], 1, "sys", "acquire", STEPS * call + 1)
-        cuda.syncthreads()  # all threads have read the counter
+        me, n, b = rank(), num_ranks(), cuda.blockIdx.x
+        begin = min(b * part, segment)
+        size = min(part, segment - begin)
+        call = calls[b] + 1
+        meet(met, b, 2 * call - 1)
+        cuda.syncthreads()
+        s = 1
+        while s < n + (not in_place):  # my own comes last
+            peer = me + s if me + s < n else me + s - n
+            its = span(x, peer * segment * personalized + begin, size)
+            copy_block(span(symm_at(out, peer), me * segment + begin, size), its)
+            s += 1
+        cuda.syncthreads()
+        meet(met, b, 2 * call)
         if cuda.threadIdx.x == 0:
-            calls[0, y, b] = calls[1, y, b] = call
+            calls[b] = call
 
-    @cuda.jit
+    @cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor
     def push_staged(x, out, in_place, segment, part, step, scratch, arrived, calls):
         """Send each rank a segment of `x`, to `out`.
 
-        step      elements of a piece, a multiple of 8192: STEPS or fewer of them are a part
+        step      elements of a step, a multiple of 8192: STEPS or fewer of them are a part
         scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-        grid      (parts, n_ranks, 2)
+        arrived   uint64 (n_ranks, parts at most), symmetric, zeros at first
+        calls     uint64 (2, parts at most), zeros at first
+        grid      (parts, 2)
         """
         me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
-        peer = me + y
-        if peer >= n:
-            peer -= n
-        begin, end = min(b * part, segment), min((b + 1) * part, segment)
-        z = cuda.blockIdx.z
-        call = calls[z, y, b] + 1
+        begin = min(b * part, segment)
+        size = min(part, segment - begin)
+        call = calls[y, b] + 1
         half, arrival = call & 1, STEPS * call
-        theirs = out[peer * segment : (peer + 1) * segment]
-        first = peer * segment if personalized else 0
         if y == 0:
-            if z == 0 and not in_place:
-                copy_block(theirs[begin:end], x[first + begin : first + end])
-        elif z == 0:
-            there = scratch[half, me, b, : end - begin]
-            put(there, x[first + begin : first + end], arrived[me, b:], arrival, step, peer)
+            stride = segment * personalized
+            put_to_all(scratch[half, me, b], x, stride, begin, size, arrived[me, b:], arrival, step)
         else:
-            receive(theirs[begin:end], scratch[half, peer, b], arrived[peer, b:], arrival, step)
+            if not in_place:
+                own = span(x, me * segment * personalized + begin, size)
+                copy_block(span(out, me * segment + begin, size), own)
+            s = 1
+            while s < n:
+                peer = me - s if s <= me else me - s + n
+                theirs = span(out, peer * segment + begin, size)
+                receive(theirs, scratch[half, peer, b], arrived[peer, b:], arrival, step)
+                s += 1
         cuda.syncthreads()  # all threads have read the counter
         if cuda.threadIdx.x == 0:
-            calls[z, y, b] = call
+            calls[y, b] = call
 
     return push, push_staged
 
@@ -159,70 +130,59 @@ class Push(Method):
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        self.blocks, room = parts_of(max_nbytes, n)
-        self.scratch = self.empty((2, n, self.blocks, room), "uint8", f"{self.name}.scratch")
-        self.arrived = self.zeros((n, self.blocks), "uint64", f"{self.name}.arrived")
-        self.ready = self.zeros((n, self.blocks), "uint64", f"{self.name}.ready")
-        self.calls = world.xp.zeros((2, n, self.blocks), "uint64")
+        self.parts, room = parts_of(max_nbytes, n, senders(world), PART)
+        self.scratch = self.empty((2, n, self.parts, room), "uint8", f"{self.name}.scratch")
+        self.arrived = self.zeros((n, self.parts), "uint64", f"{self.name}.arrived")
+        self.met = self.zeros((n, self.parts), "uint64", f"{self.name}.met")
+        self.calls = world.xp.zeros((2, self.parts), "uint64")
+        self.direct_calls = world.xp.zeros(self.parts, "uint64")
         nothing = world.xp.empty(0, "uint8")
-        for aligned in (False, True):
-            self._bind_direct(aligned, self.blocks, nothing, nothing, False, 0, 0)
-            self._bind_staged(aligned, self.blocks, nothing, nothing, False, 0, 0)
+        for bind in (self._bind_direct, self._bind_staged):
+            bind(self.parts, nothing, nothing, False, 0, 0)
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
         segment = out.size // self.world.n_ranks
-        blocks, part = cut(segment, self.blocks)
-        address = self.world.backend.address
-        if self.world.is_symmetric(out):
-            aligned = (address(x) | address(out) | segment) % 16 == 0
-            return self._bind_direct(aligned, blocks, x, out, in_place, segment, part)
-        aligned = (address(x) | (segment if self.personalized else 0)) % 16 == 0
-        return self._bind_staged(aligned, blocks, x, out, in_place, segment, part)
+        parts, part = cut(segment, self.parts, PART)
+        bind = self._bind_direct if self.world.is_symmetric(out) else self._bind_staged
+        return bind(parts, x, out, in_place, segment, part)
 
-    def _kernels_for(self, aligned):
-        return self.kernels[aligned and self.world.backend.compute_capability >= (9, 0)]
+    def _bind_direct(self, parts, *args):
+        return self.launch(self.kernels[0], parts, *args, self.met, self.direct_calls)
 
-    def _bind_direct(self, aligned, blocks, *args):
-        grid, kernel = (blocks, self.world.n_ranks), self._kernels_for(aligned)[0]
-        return self.launch(kernel, grid, *args, self.ready, self.arrived, self.calls)
-
-    def _bind_staged(self, aligned, blocks, *args):
-        grid, kernel = (blocks, self.world.n_ranks, 2), self._kernels_for(aligned)[1]
-        return self.launch(kernel, grid, *args, step_of(args[-1]), self.scratch, self.arrived, self.calls)
+    def _bind_staged(self, parts, *args):
+        args += step_of(args[-1], STEP), self.scratch, self.arrived, self.calls
+        return self.launch(self.kernels[1], (parts, 2), *args, threads=-(-self.threads // 2))
 
 
-def parts_of(max_nbytes, n_ranks):
+def senders(world):
+    """-> how many blocks send at most, alike on all ranks: one for each multiprocessor of the GPU that has
+    fewest. Collective."""
+    return min(SENDERS, *world.host_allgather(world.backend.multiprocessors))
+
+
+def parts_of(max_nbytes, n_ranks, most, least):
     """-> how many parts a segment has at most, and bytes of the largest, where n_ranks segments have
-    `max_nbytes` at most."""
-    parts = max(1, SENDERS // max(1, n_ranks - 1))
+    `max_nbytes` at most; `most` and `least` as in ``cut``."""
     segment = max(1, -(-max_nbytes // n_ranks))
-    return parts, max(min(PART, segment), -(-segment // parts)) + 127 & -128
+    parts = min(most, -(-segment // least))
+    return parts, max(min(least, segment), -(-segment // parts)) + 127 & -128
 
 
-def cut(segment, most):
-    """-> into how many parts a segment of so many bytes is cut, `most` at most, and bytes of a part."""
-    parts = min(most, -(-segment // PART))
+def cut(segment, most, least):
+    """-> into how many parts a segment of so many bytes is cut, one for each `least` bytes, `most` at most,
+    and bytes of a part."""
+    parts = min(most, -(-segment // least))
     return parts, -(-segment // parts) + 127 & -128  # of whole lines: others are half as fast
 
 
-def step_of(part):
-    """-> bytes of a step of a part."""
-    return max(STEP, -(-part // STEPS) + 8191 & -8192)
-
-
-_bytes, _signals = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
-_begin, _calls = (_bytes, _bytes, types.boolean, types.int64, types.int64), types.Array(types.uint64, 3, "C")
-_direct = (*_begin, _signals, _signals, _calls)
-_staged = (*_begin, types.int64, types.Array(types.uint8, 4, "C"), _signals, _calls)
+_bytes, _two = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
+_begin = (_bytes, _bytes, types.boolean, types.int64, types.int64)
+_direct = (*_begin, _two, types.Array(types.uint64, 1, "C"))
+_staged = (*_begin, types.int64, types.Array(types.uint8, 4, "C"), _two, _two)
 
 
 def gpu_kernels(name, kernels):
     """-> the GPU_KERNELS of a module that has `kernels`, of ``push_kernels``."""
-    (direct, staged), (direct_tma, staged_tma) = kernels[False], kernels[True]
-    return {
-        name: (direct, _direct),
-        f"{name}_staged": (staged, _staged),
-        f"{name}_tma": (direct_tma, _direct, (9, 0)),
-        f"{name}_staged_tma": (staged_tma, _staged, (9, 0)),
-    }
+    direct, staged = kernels
+    return {name: (direct, _direct), f"{name}_staged": (staged, _staged)}

@@ -1,43 +1,67 @@
-"""How kernels move a part of an array, by the threads of a block or, on Hopper and later, by the TMA, driven
-by the block's first warp: device functions of the same arguments, for kernels that are made with either.
+"""How blocks send their parts of segments to other ranks in announced steps, and receive them: what push
+methods share. A signal says how much of a part is there:
 
-    copy(dst, src)                             as ``copy_block``; syncthreads afterwards
-    put(dst, src, signal, value, step, peer)   to rank `peer`, in announced steps, as ``bulk_put_warp``
+    value + s       s steps of it
+    value + STEPS   all of it, with the last one
+
+so that those who wait for a step wait for "at least", and need not know of how many the sender makes it.
 """
 
-from numba import cuda, uint64
+from numba import cuda
 
-from shmemkit.device import BULK_WORDS, bulk_copy_warp, bulk_put_warp, copy_block, notify, symm_at
+from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait_block
 
-
-@cuda.jit(device=True)
-def copy_by_tma(dst, src):
-    buffer = cuda.shared.array(BULK_WORDS, uint64)
-    if cuda.threadIdx.x < 32:
-        bulk_copy_warp(dst, src, buffer)
+STEPS = 32  # of a part, at most
 
 
-@cuda.jit(device=True)
-def put_by_tma(dst, src, signal, value, step, peer):
-    buffer = cuda.shared.array(BULK_WORDS, uint64)
-    if cuda.threadIdx.x < 32:
-        bulk_put_warp(dst, src, buffer, signal, value, step, peer)
+def step_of(part, least):
+    """-> bytes of a step of a part of so many, `least` or more, a multiple of 8192."""
+    return max(least, -(-part // STEPS) + 8191 & -8192)
 
 
 @cuda.jit(device=True)
-def copy_by_threads(dst, src):
-    copy_block(dst, src)
-
-
-@cuda.jit(device=True)
-def put_by_threads(dst, src, signal, value, step, peer):
-    there, begin = symm_at(dst, peer), 0
+def put(dst, src, signal, value, step, peer):
+    """Copy `src` to rank `peer`'s `dst`, by a block, and announce each step, of `step` elements, in signal[0]
+    there: release, sys. A part without elements is announced, too."""
+    there, begin, announced = symm_at(dst, peer), 0, value
     while True:
-        copy_block(there[begin : begin + step], src[begin : begin + step])
+        length = min(step, src.size - begin)
+        copy_block(span(there, begin, length), span(src, begin, length))
+        begin += length
+        announced = announced + 1 if begin < src.size else value + STEPS
         cuda.syncthreads()
-        value += 1
         if cuda.threadIdx.x == 0:
-            notify(signal, peer, value, "set", "sys")
-        begin += step
-        if begin >= src.size:  # a part without elements is announced, too
+            notify(signal, peer, announced, "set", "sys")
+        if begin >= src.size:
+            break
+
+
+@cuda.jit(device=True)
+def put_to_all(dst, x, stride, begin, size, signal, value, step):
+    """``put`` to all others, one after the other, the next rank first: elements begin .. begin + size - 1 of
+    segment k of `x`, which begins with element k * stride, to rank k.
+
+    So at any time a rank sends to one other and receives from one other. What comes last is announced in
+    steps, for those who take it meanwhile; what comes before it, as a whole, since to announce costs the
+    block the time in which its stores arrive.
+    """
+    me, n = rank(), num_ranks()
+    s = 1
+    while s < n:
+        peer = me + s if me + s < n else me + s - n
+        put(dst, span(x, peer * stride + begin, size), signal, value, step if s == n - 1 else size, peer)
+        s += 1
+
+
+@cuda.jit(device=True)
+def receive(dst, src, signal, value, step):
+    """Copy `src` to `dst`, all of it, by a block, as it comes by ``put``: acquire, sys."""
+    begin = 0
+    while True:
+        value += 1
+        wait_block(signal, 1, "sys", "acquire", value)
+        length = min(step, dst.size - begin)
+        copy_block(span(dst, begin, length), span(src, begin, length))
+        begin += length
+        if begin >= dst.size:
             break

@@ -6,7 +6,7 @@ mapped, ``push_network.py``.
 
 from shmemkit.kernels import push
 
-from .push_network import push_all_gather_network
+from . import push_network
 
 KERNELS = push.push_kernels(personalized=False)
 
@@ -25,23 +25,24 @@ class Push1D(push.Push):
             super().prepare(max_nbytes)
             return
         n = world.n_ranks
-        self.blocks, room = push.parts_of(max_nbytes, n)
-        self.scratch = self.empty((2, n, self.blocks, room), "uint8", f"{self.name}.scratch")
-        self.arrived = self.zeros((2, n, self.blocks), "uint64", f"{self.name}.arrived")
-        self.calls = world.xp.zeros((n, self.blocks), "uint64")
+        most = max(1, push_network.BLOCKS // n)
+        self.parts, room = push.parts_of(max_nbytes, n, most, push_network.PART)
+        self.scratch = self.empty((2, n, self.parts, room), "uint8", f"{self.name}.scratch")
+        self.arrived = self.zeros((2, n, self.parts), "uint64", f"{self.name}.arrived")
+        self.calls = world.xp.zeros((n, self.parts), "uint64")
         nothing = world.xp.empty(0, "uint8")
-        self._bind_network(self.blocks, nothing, nothing, False, 0)
+        self._bind_network(self.parts, nothing, nothing, False, 0)
 
     def bind(self, x, out, in_place):
         if self.near is None:
             return super().bind(x, out, in_place)
         x, out = x.view("uint8"), out.view("uint8")
-        blocks, part = push.cut(x.size, self.blocks)
-        return self._bind_network(blocks, x, out, in_place, part)
+        parts, part = push.cut(x.size, self.parts, push_network.PART)
+        return self._bind_network(parts, x, out, in_place, part)
 
-    def _bind_network(self, blocks, *args):
+    def _bind_network(self, parts, *args):
         args += self.near, self.scratch, self.arrived, self.calls
-        return self.launch(push_all_gather_network, (blocks, self.world.n_ranks), *args)
+        return self.launch(push_network.push_all_gather_network, (parts, self.world.n_ranks), *args)
 
 
 GPU_KERNELS = push.gpu_kernels("push_all_gather", KERNELS)

@@ -5,9 +5,11 @@ segments (``shmemkit.kernels.copied_pieces``): segment k of x goes to rank k.
 
 Into a symmetric one, the same part of the same array on all ranks, without blocks or staged memory:
 
-  stream:     1. barrier of all ranks: their outs may be written
-  lanes:      2. copy segment k of x to segment me of out on rank k, for all k; my own, too
-  stream:     3. barrier: all segments are there
+  stream:          1. barrier of all ranks: their outs may be written
+                   2. copy segment k of x to segment me of out on rank k, for k = me + 1, me + 2, ... modulo
+                      the ranks, one after the other (see there)
+                   3. barrier: all segments are there
+  a stream beside: copy my own segment, which no other rank touches, before 3
 
 The barriers (``shmemkit.stream_barrier``) are kernels of a block; they release and acquire at scope sys, so
 that nothing is written before, nor read after, what it must follow.
@@ -33,19 +35,18 @@ class CopyEngine(copied_pieces.StoredPieces):
             return super().bind(x, out, in_place)
         me, n, size = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
         mine, copies = out[me * size : (me + 1) * size], []
-        for k in (*range(me + 1, n), *range(me + 1)):
+        for k in (*range(me + 1, n), *range(me + 1)):  # my own comes last
             to = self.world.peer_view(mine, k)
             copies.append(self.world.backend.copy(to, x[k * size : (k + 1) * size]))
         return lambda stream: self._write(copies, stream)
 
     def _write(self, copies, stream):
-        backend = self.world.backend
-        lanes = self.lanes.beside(stream, self.n_lanes)
+        backend, (*others, own) = self.world.backend, copies
+        main, (beside,) = backend.handle(stream), self.lanes.beside(stream, 1)
+        backend.order(beside, main)
+        own(beside)
         self.barrier(stream)
-        for lane in lanes:
-            backend.order(lane, backend.handle(stream))
-        for j, copy in enumerate(copies):
-            copy(lanes[j % len(lanes)])
-        for lane in lanes:
-            backend.order(backend.handle(stream), lane)
+        for copy in others:
+            copy(main)
+        backend.order(main, beside)
         self.barrier(stream)
