@@ -6,6 +6,15 @@ from shmemkit.device import notify, num_ranks, rank, wait
 
 
 @cuda.jit(device=True)
+def tell_all(signal, value):
+    """Set signal[0], symmetric, on all others to `value`: release, sys. By the threads of a block."""
+    me, n, y = rank(), num_ranks(), cuda.threadIdx.x + 1
+    while y < n:
+        notify(signal, me + y if me + y < n else me + y - n, value, "set", "sys")
+        y += cuda.blockDim.x
+
+
+@cuda.jit(device=True)
 def meet(signals, b, call):
     """Tell block b of all other ranks, and wait for it, the ranks shared by the threads of my block.
 
@@ -16,10 +25,7 @@ def meet(signals, b, call):
     release and acquire, sys. Between it and what it is about come syncthreads, before and after.
     """
     me, n, threads = rank(), num_ranks(), cuda.blockDim.x
-    y = cuda.threadIdx.x + 1
-    while y < n:
-        notify(signals[me, b:], me + y if me + y < n else me + y - n, call, "set", "sys")
-        y += threads
+    tell_all(signals[me, b:], call)
     y = cuda.threadIdx.x + 1
     while y < n:
         wait(signals[me + y if me + y < n else me + y - n, b:], 1, "sys", "acquire", call)

@@ -10,6 +10,7 @@ so that those who wait for a step wait for "at least", and need not know of how 
 from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait_block
+from shmemkit.kernels.meeting import tell_all
 
 STEPS = 32  # of a part, at most
 
@@ -43,14 +44,21 @@ def put_to_all(dst, x, stride, begin, size, signal, value, step):
 
     So at any time a rank sends to one other and receives from one other. What comes last is announced in
     steps, for those who take it meanwhile; what comes before it, as a whole, since to announce costs the
-    block the time in which its stores arrive.
+    block the time in which its stores arrive; and parts of one step all at once, at the end.
     """
     me, n = rank(), num_ranks()
     s = 1
     while s < n:
         peer = me + s if me + s < n else me + s - n
-        put(dst, span(x, peer * stride + begin, size), signal, value, step if s == n - 1 else size, peer)
+        its = span(x, peer * stride + begin, size)
+        if size <= step:
+            copy_block(span(symm_at(dst, peer), 0, size), its)
+        else:
+            put(dst, its, signal, value, step if s == n - 1 else size, peer)
         s += 1
+    if size <= step:
+        cuda.syncthreads()
+        tell_all(signal, value + STEPS)
 
 
 @cuda.jit(device=True)
