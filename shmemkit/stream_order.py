@@ -2,11 +2,11 @@
 
 
 class StreamOrder:
-    """Makes each call of an object run after those before it, whatever their streams.
+    """Makes each call run after those before it, whatever their streams.
 
     ``before(stream)`` precedes a call; a stream of None is the World's. It does nothing as long as the stream
     is the same. Captured calls follow those of the same capture only: a graph's launches are ordered by who
-    launches it.
+    launches it. And while the stream of the last call captures, nobody can wait for what it did before.
     """
 
     def __init__(self, world):

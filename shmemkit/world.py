@@ -125,7 +125,7 @@ class World(SymmetricMemory):
     def __init__(self, backend, comm, local_size):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
         self.finalized = False
-        self.kept = {}  # objects that live as long as the World: of ``shmemkit.kernels.functional``
+        self.kept = {}  # objects that live as long as the World, by who keeps them
         self._host = current_host()
         self._ending = Ending(comm)
         if backend == "emulator":

@@ -525,6 +525,21 @@ def test_push_in_steps(pes, monkeypatch, n_pes):
     pes(n_pes).run(main)
 
 
+def test_push_of_fewer_parts_that_are_larger(pes, monkeypatch):
+    """Of 1025 bytes, two of half as many; of 1024, one."""
+    monkeypatch.setattr("shmemkit.kernels.push.PART", 1024)
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 2 * 1025, "push_1d")
+        for size in (1024, 1025, 1024):
+            out = gather(np.full(size, world.rank + 1, "uint8"))
+            world.synchronize()
+            assert (out == [[1], [2]]).all()
+
+    pes(2).run(main)
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_push_where_gpus_differ(pes, symmetric):
     """As many parts as the GPU with fewest multiprocessors has blocks."""

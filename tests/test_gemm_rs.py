@@ -250,7 +250,7 @@ def relaxed_add(array, i, value, scope):
 @pytest.mark.parametrize(
     "op, case, line, change",
     [
-        ("rs", WIDE, "bulk_wait_group_read(behind)", "pass"),
+        ("rs", WIDE, "bulk_wait_group_read(1)", "pass"),
         ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "cuda.syncwarp()"),
         ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "fence_proxy_async()"),
         ("rs", SMALL, "bulk_wait_group(0)  # 2", "pass"),

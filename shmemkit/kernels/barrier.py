@@ -41,7 +41,7 @@ from shmemkit.device import (
 from shmemkit.kernels.method import Method
 from shmemkit.launch import MAX_THREADS
 from shmemkit.stream_barrier import arrive_and_wait, barrier_kernel
-from shmemkit.stream_order import StreamOrder
+from shmemkit.stream_order import shared_order
 from shmemkit.world import World
 
 ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
@@ -84,9 +84,9 @@ class Barrier(Method):
     """A barrier of all ranks on a stream, in a kernel of a few microseconds. Collective.
 
     ``barrier()`` enqueues one: what is enqueued after it, on any rank, sees what was done before it, on every
-    rank. Any number may follow each other, on any streams, also in CUDA graphs; the ranks make the calls of
-    one object in the same order. Calls on another stream wait for those before; graphs are launched in that
-    order by whoever launches them.
+    rank. Any number may follow each other, on any streams, also in CUDA graphs; the ranks make all such calls
+    in the same order. Calls on another stream wait for those before, also of collectives; graphs are launched
+    in that order by whoever launches them.
 
     It does not complete puts: `quiet` in the kernels that make them, or ``World.barrier``, which does.
     """
@@ -95,7 +95,7 @@ class Barrier(Method):
         if not isinstance(world, World):
             raise TypeError(f"Barrier: the first argument is the World, of shmemkit.init(), not {world!r}")
         super().__init__(world)
-        self._order = StreamOrder(world)
+        self._order = shared_order(world)
 
     def prepare(self):
         world, n = self.world, self.world.n_ranks

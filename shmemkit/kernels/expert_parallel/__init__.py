@@ -15,7 +15,7 @@ import numpy as np
 from shmemkit.device import TILE_BYTES
 from shmemkit.kernels.method import agree
 from shmemkit.memory import as_dtype
-from shmemkit.stream_order import StreamOrder
+from shmemkit.stream_order import shared_order
 from shmemkit.world import World
 
 from .combine import Combine
@@ -79,9 +79,10 @@ class ExpertParallel:
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks. The host waits for
     nothing, and never knows how many tokens go where. ``combine`` is for the last ``dispatch`` before it: the
-    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects, whose
-    calls all ranks enqueue in the same order, on one stream or ordered by events: a kernel waits for those of
-    the other ranks, and keeps up to half of each multiprocessor meanwhile.
+    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects: what
+    the experts do may go on beside the other's calls. These, and those of all collectives, run one after
+    another, in the order in which the host makes them, the same on all ranks, whatever their streams: a
+    kernel waits for those of the other ranks, and keeps up to half of each multiprocessor meanwhile.
 
     received, n_local_experts, and capacity, the rows that each has room for, may be read.
 
@@ -118,7 +119,7 @@ class ExpertParallel:
             raise ValueError(f"ExpertParallel: {of_all} over the ranks: the same arguments are allowed")
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
         self.capacity = world.n_ranks * sizes.max_tokens
-        self._plans, self._order = {}, StreamOrder(world)
+        self._plans, self._order = {}, shared_order(world)
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             self._dispatch = Dispatch(world, sizes)

@@ -38,7 +38,7 @@ from shmemkit.kernels.transfers import STEPS, put, receive, step_of
 
 PART = 1 << 15  # bytes that are worth a block
 STEP = 1 << 17  # bytes that are worth a signal
-SENDERS = 48  # blocks that send to the root, at most; it has 96 or fewer
+SENDERS = 48  # blocks that send to the root, at most, or one of each rank; it has twice as many
 
 
 @cuda.jit

@@ -121,7 +121,7 @@ from shmemkit.device.tma import (
 )
 from shmemkit.device.wgmma import SLAB
 from shmemkit.kernels.gemm.epilogue import inline
-from shmemkit.kernels.gemm.sm90 import PIECES, Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
+from shmemkit.kernels.gemm.sm90 import Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
 
 SENT, TOLD = 0, 1  # of posts
 
@@ -208,7 +208,7 @@ def sending(tile, kinds, part_dtype):
     parts, room = Parts(tile, part_dtype), Layout(tile, kinds).piece
     per_piece = largest_divisor(parts.chunks, room // parts.chunk)
     piece_bytes, per_unit, unit_bytes = per_piece * parts.chunk, parts.chunks // per_piece, parts.unit
-    store, behind = packed_store(part_dtype), PIECES - 1
+    store = packed_store(part_dtype)
 
     @inline
     def store_chunk(part, i, arguments):
@@ -220,11 +220,11 @@ def sending(tile, kinds, part_dtype):
     @inline
     def send_piece(part, i, arguments):
         pieces, there, lane = arguments
-        piece = span(pieces, (i & PIECES - 1) * room, piece_bytes)
+        piece = span(pieces, (i & 1) * room, piece_bytes)
         unit = i // per_unit
         at = unit * unit_bytes + (i - unit * per_unit) * piece_bytes
-        if i >= PIECES:  # at first all is sent that a tile before has sent: see `settle`
-            bulk_wait_group_read(behind)
+        if i > 1:  # at first all is sent that a tile before has sent: see `settle`
+            bulk_wait_group_read(1)
             cuda.syncwarp()
         store_chunks(part, (piece,))
         fence_proxy_async()
