@@ -69,13 +69,15 @@ def tool(name):
     return found
 
 
-def _assemble(ptx, cc, cubin):
+def _assemble(ptx, cc, cubin, max_registers=None):
     ptxas = tool("ptxas")
     if ptxas is None:
         missing("ptxas is not installed (pip install nvidia-cuda-nvcc)")
     arch = "sm_" + "".join(map(str, cc))
     # -c: the table of peers and NVSHMEM are linked later.
     command = [ptxas, "-v", "-c", f"-arch={arch}", "-o", str(cubin), "-"]
+    if max_registers:
+        command.insert(1, f"-maxrregcount={max_registers}")
     done = subprocess.run(command, input=ptx, capture_output=True, text=True)
     if newest := re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr):
         # NVVM is a little newer than ptxas; what our kernels use is older than both.
@@ -85,10 +87,11 @@ def _assemble(ptx, cc, cubin):
     return done.stderr
 
 
-def resources(ptx, cc=HOPPER):
-    """What ptxas needs for the kernel: registers, spilled bytes (stores and loads), bytes of stack."""
+def resources(ptx, cc=HOPPER, max_registers=None):
+    """What ptxas needs for the kernel, of so many registers at most: registers, spilled bytes (stores and
+    loads), bytes of stack."""
     with tempfile.TemporaryDirectory() as folder:
-        log = _assemble(ptx, cc, Path(folder) / "kernel.cubin")
+        log = _assemble(ptx, cc, Path(folder) / "kernel.cubin", max_registers)
     stack, stores, loads = map(
         sum,
         zip(

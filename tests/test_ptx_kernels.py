@@ -11,6 +11,7 @@ kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0).
 
 import importlib
 import pkgutil
+import re
 
 import pytest
 from numba import types
@@ -20,6 +21,13 @@ from numba.cuda.dispatcher import CUDADispatcher
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 from shmemkit.kernels.gemm.simt import simt_kernel
+
+SPILLING = (  # within their max_registers: what fits on a multiprocessor is worth more to them
+    r"expert_parallel.dispatch-.*",
+    r"(expert_parallel.combine|all_to_all.push|all_reduce.ring|reduce_scatter.push(_2d)?)-.*-sm_80",
+    r"reduce_scatter.push-.*\[(sum,float16,8,uint8|max,float32,8,uint64)\]-sm_90a",
+    r"reduce_scatter.push_2d-.*\[(avg,float16,uint8|max,float32,uint64|avg,float64,uint64)\]-sm_90a",
+)
 
 
 def listed():
@@ -49,7 +57,7 @@ def is_kernel(value, module):
 
 
 @pytest.mark.parametrize(("kernel", "argument_types", "cc"), listed())
-def test_no_spills_and_no_local_memory(kernel, argument_types, cc):
+def test_no_spills_and_no_local_memory(request, kernel, argument_types, cc):
     assert kernel is not None, "a kernel of shmemkit.kernels is listed in GPU_KERNELS of its module"
     if isinstance(argument_types, str):
         argument_types, _ = normalize_signature(argument_types)
@@ -59,7 +67,8 @@ def test_no_spills_and_no_local_memory(kernel, argument_types, cc):
         if "needs nvshmem4py" in str(error):
             pytest.skip("needs nvshmem4py")
         raise
-    needed = resources(ptx, cc)
+    name, limit = request.node.callspec.id, kernel.targetoptions.get("max_registers")
+    needed = resources(ptx, cc, None if re.fullmatch("|".join(SPILLING), name) else limit)
     assert needed.spills == 0, needed
     if "nvshmem" not in ptx:
         assert needed.stack == 0, needed
