@@ -77,6 +77,18 @@ def test_the_packages_table_is_one_of_methods_that_there_are():
             assert names <= methods and found["gpu"] != tuning.EMULATOR
 
 
+@pytest.mark.parametrize("op", tuning.read(tuning.PACKAGED))
+@pytest.mark.parametrize("output", tuning.OUTPUTS)
+def test_the_packages_table_where_there_is_no_nvlink(op, output):
+    """As of another GPU model that it is the nearest for: no copy engines, which take long to begin, for what
+    is small."""
+    for found in tuning.read(tuning.PACKAGED)[op]:
+        refused = dict.fromkeys(("ll128", "one_shot_ll128", "two_shot_ll128"), "no NVLink")
+        left = tuning._without(found[output], refused, set(), [], 1 << 28)
+        assert tuning.method_at(left, 1 << 13) in ("ll", "one_shot")
+        assert "push" in tuning.method_at(left, 1 << 20)
+
+
 def test_where_the_users_file_is(monkeypatch, tmp_path):
     monkeypatch.delenv("SHMEMKIT_TUNING", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
