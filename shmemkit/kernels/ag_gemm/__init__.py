@@ -52,9 +52,9 @@ class AllGatherGemm(Products):
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
     the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
-    those before, also for those of GemmReduceScatter and GemmAllReduce, and of other such objects: a product
-    under way may take all multiprocessors and wait for ranks. So collectives on other streams beside it, and
-    graphs that are launched on several, come in one order on all ranks, too, by events.
+    those before, also for those of other such objects, and of collectives: a product under way may take all
+    multiprocessors and wait for ranks. So graphs that are launched on several streams come in one order on
+    all ranks, too, by events.
 
     "push" takes symmetric memory for twice the gathered rows, of 128 MB at most for "auto", and computes
     those of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap" for others, and
