@@ -47,7 +47,7 @@ class AllGatherGemm(Products):
     max_nbytes  of the gathered rows: n_ranks times an `x`
     method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to
                 4 MB of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes
-                "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too,
+                "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too.
                 See ``method_for``
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of

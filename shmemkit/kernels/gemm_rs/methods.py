@@ -16,6 +16,7 @@ from .schedule import schedule
 WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
 FLOAT32_WIDTH = 128  # of tiles whose parts are float32: the kernel runs out of registers otherwise
 MOST_RANKS = 16  # the kernel has the code for each other rank's part
+LEAST = 1 << 22  # elements of the result that are worth an overlap
 LAG = 1  # rounds of tiles that my own are behind: of 2 it took 2 % longer on 4 H200
 
 
@@ -76,11 +77,7 @@ class Fused(Method):
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
         emulated = self.world.backend.name == "emulator"  # which takes its time
-        return k % 8 == n % 8 == 0 and m * n >= self.least() and not emulated
-
-    def least(self):
-        """Elements of the result from which on it is worth while."""
-        return 1 << 22
+        return k % 8 == n % 8 == 0 and m * n >= LEAST and not emulated
 
     def choose(self, rows, n, k):
         """-> the Tile"""
@@ -148,8 +145,8 @@ class Fused(Method):
 class FusedEverywhere(Fused):
     everywhere, interleaved = True, False  # what is sent of both kinds of tiles at a time slows both
 
-    def least(self):
-        return (1 << 24) // len(self.ranks)  # measured with 2 and with 4
+    def is_for(self, m, k, n):
+        return m * n * len(self.ranks) >= 4 * LEAST and super().is_for(m, k, n)  # measured with 2 and with 4
 
 
 class Sequential:
