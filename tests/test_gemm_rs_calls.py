@@ -21,7 +21,7 @@ from shmemkit.kernels.gemm import Simt
 from shmemkit.kernels.gemm.arrays import new_output, unowned
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice
-from shmemkit.kernels.gemm_rs import fused_2d, methods
+from shmemkit.kernels.gemm_rs import copied, fused_2d, methods
 
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 KINDS = [sk.AllGatherGemm, sk.GemmReduceScatter, sk.GemmAllReduce]
@@ -189,6 +189,28 @@ def test_the_least_gpu_decides_for_all(pes, monkeypatch):
         return tile
 
     assert len(set(pes(2).run(main))) == 1
+
+
+@pytest.mark.parametrize(
+    "kind, n_ranks, chosen",
+    [
+        (methods.Fused, 2, [True, True, True, True]),
+        (methods.Fused, 4, [True, True, True, True]),
+        (methods.FusedEverywhere, 2, [True, True, True, False]),
+        (methods.FusedEverywhere, 4, [True, True, True, True]),
+        (copied.Copied, 2, [True, True, True, False]),
+        (copied.Copied, 4, [False, True, False, False]),
+        (copied.CopiedEverywhere, 4, [False, False, False, False]),
+    ],
+)
+def test_what_auto_takes_of_llama_on_h200(monkeypatch, kind, n_ranks, chosen):
+    monkeypatch.undo()
+    method = object.__new__(kind)
+    method.world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
+    method.ranks, method.part_dtype, method.multiprocessors = range(n_ranks), "bfloat16", 132
+    layers = (8192, 14336, 4096), (8192, 28672, 8192), (8192, 8192, 8192), (512, 28672, 8192)
+    assert [method.is_for(m, k // n_ranks, n) for m, k, n in layers] == chosen
+    assert not any(method.is_for(m, k // n_ranks, 4) for m, k, _ in layers)  # arrays would be copied
 
 
 # ---- calls
