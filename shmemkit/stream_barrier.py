@@ -71,6 +71,33 @@ def barrier_kernel(arrivals, epoch):
         epoch[0] = target
 
 
+@cuda.jit
+def team_barrier_kernel(arrivals, epoch, first, end, signals):
+    """Meet the ranks from `first` to `end` - 1, of which this is one; not for PDL. Otherwise as
+    ``barrier_kernel``.
+
+    signals  uint64, as many of each of these ranks, one rank's behind another's: before a rank is told that
+             this one has arrived, its signals here are set to 0; my own stay
+    """
+    each, peer = signals.size // (end - first), first + cuda.threadIdx.x
+    while peer < end:
+        if peer != rank():
+            for i in range((peer - first) * each, (peer - first + 1) * each):
+                signals[i] = 0
+        peer += cuda.blockDim.x
+    there = symm_at(arrivals, min(first + cuda.threadIdx.x, end - 1))
+    target = arrive_and_wait(arrivals, there, epoch, first, end)
+    if cuda.threadIdx.x == 0:
+        epoch[0] = target
+
+
 def bind_barrier(arrivals, epoch, n_ranks, stream):
     """The barrier, bound to `stream`. Of uint64: arrivals, symmetric, n_ranks zeros; epoch, local, one."""
     return bind(barrier_kernel, 1, min(n_ranks, MAX_THREADS), (arrivals, epoch), stream=stream)
+
+
+def bind_team_barrier(arrivals, epoch, ranks, signals, stream):
+    """The barrier of `ranks`, a range that this one is in, which first sets `signals` to 0, as
+    ``team_barrier_kernel`` says; arrivals has a zero for each rank of the World."""
+    threads, given = min(len(ranks), MAX_THREADS), (arrivals, epoch, ranks.start, ranks.stop, signals)
+    return bind(team_barrier_kernel, 1, threads, given, stream=stream)

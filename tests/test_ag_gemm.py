@@ -12,10 +12,10 @@ from test_all_gather import fill
 from test_all_gather_copy import take
 
 import shmemkit as sk
+from shmemkit import stream_barrier
 from shmemkit.emu import EmulatorError
 from shmemkit.kernels import ag_gemm
 from shmemkit.kernels.ag_gemm import columns, host, sm90
-from shmemkit.kernels.all_gather import push_ahead
 from shmemkit.kernels.all_gather.push_ahead import PushAhead
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice
@@ -35,12 +35,6 @@ def tiles(monkeypatch):
 
     use(SMALL)
     return use
-
-
-@pytest.fixture
-def in_parts(monkeypatch):
-    """Small segments come in several parts, too."""
-    monkeypatch.setattr(push_ahead, "LEAST", 1)
 
 
 def integers(*shape, seed=0, dtype=BF16):
@@ -123,19 +117,6 @@ def test_overlap(pes, tiles, n_pes, rows, sms):
 def test_by_columns(pes, tiles, n_pes, rows, k):
     tiles(SMALL, by_columns=True)
     assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
-
-
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        128,
-        34,  # tiles in several parts
-        33,  # parts that end within a row
-    ],
-)
-def test_segments_in_parts(pes, tiles, in_parts, rows):
-    assert pes(2).run(in_a_row, 2, rows, 64, 16, None, "overlap", 2) == [2, 2]
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
@@ -284,6 +265,31 @@ def test_each_part_of_the_kernel_by_columns_is_needed(monkeypatch, tiles, rows, 
     monkeypatch.setattr(sm90, "columns", changed(columns, line, change))
     monkeypatch.setattr(host, "ag_gemm_kernel", sm90.ag_gemm_kernel.__wrapped__)
     assert found_out(rows, 136, races=True)
+
+
+@cuda.jit
+def be_late():
+    for _ in range(300):
+        cuda.nanosleep(1)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_signals_are_those_of_this_call(monkeypatch, tiles, by_columns):
+    """Not of the one before it, where the copies of rank 1 are late."""
+    tiles(SMALL, by_columns=by_columns)
+    whole = PushAhead.overlap
+
+    def overlap(engine, *args, **options):
+        transfer = whole(engine, *args, **options)
+        if engine.me == 1:
+            transfer.beside.insert(0, lambda stream: be_late[1, 1, stream]())
+        return transfer
+
+    monkeypatch.setattr(PushAhead, "overlap", overlap)
+    assert not found_out(64, calls=2)
+    without = changed(stream_barrier, "signals[i] = 0", "pass").team_barrier_kernel
+    monkeypatch.setattr(stream_barrier, "team_barrier_kernel", without)
+    assert not found_out(64) and found_out(64, calls=2)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])

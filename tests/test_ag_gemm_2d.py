@@ -9,6 +9,7 @@ from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
+from shmemkit.emu.backend import EmulatorBackend
 from shmemkit.kernels import ag_gemm
 from shmemkit.kernels.ag_gemm import columns, host, nodes
 from shmemkit.kernels.gemm.sm90 import Tile
@@ -145,6 +146,22 @@ def test_refusals_and_choice(pes):
             sk.AllGatherGemm(sk.init(), 64, "overlap_2d")
 
     pes(2).run(on_one_node)
+
+
+def test_copies_in_a_node_need_memory_operations_of_its_ranks_only(pes, monkeypatch):
+    asked = []
+
+    def no_copies(self, ranks=None):
+        asked.append(list(ranks))
+        return "no memory operations" if self.pe == 3 else None
+
+    monkeypatch.setattr(EmulatorBackend, "no_copies", no_copies)
+
+    def main():
+        assert "no memory operations" in sk.AllGatherGemm(sk.init(), 1 << 10).refused["overlap_2d"]
+
+    pes(4, local_size=2).run(main)
+    assert sorted(asked) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_where_the_gpus_are_others(pes, monkeypatch):

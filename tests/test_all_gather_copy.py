@@ -11,11 +11,13 @@ from test_all_gather import fill, gather_all
 from test_emu_mpi import MPIRUN, succeed
 
 import shmemkit as sk
-from shmemkit.device import notify, num_ranks, rank, wait
+from shmemkit import stream_barrier
+from shmemkit.device import notify, num_ranks, rank, symm_at, wait
 from shmemkit.emu.backend import EmulatorBackend
 from shmemkit.kernels.all_gather import copy_engine
 from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush, Transfer
 from shmemkit.memory import as_dtype
+from shmemkit.stream_barrier import arrive_and_wait
 
 METHODS = {"copy_push": CopyPush, "copy_pull": CopyPull}
 methods = pytest.mark.parametrize("method", METHODS)
@@ -59,36 +61,23 @@ def test_many_ranks(pes, method):
 @methods
 @outputs
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "overlap"])
-def test_only_overlap_needs_memory_operations(pes, monkeypatch, overlaps, method, symmetric):
-    made = []
-    real = EmulatorBackend.memory_operations
+def test_streams_write_single_signals_and_wait_for_none(pes, monkeypatch, overlaps, method, symmetric):
+    made, real = [], EmulatorBackend.memory_operations
 
     def memory_operations(self, operations):
-        made.append(operations)
+        made.append([(kind, value) for kind, _, value in operations])
         return real(self, operations)
 
     monkeypatch.setattr(EmulatorBackend, "memory_operations", memory_operations)
-
-    def main():
-        world = sk.init()
-        gather = METHODS[method](world, 64)
-        x, out = np.full(8, world.rank, "uint8"), room_for(world, 8 * world.n_ranks, "uint8", symmetric)
-        transfer = gather.overlap(x, out)
-        if overlaps:
-            transfer.start()
-            transfer.finish()
-        else:
-            transfer.run()
-        world.barrier()
-        assert (out.reshape(-1, 8) == np.arange(world.n_ranks)[:, None]).all()
-        gather.free()
-
-    pes(3).run(main)
-    assert bool(made) == overlaps
+    if overlaps:
+        pes(3).run(overlap_all, method, 2, 3, symmetric)
+    else:
+        pes(3).run(whole_all, method, 2, symmetric)
+    assert made == [[("write", 1)]] * (6 if overlaps else 0)
 
 
 def test_outputs_of_one_object_alternate_with_private_ones(pes):
-    """The method of a call is not that of the one before it: signals are set back by each."""
+    """The method of a call is not that of the one before it."""
 
     def main():
         world = sk.init()
@@ -179,7 +168,7 @@ def overlap_all(method, calls, size=3, symmetric=True, in_place=False, threads=4
         fill[1, threads, world.stream](x, 255)
         assert (seen.reshape(n, size) == 10 * call + np.arange(n)[:, None]).all()
     world.synchronize()
-    assert engine.arrived.tolist() == [k == world.rank for k in range(n)]
+    assert engine.arrived.tolist() == [k == world.rank or transfer.pushes for k in range(n)]
     engine.free()
 
 
@@ -220,7 +209,7 @@ def test_the_consumer_has_segments_before_all_have_come(pes, method):
         engine, seen, out = METHODS[method](world, 3 * 8), world.signals(1), world.zeros(3, "int64")
         transfer = engine.overlap(np.full(1, world.rank + 5), out)
         if world.rank == (2 if method == "copy_push" else 0):
-            transfer.halves[0][0].insert(3, lambda stream: hold[1, 1, stream](seen))  # before the second copy
+            transfer.beside.insert(2, lambda stream: hold[1, 1, stream](seen))  # before the second copy
         transfer.start()
         if world.rank == 0:
             see[1, 1, world.stream](engine.arrived, seen)
@@ -245,7 +234,7 @@ def test_graphs_of_an_overlap(pes, method, symmetric):
         stream.begin_capture()
         transfer.start(stream)
         consume[1, 4, stream](out, engine.arrived, seen, n)
-        transfer.finish(stream)
+        transfer.finish(stream, awaited=True)
         graph = stream.end_capture()
         for repeat in range(6):
             fill[1, 4, stream](x, 10 * repeat + world.rank)
@@ -325,7 +314,7 @@ def test_an_engine_that_was_freed(pes, method):
 @methods
 def test_refused_on_all_ranks_where_one_cannot_copy(pes, monkeypatch, capfd, method):
     monkeypatch.setattr(
-        EmulatorBackend, "no_copies", lambda backend: "rank 1 is elsewhere" if backend.pe == 1 else None
+        EmulatorBackend, "no_copies", lambda backend, _: "rank 1 is elsewhere" if backend.pe == 1 else None
     )
 
     def main():
@@ -346,7 +335,7 @@ def test_who_is_missing(pes, method):
             gather(np.zeros(1))
         world.synchronize()
 
-    with pytest.raises(sk.emu.DeadlockError, match="in barrier_kernel: waits for") as caught:
+    with pytest.raises(sk.emu.DeadlockError, match="in team_barrier_kernel: waits for") as caught:
         pes(3).run(main)
     waits = re.findall(r"rank (.) .* waits for arrivals\[1\] on rank \1 >= 1", str(caught.value))
     assert waits == ["0", "2"]
@@ -382,48 +371,106 @@ PULLED = [("copy_pull", False), ("copy_pull", True)]
 PROTOCOLS = [("copy_push", True), *PULLED]  # copy_push pulls into private memory, as copy_pull does
 
 
-@pytest.mark.parametrize("method, symmetric", PROTOCOLS)
 @pytest.mark.parametrize(
-    "n_pes, calls, skip",
-    [(2, 2, None), (3, 1, None), *[(n, calls, skip) for n, calls in ((2, 4), (3, 2)) for skip in (0, 1)]],
+    "method, symmetric, n_pes, calls, skip",
+    [
+        *[(*protocol, n, calls, None) for protocol in PROTOCOLS for n, calls in ((2, 2), (3, 1))],
+        *[("copy_push", True, n, calls, skip) for n, calls in ((2, 4), (3, 2)) for skip in (0, 1)],
+        *[(*pulled, 2, 2, skip) for pulled in PULLED for skip in (0, 1)],
+        ("copy_pull", True, 3, 1, 0),
+    ],
 )
 def test_proven_for_a_small_size(n_pes, calls, skip, method, symmetric):
     found = explored(n_pes, calls, method, symmetric, skip)
     assert found.finished and found.failure is None, str(found)
 
 
+@cuda.jit
+def only_count(arrivals, epoch, first, end, signals):
+    """A barrier that waits for nobody."""
+    for k in range(num_ranks()):
+        if k != rank():
+            signals[k] = 0
+            notify(arrivals[rank() :], k, 1, "add")
+    epoch[0] += 1
+
+
+@cuda.jit
+def reset_late(arrivals, epoch, first, end, signals):
+    """One that has arrived before it sets the signals back."""
+    k, call = cuda.threadIdx.x, epoch[0] + 1
+    if k != rank():
+        notify(arrivals[rank() :], k, 1, "add")
+        signals[k] = 0
+        wait(arrivals[k:], 1, "sys", "acquire", call)
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        epoch[0] = call
+
+
+@cuda.jit
+def reset_nothing(arrivals, epoch, first, end, signals):
+    there = symm_at(arrivals, cuda.threadIdx.x)
+    call = arrive_and_wait(arrivals, there, epoch, first, end)
+    if cuda.threadIdx.x == 0:
+        epoch[0] = call
+
+
 @pytest.mark.parametrize(
-    "method, symmetric, signals, skip",
+    "method, symmetric, left_out, skip",
     [
-        *[("copy_push", True, "ready", skip) for skip in (0, 1)],
-        ("copy_push", True, "arrived", 1),  # with 0, the consumer waits for all
-        *[(*pulled, signals, 0) for pulled in PULLED for signals in ("ready", "taken")],
+        *[(*protocol, left_out, None) for protocol in PROTOCOLS for left_out in (0, 1)],
+        ("copy_push", True, 0, 0),  # beside a consumer it has no other
+        *[(*pulled, left_out, 0) for pulled in PULLED for left_out in (0, 1)],
     ],
 )
-def test_each_wait_is_needed(monkeypatch, method, symmetric, signals, skip):
+def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out, skip):
     """Without one of them, the exploration above fails."""
-    whole = Transfer._await
+    whole, of_a_call = copy_engine.bind_team_barrier, 1 if (method, skip) == ("copy_push", 0) else 2
 
-    def without(transfer, waited):
-        left_out = waited is getattr(transfer.engine, signals)
-        return transfer._set_back(waited) if left_out else whole(transfer, waited)
+    def without(arrivals, epoch, ranks, signals, stream):
+        barrier, calls = whole(arrivals, epoch, ranks, signals, stream), itertools.count()
+        count = sk.bind(only_count, 1, 1, (arrivals, epoch, 0, len(ranks), signals), stream=stream)
+        return lambda s: (count if next(calls) % of_a_call == left_out else barrier)(s)
 
-    monkeypatch.setattr(Transfer, "_await", without)
-    assert explored(2, 3, method, symmetric, skip).failure is not None
+    monkeypatch.setattr(copy_engine, "bind_team_barrier", without)
+    assert explored(2, 2, method, symmetric, skip).failure is not None
 
 
-@pytest.mark.parametrize("left_out", [0, 1])
 @pytest.mark.parametrize("method, symmetric", PROTOCOLS)
-def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out):
-    """Of a whole call, likewise."""
-    whole = copy_engine.bind_barrier
+@pytest.mark.parametrize("broken", [reset_nothing, reset_late])
+def test_signals_are_set_back_before_the_arrival(monkeypatch, broken, method, symmetric):
+    """For those that I write myself, before the stream goes on is enough."""
+    monkeypatch.setattr(stream_barrier, "team_barrier_kernel", broken)
+    needed = broken is reset_nothing or method == "copy_push"
+    assert (explored(2, 2, method, symmetric, 0).failure is not None) == needed
 
-    def without(*args):
-        barrier, calls = whole(*args), itertools.count()
-        return lambda stream: next(calls) % 2 == left_out or barrier(stream)
 
-    monkeypatch.setattr(copy_engine, "bind_barrier", without)
-    assert explored(2, 2, method, symmetric).failure is not None
+@pytest.mark.parametrize("method, symmetric", PROTOCOLS)
+def test_the_stream_follows_the_copies(monkeypatch, method, symmetric):
+    monkeypatch.setattr(Transfer, "_follow", lambda transfer, stream: None)
+    assert explored(2, 2, method, symmetric, 0 if method == "copy_push" else 1).failure is not None
+
+
+@pytest.mark.parametrize("method, symmetric", PROTOCOLS)
+def test_signals_follow_the_data(monkeypatch, method, symmetric):
+    whole = Transfer.beside.func
+    before = property(lambda transfer: whole(transfer)[::-1])  # each signal before its copy
+    monkeypatch.setattr(Transfer, "beside", before)
+    assert explored(2, 1, method, symmetric, 0).failure is not None
+
+
+def test_the_kernel_that_waits_is_needed(monkeypatch):
+    """Where a consumer does not wait for all."""
+    start = Transfer.start
+
+    def without(transfer, stream=None):
+        transfer.awaiting = lambda stream: None
+        start(transfer, stream)
+
+    monkeypatch.setattr(Transfer, "start", without)
+    assert explored(2, 2, "copy_push", True, 0).failure is None
+    assert explored(2, 2, "copy_push", True, 1).failure is not None
 
 
 # ---- one process per rank

@@ -15,7 +15,7 @@ import shmemkit as sk
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels import ag_gemm
 from shmemkit.kernels.ag_gemm import columns, host
-from shmemkit.kernels.all_gather import AllGather, push_ahead
+from shmemkit.kernels.all_gather import AllGather
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.gemm import Simt
 from shmemkit.kernels.gemm.arrays import new_output, unowned
@@ -166,7 +166,6 @@ def test_arrays_of_others(pes, kind, foreign):
 def test_the_least_gpu_decides_for_all(pes, monkeypatch):
     """Tiles, where rows of them are sent, and whether x comes by rows or by columns."""
     monkeypatch.undo()
-    monkeypatch.setattr(push_ahead, "LEAST", 1)
     monkeypatch.setattr(host, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
     monkeypatch.setattr(ag_gemm, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
 
@@ -392,19 +391,3 @@ def test_what_is_refused_leaves_nothing_allocated(pes, monkeypatch):
         assert len(world._allocations) == before
 
     pes(2).run(main)
-
-
-def test_copies_in_a_node_need_memory_operations_of_its_ranks_only(pes, monkeypatch):
-    asked = []
-
-    def no_copies(self, ranks=None):
-        asked.append(list(ranks))
-        return "no memory operations" if self.pe == 3 else None
-
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.no_copies", no_copies)
-
-    def main():
-        assert "no memory operations" in sk.AllGatherGemm(sk.init(), 1 << 10).refused["overlap_2d"]
-
-    pes(4, local_size=2).run(main)
-    assert sorted(asked) == [[0, 1], [0, 1], [2, 3], [2, 3]]

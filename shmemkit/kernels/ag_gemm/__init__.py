@@ -31,7 +31,6 @@ from . import columns
 from .host import Fused
 from .nodes import Nodes
 from .push import Push, plan_of
-from .team import NodeTeam
 
 __all__ = ["AllGatherGemm"]
 
@@ -125,15 +124,15 @@ class AllGatherGemm(Products):
         self._rooms["push"] = self._push.staged
 
     def _prepare_overlap(self, capacity):
-        world = self.world
+        world, ranks = self.world, None
         if self._preferred == "overlap_2d" and world.n_nodes == 1:
             raise ValueError("one node: several are allowed; 'overlap' is for one")
         self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap"))
         if self._preferred == "overlap_2d":
             self._nodes = self._part(Nodes, world, capacity // world.n_ranks)
-            world, capacity = NodeTeam(world), capacity // world.n_nodes
-        self._ahead = self._part(PushAhead, world, capacity)
-        self._given = self._part(CopyPush, world, capacity)
+            ranks, capacity = world.node_ranks, capacity // world.n_nodes
+        self._ahead = self._part(PushAhead, world, capacity, ranks)
+        self._given = self._part(CopyPush, world, capacity, ranks)
         self._rooms[self._preferred] = self._ahead.buffer
 
     def __call__(self, x, weight, out=None, *, gathered=None, bias=None, activation=None, stream=None):
@@ -347,7 +346,7 @@ class _Overlapped:
             transfer.wait(stream)
         for product in self._others:
             product(stream)
-        transfer.finish(stream)
+        transfer.finish(stream, awaited=True)  # each product waits for all rows, or comes after the wait
 
 
 def rounds_of(problems, gpu):

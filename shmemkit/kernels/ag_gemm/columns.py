@@ -3,8 +3,7 @@ by columns.
 
 Each tile has rows of some rank, and would wait for all of that rank's segment before its first product. But
 it goes through K, the columns of A, from the first to the last: so the first columns of all segments come
-first, by copies to all ranks at once (``shmemkit.kernels.all_gather.push_ahead``), and each tile begins with
-these.
+first (``shmemkit.kernels.all_gather.push_ahead``), and each tile begins with these.
 
 Together   Where all tiles of a product are under way at once, those of my rows would be ahead, and what they
            load of B no longer in the L2 cache when those of other rows want it. So they wait, too, if the

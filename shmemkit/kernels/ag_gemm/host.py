@@ -31,19 +31,17 @@ class Fused:
 
     def __init__(self, x, problem, engine, gpu, by_columns=False):
         a, rows, row_bytes = problem.a, x.shape[0], x.shape[1] * x.itemsize
-        rank, n_ranks = engine.world.rank, engine.world.n_ranks
+        me, n_ranks = engine.me, engine.n_ranks
         tile, splits = choose(*problem.size, gpu.multiprocessors)
-        parts = 1 if by_columns or engine.parts == 1 else engine.parts_of(x.nbytes)
-        parts = 1 if rows % parts else parts
-        tile = aligned_groups(tile, rows // parts, rows)
-        slabs = engine.columns_of(row_bytes) // (x.itemsize * SLAB) if by_columns else 0
+        tile, arrived, slabs = aligned_groups(tile, rows), engine.arrived, 0
+        if by_columns:
+            arrived, slabs = engine.by_columns, engine.columns_of(row_bytes) // (x.itemsize * SLAB)
         self.reads_x = rows % tile.m == 0 and taken(x)
         self.launch = bind_gemm(
             lambda tile, kinds: ag_gemm_kernel(tile, kinds, by_columns),
             *(problem, Choice(tile, splits), gpu.multiprocessors),
-            *(map_of_operand(x if self.reads_x else a, tile.m), engine.arrived, engine.parts // parts),
-            *(rows // parts, rank * parts, parts, slabs, n_ranks * parts),
-            (rank * rows, (rank + 1) * rows) if self.reads_x else (0, 0),
+            *(map_of_operand(x if self.reads_x else a, tile.m), arrived, arrived.size // n_ranks),
+            *(rows, me, slabs, n_ranks, (me * rows, (me + 1) * rows) if self.reads_x else (0, 0)),
         )
 
     def __call__(self, stream=None):

@@ -34,8 +34,9 @@ copies have ended, which are on the same stream; so is landed[i] here, after all
 have got what the network read. No two messages with one signal are under way at once: between two arrived
 comes a taken, and between two taken an arrived. x is read in steps 2 and 3 only.
 
-No deadlock: step 1 waits for step 6 of the call before, step 4 for step 2 of this one; a product waits for
-copies of the node's ranks only, which compute the products in the same order, each behind its own step 4.
+No deadlock: step 1 waits for step 6 of the call before, step 4 for step 2 of this one; a product waits for a
+barrier and copies of the node's ranks only, which compute the products in the same order, each behind its own
+step 4.
 """
 
 from numba import cuda, types

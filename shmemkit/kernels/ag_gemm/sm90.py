@@ -4,9 +4,10 @@ the others in the order in which they come.
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N]),    A: the x of rank 0, of rank 1, ..
 
 Copies     ``shmemkit.kernels.all_gather.copy_engine`` brings segment k of A, the x of rank k, and then sets
-           arrived[k]: for k = me + 1, me + 2, .. modulo the ranks. It takes no multiprocessor and no kernel,
-           so the GEMM may take all of them and wait. A segment may come in parts, with a signal each: then
-           what is said here of segments and ranks holds for parts, of which several are mine
+           arrived[k]: for k = me + 1, me + 2, .. modulo the ranks. It takes no multiprocessor and, but for a
+           barrier before the GEMM, no kernel, so the GEMM may take all of them and wait. (For ``push.py`` a
+           segment comes in parts, with signals each: then what is said here of segments and ranks holds for
+           parts, of which several may be mine)
 Tiles      in the order of ``rank_rotated``: those of my own rows first, then those of rank me + 1, ..; a few
            rows of tiles at a time, column after column. So a segment is wanted when all tiles before it are
            under way
@@ -140,28 +141,27 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
         signals,
         rows,
         me,
-        mine,
         slabs,
-        n_parts,
+        n_ranks,
         from_x,
     ):
         """As of ``gemm_kernel``, of an A whose rows, or columns, come meanwhile, and
 
         map_x     the tensor map of my rows; its box is that of map_a
-        arrived   uint64 (n_parts * signals,). By rows: those from k * signals on are 1 when part k of A is
-                  there, rows k * rows to (k + 1) * rows - 1. By columns: that at k * signals + i, when part i
-                  of the columns of rank k's rows is; mine are 1
-        signals   of a part
-        rows      of a part, of which a rank has one or several; by columns one: m / n_parts
-        me, mine  parts me to me + mine - 1 are mine: they are not waited for
+        arrived   uint64 (n_ranks * signals,). By rows: that at k is 1 when rank k's rows of A are there,
+                  k * rows to (k + 1) * rows - 1. By columns: that at k * signals + i, when part i of their
+                  columns is. Mine always are
+        signals   of a rank: by rows 1
+        rows      of a rank: m / n_ranks
+        me        my rank, of n_ranks
         slabs     of a part of the columns, which begins with slab i * slabs
         from_x    int64 (begin, end): the rows that are read from x; (0, 0) if none is
         """
         come = cuda.shared.array(1, types.int64)
         if cuda.threadIdx.x == 0:  # the loader
-            come[0] = mine
+            come[0] = 1  # mine
             tensormap_acquire(map_x)
-        coming = Coming(arrived, signals, m, rows, me, slabs, n_parts, map_x, from_x, come, 1, False, 0)
+        coming = Coming(arrived, signals, m, rows, me, slabs, n_ranks, map_x, from_x, come, 1, False, 0)
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
 
     return ag_gemm_sm90
@@ -169,7 +169,7 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
 
 def _listed(by_columns, tile, *kinds):
     kinds, words, number = Kinds(*kinds), types.uint64[::1], types.int64
-    more = words, words, *[number] * 6, types.UniTuple(number, 2)
+    more = words, words, *[number] * 5, types.UniTuple(number, 2)
     return ag_gemm_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)
 
 

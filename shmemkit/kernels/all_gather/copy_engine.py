@@ -27,73 +27,120 @@ call ends when all have read it.
 
 ``start`` and ``finish`` are the same in two halves, with a consumer between them: a kernel that works on each
 segment as soon as it is there. It may occupy all multiprocessors and wait for segments, so that no kernel can
-begin beside it; the signals are memory operations of the streams then, which cost more (some 20 us in all):
+begin beside it: what tells it of them are writes by the streams themselves (memory operations), which need
+none.
 
-Signals   ready[k], arrived[k] and taken[k], on every rank: 0 or 1. A stream's operations that were captured
-          in a graph store and await constants, so that these do not count calls: who has waited for one sets
-          it back
+Signals   arrived[k], on every rank: 1 when segment k of the call under way is here, else 0. arrived[me] is 1
+          for ever
 
-  beside the consumer's stream:
-              1. set ready[me] on the others                                release, sys
-                 wait for every ready[k] here, and set it back              acquire, sys
-              2. the copies; after each, set arrived, there if it has pushed, here if it has pulled
-                 pulled: set taken[me] on the others: I have read it        release, sys
-  consumer:      waits for arrived[k] and leaves it: all of its threads may look
-  finish:     3. wait for all arrived, or taken, here, and set them back    acquire, sys
+  stream:     1. pulled into private memory: copy x to staged
+                 set all arrived of others here to 0
+                 barrier of all ranks, as above: acquires their x or staged, or that their outs may be written
+  beside it:  2. the copies, in order; after each, when it is done, a write of 1 (release, sys): pushed, to
+                 arrived[me] there; pulled, to arrived[k] here
+  consumer:      waits until arrived[k] >= 1                                acquire, sys: sees the copy
+  finish:     3. stream: after the copies beside it
+                 pushed: a kernel waits for all arrived, unless the consumer has done that
+                 pulled: barrier: all have read
 
-No signal is lost, although one rank sets it back and another one sets it again, since that comes after
-something that I do after I have set it back. Rank k sets
-  ready[k] here again   in its next call, after it has waited, in step 3, for the arrived[me] or taken[me]
-                        that I set there after my step 1: I have set ready[k] back in it
-  arrived[k], taken[k]  in a later call, after it has waited for the ready[me] of mine
-And none is taken for that of another call: all are set back when a call ends, whatever the next one does.
-arrived[me] is 1 for ever: copies within this GPU, for which the driver may use multiprocessors, come before
-the consumer on its own stream, lest they wait for one that a consumer occupies which waits for them.
+Copies within this GPU come before the consumer on its own stream, or behind all others, where nobody waits
+for them, lest they wait for a multiprocessor that a consumer occupies which waits for them. No stream waits
+for a signal, which would be slow, nor does one write many of them at once.
 
-No deadlock: each step tells the others before it waits, for the same step of theirs.
+No signal is lost: the thread that sets arrived[k] to 0 tells rank k only then that I have arrived (release,
+sys), and rank k writes its 1 here after it has seen that, in the barrier of the same call. If I pull, I write
+it myself, after that kernel.
+
+And none is taken for that of another call. Each is written once in a call, and before the call ends, and so
+before it is set to 0 again, it has been: pushed, my consumer has seen it, or the kernel of step 3; pulled, my
+stream has waited for the stream that writes it. What sees it as 1 after the kernel of step 1 sees what this
+call has written. Nobody looks while it is set to 0: consumers and what ``wait`` and ``finish`` wait with have
+ended, being earlier on the stream.
+
+No race. What I write on rank k comes after the barrier of step 1, to which it came when its consumer of the
+call before had ended; and what I read there is not written again before the barrier of step 3. x stays as it
+is until my stream has waited for my copies.
+
+No deadlock: a barrier waits for the same one on the other ranks, whose streams come to it before their
+consumer, and so without waiting for this call; copies wait for a barrier alone, and a consumer, or the kernel
+of step 3, for copies.
 """
 
 import functools
 
+from numba import cuda, types
+
+from shmemkit.device.signals import wait
+from shmemkit.device.spans import span
 from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.method import Method
-from shmemkit.stream_barrier import bind_barrier
+from shmemkit.launch import MAX_THREADS, bind
+from shmemkit.stream_barrier import bind_team_barrier, team_barrier_kernel
+
+
+@cuda.jit
+def await_segments(arrived):
+    """Wait until all of them are 1.
+
+    arrived  uint64, 1-D: signals
+    grid     1; any number of threads
+    """
+    i = cuda.threadIdx.x
+    while i < arrived.size:
+        wait(span(arrived, i, 1), 1, "sys", "acquire", 1)
+        i += cuda.blockDim.x
 
 
 class CopyEngine(Method):
-    """All-gathers by copies, of at most `max_nbytes` gathered bytes. Collective.
+    """All-gathers by copies, of at most `max_nbytes` gathered bytes, among `ranks` of the World: a range that
+    this one is in, or None for all. Collective for all ranks of the World, each with a range of its own or
+    that of others.
 
-    arrived   symmetric uint64 (n_ranks,): the segments that are here, for the consumer of ``overlap``
+    arrived   symmetric uint64 (len(ranks),): the segments that are here, for the consumer of ``overlap``
     pushes    whether segments are pushed into a symmetric `out`, not pulled
 
     ValueError, on all ranks, where one of them does not reach the memory of all, or its streams have no
-    memory operations. These wait without limit: SHMEMKIT_TIMEOUT is for kernels.
+    memory operations.
     """
 
     pushes, freed = True, False
-    parts = 1  # of a segment, each with a signal of its own
 
-    def prepare(self, max_nbytes):
-        n = self.world.n_ranks
-        self._prepare_signals(max_nbytes)
-        self.taken = self.zeros(n, "uint64", "all_gather.copy.taken")
-        self.staged = self.empty(-(-max_nbytes // n), "uint8", "all_gather.copy.staged")
-        arrivals = self.zeros(n, "uint64", "all_gather.copy.barrier")
-        self.barrier = bind_barrier(arrivals, self.world.xp.zeros(1, "uint64"), n, self.world.stream)
-
-    def _prepare_signals(self, max_nbytes):
-        world, n = self.world, self.world.n_ranks
-        reason = next(filter(None, world.host_allgather(world.backend.no_copies())), None)
+    def prepare(self, max_nbytes, ranks=None):
+        world = self.world
+        reason = next(filter(None, world.host_allgather(world.backend.no_copies(ranks))), None)
         if reason:
             raise ValueError(f"all-gather by copy engines cannot be used here: {reason}. Take another method")
         self.max_nbytes = max_nbytes
-        self.ready = self.zeros(n, "uint64", "all_gather.copy.ready")
-        self.arrived = self.zeros(n * self.parts, "uint64", "all_gather.copy.arrived")
-        with world.stream:
-            self.arrived[world.rank * self.parts : (world.rank + 1) * self.parts] = 1
-        world.stream.synchronize()
-        self.lanes = Lanes(world)
+        self.ranks = range(world.n_ranks) if ranks is None else ranks
+        self.me, self.n_ranks = world.rank - self.ranks.start, len(self.ranks)
+        self._arrivals = self.zeros(world.n_ranks, "uint64", "all_gather.copy.arrivals")
+        self.arrived = self.signals(1, "all_gather.copy.arrived")
+        self.allocate()
+        self._epoch, self.lanes = world.xp.zeros(1, "uint64"), Lanes(world)
+        self.kernels = self.kernels_of(self.arrived)
         self.started = None  # the Transfer that is to be finished
+
+    def allocate(self):
+        """Memory besides. Collective."""
+        self.staged = self.empty(-(-self.max_nbytes // self.n_ranks), "uint8", "all_gather.copy.staged")
+
+    def signals(self, parts, name):
+        """-> uint64, symmetric: so many of each segment; mine are 1."""
+        signals = self.zeros(self.n_ranks * parts, "uint64", name)
+        with self.world.stream:
+            signals[self.me * parts : (self.me + 1) * parts] = 1
+        self.world.stream.synchronize()
+        return signals
+
+    def kernels_of(self, signals):
+        """-> the barrier that sets these back, and what waits for all of them"""
+        world, threads = self.world, min(self.n_ranks, MAX_THREADS)
+        barrier = bind_team_barrier(self._arrivals, self._epoch, self.ranks, signals, world.stream)
+        return barrier, bind(await_segments, 1, threads, (signals,), stream=world.stream)
+
+    def view(self, array, k):
+        """`array`, symmetric, on the k-th of the ranks."""
+        return self.world.peer_view(array, self.ranks[k])
 
     def bind(self, x, out, in_place):
         return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
@@ -103,8 +150,8 @@ class CopyEngine(Method):
 
         x     C-contiguous, any dtype and shape, of the same size on all ranks. May be its part of `out`,
               which need not be copied there then, but not overlap it otherwise
-        out   C-contiguous, of x's dtype and n_ranks times as many elements, of max_nbytes at most: on all
-              ranks the same part of the same symmetric array, or on all ranks private memory
+        out   C-contiguous, of x's dtype and as many times as large as there are ranks, of max_nbytes at most:
+              on all ranks the same part of the same symmetric array, or on all ranks private memory
         own   when x is copied to its part of `out` here: "first", before the consumer; "last", beside it, for
               one that reads x itself; "never", for one that needs nothing else
 
@@ -117,19 +164,19 @@ class CopyEngine(Method):
     def _check_arrays(self, x, out):
         """-> whether x is its part of out"""
         self.check_alive()
-        world = self.world
         if (
             not (x.flags.c_contiguous and out.flags.c_contiguous)
             or x.dtype != out.dtype
-            or out.size != world.n_ranks * x.size
+            or out.size != self.n_ranks * x.size
             or out.nbytes > self.max_nbytes
         ):
             raise ValueError(
                 f"overlap: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: C-contiguous arrays of one "
-                f"dtype are allowed, out {world.n_ranks} times as large, of at most {self.max_nbytes} bytes"
+                f"dtype are allowed, out {self.n_ranks} times as large, of at most {self.max_nbytes} bytes"
             )
-        at, to = world.backend.address(x), world.backend.address(out)
-        in_place = at == to + world.rank * x.nbytes
+        address = self.world.backend.address
+        at, to = address(x), address(out)
+        in_place = at == to + self.me * x.nbytes
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
             raise ValueError("overlap: x may be its own part of out, out[rank], but not overlap it otherwise")
         return in_place
@@ -165,15 +212,17 @@ class Transfer:
 
     def __init__(self, engine, x, out, in_place, own="first"):
         self.engine, self.world, self.backend = engine, engine.world, engine.world.backend
-        me, n, size = self.world.rank, self.world.n_ranks, x.size
-        self.peers = [(me + i) % n for i in range(1, n)]  # in the order in which their segments come
+        me, n, size = engine.me, engine.n_ranks, x.size
+        self.barrier, self.awaiting = engine.kernels
         segments = [out[k * size : (k + 1) * size] for k in range(n)]
         self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
         self.stage, self.copies = [], []  # before everything else; between GPUs
         symmetric = size > 0 and self.world.is_symmetric(out)
         self.pushes = symmetric and engine.pushes
+        # In the order in which their segments come; or that in which they want mine.
+        self.peers = [(me - i if self.pushes else me + i) % n for i in range(1, n)]
         if self.peers and self.pushes:
-            self.copies = [self._copy(segments[me], p, x, me) for p in self.peers[::-1]]
+            self.copies = [self._copy(segments[me], p, x, me) for p in self.peers]
         elif self.peers:
             staged = segments if symmetric else [engine.staged[:size]] * n  # on rank k: what it gives
             if symmetric:
@@ -185,66 +234,37 @@ class Transfer:
         self.last = self.own if own == "last" else []  # beside it, after all other copies
 
     @functools.cached_property
-    def halves(self):
-        """For ``start`` and ``finish``: what each stream beside does, the copies with memory operations after
-        each; and the last operations."""
-        if not self.peers:
-            return [[*self.last]], []
-        me, peers = self.world.rank, self.peers
-        ready, arrived = self.engine.ready, self.engine.arrived
-        if self.pushes:
-            signals = [[self._tell(arrived, me, p)] for p in peers[::-1]]
-            last = self._await(arrived)
-        else:
-            taken = self.engine.taken
-            signals = [[self._tell(arrived, p, me)] for p in peers]
-            signals[-1] += [self._tell(taken, me, p) for p in peers]
-            last = self._await(taken) + self._set_back(arrived)
-        operations = self.backend.memory_operations
-        first = [operations([self._tell(ready, me, p) for p in peers] + self._await(ready))]
-        for copy, its in zip(self.copies, signals, strict=True):
-            first += [copy, operations(its)]
-        return [[*first, *self.last]], [operations(last)]
+    def beside(self):
+        """What ``start`` has done beside the stream: the copies, after each its signal."""
+        engine, steps = self.engine, []
+        for p, copy in zip(self.peers, self.copies, strict=True):
+            k, to = (engine.me, p) if self.pushes else (p, engine.me)
+            steps += [copy, self._set(engine.arrived, k, to)]
+        return steps + self.last
 
     def _copy(self, dst, to, src, at):
         """From memory of rank `at` to that of rank `to`."""
         if src.size == 0:
             return _nothing
-        return self.backend.copy(self.world.peer_view(dst, to), self.world.peer_view(src, at))
+        return self.backend.copy(self.engine.view(dst, to), self.engine.view(src, at))
 
-    def _tell(self, signals, k, on):
-        """Set signal k on rank `on`."""
-        return "write", self.world.peer_view(signals[k : k + 1], on), 1
-
-    def _await(self, signals, peers=None):
-        """Wait for those of `peers` (None: of all others) here, and set them back."""
-        return self._wait(signals, peers) + self._set_back(signals, peers)
-
-    def _wait(self, signals, peers=None):
-        return [("wait", word, 1) for word in self._of(peers, signals)]
-
-    def _set_back(self, signals, peers=None):
-        return [("write", word, 0) for word in self._of(peers, signals)]
-
-    def _of(self, peers, signals):
-        each = signals.size // self.world.n_ranks
-        peers = self.peers if peers is None else peers
-        return [signals[i : i + 1] for p in peers for i in range(p * each, (p + 1) * each)]
+    def _set(self, signals, k, to):
+        """Set signal k on rank `to`."""
+        return self.backend.memory_operations([("write", self.engine.view(signals[k : k + 1], to), 1)])
 
     def run(self, stream=None):
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
-        target, barrier = stream, self.engine.barrier
-        (side,) = self.engine.lanes.beside(stream, 1)
+        target, (side,) = stream, self.engine.lanes.beside(stream, 1)
         stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
         if self.own:
             self.backend.order(side, stream)
             _enqueue(self.own, side)
         if self.peers:
-            barrier(target)
+            self.barrier(target)
             _enqueue(self.copies, stream)
-            barrier(target)
+            self.barrier(target)
         if self.own:
             self.backend.order(stream, side)
 
@@ -253,12 +273,14 @@ class Transfer:
         "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
         its own is there, if it was to be copied first."""
         self._check(None)
-        lanes = self.engine.lanes.beside(stream, len(self.halves[0]))
+        target, (side,) = stream, self.engine.lanes.beside(stream, 1)
         stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
-        for lane, operations in zip(lanes, self.halves[0], strict=True):
-            self.backend.order(lane, stream)
-            _enqueue(operations, lane)
+        if self.peers:
+            self.barrier(target)
+        if self.beside:
+            self.backend.order(side, stream)
+            _enqueue(self.beside, side)
         _enqueue(self.first, stream)
         self.engine.started = self
 
@@ -266,18 +288,30 @@ class Transfer:
         """Between ``start`` and ``finish``: what is enqueued on the stream now finds the segments of all
         others there."""
         self._check(self)
-        if self.peers:
-            self.backend.memory_operations(self._wait(self.engine.arrived))(self.backend.handle(stream))
+        if self.pushes and self.peers:
+            self.awaiting(stream)
+        else:
+            self._follow(stream)
 
-    def finish(self, stream=None):
-        """When the stream has run it, all segments are there, and x and out may be overwritten."""
+    def finish(self, stream=None, awaited=False):
+        """When the stream has run it, all segments are there, and x and out may be overwritten.
+
+        awaited  whether what is on the stream since ``start`` has waited for all segments: then that need not
+                 be done again. If it has not, the next call may take signals of this one for its own
+        """
         self._check(self)
-        lanes = self.engine.lanes.beside(stream, len(self.halves[0]))
-        stream = self.backend.handle(stream)
-        for lane in lanes:
-            self.backend.order(stream, lane)
-        _enqueue(self.halves[1], stream)
+        self._follow(stream)
+        if self.peers and not self.pushes:
+            self.barrier(stream)
+        elif self.peers and not awaited:
+            self.awaiting(stream)
         self.engine.started = None
+
+    def _follow(self, stream):
+        """What is enqueued on the stream now comes after the copies beside it."""
+        if self.beside:
+            (side,) = self.engine.lanes.beside(stream, 1)
+            self.backend.order(self.backend.handle(stream), side)
 
     def _check(self, started):
         self.engine.check_alive()
@@ -294,3 +328,10 @@ def _enqueue(operations, stream):
 
 def _nothing(stream):
     pass
+
+
+_words, _number = types.Array(types.uint64, 1, "C"), types.int64
+GPU_KERNELS = {
+    "await_segments": (await_segments, (_words,)),
+    "team_barrier": (team_barrier_kernel, (_words, _words, _number, _number, _words)),
+}
