@@ -1,6 +1,8 @@
 """Reduce-scatters by copy engines on the emulator: pieces, streams and graphs, with races checked.
 (tests/test_reduce_scatter.py has what all methods must do.)"""
 
+import itertools
+
 import numpy as np
 import pytest
 from numba import cuda
@@ -14,7 +16,7 @@ from shmemkit.kernels.reduce_scatter import ReduceScatter
 from shmemkit.kernels.reduce_scatter.copy_engine import CopyEngine
 from shmemkit.world import World
 
-SMALL = {"LAST": 128, "BLOCKS": 3, "PART": 64}  # 3 pieces or more, of 1 to 3 parts
+SMALL = {"BLOCKS": 3, "PART": 64}  # 1 to 3 blocks
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def take(out, seen):
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
 def test_lengths(pes, small, n_pes):
-    """Of 3 pieces, of which some are empty, and of 4."""
+    """Of a first part and 2 pieces, of which some are empty."""
     pes(n_pes).run(scatter_all, "copy_engine", [1, 100, 0, 233, 17, 600, 41], "int16", "max")
 
 
@@ -61,16 +63,32 @@ def test_a_thread_with_several_words(pes):
     pes(2).run(scatter_all, "copy_engine", [480, 900, 130], "uint64")
 
 
-@pytest.mark.parametrize("words", [0, 1, 15, 17, 100, 1 << 20, (1 << 20) + 1, (3 << 23) + 5, 1 << 28])
-def test_pieces(words):
-    """One behind the other, from whole lines on; the last one fits in its place, of the largest call, too."""
-    pieces = copied_pieces.pieces_of(words)
-    assert [first for first, _ in pieces] == list(np.cumsum([0, *(size for _, size in pieces[:-1])]))
-    assert sum(size for _, size in pieces) == words
-    assert all(size % 16 == 0 or first + size == words for first, size in pieces)
-    assert len(pieces) >= 3 and pieces[-1][1] <= 1 << 21
-    for most in (words, 2 * words, 2 * words + 100):
-        assert pieces[-1][1] <= copied_pieces.last_of(most)
+@pytest.mark.parametrize("itemsize", [1, 8])
+@pytest.mark.parametrize("size", [0, 1, 15, 17, 100, 1 << 20, (1 << 20) + 1, (3 << 23) + 5, 1 << 28])
+def test_cuts(size, itemsize):
+    """At whole lines, a line behind what was asked for at most."""
+    shares = 0.25, 0.5, 0.95
+    first, *cuts, end = copied_pieces.cuts_of(size, itemsize, *shares)
+    line = 128 // itemsize
+    assert first == 0 and end == size and len(cuts) == 3
+    assert all(cut % line == 0 or cut == size for cut in cuts)
+    words = -(-size * itemsize // 8) * 8 // itemsize
+    for cut, share in zip(cuts, shares, strict=True):
+        assert min(size, words * share - 8) <= cut < words * share + line
+
+
+@pytest.mark.parametrize("order", [copied_pieces.one_by_one, copied_pieces.in_rounds])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("size", [0, 5, 100, 1000, (1 << 22) + 1])
+def test_every_element_goes_to_every_rank_once(order, n_ranks, size):
+    parts = {y: [] for y in range(n_ranks)}
+    for y, first, end in order(copied_pieces.cuts_of(size, 8, 0.3, 0.9), n_ranks):
+        parts[y].append((first, end))
+    everyone = order is copied_pieces.in_rounds and n_ranks == 1
+    assert bool(parts.pop(0)) == everyone
+    for of_one in parts.values():
+        assert of_one[0][0] == 0 and of_one[-1][1] == size
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(of_one))
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
@@ -126,7 +144,7 @@ def test_streams_follow_each_other(pes, small):
 
 
 def test_the_order_of_the_copies(pes, small, monkeypatch):
-    """Every piece to the next rank first, none to this one, one copy after the other, beside the stream."""
+    """To the next rank first, none to this one, one copy after the other, beside the stream."""
     peers, lanes = {r: [] for r in range(4)}, {r: [] for r in range(4)}
     copy, view = EmulatorBackend.copy, World.peer_view
 
@@ -143,13 +161,13 @@ def test_the_order_of_the_copies(pes, small, monkeypatch):
 
     def main():
         world = sk.init()
-        x = np.ones((world.n_ranks, 112), "int64")  # 3 pieces
+        x = np.ones((world.n_ranks, 128), "int64")  # a first part and 2 pieces
         assert (ReduceScatter(world, x.nbytes, "sum", "copy_engine")(x) == world.n_ranks).all()
 
     pes(4).run(main)
     for me in range(4):
-        assert peers[me] == [(me + y) % 4 for _ in range(3) for y in (1, 2, 3)]
-        assert len(lanes[me]) == 9 and len(set(lanes[me])) == 1
+        assert peers[me] == [(me + y) % 4 for y in (1, 2, 3, 1, 2, 3, 3)]
+        assert len(lanes[me]) == 7 and len(set(lanes[me])) == 1
 
 
 @cuda.jit
@@ -159,7 +177,7 @@ def hold(seen):
 
 @cuda.jit
 def see(out, seen):
-    if out[0] == 3 and out[95] == 3 and out[96] == 0:
+    if out[0] == 3 and out[111] == 3 and out[112] == 0:
         notify(seen, 0, 1)
         notify(seen, 1, 1)
 
@@ -170,7 +188,7 @@ def test_pieces_are_combined_while_others_are_copied(pes, small, monkeypatch):
     def main():
         world = sk.init()
         n, seen = world.n_ranks, world.signals(1)
-        x, out = np.full(n * 112, world.rank + 1, "uint64"), np.zeros(112, "uint64")  # 3 pieces
+        x, out = np.full(n * 128, world.rank + 1, "uint64"), np.zeros(128, "uint64")  # 96, 16 and 16
         method = CopyEngine(world, x.nbytes, "sum")
         copy, launch, made = world.backend.copy, method.launch, []
 
@@ -248,9 +266,8 @@ def few_calls(sizes):
 
 
 def test_right_in_every_schedule(monkeypatch):
-    """Of 3 pieces: words are lines. The last piece of the first call is where the first one of the second
-    would be. It fails without the wait in the kernel, without any of the orders of the streams, with a last
-    piece that lies behind the others, and with 2 pieces."""
+    """Of a first part and 2 pieces: words are lines. It fails without the wait in the kernel, without the
+    barrier, and without any of the orders of the streams."""
     monkeypatch.setattr(copied_pieces, "LINE", 1)
     found = sk.emu.explore(few_calls, 2, ((7, 14),), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)

@@ -4,6 +4,7 @@ NVLink multicast stays off (NCCL_NVLS_ENABLE=0) unless the environment says othe
 does not use it either. The JSON file has what the environment said.
 """
 
+import gc
 import os
 
 from .measure import Contender
@@ -28,6 +29,7 @@ class Nccl(Contender):
 
     def close(self):
         if self._comm is not None:
+            gc.collect()  # NCCL waits for graphs that have captured its calls
             self._comm.destroy()
 
     def _connect(self):

@@ -1,59 +1,64 @@
-"""Exchanges of segments by copy engines, in pieces: they copy to staged memory on the peers, and a few blocks
-take what has come there, while the next pieces are copied. What reduce-scatter, all-to-all and all-gather
-share: each peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
+"""Exchanges of segments by copy engines: they copy to staged memory on the peers, and a few blocks take what
+has come there, while more is copied. What reduce-scatter, all-reduce, all-to-all and all-gather share: each
+peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
 
-Segments  one for each rank, of the same size. A segment is cut into 3 pieces or more, each half as large as
-          the one before: each of its copies takes some microseconds besides its bytes, so that few are
-          needed, and little remains when all are done
-Staged    staged[k], on every rank: what rank k gives it, written by that rank's copies. Its last piece has a
-          place that no other piece of any call has. What I give myself stays in x: nothing is copied here
-Signals   ready[k, b], on every rank: how many pieces of rank k's have been copied, as its block b says (only
-          rank k sets it)
-Counters  calls[b], local: how many launches block b has taken part in: pieces of all calls. In device memory,
-          so that a replayed graph counts on
+Segments  one for each rank, of the same size
+Staged    staged[k], on every rank: what rank k gives it, written by that rank's copies. What I give myself
+          stays in x
+Steps     of all ranks alike: what goes from each rank to the one that is y after it, a range of the segment.
+          To be stored, the segments for ranks me + 1, me + 2, .. come whole, one after the other, but for the
+          last of them: this comes in pieces, so that little remains to be stored when all is copied. To be
+          combined, see there
+Signals   ready[k, b], on every rank: how many kernels of rank k's have begun, as its block b says (only rank
+          k sets it)
+Counters  calls[b], local: how many kernels block b has taken part in. In device memory, so that a replayed
+          graph counts on
 
-  a stream beside, for each piece p:
-          1. copy it to staged[me] on each peer, one after the other, the next rank first; from piece 2 on,
-             after kernel 0
-  stream, for each piece p, kernel p, after its copies, by block b:
-          2. set ready[me, b] on all others to the number of this launch    release, sys: publishes the copies
-          3. wait until ready[k, b] here is at least that, for all k        acquire, sys: sees theirs
-          4. take the piece from x and staged: combine it in the order of the ranks, or store it to the
-             segments of the output
+  stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their staged memory may be written
+  a stream beside: 2. the copies of each step, in order, after the barrier
+  stream, for each step that has a kernel, after its copies, by block b:
+                   3. set ready[me, b] on all others to the number of this kernel  release, sys: publishes the
+                                                                                   copies of mine
+                   4. wait until ready[k, b] here is at least that, for all k      acquire, sys: sees theirs
+                   5. take it from x and staged: combine it in the order of the ranks, or store it
 
-No race, although nobody acknowledges. A graph's copies always go to the same addresses, so that calls cannot
-take turns with two halves; but the pieces can, as the last one has its own place. When my kernel of it has
-ended, all ranks have begun theirs, and so ended those of the pieces before: the next call may write their
-places, as soon as my stream comes to it. When my kernel 0 of that call has ended, all ranks have begun
-theirs, and so ended the call before: the copies after it may write the last piece's place, and are the only
-ones that do, since there are two pieces before. x and out may be used again when the stream has run the last
-kernel, which comes after all copies. Of what is copied, nothing is written before: if x and out overlap, then
-only in what this rank keeps of x, which it alone loads, and a thread loads its words before it stores them.
+No race. What a call copies comes after its barrier, to which all ranks come when their kernels of the call
+before have ended, which alone read staged; and none of its copies goes where another one has gone. x and out
+may be used again when the stream has run the last kernel, which comes after all copies. Of what is copied,
+nothing is written before: if x and out overlap, then only in what this rank keeps of x, which it alone loads,
+and a thread loads its words before it stores them.
 
-No deadlock: kernel p waits for kernels p of the others, which wait for their copies of pieces up to p, and
-those, in turn, for kernel 0 at most; all blocks are resident. The host enqueues them in an order in which
-they can run one by one.
+No deadlock: the kernel of a step waits for those of the others, which wait for their copies, and these for
+the barrier; all blocks are resident. The host enqueues all this in an order in which it can run one by one.
 
-Copies go to one peer after the other, so that each rank sends to one and receives from one other: to all of
-three at once, on a stream for each, they took half as long again. What kernels do moves n_ranks bytes or more
-in this GPU's memory for n_ranks - 1 that arrive: BLOCKS do so faster than they arrive, because the last piece
-is taken when all copies are done.
+Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
+each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
+microseconds besides its bytes, copies after a kernel and a kernel after copies 6.
 """
 
 import itertools
+from typing import NamedTuple
 
 from numba import cuda, types
 
-from shmemkit.device import copy_block, num_ranks, rank, span
+from shmemkit.device import copy_block, span
 from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
+from shmemkit.stream_barrier import bind_barrier
 
-PIECES = 3  # at least
-LAST = 1 << 24  # bytes of the last piece, at most
-BLOCKS = 44  # of a kernel, at most: a third of H200's multiprocessors
+SHARES = 3 / 4, 7 / 8  # of a segment: where its first part, and the next piece, end
+BLOCKS = 88  # of a kernel, at most: two thirds of H200's multiprocessors
 PART = 1 << 12  # bytes that are worth a block
 LINE = 16  # words: at multiples of them pieces and parts begin
+
+
+class Step(NamedTuple):
+    """What ``CopiedPieces.run`` has done: `copies`, beside the stream; then `kernel`, on it."""
+
+    copies: list = ()
+    kernel: object = None
+    after: int | None = None  # the number of a step whose kernel ends before these and later copies begin
 
 
 class CopiedPieces(Method):
@@ -64,67 +69,77 @@ class CopiedPieces(Method):
         world, n = self.world, self.world.n_ranks
         world.check_reach(self.name)
         words, name = max(1, -(-max_nbytes // (8 * n))), self.name.replace(" ", ".")
-        self.last = _lines(words)  # where the last piece's place begins
-        self.staged = self.empty((n, self.last + last_of(words)), "uint64", f"{name}.staged")
+        self.staged = self.empty((n, _lines(words)), "uint64", f"{name}.staged")
         self.blocks = min(BLOCKS, -(-8 * words // PART))
         self.ready = self.zeros((n, self.blocks), "uint64", f"{name}.ready")
-        self.calls = world.xp.zeros(self.blocks, "uint64")
+        arrivals = self.zeros(n, "uint64", f"{name}.arrivals")
+        self.calls, epoch = world.xp.zeros(self.blocks, "uint64"), world.xp.zeros(1, "uint64")
+        self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
         self.lanes = Lanes(world)
 
-    def bind_pieces(self, segments, take):
-        """-> run(stream)
+    def staging(self, dtype):
+        """-> staged memory, flat, of words of `dtype`, uint64 or uint8; and how many of them a rank has"""
+        staged = self.staged.reshape(-1).view(dtype)
+        return staged, staged.size // self.world.n_ranks
 
-        segments  of x: segments[k] for rank k, on all ranks of the same size; uint64 or uint8
-        take      take(first, size, at, part, staged, stride) -> kernel p, bound with `blocks` blocks: for
-                  elements first to first + size of the segments, of which `part` are a block's. Rank k's are
-                  in staged, 1-D, of x's dtype, from at + k * stride on
-        """
-        me, n, backend = self.world.rank, self.world.n_ranks, self.world.backend
-        dtype, unit = segments[me].dtype, 8 // segments[me].itemsize
-        staged, stride = self.staged.reshape(-1).view(dtype), self.staged.shape[1] * unit
-        copies, kernels = [], []
-        pieces = pieces_of(-(-segments[me].nbytes // 8))
-        for p, (first, size) in enumerate(pieces):
-            at = (first if p < len(pieces) - 1 else self.last) * unit
-            first, end = (min(word * unit, segments[me].size) for word in (first, first + size))
-            there = staged[at + me * stride :][: end - first]
-            copies.append([])
-            for peer in (*range(me + 1, n), *range(me)) if there.size else ():
-                to = self.world.peer_view(there, peer)
-                copies[-1].append(backend.copy(to, segments[peer][first:end]))
-            part = _lines(-(-size // self.blocks)) * unit
-            kernels.append(take(first, there.size, at, part, staged, stride))
-        return lambda stream: self._run(copies, kernels, stream)
+    def copies_of(self, segments, y, first, end, out=None):
+        """-> the copies of a step: elements `first` to `end` of segments[k] to rank k, the y-th after this
+        one; to its staged memory or, from `first` on, to `out`, symmetric"""
+        me, n = self.world.rank, self.world.n_ranks
+        k = (me + y) % n
+        if k == me or first == end:
+            return []
+        if out is None:
+            staged, stride = self.staging(segments[k].dtype)
+            out = staged[me * stride :]
+        return [self.world.backend.copy(self.world.peer_view(out[first:end], k), segments[k][first:end])]
 
-    def _run(self, copies, kernels, stream):
-        backend = self.world.backend
+    def part_of(self, array):
+        """-> how many of its elements a block takes: whole lines"""
+        unit = 8 // array.itemsize
+        return _lines(-(-array.size // (self.blocks * unit))) * unit
+
+    def run(self, steps, stream):
+        backend, awaited = self.world.backend, sorted({step.after for step in steps} - {None})
         main, order = backend.handle(stream), backend.order
-        (beside,) = self.lanes.beside(stream, 1)
+        beside, *ends = self.lanes.beside(stream, 1 + len(awaited))
+        ends = dict(zip(awaited, ends, strict=True))  # streams that come after the kernels of these steps
+        self.barrier(stream)
         order(beside, main)
-        for p, of_piece in enumerate(copies):
-            for copy in of_piece:
+        for number, step in enumerate(steps):
+            if step.after is not None:
+                order(beside, ends[step.after])
+            for copy in step.copies:
                 copy(beside)
-            if p > 0:
-                kernels[p - 1](stream)
-            if p == 1:
-                order(beside, main)
-            order(main, beside)
-        kernels[-1](stream)
+            if step.kernel:
+                order(main, beside)
+                step.kernel(stream)
+            if number in ends:
+                order(ends[number], main)
 
 
-def pieces_of(words):
-    """-> (first, size) of each piece of so many words, which begin with whole lines."""
-    count = PIECES
-    while words * 8 > LAST * (2**count - 1):
-        count += 1
-    unit = _lines(-(-words // (2**count - 1)))  # the last one; the one before is two of them, and so on
-    firsts = [min(words, (2**count - 2**p) * unit) for p in range(count, -1, -1)]
-    return [(first, end - first) for first, end in itertools.pairwise(firsts)]
+def cuts_of(size, itemsize, *shares):
+    """-> where parts of `size` elements begin, and the last one ends: at 0, where these `shares` of it end,
+    at whole lines, and at size"""
+    unit = 8 // itemsize
+    words = -(-size // unit)
+    return [0, *(min(size, _lines(int(words * share)) * unit) for share in shares), size]
 
 
-def last_of(words):
-    """Room for the last piece of so many words, or fewer."""
-    return _lines(min(LAST // 8, -(-words // (2**PIECES - 1))))
+def one_by_one(cuts, n_ranks):
+    """-> (y, first, end) of the steps, in their order, that give segments to one rank after the other:
+    elements `first` to `end` to the y-th after this one, cut so for the last of them."""
+    last = [(n_ranks - 1, *piece) for piece in itertools.pairwise(cuts)] if n_ranks > 1 else []
+    return [(y, 0, cuts[-1]) for y in range(1, n_ranks - 1)] + last
+
+
+def in_rounds(cuts, n_ranks):
+    """-> likewise: the first part to all ranks, and then the rest, for the last of them cut so. Of one rank,
+    y is 0."""
+    last, (_, first, *_, end) = n_ranks - 1, cuts
+    begun = [(y, 0, first) for y in range(1, last)]
+    ended = [(y, first, end) for y in range(1, last)]
+    return [*begun, (last, 0, first), *ended, *((last, *piece) for piece in itertools.pairwise(cuts[1:]))]
 
 
 def _lines(words):
@@ -132,60 +147,70 @@ def _lines(words):
     return words + LINE - 1 & -LINE
 
 
-# ---- pieces that are stored
+# ---- steps that are stored
 
 
 @cuda.jit
-def store_copied(x, out, in_place, mine, segment, first, size, part, staged, at, stride, ready, calls):
-    """Store a piece of all ranks, when it is there, to their segments of `out`.
+def store_copied(out, rows, part, ready, calls):
+    """Store what has been copied, when all ranks have got so far.
 
-    x, out    uint64 or uint8, 1-D; out is n_ranks segments
-    in_place  whether my own is there already; else it is in x, from `mine` on
-    segment   elements of one
-    first     of the piece in a segment, of `size` elements; a block has `part` of them
-    staged    likewise, 1-D: rank k's piece begins with at + k * stride
-    ready     uint64 (n_ranks, gridDim.x), symmetric, zeros at first
-    calls     uint64 (gridDim.x,), zeros at first
-    grid      any, one-dimensional, as the blocks are; the same in all launches
+    out, rows  uint64 or uint8, 1-D, of the same size: rows to out
+    part       elements of a block: gridDim.x of them are out, or more
+    ready      uint64 (n_ranks, gridDim.x), symmetric, zeros at first
+    calls      uint64 (gridDim.x,), zeros at first
+    grid       any, one-dimensional, as the blocks are; the same in all launches
     """
-    b, me, n = cuda.blockIdx.x, rank(), num_ranks()
-    begin = min(b * part, size)
-    length = min(part, size - begin)
-    to = first + begin
+    b = cuda.blockIdx.x
+    begin = min(b * part, out.size)
+    length = min(part, out.size - begin)
     call = calls[b] + 1
-    if not in_place:
-        copy_block(span(out, me * segment + to, length), span(x, mine + to, length))
     meet(ready, b, call)
     cuda.syncthreads()
-    y = 1
-    while y < n:
-        k = me + y if me + y < n else me + y - n
-        copy_block(span(out, k * segment + to, length), span(staged, at + k * stride + begin, length))
-        y += 1
+    copy_block(span(out, begin, length), span(rows, begin, length))
     if cuda.threadIdx.x == 0:
         calls[b] = call
 
 
 class StoredPieces(CopiedPieces):
-    """A method whose pieces are stored. A subclass has `personalized`, too: whether x has a segment for each
-    rank."""
+    """A method whose segments are stored. A subclass has `personalized`, too: whether x has a segment for
+    each rank."""
 
     def prepare(self, max_nbytes):
         self.prepare_pieces(max_nbytes)
         for dtype in ("uint64", "uint8"):
-            self.bind(*[self.world.xp.empty(0, dtype)] * 2, False)
+            self._store(*[self.world.xp.empty(0, dtype)] * 2)
 
     def bind(self, x, out, in_place):
-        me, n = self.world.rank, self.world.n_ranks
-        segment = out.size // n
-        segments = [x[k * segment : (k + 1) * segment] for k in range(n)] if self.personalized else [x] * n
-        mine = me * segment if self.personalized else 0
+        n = self.world.n_ranks
+        own = [] if in_place else [self.store_own(x, out)]
+        portions = one_by_one(cuts_of(out.size // n, out.itemsize, *SHARES), n)
+        steps = own + self.steps(self.segments_of(x, n), out, portions)
+        return lambda stream: self.run(steps, stream)
 
-        def take(first, size, at, part, staged, stride):
-            how = bool(in_place), mine, segment, first, size, part, staged, at, stride
-            return self.launch(store_copied, self.blocks, x, out, *how, self.ready, self.calls)
+    def segments_of(self, x, n):
+        """-> what goes to each rank"""
+        size = x.size // n
+        return [x[k * size : (k + 1) * size] for k in range(n)] if self.personalized else [x] * n
 
-        return self.bind_pieces(segments, take)
+    def store_own(self, x, out):
+        """-> the Step that stores this rank's own segment."""
+        me, n, size = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
+        return Step(kernel=self._store(out[me * size : (me + 1) * size], self.segments_of(x, n)[me]))
+
+    def steps(self, segments, out, portions):
+        """-> the Steps of these `portions`, (y, first, end), which come to `out`."""
+        me, n, segment = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
+        staged, stride = self.staging(out.dtype)
+        steps = []
+        for y, first, end in portions:
+            k = (me - y) % n
+            mine, its = out[k * segment :], staged[k * stride :]
+            store = self._store(mine[first:end], its[first:end])
+            steps.append(Step(self.copies_of(segments, y, first, end), store))
+        return steps
+
+    def _store(self, out, rows):
+        return self.launch(store_copied, self.blocks, out, rows, self.part_of(out), self.ready, self.calls)
 
 
 _words = types.Array(types.uint64, 1, "C")
@@ -194,10 +219,7 @@ GPU_KERNELS = {
         store_copied,
         (
             *[types.Array(kind, 1, "C")] * 2,
-            types.boolean,
-            *[types.int64] * 5,
-            types.Array(kind, 1, "C"),
-            *[types.int64] * 2,
+            types.int64,
             *(types.Array(types.uint64, 2, "C"), _words),
         ),
     )

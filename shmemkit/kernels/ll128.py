@@ -1,6 +1,6 @@
 """Exchanges by LL128: lines of 128 bytes that say themselves that they have arrived. What all-gather,
-all-to-all, reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it;
-and what comes is stored by rank, or combined.
+reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it; and what
+comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
 
 Tiles     480 bytes of what a rank gets, in the registers of a warp (``shmemkit.device.ll128_tiles``)
 Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
@@ -8,8 +8,8 @@ Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Wr
 Counters  calls[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
           so that a replayed graph counts on
 
-  a warp, for its tiles i, one after the other; but for all-to-all, steps 1 and 2 of the next tile come before
-  step 3, so that lines are on their way while it waits:
+  a warp, for its tiles i, one after the other; steps 1 and 2 of the next tile come before step 3, so that
+  lines are on their way while it waits:
           1. load tile i of what each rank gets, and store it to lines[half, me] on that rank, with the flag:
              on this one, too
           2. add 1 to the tile's counter
@@ -60,7 +60,6 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
     combines what comes, of `dtype`, a name as "float16"."""
     load = loading_segments(n) if personalized else _loading_one(n)
     store = storing_segments(n) if op is None else _storing_result(op, dtype, n)
-    ahead = not personalized or op is not None  # all-to-all takes longer so
 
     @cuda.jit(device=True)
     def send(x, size, lines, calls, i, me):
@@ -93,9 +92,7 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
         while done < tiles:
             if i < tiles:
                 sent = send(x, size, lines, calls, i, me)
-            if not ahead:
-                call = sent
-            if not ahead or done < i:
+            if done < i:
                 store(out, size, done, ll128_load_tiles(lines, n * (call & 1), n, done, call))
                 done = types.uint32(done + step)
             i, call = types.uint32(i + step), sent

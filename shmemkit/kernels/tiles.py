@@ -148,7 +148,7 @@ class Tiles(Method):
         self.world.check_reach(name, nvlink=True)
         if self.world.n_ranks > MOST_RANKS:
             raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {MOST_RANKS} are allowed")
-        self.most = {}  # blocks, by kernel and dtype
+        self.most = {}  # blocks of a row, by kernel and dtype
 
     def wide(self, x, out, unit):
         """-> both, for accesses of 16 bytes where their addresses, and `unit` bytes, of which they are
@@ -158,14 +158,15 @@ class Tiles(Method):
             return x, out
         return x.view("complex128"), out.view("complex128")
 
-    def launch_tiles(self, kernel, tiles, x, *args):
-        """-> `kernel` bound to enough warps for `tiles` tiles, and to these arguments."""
+    def launch_tiles(self, kernel, tiles, x, *args, rows=1):
+        """-> `kernel` bound to enough warps for `tiles` tiles, in each of so many rows of the grid, and to
+        these arguments."""
         key = kernel, x.dtype
         if key not in self.most:
-            fit = self.launch(kernel, 1, x, *args, pdl=True).resident_blocks
-            self.most[key] = min(fit, self.blocks * self.world.backend.multiprocessors)
+            fit = self.launch(kernel, (1, rows), x, *args, pdl=True).resident_blocks
+            self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // rows)
         grid = min(-(-tiles // (self.threads // 32)), self.most[key])
-        return self.launch(kernel, grid, x, *args, pdl=True)
+        return self.launch(kernel, (grid, rows), x, *args, pdl=True)
 
 
 def tiles_of(n_bytes):

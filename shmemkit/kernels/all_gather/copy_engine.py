@@ -8,16 +8,16 @@ Staged    staged, on every rank: its own segment, where the others read it (only
 "copy_push", into a symmetric `out` (the same part of the same array on all ranks):
 
   stream:     1. barrier of all ranks: their outs may be written
-              2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
-              3. barrier: all segments are there
-  beside it:     copy x to segment me here
+  beside it:  2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
+  stream:        a few blocks store x to segment me here
+              3. barrier, after the copies: all segments are there
 
 "copy_pull", and "copy_push" into an `out` of private memory, which nobody else can write:
 
   stream:     1. copy x to staged; barrier: those of all ranks may be read
-              2. copy staged on me + 1, me + 2, ... to their segments of out here
-              3. barrier: all have read
-  beside it:     copy x to segment me here
+  beside it:  2. copy staged on me + 1, me + 2, ... to their segments of out here
+  stream:        a few blocks store x to segment me here
+              3. barrier, after the copies: all have read
 
 Into a symmetric `out`, copy_pull does without `staged`: the others read segment me of out. In each part of
 step 2 every rank sends to one other and receives from one other, at full speed. The barriers
@@ -70,12 +70,16 @@ import functools
 
 from numba import cuda, types
 
+from shmemkit.device.copies import copy_block
 from shmemkit.device.signals import wait
 from shmemkit.device.spans import span
 from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.method import Method
 from shmemkit.launch import MAX_THREADS, bind
 from shmemkit.stream_barrier import bind_team_barrier, team_barrier_kernel
+
+BLOCKS = 44  # that store this rank's own segment, at most: more than keep pace with the copies
+PART = 1 << 16  # bytes that are worth one of them
 
 
 @cuda.jit
@@ -89,6 +93,18 @@ def await_segments(arrived):
     while i < arrived.size:
         wait(span(arrived, i, 1), 1, "sys", "acquire", 1)
         i += cuda.blockDim.x
+
+
+@cuda.jit
+def store_segment(out, x):
+    """Store x to `out`, uint8, of the same size.
+
+    grid  one-dimensional, as the blocks are
+    """
+    part = (x.size + cuda.gridDim.x - 1) // cuda.gridDim.x + 127 & -128
+    begin = min(cuda.blockIdx.x * part, x.size)
+    size = min(part, x.size - begin)
+    copy_block(span(out, begin, size), span(x, begin, size))
 
 
 class CopyEngine(Method):
@@ -118,6 +134,7 @@ class CopyEngine(Method):
         self.allocate()
         self._epoch, self.lanes = world.xp.zeros(1, "uint64"), Lanes(world)
         self.kernels = self.kernels_of(self.arrived)
+        self.store(*[world.xp.empty(0, "uint8")] * 2)
         self.started = None  # the Transfer that is to be finished
 
     def allocate(self):
@@ -137,6 +154,11 @@ class CopyEngine(Method):
         world, threads = self.world, min(self.n_ranks, MAX_THREADS)
         barrier = bind_team_barrier(self._arrivals, self._epoch, self.ranks, signals, world.stream)
         return barrier, bind(await_segments, 1, threads, (signals,), stream=world.stream)
+
+    def store(self, out, x):
+        """-> what stores x, uint8, to `out` here: blocks, as another copy would hold up those to others"""
+        blocks = max(1, min(BLOCKS, x.size // PART))
+        return self.launch(store_segment, blocks, out, x)
 
     def view(self, array, k):
         """`array`, symmetric, on the k-th of the ranks."""
@@ -216,6 +238,7 @@ class Transfer:
         self.barrier, self.awaiting = engine.kernels
         segments = [out[k * size : (k + 1) * size] for k in range(n)]
         self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
+        self.own_kernel = [] if in_place else [engine.store(segments[me], x)]
         self.stage, self.copies = [], []  # before everything else; between GPUs
         symmetric = size > 0 and self.world.is_symmetric(out)
         self.pushes = symmetric and engine.pushes
@@ -226,7 +249,7 @@ class Transfer:
         elif self.peers:
             staged = segments if symmetric else [engine.staged[:size]] * n  # on rank k: what it gives
             if symmetric:
-                self.stage, self.own = self.own, []
+                self.stage, self.own, self.own_kernel = self.own, [], []
             else:
                 self.stage = [self._copy(staged[me], me, x, me)]
             self.copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
@@ -258,15 +281,14 @@ class Transfer:
         target, (side,) = stream, self.engine.lanes.beside(stream, 1)
         stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
-        if self.own:
-            self.backend.order(side, stream)
-            _enqueue(self.own, side)
         if self.peers:
             self.barrier(target)
-            _enqueue(self.copies, stream)
-            self.barrier(target)
-        if self.own:
+            self.backend.order(side, stream)
+            _enqueue(self.copies, side)
+        _enqueue(self.own_kernel, target)
+        if self.peers:
             self.backend.order(stream, side)
+            self.barrier(target)
 
     def start(self, stream=None):
         """Begin to gather. A kernel that is launched on `stream` now may ``wait(engine.arrived[k:], 1, "sys",
@@ -333,5 +355,6 @@ def _nothing(stream):
 _words, _number = types.Array(types.uint64, 1, "C"), types.int64
 GPU_KERNELS = {
     "await_segments": (await_segments, (_words,)),
+    "store_segment": (store_segment, (types.uint8[::1],) * 2),
     "team_barrier": (team_barrier_kernel, (_words, _words, _number, _number, _words)),
 }
