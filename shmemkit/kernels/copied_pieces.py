@@ -1,6 +1,6 @@
-"""Exchanges of segments by copy engines: they copy to staged memory on the peers, and a few blocks take what
-has come there, while more is copied. What reduce-scatter, all-reduce, all-to-all and all-gather share: each
-peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
+"""Exchanges of segments by copy engines: they copy to staged memory on the peers, and blocks take what has
+come there, while more is copied. What reduce-scatter, all-reduce, all-to-all and all-gather share: each peer
+gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
 
 Segments  one for each rank, of the same size
 Staged    staged[k], on every rank: what rank k gives it, written by that rank's copies. What I give myself
@@ -8,11 +8,11 @@ Staged    staged[k], on every rank: what rank k gives it, written by that rank's
 Steps     of all ranks alike: what goes from each rank to the one that is y after it, a range of the segment.
           To be stored, the segments for ranks me + 1, me + 2, .. come whole, one after the other, but for the
           last of them: this comes in pieces, so that little remains to be stored when all is copied. To be
-          combined, see there
+          combined, the first part of all of them comes first, which is combined while the rest comes
 Signals   ready[k, b], on every rank: how many kernels of rank k's have begun, as its block b says (only rank
           k sets it)
-Counters  calls[b], local: how many kernels block b has taken part in. In device memory, so that a replayed
-          graph counts on
+Counters  calls[b], local: how many kernels block b has taken part in, on all ranks the same ones. In device
+          memory, so that a replayed graph counts on
 
   stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their staged memory may be written
   a stream beside: 2. the copies of each step, in order, after the barrier
@@ -45,6 +45,7 @@ from shmemkit.device import copy_block, span
 from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.meeting import meet
 from shmemkit.kernels.method import Method
+from shmemkit.kernels.own import bind_store
 from shmemkit.stream_barrier import bind_barrier
 
 SHARES = 3 / 4, 7 / 8  # of a segment: where its first part, and the next piece, end
@@ -70,7 +71,8 @@ class CopiedPieces(Method):
         world.check_reach(self.name)
         words, name = max(1, -(-max_nbytes // (8 * n))), self.name.replace(" ", ".")
         self.staged = self.empty((n, _lines(words)), "uint64", f"{name}.staged")
-        self.blocks = min(BLOCKS, -(-8 * words // PART))
+        most = min(BLOCKS, *world.host_allgather(world.backend.multiprocessors))
+        self.blocks = min(most, -(-8 * words // PART))
         self.ready = self.zeros((n, self.blocks), "uint64", f"{name}.ready")
         arrivals = self.zeros(n, "uint64", f"{name}.arrivals")
         self.calls, epoch = world.xp.zeros(self.blocks, "uint64"), world.xp.zeros(1, "uint64")
@@ -100,6 +102,8 @@ class CopiedPieces(Method):
         return _lines(-(-array.size // (self.blocks * unit))) * unit
 
     def run(self, steps, stream):
+        if not steps:  # of one rank, in place
+            return
         backend, awaited = self.world.backend, sorted({step.after for step in steps} - {None})
         main, order = backend.handle(stream), backend.order
         beside, *ends = self.lanes.beside(stream, 1 + len(awaited))
@@ -178,7 +182,9 @@ class StoredPieces(CopiedPieces):
     def prepare(self, max_nbytes):
         self.prepare_pieces(max_nbytes)
         for dtype in ("uint64", "uint8"):
-            self._store(*[self.world.xp.empty(0, dtype)] * 2)
+            nothing = self.world.xp.empty(0, dtype)
+            self._store(nothing, nothing)
+            bind_store(self, nothing, nothing)
 
     def bind(self, x, out, in_place):
         n = self.world.n_ranks
@@ -193,9 +199,9 @@ class StoredPieces(CopiedPieces):
         return [x[k * size : (k + 1) * size] for k in range(n)] if self.personalized else [x] * n
 
     def store_own(self, x, out):
-        """-> the Step that stores this rank's own segment."""
+        """-> the Step that stores this rank's own segment. It does not count: others may be in place."""
         me, n, size = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
-        return Step(kernel=self._store(out[me * size : (me + 1) * size], self.segments_of(x, n)[me]))
+        return Step(kernel=bind_store(self, out[me * size : (me + 1) * size], self.segments_of(x, n)[me]))
 
     def steps(self, segments, out, portions):
         """-> the Steps of these `portions`, (y, first, end), which come to `out`."""

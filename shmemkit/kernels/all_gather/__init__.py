@@ -11,7 +11,7 @@ The methods, a file each, which says how it works:
   copy_push, copy_pull
             copies by copy engines, which leave the multiprocessors to others: large ones
   copy_staged
-            likewise, which a few blocks store in private memory while the next ones are on their way
+            likewise, which blocks store in private memory while the next ones are on their way
   multimem, ll_2d_multimem
             one store for all ranks of a node, which the NVSwitch multiplies (NVLink SHARP): only where that
             is offered and not turned off

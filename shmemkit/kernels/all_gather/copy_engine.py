@@ -70,16 +70,13 @@ import functools
 
 from numba import cuda, types
 
-from shmemkit.device.copies import copy_block
 from shmemkit.device.signals import wait
 from shmemkit.device.spans import span
 from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.method import Method
+from shmemkit.kernels.own import bind_store
 from shmemkit.launch import MAX_THREADS, bind
 from shmemkit.stream_barrier import bind_team_barrier, team_barrier_kernel
-
-BLOCKS = 44  # that store this rank's own segment, at most: more than keep pace with the copies
-PART = 1 << 16  # bytes that are worth one of them
 
 
 @cuda.jit
@@ -93,18 +90,6 @@ def await_segments(arrived):
     while i < arrived.size:
         wait(span(arrived, i, 1), 1, "sys", "acquire", 1)
         i += cuda.blockDim.x
-
-
-@cuda.jit
-def store_segment(out, x):
-    """Store x to `out`, uint8, of the same size.
-
-    grid  one-dimensional, as the blocks are
-    """
-    part = (x.size + cuda.gridDim.x - 1) // cuda.gridDim.x + 127 & -128
-    begin = min(cuda.blockIdx.x * part, x.size)
-    size = min(part, x.size - begin)
-    copy_block(span(out, begin, size), span(x, begin, size))
 
 
 class CopyEngine(Method):
@@ -134,7 +119,7 @@ class CopyEngine(Method):
         self.allocate()
         self._epoch, self.lanes = world.xp.zeros(1, "uint64"), Lanes(world)
         self.kernels = self.kernels_of(self.arrived)
-        self.store(*[world.xp.empty(0, "uint8")] * 2)
+        bind_store(self, *[world.xp.empty(0, "uint8")] * 2)
         self.started = None  # the Transfer that is to be finished
 
     def allocate(self):
@@ -154,11 +139,6 @@ class CopyEngine(Method):
         world, threads = self.world, min(self.n_ranks, MAX_THREADS)
         barrier = bind_team_barrier(self._arrivals, self._epoch, self.ranks, signals, world.stream)
         return barrier, bind(await_segments, 1, threads, (signals,), stream=world.stream)
-
-    def store(self, out, x):
-        """-> what stores x, uint8, to `out` here: blocks, as another copy would hold up those to others"""
-        blocks = max(1, min(BLOCKS, x.size // PART))
-        return self.launch(store_segment, blocks, out, x)
 
     def view(self, array, k):
         """`array`, symmetric, on the k-th of the ranks."""
@@ -238,9 +218,9 @@ class Transfer:
         self.barrier, self.awaiting = engine.kernels
         segments = [out[k * size : (k + 1) * size] for k in range(n)]
         self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
-        self.own_kernel = [] if in_place else [engine.store(segments[me], x)]
+        self.own_kernel = [] if in_place else [bind_store(engine, segments[me], x)]
         self.stage, self.copies = [], []  # before everything else; between GPUs
-        symmetric = size > 0 and self.world.is_symmetric(out)
+        symmetric = self.world.is_symmetric(out)
         self.pushes = symmetric and engine.pushes
         # In the order in which their segments come; or that in which they want mine.
         self.peers = [(me - i if self.pushes else me + i) % n for i in range(1, n)]
@@ -355,6 +335,5 @@ def _nothing(stream):
 _words, _number = types.Array(types.uint64, 1, "C"), types.int64
 GPU_KERNELS = {
     "await_segments": (await_segments, (_words,)),
-    "store_segment": (store_segment, (types.uint8[::1],) * 2),
     "team_barrier": (team_barrier_kernel, (_words, _words, _number, _number, _words)),
 }

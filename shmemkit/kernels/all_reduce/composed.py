@@ -4,13 +4,13 @@ that way as in one kernel.
   "push"         both by stores into the peers' memory (``reduce_scatter/push.py`` and
                  ``all_gather/push_1d.py``), one after the other
   "copy_engine"  both by copy engines (``reduce_scatter/copy_engine.py`` and ``all_gather/copy_staged.py``;
-                 into a symmetric output without staged memory): few multiprocessors are taken
+                 into a symmetric output without staged memory)
 
 Both work on my segment of `out`, in place. An array that is not n_ranks segments of a multiple of 16 bytes
 goes through `padded`, symmetric, where it is, there and back, the larger part of the time in local memory.
 
-Each of the two has its own signals and scratch, and argues for itself that its calls may follow each other
-without a barrier. With "push" the second one begins on a stream when the first has ended on it: my segment of
+With "push" each of the two has its own signals and scratch, and argues for itself that its calls may follow
+each other without a barrier. The second one begins on a stream when the first has ended on it: my segment of
 out is complete. It may be that another rank is still in the first one: it reads only its own x and what is
 sent to it, never another's out. Only one rank combines an element, in the order of the ranks.
 

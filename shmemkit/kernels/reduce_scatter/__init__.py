@@ -8,7 +8,7 @@ The methods, a file each, which says how it works:
   push   each rank stores the others' parts into their memory, and combines its own meanwhile: large ones
   ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
   copy_engine
-         copy engines send each rank its parts, and few blocks combine them: large ones, beside other kernels
+         copy engines send each rank its parts, and blocks combine them: the largest ones
   push_2d
          for several nodes: inside the node first, and then once across nodes, through NVSHMEM
 """

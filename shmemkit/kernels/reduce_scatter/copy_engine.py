@@ -1,5 +1,5 @@
-"""Reduce-scatter by copy engines: they scatter, each rank's segments to the ranks that they are for, and a
-few blocks combine what has come. For large messages.
+"""Reduce-scatter by copy engines: they scatter, each rank's segments to the ranks that they are for, and
+blocks combine what has come. For large messages.
 
 ``shmemkit.kernels.copied_pieces`` has the protocol: segment k of x goes to rank k. When a part has come from
 the last rank, this part of all of them is combined, in the order of the ranks: so the bits are the same in

@@ -1,0 +1,30 @@
+"""A rank's own segment, which stays here: stored by blocks. A copy of the driver's would hold up those to
+other ranks."""
+
+from numba import cuda, types
+
+from shmemkit.device import copy_block, span
+
+BLOCKS = 44  # at most: more than keep pace with the copies
+PART = 1 << 16  # bytes that are worth one
+
+
+@cuda.jit
+def store_segment(out, x):
+    """Store x to `out`, uint8, of the same size, in other memory.
+
+    grid  one-dimensional, as the blocks are
+    """
+    part = (x.size + cuda.gridDim.x - 1) // cuda.gridDim.x + 127 & -128
+    begin = min(cuda.blockIdx.x * part, x.size)
+    size = min(part, x.size - begin)
+    copy_block(span(out, begin, size), span(x, begin, size))
+
+
+def bind_store(method, out, x):
+    """-> run(stream): `method` stores x to `out`, both 1-D and of the same size and dtype."""
+    blocks = max(1, min(BLOCKS, x.nbytes // PART))
+    return method.launch(store_segment, blocks, out.view("uint8"), x.view("uint8"))
+
+
+GPU_KERNELS = {"store_segment": (store_segment, (types.uint8[::1],) * 2)}
