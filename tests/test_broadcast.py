@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
+from shmemkit.kernels import push
 from shmemkit.kernels.broadcast import METHODS, scatter
 from shmemkit.memory import as_dtype
 
@@ -16,7 +17,8 @@ methods = pytest.mark.parametrize("method", sk.Broadcast.methods)
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    for name, value in {"PART": 64, "STEP": 128, "STEPS": 3, "MAX_BLOCKS": 3}.items():
+    monkeypatch.setattr(push, "SENDERS", 3)
+    for name, value in {"PART": 64, "STEP": 32}.items():
         monkeypatch.setattr(scatter, name, value)
 
 
@@ -97,11 +99,30 @@ def test_streams_and_graphs(pes, method):
     pes(2).run(main)
 
 
+def with_few_warps(sizes, root, blocks, threads):
+    """By LL128: a warp has several tiles."""
+    world = sk.init()
+    broadcast = METHODS["ll128"](world, 8 * max(sizes), root)
+    broadcast.threads, broadcast.most = threads, dict.fromkeys(broadcast.most, blocks)
+    for call, size in enumerate(sizes):
+        x, out = np.arange(size, dtype="uint64") + 1000 * call, np.zeros(size, "uint64")
+        broadcast.bind(x + 7 * world.rank, out, False)(None)
+        world.synchronize()
+        np.testing.assert_array_equal(out, x + 7 * root)
+    broadcast.free()
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("blocks, threads", [(1, 32), (2, 64)])
+def test_more_tiles_than_warps(pes, blocks, threads):
+    pes(3).run(with_few_warps, [200, 1, 61, 120, 421, 200], 1, blocks, threads)
+
+
 def few_calls(method, calls):
-    """Of one thread per block, by a root that nobody holds up: little enough for all schedules."""
+    """Of one thread per block, or warp, by a root that nobody holds up: little enough for all schedules."""
     world = sk.init()
     broadcast = METHODS[method](world, 8, 0)
-    broadcast.threads = 1
+    broadcast.threads = 32 if method == "ll128" else 1
     broadcast._launches.clear()
     outs = [np.zeros(1, "uint64") for _ in range(calls)]
     for call, out in enumerate(outs):
@@ -112,6 +133,7 @@ def few_calls(method, calls):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_right_in_every_schedule(method):
+    """The third and fourth call use both halves again."""
     found = sk.emu.explore(few_calls, 2, (method, 4), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
@@ -120,7 +142,7 @@ def test_right_in_every_schedule(method):
     "arguments, message",
     [
         (lambda w: (w, 8, 2), "root=2: 0 to 1 are allowed"),
-        (lambda w: (w, 8, 0, "tree"), "method='tree': 'll', 'scatter' or 'auto' are allowed"),
+        (lambda w: (w, 8, 0, "tree"), "method='tree': 'll', 'll128', 'scatter' or 'auto' are allowed"),
         (lambda w: (w, 8, w.rank), "were given over the ranks"),
     ],
 )
