@@ -153,6 +153,34 @@ def clear(flag, x):
     flag[0], x[0] = 0, 0
 
 
+def test_captures_whose_streams_are_not_joined():
+    """Work on another stream comes before the capture's end, by however many events, or is refused."""
+
+    def main(world):
+        a, b, c = world.stream, cuda.stream(), cuda.stream()
+        flag, x = sk.signals(1), np.zeros(1)
+        for joined in (True, False):
+            a.begin_capture()
+            b.wait_event(a.record())
+            c.wait_event(b.record())
+            clear[1, 1, c](flag, x)
+            b.wait_event(c.record())
+            if joined:
+                clear[1, 1, b](flag, x)
+                a.wait_event(b.record())
+                a.end_capture().launch(a)
+            else:
+                a.wait_event(a.record())
+                with pytest.raises(RuntimeError, match="'?clear.* is not joined"):
+                    a.end_capture()
+            assert not c.is_capturing()
+        a.begin_capture()
+        b.wait_event(a.record())  # nothing is done there
+        a.end_capture()
+
+    spmd(1, main)
+
+
 def test_misused_captures():
     with sk.init("emulator") as world:
         with pytest.raises(RuntimeError, match="begin_capture was not called"):

@@ -86,3 +86,15 @@ def test_many_ranks_are_refused(pes, kind, monkeypatch):
             make(sk.init(), 64, *options)
 
     pes(3).run(main)
+
+
+def test_the_blocks_of_all_rows_fit(pes):
+    """Of a grid with a row for each rank, too."""
+
+    def main():
+        world = sk.init()
+        method = all_to_all.METHODS["ll128"](world, 100)
+        most = method.blocks * world.backend.multiprocessors
+        assert method.most and all(0 <= most - blocks * world.n_ranks < 3 for blocks in method.most.values())
+
+    pes(3).run(main)

@@ -122,6 +122,11 @@ class Stream:
         for stream in self.machine.streams[self.pe]:
             if stream.captured is captured:
                 stream.captured = None
+        if (apart := _unjoined(self, captured)) is not None:
+            raise RuntimeError(
+                f"end_capture: {apart.name}, on another stream that takes part in the capture, is not "
+                "joined: have the stream that captures wait for an event behind it (wait_event)"
+            )
         return Graph(self, captured)
 
     def is_capturing(self):
@@ -165,6 +170,20 @@ class WaitFor:
 
     def again(self, renewed):
         return WaitFor(renewed.get(self.marker, self.marker))
+
+
+def _unjoined(origin, captured):
+    """-> what was captured last, on some other stream, that `origin` does not come after, or None"""
+    joined, awaited = {origin}, set()  # going backwards: streams, and markers, that it comes after
+    for stream, operation in reversed(captured):
+        if operation in awaited:
+            joined.add(stream)
+        elif isinstance(operation, WaitFor):
+            if stream in joined:
+                awaited.add(operation.marker)
+        elif stream not in joined and not isinstance(operation, Marker):
+            return operation
+    return None
 
 
 class Background(Launch):

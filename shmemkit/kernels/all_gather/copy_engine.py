@@ -319,7 +319,9 @@ class Transfer:
         self.engine.check_alive()
         if self.engine.started is not started:
             raise RuntimeError(
-                "a Transfer was started and not finished" if started is None else "finish: start comes before"
+                "a Transfer was started and not finished: finish it or, after an error, make a new engine"
+                if started is None
+                else "finish: start comes before"
             )
 
 
