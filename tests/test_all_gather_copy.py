@@ -255,16 +255,41 @@ def test_an_overlap_is_started_and_finished_in_turn(pes):
         world = sk.init()
         engine, out = CopyPush(world, 64), np.zeros((world.n_ranks, 2))
         first, second = (engine.overlap(np.zeros(2), out) for _ in range(2))
-        with pytest.raises(RuntimeError, match="finish: start comes before"):
+        with pytest.raises(RuntimeError, match="has to be started before"):
             first.finish()
         first.start()
         for begin in (first.start, second.start, second.run):
             with pytest.raises(RuntimeError, match="was started and not finished"):
                 begin()
-        with pytest.raises(RuntimeError, match="finish: start comes before"):
+        with pytest.raises(RuntimeError, match="has to be started before"):
             second.finish()
         first.finish()
         second.run()
+
+    pes(2).run(main)
+
+
+def test_a_start_and_its_finish_are_in_one_capture(pes):
+    """Else a finish would wait for what was never begun, or again for what has come."""
+
+    def main():
+        world = sk.init()
+        out, stream = np.zeros((world.n_ranks, 2)), world.stream
+        for captured in (True, False):
+            transfer = CopyPush(world, 64).overlap(np.zeros(2), out)
+            if captured:
+                stream.begin_capture()
+                transfer.start()
+                with pytest.raises(RuntimeError, match="not joined"):
+                    stream.end_capture()
+            else:
+                transfer.start()
+                stream.begin_capture()
+            for end in (transfer.wait, transfer.finish):
+                with pytest.raises(RuntimeError, match="both in the same one"):
+                    end()
+        stream.end_capture()
+        world.synchronize()
 
     pes(2).run(main)
 

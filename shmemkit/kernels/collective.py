@@ -49,7 +49,8 @@ class Collective:
         given = world.host_allgather((self.max_nbytes, method, *self._options))
         if len(set(given)) > 1:
             raise ValueError(
-                f"{name}: {given} were given over the ranks (max_nbytes, method): the same are allowed"
+                f"{name}: {given} were given over the ranks (max_nbytes, method, and what else it takes): "
+                "the same are allowed"
             )
         self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
         self._order = shared_order(world)

@@ -284,12 +284,12 @@ class Transfer:
             self.backend.order(side, stream)
             _enqueue(self.beside, side)
         _enqueue(self.first, stream)
-        self.engine.started = self
+        self.engine.started, self.capture = self, self.backend.capture_of(target)
 
     def wait(self, stream=None):
         """Between ``start`` and ``finish``: what is enqueued on the stream now finds the segments of all
         others there."""
-        self._check(self)
+        self._check(self, stream)
         if self.pushes and self.peers:
             self.awaiting(stream)
         else:
@@ -301,7 +301,7 @@ class Transfer:
         awaited  whether what is on the stream since ``start`` has waited for all segments: then that need not
                  be done again. If it has not, the next call may take signals of this one for its own
         """
-        self._check(self)
+        self._check(self, stream)
         self._follow(stream)
         if self.peers and not self.pushes:
             self.barrier(stream)
@@ -315,13 +315,18 @@ class Transfer:
             (side,) = self.engine.lanes.beside(stream, 1)
             self.backend.order(self.backend.handle(stream), side)
 
-    def _check(self, started):
+    def _check(self, started, stream=None):
         self.engine.check_alive()
         if self.engine.started is not started:
             raise RuntimeError(
                 "a Transfer was started and not finished: finish it or, after an error, make a new engine"
                 if started is None
-                else "finish: start comes before"
+                else "a Transfer that waits, or is finished, has to be started before"
+            )
+        if started is not None and self.capture != self.backend.capture_of(stream):
+            raise RuntimeError(
+                "a Transfer was started in one capture of a graph, or in none, and is finished in another: "
+                "both in the same one are allowed; after a capture that has failed make a new engine"
             )
 
 
