@@ -35,10 +35,10 @@ def product(method, m, n, k, dtype="float32", out_dtype=None, layouts=ROWS, pads
 
 
 def bound(kind, *how):
-    """A method by itself, for `product`."""
+    """A method by itself, for `product`: on one multiprocessor, whose blocks compute several tiles each."""
 
     def run(a, b, out, bias=None, activation=None):
-        gpu = gpu_of(sk.current())
+        gpu = gpu_of(sk.current())._replace(multiprocessors=1)
         problem = Problem(a, b, out, bias, activation)
         assert kind.unsupported(problem, gpu) is None
         kind(problem, gpu, *how)()
@@ -170,7 +170,7 @@ def test_sm80_depths(k):
         Tile(64, 128, 64, 3, 2, 2),
         Tile(128, 128, 32, 4, 2, 2),
         Tile(128, 256, 64, 3, 2, 4),
-        Tile(128, 224, 64, 3, 4, 2),
+        Tile(256, 128, 32, 3, 4, 2),
     ],
     ids=str,
 )
@@ -214,6 +214,20 @@ def sm80_error(races, **without):
     return spmd(1, main, races=races)[0]
 
 
+@pytest.mark.parametrize("k", [16, 170])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_sm80_several_tiles_of_a_block(k, out_dtype):
+    """Each begins to load the next one before it stores: whole tiles and edges, two blocks."""
+    run(small, 140, 132, k, "bfloat16", out_dtype, bias="bfloat16", activation="relu", races=True)
+
+
+@pytest.mark.parametrize(("n", "pad"), [(64, 0), (66, 0), (65, 0), (64, 1), (68, 4)])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
+def test_sm80_stores(n, pad, out_dtype):
+    """8 bytes at once where columns and rows allow it, else one element."""
+    run(small, 70, n, 32, "float16", out_dtype, ROWS, (0, 0, pad), bias="float32")
+
+
 def test_sm80_needs_its_waits():
     """If it waits for a group less, it multiplies what is not there."""
     wait = sm80.cp_async_wait
@@ -230,16 +244,15 @@ def test_sm80_needs_its_barriers(monkeypatch):
 
 
 def test_tiles_fit_the_gpu():
-    def tile(m, n, shared=232448, b_major="k"):
-        return choose_tile(m, n, Gpu((9, 0), 132, shared, np), b_major)
+    def tile(m, n, k, shared=232448):
+        return choose_tile(m, n, k, Gpu((9, 0), 132, shared, np))
 
-    assert tile(8192, 8192) == (128, 128, 32, 6, 2, 2)
-    assert tile(64, 7168)[:2] == (64, 64)  # enough blocks for all multiprocessors
-    assert tile(512, 7168)[:2] == (128, 224)  # 128 tiles for 132 multiprocessors
-    assert tile(512, 7168, b_major="mn")[:2] == (128, 128)  # 224 columns are for rows of K alone
+    assert tile(8192, 8192, 4096) == (256, 128, 32, 6, 4, 2)
+    assert tile(8192, 8192, 1024) == (128, 128, 32, 6, 2, 2)  # by two blocks, of which one stores
+    assert tile(64, 7168, 8192)[:2] == (64, 64)  # enough blocks for all multiprocessors
     for shared in (232448, 166912, 101376):
         for m in (1, 64, 300, 4096):
-            chosen = tile(m, 7168, shared)
+            chosen = tile(m, 7168, 512, shared)
             assert chosen.shared_bytes <= shared and chosen.stages >= 3
 
 

@@ -3,9 +3,10 @@
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
 
 of float16 or bfloat16 operands, each stored by rows ("k": K is contiguous) or by columns ("mn"), added up in
-float32. A block computes a tile of out, a warp a part of it, in registers. It goes through K in slabs, which
-come to shared memory by cp.async, into a ring of `stages` slabs, and through a slab 16 of K at a time, in
-steps; the operands of a step are loaded into registers during the one before.
+float32. As many blocks as run at once compute the tiles of out one after the other, a warp a part of each, in
+registers. They go through K in slabs, which come to shared memory by cp.async, into a ring of `stages` slabs,
+and through a slab 16 of K at a time, in steps; the operands of a step are loaded into registers during the
+one before.
 
   before: the slabs 0 to stages - 2 are asked for, one group of copies each (an empty group beyond the end);
           wait for slab 0, syncthreads, load the operands of its first step
@@ -13,9 +14,11 @@ steps; the operands of a step are loaded into registers during the one before.
              syncthreads: of all threads
           2. spread over the steps: ask for slab i + stages - 1, into the place of slab i - 1
           3. in the last step: load the operands of the first step of slab i + 1
+  after:  syncthreads, ask for the first slabs of the next tile as before, store this one
 
 No race: the copies of 2. overwrite what was last read during slab i - 1, before the syncthreads of slab i.
 What is read of slab i has been there since the syncthreads of slab i - 1, which comes before its last step.
+A tile's first copies come after the syncthreads behind all that is read of the tile before.
 No deadlock: no block waits for another.
 
 The tensor cores go on during 1.: the operands of the first step are in registers already, and those of the
@@ -24,6 +27,9 @@ next have all of it to come. At a slab's end all warps would wait for each other
 Shared memory: rows of 16-byte chunks, of an operand's row ("k") or of one k ("mn"). The chunks of a row are
 permuted by exclusive or with the row's number, so that the 8 rows of a matrix that ldmatrix loads lie in 8
 different places of the 32 banks.
+
+Stores: mma leaves each lane two neighbours of a row, four lanes 16 bytes of bfloat16. By pairs, lanes give
+each other what belongs to the sectors of 32 bytes in which the memory is written, else half of each.
 
 Edges: what is beyond the operands' rows or K are zeros; what is beyond out's rows or columns is not stored.
 """
@@ -45,6 +51,7 @@ from .problem import address_of, flat, not_of_tensor_cores
 CHUNK = 8  # elements of 16 bits in 16 bytes
 GROUP_ROWS = 2048  # of out, whose tiles are computed together: their operands fit the L2 cache
 RESERVED = 1024  # bytes of shared memory that each block takes besides
+REGISTERS = 65536  # of a multiprocessor
 
 
 class Tile(NamedTuple):
@@ -211,35 +218,62 @@ def _chunk_copy(width):
 
 
 @functools.cache
-def _storing(columns, out_dtype, paired, bias_dtype, activation, whole):
-    """``store(acc, (out, bias, at, step, row, column, m, n))``: a warp's part of out, of `columns` columns;
-    row and column are those of my first element, which is out[at], and step is from row to row. `whole`: all
-    of it is there."""
+def _storing(columns, out_dtype, width, bias_dtype, activation, whole):
+    """``store(acc, (out, bias, at, step, row, column, m, n))``: a warp's part of out, of `columns` columns,
+    `width` elements at once. row and column are those of my first element; out[at] is where I store first,
+    and step is from row to row, in units of `width`. `whole`: all of it is there."""
     finish, out_element = finishing(bias_dtype, activation), element(out_dtype)
     narrow, pack = out_element.narrow, out_element.pack
-    per_row, width = columns // 8, 2 if paired else 1
+    per_row = columns // 16
 
     @inline
-    def two(out, bias, at, row, column, m, n, x, y):
+    def one(out, bias, at, row, column, m, n, x):
         if whole or (row < m and column < n):
-            at = types.uint64(at)  # an index that may be negative takes more instructions
-            x = finish(x, bias, column)
-            if paired:
-                out[at] = pack(x, finish(y, bias, column + 1))
-            else:
-                out[at] = narrow(x)
-                if whole or column + 1 < n:
-                    out[at + types.uint64(1)] = narrow(finish(y, bias, column + 1))
+            out[types.uint64(at)] = narrow(finish(x, bias, column))
+
+    @inline
+    def two(bias, column, n, x, y):
+        if not whole:
+            column = min(column, n - 2)  # beyond the last column there is no bias
+        return pack(finish(x, bias, column), finish(y, bias, column + 1))
+
+    # w, x are of two columns, y, z of those 8 columns further.
+    @inline
+    def singly(out, bias, at, row, column, m, n, w, x, y, z):
+        one(out, bias, at, row, column, m, n, w)
+        one(out, bias, at + 1, row, column + 1, m, n, x)
+        one(out, bias, at + 8, row, column + 8, m, n, y)
+        one(out, bias, at + 9, row, column + 9, m, n, z)
+
+    @inline
+    def by_two(out, bias, at, row, column, m, n, w, x, y, z):
+        if whole or (row < m and column < n):
+            out[types.uint64(at)] = two(bias, column, n, w, x)
+        if whole or (row < m and column + 8 < n):
+            out[types.uint64(at + 4)] = two(bias, column + 8, n, y, z)
+
+    @inline
+    def by_four(out, bias, at, row, column, m, n, w, x, y, z):
+        # Of two neighbours the even lane takes what both have of the first columns, the odd one the second.
+        odd = cuda.threadIdx.x & 1
+        first, second = two(bias, column, n, w, x), two(bias, column + 8, n, y, z)
+        given = types.int32(first if odd else second)
+        got = types.uint32(cuda.shfl_xor_sync(0xFFFFFFFF, given, 1))
+        low, high = (got, second) if odd else (first, got)
+        if whole or (row < m and column + 6 * odd < n):
+            out[types.uint64(at)] = types.uint64(high) << types.uint64(32) | types.uint64(low)
+
+    put = {1: singly, 2: by_two, 4: by_four}[width]
 
     @inline
     def store(part, i, arguments):
         out, bias, at, step, row, column, m, n = arguments
-        down, right = 16 * (i // per_row), 8 * (i % per_row)
+        down, right = 16 * (i // per_row), 16 * (i % per_row)
         row, column, at = row + down, column + right, at + down * step + right // width
-        two(out, bias, at, row, column, m, n, part[0], part[1])
-        two(out, bias, at + 8 * step, row + 8, column, m, n, part[2], part[3])
+        put(out, bias, at, row, column, m, n, part[0], part[1], part[4], part[5])
+        put(out, bias, at + 8 * step, row + 8, column, m, n, part[2], part[3], part[6], part[7])
 
-    return for_each_part(4, store)
+    return for_each_part(8, store)
 
 
 @functools.cache
@@ -254,12 +288,12 @@ def grouping(group):
 
 
 @functools.cache
-def sm80_kernel(dtype, out_dtype, paired, a_layout, b_layout, tile, order, bias_dtype=None, activation=None):
+def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_dtype=None, activation=None):
     """-> the kernel
 
     a_layout, b_layout   (major, width): "k" or "mn", and the bytes that are copied at once: 16, 4 or 2, of
                          which the array's address and its rows' distance are multiples
-    paired               out is given by pairs: n, and the distance of its rows, are even
+    width                1, or the elements of out in 8 bytes: n, and the distance of its rows, are multiples
     order                the tiles' order, a device function (place, n_m, n_n) -> (m, n), as of ``grouping``
     """
     tile_m, tile_n, tile_k, stages, warps_m, warps_n = tile
@@ -274,9 +308,8 @@ def sm80_kernel(dtype, out_dtype, paired, a_layout, b_layout, tile, order, bias_
     begin_b, fill_b, end_b, along_b, place_b, load_b = of_b
     zero, mma = warp_mma(rows // 16, columns // 8, dtype)
     store, store_edge = (
-        _storing(columns, out_dtype, paired, bias_dtype, activation, whole) for whole in (True, False)
+        _storing(columns, out_dtype, width, bias_dtype, activation, whole) for whole in (True, False)
     )
-    width = 2 if paired else 1
     a_bytes, slab_bytes = 2 * tile_m * tile_k, 2 * tile_k * (tile_m + tile_n)
     ahead, but_first, but_second, ring = stages - 1, stages - 2, stages - 3, stages * slab_bytes
 
@@ -287,116 +320,139 @@ def sm80_kernel(dtype, out_dtype, paired, a_layout, b_layout, tile, order, bias_
         first, left, to = mine_b
         fill_b(shared, slab + to, b, ldb, first, left, part)
 
-    @cuda.jit(launch_bounds=(threads, 1))
-    def gemm_sm80(a, b, out, bias, m, n, k, lda, ldb, ldo):
-        """a, b   uint16, 1-D: from the first element to the last, lda and ldb elements from line to line
-        out    1-D: uint16, uint32 (pairs), float32 or uint64 (pairs), ldo elements from row to row
-        bias   uint16 or float32; not used without one
-        """
-        shared = cuda.shared.array(0, types.uint16, alignment=128)
-        n_m, n_n = (m + tile_m - 1) // tile_m, (n + tile_n - 1) // tile_n
-        i, j = order(cuda.blockIdx.x, n_m, n_n)
-        row0, column0 = i * tile_m, j * tile_n
-        warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
-        row, column = (warp & (warps_m - 1)) * rows, (warp >> log_warps_m) * columns
-        my_a, my_b = place_a(lane, row), place_b(lane, column) + a_bytes
-
-        from_a, left_a, to_a = begin_a(lda, row0, m)
-        from_b, left_b, to_b = begin_b(ldb, column0, n)
+    @inline
+    def begin(shared, a, b, lda, ldb, m, n, k, row, column):
+        """Ask for the first slabs of a tile. -> what is to be asked for next"""
+        from_a, left_a, to_a = begin_a(lda, row, m)
+        from_b, left_b, to_b = begin_b(ldb, column, n)
         to_b += a_bytes
-
         # The slab with the end of K goes first, so that the others are whole.
-        whole = (k - 1 >> log_tile_k) << log_tile_k
+        whole = whole_slabs(k)
         end_a(shared, to_a, a, lda, from_a + whole * along_a(lda), left_a, k - whole)
         end_b(shared, to_b, b, ldb, from_b + whole * along_b(ldb), left_b, k - whole)
         cp_async_commit()
-        asked = 0
         for slab in range(1, ahead):
             mine_a, mine_b = (from_a, left_a, to_a), (from_b, left_b, to_b)
-            if asked < whole:
+            if (slab - 1) * tile_k < whole:
                 for part in range(steps):
                     ask(part, shared, slab * slab_bytes, a, b, lda, ldb, mine_a, mine_b)
             cp_async_commit()
             from_a += tile_k * along_a(lda)
             from_b += tile_k * along_b(ldb)
-            asked += tile_k
-        cp_async_wait(but_first)
-        cuda.syncthreads()
-        acc = zero()
-        a_now, b_now = load_a(shared, my_a, 0), load_b(shared, my_b, 0)
-        here, free = 0, ahead * slab_bytes
-        left = whole + tile_k
-        while left > 0:
-            following = here + slab_bytes
-            if following == ring:
-                following = 0
-            more = asked < whole
-            mine_a, mine_b = (from_a, left_a, to_a), (from_b, left_b, to_b)
-            # Each step is written out: in a loop over them, the registers of two would be moved around.
-            cp_async_wait(but_second)
+        return (from_a, left_a, to_a), (from_b, left_b, to_b)
+
+    @inline
+    def whole_slabs(k):
+        return (k - 1 >> log_tile_k) << log_tile_k
+
+    @cuda.jit(launch_bounds=(threads, 1))
+    def gemm_sm80(a, b, out, bias, m, n, k, lda, ldb, ldo):
+        """a, b   uint16, 1-D: from the first element to the last, lda and ldb elements from line to line
+        out    1-D: uint16, float32 or uint64 (`width` elements), ldo elements from row to row
+        bias   uint16 or float32; not used without one
+        """
+        shared = cuda.shared.array(0, types.uint16, alignment=128)
+        n_m, n_n = (m + tile_m - 1) // tile_m, (n + tile_n - 1) // tile_n
+        warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+        warp_row, warp_column = (warp & (warps_m - 1)) * rows, (warp >> log_warps_m) * columns
+        my_a, my_b = place_a(lane, warp_row), place_b(lane, warp_column) + a_bytes
+        whole = whole_slabs(k)
+        place = cuda.blockIdx.x
+        i, j = order(place, n_m, n_n)
+        mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
+        while place < n_m * n_n:
+            from_a, left_a, to_a = mine_a
+            from_b, left_b, to_b = mine_b
+            cp_async_wait(but_first)
             cuda.syncthreads()
-            a_next, b_next = load_a(shared, here + my_a, 1), load_b(shared, here + my_b, 1)
-            if more:
-                ask(0, shared, free, a, b, lda, ldb, mine_a, mine_b)
-            acc = mma(acc, a_now, b_now)
-            if steps == 4:
-                a_now, b_now = load_a(shared, here + my_a, 2), load_b(shared, here + my_b, 2)
+            acc = zero()
+            a_now, b_now = load_a(shared, my_a, 0), load_b(shared, my_b, 0)
+            here, free = 0, ahead * slab_bytes
+            left = whole + tile_k
+            while left > 0:
+                following = here + slab_bytes
+                if following == ring:
+                    following = 0
+                more = left > ahead * tile_k
+                mine_a, mine_b = (from_a, left_a, to_a), (from_b, left_b, to_b)
+                # Each step is written out: in a loop over them, the registers of two would be moved around.
+                cp_async_wait(but_second)
+                cuda.syncthreads()
+                a_next, b_next = load_a(shared, here + my_a, 1), load_b(shared, here + my_b, 1)
                 if more:
-                    ask(1, shared, free, a, b, lda, ldb, mine_a, mine_b)
-                acc = mma(acc, a_next, b_next)
-                a_next, b_next = load_a(shared, here + my_a, 3), load_b(shared, here + my_b, 3)
-                if more:
-                    ask(2, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    ask(0, shared, free, a, b, lda, ldb, mine_a, mine_b)
                 acc = mma(acc, a_now, b_now)
-            a_now, b_now = load_a(shared, following + my_a, 0), load_b(shared, following + my_b, 0)
-            if more:
-                ask(steps - 1, shared, free, a, b, lda, ldb, mine_a, mine_b)
-            cp_async_commit()
-            acc = mma(acc, a_next, b_next)
-            from_a += tile_k * along_a(lda)
-            from_b += tile_k * along_b(ldb)
-            free, here = here, following
-            asked += tile_k
-            left -= tile_k
-        row += row0 + (lane >> 2)
-        column += column0 + 2 * (lane & 3)
-        to = (out, bias, (row * ldo + column) // width, ldo // width, row, column, m, n)
-        if row0 + tile_m <= m and column0 + tile_n <= n:
-            store(acc, to)
-        else:
-            store_edge(acc, to)
+                if steps == 4:
+                    a_now, b_now = load_a(shared, here + my_a, 2), load_b(shared, here + my_b, 2)
+                    if more:
+                        ask(1, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    acc = mma(acc, a_next, b_next)
+                    a_next, b_next = load_a(shared, here + my_a, 3), load_b(shared, here + my_b, 3)
+                    if more:
+                        ask(2, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    acc = mma(acc, a_now, b_now)
+                a_now, b_now = load_a(shared, following + my_a, 0), load_b(shared, following + my_b, 0)
+                if more:
+                    ask(steps - 1, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                cp_async_commit()
+                acc = mma(acc, a_next, b_next)
+                from_a += tile_k * along_a(lda)
+                from_b += tile_k * along_b(ldb)
+                free, here = here, following
+                left -= tile_k
+            cuda.syncthreads()
+            i, j = order(place, n_m, n_n)
+            row0, column0 = i * tile_m, j * tile_n
+            place += cuda.gridDim.x
+            if place < n_m * n_n:
+                i, j = order(place, n_m, n_n)
+                mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
+            row, column = row0 + warp_row + (lane >> 2), column0 + warp_column + 2 * (lane & 3)
+            first = row * ldo + column
+            if width == 4:
+                first += 6 * (lane & 1)
+            to = (out, bias, first // width, ldo // width, row, column, m, n)
+            if row0 + tile_m <= m and column0 + tile_n <= n:
+                store(acc, to)
+            else:
+                store_edge(acc, to)
 
     return gemm_sm80
 
 
 # ---- on the host
 
-# The Tile at most, blocks that share a multiprocessor, time per element of out over the first's
+# The Tile at most; blocks that share a multiprocessor, of which one computes while another one stores; time
+# per element of out and 1 of K over the first's, and as much for the stores, in elements of K
 _TILES = (
-    (Tile(128, 128, 32, 6, 2, 2), 2, 1.0),
-    (Tile(128, 256, 64, 4, 2, 4), 1, 1.01),
-    (Tile(128, 224, 64, 4, 4, 2), 1, 1.05),
-    (Tile(64, 128, 64, 4, 2, 2), 2, 1.2),
-    (Tile(64, 64, 64, 8, 2, 2), 1, 1.5),
+    (Tile(256, 128, 32, 6, 4, 2), 1, 1.0, 64),
+    (Tile(128, 128, 32, 6, 2, 2), 2, 1.03, 0),
+    (Tile(64, 128, 64, 4, 2, 2), 2, 1.2, 0),
+    (Tile(64, 64, 64, 8, 2, 2), 1, 1.5, 64),
 )
 
 
-def choose_tile(m, n, gpu, b_major="k"):
-    """-> the Tile for an (m, n) result: the one by which the busiest multiprocessor is done first."""
-    possible = [entry for entry in _TILES if b_major == "k" or not entry[0].n & (entry[0].n - 1)]
+def choose_tile(m, n, k, gpu):
+    """-> the Tile for a product of that size: the one by which the busiest multiprocessor is done first."""
 
     def time(entry):
-        tile, _, per_element = entry
+        tile, _, per_element, end = entry
         tiles = -(-m // tile.m) * -(-n // tile.n)
-        return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * per_element
+        return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * (per_element * k + end)
 
-    tile, resident, _ = min(possible, key=time)
-    room = (gpu.shared_bytes + RESERVED) // resident - RESERVED
-    for k in (tile.k, 32):
-        stages = min(tile.stages, room // (2 * k * (tile.m + tile.n)))
+    tile, blocks, *_ = min(_TILES, key=time)
+    room = (gpu.shared_bytes + RESERVED) // blocks - RESERVED
+    for depth in (tile.k, 32):
+        stages = min(tile.stages, room // (2 * depth * (tile.m + tile.n)))
         if stages >= 3:
             break
-    return tile._replace(k=k, stages=stages)
+    return tile._replace(k=depth, stages=stages)
+
+
+def resident(tile, gpu):
+    """-> how many blocks a multiprocessor has room for"""
+    by_memory = (gpu.shared_bytes + RESERVED) // (tile.shared_bytes + RESERVED)
+    return max(1, min(by_memory, REGISTERS // (256 * tile.threads)))
 
 
 class _Layout(NamedTuple):
@@ -447,23 +503,25 @@ class Sm80:
         a, b, out, bias, activation = problem
         m, n, k = problem.size
         a_layout, b_layout = _layout(a), _layout(b.T)
-        tile = tile or choose_tile(m, n, gpu, b_layout.major)
+        tile = tile or choose_tile(m, n, k, gpu)
         order = order or grouping(GROUP_ROWS // tile.m)
         out_dtype = out.dtype.name
         to = element(out_dtype)
         ldo = out.strides[0] // out.dtype.itemsize if m > 1 else n
-        paired = not (n | ldo) % 2 and not address_of(out) % (2 * out.dtype.itemsize)
-        out = flat(out, to.pair if paired else to.stored)
+        width = 8 // out.dtype.itemsize
+        if (n | ldo) % width or address_of(out) % 8:
+            width = 1
+        out = flat(out, "uint64" if width > 1 else to.stored)
         bias_dtype = None if bias is None else bias.dtype.name
         operands = flat(a, "uint16"), flat(b, "uint16")
         bias = operands[0] if bias is None else bias.view(element(bias_dtype).stored)
         kernel = sm80_kernel(
-            *(a.dtype.name, out_dtype, paired),
+            *(a.dtype.name, out_dtype, width),
             *(a_layout[:2], b_layout[:2], tile, order, bias_dtype, activation),
         )
         self._launch = bind(
             kernel,
-            -(-m // tile.m) * -(-n // tile.n),
+            min(-(-m // tile.m) * -(-n // tile.n), gpu.multiprocessors * resident(tile, gpu)),
             tile.threads,
             (*operands, out, bias, m, n, k, a_layout.ld, b_layout.ld, ldo),
             shared=tile.shared_bytes,
@@ -474,12 +532,12 @@ class Sm80:
         self._launch(stream)
 
 
-def _listed(tile, dtype, out_dtype, paired, a_layout, b_layout, bias_dtype=None, activation=None):
+def _listed(tile, dtype, out_dtype, width, a_layout, b_layout, bias_dtype=None, activation=None):
     tile = Tile(*tile)
     kernel = sm80_kernel(
         dtype,
         out_dtype,
-        paired,
+        width,
         a_layout,
         b_layout,
         tile,
@@ -488,19 +546,21 @@ def _listed(tile, dtype, out_dtype, paired, a_layout, b_layout, bias_dtype=None,
         activation,
     )
     to = element(out_dtype)
-    out = getattr(types, to.pair if paired else to.stored)
+    out = types.uint64 if width > 1 else getattr(types, to.stored)
     bias = getattr(types, element(bias_dtype).stored if bias_dtype else "uint16")
     return kernel, (*(types.uint16[::1],) * 2, out[::1], bias[::1], *(types.int64,) * 6)
 
 
 _BY_K, _BY_ROW = ("k", 16), ("mn", 16)
-_LARGE, _SMALL = (128, 256, 64, 4, 2, 4), (64, 64, 64, 4, 2, 2)
+_LARGE, _MIDDLE = (256, 128, 32, 6, 4, 2), (128, 128, 32, 6, 2, 2)
+_WIDE, _SMALL = (64, 128, 64, 4, 2, 2), (64, 64, 64, 4, 2, 2)
 GPU_KERNELS = {
-    "128x256": _listed(_LARGE, "bfloat16", "bfloat16", True, _BY_K, _BY_K),
-    "128x256 rows": _listed(_LARGE, "float16", "float16", True, _BY_K, _BY_ROW, "float32", "gelu"),
-    "128x256x32": _listed((128, 256, 32, 4, 2, 4), "bfloat16", "bfloat16", True, _BY_K, _BY_ROW),
-    "128x224": _listed((128, 224, 64, 4, 4, 2), "bfloat16", "bfloat16", True, _BY_K, _BY_K),
-    "128x256 odd": _listed(_LARGE, "bfloat16", "bfloat16", False, ("k", 2), ("mn", 4), "bfloat16", "silu"),
-    "128x128": _listed((128, 128, 64, 3, 2, 2), "bfloat16", "bfloat16", True, _BY_K, _BY_ROW),
-    "64x64": _listed(_SMALL, "float16", "float32", False, _BY_ROW, ("k", 4), "float16", "relu"),
+    "256x128": _listed(_LARGE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "256x128 rows": _listed(_LARGE, "float16", "float16", 4, _BY_K, _BY_ROW, "float32", "gelu"),
+    "256x128 columns": _listed(_LARGE, "bfloat16", "float32", 2, _BY_ROW, _BY_ROW),
+    "256x128 odd": _listed(_LARGE, "bfloat16", "bfloat16", 1, ("k", 2), ("mn", 4), "bfloat16", "silu"),
+    "128x128": _listed(_MIDDLE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "128x128 rows": _listed(_MIDDLE, "bfloat16", "bfloat16", 4, _BY_K, _BY_ROW),
+    "64x128": _listed(_WIDE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "64x64": _listed(_SMALL, "float16", "float32", 2, _BY_ROW, ("k", 4), "float16", "relu"),
 }
