@@ -25,6 +25,7 @@ from shmemkit.device import (
     load_tile,
     rank,
     store_tile,
+    tile_piece,
 )
 from shmemkit.kernels import tiles
 from shmemkit.kernels.all_reduce import METHODS, one_shot_ll128, two_shot_ll128
@@ -109,6 +110,26 @@ def test_loaded_and_stored(pes, dtype, size, first, threads):
         copy_tiles[1, threads](out, x, -(-x.nbytes // TILE_BYTES) + 1)  # one too many, which is nobody's
         world.synchronize()
         assert (out == x).all() and not room[:first].any() and not room[first + size :].any()
+
+    pes(1).run(main)
+
+
+@cuda.jit
+def pieces(x, out, i):
+    out[cuda.threadIdx.x, 0] = tile_piece(i)
+    out[cuda.threadIdx.x, 1], _ = load_tile(x, i)
+
+
+@pytest.mark.parametrize("i", [0, 2])
+def test_pieces(pes, i):
+    """Each thread's number is that of the piece its first word lies in."""
+
+    def main():
+        world, x, out = sk.init(), np.arange(180, dtype="uint64"), np.zeros((32, 2), "uint64")
+        pieces[1, 32](x, out, i)
+        world.synchronize()
+        assert (out[:, 0] == out[:, 1] // 2).all()
+        assert sorted({*out[:, 0]}) == list(range(30 * i, 30 * i + 30))
 
     pes(1).run(main)
 

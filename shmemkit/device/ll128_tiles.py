@@ -30,12 +30,24 @@ __all__ = [
     "ll128_store_tiles",
     "load_tile",
     "store_tile",
+    "tile_piece",
 ]
 
 TILE_BYTES, TILE_WORDS = 480, 64
 """Of data, and of the lines it takes."""
 
 PIECES, LINE = 30, 16  # of 16 bytes in a tile; words
+
+
+def tile_piece(i):
+    """-> the number of my piece of 16 bytes of tile `i`, or of that of which I have half, an int32. Accesses
+    to tiles begin with it: given to ``griddepcontrol_wait``, it is computed before.
+
+    i   an integer; less than 2**31 pieces
+    """
+    thread = current_thread("tile_piece")
+    check_emulated_integer("tile_piece()", i=i)
+    return from_scalar(np.int32(_first_byte(thread.lane, i) // 16))
 
 
 def load_tile(x, i):
@@ -169,10 +181,13 @@ def _bytes_of(thread, name, array, i):
         )
     if not array.flags.c_contiguous or array.size and array.ctypes.data % array.itemsize:
         raise ValueError(f"{name}: the array must be contiguous, and at a multiple of {array.itemsize} bytes")
-    lane = thread.lane
-    first, size = (448 + lane - 7, 8) if lane % 8 == 7 else (16 * (lane - lane // 8), 16)
-    first = min(array.nbytes, TILE_BYTES * int(i) + first)
-    return first, min(array.nbytes, first + size)
+    first = min(array.nbytes, _first_byte(thread.lane, i))
+    return first, min(array.nbytes, first + (8 if thread.lane % 8 == 7 else 16))
+
+
+def _first_byte(lane, i):
+    """Where a thread's words of the tile are."""
+    return TILE_BYTES * int(i) + (448 + lane - 7 if lane % 8 == 7 else 16 * (lane - lane // 8))
 
 
 def _rows_of(name, lines, row, n, i):
@@ -263,6 +278,12 @@ def _check_data(primitive, array):
         raise TypingError(
             f"{primitive}(): arrays of complex128, uint64 or uint8 are allowed, given {array.dtype}"
         )
+
+
+@gpu(tile_piece)
+def _(i):
+    check_integer("tile_piece", i=i)
+    return lambda i: _piece(i)
 
 
 @gpu(load_tile)

@@ -42,6 +42,7 @@ from shmemkit.device import (
     span,
     store_tile,
     symm_at,
+    tile_piece,
 )
 from shmemkit.kernels.tiles import Tiles, tiles_of, words_of
 
@@ -66,9 +67,9 @@ def ll128_all_to_all(x, out, size, tiles, capacity, lines, calls):
     its, theirs = span(x, k * size, size), span(out, k * size, size)
     counts = span(calls, k * capacity, capacity)
     there, here, half = types.uint32(me * capacity), types.uint32(k * capacity), types.uint32(n * capacity)
-    griddepcontrol_wait(its, theirs, counts, symm_at(lines, k), there, here, half, i, cuda.laneid)
+    step, piece = types.uint32(warps * cuda.gridDim.x), tile_piece(i)
+    griddepcontrol_wait(its, theirs, counts, symm_at(lines, k), there, here, half, i, tiles, step, piece)
     griddepcontrol_launch_dependents()
-    step = types.uint32(warps * cuda.gridDim.x)
     if k == me:
         while i < tiles:
             store_tile(theirs, i, load_tile(its, i))
