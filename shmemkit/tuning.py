@@ -41,8 +41,8 @@ DEFAULTS = {  # op: on one node, on several
         ((None, "push_2d"),),
     ),
     "broadcast": (
-        ((1 << 16, "ll"), (1 << 18, "ll128"), (3 << 18, "ll128"), (None, "scatter")),
-        ((1 << 16, "ll"), (1 << 18, "ll128"), (3 << 18, "ll128"), (None, "scatter")),
+        ((1 << 18, "ll128"), (1 << 20, "ll128"), (None, "scatter")),
+        ((1 << 18, "ll128"), (1 << 20, "ll128"), (None, "scatter")),
     ),
     "gather": (
         ((1 << 18, "ll"), (None, "push")),
