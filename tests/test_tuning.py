@@ -86,7 +86,7 @@ def test_the_packages_table_where_there_is_no_nvlink(op, output):
         refused = dict.fromkeys(("ll128", "one_shot_ll128", "two_shot_ll128"), "no NVLink")
         left = tuning._without(found[output], refused, set(), [], 1 << 28)
         assert tuning.method_at(left, 1 << 13) in ("ll", "one_shot")
-        assert "push" in tuning.method_at(left, 1 << 20)
+        assert "copy" not in tuning.method_at(left, 1 << 20)
 
 
 def test_where_the_users_file_is(monkeypatch, tmp_path):
