@@ -240,6 +240,29 @@ def few_calls(method, calls, dtype, symmetric=False):
         out[...] = 255
 
 
+def with_one_warp(sizes):
+    """By LL128: it has several tiles, whose counters differ, as calls are of different sizes."""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    exchange = METHODS["ll128"](world, 8 * n * max(sizes))
+    exchange.threads, exchange.most = 32, dict.fromkeys(exchange.most, 1)
+    outs, wanted = [], []
+    for call, size in enumerate(sizes):
+        all_x = np.arange(n * n * size, dtype="uint64").reshape(n, n, size) + 10000 * call
+        outs.append(np.zeros(n * size, "uint64"))
+        wanted.append(all_x[:, me].reshape(-1))
+        exchange.bind(all_x[me].reshape(-1), outs[-1], False)(None)
+    world.synchronize()
+    for out, want in zip(outs, wanted, strict=True):
+        np.testing.assert_array_equal(out, want)
+    exchange.free()
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_several_tiles_of_a_warp(pes):
+    pes(3).run(with_one_warp, [60, 180, 421, 120, 1, 300])
+
+
 def prove(main, args):
     found = sk.emu.explore(main, 2, args, exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)

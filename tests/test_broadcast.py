@@ -138,6 +138,24 @@ def test_right_in_every_schedule(method):
     assert found.finished and found.failure is None, str(found)
 
 
+def two_warps(calls):
+    """By LL128, of a block with two warps: the root may not write before both have read their tiles."""
+    world, size = sk.init(), 61
+    broadcast = METHODS["ll128"](world, 8 * size, 0)
+    broadcast.threads, broadcast.most = 64, dict.fromkeys(broadcast.most, 1)
+    broadcast._launches.clear()
+    outs = [np.zeros(size, "uint64") for _ in range(calls)]
+    for call, out in enumerate(outs):
+        broadcast.bind(np.full(size, 10 + call, "uint64"), out, False)(None)
+    world.synchronize()
+    assert [(out == 10 + call).all() for call, out in enumerate(outs)] == [True] * calls
+
+
+def test_two_warps_in_every_schedule():
+    found = sk.emu.explore(two_warps, 2, (3,), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -13,7 +13,7 @@ from shmemkit.emu.cuda import Cuda
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80
 from shmemkit.kernels.gemm.problem import Gpu, Problem
-from shmemkit.kernels.gemm.sm80 import Sm80, Tile, choose_tile, grouping
+from shmemkit.kernels.gemm.sm80 import Sm80, Tile, choose_tile, grouping, resident
 from shmemkit.memory import as_dtype
 from shmemkit.world import n_gpus
 
@@ -157,10 +157,31 @@ def test_sm80_layouts(layouts, ragged):
     run(small, m, n, k, "bfloat16", out_dtype, layouts)
 
 
-@pytest.mark.parametrize("k", [1, 31, 32, 33, 65, 160])
-def test_sm80_depths(k):
+@pytest.mark.parametrize("stages, k", [*((3, k) for k in (1, 31, 32, 33, 65, 160)), (4, 250), (6, 250)])
+def test_sm80_depths(stages, k):
     """Fewer slabs than stages, as many, and more; each with a whole last slab and without."""
-    run(small, 5, 16, k, "float16", "float32", ("rows", "columns"), (-k % 8, -k % 8, 0), races=True)
+    method = bound(Sm80, SMALL._replace(stages=stages), grouping(2))
+    run(method, 5, 16, k, "float16", "float32", ("rows", "columns"), (-k % 8, -k % 8, 0), races=True)
+
+
+def test_sm80_few_rows_of_columns():
+    """What is copied beyond an operand's rows is not read."""
+    run(small, 5, 3, 33, "float16", "float32", ("columns", "rows"), races=True)
+
+
+@pytest.mark.parametrize("tile", [SMALL._replace(k=16), SMALL._replace(k=128), SMALL._replace(stages=10)])
+def test_sm80_tiles_that_it_does_not_have(tile):
+    with pytest.raises(ValueError, match="k of 32 or 64, and 3 to 9 stages are allowed"):
+        run(bound(Sm80, tile), 8, 8, 8, "float16")
+
+
+def test_sm80_one_column_of_rows_that_go_backwards():
+    def main(world):
+        a, b, out = np.ones((8, 16), "float16"), np.ones((16, 1), "float16"), np.zeros((8, 1), "float16")
+        with pytest.raises(ValueError, match="contiguous rows are allowed"):
+            sk.matmul(a, b, out[::-1], method="sm80")
+
+    spmd(1, main)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +242,26 @@ def test_sm80_several_tiles_of_a_block(k, out_dtype):
     run(small, 140, 132, k, "bfloat16", out_dtype, bias="bfloat16", activation="relu", races=True)
 
 
-@pytest.mark.parametrize(("n", "pad"), [(64, 0), (66, 0), (65, 0), (64, 1), (68, 4)])
+@pytest.mark.parametrize(("n", "pad"), [(64, 0), (66, 0), (65, 0), (64, 1), (66, 2), (68, 4)])
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
 def test_sm80_stores(n, pad, out_dtype):
     """8 bytes at once where columns and rows allow it, else one element."""
     run(small, 70, n, 32, "float16", out_dtype, ROWS, (0, 0, pad), bias="float32")
+
+
+@pytest.mark.parametrize("first, width", [(0, 4), (1, 1), (2, 1), (4, 4)])
+def test_sm80_stores_where_8_bytes_may_begin(first, width, monkeypatch):
+    made, kernel = [], sm80.sm80_kernel
+    monkeypatch.setattr(sm80, "sm80_kernel", lambda *given: made.append(given[2]) or kernel(*given))
+
+    def main(world):
+        a, b = np.ones((8, 16), "float16"), np.ones((16, 64), "float16")
+        out = np.zeros(first + 8 * 64, "float16")[first:].reshape(8, 64)
+        sk.matmul(a, b, out, method="sm80")
+        world.synchronize()
+        assert (out == 16).all() and made == [width]
+
+    spmd(1, main)
 
 
 def test_sm80_needs_its_waits():
@@ -250,10 +286,13 @@ def test_tiles_fit_the_gpu():
     assert tile(8192, 8192, 4096) == (256, 128, 32, 6, 4, 2)
     assert tile(8192, 8192, 1024) == (128, 128, 32, 6, 2, 2)  # by two blocks, of which one stores
     assert tile(64, 7168, 8192)[:2] == (64, 64)  # enough blocks for all multiprocessors
+    assert choose_tile(8192, 8192, 4095, Gpu((9, 0), 132, 232448, np), narrow=True).m == 64
+    alone = (256, 128), (64, 64)  # on its multiprocessor
     for shared in (232448, 166912, 101376):
         for m in (1, 64, 300, 4096):
             chosen = tile(m, 7168, 512, shared)
             assert chosen.shared_bytes <= shared and chosen.stages >= 3
+            assert resident(chosen, Gpu((9, 0), 132, shared, np)) == (1 if chosen[:2] in alone else 2)
 
 
 # ---- sm90
@@ -333,6 +372,9 @@ def zeros(*shape, dtype="float32"):
     return np.zeros(shape, as_dtype(dtype))
 
 
+FIELD = np.zeros(4, [("x", "float32", 5), ("y", "uint8")])["x"]  # whose rows are 21 bytes apart
+
+
 @pytest.mark.parametrize(
     ("a", "b", "options", "text"),
     [
@@ -343,6 +385,14 @@ def zeros(*shape, dtype="float32"):
         (zeros(4, 5), zeros(5, 2), {"out": zeros(2, 4)}, r"out is \(2, 4\): \(4, 2\) is allowed"),
         (zeros(4, 5), zeros(5, 2), {"out": zeros(4, 2, dtype="float64")}, "of float32 operands float32"),
         (zeros(4, 5), zeros(5, 2), {"out": np.broadcast_to(zeros(2), (4, 2))}, "broadcast"),
+        (
+            FIELD,
+            zeros(5, 2),
+            {},
+            r"a has strides \(21, 4\), .* its elements' 4 bytes are",
+        ),
+        (zeros(4, 5), zeros(5, 5), {"out": FIELD}, r"out has strides \(21, 4\)"),
+        (zeros(4, 5), zeros(3, 5), {}, r"are allowed; a weight \(N, K\) is given as b.T"),
         (zeros(4, 5), zeros(5, 2), {"bias": zeros(4)}, r"float32 \(4,\): float32 \(2,\) is allowed"),
         (zeros(4, 5), zeros(5, 2), {"bias": zeros(2, dtype="float16")}, "float32 .* is allowed"),
         (zeros(4, 5), zeros(5, 2), {"activation": "tanh"}, "'tanh': None, 'relu', 'gelu', 'silu'"),

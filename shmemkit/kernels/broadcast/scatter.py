@@ -15,9 +15,8 @@ Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the
   block (b, p) on the root:
           1. wait until free[k, b] is at least this call less 2, for all k        acquire, sys
              for each even step, or each odd one, for each segment j, one after the other:
-          2. copy the step of part b to the owner's scratch[half, j, b]; syncthreads
+          2. copy the step of part b from x to the output, and to the owner's scratch[half, j, b]; syncthreads
           3. set arrived[j, b, p] there                                 release, sys: publishes the step
-             and copy these steps from x to the output
   block (b, 0) on the owner of j:
           4. set free[me, b] on the root to this call less 1            release, sys: after that call's reads
              for each step:

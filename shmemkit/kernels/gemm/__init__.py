@@ -25,7 +25,7 @@ from shmemkit.device.elements import ELEMENTS
 
 from .arrays import converted, keyed, new_output, overlap
 from .epilogue import ACTIVATIONS
-from .problem import HALVES, Gpu, Problem
+from .problem import HALVES, Gpu, Problem, address_of, is_aligned
 from .simt import DTYPES, Simt
 from .sm80 import Sm80
 from .sm90_host import Sm90
@@ -164,8 +164,11 @@ def _cupy():
 
 
 def _shapes(a, b):
+    shapes = [getattr(x, "shape", ()) for x in (a, b)]
     given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
-    return f"Gemm: a and b are {given}: (M, K) and (K, N) are allowed"
+    weight = all(len(shape) == 2 for shape in shapes) and shapes[0][1] == shapes[1][1]
+    hint = "; a weight (N, K) is given as b.T" if weight else ""
+    return f"Gemm: a and b are {given}: (M, K) and (K, N) are allowed{hint}"
 
 
 def check(problem):
@@ -194,6 +197,12 @@ def check(problem):
     if activation not in ACTIVATIONS or (integers and activation in ("gelu", "silu")):
         activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
         raise ValueError(f"Gemm: activation={activation!r}: {', '.join(map(repr, activations))} are allowed")
+    for name, array in (("a", a), ("b", b), ("out", out), ("bias", bias)):
+        if array is not None and not is_aligned(array):
+            raise ValueError(
+                f"Gemm: {name} has strides {array.strides}, and its address is {address_of(array):#x}: "
+                f"multiples of its elements' {array.dtype.itemsize} bytes are allowed; give a copy"
+            )
     for name, array in (("a", a), ("b", b), ("bias", bias)):
         if array is not None and overlap(array, out):
             raise ValueError(f"Gemm: out overlaps {name}: arrays that lie apart are allowed")

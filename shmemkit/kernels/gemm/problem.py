@@ -61,9 +61,15 @@ def address_of(array):
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
 
 
+def is_aligned(array):
+    """Whether elements begin at multiples of their size only. (A field of a record need not.)"""
+    steps = (stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
+    return not array.size or not any(at % array.dtype.itemsize for at in (address_of(array), *steps))
+
+
 def flat(array, dtype):
     """The memory of a 2-D array with strides that are not negative, from its first element to its last, as a
-    1-D array of `dtype`, as wide as its elements."""
+    1-D array of `dtype`, as wide as its elements, or as some in a row of which all is a multiple."""
     if not array.size:
         return array.reshape(-1).view(dtype)
     itemsize = array.dtype.itemsize

@@ -8,7 +8,8 @@ registers. They go through K in slabs, which come to shared memory by cp.async, 
 and through a slab 16 of K at a time, in steps; the operands of a step are loaded into registers during the
 one before.
 
-  before: the slabs 0 to stages - 2 are asked for, one group of copies each (an empty group beyond the end);
+  before: the slabs 0 to stages - 2 are asked for, one group of copies each (an empty group beyond the end).
+          Slab 0 is the end of K, where there may be less than a slab, slab i all of it from i - 1 slabs on;
           wait for slab 0, syncthreads, load the operands of its first step
   slab i: 1. wait until all but the latest stages - 3 groups are there: slab i + 1 is, of this thread;
              syncthreads: of all threads
@@ -28,8 +29,9 @@ Shared memory: rows of 16-byte chunks, of an operand's row ("k") or of one k ("m
 permuted by exclusive or with the row's number, so that the 8 rows of a matrix that ldmatrix loads lie in 8
 different places of the 32 banks.
 
-Stores: mma leaves each lane two neighbours of a row, four lanes 16 bytes of bfloat16. By pairs, lanes give
-each other what belongs to the sectors of 32 bytes in which the memory is written, else half of each.
+Stores: mma leaves each lane two neighbouring columns, and so four lanes 16 bytes of bfloat16, half a sector
+of memory. Even and odd lanes exchange theirs of two such groups, so that four lanes write a sector of 32
+bytes.
 
 Edges: what is beyond the operands' rows or K are zeros; what is beyond out's rows or columns is not stored.
 """
@@ -40,7 +42,15 @@ from typing import NamedTuple
 from numba import cuda, types
 
 from shmemkit.device.elements import element
-from shmemkit.device.mma import cp_async, cp_async_commit, cp_async_wait, ldmatrix, ldmatrix_trans, warp_mma
+from shmemkit.device.mma import (
+    MAX_GROUPS,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    ldmatrix,
+    ldmatrix_trans,
+    warp_mma,
+)
 from shmemkit.device.registers import for_each_part
 from shmemkit.device.swizzle import grouped
 from shmemkit.launch import bind
@@ -281,8 +291,8 @@ def grouping(group):
     """-> the order ``grouped`` of `group` tile rows"""
 
     @inline
-    def order(place, n_m, n_n):
-        return grouped(place, n_m, n_n, group)
+    def order(turn, n_m, n_n):
+        return grouped(turn, n_m, n_n, group)
 
     return order
 
@@ -294,14 +304,14 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
     a_layout, b_layout   (major, width): "k" or "mn", and the bytes that are copied at once: 16, 4 or 2, of
                          which the array's address and its rows' distance are multiples
     width                1, or the elements of out in 8 bytes: n, and the distance of its rows, are multiples
-    order                the tiles' order, a device function (place, n_m, n_n) -> (m, n), as of ``grouping``
+    order                the tiles' order, a device function (turn, n_m, n_n) -> (m, n), as of ``grouping``
     """
     tile_m, tile_n, tile_k, stages, warps_m, warps_n = tile
     threads, steps = tile.threads, tile_k // 16
     rows, columns = tile_m // warps_m, tile_n // warps_n  # of a warp
     log_warps_m, log_tile_k = warps_m.bit_length() - 1, tile_k.bit_length() - 1
-    if stages < 3:
-        raise ValueError(f"{tile}: 3 stages or more are allowed")
+    if tile_k not in (32, 64) or not 3 <= stages <= MAX_GROUPS + 1:
+        raise ValueError(f"{tile}: k of 32 or 64, and 3 to {MAX_GROUPS + 1} stages are allowed")
     of_a = _operand(False, *a_layout, tile_m, tile_k, rows, threads, steps)
     of_b = _operand(True, *b_layout, tile_n, tile_k, columns, threads, steps)
     begin_a, fill_a, end_a, along_a, place_a, load_a = of_a
@@ -326,7 +336,6 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
         from_a, left_a, to_a = begin_a(lda, row, m)
         from_b, left_b, to_b = begin_b(ldb, column, n)
         to_b += a_bytes
-        # The slab with the end of K goes first, so that the others are whole.
         whole = whole_slabs(k)
         end_a(shared, to_a, a, lda, from_a + whole * along_a(lda), left_a, k - whole)
         end_b(shared, to_b, b, ldb, from_b + whole * along_b(ldb), left_b, k - whole)
@@ -357,10 +366,10 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
         warp_row, warp_column = (warp & (warps_m - 1)) * rows, (warp >> log_warps_m) * columns
         my_a, my_b = place_a(lane, warp_row), place_b(lane, warp_column) + a_bytes
         whole = whole_slabs(k)
-        place = cuda.blockIdx.x
-        i, j = order(place, n_m, n_n)
+        turn = cuda.blockIdx.x
+        i, j = order(turn, n_m, n_n)
         mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
-        while place < n_m * n_n:
+        while turn < n_m * n_n:
             from_a, left_a, to_a = mine_a
             from_b, left_b, to_b = mine_b
             cp_async_wait(but_first)
@@ -401,11 +410,11 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
                 free, here = here, following
                 left -= tile_k
             cuda.syncthreads()
-            i, j = order(place, n_m, n_n)
+            i, j = order(turn, n_m, n_n)  # again: to keep it would take registers
             row0, column0 = i * tile_m, j * tile_n
-            place += cuda.gridDim.x
-            if place < n_m * n_n:
-                i, j = order(place, n_m, n_n)
+            turn += cuda.gridDim.x
+            if turn < n_m * n_n:
+                i, j = order(turn, n_m, n_n)
                 mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
             row, column = row0 + warp_row + (lane >> 2), column0 + warp_column + 2 * (lane & 3)
             first = row * ldo + column
@@ -422,25 +431,32 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
 
 # ---- on the host
 
-# The Tile at most; blocks that share a multiprocessor, of which one computes while another one stores; time
-# per element of out and 1 of K over the first's, and as much for the stores, in elements of K
-_TILES = (
-    (Tile(256, 128, 32, 6, 4, 2), 1, 1.0, 64),
-    (Tile(128, 128, 32, 6, 2, 2), 2, 1.03, 0),
-    (Tile(64, 128, 64, 4, 2, 2), 2, 1.2, 0),
-    (Tile(64, 64, 64, 8, 2, 2), 1, 1.5, 64),
+
+class _Choice(NamedTuple):
+    tile: Tile  # with as many stages as there is room for
+    blocks: int  # that share a multiprocessor: one computes while another one stores
+    per_element: float  # time for one of out and one of K, over the first choice's
+    end: int  # time for what is stored, in elements of K
+
+
+_CHOICES = (
+    _Choice(Tile(256, 128, 32, 6, 4, 2), 1, 1.0, 64),
+    _Choice(Tile(128, 128, 32, 6, 2, 2), 2, 1.03, 0),
+    _Choice(Tile(64, 128, 64, 4, 2, 2), 2, 1.2, 0),
+    _Choice(Tile(64, 64, 64, 8, 2, 2), 1, 1.5, 64),
 )
 
 
-def choose_tile(m, n, k, gpu):
-    """-> the Tile for a product of that size: the one by which the busiest multiprocessor is done first."""
+def choose_tile(m, n, k, gpu, narrow=False):
+    """-> the Tile for a product of that size: the one by which the busiest multiprocessor is done first.
+    `narrow`: operands are copied by 2 bytes, through registers, which larger tiles need all."""
 
-    def time(entry):
-        tile, _, per_element, end = entry
+    def time(choice):
+        tile = choice.tile
         tiles = -(-m // tile.m) * -(-n // tile.n)
-        return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * (per_element * k + end)
+        return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * (choice.per_element * k + choice.end)
 
-    tile, blocks, *_ = min(_TILES, key=time)
+    tile, blocks, *_ = min((c for c in _CHOICES if c.tile.m == 64 or not narrow), key=time)
     room = (gpu.shared_bytes + RESERVED) // blocks - RESERVED
     for depth in (tile.k, 32):
         stages = min(tile.stages, room // (2 * depth * (tile.m + tile.n)))
@@ -450,7 +466,7 @@ def choose_tile(m, n, k, gpu):
 
 
 def resident(tile, gpu):
-    """-> how many blocks a multiprocessor has room for"""
+    """-> how many blocks a multiprocessor has room for: of memory, and of registers, 256 for each thread"""
     by_memory = (gpu.shared_bytes + RESERVED) // (tile.shared_bytes + RESERVED)
     return max(1, min(by_memory, REGISTERS // (256 * tile.threads)))
 
@@ -495,7 +511,8 @@ class Sm80:
             return reason
         if _layout(a) is None or _layout(b.T) is None:
             return f"strides {a.strides} and {b.strides}: contiguous rows or columns are allowed"
-        if out.shape[1] > 1 and (out.strides[1] != out.dtype.itemsize or out.strides[0] < 0):
+        rows, columns = out.shape
+        if rows > 1 and out.strides[0] < 0 or columns > 1 and out.strides[1] != out.dtype.itemsize:
             return f"strides {out.strides} of out: contiguous rows are allowed"
         return None
 
@@ -503,7 +520,7 @@ class Sm80:
         a, b, out, bias, activation = problem
         m, n, k = problem.size
         a_layout, b_layout = _layout(a), _layout(b.T)
-        tile = tile or choose_tile(m, n, k, gpu)
+        tile = tile or choose_tile(m, n, k, gpu, 2 in (a_layout.width, b_layout.width))
         order = order or grouping(GROUP_ROWS // tile.m)
         out_dtype = out.dtype.name
         to = element(out_dtype)
@@ -558,9 +575,10 @@ GPU_KERNELS = {
     "256x128": _listed(_LARGE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
     "256x128 rows": _listed(_LARGE, "float16", "float16", 4, _BY_K, _BY_ROW, "float32", "gelu"),
     "256x128 columns": _listed(_LARGE, "bfloat16", "float32", 2, _BY_ROW, _BY_ROW),
-    "256x128 odd": _listed(_LARGE, "bfloat16", "bfloat16", 1, ("k", 2), ("mn", 4), "bfloat16", "silu"),
+    "256x128 odd": _listed(_LARGE, "bfloat16", "bfloat16", 1, ("k", 4), ("mn", 4), "bfloat16", "silu"),
     "128x128": _listed(_MIDDLE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
     "128x128 rows": _listed(_MIDDLE, "bfloat16", "bfloat16", 4, _BY_K, _BY_ROW),
     "64x128": _listed(_WIDE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "64x128 odd": _listed(_WIDE, "bfloat16", "bfloat16", 1, ("k", 2), ("mn", 2), "bfloat16", "silu"),
     "64x64": _listed(_SMALL, "float16", "float32", 2, _BY_ROW, ("k", 4), "float16", "relu"),
 }
