@@ -73,7 +73,8 @@ def fastest(results, op):
                 cells += _compared(best) + [f"{auto.took}: {us_text(auto.us)}" if auto else ""]
                 rows.append(cells + [ratio_text(auto and auto.vs_nccl)])
         if rows:
-            header = "gathered|NCCL, us|NCCL of torch, us|fastest|us|x NCCL|x NCCL of torch|bus GB/s|of p2p"
+            size = "gathered" if "gather" in op else "full array"
+            header = f"{size}|NCCL, us|NCCL of torch, us|fastest|us|x NCCL|x NCCL of torch|bus GB/s|of p2p"
             where = f"Into {'symmetric' if out else 'private'} memory:\n\n"
             tables.append(where + without_empty_columns([*header.split("|"), "auto, us", "x NCCL"], rows))
     return tables

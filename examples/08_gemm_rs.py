@@ -12,12 +12,12 @@ and the sum of all ranks' products is the result, of which each rank keeps its r
     rank 3   h3 @ v3 --+       +--> rows of rank 3
 
 ``sk.GemmReduceScatter`` sends tiles of the product while it computes others. The order does it: a rank begins
-with the rows of the next rank, so that all send at once, each to another one; its own rows, which are sent to
-nobody, come last, and by then the others' tiles for them are here and can be added before the result is
-rounded and stored:
+with tiles of the next rank's rows, then of the one's after it, so that all send at once, each to another one;
+its own, which are sent to nobody, come a round later, when the others' parts of them are here and can be
+added before the result is rounded and stored:
 
-    product  |x1 x2 x3 x0|                            on rank 0; rank 1 computes x2 x3 x0 x1, and so on
-    send        |x1 x2 x3|
+    product  |x1 x2 x3|x1 x2 x3 x0|x1 x2 x3 x0|x0|    on rank 0; rank 1 computes x2 x3 x0, and so on
+    send        |x1 x2 x3|x1 x2 x3   |x1 x2 x3|
 
 Both layers together, with an activation between them, are the MLP of a transformer. With one token for each
 sequence, when a model writes, there is little to scatter, and every rank wants the whole result: that is

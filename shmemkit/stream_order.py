@@ -4,17 +4,24 @@
 class StreamOrder:
     """Makes each call run after those before it, whatever their streams.
 
-    ``before(stream)`` precedes a call; a stream of None is the World's. It does nothing as long as the stream
-    is the same. Captured calls follow those of the same capture only: a graph's launches are ordered by who
-    launches it. And while the stream of the last call captures, nobody can wait for what it did before.
+    ``before(stream, name, *arrays)`` precedes a call; a stream of None is the World's. It does nothing as
+    long as the stream is the same. Captured calls follow those of the same capture only: a graph's launches
+    are ordered by who launches it. And while the stream of the last call captures, nobody can wait for what
+    it did before.
+
+    On the emulator, ValueError if the call of this number is another one on another rank: of another name, or
+    of arrays of another dtype or size.
     """
 
     def __init__(self, world):
-        self._backend = world.backend
+        self._backend, self._calls = world.backend, world.backend.calls
         self._last = {None: None}  # capture, None for none -> the stream of its last call, as far as known
         self._stream, self._captured = None, False  # of the last call
 
-    def before(self, stream):
+    def before(self, stream, name, *arrays):
+        if self._calls is not None:
+            given = " and ".join(f"{array.size} {array.dtype}" for array in arrays)
+            self._calls.enter(f"{name} of {given}" if given else name)
         if stream is self._stream and not self._captured:
             return
         capture = self._backend.capture_of(stream)

@@ -727,7 +727,7 @@ def test_missing_packages(package, arguments, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["p2p", *arguments])
     assert caught.value.code == 2
-    assert f"needs {package}" in (err := capsys.readouterr().err) and "pip install 'shmemkit[bench]'" in err
+    assert f"needs {package}" in (err := capsys.readouterr().err) and "pip install -e '.[bench]'" in err
 
 
 def test_matplotlib_is_needed_for_plots_only(monkeypatch):
@@ -737,10 +737,20 @@ def test_matplotlib_is_needed_for_plots_only(monkeypatch):
 
 def test_defaults():
     options = parse(["all_gather"])
-    assert [size_text(size) for size in options.sizes] == ["8K", "64K", "512K", "4M", "32M", "256M"]
+    assert options.sizes is None and options.usual_sizes == parse(["p2p"]).usual_sizes == "8K:256M"
     assert options.vs == ["nccl"] and options.out == ["private"] and options.dtype.name == "bfloat16"
     assert options.methods == [*sk.AllGather.methods, "auto"] and options.tune is None
-    assert options.sizes == parse(["p2p"]).sizes
+
+
+def test_the_emulator_measures_small_sizes(tmp_path):
+    results, _ = measured(tmp_path, 2, "all_gather", "--methods", "push_1d", "--vs", "")
+    assert [row["bytes"] for row in results["rows"]] == [8 << 10, 64 << 10]
+
+
+def test_a_plot_has_a_format(capsys):
+    with pytest.raises(SystemExit):
+        main(["all_gather", "--plot", "x.foo"])
+    assert "'x.foo': a name that ends with .svg, .png, .pdf is allowed" in capsys.readouterr().err
 
 
 # ---- progress

@@ -32,7 +32,8 @@ from .shapes import parse_shapes
 from .sizes import parse_sizes
 
 DTYPES = ("bfloat16", "float16", "float32")
-SIZES = "8K:256M"
+SIZES, EMULATED_SIZES = "8K:256M", "8K:64K"
+PLOTS = ".svg", ".png", ".pdf"
 # What the collectives' commands measure unless it is said.
 USUAL = {"sizes": SIZES, "vs": ["nccl"], "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
@@ -110,6 +111,12 @@ def _file(path):
     return path
 
 
+def _plot(path):
+    if Path(path).suffix not in PLOTS:
+        raise argparse.ArgumentTypeError(f"{path!r}: a name that ends with {', '.join(PLOTS)} is allowed")
+    return _file(path)
+
+
 def _path(text):
     return Path(_file(text))
 
@@ -120,18 +127,19 @@ def _parser():
 
     def command(run, name, text):
         found = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        found.set_defaults(run=run, plot=None, iters=None, tune=None)
+        found.set_defaults(run=run, plot=None, iters=None, tune=None, usual_sizes=SIZES)
         found.add_argument("--json", type=_file, metavar="FILE", help="write the results there, too")
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
         return found
 
     def sized(found, meaning):
-        text = f"bytes {meaning}: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; default {SIZES}"
+        usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
+        text = f"bytes {meaning}: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; {usual}"
         found.add_argument("--sizes", type=_sizes, metavar="SIZES", help=text)
         text = "calls in a CUDA graph (20 up to 4 MB, 5 above)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
-        text = "plot time against size; the suffix is the format"
-        found.add_argument("--plot", type=_file, metavar="FILE", help=text)
+        text = f"plot time against size; the suffix is the format: {', '.join(PLOTS)}"
+        found.add_argument("--plot", type=_plot, metavar="FILE", help=text)
 
     for op, text in (
         ("all_gather", "every method of AllGather, and NCCL, by size"),
@@ -236,8 +244,6 @@ def parse(arguments):
                     tuning.read(options.tune)
             except ValueError as error:
                 parser.error(str(error))
-    elif options.command == "p2p":
-        options.sizes = options.sizes or parse_sizes(SIZES)
     options.arguments = arguments
     return options
 
@@ -251,7 +257,7 @@ def _complete(options):
     options.dtype = as_dtype(options.dtype)
     known = collectives.methods(options.command)
     options.methods = options.methods or [m for m in known if not options.tune or m != "auto"]
-    options.sizes = options.sizes or parse_sizes(default["sizes"])
+    options.usual_sizes = default["sizes"]
     options.vs = default["vs"] if options.vs is None else options.vs
     options.out = options.out or default["out"]
 
@@ -262,6 +268,9 @@ def measure(world, options):
         raise SystemExit("p2p needs two ranks or more: ./mpi_launch.sh -n 2 -m shmemkit.bench p2p")
     if options.tune and not options.file_named and world.backend.name == "emulator":
         raise SystemExit("--tune: the emulator's times mean nothing; to try it out, name a FILE")
+    if "sizes" in options and not options.sizes:
+        emulated = world.backend.name == "emulator"
+        options.sizes = parse_sizes(EMULATED_SIZES if emulated else options.usual_sizes)
     results = Results(world, options.arguments)
     options.run(world, results, options, report.progress_of(world))
     results.compare()

@@ -78,11 +78,11 @@ class EmulatorBackend:
                 )
             self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
             p = self.processes
-            self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock)
+            self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)
             p.attach(self.machine)
             comm.Barrier()  # every rank's counters are zero
         self.default_local_size = self.machine.local_size
-        self.heap = self.machine.heaps[self.pe]
+        self.heap, self.calls = self.machine.heaps[self.pe], self.machine.calls[self.pe]
         self.stream = Stream(self.machine, self.pe)
         _install()
 

@@ -3,7 +3,10 @@ others."""
 
 import contextlib
 
+import numpy as np
+
 from .arrays import address
+from .calls import SLOT, SLOTS, Calls
 from .checked import CheckedBlock
 from .collectives import Collectives
 from .errors import DeadlockError, RaceError
@@ -24,11 +27,21 @@ class Machine:
 
     `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, where there
     are other processes. `delivery` is when messages arrive (``network.py``), `choice` picks the schedule
-    (``choice.py``), and with `races` unordered accesses are found (``races.py``).
+    (``choice.py``), and with `races` unordered accesses are found (``races.py``). `calls` is the table of
+    ``calls.py`` that other processes see, too.
     """
 
     def __init__(
-        self, memory, n_pes, local_pes, local_size, lock=None, delivery="eager", choice=None, races=False
+        self,
+        memory,
+        n_pes,
+        local_pes,
+        local_size,
+        lock=None,
+        delivery="eager",
+        choice=None,
+        races=False,
+        calls=None,
     ):
         self.memory, self.memory_address = memory, address(memory)
         self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
@@ -42,6 +55,8 @@ class Machine:
         self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
         for heap in self.heaps.values():
             self.collectives.add_pe(heap)
+        table = np.zeros((n_pes, SLOTS), SLOT) if calls is None else calls
+        self.calls = {pe: Calls(table, pe) for pe in self.local_pes}
         self.streams = {pe: [] for pe in self.local_pes}
         self.ended = set()  # PEs whose host program has returned
         self.host_waits = {}  # PE -> () -> what its host program waits for

@@ -32,6 +32,7 @@ import numpy as np
 
 from shmemkit import timeouts
 
+from .calls import SLOT, SLOTS
 from .errors import EmulatorError
 from .heap import heap_size
 from .report import deadlock as explain
@@ -71,13 +72,15 @@ class Processes:
     def __init__(self, comm):
         self.comm, self.rank, self.n = comm, comm.Get_rank(), comm.Get_size()
         words = 4 * self.n + 1
-        front = -(-(words * 8 + self.n * REPORT_BYTES) // 4096) * 4096
+        calls = words * 8 + self.n * REPORT_BYTES
+        front = -(-(calls + self.n * SLOTS * SLOT.itemsize) // 4096) * 4096
         file = self._shared_file(front, heap_size(DEFAULT_HEAP))
         everything = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         table = everything[: words * 8].view(np.int64)
         self.changes, self.state, self.arrived, self.reported = table[: 4 * self.n].reshape(4, self.n)
         self.failed = table[4 * self.n :]
-        self.reports = everything[words * 8 : words * 8 + self.n * REPORT_BYTES].reshape(self.n, REPORT_BYTES)
+        self.reports = everything[words * 8 : calls].reshape(self.n, REPORT_BYTES)
+        self.calls = everything[calls:][: self.n * SLOTS * SLOT.itemsize].view(SLOT).reshape(self.n, SLOTS)
         self.memory = everything[front:]
         self.lock = FileLock(file)
         self.seen_progress = self.seen_epoch = None

@@ -121,7 +121,7 @@ class Barrier(Method):
             raise RuntimeError("Barrier: its World is finalized; call shmemkit.init() again")
         if stream is self.world.stream:
             stream = None
-        self._order.before(stream)
+        self._order.before(stream, "Barrier")
         self._run(stream)
 
 

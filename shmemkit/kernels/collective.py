@@ -46,11 +46,11 @@ class Collective:
             self._options = self._checked_options()
 
         agree(world, check, lambda: None)
-        given = world.host_allgather((self.max_nbytes, method, *self._options))
+        given = world.host_allgather((name, self.max_nbytes, method, *self._options))
         if len(set(given)) > 1:
             raise ValueError(
-                f"{name}: {given} were given over the ranks (max_nbytes, method, and what else it takes): "
-                "the same are allowed"
+                f"{name}: {given} were given over the ranks (the object, max_nbytes, method, and what else "
+                "it takes): the same are allowed"
             )
         self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
         self._order = shared_order(world)
@@ -94,7 +94,7 @@ class Collective:
         run = self._plans.get(key)
         if run is None:
             run = self._plan(key, x, out)
-        self._order.before(stream)
+        self._order.before(stream, type(self).__name__, x)
         run(stream)
         return out
 

@@ -66,6 +66,11 @@ def _kept_for(kind, x, times, *options):
             f"{kind.__name__}: op or root is {type(options[0]).__name__}: `out` and `stream` are given by "
             "name"
         ) from None
+    if key not in world.kept and world.backend.capture_of(None) is not None:
+        raise RuntimeError(
+            f"{kind.__name__}: the stream is capturing a graph, and the first call for up to {nbytes} bytes "
+            "allocates: make one before the capture"
+        )
     if key not in world.kept:
         world.kept[key] = kind(world, nbytes, *options)
     return world.kept[key]

@@ -265,7 +265,7 @@ class AllToAllV(Collective):
             if len(self._plans) == PLANS:
                 self._plans.clear()
             run = self._plans[key] = self._methods["push"].bind(*arrays)
-        self._order.before(stream)
+        self._order.before(stream, "AllToAllV")
         run(stream)
         return out, out_splits
 

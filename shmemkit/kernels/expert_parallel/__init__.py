@@ -210,7 +210,7 @@ class ExpertParallel:
     def _run(self, run, stream):
         if stream is self.world.stream:
             stream = None
-        self._order.before(stream)
+        self._order.before(stream, "ExpertParallel")
         run(stream)
 
     def _planned(self, call, **arrays):

@@ -79,7 +79,7 @@ class Products:
             self._plans[key] = run
         if world.backend.capture_of(stream) is not None:
             self._of_graphs.add(run)  # the graph uses what it has
-        self._order.before(stream)
+        self._order.before(stream, type(self).__name__)
         run(stream)
 
     def output(self, shape, dtype):

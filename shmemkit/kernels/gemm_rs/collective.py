@@ -89,7 +89,10 @@ class GemmCollective(Products):
             raise ValueError(f"{name}: out is {out.shape}: {(rows, n)} is allowed")
         for argument, array in arrays.items():
             if array.dtype != self.dtype:
-                raise ValueError(f"{name}: {argument} is {array.dtype}: {self.dtype}, the dtype, is allowed")
+                raise ValueError(
+                    f"{name}: {argument} is {array.dtype}: {self.dtype}, the dtype, is allowed; for another "
+                    "one make an object with dtype="
+                )
             if argument != "out" and overlap(array, out):
                 raise ValueError(f"{name}: out overlaps {argument}: arrays that lie apart are allowed")
         if m > self.max_m or n > self.max_n:

@@ -84,6 +84,10 @@ class ReduceScatter(Collective):
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
+        if x.size % n:
+            raise ValueError(
+                f"ReduceScatter: x is {x.shape}: a multiple of {n} elements, the ranks, is allowed"
+            )
         if x.dtype != out.dtype or x.size != n * out.size:
             raise ValueError(
                 f"ReduceScatter: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is "

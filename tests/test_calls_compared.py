@@ -1,0 +1,62 @@
+"""On the emulator, what the ranks give to a collective call is compared."""
+
+import numpy as np
+import pytest
+from emulated import spmd
+
+import shmemkit as sk
+from shmemkit.emu.calls import SLOT, SLOTS, Calls
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda w: sk.all_reduce(np.ones(4, "float32" if w.rank else "float64")), "AllReduce of 4 float"),
+        (lambda w: sk.all_gather(np.ones(4 + w.rank)), "AllGather of [45] float64"),
+        (lambda w: sk.broadcast(np.ones(4 + w.rank)), "Broadcast of [45] float64"),
+        (lambda w: sk.reduce_scatter(np.ones(4 + 2 * w.rank)), "ReduceScatter of [46] float64"),
+        (lambda w: sk.all_to_all(np.ones(4 + 2 * w.rank)), "AllToAll of [46] float64"),
+        (lambda w: sk.gather(np.ones(4 + w.rank)), "Gather of [45] float64"),
+    ],
+)
+def test_other_arrays(call, text):
+    with pytest.raises(ValueError, match=f"call 1 of rank . is {text}.*, of rank . it is .*the same order"):
+        spmd(2, lambda world: (call(world), world.synchronize()))
+
+
+def test_another_order():
+    def main(world):
+        reduce, barrier = sk.AllReduce(world, 64), sk.Barrier(world)
+        x = np.ones(4)
+        reduce(x)
+        first, second = (barrier, lambda: reduce(x)) if world.rank else (lambda: reduce(x), barrier)
+        first()
+        second()
+        world.synchronize()
+
+    with pytest.raises(ValueError, match="call 2 of rank . is (AllReduce of 4 float64|Barrier), of rank"):
+        spmd(2, main)
+
+
+def test_the_same_calls_many_times():
+    """Shapes, and ranks that are ahead, may differ."""
+
+    def main(world):
+        x = np.ones(6, "float32").reshape((2, 3) if world.rank else (6,))
+        for k in range(2 * SLOTS + 3):
+            sk.broadcast(x, root=k % 3)
+        world.synchronize()
+        return (x == 1).all()
+
+    assert all(spmd(3, main))
+
+
+def test_slots_are_used_again():
+    """Of a call whose slot another rank has written again nothing is known."""
+    table = np.zeros((2, SLOTS), SLOT)
+    ahead, behind = Calls(table, 0), Calls(table, 1)
+    for k in range(SLOTS + 1):
+        ahead.enter(f"call {k}")
+    behind.enter("another")
+    with pytest.raises(ValueError, match="call 2 of rank 1 is another, of rank 0 it is call 1:"):
+        behind.enter("another")
