@@ -17,6 +17,7 @@ from shmemkit.bench.__main__ import main as bench
 from shmemkit.bench.__main__ import parse
 from shmemkit.bench.collectives import host_of
 from shmemkit.bench.results import Row
+from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of, ranges
 from shmemkit.kernels import all_gather
 
@@ -582,7 +583,7 @@ def test_what_tune_measures(tmp_path):
     options = parse(["all_gather", "--tune", str(tmp_path / "f.json")])
     assert options.methods == list(sk.AllGather.methods) and options.vs == []
     assert options.out == ["private", "symmetric"]
-    assert options.sizes == [8 << (10 + i) for i in range(16)]
+    assert parse_sizes(options.usual_sizes) == [8 << (10 + i) for i in range(16)]
     options = parse(["all_gather", "--tune", "--vs", "nccl", "--sizes", "8K", "--out", "private,symmetric"])
     assert options.tune == tuning.user_file() and options.vs == ["nccl"] and options.sizes == [8192]
 
