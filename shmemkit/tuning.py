@@ -230,14 +230,24 @@ def _without(choices, refused, full, spare, max_nbytes):
         candidates = (wanted, *small, *names[i:], *reversed(names[:i]), *spare)
         name = next((name for name in candidates if name not in refused), None)
         if name is None:
-            reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
-            raise (MemoryError if full == set(refused) else ValueError)(f"no method can run here: {reasons}")
+            raise _none_is_left(refused, full)
         last = limit is None or limit >= max_nbytes
         if result and result[-1][1] == name:
             result.pop()
         result.append((None if last else limit, name))
         if last:
             return result
+
+
+def _none_is_left(refused, full):
+    if full != set(refused):
+        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        return ValueError(f"no method can run here: {reasons}")
+    first, why = next(iter(refused.items()))
+    return MemoryError(
+        f"no method can run here: there is not enough memory for {', '.join(refused)}. {first}: {why}, and "
+        "more for what it allocates next: some times max_nbytes (docs/host.md, the tables of methods)"
+    )
 
 
 def _capacities(found, max_nbytes):

@@ -112,6 +112,16 @@ def test_of_another_byte_order(pes, kind):
     pes(2).run(main)
 
 
+@pytest.mark.parametrize("call", [sk.all_to_all, sk.broadcast, sk.all_gather])
+def test_python_objects(pes, call):
+    def main():
+        sk.init()
+        with pytest.raises(TypeError, match="x is of Python objects: numbers"):
+            call(np.array([None, None]))
+
+    pes(2).run(main)
+
+
 def test_a_result_that_cannot_be_written(pes):
     def main():
         x = np.ones(4)

@@ -299,7 +299,7 @@ def test_right_in_every_schedule(monkeypatch, calls):
         ((1 << 16, 16, 1 << 16, 2), "n_experts=65536: 1 to 1024"),
         ((1 << 16, 1 << 20, 4, 2, "float32"), "hidden=1048576, n_scales=0: 2290876416 lines, of 480 bytes"),
         (("8", 16, 4, 2), "max_tokens='8': an integer"),
-        (lambda rank: (8 + rank, 16, 4, 2), "over the ranks: the same arguments"),
+        (lambda rank: (8 + rank, 16, 4, 2), "max_tokens=8, 9 over the ranks: the same arguments"),
         (lambda rank: (8, 16, 4, 2 - 2 * rank), "top_k=0|the same arguments"),
     ],
 )

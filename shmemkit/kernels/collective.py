@@ -103,6 +103,8 @@ class Collective:
         name = type(self).__name__
         self._check_alive()
         for argument, array in (("x", x), ("out", out)):
+            if array.dtype.hasobject:
+                raise TypeError(f"{name}: {argument} is of Python objects: numbers, as float32, are allowed")
             if not array.flags.c_contiguous:
                 raise ValueError(
                     f"{name}: {argument} {array.shape} has strides {array.strides}: C-contiguous arrays are "

@@ -116,7 +116,9 @@ class ExpertParallel:
         if refusal is not None:
             raise refusal
         if len(set(of_all)) > 1:
-            raise ValueError(f"ExpertParallel: {of_all} over the ranks: the same arguments are allowed")
+            raise ValueError(
+                f"ExpertParallel: {_differences(of_all)} over the ranks: the same arguments are allowed"
+            )
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
         self.capacity = world.n_ranks * sizes.max_tokens
         self._plans, self._order = {}, shared_order(world)
@@ -350,3 +352,10 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
         )
     sizes = *map(int, (max_tokens, hidden, n_experts, top_k)), dtype, moved, int(n_scales)
     return Sizes(*sizes, n_experts // n_ranks)
+
+
+def _differences(of_all):
+    """What differs, of what the ranks were given: their Sizes as texts, or why they are refused."""
+    refused = [f"rank {k}: {given}" for k, given in enumerate(of_all) if isinstance(given, str)]
+    columns = zip(Sizes._fields, *of_all, strict=True) if not refused else ()
+    return "; ".join(refused or [f"{n}={', '.join(given)}" for n, *given in columns if len({*given}) > 1])
