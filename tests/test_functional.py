@@ -61,3 +61,27 @@ def test_of_no_array(pes):
             sk.all_reduce(np.zeros(2), np.zeros(2))
 
     pes(1).run(main)
+
+
+def test_the_first_call_is_not_captured(pes):
+    """It allocates; those after it are."""
+
+    def main():
+        world, x = sk.init(), np.ones(4, "float32")
+        world.stream.begin_capture()
+        with pytest.raises(
+            RuntimeError, match="AllReduce: the stream is capturing .* up to 65536 bytes allocates"
+        ):
+            sk.all_reduce(x)
+        world.stream.end_capture()
+        out = sk.all_reduce(x)
+        world.stream.begin_capture()
+        sk.all_reduce(x, out=out)
+        graph = world.stream.end_capture()
+        world.synchronize()
+        out[:] = 0
+        graph.launch(world.stream)
+        world.synchronize()
+        assert (out == 2).all()
+
+    pes(2).run(main)
