@@ -58,8 +58,8 @@ DEFAULTS = {  # op: on one node, on several
     ),
 }
 """For one node of GPUs the package's table has entries, but of gather: so the first ones are those of the
-emulator, which takes a second for 64 KB by LL or LL128. What needs the peers' memory is for nodes that NVLink
-spans. A method twice in a row: SUBSTITUTES are for the smaller sizes alone."""
+emulator, which is slow at LL and LL128. Those of broadcast and gather on several nodes can run only where
+NVLink spans these. A method twice in a row: SUBSTITUTES are for the smaller sizes alone."""
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
 """Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
 SMALL = 1 << 18
