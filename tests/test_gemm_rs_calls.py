@@ -64,6 +64,7 @@ def test_operands_may_be_stored_otherwise_on_each_rank(pes, monkeypatch, tile, p
         ("ar", "fused", ("apart", None, "at an odd address"), 0, 1),
         ("ar", "one_shot", ("odd columns", "odd rows", "at an odd address"), 1, 1),
         ("ar", "two_shot", (None, "apart", None), None, 1),
+        ("ar", "two_shot_overlap", ("odd columns", "odd rows", "at an odd address"), 1, 1),
         ("rs", "fused_2d", ("odd columns", "odd rows", "at an odd address"), 0, 2),
     ],
 )
@@ -329,7 +330,7 @@ def test_methods_for_nodes(kind):
     [
         ("rs", (8, 16, 16), "float32", "fused"),
         ("ar", (8, 16, 16), "float32", "fused"),
-        ("ar", (7, 16, 16), "float32", "two_shot"),
+        ("ar", (7, 16, 16), "float32", "two_shot_overlap"),
         ("ar", (7, 16, 16), None, "sequential"),
     ],
 )
@@ -352,17 +353,25 @@ def test_the_first_method_that_can_and_is_faster(pes, monkeypatch):
         world = sk.init()
         product = sk.GemmAllReduce(world, 256, 64)
         order, asked = product._methods, []
-        assert list(order) == ["one_shot", "two_shot", "copy_engine", "fused", "sequential"]
+        assert list(order) == [
+            "one_shot",
+            "two_shot",
+            "two_shot_overlap",
+            "copy_engine",
+            "fused",
+            "sequential",
+        ]
         for name, method in order.items():
             monkeypatch.setattr(method, "is_for", lambda *_, name=name: asked.append(name) or name == "fused")
         assert product.method_for(256, 8, 64) == "fused"
         assert product.method_for(255, 8, 64) == "sequential"
-        assert asked == ["copy_engine", "fused", "sequential"]  # not of those that cannot
-        many = sk.GemmAllReduce(world, 256, 64, part_dtype="float32")
+        assert asked[:3] == ["two_shot_overlap", "copy_engine", "fused"]  # not of those that cannot
+        assert asked[3:] == ["two_shot_overlap", "sequential"]
+        many = sk.GemmAllReduce(world, 1026, 4096, part_dtype="float32")
         with pytest.raises(
-            ValueError, match="'one_shot': M is 255: .*'fused': M is 255.*parts are of the dtype"
+            ValueError, match="'one_shot': M is 1025: .*'fused': M is 1025.*parts are of the dtype"
         ):
-            many.method_for(255, 8, 64)
+            many.method_for(1025, 8, 64)
 
     pes(2).run(main)
 

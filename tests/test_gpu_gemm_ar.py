@@ -1,5 +1,5 @@
-"""GemmAllReduce for few rows, by "one_shot" and "two_shot", on GPUs: relative errors, poisoned outputs, equal
-bits on all ranks, skewed repeats, graphs."""
+"""GemmAllReduce by LL128, "one_shot", "two_shot" and "two_shot_overlap", on GPUs: relative errors, poisoned
+outputs, equal bits on all ranks, skewed repeats, graphs."""
 
 import time
 
@@ -15,7 +15,8 @@ from shmemkit.kernels.gemm_ar import ll128
 from shmemkit.memory import as_dtype
 
 pytestmark = pytest.mark.gpu
-METHODS = ("one_shot", "two_shot")
+FEW_ROWS = ("one_shot", "two_shot")
+METHODS = (*FEW_ROWS, "two_shot_overlap")
 methods = pytest.mark.parametrize("method", METHODS)
 
 
@@ -61,7 +62,7 @@ class Case:
 SPLIT = 8, True
 
 
-@methods
+@pytest.mark.parametrize("method", FEW_ROWS)
 @pytest.mark.parametrize(
     "m, n, k, majors, choice",
     [
@@ -85,6 +86,28 @@ def test_sizes_and_tiles(monkeypatch, method, m, n, k, majors, choice):
         monkeypatch.setattr(ll128, "choices_for", lambda *_: [choice])
     case = Case(m, n, k, majors)
     product = sk.GemmAllReduce(world(), m, n, method=method)
+    for _ in range(3):
+        case.check(case.compute(product))
+    product.free()
+
+
+@pytest.mark.parametrize(
+    "m, n, k, majors, dtype",
+    [
+        (1, 8, 8, "kk", "bfloat16"),
+        (3, 264, 520, "kn", "float16"),
+        (130, 1000, 520, "mn", "bfloat16"),
+        (256, 4096, 1024, "mk", "float16"),
+        (300, 8192, 2048, "kk", "bfloat16"),
+        (512, 8192, 7168, "kk", "bfloat16"),
+        (2048, 2048, 256, "kn", "bfloat16"),
+    ],
+)
+def test_overlap(m, n, k, majors, dtype):
+    """By part of a tile, some blocks, and several tiles of each."""
+    they_are_there()
+    case = Case(m, n, k, majors, dtype)
+    product = sk.GemmAllReduce(world(), m, n, dtype, method="two_shot_overlap")
     for _ in range(3):
         case.check(case.compute(product))
     product.free()
@@ -121,7 +144,7 @@ def test_parts_of_float32(method, dtype, rounded):
 def test_both_give_the_same_bits():
     they_are_there()
     case, found = Case(50, 2048, 1024), set()
-    for method in METHODS:
+    for method in FEW_ROWS:
         product = sk.GemmAllReduce(world(), 50, 2048, method=method)
         found.add(case.compute(product).tobytes())
         product.free()
@@ -134,8 +157,11 @@ def test_many_times_with_skew(method):
     times."""
     they_are_there()
     w, mine, all_ranks = world(), np.random.default_rng(world().rank), np.random.default_rng(7)
-    cases = [Case(64, 4096, 512), Case(1, 8192, 512), Case(17, 520, 2048), Case(128, 1024, 64)]
-    product = sk.GemmAllReduce(w, 128, 8192, method=method)
+    sizes = [(64, 4096, 512), (1, 8192, 512), (17, 520, 2048), (128, 1024, 64)]
+    if method not in FEW_ROWS:
+        sizes[1:3] = (512, 8192, 256), (300, 6000, 512)
+    cases = [Case(*size) for size in sizes]
+    product = sk.GemmAllReduce(w, 512, 8192, method=method)
     first = [case.compute(product) for case in cases]
     for case, got in zip(cases, first, strict=True):
         case.check(got)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -246,7 +247,11 @@ def test_an_interrupt_shows_the_line_and_the_rank(tmp_path, capsys):
             pass
     MPI.COMM_WORLD.barrier()
     """
-    status, written = ended(tmp_path, text, "-n", "3")
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    try:
+        status, written = ended(tmp_path, text, "-n", "3")
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert (status, written["status"], written["outcome"]) == (130, 130, "failed")
     err = capsys.readouterr().err
     assert "raise_signal(signal.SIGINT)" in err and err.count('File "') == 1

@@ -77,7 +77,8 @@ SHARED = 232448  # bytes that a block may have
 ALIGNMENT = 1024  # bytes, of swizzled tiles
 PIECES = 2  # of the result per warp, that are stored while the next is computed
 WARPGROUP = 128  # threads
-WATCHING = 32  # the thread that watches
+BESIDE = 3  # warps beside the loader's in its warpgroup
+WATCHING = 32  # their first thread
 SETTLED = 8  # slabs after which what a tile before has sent is there, mostly
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -317,8 +318,9 @@ class Exchange(NamedTuple):
                                               split, by each that has added its rows up
     settle(state, lane, extra)                -> state: called by them during the products of the next tile,
                                               and at the end. `state` is an integer of their own, 0 at first
-    watch(t, tiles, step, extra)              called by one more thread, beside all others, where K is not
-                                              split: its block's tiles are t, t + step, .. below tiles
+    watch(t, tiles, step, ring, extra)        called by the BESIDE warps beside the loader's, from thread
+                                              WATCHING on, where K is not split: the tiles of their block are
+                                              t, t + step, .. below tiles
     """
 
     rows: object
@@ -349,7 +351,7 @@ def _settle(state, lane, extra):
 
 
 @inline
-def _watch(t, tiles, step, extra):
+def _watch(t, tiles, step, ring, extra):
     """There is nothing to do."""
 
 
@@ -410,7 +412,7 @@ def gemm_body(
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a = 64 * 2 * SLAB  # bytes of a warpgroup's rows of A's slab
-    registers = tile_m == 128  # otherwise there are enough for all warpgroups
+    registers = tile_m == 128 and tile_n > 128  # otherwise there are enough for all warpgroups
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):
@@ -518,13 +520,14 @@ def gemm_body(
         if split_k:
             works *= splits
         work, step = blocks(extra)
-        if cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0) < WARPGROUP:
+        first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of my warp
+        if first < WARPGROUP:
             if registers:
                 setmaxnreg_dec(40)
             if cuda.threadIdx.x == 0:
                 load_tiles(ring, map_a, map_b, work, works, step, shape, extra)
-            elif cuda.threadIdx.x == WATCHING:
-                watch(work, works, step, extra)
+            elif first > 0:
+                watch(work, works, step, ring, extra)
         else:
             if registers:
                 setmaxnreg_inc(232)

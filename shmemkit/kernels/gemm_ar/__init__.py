@@ -21,6 +21,7 @@ from shmemkit.kernels.gemm_rs.fused_2d import Fused2DEverywhere
 from shmemkit.kernels.gemm_rs.methods import FusedEverywhere, SequentialAllReduce
 
 from .ll128 import OneShot, TwoShot
+from .overlap import TwoShotOverlap
 
 __all__ = ["GemmAllReduce"]
 
@@ -36,6 +37,7 @@ class GemmAllReduce(GemmCollective):
     METHODS = {
         "one_shot": OneShot,
         "two_shot": TwoShot,
+        "two_shot_overlap": TwoShotOverlap,
         "copy_engine": CopiedEverywhere,
         "fused": FusedEverywhere,
         "fused_2d": Fused2DEverywhere,

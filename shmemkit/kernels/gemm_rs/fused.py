@@ -121,7 +121,16 @@ from shmemkit.device.tma import (
 )
 from shmemkit.device.wgmma import SLAB
 from shmemkit.kernels.gemm.epilogue import inline
-from shmemkit.kernels.gemm.sm90 import Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
+from shmemkit.kernels.gemm.sm90 import (
+    WATCHING,
+    Exchange,
+    Kinds,
+    Layout,
+    Tile,
+    gemm_body,
+    hand_back,
+    signature,
+)
 
 SENT, TOLD = 0, 1  # of posts
 
@@ -361,7 +370,7 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
         return acc, own, slot, parity, state + 1
 
     @inline
-    def watch(t, tiles, step, extra):
+    def watch_tiles(t, tiles, step, extra):
         posts, call, me = extra.posts, extra.call, extra.me
         parity = 0
         while t < tiles:
@@ -391,6 +400,11 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
                         wait(signal, 1, "sys", "acquire", call)  # 9
                         i += cuda.gridDim.x
                 k += 1
+
+    @inline
+    def watch(t, tiles, step, ring, extra):
+        if cuda.threadIdx.x == WATCHING:
+            watch_tiles(t, tiles, step, extra)
 
     return Exchange(rows_of, load, take, settle, watch)
 
