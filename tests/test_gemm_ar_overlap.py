@@ -148,6 +148,7 @@ def test_it_is_for_some_megabytes():
     assert [chosen(4, m, 7168, 8192) for m in (64, 128, 129, 256, 512, 513)] == [False] * 2 + [True] * 3 + [
         False
     ]
+    assert [chosen(2, 256, 7168, n) for n in (4088, 4096)] == [False, True]
     for refused in [(4, 256, 7164, 8192), (4, 256, 7168, 8188), (1, 256, 7168, 8192)]:
         assert not chosen(*refused)
     assert not chosen(4, 256, 7168, 8192, emulated=True)

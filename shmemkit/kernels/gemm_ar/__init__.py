@@ -8,9 +8,12 @@ Methods:
   one_shot    in one kernel, which sends all of a rank's product to all others by LL128 (``ll128.py``): few
               rows, as when tokens are decoded; GPUs of compute capability 9.0 that NVLink connects
   two_shot    likewise, but sends it to those that add it up, and they the sums: of more than two ranks
+  two_shot_overlap
+              likewise, a tile while the next one is computed (``overlap.py``): more rows, some megabytes
   fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as they are done
               (``shmemkit/kernels/gemm_rs/fused.py``): GPUs of compute capability 9.0 that reach each other's
               memory; large results
+  copy_engine likewise, by copy engines (``shmemkit/kernels/gemm_rs/copied.py``): the largest ones
   fused_2d    several nodes: that method of ``GemmReduceScatter``, and then ``sk.AllGather``; large results
   sequential  ``sk.matmul``, then ``sk.AllReduce``: everywhere, also over nodes; what is between
 """
@@ -29,9 +32,9 @@ __all__ = ["GemmAllReduce"]
 class GemmAllReduce(GemmCollective):
     """Products a @ b, added up over the ranks, on each of them. Collective.
 
-    Arguments and methods as of ``GemmReduceScatter``, and method "one_shot" or "two_shot", for M up to 128.
-    All ranks get the same bits. With these two, which give the same ones, all products are rounded to
-    part_dtype, and added up in the order of the ranks.
+    Arguments and methods as of ``GemmReduceScatter``, and method "one_shot" or "two_shot", for M up to 128,
+    and "two_shot_overlap", for results of up to 8 MiB. All ranks get the same bits. With these three all
+    products are rounded to part_dtype, and added up in the order of the ranks.
     """
 
     METHODS = {

@@ -74,7 +74,9 @@ ROWS = 128  # of a tile
 WIDTHS = {2: (128, 64), 4: (64,)}  # of tiles, by bytes of an element of a part, which fits in shared memory
 AT_ONCE = 12  # packets whose sums a warp polls at a time
 FULL, SENT = 0, 1  # of posts
-MOST_BYTES = 8 << 20  # of a result as part_dtype; larger ones "fused" computes faster, on 2 H200
+# Measured on 2 H200: smaller results are faster with K split, larger ones by "fused".
+LEAST = 1 << 20  # elements of a result
+MOST_BYTES = 8 << 20  # of one as part_dtype
 
 
 class Given(NamedTuple):
@@ -346,7 +348,8 @@ class TwoShotOverlap(Method):
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
         emulated = self.world.backend.name == "emulator"  # which takes its time
-        return k % 8 == n % 8 == 0 and m > ROWS and self.world.n_ranks > 1 and not emulated
+        fits = k % 8 == n % 8 == 0 and m > ROWS and m * n >= LEAST
+        return fits and self.world.n_ranks > 1 and not emulated
 
     def bind(self, a, b, out):
         """-> run(stream)"""
