@@ -83,6 +83,14 @@ def pytest_runtest_call(item):
         pytest.skip(f"{first_line} (pip install -e '.[cu13,dev]')")
 
 
+def pytest_runtest_logreport(report):
+    """SHMEMKIT_LIST_SKIPPED: a file, to which the names of skipped tests are added, for ``pytest @FILE``."""
+    file = os.environ.get("SHMEMKIT_LIST_SKIPPED")
+    if file and report.skipped and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(file, "a") as names:
+            print(report.nodeid, file=names)
+
+
 def pytest_sessionfinish(session, exitstatus):
     if exitstatus:
         _failed.append(exitstatus)
