@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numba import cuda, types
 
 import shmemkit as sk
-from shmemkit.device import padding, span
+from shmemkit.device import padding, rank, span
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
 from shmemkit.kernels import gemm_ar
+from shmemkit.kernels.gemm import packets
 from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
 from shmemkit.kernels.gemm.sm90_host import Choice
 from shmemkit.kernels.gemm_ar import ll128
@@ -323,7 +324,8 @@ def test_each_line_is_needed(choose, monkeypatch, method, case, line, change):
 
 def test_who_begins_with_his_own_has_other_bits(pes, choose, monkeypatch):
     """The order of the ranks is what makes their bits equal."""
-    module = changed(ll128, "(first + k * step +", "(first + (k + rank()) % 3 * step +")
+    turned = changed(packets, "(first + k * step +", "(first + (k + rank()) % 3 * step +", rank=rank)
+    module = changed(ll128, "ROWS = 64", "ROWS = 64", numbering=turned.numbering)
     monkeypatch.setattr(ll128, "ll128_kernel", module.ll128_kernel)
     choose(32)
     assert not same_bits(pes(3), "float32", ["one_shot"])[0]

@@ -85,6 +85,19 @@ def test_sizes_and_tiles(monkeypatch, op, rows, n, k, tile):
     product.free()
 
 
+@pytest.mark.parametrize(
+    "rows, n, k", [(128, 8192, 1024), (200, 1000, 520), (33, 520, 264), (5, 24, 72), (256, 6000, 128)]
+)
+def test_overlap(rows, n, k):
+    """By part of a tile, some blocks, and several tiles of each."""
+    fused_is_there()
+    case = Case("rs", rows * world().n_ranks, n, k)
+    product = sk.GemmReduceScatter(world(), rows * world().n_ranks, n, method="ll128_overlap")
+    for _ in range(3):
+        case.check(case.compute(product))
+    product.free()
+
+
 @pytest.mark.parametrize("op", OBJECTS)
 @pytest.mark.parametrize("method", ["fused", "copy_engine"])
 @pytest.mark.parametrize("n, k, on_rank", [(1024, 520, 0), (1000, 263, None), (1003, 512, None)])
@@ -175,13 +188,16 @@ def test_parts_of_float32():
     assert errors["float32"] < 2**-8 and errors["float32"] <= errors[None]
 
 
-@pytest.mark.parametrize("op, symmetric", [("rs", False), ("ar", False), ("ar", True)])
-def test_many_times_with_skew(op, symmetric):
+@pytest.mark.parametrize(
+    "op, method, symmetric",
+    [("rs", "fused", False), ("rs", "ll128_overlap", False), ("ar", "fused", False), ("ar", "fused", True)],
+)
+def test_many_times_with_skew(op, method, symmetric):
     """Equal bits, also where ranks come at different times."""
     fused_is_there()
     w, rng = world(), np.random.default_rng(world().rank)
     case = Case(op, 512 * w.n_ranks, 2048, 256)
-    product = OBJECTS[op](w, 512 * w.n_ranks, 2048, method="fused")
+    product = OBJECTS[op](w, 512 * w.n_ranks, 2048, method=method)
     out = product.output(case.out.shape) if symmetric else None
     first = case.compute(product, out)
     case.check(first)
@@ -192,12 +208,12 @@ def test_many_times_with_skew(op, symmetric):
     product.free()
 
 
-@pytest.mark.parametrize("op", OBJECTS)
-def test_a_graph(op):
+@pytest.mark.parametrize("op, method", [("rs", "fused"), ("rs", "ll128_overlap"), ("ar", "fused")])
+def test_a_graph(op, method):
     fused_is_there()
     w = world()
     case, other = Case(op, 256 * w.n_ranks, 512, 128), Case(op, 64 * w.n_ranks, 256, 512)
-    product = OBJECTS[op](w, 256 * w.n_ranks, 512, method="fused")
+    product = OBJECTS[op](w, 256 * w.n_ranks, 512, method=method)
     want = [x.compute(product) for x in (case, other)]
     stream = w.stream
     stream.begin_capture()

@@ -9,7 +9,8 @@ Methods:
               rows, as when tokens are decoded; GPUs of compute capability 9.0 that NVLink connects
   two_shot    likewise, but sends it to those that add it up, and they the sums: of more than two ranks
   two_shot_overlap
-              likewise, a tile while the next one is computed (``overlap.py``): more rows, some megabytes
+              likewise, a tile while the next one is computed (``shmemkit/kernels/gemm_rs/overlap.py``): more
+              rows, some megabytes
   fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as they are done
               (``shmemkit/kernels/gemm_rs/fused.py``): GPUs of compute capability 9.0 that reach each other's
               memory; large results
@@ -22,9 +23,9 @@ from shmemkit.kernels.gemm_rs.collective import GemmCollective
 from shmemkit.kernels.gemm_rs.copied import CopiedEverywhere
 from shmemkit.kernels.gemm_rs.fused_2d import Fused2DEverywhere
 from shmemkit.kernels.gemm_rs.methods import FusedEverywhere, SequentialAllReduce
+from shmemkit.kernels.gemm_rs.overlap import OverlapEverywhere
 
 from .ll128 import OneShot, TwoShot
-from .overlap import TwoShotOverlap
 
 __all__ = ["GemmAllReduce"]
 
@@ -40,7 +41,7 @@ class GemmAllReduce(GemmCollective):
     METHODS = {
         "one_shot": OneShot,
         "two_shot": TwoShot,
-        "two_shot_overlap": TwoShotOverlap,
+        "two_shot_overlap": OverlapEverywhere,
         "copy_engine": CopiedEverywhere,
         "fused": FusedEverywhere,
         "fused_2d": Fused2DEverywhere,

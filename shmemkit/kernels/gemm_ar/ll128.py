@@ -6,10 +6,10 @@ The product is that of ``shmemkit.kernels.gemm.sm90``, K split or not, by tiles 
 weights as fast as memory gives them. The same warp of each rank has the same rows and columns: what it gets
 lies as what it sends.
 
-Piece     a warp's 16 rows of a tile, or those of them that the product has, by as many columns as take 128
-          bytes (or 64, or 32): rounded to `part_dtype`, in shared memory, swizzled
-Packet    480 bytes of a piece, in the registers of the warp; on the way four lines
-          (``shmemkit.device.ll128_tiles``). Numbered in the order of columns of tiles, rows, pieces
+Piece     a warp's 16 rows of a tile, or those of them that the product has, by some columns
+          (``shmemkit.kernels.gemm.packets``)
+Packet    480 bytes of a piece, in the registers of the warp; on the way four lines. Numbered in the order of
+          columns of tiles, rows, pieces
 Lines     parts[half, k, i], on every rank: packet i of rank k. Written by rank k only
 Counters  calls[0], local: how many calls have ended. The number of a call is the flag of its lines, and gives
           the half. In device memory, so that a replayed graph counts on. done[0]: blocks of this call that
@@ -57,15 +57,22 @@ from typing import NamedTuple
 from numba import cuda, types
 
 from shmemkit.device.barriers import rank
-from shmemkit.device.elements import element
 from shmemkit.device.fragments import ITEMSIZE, fragment_store
-from shmemkit.device.ll128_tiles import TILE_BYTES, TILE_WORDS, ll128_load_some, ll128_store_tile
-from shmemkit.device.memory import load_vec16
-from shmemkit.device.reductions import reduction
+from shmemkit.device.ll128_tiles import TILE_BYTES, ll128_load_some, ll128_store_tile
 from shmemkit.device.registers import for_each_part
 from shmemkit.device.swizzle import quotient
 from shmemkit.kernels.gemm.aligned import aligned
 from shmemkit.kernels.gemm.epilogue import inline
+from shmemkit.kernels.gemm.packets import (
+    SWIZZLE,
+    Pieces,
+    line_words,
+    numbering,
+    packet,
+    place_in_packet,
+    place_of,
+    rounding,
+)
 from shmemkit.kernels.gemm.problem import HALVES, Problem
 from shmemkit.kernels.gemm.products import multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90 import ALONE, Kinds, Tile, gemm_body, signature
@@ -76,22 +83,10 @@ from shmemkit.kernels.tiles import MOST_RANKS, combining
 ROWS = 64  # of a tile
 WIDTHS = (128, 96, 64, 32)
 AT_ONCE = 20  # packets of all ranks that a warp polls at a time: four registers each
-SWIZZLE = {128: (0, 7), 64: (1, 3), 32: (2, 1)}  # bytes of a row: (shift, mask) of its number
 # Guesses, not measured:
 MOST_ROWS = 128  # of a product
 MOST_BYTES = 4 << 20  # of a result as part_dtype, that is better sent by warps than by "fused" or AllReduce
 SAVED = 640 << 10  # bytes that a rank need not send, which are worth another trip
-
-
-class Pieces:
-    """Of a warp's rows of a tile."""
-
-    def __init__(self, tile, part_dtype):
-        row = tile.n * ITEMSIZE[part_dtype]
-        self.row_bytes = next(b for b in SWIZZLE if row % b == 0)
-        self.count = row // self.row_bytes
-        self.columns = tile.n // self.count
-        self.packets = -(-16 * self.row_bytes // TILE_BYTES)  # of a piece, at most
 
 
 class Given(NamedTuple):
@@ -139,68 +134,8 @@ def beginning(n_ranks, shots):
 
 
 @inline
-def place_of(t, n_m):
-    """-> (row, column) of tile t: column after column."""
-    column = quotient(t, n_m)
-    return t - column * n_m, column
-
-
-@inline
 def order(t, n_m, n_n, extra):
     return place_of(t, n_m)
-
-
-@inline
-def place_in_packet(lane):
-    """-> which 16 bytes of a packet are, or have, my two words"""
-    return 28 + (lane >> 4) if lane & 7 == 7 else lane - (lane >> 3)
-
-
-@inline
-def packet(piece, j, last, lane):
-    """-> my two words of packet j of a piece; the second one is undefined in threads 7, 15, 23 and 31."""
-    a, b, c, d = load_vec16(piece, 16 * min(30 * j + place_in_packet(lane), last))
-    low = types.uint64(b) << types.uint64(32) | types.uint64(a)
-    high = types.uint64(d) << types.uint64(32) | types.uint64(c)
-    return high if lane & 15 == 15 else low, high
-
-
-@functools.cache
-def numbering(ranks, count):
-    """-> ``numbers(first, step, left)``: of packet `first` and those behind it, of `ranks` ranks each, `step`
-    apart, `count` in all. Of those behind only `left` are there; then the last one comes again."""
-    before = numbering(ranks, count - 1) if count > 1 else None
-    i, k = divmod(count - 1, ranks)
-
-    @inline
-    def only(first, step, left):
-        return (first,)
-
-    @inline
-    def numbers(first, step, left):
-        return before(first, step, left) + (first + k * step + min(i, left),)
-
-    return numbers if count > 1 else only
-
-
-@functools.cache
-def rounding(part_dtype, dtype):
-    """-> ``narrow(word)``: a word of `part_dtype` as `dtype`, of 8 or 4 bytes"""
-    if part_dtype == dtype:
-
-        @inline
-        def narrow(word):
-            return word
-
-        return narrow
-    widen, pack = reduction("sum", part_dtype).first, element(dtype).pack
-
-    @inline
-    def narrow(word):
-        numbers = widen(word)
-        return pack(numbers[0], numbers[1])
-
-    return narrow
 
 
 @functools.cache
@@ -371,12 +306,6 @@ def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
                 calls[0] = call
 
     return gemm_ll128
-
-
-def line_words(room, n_ranks, shots):
-    """Elements of the lines for `room` packets."""
-    packets = 2 * n_ranks * room if shots == 1 else n_ranks * -(-room // n_ranks) + room
-    return packets * TILE_WORDS
 
 
 def packets_of(m, n, tile, part_dtype):

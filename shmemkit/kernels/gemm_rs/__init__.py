@@ -5,8 +5,11 @@
 
 Methods:
 
-  fused        one kernel, which sends tiles while it computes the next (``fused.py``): GPUs of compute
-               capability 9.0 that reach each other's memory; large results
+  ll128_overlap
+               one kernel, which exchanges a tile by LL128 while it computes the next (``overlap.py``): GPUs
+               of compute capability 9.0 that NVLink connects; some megabytes
+  fused        one kernel, which sends tiles while it computes the next, all that are for others first
+               (``fused.py``): such GPUs that reach each other's memory; large results
   copy_engine  the same, but copy engines send the tiles (``copied.py``): the largest results
   fused_2d     several nodes: "fused" in each node, for one node's rows after another, which cross the
                network meanwhile (``fused_2d.py``); large results
@@ -17,6 +20,7 @@ from .collective import GemmCollective
 from .copied import Copied
 from .fused_2d import Fused2D
 from .methods import Fused, SequentialReduceScatter
+from .overlap import Overlap
 
 __all__ = ["GemmReduceScatter"]
 
@@ -34,13 +38,15 @@ class GemmReduceScatter(GemmCollective):
     ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Calls on
     another stream wait for those before, also for those of other such objects, GemmAllReduce's and
     AllGatherGemm's: see there. Equal calls give equal bits: "fused" begins with a rank's own product, which
-    is not rounded before, and adds the others' in the order of the ranks; "fused_2d" does so in each node,
+    is not rounded before, and adds the others' in the order of the ranks; "ll128_overlap" rounds all products
+    to part_dtype, and adds them in the order of the ranks; "fused_2d" does so in each node,
     rounds the sum to part_dtype, and adds those of the nodes, in their order. Symmetric memory, in elements
     of part_dtype: of "fused" about twice max_m * max_n; of "fused_2d" 1 / nodes of that, and three times
     max_m * max_n / ranks of a node.
     """
 
     METHODS = {
+        "ll128_overlap": Overlap,
         "copy_engine": Copied,
         "fused": Fused,
         "fused_2d": Fused2D,

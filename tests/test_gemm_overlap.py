@@ -1,0 +1,347 @@
+"""Products that are exchanged by LL128 while the next tile is computed, "ll128_overlap" of GemmReduceScatter
+and "two_shot_overlap" of GemmAllReduce, on the emulator: results at ragged edges, by blocks of several tiles,
+with repeats, graphs, races checked, messages late, in random schedules; and what goes wrong when one of their
+waits is taken away."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gemms import changed, check_graphs_and_streams, error
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from numba import cuda, types
+from test_gemm_ar import BFLOAT16, expected, given
+
+import shmemkit as sk
+from shmemkit.device import padding, span
+from shmemkit.device.fragments import fragment_store
+from shmemkit.emu import DeadlockError, EmulatorError, RaceError
+from shmemkit.kernels.gemm.packets import Pieces, line_words
+from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
+from shmemkit.kernels.gemm_rs import overlap
+from shmemkit.memory import as_dtype
+
+METHODS = {"rs": "ll128_overlap", "ar": "two_shot_overlap"}
+OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
+ops = pytest.mark.parametrize("op", METHODS)
+late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
+skewed = pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    def only(sms, width=64):
+        monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", sms)
+        monkeypatch.setattr(overlap, "WIDTHS", {2: (width,), 4: (width,)})
+
+    return only
+
+
+def rows_wanted(op, call, size, world, majors="kn", dtype=BFLOAT16):
+    """The result on this rank."""
+    whole, rows = expected(call, size, world, majors, dtype), size[0] // world.n_ranks
+    return whole if op == "ar" else whole[world.rank * rows : (world.rank + 1) * rows]
+
+
+def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16"):
+    """Calls of one object, one after another, which nothing is between. -> whether each is right"""
+    world = sk.init()
+    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = OBJECTS[op](world, max_m, max_n, dtype, part_dtype, METHODS[op])
+    calls, right, dtype = [], [], as_dtype(dtype)
+    for call, size in enumerate(sizes):
+        want = rows_wanted(op, call, size, world, majors, dtype)
+        room = np.full(want.size + 8, np.nan, dtype)
+        out = room[: want.size].reshape(want.shape)
+        calls.append((*given(call, size, world.rank, majors, dtype), out, want, room))
+        assert product(*calls[-1][:3]) is out
+    world.synchronize()
+    for *_, out, want, room in calls:
+        right.append(np.array_equal(out, want) and np.isnan(room[want.size :].astype("float32")).all())
+    product.free()
+    return right
+
+
+def all_right(pes, n_pes, op, sizes, *args):
+    """Of a reduce-scatter so many rows for each rank."""
+    sizes = [(m if op == "ar" else m * n_pes, *more) for m, *more in sizes]
+    return all(all(of_rank) for of_rank in pes(n_pes).run(compute, op, sizes, *args))
+
+
+@late
+@ops
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5])
+def test_sizes(pes, blocks, op, n_pes):
+    """Columns of tiles of few blocks; of few ranks, two rows of them, the second one cut; a part of one."""
+    blocks(1 if n_pes < 4 else 3)
+    sizes = [(17, 136, 8), (130, 8, 72), (3, 40, 8)] if n_pes < 4 else [(17, 72, 8), (3, 40, 8)]
+    assert all_right(pes, n_pes, op, sizes)
+
+
+@late
+@ops
+@pytest.mark.parametrize(
+    "width, sms, size, part_dtype, majors, dtype",
+    [
+        (128, 1, (20, 264, 8), None, "kk", "bfloat16"),
+        (128, 2, (130, 136, 72), None, "mn", "float16"),
+        (64, 2, (24, 200, 72), "float32", "mk", "bfloat16"),
+        (64, 1, (136, 72, 8), "float32", "kn", "float16"),
+    ],
+)
+def test_tiles_layouts_and_parts_of_float32(pes, blocks, op, width, sms, size, part_dtype, majors, dtype):
+    blocks(sms, width)
+    assert all_right(pes, 2, op, [size], majors, part_dtype, dtype)
+
+
+@skewed
+@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 3)])
+def test_some_ranks_are_ahead(pes, blocks, op, n_pes):
+    blocks(1)
+    assert all_right(pes, n_pes, op, [(3, 72 * (2 if op == "ar" else 1), 8)] * 3)
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@drawn(
+    st.sampled_from(list(METHODS)),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(1, 260), st.integers(1, 20), st.integers(1, 10)), min_size=2, max_size=3),
+    st.sampled_from([(None, 128), (None, 64), ("float32", 64)]),
+)
+def test_any_sizes_in_a_row(op, n_pes, sms, sizes, parts):
+    part_dtype, width = parts
+    sizes = [(-(-m // n_pes) * n_pes, 8 * n, 8 * k) for m, n, k in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "WIDTHS", {2: (width,), 4: (width,)})
+        patch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", sms)
+        assert all(map(all, sk.emu.run(compute, n_pes, (op, sizes, "kn", part_dtype))))
+
+
+@late
+@ops
+def test_graphs_and_streams(pes, blocks, op):
+    blocks(1)
+
+    def main():
+        world = sk.init()
+        product, sizes = OBJECTS[op](world, 18, 136, method=METHODS[op]), [(4, 72, 16), (18, 8, 72)]
+        calls = []
+        for call, size in enumerate(sizes):
+            want = rows_wanted(op, call, size, world)
+            calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
+        check_graphs_and_streams(world, product, calls)
+
+    pes(2).run(main)
+
+
+def results_of(part_dtype):
+    """-> bits of each call, of all rows, by both and "two_shot"; and the result's error"""
+    world = sk.init()
+    numbers = [np.random.default_rng(r).standard_normal((2, 9, 192)).astype(BFLOAT16) for r in range(3)]
+    a, b = numbers[world.rank][0], numbers[world.rank][1, :8].T
+    bits, out = set(), None
+    for op, method in (*METHODS.items(), ("ar", "two_shot")):
+        product = OBJECTS[op](world, 9, 8, "bfloat16", part_dtype, method)
+        for _ in range(2):
+            out = product(a, b)
+            world.synchronize()
+            rows = world.host_allgather(out.tobytes())
+            bits.add(b"".join(rows) if op == "rs" else rows[world.rank])
+        product.free()
+    exact = np.add.reduce([x[0].astype("float64") @ x[1, :8].T.astype("float64") for x in numbers])
+    return bits, error(out, exact)
+
+
+def same_bits(pes, part_dtype):
+    found = pes(3).run(results_of, part_dtype)
+    return len(set.union(*(bits for bits, _ in found))) == 1, found[0][1]
+
+
+def test_the_same_bits_on_all_ranks_every_time_and_as_of_two_shots(pes, blocks):
+    blocks(2)
+    same, rounded = same_bits(pes, None)
+    also_same, wide = same_bits(pes, "float32")
+    assert same and also_same
+    assert wide < 3e-3 and wide <= rounded < 8e-3  # one rounding, and two
+
+
+# ---- what is refused, and what is chosen
+
+
+@ops
+def test_what_is_not_allowed_is_refused(pes, monkeypatch, op):
+    kind, method = OBJECTS[op], METHODS[op]
+
+    def main():
+        world = sk.init()
+        with pytest.raises(ValueError, match=f"{method} cannot be used here: .*float16 is allowed"):
+            kind(world, 8, 8, "float32", method=method)
+        product = kind(world, 600, 16, method=method)
+        x = np.zeros((600, 16), BFLOAT16)
+        said = "M is 600: up to 512 are allowed for max_n=16"
+        with pytest.raises(ValueError, match=f"'{method}': {said}"):
+            product(x, x[:16])
+        product.free()
+        world.host_barrier()
+        monkeypatch.setattr(overlap, "MOST_RANKS", 1)
+        world.host_barrier()
+        with pytest.raises(ValueError, match="2 ranks: up to 1 are allowed"):
+            kind(world, 8, 8, method=method)
+
+    monkeypatch.setattr(overlap, "MOST_BYTES", 520 * 32)
+    pes(2).run(main)
+
+
+@ops
+def test_ranks_without_nvlink_are_refused(pes, op):
+    def main():
+        with pytest.raises(ValueError, match=f"{METHODS[op]} cannot be used here: .*another node"):
+            OBJECTS[op](sk.init(), 8, 8, method=METHODS[op])
+
+    pes(2, local_size=1).run(main)
+
+
+def chosen(op, n_ranks, m, k, n, emulated=False, max_n=8192):
+    method = object.__new__({"rs": overlap.Overlap, "ar": overlap.OverlapEverywhere}[op])
+    backend = SimpleNamespace(name="emulator" if emulated else "nvshmem")
+    method.world, method.part_dtype = SimpleNamespace(n_ranks=n_ranks, backend=backend), "bfloat16"
+    method.max_n, method.most, method.shares = max_n, 512, n_ranks if op == "rs" else 1
+    return method.refuses(m, k, n) is None and method.is_for(m, k, n)
+
+
+def test_they_are_for_some_megabytes():
+    rows = 64, 128, 144, 192, 256, 384, 512, 513
+    assert [m for m in rows if chosen("ar", 4, m, 7168, 8192)] == [192, 256, 384, 512]
+    assert [m for m in rows if chosen("rs", 4, m, 7168, 8192)] == [384, 512]  # tiles are full, mostly
+    for op in METHODS:
+        assert [chosen(op, 2, 256, 7168, n) for n in (4088, 4096)] == [False, True]
+        for refused in [(2, 256, 7164, 8192), (2, 256, 7168, 8188), (1, 256, 7168, 8192)]:
+            assert not chosen(op, *refused)
+        assert not chosen(op, 2, 256, 7168, 8192, emulated=True)
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(st.integers(1, 4000), st.integers(1, 4000), st.sampled_from(["bfloat16", "float32"]), st.data())
+def test_what_is_allowed_has_room(max_m, columns, part_dtype, data):
+    """In the lines, by tiles of any width; rows of one rank, too."""
+    max_n = 8 * columns
+    rows = overlap.rows_allowed(max_m, max_n, part_dtype)
+    assert 1 <= rows <= max_m
+    m, n = data.draw(st.integers(1, rows)), 8 * data.draw(st.integers(1, columns))
+    shares = data.draw(st.integers(1, m))
+    room = overlap.room_for(-(-rows // shares), max_n, part_dtype)
+    for tile in overlap.tiles_for(part_dtype):
+        assert overlap.packets_of(m // shares, n, tile, part_dtype) <= room
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("part_dtype", ["bfloat16", "float32"])
+def test_parts_fit_in_shared_memory(part_dtype, out_dtype):
+    for tile in overlap.tiles_for(part_dtype):
+        for majors in ("kk", "kn", "mk", "mn"):
+            kinds = Kinds(out_dtype, *("k" if major == "k" else "mn" for major in majors), out_dtype)
+            layout, pieces = Layout(tile, kinds), Pieces(tile, part_dtype)
+            assert tile.warps * pieces.count * 16 * pieces.row_bytes <= layout.bytes - layout.at_pieces
+            assert layout.stages >= 3 and shared_bytes(tile, kinds) <= 232448
+
+
+# ---- waits that are not there
+
+SEVERAL = "ar", (1, 64), [(24, 136, 8)] * 2
+AGAIN = "ar", (2, 64), [(3, 72, 8)] * 3
+BELOW = "ar", (2, 64), [(130, 8, 8)]
+SCATTERED = "rs", (1, 64), [(48, 72, 8)] * 2
+
+
+def is_missed(op, sizes, schedules):
+    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
+        try:
+            results = sk.emu.run(compute, 2, (op, sizes), delivery="unordered", **options)
+        except (EmulatorError, RaceError, DeadlockError) as report:
+            print(report)
+            return True
+        if not all(map(all, results)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "case, line, change",
+    [
+        (SEVERAL, "call = calls[0] + 1", "call = 1"),
+        (SEVERAL, "                calls[0] = call", "                pass"),
+        (AGAIN, "                done[0] = 0\n", ""),
+        (SEVERAL, "mbarrier_wait(extra.posts, SENT, (state & 1) ^ 1)", "pass"),
+        (SEVERAL, "            mbarrier_wait(extra.posts, FULL, parity)\n", ""),
+        (SEVERAL, "            mbarrier_wait(extra.posts, FULL, state & 1)\n", ""),
+        (SEVERAL, "part_bytes - of_warp),))  # 1\n        cuda.syncwarp()\n", "part_bytes - of_warp),))\n"),
+        (SEVERAL, "            parity ^= 1\n", ""),
+        (SEVERAL, "while t + step < tiles:", "while t < tiles:"),
+        (SEVERAL, "place = quotient(t * packets + j, n_ranks)", "place = quotient(j, n_ranks)"),
+        (SEVERAL, "first + n_ranks - 1 - me, n_ranks)", "first, n_ranks)"),
+        (SEVERAL, "places = parts + rank() * step,", "places = parts + step,"),
+        (SEVERAL, "parts, sums = 0, n_ranks * step", "parts = 0"),
+        (SEVERAL, "place += warps", "place += warps + 1"),
+        (BELOW, "(warp < of_tile) & ", ""),
+        (SCATTERED, "place = i * packets + j", "place = j"),
+        (SCATTERED, "            if owner == rank():", "            if True:"),
+        (SCATTERED, "return owner * extra.rows + first, first", "return first, first"),
+        (SCATTERED, "row -= owner * extra.tile_rows", "pass"),
+    ],
+)
+def test_each_line_is_needed(blocks, monkeypatch, case, line, change):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    op, where, sizes = case
+    monkeypatch.setattr(overlap, "overlap_kernel", changed(overlap, line, change).overlap_kernel)
+    blocks(*where)
+    assert is_missed(op, sizes, 12)
+
+
+# ---- the exchange of a tile alone, in all schedules
+
+
+def exchange(op, n_calls, module=overlap):
+    """What a warp does with a tile of two packets, again and again; of a reduce-scatter with one for each
+    rank."""
+    world = sk.init()
+    me, n_ranks, tile, everywhere = world.rank, world.n_ranks, Tile(16, 16), op == "ar"
+    send = module.sending(tile, "bfloat16", n_ranks, everywhere, 1)
+    finish = module.finishing(tile, "bfloat16", "bfloat16", n_ranks, everywhere, 1)
+    begin, store = module.beginning(n_ranks, everywhere), fragment_store("bfloat16", 32)
+    tiles, number = 1 if everywhere else n_ranks, 3 + 8 * me
+
+    @cuda.jit
+    def kernel(call, lines, out):
+        part, lane = cuda.shared.array(2048, types.uint8), cuda.threadIdx.x
+        part = span(part, padding(part, 1024), 1024)
+        extra = begin(lines, 2, call, (), tiles, 1, 16, out, 4)
+        for t in range(tiles):
+            cuda.syncwarp()
+            store(part, 0, (np.float32(number + call + t),) * 8)
+            cuda.syncwarp()
+            send(t, part, 0, lane, extra)
+        for t in range(tiles):
+            finish(t, 0, lane, extra)
+
+    lines = world.zeros((line_words(2, n_ranks, 1 + everywhere),), "uint64", "lines")
+    for call in range(1, n_calls + 1):
+        out = np.zeros(16 * 16, BFLOAT16)
+        kernel[1, 32](call, lines, out.view("uint64"))
+        world.synchronize()
+        assert (out == sum(3 + 8 * k + call + (0 if everywhere else me) for k in range(n_ranks))).all()
+
+
+@pytest.mark.parametrize("op, n_calls", [("ar", 2), ("rs", 3)])
+def test_the_exchange_is_right_in_every_schedule(op, n_calls):
+    found = sk.emu.explore(exchange, 2, (op, n_calls), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+def test_and_only_with_two_halves():
+    """A rank that is ahead overwrites what another waits for."""
+    arguments = "rs", 2, changed(overlap, "(call & 1) * n_ranks * room", "0")
+    found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
+    assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)
