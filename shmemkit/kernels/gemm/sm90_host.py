@@ -66,32 +66,38 @@ class Choice(NamedTuple):
     splits: int
 
 
-# Cycles of a multiprocessor for 128 bytes that come to it, for what a tile needs besides its products, and,
-# where K is split, to begin adding up parts, and for each column of a tile and part.
-LOAD, TILE_COST, SPLIT_COST, PART_COST = 2.6, 3000, 14000, 9.4
+# Cycles of a multiprocessor, by rows of a tile: for 128 bytes that come to it; for each column of a tile's
+# products with 64 of K, and for all columns; and, for each column of a tile and part, to add up parts of K.
+LOAD = {64: 2.6, 128: 1.9}
+COLUMN, COLUMNS = {64: 2.0, 128: 3.75}, {64: 0, 128: 64}
+PART_COST = {64: 9.4, 128: 28.0}
+# For what a tile needs besides its products, and, where K is split, to begin adding up parts.
+TILE_COST, SPLIT_COST = 3000, 14000
 MEMORY = 18.0  # bytes per cycle and multiprocessor that all of them together get from memory
+NARROW = 6e-4  # of their time more, for each column that tiles of 128 rows have less than 256: more power
 
 
 def estimate(m, n, k, choice, sms=132):
     """-> about how many cycles an M by N by K product takes on `sms` multiprocessors.
 
-    Rounds of tiles, times what a tile takes: its products (64 rows by n columns by 64 of K take the tensor
-    cores 2 n cycles, but 64 + n to read them in shared memory) or its loads, the longer ones; at least what
-    memory takes for all.
+    Rounds of tiles, times what a tile takes: its products or its loads, the longer ones; at least what memory
+    takes for all.
 
     It tells tiles apart, not products, whose power decides how fast an H200's clock is: of large products
     (4096 x 4096 x 4096 to 8192 x 8192 x 8192) it is the time by 1.44 to 1.53 GHz, of 512 x 7168 x 8192 by
-    1.55 to 1.57, of 64 x 7168 x 8192 by 1.52 to 1.62. For the tiles of one product that is the same within 4
-    percent, of the last one 6.
+    1.55 to 1.57, of 64 x 7168 x 8192 by 1.52 to 1.62, of 256 x 4096 x 7168, in one round, by 1.9. For the
+    tiles of one product that is the same within some percent, with K split within 15.
     """
-    tile, splits = choice
+    (tile, splits), rows = choice, choice.tile.m
     rounds = -(-tile.count(m, n) * splits // sms)
-    product = (tile.m // 64) * 4 * max(tile.n / 2, 16 + tile.n / 4)
-    loads = LOAD * (tile.m + tile.n)
+    product = max(COLUMN[rows] * tile.n + COLUMNS[rows], rows + rows / 64 * tile.n)
+    loads = LOAD[rows] * (rows + tile.n)
     cycles = rounds * (-(-k // SLAB // splits) * max(product, loads) + TILE_COST)
+    if rows == 128:
+        cycles *= 1 + NARROW * (256 - tile.n)
     least = 2.0 * (m * k + n * k + m * n) / (MEMORY * sms)
     cost = max(cycles, least) + 0.1 * cycles
-    return cost + SPLIT_COST + PART_COST * tile.n * splits if splits > 1 else cost
+    return cost + SPLIT_COST + PART_COST[rows] * tile.n * splits if splits > 1 else cost
 
 
 def choices_of(tiles, m, n, k, sms):
