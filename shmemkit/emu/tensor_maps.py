@@ -143,6 +143,8 @@ def store_fragment(thread, tile, row_bytes, i, part, dtype):
     view = tile_bytes(tile, 16 * row_bytes, 8 * row_bytes, "fragment_store")
     elements = np.array(part, np.float32).astype(_DTYPES[dtype])
     at = _of_fragment(thread.lane, row_bytes, i, elements.itemsize)
+    for first in elements.itemsize * at[::2]:  # two side by side
+        thread.bytes_of("write", tile, int(first), int(first) + 2 * elements.itemsize)
     view.view(elements.dtype)[at] = elements
     unfenced(thread).update(address(view) + elements.itemsize * at)
 
@@ -171,13 +173,21 @@ def packed_rows(piece, i, dtype):
 
 def store_packed(thread, piece, i, part, dtype):
     place = packed_rows(piece, i, dtype)[:, thread.lane]
+    _note_packed(thread, "write", piece, i, place)
     with np.errstate(all="ignore"):
         place[:] = np.array(part, np.float32).astype(_DTYPES[dtype]).view(np.uint8).reshape(place.shape)
     unfenced(thread).update(address(half) for half in place)
 
 
+def _note_packed(thread, kind, piece, i, place):
+    for half in range(len(place)):
+        first = 16 * (32 * (len(place) * i + half) + thread.lane)
+        thread.bytes_of(kind, piece, first, first + 16)
+
+
 def packed(thread, piece, i, dtype):
     place = packed_rows(piece, i, dtype)[:, thread.lane]
+    _note_packed(thread, "read", piece, i, place)
     return place.reshape(-1).view(_DTYPES[dtype]).astype(np.float32)
 
 

@@ -117,6 +117,11 @@ class Tile(NamedTuple):
         return self.m // 16
 
 
+def moves_registers(tile):
+    """Whether the warpgroup that loads gives registers to those that multiply; otherwise there are enough."""
+    return tile.m == 128 and tile.n > 128
+
+
 class Kinds(NamedTuple):
     """Of a product: dtype of A and B, how they are stored, dtype of out, and the bias's (None: there is none)
     and activation of the epilogue."""
@@ -412,7 +417,7 @@ def gemm_body(
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a = 64 * 2 * SLAB  # bytes of a warpgroup's rows of A's slab
-    registers = tile_m == 128 and tile_n > 128  # otherwise there are enough for all warpgroups
+    registers = moves_registers(tile)
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):

@@ -12,7 +12,7 @@ for its own.)
 
 Part      of a tile, rounded to `part_dtype`: the pieces of all warps (``shmemkit.kernels.gemm.packets``)
 Packet    480 bytes of a part, in the registers of a warp; on the way four lines that say themselves that they
-          have arrived (``shmemkit.device.ll128_tiles``)
+          have arrived (``shmemkit.device.ll128_tiles``). Of rows that the result does not have, none is sent
 Owner     of a tile: the rank whose rows it has. Tiles do not cross from one rank's rows to another's
 Lines     parts[half, k, i], on the owner: packet i of its tiles, of rank k. Written by rank k only
 Counters  calls[0], local: how many calls have ended. The number of a call is the flag of its lines, and gives
@@ -22,10 +22,11 @@ Posts     two mbarriers of a block: posts[0], a part is in shared memory: one ar
           multiplies; posts[1], it has been sent: one of each warp beside the loader's
 
   warps that multiply, for each tile:
-          1. wait for posts[1] of the tile before; round and store the tile's part; arrive at posts[0]
+          1. wait for posts[1] of the tile before, if there was one; round and store the tile's part; the warp
+             meets; arrive at posts[0]
   warps beside the loader's, for each tile of the block but the last; those that multiply, for the last:
           2. wait for posts[0]; load the packets, and store them to parts[half, me, i] on the tile's owner,
-             with the flag: on this rank, too. Arrive at posts[1]
+             with the flag: on this rank, too. The warp meets; arrive at posts[1]
           3. if it is mine, for some packets i at a time: poll parts[half, k, i], of all k at once, until all
              have the flag; add them in the order of the ranks, in float32; round, and store to out
 
@@ -91,12 +92,14 @@ from shmemkit.kernels.method import Method
 from shmemkit.kernels.tiles import MOST_RANKS, combining
 
 ROWS = 128  # of a tile
-WIDTHS = {2: (128, 64), 4: (64,)}  # of tiles, by bytes of an element of a part, which fits in shared memory
+# Of tiles, by bytes of an element of a part, which fits in shared memory. (Wider ones would move registers,
+# which ptxas ignores in kernels that have the table of ranks, as `rank` and LL128 do.)
+WIDTHS = {2: (128, 64), 4: (64,)}
 AT_ONCE = 12  # packets of all ranks that a warp polls at a time: four registers each
 FULL, SENT = 0, 1  # of posts
-# Measured on 2 H200: smaller results are faster with K split, larger ones by "fused".
+# Measured on 2 H200, for more ranks guesses: smaller results are faster with K split, larger ones by "fused".
 LEAST = 1 << 20  # elements of a result
-MOST_BYTES = 8 << 20  # of one as part_dtype
+MOST_BYTES = 8 << 20  # of one as part_dtype, in whole tiles: what there are lines for
 
 
 class Given(NamedTuple):
@@ -134,8 +137,26 @@ def beginning(n_ranks, everywhere):
     return begin
 
 
+def bytes_of_tile(tile, part_dtype):
+    return tile.m * tile.n * ITEMSIZE[part_dtype]
+
+
 def packets_of_tile(tile, part_dtype):
-    return -(-tile.m * tile.n * ITEMSIZE[part_dtype] // TILE_BYTES)
+    """Of a whole one; each has as many numbers."""
+    return -(-bytes_of_tile(tile, part_dtype) // TILE_BYTES)
+
+
+@functools.cache
+def counting(tile, part_dtype):
+    """-> ``packets_at(row, extra)``: packets of a tile in row `row` of them: those of warps that have rows"""
+    bytes_of_warp = bytes_of_tile(tile, part_dtype) // tile.warps
+
+    @inline
+    def packets_at(row, extra):
+        warps = quotient(min(extra.rows - row * ROWS, ROWS) + 15, 16)
+        return quotient(warps * bytes_of_warp + TILE_BYTES - 1, TILE_BYTES)
+
+    return packets_at
 
 
 @functools.cache
@@ -163,20 +184,23 @@ def rows_of(row, tile_m, extra):
 @functools.cache
 def sending(tile, part_dtype, n_ranks, everywhere, warps):
     """-> ``send(t, part, warp, lane, extra)``: step 2 for tile `t`, which has this part, by `warps` warps."""
-    packets, last = packets_of_tile(tile, part_dtype), tile.m * tile.n * ITEMSIZE[part_dtype] // 16 - 1
-    owner_of = owning(n_ranks)
+    packets, last = packets_of_tile(tile, part_dtype), bytes_of_tile(tile, part_dtype) // 16 - 1
+    owner_of, packets_at = owning(n_ranks), counting(tile, part_dtype)
 
     @inline
     def send(t, part, warp, lane, extra):
-        owner, i, _, _ = owner_of(t, extra)
-        j = int64(warp)
-        while j < packets:
-            words = packet(part, j, last, lane)
+        if everywhere:
+            owner, i = 0, t
+            row, _ = place_of(t, extra.tile_rows)
+        else:
+            owner, i, row, _ = owner_of(t, extra)
+        j, count = int64(warp), packets_at(row, extra)
+        while j < count:
+            words, place = packet(part, j, last, lane), i * packets + j
             if everywhere:
-                place = quotient(t * packets + j, n_ranks)
-                owner = t * packets + j - place * n_ranks
-            else:
-                place = i * packets + j
+                owner = place
+                place = quotient(owner, n_ranks)
+                owner -= place * n_ranks
             ll128_store_tile(extra.lines, extra.mine + place, words, extra.call, owner)
             j += warps
 
@@ -185,15 +209,17 @@ def sending(tile, part_dtype, n_ranks, everywhere, warps):
 
 @functools.cache
 def adding(tile, part_dtype, n_ranks, warps):
-    """-> ``add(t, warp, extra)``: step 3 of an all-reduce for tile `t`, by `warps` warps."""
-    packets = packets_of_tile(tile, part_dtype)
+    """-> ``add(t, row, warp, extra)``: step 3 of an all-reduce for tile `t`, in that row of tiles, by `warps`
+    warps."""
+    packets, packets_at = packets_of_tile(tile, part_dtype), counting(tile, part_dtype)
     numbers, combine = numbering(n_ranks, n_ranks), combining("sum", part_dtype, n_ranks)
 
     @inline
-    def add(t, warp, extra):
+    def add(t, row, warp, extra):
         first, me = t * packets, rank()
+        end = first + packets_at(row, extra)
         place = quotient(first + n_ranks - 1 - me, n_ranks) + warp  # of the first packet that I own
-        while place * n_ranks + me < first + packets:
+        while place * n_ranks + me < end:
             tiles = numbers(extra.parts + place, extra.step, 0)
             words = combine(ll128_load_some(extra.lines, tiles, extra.call))
             for k in range(n_ranks):
@@ -214,7 +240,7 @@ def receiving(tile, part_dtype, dtype, ranks, warps):
     units = pieces.row_bytes  # of 16 bytes, of the 16 rows of a piece
     of_tile, batch = tile.warps, min(max(1, AT_ONCE // ranks), -(-packets // warps))
     numbers, combine = numbering(ranks, ranks * batch), combining("sum", part_dtype, ranks)
-    narrow = rounding(part_dtype, dtype)
+    narrow, packets_at = rounding(part_dtype, dtype), counting(tile, part_dtype)
 
     @inline
     def store_packet(words, i, arguments):
@@ -238,10 +264,10 @@ def receiving(tile, part_dtype, dtype, ranks, warps):
 
     @inline
     def receive(at, row, column, warp, lane, extra):
+        j, left = int64(warp * batch), packets_at(row, extra)
         row, column = row * ROWS, column * count * words_of_row
-        j = int64(warp * batch)
-        while j < packets:
-            tiles = numbers(at + j, extra.step, packets - 1 - j)
+        while j < left:
+            tiles = numbers(at + j, extra.step, left - 1 - j)
             store_packets(ll128_load_some(extra.lines, tiles, extra.call), (j, row, column, lane, extra))
             j += warps * batch
 
@@ -258,8 +284,8 @@ def finishing(tile, part_dtype, dtype, n_ranks, everywhere, warps):
     @inline
     def finish(t, warp, lane, extra):
         if everywhere:
-            add(t, warp, extra)  # 3
             row, column = place_of(t, extra.tile_rows)
+            add(t, row, warp, extra)  # 3
             receive(extra.sums + t * packets, row, column, warp, lane, extra)  # 4
         else:
             owner, i, row, column = owner_of(t, extra)
@@ -321,7 +347,8 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
         parity = 0
         while t + step < tiles:
             mbarrier_wait(extra.posts, FULL, parity)
-            send(t, part, warp, lane, extra)  # 2; the warp has loaded all before it stores the last
+            send(t, part, warp, lane, extra)  # 2
+            cuda.syncwarp()
             if lane == 0:
                 mbarrier_arrive(extra.posts, SENT)
             finish(t, warp, lane, extra)
@@ -399,20 +426,14 @@ def tiles_for(part_dtype):
     return [Tile(ROWS, width) for width in WIDTHS[ITEMSIZE[part_dtype]]]
 
 
-def packets_of(rows, n, tile, part_dtype):
-    """Packets of that many rows, of N columns."""
-    return tile.count(rows, n) * packets_of_tile(tile, part_dtype)
-
-
-def rows_allowed(max_m, max_n, part_dtype):
-    """The most rows of a product of up to `max_n` columns that there are lines for."""
-    rows = MOST_BYTES // (max_n * ITEMSIZE[part_dtype])
-    return min(max_m, max(ROWS, rows // ROWS * ROWS))
-
-
-def room_for(rows, max_n, part_dtype):
-    """Packets of that many rows at most, of the largest product."""
-    return max(packets_of(rows, max_n, tile, part_dtype) for tile in tiles_for(part_dtype))
+def room_for(rows, n, part_dtype, shares):
+    """Packets of a rank's rows, of `shares` ranks, of the largest product that there are lines for."""
+    tiles = tiles_for(part_dtype)
+    most = [MOST_BYTES // bytes_of_tile(tile, part_dtype) // shares for tile in tiles]
+    return max(
+        min(tile.count(rows, n), number) * packets_of_tile(tile, part_dtype)
+        for tile, number in zip(tiles, most, strict=True)
+    )
 
 
 class Overlap(Method):
@@ -429,19 +450,22 @@ class Overlap(Method):
         elif dtype not in HALVES:
             reason = f"{dtype}: {' or '.join(HALVES)} is allowed"
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
-        self.part_dtype, self.max_n = part_dtype, max_n
-        self.shares = 1 if self.everywhere else n_ranks
-        self.most = rows_allowed(max_m, max_n, part_dtype)
-        self.room = room_for(-(-self.most // self.shares), max_n, part_dtype)
+        self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
+        self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares)
         words = line_words(self.room, n_ranks, 2 if self.everywhere else 1)
         self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
         self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
-        if m <= self.most:
+        rows, tiles = -(-m // self.shares), tiles_for(self.part_dtype)
+        most = max(tile.count(rows, n) * bytes_of_tile(tile, self.part_dtype) for tile in tiles)
+        if self.shares * most <= MOST_BYTES:
             return None
-        return f"M is {m}: up to {self.most} are allowed for max_n={self.max_n}; it is for {MOST_BYTES} bytes"
+        return (
+            f"{m} by {n} {self.part_dtype} are {self.shares * most} bytes in tiles of {ROWS} rows of each "
+            f"rank: up to {MOST_BYTES} are allowed"
+        )
 
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
@@ -493,6 +517,7 @@ BF16, F16 = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16"
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
     "128x128": _listed((128, 128), BF16, "bfloat16", 4),
+    "128x128 of 16": _listed((128, 128), F16, "float16", 16),
     "128x64 float32": _listed((128, 64), F16, "float32", 2),
     "128x128 everywhere": _listed((128, 128), BF16, "bfloat16", 4, True),
     "128x64 everywhere": _listed((128, 64), F16, "float16", 8, True),
