@@ -24,6 +24,29 @@ def test_other_arrays(call, text):
         spmd(2, lambda world: (call(world), world.synchronize()))
 
 
+def products(kind, *sizes):
+    return lambda w: kind(w, 16, 8, "float32")(*(np.ones(s, "float32") for s in sizes[w.rank]))
+
+
+@pytest.mark.parametrize(
+    "call, numbers",
+    [
+        (products(sk.GemmAllReduce, [(4, 8), (8, 8)], [(5, 8), (8, 8)]), (32, 40)),
+        (products(sk.GemmReduceScatter, [(4, 8), (8, 4)], [(4, 8), (8, 8)]), (8, 16)),
+        (
+            lambda w: sk.AllGatherGemm(w, 2048)(np.ones((4 + w.rank, 8)), np.ones((8, 4 + w.rank))),
+            (32, 40),
+        ),
+    ],
+)
+def test_other_products(call, numbers):
+    """Weights of an all-gather may differ."""
+    with pytest.raises(ValueError, match="call 1 of rank .* is .*Gemm") as raised:
+        spmd(2, lambda world: (call(world), world.synchronize()))
+    assert all(f"{number} float" in str(raised.value) for number in numbers), raised.value
+    spmd(2, lambda w: sk.AllGatherGemm(w, 2048)(np.ones((4, 8)), np.ones((8, 4 + w.rank))))
+
+
 def test_another_order():
     def main(world):
         reduce, barrier = sk.AllReduce(world, 64), sk.Barrier(world)

@@ -181,7 +181,7 @@ def test_what_is_not_allowed_is_refused(pes, monkeypatch, op):
             kind(world, 8, 8, "float32", method=method)
         product = kind(world, 600, 16, method=method)
         x = np.zeros((600, 16), BFLOAT16)
-        said = rf"600 by 16 bfloat16 are {n_bytes} bytes in tiles of 128 rows .*: up to 163839 are allowed"
+        said = f"600 by 16 take {n_bytes} bytes as bfloat16 in whole tiles, .*: up to 163839 are allowed"
         with pytest.raises(ValueError, match=f"'{method}': {said}"):
             product(x, x[:16])
         product.free()

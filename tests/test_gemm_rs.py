@@ -179,7 +179,10 @@ def test_what_is_not_allowed_is_refused(pes):
             (dict(max_m=8, max_n=8, method="fast"), "'auto' are allowed"),
             (dict(max_m=8 + world.rank, max_n=8), "the same are allowed"),
             (dict(max_m=8, max_n=8, dtype="float32", method="fused"), "bfloat16 or float16 is allowed"),
-            (dict(max_m=8, max_n=8, part_dtype="float32", method="sequential"), "parts are of the dtype"),
+            (
+                dict(max_m=8, max_n=8, part_dtype="float32", method="sequential"),
+                "float32: bfloat16, the dtype",
+            ),
         ]
         for arguments, reason in refused:
             with pytest.raises(ValueError, match=reason):

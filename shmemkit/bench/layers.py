@@ -20,7 +20,8 @@ def share(world, op, shape):
     shared = {"N": n} if op == "gemm_ar" else {"M": m, "N": n}
     if any(size % world.n_ranks for size in shared.values()):
         raise SystemExit(
-            f"{op}: {m}x{n}x{k}: {' and '.join(shared)} must be a multiple of {world.n_ranks}, the ranks"
+            f"--shapes {m}x{n}x{k}: {' and '.join(shared)}: multiples of {world.n_ranks}, the ranks, are "
+            "allowed"
         )
     return m, n // world.n_ranks, k
 

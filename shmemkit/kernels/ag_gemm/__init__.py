@@ -66,7 +66,7 @@ class AllGatherGemm(Products):
     """
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
-    optional = ("gathered", "bias")
+    optional, alike = ("gathered", "bias"), ("x",)
 
     def __init__(self, world, max_nbytes, method="auto"):
         def check():

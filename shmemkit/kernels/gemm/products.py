@@ -22,6 +22,7 @@ class Products:
 
     methods               their names, without "auto"
     optional              what the names of arrays begin with that may be None
+    alike                 names of arrays that have the same size and dtype on all ranks
     methods_for(n_nodes)  those of them that are for so many nodes
     _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None},
                           which the caller keeps alive; TypeError or ValueError for what is not allowed
@@ -71,16 +72,22 @@ class Products:
         key = *how, *key
         run = self._plans.get(key)
         if run is None:
-            arrays = converted(arrays, world.xp).items()
-            run = self._plan({name: None if x is None else unowned(x) for name, x in arrays}, *how)
+            those = converted(arrays, world.xp).items()
+            run = self._plan({name: None if x is None else unowned(x) for name, x in those}, *how)
             if len(self._plans) == PLANS:
                 world.synchronize()  # their memory may be in use
                 self._plans.clear()
             self._plans[key] = run
         if world.backend.capture_of(stream) is not None:
             self._of_graphs.add(run)  # the graph uses what it has
-        self._order.before(stream, type(self).__name__)
+        self._order.before(stream, type(self).__name__, *self._compared(arrays))
         run(stream)
+
+    def _compared(self, arrays):
+        """What the emulator compares."""
+        if self.world.backend.calls is None:
+            return ()
+        return converted({name: arrays[name] for name in self.alike}, self.world.xp).values()
 
     def output(self, shape, dtype):
         """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which

@@ -7,7 +7,8 @@ Methods:
 
   one_shot    in one kernel, which sends all of a rank's product to all others by LL128 (``ll128.py``): few
               rows, as when tokens are decoded; GPUs of compute capability 9.0 that NVLink connects
-  two_shot    likewise, but sends it to those that add it up, and they the sums: of more than two ranks
+  two_shot    likewise, in two trips with fewer bytes: each rank adds up a part, and sends the sum to all;
+              faster on more than two ranks
   two_shot_overlap
               likewise, a tile while the next one is computed (``shmemkit/kernels/gemm_rs/overlap.py``): more
               rows, some megabytes
@@ -33,9 +34,10 @@ __all__ = ["GemmAllReduce"]
 class GemmAllReduce(GemmCollective):
     """Products a @ b, added up over the ranks, on each of them. Collective.
 
-    Arguments and methods as of ``GemmReduceScatter``, and method "one_shot" or "two_shot", for M up to 128,
-    and "two_shot_overlap", for results of up to 8 MiB. All ranks get the same bits. With these three all
-    products are rounded to part_dtype, and added up in the order of the ranks.
+    Arguments as of ``GemmReduceScatter``. Methods: "one_shot" and "two_shot", for M up to 128;
+    "two_shot_overlap", for results of up to 8 MiB as part_dtype, in whole tiles; and "copy_engine", "fused",
+    "fused_2d" and "sequential", as there. All ranks get the same bits. With the first three all products are
+    rounded to part_dtype, and added up in the order of the ranks.
     """
 
     METHODS = {
@@ -55,8 +57,8 @@ class GemmAllReduce(GemmCollective):
         a, b    as of ``GemmReduceScatter``; for "fused", "copy_engine" and "fused_2d" M is a multiple of
                 n_ranks
         out     (M, N), contiguous, apart from a and b. If it lies in symmetric memory, of ``output()`` or
-                other, then on all ranks, as the same part of the same array (not checked): the peers write it
-                themselves. Default: a new array
+                other, then on all ranks, as the same part of the same array (not checked): with "fused" and
+                "copy_engine" the peers write it themselves. Default: a new array
         stream  default: the World's
         """
         return super().__call__(a, b, out, stream)

@@ -331,7 +331,7 @@ class OneShot(Method):
         if n_ranks > MOST_RANKS:
             reason = f"{n_ranks} ranks: up to {MOST_RANKS} are allowed"
         elif dtype not in HALVES:
-            reason = f"{dtype}: {' or '.join(HALVES)} is allowed"
+            reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
         widths = [w for w in WIDTHS if w < max_n + 32]

@@ -18,6 +18,8 @@ class GemmCollective(Products):
     _rows(m)      -> rows of the result that a rank gets, of m; ValueError for what is not allowed
     """
 
+    alike = "a", "b", "out"
+
     def __init__(self, world, max_m, max_n, dtype="bfloat16", part_dtype=None, method="auto"):
         name = type(self).__name__
 
@@ -26,10 +28,10 @@ class GemmCollective(Products):
             self.part_dtype = self.dtype if part_dtype is None else as_dtype(part_dtype)
             if self.dtype.name not in (*HALVES, "float32", "float64"):
                 raise ValueError(f"{name}: dtype={dtype}: bfloat16, float16, float32 or float64 is allowed")
-            if self.part_dtype.name not in (self.dtype.name, "float32"):
-                raise ValueError(
-                    f"{name}: part_dtype={part_dtype}: {self.dtype.name}, the dtype, or float32 is allowed"
-                )
+            halves = self.dtype.name in HALVES
+            if self.part_dtype.name not in (self.dtype.name, "float32" if halves else self.dtype.name):
+                allowed = f"{self.dtype.name}, the dtype," + " or float32" * halves
+                raise ValueError(f"{name}: part_dtype={part_dtype}: {allowed} is allowed")
             self.max_m, self.max_n = integer(name, "max_m", max_m), integer(name, "max_n", max_n)
             if min(self.max_m, self.max_n) < 1:
                 raise ValueError(f"{name}: max_m={max_m}, max_n={max_n}: 1 or more are allowed")
@@ -106,7 +108,8 @@ class GemmCollective(Products):
         return self._methods[self.method_for(m, k, n)].bind(a, b, out)
 
     def method_for(self, m, k, n):
-        """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none."""
+        """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. (Whether
+        a call takes these sizes, by max_m, max_n and the ranks, is not checked.)"""
         reasons = {name: method.refuses(m, k, n) for name, method in self._methods.items()}
         able = [name for name, reason in reasons.items() if reason is None]
         if not able:

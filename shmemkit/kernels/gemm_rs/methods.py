@@ -45,7 +45,7 @@ class Fused(Method):
         if not 2 <= n_ranks <= MOST_RANKS:
             reason = f"{n_ranks} ranks: 2 to {MOST_RANKS} are allowed"
         elif dtype not in HALVES:
-            reason = f"{dtype}: {' or '.join(HALVES)} is allowed"
+            reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
         self.multiprocessors = multiprocessors_of_all(world, "a fused GEMM", reason)
         self.part_dtype, self.me = part_dtype, world.rank - self.ranks.start
         rows = -(-max_m // n_ranks)
@@ -154,7 +154,7 @@ class Sequential:
 
     def __init__(self, world, max_m, max_n, dtype, part_dtype):
         if part_dtype != dtype:
-            raise ValueError(f"sequential: parts are of the dtype, {dtype}, not {part_dtype}")
+            raise ValueError(f"part_dtype={part_dtype}: {dtype}, the dtype, is allowed with 'sequential'")
         self.world = world
         itemsize = 2 if dtype in HALVES else int(dtype[-2:]) // 8
         self._reduce = self.kind(world, max_m * max_n * itemsize)

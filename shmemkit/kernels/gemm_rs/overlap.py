@@ -448,7 +448,7 @@ class Overlap(Method):
         if n_ranks > MOST_RANKS:
             reason = f"{n_ranks} ranks: up to {MOST_RANKS} are allowed"
         elif dtype not in HALVES:
-            reason = f"{dtype}: {' or '.join(HALVES)} is allowed"
+            reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
         self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares)
@@ -463,8 +463,8 @@ class Overlap(Method):
         if self.shares * most <= MOST_BYTES:
             return None
         return (
-            f"{m} by {n} {self.part_dtype} are {self.shares * most} bytes in tiles of {ROWS} rows of each "
-            f"rank: up to {MOST_BYTES} are allowed"
+            f"{m} by {n} take {self.shares * most} bytes as {self.part_dtype} in whole tiles, of {ROWS} rows"
+            f"{'' if self.everywhere else ' of a rank'}: up to {MOST_BYTES} are allowed"
         )
 
     def is_for(self, m, k, n):
