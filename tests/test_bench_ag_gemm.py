@@ -104,7 +104,7 @@ def test_refusals(options, text, capsys):
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("shapes", "text"), [("8x15x8", "a multiple of 2"), ("8192x8192x64", "up to")])
+@pytest.mark.parametrize(("shapes", "text"), [("8x15x8", "multiples of 2"), ("8192x8192x64", "up to")])
 def test_shapes_that_are_not_measured(shapes, text):
     with pytest.raises(SystemExit, match=text):
         sk.emu.run(main, 2, (["ag_gemm", "--shapes", shapes],))
