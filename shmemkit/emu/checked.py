@@ -111,6 +111,12 @@ class CheckedThread(Thread):
             getattr(array.region, what)(array.first + first, last - first, self.clock, access)
         return Thread.bytes_of(self, what, untracked(array), first, last)
 
+    def touch_bytes(self, what, array, firsts, n_bytes):
+        if isinstance(array, Tracked):
+            access, act = (self.moment or self.now(), *kernel_site()), getattr(array.region, what)
+            for first in firsts:
+                act(array.first + int(first), n_bytes, self.clock, access)
+
     def touch(self, what, array, limit=None):
         if isinstance(array, Tracked):
             array.touch(what, self.clock, (self.moment or self.now(), *kernel_site()), limit=limit)

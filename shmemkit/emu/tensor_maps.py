@@ -143,8 +143,8 @@ def store_fragment(thread, tile, row_bytes, i, part, dtype):
     view = tile_bytes(tile, 16 * row_bytes, 8 * row_bytes, "fragment_store")
     elements = np.array(part, np.float32).astype(_DTYPES[dtype])
     at = _of_fragment(thread.lane, row_bytes, i, elements.itemsize)
-    for first in elements.itemsize * at[::2]:  # two side by side
-        thread.bytes_of("write", tile, int(first), int(first) + 2 * elements.itemsize)
+    two = 2 * elements.itemsize  # side by side
+    thread.touch_bytes("write", tile, two * (at[::2] // 2), two)
     view.view(elements.dtype)[at] = elements
     unfenced(thread).update(address(view) + elements.itemsize * at)
 
@@ -180,9 +180,8 @@ def store_packed(thread, piece, i, part, dtype):
 
 
 def _note_packed(thread, kind, piece, i, place):
-    for half in range(len(place)):
-        first = 16 * (32 * (len(place) * i + half) + thread.lane)
-        thread.bytes_of(kind, piece, first, first + 16)
+    halves = np.arange(len(place) * i, len(place) * (i + 1))
+    thread.touch_bytes(kind, piece, 16 * (32 * halves + thread.lane), 16)
 
 
 def packed(thread, piece, i, dtype):

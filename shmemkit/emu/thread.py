@@ -128,6 +128,9 @@ class Thread(greenlet):
     def touch(self, what, array, limit=None):
         """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
 
+    def touch_bytes(self, what, array, firsts, n_bytes):
+        """I read or write `n_bytes` bytes from each of `firsts` on; likewise."""
+
     def spin_load(self, array, index, scope="sys"):
         """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run
         first."""
