@@ -11,7 +11,7 @@ import shmemkit as sk
 from shmemkit.emu import RaceError
 from shmemkit.emu.cuda import Cuda
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80
+from shmemkit.kernels.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80, sm90_host
 from shmemkit.kernels.gemm.problem import Gpu, Problem
 from shmemkit.kernels.gemm.sm80 import Sm80, Tile, choose_tile, grouping, resident
 from shmemkit.memory import as_dtype
@@ -301,6 +301,22 @@ def test_tiles_fit_the_gpu():
 @pytest.mark.parametrize("layouts", [("rows", "rows"), ("columns", "columns")])
 def test_sm90_by_name(layouts):
     run(sk.Gemm("sm90"), 72, 40, 80, "bfloat16", layouts=layouts, bias="bfloat16", activation="relu")
+
+
+def test_sm90_tiles():
+    """The fastest of those that were measured on an H200."""
+
+    def choice(*size):
+        tile, splits = sm90_host.choose(*size)
+        return tile.m, tile.n, splits
+
+    large = (8192, 8192, 8192), (8192, 8192, 1024), (4096, 14336, 4096), (8192, 3584, 4096), (512, 8192, 7168)
+    assert {choice(*size) for size in large} == {(128, 256, 1)}
+    assert choice(512, 7168, 8192) == (128, 224, 1)
+    assert choice(64, 7168, 8192) == (64, 64, 1)
+    assert choice(256, 4096, 7168) == (128, 64, 1)
+    assert choice(256, 8192, 7168) == (128, 128, 1)
+    assert choice(128, 4096, 7168) == (128, 64, 2)
 
 
 # ---- the host object
