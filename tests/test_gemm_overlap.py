@@ -301,7 +301,7 @@ def is_missed(op, sizes, schedules):
         (BELOW, "(warp < of_tile) & ", ""),
         (SCATTERED, "lane), i * packets + j", "lane), j"),
         (SCATTERED, "            if owner == rank():", "            if True:"),
-        (SCATTERED, "return owner * extra.rows + first, first", "return first, first"),
+        (SCATTERED, "exchange._replace(rows=rows_of)", "exchange"),
         (SCATTERED, "row -= owner * extra.tile_rows", "pass"),
     ],
 )

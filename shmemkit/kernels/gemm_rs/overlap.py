@@ -91,6 +91,8 @@ from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, estimate
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.tiles import MOST_RANKS, combining
 
+from .fused import rows_of
+
 ROWS = 128  # of a tile
 # Of tiles, by bytes of an element of a part, which fits in shared memory. (Wider ones would move registers,
 # which ptxas ignores in kernels that have the table of ranks, as `rank` and LL128 do.)
@@ -172,13 +174,6 @@ def owning(n_ranks):
         return owner, column * extra.tile_rows + row, row, column
 
     return owner_of
-
-
-@inline
-def rows_of(row, tile_m, extra):
-    owner = quotient(row, extra.tile_rows)
-    first = (row - owner * extra.tile_rows) * tile_m
-    return owner * extra.rows + first, first
 
 
 @functools.cache
