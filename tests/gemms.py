@@ -7,6 +7,8 @@ from types import ModuleType
 
 import numpy as np
 
+import shmemkit as sk
+from shmemkit.emu import EmulatorError
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels.gemm.problem import arrays_of
 from shmemkit.memory import as_dtype
@@ -104,3 +106,17 @@ def changed(original, old, new, count=1, **names):
     exec(compile(source.replace(old, new), f"{module.__name__}.py", "exec"), vars(module))
     vars(module).update(names)
     return module
+
+
+def is_missed(compute, args, schedules):
+    """Whether ``compute(*args)`` on two ranks, which says of each call whether it is right, is found to be
+    wrong in one of some runs: by its results, or by the emulator."""
+    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
+        try:
+            results = sk.emu.run(compute, 2, args, delivery="unordered", **options)
+        except EmulatorError as report:  # a race or a deadlock, too
+            print(report)
+            return True
+        if not all(map(all, results)):
+            return True
+    return False

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gemms import changed, check_graphs_and_streams, error
+from gemms import changed, check_graphs_and_streams, error, is_missed
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from numba import cuda, types
 
 import shmemkit as sk
 from shmemkit.device import padding, rank, span
-from shmemkit.emu import DeadlockError, EmulatorError, RaceError
+from shmemkit.emu import DeadlockError, RaceError
 from shmemkit.kernels import gemm_ar
 from shmemkit.kernels.gemm import packets
 from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
@@ -286,19 +286,6 @@ SMALL = (32, 1), [(3, 40, 8)] * 3
 PARTS = (32, 3), [(17, 40, 200)] * 2
 
 
-def is_missed(method, case, schedules):
-    (width, splits), sizes = case
-    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
-        try:
-            results = sk.emu.run(lambda: compute(method, sizes), 2, delivery="unordered", **options)
-        except (EmulatorError, RaceError, DeadlockError) as report:
-            print(report)
-            return True
-        if not all(map(all, results)):
-            return True
-    return False
-
-
 @pytest.mark.parametrize(
     "method, case, line, change",
     [
@@ -319,7 +306,7 @@ def test_each_line_is_needed(choose, monkeypatch, method, case, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
     monkeypatch.setattr(ll128, "ll128_kernel", changed(ll128, line, change).ll128_kernel)
     choose(*case[0])
-    assert is_missed(method, case, 12)
+    assert is_missed(compute, (method, case[1]), 12)
 
 
 def test_who_begins_with_his_own_has_other_bits(pes, choose, monkeypatch):
