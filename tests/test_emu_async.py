@@ -17,6 +17,7 @@ from shmemkit.device import (
     copy_block,
     fence_mbarrier_init,
     fence_proxy_async,
+    load_vec16,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_wait,
@@ -29,7 +30,8 @@ from shmemkit.device import (
     warpgroup_mma,
     wgmma_wait_group,
 )
-from shmemkit.emu import EmulatorError
+from shmemkit.device.fragments import fragment_store, packed_add, packed_store
+from shmemkit.emu import EmulatorError, RaceError
 from shmemkit.emu.clock import BLOCK, MBARRIER, forget_superseded
 from shmemkit.emu.proxies import SharedArray, is_used_by
 from shmemkit.emu.rebind import rebind
@@ -358,3 +360,36 @@ def test_what_is_under_way_is_waited_for(wait_for_load, wait_for_store, overwrit
     else:
         with pytest.raises(EmulatorError, match=error):
             run(load_and_store, source, *waits, races=races)
+
+
+@pytest.mark.parametrize("stored", ["packed", "fragment"])
+@pytest.mark.parametrize("barrier", [True, False])
+def test_what_fragments_store_is_checked(stored, barrier):
+    """A warp reads what another one has stored, behind a barrier or without one."""
+    store = packed_store("bfloat16") if stored == "packed" else fragment_store("bfloat16", 64)
+    add = packed_add("bfloat16")
+
+    @cuda.jit
+    def kernel(out):
+        piece = cuda.shared.array(3072, types.uint8)
+        piece = span(piece, padding(piece, 1024), 1024)
+        ones = (np.float32(1),) * 8
+        if cuda.threadIdx.x < 32:
+            store(piece, 0, ones)
+        if barrier:
+            cuda.syncthreads()
+        if cuda.threadIdx.x >= 32:
+            if stored == "packed":
+                out[cuda.threadIdx.x - 32] = add(piece, 0, ones)[0]
+            else:
+                out[cuda.threadIdx.x - 32] = load_vec16(piece, 0)[0]
+
+    def main(world):
+        kernel[1, 64](np.zeros(32, "float32"))
+        world.synchronize()
+
+    if barrier:
+        spmd(1, main, races=True)
+    else:
+        with pytest.raises(RaceError, match="1 data race\nrace on piece"):
+            spmd(1, main, races=True)
