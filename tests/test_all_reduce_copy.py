@@ -22,14 +22,15 @@ def small(monkeypatch):
 
 
 def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False, unaligned=0):
-    """One after another, by one object. What lies around out stays."""
+    """One after another, by one object; `symmetric` outs, or, if None, every other one. What lies around out
+    stays."""
     world = sk.init()
     n, dtype = world.n_ranks, as_dtype(dtype)
     reduce = sk.AllReduce(world, max(sizes) * dtype.itemsize, op, "copy_engine")
     most = unaligned + max(sizes) + 5
-    room = reduce.output(most, dtype) if symmetric else np.zeros(most, dtype)
+    rooms = np.zeros(most, dtype), reduce.output(most, dtype)
     for call, size in enumerate(sizes):
-        given = inputs(call, size, dtype, n)
+        given, room = inputs(call, size, dtype, n), rooms[call % 2 if symmetric is None else symmetric]
         room[:] = 0
         out = room[unaligned:][:size]
         x = out if in_place else np.zeros(size, dtype)
@@ -46,9 +47,9 @@ def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize(
-    "n_pes, sizes", [(1, [800, 3]), (2, [2560, 300, 16]), (3, [4800, 12, 1200]), (5, [4000])]
+    "n_pes, sizes", [(1, [800, 3]), (2, [2560, 300, 16]), (3, [4800, 12, 1200, 2400]), (5, [4000])]
 )
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True, None])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_parts(pes, small, n_pes, sizes, symmetric, in_place):
     pes(n_pes).run(reduce_all, sizes, "float32", "sum", symmetric, in_place)
@@ -122,8 +123,8 @@ def two_calls(symmetric):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_right_in_many_schedules(monkeypatch, symmetric):
-    """Words are lines: of 8, 4 are gathered first, then 3 and 1. It fails without any of the orders of the
-    streams."""
+    """Words are lines: of 8, 4 are copied first. It fails without any of the orders of the streams, and
+    without any of the barriers."""
     monkeypatch.setattr(copied_pieces, "LINE", 1)
     found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, heap_size=1 << 16)
     assert found.failure is None, str(found)

@@ -14,7 +14,8 @@ Signals   ready[k, b], on every rank: how many kernels of rank k's have begun, a
 Counters  calls[b], local: how many kernels block b has taken part in, on all ranks the same ones. In device
           memory, so that a replayed graph counts on
 
-  stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their staged memory may be written
+  stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their staged memory may be written.
+                      (An all-reduce has others, later)
   a stream beside: 2. the copies of each step, in order, after the barrier
   stream, for each step that has a kernel, after its copies, by block b:
                    3. set ready[me, b] on all others to the number of this kernel  release, sys: publishes the
@@ -101,14 +102,16 @@ class CopiedPieces(Method):
         unit = 8 // array.itemsize
         return _lines(-(-array.size // (self.blocks * unit))) * unit
 
-    def run(self, steps, stream):
+    def run(self, steps, stream, first=None):
+        """Enqueue `steps`, after the kernel `first`."""
         if not steps:  # of one rank, in place
             return
         backend, awaited = self.world.backend, sorted({step.after for step in steps} - {None})
         main, order = backend.handle(stream), backend.order
         beside, *ends = self.lanes.beside(stream, 1 + len(awaited))
         ends = dict(zip(awaited, ends, strict=True))  # streams that come after the kernels of these steps
-        self.barrier(stream)
+        if first:
+            first(stream)
         order(beside, main)
         for number, step in enumerate(steps):
             if step.after is not None:
@@ -120,6 +123,8 @@ class CopiedPieces(Method):
                 step.kernel(stream)
             if number in ends:
                 order(ends[number], main)
+        if not step.kernel:
+            order(main, beside)
 
 
 def cuts_of(size, itemsize, *shares):
@@ -191,7 +196,7 @@ class StoredPieces(CopiedPieces):
         own = [] if in_place else [self.store_own(x, out)]
         portions = one_by_one(cuts_of(out.size // n, out.itemsize, *SHARES), n)
         steps = own + self.steps(self.segments_of(x, n), out, portions)
-        return lambda stream: self.run(steps, stream)
+        return lambda stream: self.run(steps, stream, self.barrier)
 
     def segments_of(self, x, n):
         """-> what goes to each rank"""

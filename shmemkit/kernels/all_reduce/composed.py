@@ -3,8 +3,8 @@ that way as in one kernel.
 
   "push"         both by stores into the peers' memory (``reduce_scatter/push.py`` and
                  ``all_gather/push_1d.py``), one after the other
-  "copy_engine"  both by copy engines (``reduce_scatter/copy_engine.py`` and ``all_gather/copy_staged.py``;
-                 into a symmetric output without staged memory)
+  "copy_engine"  both by copy engines: ``reduce_scatter/copy_engine.py``, and copies of the results to all
+                 outputs
 
 Both work on my segment of `out`, in place. An array that is not n_ranks segments of a multiple of 16 bytes
 goes through `padded`, symmetric, where it is, there and back, the larger part of the time in local memory.
@@ -14,32 +14,38 @@ each other without a barrier. The second one begins on a stream when the first h
 out is complete. It may be that another rank is still in the first one: it reads only its own x and what is
 sent to it, never another's out. Only one rank combines an element, in the order of the ranks.
 
-With "copy_engine" the second one begins earlier, so that the links are busy all the time: half of my segment
-goes to one rank as soon as all else has been sent, and has been combined before; then all of it to the
-others; and at last the rest, in two pieces, so that little remains to be stored.
-Its staged memory is its own, and read by kernels of its own; it may be written after the first one's barrier,
-like that one's. A symmetric out may be written then, too: if it is x, then only that range of segment me on
-rank k is which has come here, and has been combined. There, a barrier ends the call.
+With "copy_engine" the second one begins earlier, so that the links are busy all the time: half of my result
+is copied as soon as all else has been sent, and has been combined before; then all of those of others, and at
+last the rest. The first one needs no barrier at its beginning: all ranks come to the last one of the call
+before when they have combined what was staged.
+
+A symmetric out: my result is combined in it, and copied to the outs of the others. They may be written, as a
+kernel that combines begins when all ranks have come to it; if x is out, then only that range of segment me on
+rank k is which has come here, and has been combined. A barrier ends the call.
+
+Another one: my result is combined in `result`, symmetric, stored from there to my out, and copied to their
+outs by the others, after barriers: halves, so that the first one is there when the links have sent all
+parts. If x is out: a rank's copies of others' results come after those of its x. result is combined again in
+the next call, when all ranks have come to that kernel, and so their copies have ended.
 """
 
-from shmemkit.kernels.all_gather.copy_staged import CopyStaged
 from shmemkit.kernels.all_gather.push_1d import Push1D
 from shmemkit.kernels.copied_pieces import Step, cuts_of, one_by_one
 from shmemkit.kernels.method import Method
+from shmemkit.kernels.own import bind_store
 from shmemkit.kernels.reduce_scatter import copy_engine, push
 
 
 class _Composed(Method):
-    """A subclass has the two methods, `scattering` and `gathering`; its `name`; and _bind: as ``bind``, of
-    whole segments."""
+    """A subclass has its `name`; prepare_parts(room, op), which appends to `parts` what is freed; and _bind:
+    as ``bind``, of whole segments."""
 
     def prepare(self, max_nbytes, op):
         n = self.world.n_ranks
         self.unit = 16 * n  # bytes
         room = max(1, -(-max_nbytes // self.unit)) * self.unit
-        self.parts = []  # which are freed
-        for method, *args in ((self.scattering, room, op), (self.gathering, room)):
-            self.parts.append(method(self.world, *args))
+        self.parts = []
+        self.prepare_parts(room, op)
         self.padded = self.empty(room, "uint8", f"all_reduce.{self.name}.padded")
 
     def bind(self, x, out, in_place, dtype):
@@ -70,7 +76,11 @@ class _Composed(Method):
 class Push(_Composed):
     """The method "push" of ``AllReduce``."""
 
-    name, scattering, gathering = "push", push.Push, Push1D
+    name = "push"
+
+    def prepare_parts(self, room, op):
+        self.parts.append(push.Push(self.world, room, op))
+        self.parts.append(Push1D(self.world, room))
 
     def _bind(self, x, out, in_place, dtype):
         mine, (scatter, gather) = self._segment(out), self.parts
@@ -86,22 +96,44 @@ class Push(_Composed):
 class CopyEngine(_Composed):
     """The method "copy_engine" of ``AllReduce``."""
 
-    name, scattering, gathering = "copy_engine", copy_engine.CopyEngine, CopyStaged
+    name = "copy_engine"
+
+    def prepare_parts(self, room, op):
+        self.parts.append(copy_engine.CopyEngine(self.world, room, op))
+        self.result = self.empty(room // self.world.n_ranks, "uint8", "all_reduce.copy_engine.result")
 
     def _bind(self, x, out, in_place, dtype):
-        mine, n, (scatter, gather) = self._segment(out), self.world.n_ranks, self.parts
+        mine, n, (scatter,) = self._segment(out), self.world.n_ranks, self.parts
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
-        _, half, most, size = cuts_of(mine.size, out.itemsize, 1 / 2, 7 / 8)
-        steps = scatter.steps(x, mine, dtype, one_by_one([0, half, size], n))
-        first, rest = [(1, 0, half)], [*((y, 0, size) for y in range(2, n)), (1, half, most), (1, most, size)]
-        for combined, portions in ((n - 2, first), (len(steps) - 1, rest)):
-            if self.world.is_symmetric(out):
-                of_portions = (scatter.copies_of([mine] * n, *its, out=mine) for its in portions)
-                its = [Step([copy for copies in of_portions for copy in copies])]
-            else:
-                its = gather.steps([mine] * n, out, portions)
-            steps += [its[0]._replace(after=combined), *its[1:]]
-        if self.world.is_symmetric(out):
-            steps.append(Step(kernel=scatter.barrier))
+        pushed = self.world.is_symmetric(out)
+        result = mine if pushed else self.result[: mine.nbytes].view(out.dtype)
+        _, half, size = cuts_of(mine.size, out.itemsize, 1 / 2)
+        *begun, last = scatter.steps(x, result, dtype, one_by_one([0, half, size], n))
+        barrier, copied = Step(kernel=scatter.barrier), self._pushed if pushed else self._pulled
+        first = copied(out, result, [(1, 0, half)])
+        rest = copied(out, result, [*((y, 0, size) for y in range(2, n)), (1, half, size)])
+        if pushed:
+            steps = [*begun, last, Step(first, after=n - 2), Step(rest, after=n - 1), barrier]
+        else:
+            own = Step(kernel=bind_store(self, mine, result))
+            steps = [*begun, barrier, last, barrier, own]
+            steps += Step(first, after=n - 1), Step(rest, after=n + 1)
         return lambda stream: scatter.run(steps, stream)
+
+    def _pushed(self, out, result, portions):
+        """-> copies of these `portions`, (y, first, end): elements of mine to the y-th rank after this one"""
+        n, (scatter,) = self.world.n_ranks, self.parts
+        portions = (scatter.copies_of([result] * n, *portion, out=result) for portion in portions)
+        return [copy for copies in portions for copy in copies]
+
+    def _pulled(self, out, result, portions):
+        """-> likewise, of those of the y-th rank after this one to its segment of `out`"""
+        world, size, copies = self.world, result.size, []
+        for y, first, end in portions:
+            if first == end:
+                continue
+            k = (world.rank + y) % world.n_ranks
+            theirs = world.peer_view(result[first:end], k)
+            copies.append(world.backend.copy(out[k * size :][first:end], theirs))
+        return copies

@@ -23,4 +23,4 @@ class CopyEngine(StoredPieces):
         segments, mine = self.segments_of(x, n), out[me * size : (me + 1) * size]
         copies = [copy for y in range(1, n) for copy in self.copies_of(segments, y, 0, size, mine)]
         steps = [self.store_own(x, out), Step(copies, self.barrier)]
-        return lambda stream: self.run(steps, stream)
+        return lambda stream: self.run(steps, stream, self.barrier)

@@ -73,7 +73,7 @@ class CopyEngine(CopiedPieces):
         """-> run(stream)"""
         portions = in_rounds(cuts_of(out.size, out.itemsize, *SHARES), self.world.n_ranks)
         steps = self.steps(x, out, dtype, portions)
-        return lambda stream: self.run(steps, stream)
+        return lambda stream: self.run(steps, stream, self.barrier)
 
     def steps(self, x, out, dtype, portions):
         """-> the Steps of these `portions`, (y, first, end): those from the last rank have kernels, which
