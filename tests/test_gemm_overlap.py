@@ -191,7 +191,7 @@ def test_what_is_not_allowed_is_refused(pes, monkeypatch, op):
         with pytest.raises(ValueError, match="2 ranks: up to 1 are allowed"):
             kind(world, 8, 8, method=method)
 
-    monkeypatch.setattr(overlap, "MOST_BYTES", 5 * 32768 - 1)
+    monkeypatch.setattr(overlap, "most_bytes", lambda *_: 5 * 32768 - 1)
     pes(2).run(main)
 
 
@@ -208,14 +208,19 @@ def chosen(op, n_ranks, m, k, n, emulated=False):
     method = object.__new__({"rs": overlap.Overlap, "ar": overlap.OverlapEverywhere}[op])
     backend = SimpleNamespace(name="emulator" if emulated else "nvshmem")
     method.world, method.part_dtype = SimpleNamespace(n_ranks=n_ranks, backend=backend), "bfloat16"
-    method.shares = n_ranks if op == "rs" else 1
+    method.shares, method.multiprocessors = n_ranks if op == "rs" else 1, 132
+    method.most = overlap.most_bytes(n_ranks, op == "ar")
     return method.refuses(m, k, n) is None and method.is_for(m, k, n)
 
 
 def test_they_are_for_some_megabytes():
     rows = 64, 128, 144, 192, 256, 384, 512, 513
-    assert [m for m in rows if chosen("ar", 4, m, 7168, 8192)] == [192, 256, 384, 512]
+    assert [m for m in rows if chosen("ar", 2, m, 7168, 8192)] == [192, 256, 384, 512]
     assert [m for m in rows if chosen("rs", 4, m, 7168, 8192)] == [384, 512]  # tiles are full, mostly
+    rows = 1024, 2048, 2049
+    assert [[m for m in rows if chosen(op, 2, m, 7168, 8192)] for op in METHODS] == [[], []]
+    assert [m for m in rows if chosen("ar", 4, m, 7168, 8192)] == [1024, 2048]
+    assert [k for k in (2048, 3584, 7168) if chosen("rs", 4, 1024, k, 8192)] == [2048, 3584]  # a long product
     for op in METHODS:
         assert [chosen(op, 2, 256, 7168, n) for n in (4088, 4096)] == [False, True]
         for refused in [(2, 256, 7164, 8192), (2, 256, 7168, 8188), (1, 256, 7168, 8192)]:
@@ -235,9 +240,9 @@ def test_what_is_allowed_has_room(max_rows, columns, shares, part_dtype, data):
     """In the lines, by tiles of any width; and these are not much larger than what is allowed."""
     rows, n = data.draw(st.integers(1, max_rows)), 8 * data.draw(st.integers(1, columns))
     method = object.__new__(overlap.Overlap)
-    method.part_dtype, method.shares = part_dtype, shares
-    room = overlap.room_for(max_rows, 8 * columns, part_dtype, shares)
-    assert shares * room * 480 <= 1.03 * overlap.MOST_BYTES
+    method.part_dtype, method.shares, method.most = part_dtype, shares, 1 << 23
+    room = overlap.room_for(max_rows, 8 * columns, part_dtype, shares, method.most)
+    assert shares * room * 480 <= 1.03 * method.most
     if method.refuses(shares * rows, 8, n) is None:
         for tile in overlap.tiles_for(part_dtype):
             assert tile.count(rows, n) * overlap.packets_of_tile(tile, part_dtype) <= room

@@ -35,9 +35,9 @@ class GemmAllReduce(GemmCollective):
     """Products a @ b, added up over the ranks, on each of them. Collective.
 
     Arguments as of ``GemmReduceScatter``. Methods: "one_shot" and "two_shot", for M up to 128;
-    "two_shot_overlap", for results of up to 8 MiB as part_dtype, in whole tiles; and "copy_engine", "fused",
-    "fused_2d" and "sequential", as there. All ranks get the same bits. With the first three all products are
-    rounded to part_dtype, and added up in the order of the ranks.
+    "two_shot_overlap", for results of up to 32 MiB, on two ranks 8, as part_dtype, in whole tiles; and
+    "copy_engine", "fused", "fused_2d" and "sequential", as there. All ranks get the same bits. With the first
+    three all products are rounded to part_dtype, and added up in the order of the ranks.
     """
 
     METHODS = {

@@ -41,10 +41,10 @@ class GemmReduceScatter(GemmCollective):
     is not rounded before, and adds the others' in the order of the ranks; "fused_2d" does so in each node,
     rounds the sum to part_dtype, and adds those of the nodes, in their order; all else rounds all products to
     part_dtype, and adds them in the order of the ranks. "ll128_overlap" is for bfloat16 and float16, ranks
-    that NVLink connects, and results, of all ranks, of up to 8 MiB as part_dtype, in whole tiles of 128 rows
-    of a rank. Symmetric memory, in elements of part_dtype: of "fused" about twice max_m * max_n; of
-    "fused_2d" 1 / nodes of that, and three times max_m * max_n / ranks of a node; of "ll128_overlap" about
-    twice, in whole tiles, and 18 MiB at most.
+    that NVLink connects, and results, of all ranks, of up to 16 MiB, on two ranks 8, as part_dtype, in whole
+    tiles of 128 rows of a rank. Symmetric memory, in elements of part_dtype: of "fused" about twice
+    max_m * max_n; of "fused_2d" 1 / nodes of that, and three times max_m * max_n / ranks of a node; of
+    "ll128_overlap" about twice, in whole tiles, and 36 MiB at most, on two ranks 18.
     """
 
     METHODS = {

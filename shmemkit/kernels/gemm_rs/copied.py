@@ -5,16 +5,15 @@ The kernel's warps store parts to memory here faster than links take them from a
 """
 
 from shmemkit.device.fragments import ITEMSIZE
-from shmemkit.kernels.gemm.sm90_host import CLOCK, Choice, estimate
+from shmemkit.kernels.gemm.sm90_host import Choice
 from shmemkit.kernels.lanes import Lanes
 
+from .balance import outlasts
 from .methods import Fused
 
 CHUNKS = 8  # of a part, at most
 CHUNK = 1 << 21  # bytes of a part that are worth a copy
 LEAST = 1 << 23  # bytes of a part from which on "auto" copies: a guess, between 4 MB and 32 MB
-LINKS = 390e9  # bytes per second that a rank's copies send: of H200, measured
-LONGER = 3  # "auto" copies where the product takes so many times as long as the links: between 2.3 and 4.3
 
 
 class Copied(Fused):
@@ -41,10 +40,9 @@ class Copied(Fused):
         part = m * n // n_ranks * ITEMSIZE[self.part_dtype]
         if part < LEAST or not super().is_for(m, k, n):
             return False
-        choice = Choice(self.choose(m // n_ranks, n, k), 1)
-        product = estimate(m, n, k, choice, self.multiprocessors) / CLOCK
         sent = (n_ranks - 1) * part * (2 if self.everywhere else 1)
-        return product >= LONGER * sent / LINKS
+        choice = Choice(self.choose(m // n_ranks, n, k), 1)
+        return outlasts(m, n, k, choice, self.multiprocessors, sent)
 
     def chunk_of(self, tiles, tile_bytes):
         return max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))

@@ -87,10 +87,11 @@ from shmemkit.kernels.gemm.packets import (
 from shmemkit.kernels.gemm.problem import HALVES, Problem
 from shmemkit.kernels.gemm.products import multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90 import ALONE, BESIDE, Kinds, Layout, Tile, gemm_body, signature
-from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, estimate
+from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, estimate
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.tiles import MOST_RANKS, combining
 
+from .balance import outlasts
 from .fused import rows_of
 
 ROWS = 128  # of a tile
@@ -99,9 +100,9 @@ ROWS = 128  # of a tile
 WIDTHS = {2: (128, 64), 4: (64,)}
 AT_ONCE = 12  # packets of all ranks that a warp polls at a time: four registers each
 FULL, SENT = 0, 1  # of posts
-# Measured on 2 H200, for more ranks guesses: smaller results are faster with K split, larger ones by "fused".
+# Measured on 2 and 4 H200: smaller results are faster with K split, larger ones by "fused".
 LEAST = 1 << 20  # elements of a result
-MOST_BYTES = 8 << 20  # of one as part_dtype, in whole tiles: what there are lines for
+SOME_BYTES = 8 << 20  # of a result as part_dtype; of more, products that take long are faster by "fused"
 
 
 class Given(NamedTuple):
@@ -421,13 +422,18 @@ def tiles_for(part_dtype):
     return [Tile(ROWS, width) for width in WIDTHS[ITEMSIZE[part_dtype]]]
 
 
-def room_for(rows, n, part_dtype, shares):
-    """Packets of a rank's rows, of `shares` ranks, of the largest product that there are lines for."""
+def most_bytes(n_ranks, everywhere):
+    """Of a result as part_dtype, in whole tiles: what there are lines for."""
+    return SOME_BYTES if n_ranks <= 2 else (4 if everywhere else 2) * SOME_BYTES
+
+
+def room_for(rows, n, part_dtype, shares, most):
+    """Packets of a rank's rows, of `shares` ranks, of the largest product of up to `most` bytes."""
     tiles = tiles_for(part_dtype)
-    most = [MOST_BYTES // bytes_of_tile(tile, part_dtype) // shares for tile in tiles]
+    numbers = [most // bytes_of_tile(tile, part_dtype) // shares for tile in tiles]
     return max(
         min(tile.count(rows, n), number) * packets_of_tile(tile, part_dtype)
-        for tile, number in zip(tiles, most, strict=True)
+        for tile, number in zip(tiles, numbers, strict=True)
     )
 
 
@@ -446,7 +452,8 @@ class Overlap(Method):
             reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
-        self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares)
+        self.most = most_bytes(n_ranks, self.everywhere)
+        self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares, self.most)
         words = line_words(self.room, n_ranks, 2 if self.everywhere else 1)
         self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
         self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
@@ -454,22 +461,31 @@ class Overlap(Method):
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
         rows, tiles = -(-m // self.shares), tiles_for(self.part_dtype)
-        most = max(tile.count(rows, n) * bytes_of_tile(tile, self.part_dtype) for tile in tiles)
-        if self.shares * most <= MOST_BYTES:
+        n_bytes = self.shares * max(
+            tile.count(rows, n) * bytes_of_tile(tile, self.part_dtype) for tile in tiles
+        )
+        if n_bytes <= self.most:
             return None
         return (
-            f"{m} by {n} take {self.shares * most} bytes as {self.part_dtype} in whole tiles, of {ROWS} rows"
-            f"{'' if self.everywhere else ' of a rank'}: up to {MOST_BYTES} are allowed"
+            f"{m} by {n} take {n_bytes} bytes as {self.part_dtype} in whole tiles, of {ROWS} rows"
+            f"{'' if self.everywhere else ' of a rank'}: up to {self.most} are allowed"
         )
 
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
         emulated = self.world.backend.name == "emulator"  # which takes its time
         fits = k % 8 == n % 8 == 0 and m * n >= LEAST and self._fills_tiles(m // self.shares)
-        return fits and self.world.n_ranks > 1 and not emulated
+        return fits and self.world.n_ranks > 1 and not emulated and not self._takes_long(m, k, n)
 
     def _fills_tiles(self, rows):
         return 4 * rows >= 3 * (-(-rows // ROWS) * ROWS)
+
+    def _takes_long(self, m, k, n):
+        """Whether it is a large result, and its product takes much longer than the links."""
+        n_bytes, n_ranks = m * n * ITEMSIZE[self.part_dtype], self.world.n_ranks
+        sent = (n_ranks - 1) * n_bytes // n_ranks * (2 if self.everywhere else 1)
+        sms = self.multiprocessors
+        return n_bytes > SOME_BYTES and outlasts(m, n, k, choose(m, n, k, sms), sms, sent)
 
     def bind(self, a, b, out):
         """-> run(stream)"""
