@@ -53,14 +53,14 @@ class WaitRecord:
     kernel: str
     primitive: str
     """ "wait", "wait_warp", "wait_block", "signal_wait_until", "barrier_all_block", "grid_barrier", or what
-    receives lines: "ll_recv_block", "ll128_recv_pack_warp", ..."""
+    receives lines or pieces: "ll_recv_block", "ll128_recv_pack_warp", "lamport_load", ..."""
     block: tuple
     """(x, y, z)"""
     thread: tuple
     """(x, y, z), in the block"""
     address: int
     """Of the signal; for a grid barrier, of the count of blocks that have arrived; for lines, of the word
-    with the flag."""
+    with the flag; for a piece, of its place."""
     signal: str | None
     """Name of the symmetric array that it is in; None where that is not known."""
     index: tuple | None
@@ -70,7 +70,8 @@ class WaitRecord:
     compare: str
     """ "ge", "eq", "ne", "gt", "le" or "lt"."""
     expected: int
-    """What it was compared to; for a grid barrier, the number of blocks; for lines, the flag."""
+    """What it was compared to; for a grid barrier, the number of blocks; for lines, the flag; for a piece,
+    the first word of an empty place."""
     seen: int
     """What it was."""
     waited: float
@@ -91,6 +92,8 @@ class WaitRecord:
             return f"{self.expected} blocks, at {self.where()}"
         if "_recv_" in self.primitive or self.primitive == "ll_load":
             return f"flag {self.expected} in {self.where()}"
+        if self.primitive == "lamport_load":
+            return f"a piece in {self.where()}"
         sign = {"ge": ">=", "eq": "==", "ne": "!=", "gt": ">", "le": "<=", "lt": "<"}[self.compare]
         return f"{self.where()} {sign} {self.expected}"
 

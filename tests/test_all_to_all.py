@@ -279,7 +279,7 @@ def test_right_in_every_schedule(method, dtype, symmetric):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (lambda w: (w, 8, "lll"), "'ll128', 'push', 'copy_engine', 'push_2d' or 'auto' are allowed"),
+        (lambda w: (w, 8, "lll"), "'lamport', 'push', 'copy_engine', 'push_2d' or 'auto' are allowed"),
         (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
         (lambda w: (w, 8 + w.rank), "were given over the ranks"),
         (lambda w: (3, 8), "the first argument is the World"),

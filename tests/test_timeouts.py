@@ -418,11 +418,12 @@ def test_message():
         record(primitive="grid_barrier", signal=None, index=None, owner=None, expected=20, seen=19),
         record(signal="World.barrier", index=(2,)),
         record(primitive="ll128_recv_warp", signal="lines", index=(1, 15), compare="eq"),
+        record(primitive="lamport_load", signal="lines", index=(4,), compare="ne", expected=6),
     ]
-    error = timeouts.signal_timeout(1, records, 8, 5.0)
+    error = timeouts.signal_timeout(1, records, 9, 5.0)
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    assert lines[:8] == [
-        "rank 1: 5 waits in kernels took longer than 5 s",
+    assert lines[:9] == [
+        "rank 1: 6 waits in kernels took longer than 5 s",
         "waited kernel block thread in for seen",
         "5 s push (3, 0, 0) (32, 0, 0) wait full[3] >= 7 6",
         "2.5 s * push (3, 0, 0) (32, 0, 0) wait full[1, 2] of rank 0 == 7 6",
@@ -430,8 +431,9 @@ def test_message():
         "5 s push (3, 0, 0) (32, 0, 0) grid_barrier 20 blocks, at 0x7f00 19",
         "5 s push (3, 0, 0) (32, 0, 0) wait World.barrier[2] >= 7 6",
         "5 s push (3, 0, 0) (32, 0, 0) ll128_recv_warp flag 7 in lines[1, 15] 6",
+        "5 s push (3, 0, 0) (32, 0, 0) lamport_load a piece in lines[4] 6",
     ]
-    assert lines[8] == "rank 2 has not come to World.barrier"
+    assert lines[9] == "rank 2 has not come to World.barrier"
     assert "and 2 more" in str(error)
     assert isinstance(error, sk.SignalTimeout) and isinstance(error, RuntimeError)
     assert (error.rank, error.records) == (1, records)

@@ -10,6 +10,7 @@ from . import (
     copies,
     elements,
     fragments,
+    lamport,
     ll,
     ll128,
     ll128_tiles,
@@ -37,6 +38,7 @@ from .copies import *  # noqa: F403
 from .elements import *  # noqa: F403
 from .enums import ComparisonType, SignalOp, SmemAmount, Teams
 from .fragments import *  # noqa: F403
+from .lamport import *  # noqa: F403
 from .ll import *  # noqa: F403
 from .ll128 import *  # noqa: F403
 from .ll128_tiles import *  # noqa: F403
@@ -65,6 +67,7 @@ for _module in (
     copies,
     elements,
     fragments,
+    lamport,
     ll,
     ll128,
     ll128_tiles,

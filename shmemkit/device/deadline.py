@@ -75,6 +75,7 @@ PRIMITIVES = (
     "multimem_ll_recv_pack_block",
     "multimem_ll_recv_pack_warp",
     "ll128_load_some",
+    "lamport_load",
 )
 
 _DTYPES = (types.uint64, types.int64, types.uint32, types.int32)

@@ -4,6 +4,7 @@ The methods, a file each, which says how it works:
 
   ll        words that say themselves that they have arrived: small messages
   ll128     lines of 128 bytes likewise, 94 % of them data: up to a few MB, where NVLink connects all ranks
+  lamport   pieces of 16 bytes likewise, all of them data, in places that are empty before: over NVLink, too
   push_1d   stores into the peers' memory and a signal for each part: larger ones
   pull      loads from the peers' memory
   ll_2d, push_2d
@@ -21,6 +22,7 @@ from shmemkit.kernels.collective import Collective
 
 from .copy_engine import CopyPull, CopyPush
 from .copy_staged import CopyStaged
+from .lamport import Lamport
 from .ll import LL
 from .ll128 import LL128
 from .ll_2d import LL2D
@@ -33,6 +35,7 @@ from .push_2d import Push2D
 METHODS = {
     "ll": LL,
     "ll128": LL128,
+    "lamport": Lamport,
     "pull": Pull,
     "push_1d": Push1D,
     "ll_2d": LL2D,

@@ -7,6 +7,8 @@ The methods, a file each, which says how it works:
             likewise, by LL128: over NVLink
   two_shot_ll128
             each rank combines a segment and sends the result, all by LL128: middling ones, over NVLink
+  one_shot_lamport, two_shot_lamport
+            likewise, by pieces into places that are empty before
   two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
   push, copy_engine
             a reduce-scatter and an all-gather, by stores or by copy engines: the largest ones
@@ -27,15 +29,19 @@ from .composed import CopyEngine, Push
 from .double_tree import DoubleTree
 from .multimem import MultimemOneShot, MultimemTwoShot
 from .one_shot import OneShot
+from .one_shot_lamport import OneShotLamport
 from .one_shot_ll128 import OneShotLL128
 from .ring import Ring, RingReduceScatter
 from .two_shot import TwoShot
+from .two_shot_lamport import TwoShotLamport
 from .two_shot_ll128 import TwoShotLL128
 
 METHODS = {
     "one_shot": OneShot,
     "one_shot_ll128": OneShotLL128,
+    "one_shot_lamport": OneShotLamport,
     "two_shot_ll128": TwoShotLL128,
+    "two_shot_lamport": TwoShotLamport,
     "two_shot": TwoShot,
     "push": Push,
     "copy_engine": CopyEngine,

@@ -4,6 +4,7 @@ The methods, a file each, which says how it works:
 
   ll        words that say themselves that they have arrived: small messages
   ll128     lines of 128 bytes that do: middling ones
+  lamport   pieces of 16 bytes that do, into places that are empty before
   push      stores into the peers' memory and signals: larger ones
   copy_engine
             copies by copy engines: large ones
@@ -15,6 +16,7 @@ and ``variable.py``, where the ranks give each other different numbers of rows, 
 from shmemkit.kernels.collective import Collective
 
 from .copy_engine import CopyEngine
+from .lamport import Lamport
 from .ll import LL
 from .ll128 import LL128
 from .push import Push
@@ -23,7 +25,14 @@ from .variable import AllToAllV
 
 __all__ = ["METHODS", "AllToAll", "AllToAllV"]
 
-METHODS = {"ll": LL, "ll128": LL128, "push": Push, "copy_engine": CopyEngine, "push_2d": Push2D}
+METHODS = {
+    "ll": LL,
+    "ll128": LL128,
+    "lamport": Lamport,
+    "push": Push,
+    "copy_engine": CopyEngine,
+    "push_2d": Push2D,
+}
 
 
 class AllToAll(Collective):

@@ -4,6 +4,8 @@ The methods, a file each, which says how it works:
 
   ll     each rank sends all others their part, by LL: small messages
   ll128  likewise, by LL128: middling ones, over NVLink
+  lamport
+         likewise, by pieces into places that are empty before
   pull   each rank loads its part from the others' memory: larger ones
   push   each rank stores the others' parts into their memory, and combines its own meanwhile: large ones
   ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
@@ -17,6 +19,7 @@ from shmemkit.device import reduction
 from shmemkit.kernels.collective import Collective, check_reducible
 
 from .copy_engine import CopyEngine
+from .lamport import Lamport
 from .ll import LL
 from .ll128 import LL128
 from .pull import Pull
@@ -27,6 +30,7 @@ from .ring import Ring
 METHODS = {
     "ll": LL,
     "ll128": LL128,
+    "lamport": Lamport,
     "pull": Pull,
     "push": Push,
     "ring": Ring,

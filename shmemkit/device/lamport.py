@@ -1,0 +1,368 @@
+"""Pieces of 16 bytes that say themselves that they have arrived, as what is in their place changes.
+
+A place is empty, that is, it holds a pattern of 128 bits, until a piece comes, by one access, which NVLink
+does not divide. The receiver polls the place until it holds anything else, and makes it empty again. No
+signal, no flag, no fence and no second trip, and not a byte more than the data have, where LL sends twice,
+and LL128 16 / 15 of them.
+
+The host draws the pattern at random, when it makes the places (``shmemkit.kernels.lamport``). A piece that
+equals it would not be seen to arrive: of data that do not know it, one in 2 ** 128, less often than links and
+memory fail.
+
+The accesses are relaxed, of scope "sys": they order nothing but themselves. Before a piece is stored to a
+place again, its receiver must have made it empty: the kernel that uses this argues why (two buffers in turn,
+mostly). The emulator raises ValueError where a place is not empty.
+
+TensorRT-LLM's and FlashInfer's all-reduces for low latency have such buffers, and call them Lamport's; their
+pattern is -0.0, which the data must not have.
+"""
+
+import functools
+import sys
+
+import numpy as np
+
+from shmemkit.emu.ints import from_scalar
+from shmemkit.emu.report import place
+from shmemkit.emu.thread import address_of, current_thread
+
+from . import deadline
+from .checks import check_emulated_integer, check_integer
+from .lines import check_emulated_lines, check_lines
+from .peers import offset_of
+from .ptx import TypingError, asm, element_address, gpu, gpu_function, load_bytes, store_bytes, types
+from .words import load_word, n_words, store_word
+
+__all__ = ["PIECE_BYTES", "lamport_load", "lamport_store", "load_piece", "store_piece"]
+
+PIECE_BYTES = 16
+
+
+def load_piece(x, i):
+    """-> piece `i` of `x`, two uint64, by one thread: ordinary loads. What the last one lacks is 0.
+
+    x   1-D, contiguous: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or uint8 at
+        any address, a byte at a time. Less than 2**31 pieces, of which `i` is one
+    """
+    thread, (first, last) = current_thread("load_piece"), _bytes_of("load_piece", x, i)
+    piece = np.zeros(PIECE_BYTES, np.uint8)
+    piece[: last - first] = thread.bytes_of("read", x, first, last)
+    return tuple(map(from_scalar, piece.view(np.uint64)))
+
+
+def store_piece(out, i, words):
+    """Store what ``load_piece(out, i)`` would load: ordinary stores. What the last one lacks is dropped."""
+    thread, (first, last) = current_thread("store_piece"), _bytes_of("store_piece", out, i)
+    piece = np.array([int(word) for word in words], np.uint64).view(np.uint8)
+    thread.bytes_of("write", out, first, last)[:] = piece[: last - first]
+
+
+def lamport_store(lines, i, words, low, high, pe):
+    """Store a piece to place `i` of rank `pe`'s `lines`, by one thread.
+
+    lines      symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes, where NVLink reaches rank `pe`;
+               two words for each place, less than 2**31 of them. Mine are given
+    words      two uint64, together other than the pattern
+    low, high  the pattern, two uint64: what the place holds
+    pe         the rank; my own, too
+
+    It orders nothing.
+    """
+    thread = current_thread("lamport_store")
+    check_emulated_integer("lamport_store()", i=i, low=low, high=high, pe=pe)
+    empty, words = (int(low), int(high)), tuple(map(int, words))
+    if words == empty:
+        raise ValueError("lamport_store(): the piece is the pattern of an empty place, and would not arrive")
+    there = thread.peer(_place("lamport_store", lines, i), int(pe))
+    thread.store_line(there, np.array(words, np.uint64), _check_empty(empty))
+
+
+def lamport_load(lines, places, low, high):
+    """Wait for pieces in some places of `lines`, of this rank, by one thread: all are looked at at once. Make
+    them empty again. -> for each its words, a tuple of two uint64
+
+    lines      as of ``lamport_store``, by which somebody stores these pieces
+    places     a tuple of their numbers, each once
+    low, high  the pattern
+
+    It orders nothing. When the time of the wait is up (docs/timeouts.md), the words are what is there.
+    """
+    thread = current_thread("lamport_load")
+    numbers = {f"places_{k}": i for k, i in enumerate(places)}
+    check_emulated_integer("lamport_load()", low=low, high=high, **numbers)
+    empty = int(low), int(high)
+    pieces = []
+    for i in places:
+        here = _place("lamport_load", lines, i)
+        pieces.append(thread.wait_line(here, _unlike(here, empty), "to be a piece"))
+        thread.store_line(here, np.array(empty, np.uint64))
+    return tuple(tuple(map(from_scalar, words)) for words in pieces)
+
+
+# ---- in the emulator
+
+
+def _bytes_of(primitive, array, i):
+    """Where piece `i` begins and ends."""
+    check_emulated_integer(f"{primitive}()", i=i)
+    if array.dtype not in (np.complex128, np.uint64, np.uint8) or array.ndim != 1:
+        raise ValueError(
+            f"{primitive}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
+            f"{array.shape}"
+        )
+    if not array.flags.c_contiguous or array.size and array.ctypes.data % array.itemsize:
+        raise ValueError(
+            f"{primitive}: the array must be contiguous, and at a multiple of {array.itemsize} bytes"
+        )
+    first = PIECE_BYTES * int(i)
+    if not 0 <= first < array.nbytes:
+        raise IndexError(f"{primitive}: piece {i} of {-(-array.nbytes // PIECE_BYTES)}")
+    return first, min(array.nbytes, first + PIECE_BYTES)
+
+
+def _place(primitive, lines, i):
+    check_emulated_lines(primitive, lines, lines[:0], PIECE_BYTES, 2 * int(i) + 2)
+    return lines[2 * int(i) : 2 * int(i) + 2]
+
+
+def _unlike(here, empty):
+    (low, high), item = empty, here.item
+    return lambda word: word != high or item(0) != low
+
+
+def _check_empty(empty):
+    """``check(thread, line, last)`` for ``Thread.store_line``"""
+
+    def check(thread, line, last):
+        if (line.item(0), line.item(last)) != empty:
+            where = place(thread.block.machine, thread, address_of(line, 0), sys._getframe())
+            raise ValueError(
+                f"lamport_store(): {where} is not empty: its receiver has not taken the piece there, or the "
+                "place has not been made empty at first"
+            )
+
+    return check
+
+
+# ---- on the GPU
+
+_load_16, _store_16 = load_bytes(16), store_bytes(16)
+_store = asm(
+    "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
+    types.void,
+    (types.uint64, types.uint64, types.uint64),
+)
+_load = asm(
+    "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];",
+    types.UniTuple(types.uint64, 2),
+    (types.uint64,),
+)
+_stopped = deadline.stopped
+
+
+def _check_data(primitive, array):
+    if not isinstance(array, types.Array) or (array.ndim, array.layout) != (1, "C"):
+        raise TypingError(f"{primitive}(): a 1-D contiguous array is needed, given {array}")
+    if array.dtype not in (types.complex128, types.uint64, types.uint8):
+        raise TypingError(
+            f"{primitive}(): arrays of complex128, uint64 or uint8 are allowed, given {array.dtype}"
+        )
+
+
+@gpu(load_piece)
+def _(x, i):
+    check_integer("load_piece", i=i)
+    _check_data("load_piece", x)
+
+    def whole(x, i):
+        a, b, c, d = _load_16(x, 16 * types.int64(i))
+        half = types.uint64(32)
+        return types.uint64(b) << half | types.uint64(a), types.uint64(d) << half | types.uint64(c)
+
+    def by_words(x, i):
+        at = 2 * types.int64(i)
+        low, high = load_word(x, at), types.uint64(0)
+        if at + 1 < n_words(x):
+            high = load_word(x, at + 1)
+        return low, high
+
+    return whole if x.dtype == types.complex128 else by_words
+
+
+@gpu(store_piece)
+def _(out, i, words):
+    check_integer("store_piece", i=i)
+    _check_data("store_piece", out)
+
+    def whole(out, i, words):
+        (low, high), half = words, types.uint64(32)
+        four = types.uint32(low), types.uint32(low >> half), types.uint32(high), types.uint32(high >> half)
+        _store_16(out, 16 * types.int64(i), four)
+
+    def by_words(out, i, words):
+        at = 2 * types.int64(i)
+        store_word(out, at, words[0])
+        if at + 1 < n_words(out):
+            store_word(out, at + 1, words[1])
+
+    return whole if out.dtype == types.complex128 else by_words
+
+
+@gpu_function
+def _address(lines, i):
+    return element_address(lines, 0) + types.uint64(PIECE_BYTES) * types.uint64(i)
+
+
+@gpu(lamport_store)
+def _(lines, i, words, low, high, pe):
+    check_integer("lamport_store", i=i, low=low, high=high, pe=pe)
+    check_lines("lamport_store", lines)
+    armed = deadline.armed()
+
+    def impl(lines, i, words, low, high, pe):
+        if not (armed and _stopped()):
+            _store(_address(lines, i) + offset_of(pe), words[0], words[1])
+
+    return impl
+
+
+@functools.cache
+def _at(n):
+    """``addresses(lines, places)`` of `n` places."""
+    before = _at(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(lines, places):
+        return (_address(lines, places[0]),)
+
+    @gpu_function
+    def addresses(lines, places):
+        return before(lines, places) + (_address(lines, places[n - 1]),)
+
+    return addresses if n > 1 else only
+
+
+@functools.cache
+def _looking(n):
+    """``look(addresses)``: what is there now."""
+    before = _looking(n - 1) if n > 1 else None
+
+    @gpu_function
+    def look_at_one(addresses):
+        return (_load(addresses[0]),)
+
+    @gpu_function
+    def look(addresses):
+        return before(addresses) + (_load(addresses[n - 1]),)
+
+    return look if n > 1 else look_at_one
+
+
+@functools.cache
+def _any_empty(n):
+    """``any_empty(pieces, low, high)``"""
+    before = _any_empty(n - 1) if n > 1 else None
+
+    @gpu_function
+    def is_empty(pieces, low, high):
+        return (pieces[0][0] == low) & (pieces[0][1] == high)
+
+    @gpu_function
+    def any_empty(pieces, low, high):
+        return before(pieces, low, high) | ((pieces[n - 1][0] == low) & (pieces[n - 1][1] == high))
+
+    return any_empty if n > 1 else is_empty
+
+
+@functools.cache
+def _first_empty(n):
+    """``first_empty(addresses, pieces, low, high)``: the address of the first empty place, or of the last."""
+    before = _first_empty(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(addresses, pieces, low, high):
+        return addresses[0], (pieces[0][0] == low) & (pieces[0][1] == high)
+
+    @gpu_function
+    def first_empty(addresses, pieces, low, high):
+        address, found = before(addresses, pieces, low, high)
+        if found:
+            return address, found
+        return addresses[n - 1], (pieces[n - 1][0] == low) & (pieces[n - 1][1] == high)
+
+    return first_empty if n > 1 else only
+
+
+@functools.cache
+def _emptying(n):
+    """``make_empty(addresses, low, high)``"""
+    before = _emptying(n - 1) if n > 1 else None
+
+    @gpu_function
+    def make_empty(addresses, low, high):
+        if before is not None:
+            before(addresses, low, high)
+        _store(addresses[n - 1], low, high)
+
+    return make_empty
+
+
+@functools.cache
+def _arrived(n):
+    """``arrived(addresses, low, high)``: the pieces of `n` places, when all are there."""
+    look, any_empty = _looking(n), _any_empty(n)
+
+    @gpu_function
+    def arrived(addresses, low, high):
+        pieces = look(addresses)
+        while any_empty(pieces, low, high):
+            pieces = look(addresses)
+        return pieces
+
+    return arrived
+
+
+@functools.cache
+def _arrived_or_late(n):
+    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+    look, any_empty, first_empty = _looking(n), _any_empty(n), _first_empty(n)
+    over = deadline.overdue("lamport_load", types.uint64, "ne")
+    first_look, every = deadline.FIRST, deadline.EVERY
+    clock = deadline.clock
+
+    @gpu_function
+    def arrived(addresses, low, high):
+        left, since = first_look, types.uint64(0)
+        pieces = look(addresses)
+        while any_empty(pieces, low, high):
+            left -= 1
+            if left == 0:
+                at, _ = first_empty(addresses, pieces, low, high)
+                if over(since, at, low, low):
+                    break
+                if since == 0:
+                    since = clock()
+                left = every
+            pieces = look(addresses)
+        return pieces
+
+    return arrived
+
+
+@gpu(lamport_load)
+def _(lines, places, low, high):
+    check_integer("lamport_load", low=low, high=high)
+    check_lines("lamport_load", lines)
+    if not isinstance(places, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in places):
+        raise TypingError(f"lamport_load(): places must be a tuple of integers, given {places}")
+    n = len(places)
+    at, make_empty = _at(n), _emptying(n)
+    arrived = (_arrived_or_late if deadline.armed() else _arrived)(n)
+
+    def impl(lines, places, low, high):
+        addresses = at(lines, places)
+        pieces = arrived(addresses, types.uint64(low), types.uint64(high))
+        make_empty(addresses, types.uint64(low), types.uint64(high))
+        return pieces
+
+    return impl

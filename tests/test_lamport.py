@@ -1,0 +1,306 @@
+"""Collectives by pieces that say themselves that they have arrived, and the device functions, on the emulator
+and as PTX: what the tests of all methods leave out."""
+
+import contextlib
+import ctypes
+import re
+
+import numpy as np
+import pytest
+from numba import cuda, types
+from ptx import compile_ptx, resources
+from test_all_reduce_ll128 import few_calls as reduced
+from test_ll128_exchange import exchanged, gathered, scattered
+from test_timeouts import Memory
+
+import shmemkit as sk
+from shmemkit.armed import arming
+from shmemkit.device import lamport, lamport_load, lamport_store, load_piece, rank, store_piece
+from shmemkit.kernels import all_gather, all_to_all, reduce_scatter, tiles
+from shmemkit.kernels.lamport import TILE
+
+KINDS = {
+    "all_gather": (all_gather.METHODS["lamport"], gathered, ()),
+    "all_to_all": (all_to_all.METHODS["lamport"], exchanged, ()),
+    "reduce_scatter": (reduce_scatter.METHODS["lamport"], scattered, ("sum",)),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+reductions = pytest.mark.parametrize("method", ["one_shot_lamport", "two_shot_lamport"])
+
+
+def calls(kind, sizes, blocks=None):
+    """One after another; of words, a tile for every 64."""
+    make, data, options = KINDS[kind]
+    world = sk.init()
+    method = make(world, 8 * max(sizes) * world.n_ranks, *options)
+    if blocks:
+        method.blocks = blocks / world.backend.multiprocessors
+        method.most.clear()  # what prepare found
+    for call, size in enumerate(sizes):
+        x, out, expected = data(world, size, call)
+        args = (x.dtype,) if options else ()
+        method.bind(x.reshape(-1), out.reshape(-1), False, *args)(None)
+        world.synchronize()
+        np.testing.assert_array_equal(out, expected)
+    method.free()
+
+
+@kinds
+def test_right_in_every_schedule(kind):
+    """The third call uses the first half again."""
+    found = sk.emu.explore(calls, 2, (kind, [1, 1, 1]), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@reductions
+def test_reductions_are_right_in_every_schedule(method):
+    found = sk.emu.explore(reduced, 2, (method, [1, 1, 1]), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@kinds
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_more_tiles_than_warps(pes, kind):
+    """Of tiles that are full and tiles that are not, in turn."""
+    pes(3).run(calls, kind, [200, 1, 65, 128, 199, 2, 200], 1)
+
+
+@reductions
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_reductions_of_more_tiles_than_warps(pes, method, monkeypatch):
+    monkeypatch.setattr(tiles.Tiles, "blocks", 1e-9)
+    pes(3).run(reduced, method, [600, 1, 195, 384, 599, 2, 600])
+
+
+@kinds
+def test_what_cannot_be_counted_is_refused(pes, kind):
+    """Places of more than 16 GiB, before they are asked for."""
+
+    def main():
+        make, _, options = KINDS[kind]
+        with pytest.raises(ValueError, match=f"{kind} lamport: lines of .* are allowed; it is for smaller"):
+            make(sk.init(), 9 << 30, *options)
+
+    pes(1).run(main)
+
+
+@kinds
+def test_many_ranks_are_refused(pes, kind, monkeypatch):
+    monkeypatch.setattr(tiles, "MOST_RANKS", 2)
+
+    def main():
+        make, _, options = KINDS[kind]
+        with pytest.raises(ValueError, match=f"{kind} lamport: 3 ranks: up to 2 are allowed"):
+            make(sk.init(), 64, *options)
+
+    pes(3).run(main)
+
+
+def test_the_pattern_is_drawn_once_for_all_ranks(pes):
+    """And anew for each object."""
+
+    def main():
+        world = sk.init()
+        patterns = [all_to_all.METHODS["lamport"](world, 100).pattern for _ in range(2)]
+        assert world.host_allgather(patterns) == [patterns] * 3 and patterns[0] != patterns[1]
+        assert all(0 <= word < 1 << 63 for pattern in patterns for word in pattern)
+
+    pes(3).run(main)
+
+
+# ---- pieces, on the emulator
+
+
+@cuda.jit
+def copy_pieces(out, x, n):
+    i = cuda.threadIdx.x
+    while i < n:
+        store_piece(out, i, load_piece(x, i))
+        i += cuda.blockDim.x
+
+
+@pytest.mark.parametrize(
+    "dtype, size, first", [("complex128", 47, 1), ("uint64", 131, 1), ("uint8", 1003, 3), ("uint8", 8, 5)]
+)
+def test_loaded_and_stored(pes, dtype, size, first):
+    def main():
+        world = sk.init()
+        x = (np.arange(first + size) + 1).astype(dtype)[first:]
+        room = np.zeros(first + size + 70, dtype)
+        out = room[first : first + size]
+        copy_pieces[1, 32](out, x, -(-x.nbytes // 16))
+        world.synchronize()
+        assert (out == x).all() and not room[:first].any() and not room[first + size :].any()
+
+    pes(1).run(main)
+
+
+@pytest.mark.parametrize(
+    "x, message",
+    [
+        (np.zeros(9, "float32"), "complex128, uint64 or uint8 are allowed, given float32"),
+        (np.zeros((2, 60), "uint64"), "1-D arrays"),
+        (np.zeros(120, "uint64")[::2], "contiguous"),
+        (np.zeros(1, "uint64"), "load_piece: piece 1 of 1"),
+    ],
+)
+def test_wrong_data(pes, x, message):
+    def main():
+        sk.init()
+        copy_pieces[1, 32](np.zeros(60, "uint64"), x, 2)
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(1).run(main)
+
+
+LOW, HIGH = 5, 7
+
+
+@cuda.jit
+def swap(x, out, lines, calls, halves):
+    """Two pieces of x to the other rank, which takes them in another order."""
+    call = 1
+    while call <= calls:
+        at = 2 * (call % halves)
+        lamport_store(lines, at, load_piece(x, 0), LOW, HIGH, 1 - rank())
+        lamport_store(lines, at + 1, load_piece(x, 1), LOW, HIGH, 1 - rank())
+        b, a = lamport_load(lines, (at + 1, at), LOW, HIGH)
+        store_piece(out, 0, a)
+        store_piece(out, 1, b)
+        call += 1
+
+
+def swapped(calls=1, halves=2, places=4, first=(LOW, HIGH), data=0):
+    world = sk.init()
+    x, out = np.arange(4, dtype="uint64") + 1000 * world.rank, np.zeros(4, "uint64")
+    x[2:] += np.uint64(data)
+    lines = world.zeros((2 * places,), "uint64", "lines")
+    lines.reshape(-1, 2)[:] = first
+    world.host_barrier()
+    swap[1, 1](x, out, lines, calls, halves)
+    world.synchronize()
+    assert (out[:2] == np.arange(2) + 1000 * (1 - world.rank)).all()
+    assert (lines.reshape(-1, 2) == (LOW, HIGH)).all()  # empty again
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_pieces_for_the_other_rank(pes):
+    pes(2).run(swapped, 2)
+
+
+@pytest.mark.parametrize("halves, right", [(2, True), (1, False)])
+def test_one_half_is_not_enough_for_two_calls(halves, right):
+    """The second call's pieces may come before the first one's have been taken."""
+    found = sk.emu.explore(swapped, 2, (2, halves), exhaustive=True, heap_size=1 << 16)
+    assert found.finished and found.failure is None if right else "is not empty" in str(found.failure)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"places": 3}, "lamport_store: 0 bytes need 8 words, given 6"),
+        ({"first": (0, 0)}, r"lamport_store\(\): lines\[4\] on rank [01] is not empty"),
+        ({"first": (LOW, 0)}, r"is not empty: its receiver has not taken the piece there"),
+    ],
+)
+def test_wrong(pes, wrong, message):
+    arguments = {"calls": 1, "halves": 2, "places": 4, "first": (LOW, HIGH), **wrong}
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(2).run(swapped, *arguments.values())
+
+
+@cuda.jit
+def send_nothing(lines):
+    lamport_store(lines, 0, (LOW, HIGH), LOW, HIGH, 0)
+
+
+def test_a_piece_that_would_not_arrive(pes):
+    def main():
+        world = sk.init()
+        send_nothing[1, 1](world.zeros((2,), "uint64", "lines"))
+
+    with pytest.raises(sk.emu.EmulatorError, match="the piece is the pattern of an empty place"):
+        pes(1).run(main)
+
+
+def test_half_a_pattern_is_a_piece(pes):
+    """Whichever half."""
+
+    @cuda.jit
+    def kernel(lines, out):
+        lamport_store(lines, 0, (LOW, 0), LOW, HIGH, 0)
+        lamport_store(lines, 1, (0, HIGH), LOW, HIGH, 0)
+        (a, b), (c, d) = lamport_load(lines, (0, 1), LOW, HIGH)
+        out[0], out[1], out[2], out[3] = a, b, c, d
+
+    def main():
+        world = sk.init()
+        lines, out = world.zeros((4,), "uint64", "lines"), np.zeros(4, "uint64")
+        lines[:] = LOW, HIGH, LOW, HIGH
+        kernel[1, 1](lines, out)
+        world.synchronize()
+        assert out.tolist() == [LOW, 0, 0, HIGH]
+
+    pes(1).run(main)
+
+
+# ---- on the GPU
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_accesses(armed):
+    """Two of 16 bytes that store pieces, two that look together, and two that make places empty."""
+    data, lines = types.Array(types.complex128, 1, "C"), types.Array(types.uint64, 1, "C")
+    with arming() if armed else contextlib.nullcontext():
+        ptx = compile_ptx(swap, (data, data, lines, types.int64, types.int64))
+    assert len(re.findall(r"st\.relaxed\.sys\.global\.v2\.b64", ptx)) == 4
+    looks = len(re.findall(r"ld\.relaxed\.sys\.global\.v2\.b64", ptx))
+    assert looks % 2 == 0 and looks >= 2
+    assert ("globaltimer" in ptx) == armed
+    needed = resources(ptx)
+    assert (needed.spills, needed.stack) == (0, 0)
+
+
+class Places(Memory):
+    """A thread that waits for pieces in three places."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch, limit=10**6)
+        self.words, self.late = (ctypes.c_uint64 * 6)(*[LOW, HIGH] * 3), {}
+        monkeypatch.setattr(lamport, "_load", self.load)
+
+    def load(self, address):
+        if int(address) == ctypes.addressof(self.words):
+            self.polls += 1
+            self.now += self.step
+            if self.polls in self.late:
+                self.words[2 * self.late[self.polls]] = 1
+        return tuple((ctypes.c_uint64 * 2).from_address(int(address)))
+
+    def receive(self):
+        first = ctypes.addressof(self.words)
+        arrived = lamport._arrived_or_late(3)
+        return arrived(tuple(types.uint64(first + 16 * k) for k in range(3)), LOW, HIGH)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_piece_that_does_not_come(monkeypatch, late):
+    places = Places(monkeypatch)
+    for k in {0, 1, 2} - {late}:
+        places.words[2 * k] = 1
+    assert [low for low, _ in places.receive()] == [LOW if k == late else 1 for k in range(3)]
+    (record,) = places.records()
+    assert record.primitive == "lamport_load"
+    assert record.address == ctypes.addressof(places.words) + 16 * late
+    assert (record.compare, record.expected, record.seen, record.expired) == ("ne", LOW, LOW, True)
+
+
+def test_pieces_that_come_late(monkeypatch):
+    places = Places(monkeypatch)
+    places.step, places.late = 1, {5: 2, 9: 0, 100: 1}
+    assert [low for low, _ in places.receive()] == [1, 1, 1]
+    assert places.polls == 100 and not any(places.table) and not any(places.control)
+
+
+def test_tiles_of_the_counters_are_warps():
+    assert TILE == 32
