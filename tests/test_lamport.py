@@ -59,6 +59,12 @@ def test_reductions_are_right_in_every_schedule(method):
 
 
 @kinds
+def test_calls_of_nothing_do_not_count(kind):
+    found = sk.emu.explore(calls, 2, (kind, [1, 0, 1]), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@kinds
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_more_tiles_than_warps(pes, kind):
     """Of tiles that are full and tiles that are not, in turn."""
@@ -192,7 +198,19 @@ def test_pieces_for_the_other_rank(pes):
 def test_one_half_is_not_enough_for_two_calls(halves, right):
     """The second call's pieces may come before the first one's have been taken."""
     found = sk.emu.explore(swapped, 2, (2, halves), exhaustive=True, heap_size=1 << 16)
-    assert found.finished and found.failure is None if right else "is not empty" in str(found.failure)
+    if right:
+        assert found.finished and found.failure is None, str(found)
+    else:
+        assert re.search(
+            r"lines\[\d\] on rank \d (is not empty|has been made empty by a launch)", str(found.failure)
+        )
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_what_comes_of_a_launch_does_not_say_that_it_has_made_places_empty(pes):
+    """Two halves are enough for calls of a launch each, not for three in one."""
+    with pytest.raises(sk.emu.EmulatorError, match="has been made empty by a launch that is under way"):
+        pes(2).run(swapped, 3)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +277,17 @@ def test_accesses(armed):
     assert ("globaltimer" in ptx) == armed
     needed = resources(ptx)
     assert (needed.spills, needed.stack) == (0, 0)
+
+
+@cuda.jit
+def store_one(lines, pe):
+    lamport_store(lines, 0, (1, 2), LOW, HIGH, pe)
+
+
+def test_nothing_is_stored_when_the_time_is_up():
+    with arming():
+        ptx = compile_ptx(store_one, (types.Array(types.uint64, 1, "C"), types.int64))
+    assert re.search(r"ld\.relaxed\.gpu.*st\.relaxed\.sys\.global\.v2", ptx, re.DOTALL)
 
 
 class Places(Memory):

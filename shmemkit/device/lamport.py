@@ -1,17 +1,20 @@
 """Pieces of 16 bytes that say themselves that they have arrived, as what is in their place changes.
 
-A place is empty, that is, it holds a pattern of 128 bits, until a piece comes, by one access, which NVLink
-does not divide. The receiver polls the place until it holds anything else, and makes it empty again. No
-signal, no flag, no fence and no second trip, and not a byte more than the data have, where LL sends twice,
-and LL128 16 / 15 of them.
+A place is empty, that is, it holds a pattern of 128 bits, until a piece comes, by one access. The receiver
+polls the place until it holds anything else, and makes it empty again. No signal, no flag, no fence and no
+second trip, and not a byte more than the data have, where LL sends twice, and LL128 16 / 15 of them.
 
-The host draws the pattern at random, when it makes the places (``shmemkit.kernels.lamport``). A piece that
-equals it would not be seen to arrive: of data that do not know it, one in 2 ** 128, less often than links and
-memory fail.
+That a piece comes whole is more than PTX promises, for which it is two words: it is one request of NVLink's,
+and a part of the 128 bytes that LL128 relies upon.
+
+The host draws 126 bits of the pattern at random, when it makes the places (``shmemkit.kernels.lamport``). A
+piece that equals it would not be seen to arrive: of data that do not know it, one in 2 ** 126, less often
+than links and memory fail. (After a wait that has expired the pattern may be among the data.)
 
 The accesses are relaxed, of scope "sys": they order nothing but themselves. Before a piece is stored to a
-place again, its receiver must have made it empty: the kernel that uses this argues why (two buffers in turn,
-mostly). The emulator raises ValueError where a place is not empty.
+place again, its receiver must have made it empty, in a launch that has ended: the kernel that uses this
+argues why (two buffers in turn, mostly). The emulator raises ValueError where a place is not empty, or has
+been made so by a launch under way: what this sends thereafter does not say that the place is empty.
 
 TensorRT-LLM's and FlashInfer's all-reduces for low latency have such buffers, and call them Lamport's; their
 pattern is -0.0, which the data must not have.
@@ -91,11 +94,11 @@ def lamport_load(lines, places, low, high):
     numbers = {f"places_{k}": i for k, i in enumerate(places)}
     check_emulated_integer("lamport_load()", low=low, high=high, **numbers)
     empty = int(low), int(high)
-    pieces = []
-    for i in places:
-        here = _place("lamport_load", lines, i)
-        pieces.append(thread.wait_line(here, _unlike(here, empty), "to be a piece"))
+    places = [_place("lamport_load", lines, i) for i in places]
+    pieces = [thread.wait_line(here, _unlike(here, empty), "to be a piece") for here in places]
+    for here in places:
         thread.store_line(here, np.array(empty, np.uint64))
+        thread.block.machine.emptied[address_of(here, 0)] = thread
     return tuple(tuple(map(from_scalar, words)) for words in pieces)
 
 
@@ -134,12 +137,21 @@ def _check_empty(empty):
     """``check(thread, line, last)`` for ``Thread.store_line``"""
 
     def check(thread, line, last):
+        machine, key = thread.block.machine, address_of(line, 0)
         if (line.item(0), line.item(last)) != empty:
-            where = place(thread.block.machine, thread, address_of(line, 0), sys._getframe())
-            raise ValueError(
-                f"lamport_store(): {where} is not empty: its receiver has not taken the piece there, or the "
-                "place has not been made empty at first"
+            reason = (
+                "is not empty: its receiver has not taken the piece there, or the place has not been made "
+                "empty at first"
             )
+        else:
+            by = machine.emptied.get(key)
+            if by is None or by is thread or by.block.launch.done:
+                return
+            reason = (
+                "has been made empty by a launch that is under way: nothing orders that with this piece, "
+                "which may be lost. A launch that comes later must answer first"
+            )
+        raise ValueError(f"lamport_store(): {place(machine, thread, key, sys._getframe())} {reason}")
 
     return check
 
@@ -259,24 +271,9 @@ def _looking(n):
 
 
 @functools.cache
-def _any_empty(n):
-    """``any_empty(pieces, low, high)``"""
-    before = _any_empty(n - 1) if n > 1 else None
-
-    @gpu_function
-    def is_empty(pieces, low, high):
-        return (pieces[0][0] == low) & (pieces[0][1] == high)
-
-    @gpu_function
-    def any_empty(pieces, low, high):
-        return before(pieces, low, high) | ((pieces[n - 1][0] == low) & (pieces[n - 1][1] == high))
-
-    return any_empty if n > 1 else is_empty
-
-
-@functools.cache
 def _first_empty(n):
-    """``first_empty(addresses, pieces, low, high)``: the address of the first empty place, or of the last."""
+    """``first_empty(addresses, pieces, low, high)`` -> the address of the first empty place, or of the last,
+    and whether it is empty."""
     before = _first_empty(n - 1) if n > 1 else None
 
     @gpu_function
@@ -286,9 +283,8 @@ def _first_empty(n):
     @gpu_function
     def first_empty(addresses, pieces, low, high):
         address, found = before(addresses, pieces, low, high)
-        if found:
-            return address, found
-        return addresses[n - 1], (pieces[n - 1][0] == low) & (pieces[n - 1][1] == high)
+        empty = (pieces[n - 1][0] == low) & (pieces[n - 1][1] == high)
+        return address if found else addresses[n - 1], found | empty
 
     return first_empty if n > 1 else only
 
@@ -310,12 +306,12 @@ def _emptying(n):
 @functools.cache
 def _arrived(n):
     """``arrived(addresses, low, high)``: the pieces of `n` places, when all are there."""
-    look, any_empty = _looking(n), _any_empty(n)
+    look, first_empty = _looking(n), _first_empty(n)
 
     @gpu_function
     def arrived(addresses, low, high):
         pieces = look(addresses)
-        while any_empty(pieces, low, high):
+        while first_empty(addresses, pieces, low, high)[1]:
             pieces = look(addresses)
         return pieces
 
@@ -325,7 +321,7 @@ def _arrived(n):
 @functools.cache
 def _arrived_or_late(n):
     """`_arrived` of an armed kernel, which returns what is there when its time is up."""
-    look, any_empty, first_empty = _looking(n), _any_empty(n), _first_empty(n)
+    look, first_empty = _looking(n), _first_empty(n)
     over = deadline.overdue("lamport_load", types.uint64, "ne")
     first_look, every = deadline.FIRST, deadline.EVERY
     clock = deadline.clock
@@ -333,18 +329,18 @@ def _arrived_or_late(n):
     @gpu_function
     def arrived(addresses, low, high):
         left, since = first_look, types.uint64(0)
-        pieces = look(addresses)
-        while any_empty(pieces, low, high):
+        while True:
+            pieces = look(addresses)
+            at, late = first_empty(addresses, pieces, low, high)
+            if not late:
+                return pieces
             left -= 1
             if left == 0:
-                at, _ = first_empty(addresses, pieces, low, high)
                 if over(since, at, low, low):
-                    break
+                    return pieces
                 if since == 0:
                     since = clock()
                 left = every
-            pieces = look(addresses)
-        return pieces
 
     return arrived
 

@@ -191,8 +191,8 @@ def lamport_kernel(n, personalized, op=None, dtype=None):
 
 
 def tiles_of(n_bytes):
-    """How many tiles they are, at least one."""
-    return max(1, -(-n_bytes // (TILE * PIECE_BYTES)))
+    """How many tiles they are."""
+    return -(-n_bytes // (TILE * PIECE_BYTES))
 
 
 class Pieces(Tiles):
@@ -223,7 +223,7 @@ class Lamport(Pieces):
     def prepare(self, max_nbytes, op=None):
         self.op, n, xp = op, self.world.n_ranks, self.world.xp
         self.parts = 1 if self.whole else n
-        tiles = tiles_of(-(-max_nbytes // self.parts))
+        tiles = max(1, tiles_of(-(-max_nbytes // self.parts)))
         self.check(self.name, 2 * n * tiles)
         self.row = TILE * tiles
         self.lines = self.places(2 * n * self.row, f"{self.name.replace(' ', '.')}.lines")
@@ -242,7 +242,7 @@ class Lamport(Pieces):
         pieces, tiles = -(-segment // PIECE_BYTES), tiles_of(segment)
         sizes = segment // out.itemsize, pieces, tiles
         args = self.lines, self.row, *self.pattern, self.calls
-        return self.launch_tiles(kernel, tiles, x, out, *sizes, *args)
+        return self.launch_tiles(kernel, max(1, tiles), x, out, *sizes, *args)
 
 
 _words, _counts = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")

@@ -5,8 +5,8 @@ sends the result to all. No signals, no fences, and no byte more than the data h
 Pieces    16 bytes of the array, in the registers of a thread; 32 pieces of a warp are a tile
 Segments  the array is cut into n_ranks segments of as many pieces, rank k's being the k-th. For what the last
           ones lack, 0 is sent, and nothing stored
-Lines     inputs[half, k], on every rank: places for its segment of rank k's array. results[half, k]: for
-          segment k, combined. Both written by rank k over NVLink, and made empty by this rank
+Lines     inputs[half, k], on every rank: places for its segment of rank k's array. results[k]: for segment k,
+          combined. Both written by rank k over NVLink, and made empty by this rank
 Counters  calls[i], local: how often tile i of the segments has been sent; it gives the half. In device
           memory, so that a replayed graph counts on
 
@@ -15,19 +15,20 @@ Counters  calls[i], local: how often tile i of the segments has been sent; it gi
              too
           2. add 1 to the tile's counter (one thread of the warp)
           3. poll piece i in inputs[half], of all ranks at once, until all are there; make their places empty;
-             combine them in the order of the ranks; store the result to results[half, me] on all ranks
-          4. poll piece i in results[half], of all ranks at once; make their places empty; store them to the
+             combine them in the order of the ranks; store the result to results[me] on all ranks
+          4. poll piece i in results, of all ranks at once; make their places empty; store them to the
              segments of the output
 
 Only one rank combines an element, in the order of the ranks: all ranks have the same bits, in every run.
 
 No race: piece i is always at the same place, and all ranks count its tile alike, whatever the lengths of the
-calls and the grids. I store to half h of piece i on rank k again two calls with it later, and in the one
-between rank k has sent me a piece of its inputs, when its launch before had ended (after
-griddepcontrol_wait): it had taken what half h held, of inputs and of results, and made it empty. One half of
-each would not do: that a place has been made empty is not ordered with what its receiver sends thereafter in
-the same launch. x may be out: a thread has loaded its pieces of x before it writes the same of out, and no
-other reads them.
+calls and the grids. I store a result to rank k when a piece of its inputs has come in the same call, which it
+sends when its launch before has ended (after griddepcontrol_wait): that one has made the place empty. I store
+to half h of inputs on rank k before anything has come in the same call, but two calls of the tile after the
+last time: in the one between, a piece of rank k's inputs has come, and so on. One half would not do: of the
+call before I know only that rank k has sent its results, which is not ordered with that it has made places
+empty. x may be out: a thread has loaded its pieces of x before it writes the same of out, and no other reads
+them.
 
 No deadlock: all warps take their tiles in ascending order. So the first tile that is not done on all ranks
 waits for none, on any rank, and goes through the steps, in each of which all send before they wait. All
@@ -108,7 +109,8 @@ def two_shot_lamport_kernel(op, dtype, n):
                          of the same size; may be the same
         segment          pieces of 16 bytes of a segment; n of them are x, or more
         pieces           of x
-        inputs, results  uint64 (4 * n_ranks * row,), symmetric, the pattern everywhere at first
+        inputs           uint64 (4 * n_ranks * row,), symmetric, the pattern everywhere at first
+        results          uint64 (2 * n_ranks * row,), likewise
         row              pieces of a segment at most: of whole tiles
         low, high        the pattern
         calls            uint32 (row / 32,), zeros at first
@@ -120,17 +122,16 @@ def two_shot_lamport_kernel(op, dtype, n):
         griddepcontrol_launch_dependents()
         while i < end:
             call = types.uint32(calls[i >> 5] + 1)
-            first = types.uint32((call & 1) * n * row + i)
-            mine = types.uint32(first + me * row)
+            half = types.uint32((call & 1) * n * row + i)
             if i < segment:
-                send(inputs, mine, load(x, segment, pieces, i, me), low, high, me)
+                send(inputs, types.uint32(half + me * row), load(x, segment, pieces, i, me), low, high, me)
             cuda.syncwarp()  # all threads have read the counter
             if i & 31 == 0:
                 calls[i >> 5] = call
             if i < segment:
-                words = combine(lamport_load(inputs, places(first, row), low, high))
-                send(results, mine, copies(words), low, high, me)
-                store(out, segment, pieces, i, lamport_load(results, places(first, row), low, high))
+                words = combine(lamport_load(inputs, places(half, row), low, high))
+                send(results, types.uint32(i + me * row), copies(words), low, high, me)
+                store(out, segment, pieces, i, lamport_load(results, places(i, row), low, high))
             i = types.uint32(i + step)
 
     return two_shot_lamport_all_reduce
@@ -141,11 +142,11 @@ class TwoShotLamport(Pieces):
 
     def prepare(self, max_nbytes, op):
         self.op, n = op, self.world.n_ranks
-        tiles = -(-tiles_of(max_nbytes) // n)
+        tiles = max(1, -(-tiles_of(max_nbytes) // n))
         self.check("all_reduce two_shot_lamport", 2 * n * tiles)
         self.row = TILE * tiles
-        places = self.places(4 * n * self.row, "all_reduce.two_shot_lamport.lines")
-        self.inputs, self.results = places[: places.size // 2], places[places.size // 2 :]
+        lines = self.places(3 * n * self.row, "all_reduce.two_shot_lamport.lines")
+        self.inputs, self.results = lines[: 4 * n * self.row], lines[4 * n * self.row :]
         self.calls = self.world.xp.zeros(tiles, "uint32")
 
     def bind(self, x, out, in_place, dtype):
@@ -155,7 +156,7 @@ class TwoShotLamport(Pieces):
             segment = -(-segment // TILE) * TILE  # accesses to segments are aligned
         x, out = self.wide(x, out, x.nbytes)
         args = self.inputs, self.results, self.row, *self.pattern, self.calls
-        return self.launch_tiles(kernel, -(-segment // TILE), x, out, segment, pieces, *args)
+        return self.launch_tiles(kernel, max(1, -(-segment // TILE)), x, out, segment, pieces, *args)
 
 
 _words, _counts = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")

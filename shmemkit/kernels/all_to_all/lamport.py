@@ -100,7 +100,7 @@ class Lamport(Pieces):
 
     def prepare(self, max_nbytes):
         n, xp = self.world.n_ranks, self.world.xp
-        tiles = tiles_of(-(-max_nbytes // n))
+        tiles = max(1, tiles_of(-(-max_nbytes // n)))
         self.check("all_to_all lamport", 2 * n * tiles)
         self.row = TILE * tiles
         self.lines = self.places(2 * n * self.row, "all_to_all.lamport.lines")
@@ -116,7 +116,7 @@ class Lamport(Pieces):
     def _bind(self, x, out, segment):
         tiles, pieces = tiles_of(segment), -(-segment // PIECE_BYTES)
         args = segment // x.itemsize, pieces, tiles, self.lines, self.row, *self.pattern, self.calls
-        return self.launch_tiles(lamport_all_to_all, tiles, x, out, *args, rows=self.world.n_ranks)
+        return self.launch_tiles(lamport_all_to_all, max(1, tiles), x, out, *args, rows=self.world.n_ranks)
 
 
 GPU_KERNELS = {
