@@ -212,7 +212,10 @@ def test_what_is_not_allowed_is_refused(pes, method, monkeypatch):
         product = sk.GemmAllReduce(world, 200, 16, method=method)
         x, square = np.zeros((200, 16), BFLOAT16), np.zeros((16, 16), BFLOAT16)
         for arrays, reason in [
-            ((x, x[:16]), f"'{method}': M is 200: up to 128 are allowed"),
+            (
+                (x, x[:16]),
+                f"method='{method}' does not compute 200 by 16 by 16: M is 200: up to 128 are allowed",
+            ),
             ((x[:8], x[:16, :4], x[:8, :4]), "out overlaps a"),
             ((square, x[:16], square), "out overlaps a"),
             ((x[:16], square, square), "out overlaps b"),

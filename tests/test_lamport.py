@@ -216,7 +216,7 @@ def test_what_comes_of_a_launch_does_not_say_that_it_has_made_places_empty(pes):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"places": 3}, "lamport_store: 0 bytes need 8 words, given 6"),
+        ({"places": 3}, r"lamport_store\(\): place 3: lines of 6 words have 0 to 2"),
         ({"first": (0, 0)}, r"lamport_store\(\): lines\[4\] on rank [01] is not empty"),
         ({"first": (LOW, 0)}, r"is not empty: its receiver has not taken the piece there"),
     ],

@@ -91,6 +91,8 @@ def lamport_load(lines, places, low, high):
     It orders nothing. When the time of the wait is up (docs/timeouts.md), the words are what is there.
     """
     thread = current_thread("lamport_load")
+    if not isinstance(places, tuple):
+        raise TypeError(f"lamport_load(): places {places!r}: a tuple is needed, as (i,)")
     numbers = {f"places_{k}": i for k, i in enumerate(places)}
     check_emulated_integer("lamport_load()", low=low, high=high, **numbers)
     empty = int(low), int(high)
@@ -111,7 +113,7 @@ def _bytes_of(primitive, array, i):
     if array.dtype not in (np.complex128, np.uint64, np.uint8) or array.ndim != 1:
         raise ValueError(
             f"{primitive}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
-            f"{array.shape}"
+            f"{array.shape}: give a view of it, as x.view('uint8')"
         )
     if not array.flags.c_contiguous or array.size and array.ctypes.data % array.itemsize:
         raise ValueError(
@@ -124,7 +126,11 @@ def _bytes_of(primitive, array, i):
 
 
 def _place(primitive, lines, i):
-    check_emulated_lines(primitive, lines, lines[:0], PIECE_BYTES, 2 * int(i) + 2)
+    check_emulated_lines(primitive, lines, lines[:0], PIECE_BYTES, 0)
+    if not 0 <= i < lines.size // 2:
+        raise IndexError(
+            f"{primitive}(): place {i}: lines of {lines.size} words have 0 to {lines.size // 2 - 1}"
+        )
     return lines[2 * int(i) : 2 * int(i) + 2]
 
 

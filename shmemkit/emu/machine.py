@@ -2,6 +2,7 @@
 others."""
 
 import contextlib
+import weakref
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Machine:
         self.races = Races(self) if races else None
         self.block = CheckedBlock if races else Block
         self.collectives = Collectives(self)
-        self.emptied = {}  # address of a place for pieces (``shmemkit.device.lamport``): who emptied it last
+        self.emptied = weakref.WeakValueDictionary()  # by address of a place (``device/lamport.py``): by whom
         self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
         for heap in self.heaps.values():
             self.collectives.add_pe(heap)

@@ -113,8 +113,14 @@ class GemmCollective(Products):
         reasons = {name: method.refuses(m, k, n) for name, method in self._methods.items()}
         able = [name for name, reason in reasons.items() if reason is None]
         if not able:
-            said = "; ".join(f"{name!r}: {reason}" for name, reason in (reasons | self.refused).items())
-            raise ValueError(f"{type(self).__name__}: no method computes {m} by {k} by {n}: {said}")
+            reasons |= self.refused
+            if len(reasons) == 1:
+                ((method, reason),) = reasons.items()
+                said = f"method={method!r} does not compute {m} by {k} by {n}: {reason}. 'auto' takes another"
+            else:
+                said = "; ".join(f"{method!r}: {reason}" for method, reason in reasons.items())
+                said = f"no method computes {m} by {k} by {n}: {said}"
+            raise ValueError(f"{type(self).__name__}: {said}")
         return next((name for name in able if self._methods[name].is_for(m, k, n)), able[-1])
 
     def output(self, shape):
