@@ -636,7 +636,7 @@ def test_wrong_lines(pes, words, data, message):
     ],
 )
 def test_proven_for_a_small_size(n_pes, args):
-    """Three calls use the first half again. (tests/test_ll128_exchange.py is about ll128.)"""
+    """Three calls use the first half again. (tests/test_exchange.py is about ll128.)"""
     prove(n_pes, args)
 
 

@@ -1,5 +1,5 @@
-"""Collectives by pieces that say themselves that they have arrived, and the device functions, on the emulator
-and as PTX: what the tests of all methods leave out."""
+"""Pieces that say themselves that they have arrived: the device functions, and all-reduces by them, on the
+emulator and as PTX. (tests/test_exchange.py has the other collectives.)"""
 
 import contextlib
 import ctypes
@@ -10,46 +10,15 @@ import pytest
 from numba import cuda, types
 from ptx import compile_ptx, resources
 from test_all_reduce_ll128 import few_calls as reduced
-from test_ll128_exchange import exchanged, gathered, scattered
 from test_timeouts import Memory
 
 import shmemkit as sk
 from shmemkit.armed import arming
 from shmemkit.device import lamport, lamport_load, lamport_store, load_piece, rank, store_piece
-from shmemkit.kernels import all_gather, all_to_all, reduce_scatter, tiles
+from shmemkit.kernels import all_to_all, tiles
 from shmemkit.kernels.lamport import TILE
 
-KINDS = {
-    "all_gather": (all_gather.METHODS["lamport"], gathered, ()),
-    "all_to_all": (all_to_all.METHODS["lamport"], exchanged, ()),
-    "reduce_scatter": (reduce_scatter.METHODS["lamport"], scattered, ("sum",)),
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
 reductions = pytest.mark.parametrize("method", ["one_shot_lamport", "two_shot_lamport"])
-
-
-def calls(kind, sizes, blocks=None):
-    """One after another; of words, a tile for every 64."""
-    make, data, options = KINDS[kind]
-    world = sk.init()
-    method = make(world, 8 * max(sizes) * world.n_ranks, *options)
-    if blocks:
-        method.blocks = blocks / world.backend.multiprocessors
-        method.most.clear()  # what prepare found
-    for call, size in enumerate(sizes):
-        x, out, expected = data(world, size, call)
-        args = (x.dtype,) if options else ()
-        method.bind(x.reshape(-1), out.reshape(-1), False, *args)(None)
-        world.synchronize()
-        np.testing.assert_array_equal(out, expected)
-    method.free()
-
-
-@kinds
-def test_right_in_every_schedule(kind):
-    """The third call uses the first half again."""
-    found = sk.emu.explore(calls, 2, (kind, [1, 1, 1]), exhaustive=True, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
 
 
 @reductions
@@ -58,48 +27,11 @@ def test_reductions_are_right_in_every_schedule(method):
     assert found.finished and found.failure is None, str(found)
 
 
-@kinds
-def test_calls_of_nothing_do_not_count(kind):
-    found = sk.emu.explore(calls, 2, (kind, [1, 0, 1]), exhaustive=True, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
-
-
-@kinds
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_more_tiles_than_warps(pes, kind):
-    """Of tiles that are full and tiles that are not, in turn."""
-    pes(3).run(calls, kind, [200, 1, 65, 128, 199, 2, 200], 1)
-
-
 @reductions
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_reductions_of_more_tiles_than_warps(pes, method, monkeypatch):
     monkeypatch.setattr(tiles.Tiles, "blocks", 1e-9)
     pes(3).run(reduced, method, [600, 1, 195, 384, 599, 2, 600])
-
-
-@kinds
-def test_what_cannot_be_counted_is_refused(pes, kind):
-    """Places of more than 16 GiB, before they are asked for."""
-
-    def main():
-        make, _, options = KINDS[kind]
-        with pytest.raises(ValueError, match=f"{kind} lamport: lines of .* are allowed; it is for smaller"):
-            make(sk.init(), 9 << 30, *options)
-
-    pes(1).run(main)
-
-
-@kinds
-def test_many_ranks_are_refused(pes, kind, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_RANKS", 2)
-
-    def main():
-        make, _, options = KINDS[kind]
-        with pytest.raises(ValueError, match=f"{kind} lamport: 3 ranks: up to 2 are allowed"):
-            make(sk.init(), 64, *options)
-
-    pes(3).run(main)
 
 
 def test_the_pattern_is_drawn_once_for_all_ranks(pes):
