@@ -49,7 +49,7 @@ from shmemkit.device import (
     store_piece,
     symm_at,
 )
-from shmemkit.kernels.tiles import Tiles, combining, copying
+from shmemkit.kernels.tiles import Exchange, Tiles, combining, copying, kernels_of
 
 TILE = 32  # pieces
 
@@ -210,32 +210,15 @@ class Pieces(Tiles):
         return lines
 
 
-class Lamport(Pieces):
-    """A method by this kernel. A subclass has
+class Lamport(Pieces, Exchange):
+    """A method by this kernel."""
 
-    name          of it, as "all_gather lamport"
-    personalized  whether x has a segment for each rank
-    whole         whether the full array is one segment, as of an all-reduce, and not one for each rank
-    """
-
-    whole = False
-
-    def prepare(self, max_nbytes, op=None):
-        self.op, n, xp = op, self.world.n_ranks, self.world.xp
-        self.parts = 1 if self.whole else n
-        tiles = max(1, tiles_of(-(-max_nbytes // self.parts)))
+    def prepare_lines(self, n_bytes):
+        tiles, n = max(1, tiles_of(n_bytes)), self.world.n_ranks
         self.check(self.name, 2 * n * tiles)
         self.row = TILE * tiles
         self.lines = self.places(2 * n * self.row, f"{self.name.replace(' ', '.')}.lines")
-        self.calls = xp.zeros(tiles, "uint32")
-        if op is None:
-            for dtype in ("complex128", "uint64", "uint8"):
-                nothing = xp.empty(0, dtype)
-                self._bind(nothing, nothing, 0)
-
-    def bind(self, x, out, in_place, dtype=None):
-        segment = max(x.nbytes, out.nbytes) // self.parts
-        return self._bind(*self.wide(x, out, segment), segment, dtype and dtype.name)
+        self.calls = self.world.xp.zeros(tiles, "uint32")
 
     def _bind(self, x, out, segment, dtype=None):
         kernel = lamport_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
@@ -246,18 +229,9 @@ class Lamport(Pieces):
 
 
 _words, _counts = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")
-REDUCTIONS = ("sum", "bfloat16"), ("max", "float32"), ("sum", "float16"), ("prod", "int8")
 
 
 def gpu_kernels(op, personalized, combined):
-    """-> the GPU_KERNELS of a module whose method is made of these, for the collective `op`. On sm_80, some
-    with a segment for each rank spill registers: those of many ranks, and those by words and bytes."""
-    kinds = (4, types.complex128), (8, types.uint64), (4, types.uint8), (16, types.complex128)
-    return {
-        f"lamport_{op}[{','.join(map(str, (*how, n, words)))}]": (
-            lamport_kernel(n, personalized, *how),
-            (*[types.Array(words, 1, "C")] * 2, *[types.int64] * 3, _words, *[types.int64] * 3, _counts),
-            *[(9, 0)] * (personalized and (n, words) != kinds[0]),
-        )
-        for how, (n, words) in zip(REDUCTIONS if combined else [()] * 4, kinds, strict=True)
-    }
+    """-> the GPU_KERNELS of a module whose method is by this kernel, for the collective `op`"""
+    more = *[types.int64] * 3, _words, *[types.int64] * 3, _counts
+    return kernels_of(f"lamport_{op}", lamport_kernel, more, personalized, combined)

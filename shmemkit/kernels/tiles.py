@@ -1,10 +1,10 @@
-"""Methods by tiles of LL128 (``shmemkit.device.ll128_tiles``): device functions on tiles of all ranks, made
-for a number of ranks, so that all that is loaded is under way at once, and in registers; and how many warps
-there are."""
+"""Methods by tiles, of LL128 (``shmemkit.device.ll128_tiles``) or of pieces (``shmemkit.device.lamport``):
+device functions on tiles of all ranks, made for a number of ranks, so that all that is loaded is under way at
+once, and in registers; how many warps there are; and what exchanges by both share."""
 
 import functools
 
-from numba import cuda
+from numba import cuda, types
 
 from shmemkit.device import (
     TILE_BYTES,
@@ -167,6 +167,53 @@ class Tiles(Method):
             self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // rows)
         grid = min(-(-tiles // (self.threads // 32)), self.most[key])
         return self.launch(kernel, (grid, rows), x, *args, pdl=True)
+
+
+class Exchange(Tiles):
+    """One in which all ranks get x, or each another segment of it; and what comes is stored by rank, or
+    combined. A protocol has
+
+    prepare_lines(n_bytes)            for segments of up to so many bytes; collective
+    _bind(x, out, segment, dtype)     -> run(stream): of segments of so many bytes; dtype, a name, to combine
+
+    and a method by it
+
+    name          of it, as "all_gather ll128"
+    personalized  whether x has a segment for each rank
+    whole         whether the full array is one segment, as of an all-reduce, and not one for each rank
+    """
+
+    whole = False
+
+    def prepare(self, max_nbytes, op=None):
+        self.op, self.parts = op, 1 if self.whole else self.world.n_ranks
+        self.prepare_lines(-(-max_nbytes // self.parts))
+        if op is None:
+            for dtype in ("complex128", "uint64", "uint8"):
+                nothing = self.world.xp.empty(0, dtype)
+                self._bind(nothing, nothing, 0)
+
+    def bind(self, x, out, in_place, dtype=None):
+        segment = max(x.nbytes, out.nbytes) // self.parts
+        return self._bind(*self.wide(x, out, segment), segment, dtype and dtype.name)
+
+
+REDUCTIONS = ("sum", "bfloat16"), ("max", "float32"), ("sum", "float16"), ("prod", "int8")
+
+
+def kernels_of(name, make, more, personalized, combined):
+    """-> the GPU_KERNELS of a module whose method is an Exchange, by ``make(n_ranks, personalized, *how)``,
+    whose kernels have x, out, and arguments of these `more` types. On sm_80, some with a segment for each
+    rank spill registers: those of many ranks, and those by words and bytes."""
+    kinds = (4, types.complex128), (8, types.uint64), (4, types.uint8), (16, types.complex128)
+    return {
+        f"{name}[{','.join(map(str, (*how, n, words)))}]": (
+            make(n, personalized, *how),
+            (*[types.Array(words, 1, "C")] * 2, *more),
+            *[(9, 0)] * (personalized and (n, words) != kinds[0]),
+        )
+        for how, (n, words) in zip(REDUCTIONS if combined else [()] * 4, kinds, strict=True)
+    }
 
 
 def tiles_of(n_bytes):
