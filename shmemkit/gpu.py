@@ -374,6 +374,14 @@ class NvshmemBackend:
         size = src.nbytes
         return lambda handle: _checked(driver.cuMemcpyDtoDAsync(to, at, size, handle))
 
+    def copy_pieces(self, places, src, empty):
+        """As ``copy``, to `places` that are empty (``shmemkit.device.lamport``), of whole pieces at a
+        multiple of 16 bytes: each comes at once, in no order; kernels may wait for it there.
+
+        empty  the pattern, (low, high), which the emulator looks for
+        """
+        return self.copy(places, src)
+
     def copy_rows(self, dst, src):
         """As ``copy``, of 2-D uint8 arrays of the same shape, whose rows are consecutive bytes."""
         from cuda.bindings import driver

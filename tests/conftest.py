@@ -12,6 +12,8 @@ from cuda.pathfinder import DynamicLibNotFoundError
 
 import shmemkit as sk
 from shmemkit.emu.network import Network
+from shmemkit.kernels import copied_pieces
+from shmemkit.kernels.copied_pieces import CopiedPieces
 from shmemkit.world import choose_backend
 
 pytest_plugins = ["pytester"]
@@ -30,6 +32,19 @@ SMALL = {  # 0 blocks: one per peer
 }
 
 _failed = []
+
+
+@pytest.fixture
+def few_copying(monkeypatch):
+    """Kernels beside copy engines have 1 to 3 blocks of 4 threads."""
+    launch = CopiedPieces.launch_pieces
+
+    def launch_few(method, *args):
+        method.threads = 4
+        return launch(method, *args)
+
+    monkeypatch.setattr(copied_pieces, "BLOCKS", 3)
+    monkeypatch.setattr(CopiedPieces, "launch_pieces", launch_few)
 
 
 def pytest_collection_modifyitems(items):

@@ -14,13 +14,6 @@ from shmemkit.kernels.all_reduce.composed import CopyEngine
 from shmemkit.memory import as_dtype
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Of several blocks."""
-    monkeypatch.setattr(copied_pieces, "BLOCKS", 3)
-    monkeypatch.setattr(copied_pieces, "PART", 64)
-
-
 def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False, unaligned=0):
     """One after another, by one object; `symmetric` outs, or, if None, every other one. What lies around out
     stays."""
@@ -51,7 +44,7 @@ def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False
 )
 @pytest.mark.parametrize("symmetric", [False, True, None])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_parts(pes, small, n_pes, sizes, symmetric, in_place):
+def test_parts(pes, few_copying, n_pes, sizes, symmetric, in_place):
     pes(n_pes).run(reduce_all, sizes, "float32", "sum", symmetric, in_place)
 
 
@@ -59,13 +52,13 @@ def test_parts(pes, small, n_pes, sizes, symmetric, in_place):
 @pytest.mark.parametrize(
     "dtype, op, unaligned", [("uint8", "max", 3), ("float64", "prod", 0), ("bfloat16", "sum", 1)]
 )
-def test_dtypes_and_alignments(pes, small, dtype, op, unaligned):
+def test_dtypes_and_alignments(pes, few_copying, dtype, op, unaligned):
     pes(3).run(reduce_all, [4800, 1, 1001], dtype, op, True, True, unaligned)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_graphs_interleaved_with_calls(pes, small, symmetric):
+def test_graphs_interleaved_with_calls(pes, few_copying, symmetric):
     """What makes x and takes out is on the stream, and the host waits for nothing before the end."""
 
     def main():
@@ -105,11 +98,11 @@ def two_calls(symmetric):
     result of the first."""
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
-    method = CopyEngine(world, 8 * 8 * n, "sum")
+    method = CopyEngine(world, 8 * 4 * n, "sum")
     for part in (method, *method.parts):
         part.threads = 1
-    x = world.empty(8 * n, "uint64") if symmetric else np.zeros(8 * n, "uint64")
-    x[:] = np.arange(8 * n) + 100 * me
+    x = world.empty(4 * n, "uint64") if symmetric else np.zeros(4 * n, "uint64")
+    x[:] = np.arange(4 * n) + 100 * me
     world.host_barrier()
     run = method.bind(x, x, True, x.dtype)
     stream.begin_capture()
@@ -118,12 +111,12 @@ def two_calls(symmetric):
     run(stream)
     stream.end_capture().launch(stream)
     world.synchronize()
-    assert (x == 2 * n * (n * np.arange(8 * n) + 100 * sum(range(n)))).all()
+    assert (x == 2 * n * (n * np.arange(4 * n) + 100 * sum(range(n)))).all()
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_right_in_many_schedules(monkeypatch, symmetric):
-    """Words are lines: of 8, 4 are copied first. It fails without any of the orders of the streams, and
+    """Pieces are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and
     without any of the barriers."""
     monkeypatch.setattr(copied_pieces, "LINE", 1)
     found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, heap_size=1 << 16)

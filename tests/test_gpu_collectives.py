@@ -125,6 +125,31 @@ def test_graphs_interleaved(world, kind, method):
     collective.free()
 
 
+def hashed(world, size, rank, call, bits):
+    """Words that are all different, with all `bits`; or that have few."""
+    words = world.xp.arange(size, dtype="uint64") + np.uint64(size * rank + 977 * call)
+    return words * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - bits)
+
+
+@pytest.mark.parametrize("bits", [64, 2])
+def test_pieces_of_copies_come_whole(world, bits):
+    """From all multiples of 16 bytes, of all lengths: what a copy engine does is no promise of CUDA's."""
+    n, most = world.n_ranks, 1 << 19
+    exchange = made(world, "exchange", n * most * 8, "copy_engine")
+    rooms = [world.xp.zeros(n * most, "uint64") for _ in range(2)]
+    wrong = world.xp.zeros(1, "int64")
+    for call in range(100):
+        size = most - 2 * (call * 37 % 100) - 64
+        x, out = (room[2 * (call % 16) :][: n * size] for room in rooms)
+        x[...] = hashed(world, n * size, world.rank, call, bits)
+        exchange(x, out)
+        for k in range(n):
+            given = hashed(world, n * size, k, call, bits).reshape(n, size)[world.rank]
+            wrong += (out.reshape(n, size)[k] != given).sum()
+    assert int(world.asnumpy(wrong)[0]) == 0
+    exchange.free()
+
+
 @sums
 @pytest.mark.parametrize("dtype, error", [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)])
 def test_close_to_float64_and_the_same_bits_in_every_run(world, kind, method, dtype, error):

@@ -1,28 +1,17 @@
 """Reduce-scatters by copy engines on the emulator: pieces, streams and graphs, with races checked.
 (tests/test_reduce_scatter.py has what all methods must do.)"""
 
-import itertools
-
 import numpy as np
 import pytest
 from numba import cuda
 from test_reduce_scatter import scatter_all
 
 import shmemkit as sk
-from shmemkit.device import notify, wait
 from shmemkit.emu.backend import EmulatorBackend
 from shmemkit.kernels import copied_pieces
 from shmemkit.kernels.reduce_scatter import ReduceScatter
 from shmemkit.kernels.reduce_scatter.copy_engine import CopyEngine
 from shmemkit.world import World
-
-SMALL = {"BLOCKS": 3, "PART": 64}  # 1 to 3 blocks
-
-
-@pytest.fixture
-def small(monkeypatch):
-    for name, value in SMALL.items():
-        monkeypatch.setattr(copied_pieces, name, value)
 
 
 @cuda.jit
@@ -41,8 +30,7 @@ def take(out, seen):
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
-def test_lengths(pes, small, n_pes):
-    """Of a first part and 2 pieces, of which some are empty."""
+def test_lengths(pes, few_copying, n_pes):
     pes(n_pes).run(scatter_all, "copy_engine", [1, 100, 0, 233, 17, 600, 41], "int16", "max")
 
 
@@ -53,46 +41,38 @@ def test_many_ranks(pes, n_pes, sizes):
 
 @pytest.mark.parametrize("dtype, unaligned", [("uint8", 3), ("float16", 1), ("float64", 0), ("bfloat16", 0)])
 @pytest.mark.parametrize("in_place, symmetric", [(False, False), (True, True)])
-def test_dtypes_unaligned_and_in_place(pes, small, dtype, unaligned, in_place, symmetric):
+def test_dtypes_unaligned_and_in_place(pes, few_copying, dtype, unaligned, in_place, symmetric):
     args = dtype, "sum", unaligned, in_place, symmetric
     pes(3).run(scatter_all, "copy_engine", [300, 1, 65], *args)
 
 
-def test_a_thread_with_several_words(pes):
-    """More than 4 of a block of 32 threads, and less."""
+def test_a_thread_with_several_pieces(pes):
+    """All that it takes at once, and fewer."""
     pes(2).run(scatter_all, "copy_engine", [480, 900, 130], "uint64")
 
 
-@pytest.mark.parametrize("itemsize", [1, 8])
-@pytest.mark.parametrize("size", [0, 1, 15, 17, 100, 1 << 20, (1 << 20) + 1, (3 << 23) + 5, 1 << 28])
-def test_cuts(size, itemsize):
-    """At whole lines, a line behind what was asked for at most."""
-    shares = 0.25, 0.5, 0.95
-    first, *cuts, end = copied_pieces.cuts_of(size, itemsize, *shares)
-    line = 128 // itemsize
-    assert first == 0 and end == size and len(cuts) == 3
-    assert all(cut % line == 0 or cut == size for cut in cuts)
-    words = -(-size * itemsize // 8) * 8 // itemsize
-    for cut, share in zip(cuts, shares, strict=True):
-        assert min(size, words * share - 8) <= cut < words * share + line
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, few_copying):
+    """On some ranks, all of it; and on all of them, what is left of a segment."""
 
+    def main():
+        world = sk.init()
+        n, me, size = world.n_ranks, world.rank, 37
+        scatter = ReduceScatter(world, n * size * 4, "sum", "copy_engine")
+        room, out = np.zeros(n * size + 4, "int32"), np.zeros(size, "int32")
+        for call in range(4):
+            x = room[(me + call) % 4 :][: n * size]
+            x[:] = np.arange(n * size) + 1000 * me + call
+            scatter(x, out)
+            world.synchronize()
+            expected = n * (np.arange(me * size, (me + 1) * size) + call) + 1000 * sum(range(n))
+            assert (out == expected).all()
 
-@pytest.mark.parametrize("order", [copied_pieces.one_by_one, copied_pieces.in_rounds])
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("size", [0, 5, 100, 1000, (1 << 22) + 1])
-def test_every_element_goes_to_every_rank_once(order, n_ranks, size):
-    parts = {y: [] for y in range(n_ranks)}
-    for y, first, end in order(copied_pieces.cuts_of(size, 8, 0.3, 0.9), n_ranks):
-        parts[y].append((first, end))
-    everyone = order is copied_pieces.in_rounds and n_ranks == 1
-    assert bool(parts.pop(0)) == everyone
-    for of_one in parts.values():
-        assert of_one[0][0] == 0 and of_one[-1][1] == size
-        assert all(before[1] == after[0] for before, after in itertools.pairwise(of_one))
+    pes(3).run(main)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
-def test_graphs_interleaved_with_calls(pes, small):
+def test_graphs_interleaved_with_calls(pes, few_copying):
     """What makes x and takes out is on the stream, and the host waits for nothing before the end."""
 
     def main():
@@ -123,7 +103,7 @@ def test_graphs_interleaved_with_calls(pes, small):
     pes(3).run(main)
 
 
-def test_streams_follow_each_other(pes, small):
+def test_streams_follow_each_other(pes, few_copying):
     def main():
         world = sk.init()
         n, me, streams = world.n_ranks, world.rank, [world.stream, cuda.stream(), cuda.stream()]
@@ -143,72 +123,31 @@ def test_streams_follow_each_other(pes, small):
     pes(2).run(main)
 
 
-def test_the_order_of_the_copies(pes, small, monkeypatch):
+def test_the_order_of_the_copies(pes, few_copying, monkeypatch):
     """To the next rank first, none to this one, one copy after the other, beside the stream."""
     peers, lanes = {r: [] for r in range(4)}, {r: [] for r in range(4)}
-    copy, view = EmulatorBackend.copy, World.peer_view
+    copy, view = EmulatorBackend.copy_pieces, World.peer_view
 
     def viewed(world, array, rank):
         peers[world.rank].append(rank)
         return view(world, array, rank)
 
-    def copied(backend, dst, src):
-        enqueue = copy(backend, dst, src)
+    def copied(backend, *args):
+        enqueue = copy(backend, *args)
         return lambda stream: (lanes[backend.pe].append(stream), enqueue(stream))
 
-    monkeypatch.setattr(EmulatorBackend, "copy", copied)
+    monkeypatch.setattr(EmulatorBackend, "copy_pieces", copied)
     monkeypatch.setattr(World, "peer_view", viewed)
 
     def main():
         world = sk.init()
-        x = np.ones((world.n_ranks, 128), "int64")  # a first part and 2 pieces
+        x = np.ones((world.n_ranks, 128), "int64")
         assert (ReduceScatter(world, x.nbytes, "sum", "copy_engine")(x) == world.n_ranks).all()
 
     pes(4).run(main)
     for me in range(4):
-        assert peers[me] == [(me + y) % 4 for y in (1, 2, 3, 1, 2, 3, 3)]
-        assert len(lanes[me]) == 7 and len(set(lanes[me])) == 1
-
-
-@cuda.jit
-def hold(seen):
-    wait(seen, 1, "sys", "acquire", 1)
-
-
-@cuda.jit
-def see(out, seen):
-    if out[0] == 3 and out[111] == 3 and out[112] == 0:
-        notify(seen, 0, 1)
-        notify(seen, 1, 1)
-
-
-def test_pieces_are_combined_while_others_are_copied(pes, small, monkeypatch):
-    """The last copy of rank 1 begins only when rank 0 has combined the pieces before."""
-
-    def main():
-        world = sk.init()
-        n, seen = world.n_ranks, world.signals(1)
-        x, out = np.full(n * 128, world.rank + 1, "uint64"), np.zeros(128, "uint64")  # 96, 16 and 16
-        method = CopyEngine(world, x.nbytes, "sum")
-        copy, launch, made = world.backend.copy, method.launch, []
-
-        def held(dst, src):
-            made.append(copy(dst, src))
-            if world.rank == 1 and len(made) == 3:
-                return lambda stream: (hold[1, 1, stream](seen), made[2](stream))
-            return made[-1]
-
-        def watched(*args):
-            bound = launch(*args)
-            return lambda stream: (bound(stream), world.rank or see[1, 1, world.stream](out, seen))
-
-        monkeypatch.setattr(method, "launch", watched)
-        monkeypatch.setattr(world.backend, "copy", held)
-        method.bind(x, out, False, x.dtype)(None)
-        world.synchronize()
-        assert (out == 3).all() and len(made) == 3
-
-    pes(2).run(main)
+        assert peers[me] == [(me + y) % 4 for y in (1, 2, 3)]
+        assert len(lanes[me]) == 3 and len(set(lanes[me])) == 1
 
 
 def test_captures_have_a_lane_of_their_own(pes):
@@ -266,8 +205,8 @@ def few_calls(sizes):
 
 
 def test_right_in_every_schedule(monkeypatch):
-    """Of a first part and 2 pieces: words are lines. It fails without the wait in the kernel, without the
-    barrier, and without any of the orders of the streams."""
+    """Of a piece, and two and a half. It fails without the barrier, and without any of the orders of the
+    streams."""
     monkeypatch.setattr(copied_pieces, "LINE", 1)
-    found = sk.emu.explore(few_calls, 2, ((7, 14),), exhaustive=True, heap_size=1 << 16)
+    found = sk.emu.explore(few_calls, 2, ((2, 5),), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)

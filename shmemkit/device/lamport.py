@@ -74,10 +74,9 @@ def lamport_store(lines, i, words, low, high, pe):
     thread = current_thread("lamport_store")
     check_emulated_integer("lamport_store()", i=i, low=low, high=high, pe=pe)
     empty, words = (int(low), int(high)), tuple(map(int, words))
-    if words == empty:
-        raise ValueError("lamport_store(): the piece is the pattern of an empty place, and would not arrive")
+    _check_piece("lamport_store()", words, empty)
     there = thread.peer(_place("lamport_store", lines, i), int(pe))
-    thread.store_line(there, np.array(words, np.uint64), _check_empty(empty))
+    thread.store_line(there, np.array(words, np.uint64), _check_empty("lamport_store()", empty))
 
 
 def lamport_load(lines, places, low, high):
@@ -105,6 +104,22 @@ def lamport_load(lines, places, low, high):
 
 
 # ---- in the emulator
+
+
+def emulated_copy(arguments):
+    """Copy whole pieces, uint8, to empty places: what a copy engine does, the last one first."""
+    places, pieces, empty = arguments
+    thread = current_thread("copy")
+    for first in range(pieces.size - PIECE_BYTES, -1, -PIECE_BYTES):
+        words = np.array(thread.bytes_of("read", pieces, first, first + PIECE_BYTES)).view(np.uint64)
+        _check_piece("a copy", words, empty)
+        at = first // 8
+        thread.store_line(places[at : at + 2], words, _check_empty("a copy", empty))
+
+
+def _check_piece(what, words, empty):
+    if tuple(map(int, words)) == empty:
+        raise ValueError(f"{what}: the piece is the pattern of an empty place, and would not arrive")
 
 
 def _bytes_of(primitive, array, i):
@@ -139,7 +154,7 @@ def _unlike(here, empty):
     return lambda word: word != high or item(0) != low
 
 
-def _check_empty(empty):
+def _check_empty(what, empty):
     """``check(thread, line, last)`` for ``Thread.store_line``"""
 
     def check(thread, line, last):
@@ -157,7 +172,7 @@ def _check_empty(empty):
                 "has been made empty by a launch that is under way: nothing orders that with this piece, "
                 "which may be lost. A launch that comes later must answer first"
             )
-        raise ValueError(f"lamport_store(): {place(machine, thread, key, sys._getframe())} {reason}")
+        raise ValueError(f"{what}: {place(machine, thread, key, sys._getframe())} {reason}")
 
     return check
 

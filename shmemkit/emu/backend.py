@@ -11,7 +11,7 @@ from .machine import Machine
 from .multicast import Multicast
 from .processes import Processes
 from .run import LocalComm, current_host, schedule_of
-from .stream import Stream, copy, copy_rows, default_stream, memory_operations
+from .stream import Stream, copy, copy_by, copy_rows, default_stream, memory_operations
 from .thread import current_thread
 
 _users = 0  # worlds alive in this process
@@ -174,6 +174,11 @@ class EmulatorBackend:
 
     def copy(self, dst, src):
         return lambda stream: stream.enqueue(copy(stream, dst, src))
+
+    def copy_pieces(self, places, src, empty):
+        from ..device.lamport import emulated_copy
+
+        return lambda stream: stream.enqueue(copy_by(emulated_copy, stream, places, src, empty))
 
     def copy_rows(self, dst, src):
         return lambda stream: stream.enqueue(copy_rows(stream, dst, src))

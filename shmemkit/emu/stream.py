@@ -199,6 +199,11 @@ def copy(stream, dst, src):
     return _operation(Background, stream, "a copy", _copy, dst, src)
 
 
+def copy_by(function, stream, *arguments):
+    """The operation that copies by ``function(arguments)``, of one emulated thread."""
+    return _operation(Background, stream, "a copy", function, *arguments)
+
+
 def copy_rows(stream, dst, src):
     """The operation that copies `src` to `dst`: 2-D, of the same shape, with rows of consecutive bytes."""
     return _operation(Background, stream, "a copy", _copy_rows, dst, src)

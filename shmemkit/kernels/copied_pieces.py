@@ -1,238 +1,259 @@
-"""Exchanges of segments by copy engines: they copy to staged memory on the peers, and blocks take what has
-come there, while more is copied. What reduce-scatter, all-reduce, all-to-all and all-gather share: each peer
-gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
+"""Exchanges of segments by copy engines: they copy to places on the peers (``shmemkit.device.lamport``), and
+blocks take each piece as soon as it is there. What reduce-scatter, all-reduce, all-to-all and all-gather
+share: each peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
 
 Segments  one for each rank, of the same size
-Staged    staged[k], on every rank: what rank k gives it, written by that rank's copies. What I give myself
-          stays in x
-Steps     of all ranks alike: what goes from each rank to the one that is y after it, a range of the segment.
-          To be stored, the segments for ranks me + 1, me + 2, .. come whole, one after the other, but for the
-          last of them: this comes in pieces, so that little remains to be stored when all is copied. To be
-          combined, the first part of all of them comes first, which is combined while the rest comes
-Signals   ready[k, b], on every rank: how many kernels of rank k's have begun, as its block b says (only rank
-          k sets it)
-Counters  calls[b], local: how many kernels block b has taken part in, on all ranks the same ones. In device
-          memory, so that a replayed graph counts on
+Pieces    16 bytes of a segment
+Lines     lines[k], on every rank: places for the pieces of what rank k sends here. Written by rank k, and
+          made empty by this rank. What I give myself stays in x
 
-  stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their staged memory may be written.
+  stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their places are empty.
                       (An all-reduce has others, later)
-  a stream beside: 2. the copies of each step, in order, after the barrier
-  stream, for each step that has a kernel, after its copies, by block b:
-                   3. set ready[me, b] on all others to the number of this kernel  release, sys: publishes the
-                                                                                   copies of mine
-                   4. wait until ready[k, b] here is at least that, for all k      acquire, sys: sees theirs
-                   5. take it from x and staged: combine it in the order of the ranks, or store it
+  a stream beside: 2. copies of whole segments to lines[me] on the ranks me + 1, me + 2, .. modulo the ranks,
+                      one after the other
+  stream:             a kernel, in which a thread, for its pieces:
+                   3. stores them to lines[me] on each rank, if they are not copied: a last piece of less than
+                      16 bytes, and all of segments that are not at multiples of 16 bytes
+                   4. polls their places until the pieces are there; makes these empty; combines them in the
+                      order of the ranks, or stores them
+  stream:          5. waits for the copies: x may be used again
 
-No race. What a call copies comes after its barrier, to which all ranks come when their kernels of the call
-before have ended, which alone read staged; and none of its copies goes where another one has gone. x and out
-may be used again when the stream has run the last kernel, which comes after all copies. Of what is copied,
-nothing is written before: if x and out overlap, then only in what this rank keeps of x, which it alone loads,
-and a thread loads its words before it stores them.
+That a copied piece comes whole is what a copy engine does, and no promise of CUDA's: it writes 32 bytes and
+more at once. tests/test_gpu_collectives.py looks for pieces that do not.
 
-No deadlock: the kernel of a step waits for those of the others, which wait for their copies, and these for
-the barrier; all blocks are resident. The host enqueues all this in an order in which it can run one by one.
+No race, although nothing says that a segment is there. A call writes places after its barrier, to which all
+ranks come when their kernels of the call before have ended, and so have made all places empty; and each place
+once. x and out may be used again when the stream has run all that. If x and out overlap, then only in what
+this rank keeps of x, which it alone loads, and a thread loads its piece before it stores there.
+
+No deadlock. Copies wait for the barrier alone, and are enqueued before the kernel that waits for those of
+other ranks; so the host may as well run all this one by one. A thread stores pieces to others before it waits
+for any of the same number, and takes them in ascending order: the first one that is not there on all ranks
+waits for none. All blocks are resident.
 
 Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
 each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
-microseconds besides its bytes, copies after a kernel and a kernel after copies 6.
+microseconds besides its bytes, copies after a kernel and a kernel after copies 6. That is why nothing waits
+for a part of a segment by an order of streams. A kernel on half of the multiprocessors reaches the bandwidth
+of the memory, and hardly slows the copies down; one on all of them takes a tenth of their speed.
 """
 
-import itertools
-from typing import NamedTuple
+import functools
 
 from numba import cuda, types
 
-from shmemkit.device import copy_block, span
+from shmemkit.device import (
+    PIECE_BYTES,
+    lamport_load,
+    lamport_store,
+    load_piece,
+    num_ranks,
+    rank,
+    span,
+    store_piece,
+)
+from shmemkit.kernels.lamport import Pieces, rank_after, tiles_of
 from shmemkit.kernels.lanes import Lanes
-from shmemkit.kernels.meeting import meet
-from shmemkit.kernels.method import Method
 from shmemkit.kernels.own import bind_store
 from shmemkit.stream_barrier import bind_barrier
 
-SHARES = 3 / 4, 7 / 8  # of a segment: where its first part, and the next piece, end
-BLOCKS = 88  # of a kernel, at most: two thirds of H200's multiprocessors
-PART = 1 << 12  # bytes that are worth a block
-LINE = 16  # words: at multiples of them pieces and parts begin
+BLOCKS = 66  # of a kernel, at most: half of H200's multiprocessors
+LINE = 8  # pieces: at multiples of them ranges begin
+AT_ONCE = 4  # places that a thread looks at at once, of those that are stored
 
 
-class Step(NamedTuple):
-    """What ``CopiedPieces.run`` has done: `copies`, beside the stream; then `kernel`, on it."""
+class CopiedPieces(Pieces):
+    """A method of these. A subclass has its `name`, as "all_to_all copy_engine", and `personalized`: whether
+    x has a segment for each rank."""
 
-    copies: list = ()
-    kernel: object = None
-    after: int | None = None  # the number of a step whose kernel ends before these and later copies begin
+    threads = 512
 
-
-class CopiedPieces(Method):
-    """A method of these. A subclass has its `name`, as "all_to_all copy_engine"."""
-
-    def prepare_pieces(self, max_nbytes):
+    def prepare_places(self, max_nbytes):
         """For segments of a rank's share of `max_nbytes`. Collective."""
         world, n = self.world, self.world.n_ranks
-        world.check_reach(self.name)
-        words, name = max(1, -(-max_nbytes // (8 * n))), self.name.replace(" ", ".")
-        self.staged = self.empty((n, _lines(words)), "uint64", f"{name}.staged")
-        most = min(BLOCKS, *world.host_allgather(world.backend.multiprocessors))
-        self.blocks = min(most, -(-8 * words // PART))
-        self.ready = self.zeros((n, self.blocks), "uint64", f"{name}.ready")
-        arrivals = self.zeros(n, "uint64", f"{name}.arrivals")
-        self.calls, epoch = world.xp.zeros(self.blocks, "uint64"), world.xp.zeros(1, "uint64")
+        pieces = max(1, -(-max_nbytes // (PIECE_BYTES * n)))
+        self.row = pieces + LINE - 1 & -LINE
+        self.check(self.name, n * tiles_of(self.row * PIECE_BYTES))
+        name = self.name.replace(" ", ".")
+        self.lines = self.places(n * self.row, f"{name}.lines")
+        arrivals, epoch = self.zeros(n, "uint64", f"{name}.arrivals"), world.xp.zeros(1, "uint64")
         self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
         self.lanes = Lanes(world)
 
-    def staging(self, dtype):
-        """-> staged memory, flat, of words of `dtype`, uint64 or uint8; and how many of them a rank has"""
-        staged = self.staged.reshape(-1).view(dtype)
-        return staged, staged.size // self.world.n_ranks
+    def segments_of(self, x):
+        """-> what goes to each rank"""
+        n = self.world.n_ranks
+        if not self.personalized:
+            return [x] * n
+        size = x.size // n
+        return [x[k * size : (k + 1) * size] for k in range(n)]
 
-    def copies_of(self, segments, y, first, end, out=None):
-        """-> the copies of a step: elements `first` to `end` of segments[k] to rank k, the y-th after this
-        one; to its staged memory or, from `first` on, to `out`, symmetric"""
-        me, n = self.world.rank, self.world.n_ranks
-        k = (me + y) % n
-        if k == me or first == end:
-            return []
-        if out is None:
-            staged, stride = self.staging(segments[k].dtype)
-            out = staged[me * stride :]
-        return [self.world.backend.copy(self.world.peer_view(out[first:end], k), segments[k][first:end])]
+    def copied(self, segments):
+        """-> how many pieces of each of them are copied."""
+        address, nbytes = self.world.backend.address, segments[0].nbytes
+        if any(address(segment) % PIECE_BYTES for segment in segments):
+            return 0
+        return nbytes // PIECE_BYTES
 
-    def part_of(self, array):
-        """-> how many of its elements a block takes: whole lines"""
-        unit = 8 // array.itemsize
-        return _lines(-(-array.size // (self.blocks * unit))) * unit
+    def copies(self, segments, ys, first=0, end=None):
+        """-> copies to the y-th rank after this one, for all `ys`, of pieces `first` to `end` (default: all),
+        of those that are copied"""
+        world, copies = self.world, []
+        end = min(self.copied(segments), self.row if end is None else end)
+        for y in ys:
+            k = (world.rank + y) % world.n_ranks
+            src = segments[k].view("uint8")[first * PIECE_BYTES : end * PIECE_BYTES]
+            if src.size:
+                at = 2 * (world.rank * self.row + first)
+                places = world.peer_view(self.lines[at : at + src.size // 8], k)
+                copies.append(world.backend.copy_pieces(places, src, self.pattern))
+        return copies
 
-    def run(self, steps, stream, first=None):
-        """Enqueue `steps`, after the kernel `first`."""
-        if not steps:  # of one rank, in place
-            return
-        backend, awaited = self.world.backend, sorted({step.after for step in steps} - {None})
-        main, order = backend.handle(stream), backend.order
-        beside, *ends = self.lanes.beside(stream, 1 + len(awaited))
-        ends = dict(zip(awaited, ends, strict=True))  # streams that come after the kernels of these steps
-        if first:
-            first(stream)
+    def begin(self, stream, *groups):
+        """Enqueue these groups of copies, one after the other, on a stream beside `stream`; what comes on
+        `stream` next begins after the first group. -> handles: of the stream beside, and of a stream that
+        comes after each group"""
+        order, main = self.world.backend.order, self.world.backend.handle(stream)
+        beside, *reached = self.lanes.beside(stream, 1 + len(groups))
         order(beside, main)
-        for number, step in enumerate(steps):
-            if step.after is not None:
-                order(beside, ends[step.after])
-            for copy in step.copies:
+        for copies, point in zip(groups, reached, strict=True):
+            for copy in copies:
                 copy(beside)
-            if step.kernel:
-                order(main, beside)
-                step.kernel(stream)
-            if number in ends:
-                order(ends[number], main)
-        if not step.kernel:
-            order(main, beside)
+            order(point, beside)
+        order(main, reached[0])
+        return beside, *reached
+
+    def launch_pieces(self, kernel, pieces, x, *args):
+        """-> `kernel` bound to enough blocks for so many pieces, and to these arguments"""
+        return self.launch(kernel, max(1, min(BLOCKS, -(-pieces // self.threads))), x, *args)
 
 
-def cuts_of(size, itemsize, *shares):
-    """-> where parts of `size` elements begin, and the last one ends: at 0, where these `shares` of it end,
-    at whole lines, and at size"""
-    unit = 8 // itemsize
-    words = -(-size // unit)
-    return [0, *(min(size, _lines(int(words * share)) * unit) for share in shares), size]
+@functools.cache
+def places_of(ks, m):
+    """-> ``places(i, row, step)``: m * len(ks) of them: for i, i + step, .., one in each of the rows `ks`."""
+    count = m * len(ks)
+
+    def made(j):
+        before, k, q = made(j - 1) if j else None, ks[j % len(ks)], j // len(ks)
+
+        @cuda.jit(device=True)
+        def place(i, row, step):
+            return (types.uint32(i + types.uint32(k * row)),)
+
+        @cuda.jit(device=True)
+        def places(i, row, step):
+            return before(i, row, step) + (types.uint32(i + types.uint32(q * step + k * row)),)
+
+        return places if j else place
+
+    return made(count - 1)
 
 
-def one_by_one(cuts, n_ranks):
-    """-> (y, first, end) of the steps, in their order, that give segments to one rank after the other:
-    elements `first` to `end` to the y-th after this one, cut so for the last of them."""
-    last = [(n_ranks - 1, *piece) for piece in itertools.pairwise(cuts)] if n_ranks > 1 else []
-    return [(y, 0, cuts[-1]) for y in range(1, n_ranks - 1)] + last
+@cuda.jit(device=True)
+def send_piece(x, stride, at, size, i, lines, place, low, high):
+    """Store piece `i` of a range of each segment to `place` of its rank."""
+    me = rank()
+    for y in range(1, num_ranks()):
+        k = rank_after(me, y)
+        lamport_store(lines, place, load_piece(span(x, k * stride + at, size), i), low, high, k)
 
 
-def in_rounds(cuts, n_ranks):
-    """-> likewise: the first part to all ranks, and then the rest, for the last of them cut so. Of one rank,
-    y is 0."""
-    last, (_, first, *_, end) = n_ranks - 1, cuts
-    begun = [(y, 0, first) for y in range(1, last)]
-    ended = [(y, first, end) for y in range(1, last)]
-    return [*begun, (last, 0, first), *ended, *((last, *piece) for piece in itertools.pairwise(cuts[1:]))]
+# ---- pieces that are stored
 
 
-def _lines(words):
-    """At least so many words, in whole lines."""
-    return words + LINE - 1 & -LINE
+@functools.cache
+def _storing(m):
+    """-> ``store(out, i, step, pieces)``: `m` of them, as pieces i, i + step, ..."""
+    before = _storing(m - 1) if m > 1 else None
+
+    @cuda.jit(device=True)
+    def store(out, i, step, pieces):
+        if before is not None:
+            before(out, i, step, pieces)
+        store_piece(out, i + types.uint32((m - 1) * step), pieces[m - 1])
+
+    return store
 
 
-# ---- steps that are stored
+_places, _place, _store = places_of((0,), AT_ONCE), places_of((0,), 1), _storing(AT_ONCE)
 
 
 @cuda.jit
-def store_copied(out, rows, part, ready, calls):
-    """Store what has been copied, when all ranks have got so far.
+def store_copied(x, out, stride, size, pieces, copied, lines, row, low, high):
+    """Store what comes from the others to their segments of `out`: that of the rank before this one first.
 
-    out, rows  uint64 or uint8, 1-D, of the same size: rows to out
-    part       elements of a block: gridDim.x of them are out, or more
-    ready      uint64 (n_ranks, gridDim.x), symmetric, zeros at first
-    calls      uint64 (gridDim.x,), zeros at first
-    grid       any, one-dimensional, as the blocks are; the same in all launches
+    x, out     complex128, uint64 or uint8, as of ``load_piece``; out has n segments
+    stride     elements from a segment of x to the next: 0, if all ranks get the same
+    size       elements of a segment
+    pieces     of 16 bytes, which it has; copied: how many of them copies send to the others
+    lines      uint64 (2 * n * row,), symmetric, the pattern everywhere
+    row        places for what comes from a rank
+    low, high  the pattern
+    grid       any, one-dimensional, as the blocks are
     """
-    b = cuda.blockIdx.x
-    begin = min(b * part, out.size)
-    length = min(part, out.size - begin)
-    call = calls[b] + 1
-    meet(ready, b, call)
-    cuda.syncthreads()
-    copy_block(span(out, begin, length), span(rows, begin, length))
-    if cuda.threadIdx.x == 0:
-        calls[b] = call
+    first = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    step, end, me = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces), rank()
+    i = types.uint32(first + copied)
+    while i < end:
+        send_piece(x, stride, 0, size, i, lines, types.uint32(me * row + i), low, high)
+        i = types.uint32(i + step)
+    for y in range(1, num_ranks()):
+        k = me - y if me >= y else me - y + num_ranks()
+        its, at, i = span(out, k * size, size), types.uint32(k * row), first
+        while i + (AT_ONCE - 1) * step < end:
+            _store(its, i, step, lamport_load(lines, _places(types.uint32(at + i), 0, step), low, high))
+            i = types.uint32(i + AT_ONCE * step)
+        while i < end:
+            (piece,) = lamport_load(lines, _place(types.uint32(at + i), 0, step), low, high)
+            store_piece(its, i, piece)
+            i = types.uint32(i + step)
 
 
 class StoredPieces(CopiedPieces):
-    """A method whose segments are stored. A subclass has `personalized`, too: whether x has a segment for
-    each rank."""
+    """A method whose segments are stored."""
 
     def prepare(self, max_nbytes):
-        self.prepare_pieces(max_nbytes)
-        for dtype in ("uint64", "uint8"):
+        self.prepare_places(max_nbytes)
+        for dtype in ("complex128", "uint64", "uint8"):
             nothing = self.world.xp.empty(0, dtype)
             self._store(nothing, nothing)
             bind_store(self, nothing, nothing)
 
     def bind(self, x, out, in_place):
-        n = self.world.n_ranks
-        own = [] if in_place else [self.store_own(x, out)]
-        portions = one_by_one(cuts_of(out.size // n, out.itemsize, *SHARES), n)
-        steps = own + self.steps(self.segments_of(x, n), out, portions)
-        return lambda stream: self.run(steps, stream, self.barrier)
+        world, segments = self.world, self.segments_of(x)
+        copies = self.copies(segments, range(1, world.n_ranks))
+        own, store = self.store_own(segments, out, in_place), self._store(x, out)
 
-    def segments_of(self, x, n):
-        """-> what goes to each rank"""
-        size = x.size // n
-        return [x[k * size : (k + 1) * size] for k in range(n)] if self.personalized else [x] * n
+        def run(stream):
+            self.barrier(stream)
+            beside, *_ = self.begin(stream, [], copies)
+            own(stream)
+            store(stream)
+            world.backend.order(world.backend.handle(stream), beside)
 
-    def store_own(self, x, out):
-        """-> the Step that stores this rank's own segment. It does not count: others may be in place."""
-        me, n, size = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
-        return Step(kernel=bind_store(self, out[me * size : (me + 1) * size], self.segments_of(x, n)[me]))
+        return run
 
-    def steps(self, segments, out, portions):
-        """-> the Steps of these `portions`, (y, first, end), which come to `out`."""
-        me, n, segment = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
-        staged, stride = self.staging(out.dtype)
-        steps = []
-        for y, first, end in portions:
-            k = (me - y) % n
-            mine, its = out[k * segment :], staged[k * stride :]
-            store = self._store(mine[first:end], its[first:end])
-            steps.append(Step(self.copies_of(segments, y, first, end), store))
-        return steps
+    def store_own(self, segments, out, in_place):
+        """-> run(stream): store this rank's own segment."""
+        if in_place:
+            return lambda stream: None
+        me, size = self.world.rank, out.size // self.world.n_ranks
+        return bind_store(self, out[me * size : (me + 1) * size], segments[me])
 
-    def _store(self, out, rows):
-        return self.launch(store_copied, self.blocks, out, rows, self.part_of(out), self.ready, self.calls)
+    def _store(self, x, out):
+        segments, segment = self.segments_of(x), out.nbytes // self.world.n_ranks
+        copied, pieces = self.copied(segments), -(-segment // PIECE_BYTES)
+        x, out = self.wide(x, out, segment)
+        size = segment // out.itemsize
+        numbers = size if self.personalized else 0, size, pieces, copied
+        return self.launch_pieces(store_copied, pieces, x, out, *numbers, self.lines, self.row, *self.pattern)
 
 
 _words = types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
     f"store_copied[{kind}]": (
         store_copied,
-        (
-            *[types.Array(kind, 1, "C")] * 2,
-            types.int64,
-            *(types.Array(types.uint64, 2, "C"), _words),
-        ),
+        (*[types.Array(kind, 1, "C")] * 2, *[types.int64] * 4, _words, *[types.int64] * 3),
     )
-    for kind in (types.uint64, types.uint8)
+    for kind in (types.complex128, types.uint64, types.uint8)
 }

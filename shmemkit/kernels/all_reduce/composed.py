@@ -16,21 +16,25 @@ sent to it, never another's out. Only one rank combines an element, in the order
 
 With "copy_engine" the second one begins earlier, so that the links are busy all the time: half of my result
 is copied as soon as all else has been sent, and has been combined before; then all of those of others, and at
-last the rest. The first one needs no barrier at its beginning: all ranks come to the last one of the call
-before when they have combined what was staged.
+last the rest. Its barriers, of all ranks, come
 
-A symmetric out: my result is combined in it, and copied to the outs of the others. They may be written, as a
-kernel that combines begins when all ranks have come to it; if x is out, then only that range of segment me on
-rank k is which has come here, and has been combined. A barrier ends the call.
+  1. beside the first copies: the call before has ended everywhere. These copies need none: all places have
+     been empty since barrier 3 of the call before
+  2. when half of my result is combined, and what it is made of has been copied from my x; 3. likewise, all
+  4. at the end, into a symmetric out: all results are there
+
+A symmetric out: my result is combined in it, and copied to the outs of the others after barriers 2 and 3.
+These may be written since barrier 1; if x is out, then barriers 2 and 3 tell that what was there has been
+sent.
 
 Another one: my result is combined in `result`, symmetric, stored from there to my out, and copied to their
-outs by the others, after barriers: halves, so that the first one is there when the links have sent all
-parts. If x is out: a rank's copies of others' results come after those of its x. result is combined again in
-the next call, when all ranks have come to that kernel, and so their copies have ended.
+outs by the others, after barriers 2 and 3. If x is out: a rank's copies of others' results come after those
+of its x. result may be combined again after barrier 1 of the next call: its copies have ended.
 """
 
+from shmemkit.device import PIECE_BYTES
 from shmemkit.kernels.all_gather.push_1d import Push1D
-from shmemkit.kernels.copied_pieces import Step, cuts_of, one_by_one
+from shmemkit.kernels.copied_pieces import LINE
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.own import bind_store
 from shmemkit.kernels.reduce_scatter import copy_engine, push
@@ -106,34 +110,58 @@ class CopyEngine(_Composed):
         mine, n, (scatter,) = self._segment(out), self.world.n_ranks, self.parts
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
-        pushed = self.world.is_symmetric(out)
+        world, backend = self.world, self.world.backend
+        pushed = world.is_symmetric(out)
         result = mine if pushed else self.result[: mine.nbytes].view(out.dtype)
-        _, half, size = cuts_of(mine.size, out.itemsize, 1 / 2)
-        *begun, last = scatter.steps(x, result, dtype, one_by_one([0, half, size], n))
-        barrier, copied = Step(kernel=scatter.barrier), self._pushed if pushed else self._pulled
-        first = copied(out, result, [(1, 0, half)])
-        rest = copied(out, result, [*((y, 0, size) for y in range(2, n)), (1, half, size)])
-        if pushed:
-            steps = [*begun, last, Step(first, after=n - 2), Step(rest, after=n - 1), barrier]
-        else:
-            own = Step(kernel=bind_store(self, mine, result))
-            steps = [*begun, barrier, last, barrier, own]
-            steps += Step(first, after=n - 1), Step(rest, after=n + 1)
-        return lambda stream: scatter.run(steps, stream)
+        pieces = mine.nbytes // PIECE_BYTES
+        half = min(pieces, pieces // 2 + LINE - 1 & -LINE)
+        cut, segments = half * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
+        early = scatter.copies(segments, range(1, n - 1))
+        late = [scatter.copies(segments, [n - 1], *part) for part in ((0, half), (half, pieces))]
+        parts = scatter.combining(x, result[:cut], dtype), scatter.combining(x, result[cut:], dtype, half)
+        copied, barrier = self._pushed if pushed else self._pulled, scatter.barrier
+        copies = (
+            copied(out, result, [(1, 0, cut)]),
+            copied(out, result, [*((y, 0, mine.size) for y in range(2, n)), (1, cut, mine.size)]),
+        )
+        own = None if pushed else bind_store(self, mine, result)
+
+        def run(stream):
+            main = backend.handle(stream)
+            beside, _, *ends = scatter.begin(stream, early, *late)
+            barrier(stream)
+            for combine, end in zip(parts, ends, strict=True):
+                combine(stream)
+                backend.order(main, end)
+                barrier(stream)
+                backend.order(end, main)
+            if not pushed:
+                own(stream)
+            for portion, end in zip(copies, ends, strict=True):
+                backend.order(beside, end)
+                for copy in portion:
+                    copy(beside)
+            backend.order(main, beside)
+            if pushed:
+                barrier(stream)
+
+        return run
 
     def _pushed(self, out, result, portions):
         """-> copies of these `portions`, (y, first, end): elements of mine to the y-th rank after this one"""
-        n, (scatter,) = self.world.n_ranks, self.parts
-        portions = (scatter.copies_of([result] * n, *portion, out=result) for portion in portions)
-        return [copy for copies in portions for copy in copies]
+        world, copies = self.world, []
+        for y, first, end in portions:
+            if first < end:
+                theirs = world.peer_view(result[first:end], (world.rank + y) % world.n_ranks)
+                copies.append(world.backend.copy(theirs, result[first:end]))
+        return copies
 
     def _pulled(self, out, result, portions):
         """-> likewise, of those of the y-th rank after this one to its segment of `out`"""
         world, size, copies = self.world, result.size, []
         for y, first, end in portions:
-            if first == end:
-                continue
-            k = (world.rank + y) % world.n_ranks
-            theirs = world.peer_view(result[first:end], k)
-            copies.append(world.backend.copy(out[k * size :][first:end], theirs))
+            if first < end:
+                k = (world.rank + y) % world.n_ranks
+                theirs = world.peer_view(result[first:end], k)
+                copies.append(world.backend.copy(out[k * size :][first:end], theirs))
         return copies

@@ -1,14 +1,14 @@
 """All-to-all by copy engines: for large messages. Segment k of x goes to rank k
 (``shmemkit.kernels.copied_pieces``).
 
-Into an `out` of private memory: to staged memory on the peers, where blocks fetch it.
+Into an `out` of private memory: to places on the peers, where blocks fetch it.
 
-Into a symmetric one, the same part of the same array on all ranks, without staged memory: what is staged
-memory there is segment me of out on rank k, which may be written when all have come to the barrier; another
-one ends the call: all segments are there. Blocks store my own, which no other rank touches.
+Into a symmetric one, the same part of the same array on all ranks, without them: to segment me of out on rank
+k, which may be written when all have come to the barrier; another one ends the call: all segments are there.
+Blocks store my own, which no other rank touches.
 """
 
-from shmemkit.kernels.copied_pieces import Step, StoredPieces
+from shmemkit.kernels.copied_pieces import StoredPieces
 
 
 class CopyEngine(StoredPieces):
@@ -19,8 +19,19 @@ class CopyEngine(StoredPieces):
     def bind(self, x, out, in_place):
         if not self.world.is_symmetric(out):
             return super().bind(x, out, in_place)
-        me, n, size = self.world.rank, self.world.n_ranks, out.size // self.world.n_ranks
-        segments, mine = self.segments_of(x, n), out[me * size : (me + 1) * size]
-        copies = [copy for y in range(1, n) for copy in self.copies_of(segments, y, 0, size, mine)]
-        steps = [self.store_own(x, out), Step(copies, self.barrier)]
-        return lambda stream: self.run(steps, stream, self.barrier)
+        world, me, n = self.world, self.world.rank, self.world.n_ranks
+        backend, size, segments = world.backend, out.size // n, self.segments_of(x)
+        mine, copies = out[me * size : (me + 1) * size], []
+        for y in range(1, n):
+            k = (me + y) % n
+            copies.append(backend.copy(world.peer_view(mine, k), segments[k]))
+        own = self.store_own(segments, out, in_place=False)
+
+        def run(stream):
+            self.barrier(stream)
+            beside, *_ = self.begin(stream, [], copies)
+            own(stream)
+            backend.order(backend.handle(stream), beside)
+            self.barrier(stream)
+
+        return run

@@ -1,0 +1,142 @@
+"""What copy engines bring piece by piece, on the emulator: copies to places, and exchanges whose segments are
+stored. (tests/test_reduce_scatter_copy.py and tests/test_all_reduce_copy.py have what is combined.)"""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import lamport_load, store_piece
+from shmemkit.kernels import all_gather, all_to_all, reduce_scatter, tiles
+
+EXCHANGES = {"all_to_all": ("copy_engine", all_to_all), "all_gather": ("copy_staged", all_gather)}
+exchanges = pytest.mark.parametrize("kind", EXCHANGES)
+PATTERN = 5, 7
+
+
+@cuda.jit
+def take(out, lines):
+    for i in range(3):
+        (piece,) = lamport_load(lines, (i,), 5, 7)
+        store_piece(out, i, piece)
+
+
+def copied(calls=1, first=PATTERN, piece=0):
+    """Three pieces to the other rank, in each call."""
+    world = sk.init()
+    x, out = np.arange(6, dtype="uint64") + 100 * world.rank, np.zeros(6, "uint64")
+    x[2:4] += np.array(piece, "uint64")
+    lines = world.zeros((6,), "uint64", "lines")
+    lines.reshape(-1, 2)[:] = first
+    world.host_barrier()
+    there = world.peer_view(lines, 1 - world.rank)
+    copy = world.backend.copy_pieces(there, x.view("uint8"), PATTERN)
+    for _ in range(calls):
+        copy(world.stream)
+        take[1, 1](out, lines)
+    world.synchronize()
+    assert (out == np.arange(6) + 100 * (1 - world.rank)).all()
+    assert (lines.reshape(-1, 2) == PATTERN).all()
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_copies_to_places(pes):
+    pes(2).run(copied)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"calls": 2}, r"a copy: lines\[\d\] on rank [01] (is not empty|has been made empty by a launch)"),
+        ({"first": (5, 0)}, r"a copy: lines\[4\] on rank [01] is not empty"),
+        ({"piece": [3, 4]}, r"a copy: the piece is the pattern of an empty place"),
+    ],
+)
+def test_wrong_copies(wrong, message):
+    """Two calls need something between them that says that the places are empty; pieces are not the
+    pattern: those of rank 0 are 2 + 3 and 3 + 4."""
+    found = sk.emu.explore(copied, 2, tuple({"calls": 1, "first": PATTERN, "piece": 0, **wrong}.values()))
+    assert found.failure is not None
+    found.failure.__traceback__ = None
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        raise found.failure
+
+
+def calls(kind, sizes, dtype, offsets=(0,), threads=4):
+    """One after another, without a barrier of the host between them. `offsets` of x, in elements, on ranks
+    and in calls in turn."""
+    method, module = EXCHANGES[kind]
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    exchange = module.METHODS[method](world, max(sizes) * np.dtype(dtype).itemsize * n)
+    exchange.threads = threads
+    runs, outs, expected = [], [], []
+    for call, size in enumerate(sizes):
+        given = [
+            100 * call + 10 * r + np.arange(n * size if exchange.personalized else size) for r in range(n)
+        ]
+        offset = offsets[(me + call) % len(offsets)]
+        x = np.concatenate([np.zeros(offset), given[me]]).astype(dtype)[offset:]
+        outs.append(np.zeros(n * size, dtype))
+        parts = [g.reshape(n, size)[me] if exchange.personalized else g for g in given]
+        expected.append(np.concatenate(parts).astype(dtype))
+        unit = "uint8" if (x.ctypes.data | outs[-1].ctypes.data | x.nbytes) % 8 else "uint64"
+        runs.append(exchange.bind(x.view(unit), outs[-1].view(unit), False))
+    for run in runs:
+        run(None)
+    world.synchronize()
+    for out, wanted in zip(outs, expected, strict=True):
+        np.testing.assert_array_equal(out, wanted)
+    exchange.free()
+
+
+@exchanges
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes, sizes", [(1, [5]), (2, [100, 3, 64]), (3, [300, 1, 128, 7]), (8, [40, 6])])
+def test_sizes(pes, few_copying, kind, n_pes, sizes):
+    pes(n_pes).run(calls, kind, sizes, "uint64")
+
+
+@exchanges
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize(
+    "dtype, offsets", [("uint8", (0, 1, 3)), ("float32", (0, 4, 1)), ("float64", (2, 1))]
+)
+def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, few_copying, kind, dtype, offsets):
+    """On some ranks, all of it; and on all of them, what is left of a segment."""
+    pes(3).run(calls, kind, [97, 12, 80, 1], dtype, offsets)
+
+
+@exchanges
+def test_right_in_every_schedule(kind):
+    """Of a piece, and two and a half. It fails without the barrier, and without any of the orders of the
+    streams."""
+    found = sk.emu.explore(calls, 2, (kind, [2, 5], "uint64", (0,), 1), exhaustive=True, heap_size=1 << 16)
+    assert found.finished and found.failure is None, str(found)
+
+
+METHODS = [*((module, name) for name, module in EXCHANGES.values()), (reduce_scatter, "copy_engine")]
+
+
+@pytest.mark.parametrize("module, method", METHODS)
+def test_what_cannot_be_counted_is_refused(pes, module, method):
+    """Lines of more than 16 GiB, before they are asked for."""
+
+    def main():
+        options = ("sum",) * (module is reduce_scatter)
+        with pytest.raises(ValueError, match=f"{method}: lines of .* are allowed; it is for smaller"):
+            module.METHODS[method](sk.init(), 18 << 30, *options)
+
+    pes(1).run(main)
+
+
+@pytest.mark.parametrize("module, method", METHODS)
+def test_many_ranks_are_refused(pes, module, method, monkeypatch):
+    monkeypatch.setattr(tiles, "MOST_RANKS", 2)
+
+    def main():
+        options = ("sum",) * (module is reduce_scatter)
+        with pytest.raises(ValueError, match=f"{method}: 3 ranks: up to 2 are allowed"):
+            module.METHODS[method](sk.init(), 64, *options)
+
+    pes(3).run(main)
