@@ -99,10 +99,10 @@ def test_streams_and_graphs(pes, method):
     pes(2).run(main)
 
 
-def with_few_warps(sizes, root, blocks, threads):
-    """By LL128: a warp has several tiles."""
+def with_few_warps(method, sizes, root, blocks, threads):
+    """A warp has several tiles."""
     world = sk.init()
-    broadcast = METHODS["ll128"](world, 8 * max(sizes), root)
+    broadcast = METHODS[method](world, 8 * max(sizes), root)
     broadcast.threads, broadcast.most = threads, dict.fromkeys(broadcast.most, blocks)
     for call, size in enumerate(sizes):
         x, out = np.arange(size, dtype="uint64") + 1000 * call, np.zeros(size, "uint64")
@@ -112,17 +112,35 @@ def with_few_warps(sizes, root, blocks, threads):
     broadcast.free()
 
 
+@pytest.mark.parametrize("method", ["ll128", "lamport"])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("blocks, threads", [(1, 32), (2, 64)])
-def test_more_tiles_than_warps(pes, blocks, threads):
-    pes(3).run(with_few_warps, [200, 1, 61, 120, 421, 200], 1, blocks, threads)
+def test_more_tiles_than_warps(pes, method, blocks, threads):
+    pes(3).run(with_few_warps, method, [200, 1, 61, 120, 421, 200], 1, blocks, threads)
+
+
+def relayed(calls):
+    """Of a piece, from rank 1 to 2 and 0."""
+    world = sk.init()
+    broadcast = METHODS["lamport"](world, 16, 1)
+    outs = [np.zeros(2, "uint64") for _ in range(calls)]
+    for call, out in enumerate(outs):
+        broadcast.bind(np.full(2, 10 * call + world.rank, "uint64"), out, False)(None)
+    world.synchronize()
+    assert all((out == 10 * call + 1).all() for call, out in enumerate(outs))
+
+
+def test_relays_in_many_schedules():
+    """The third call uses the first half again."""
+    found = sk.emu.explore(relayed, 3, (3,), exhaustive=True, heap_size=1 << 18)
+    assert found.failure is None, str(found)
 
 
 def few_calls(method, calls):
     """Of one thread per block, or warp, by a root that nobody holds up: little enough for all schedules."""
     world = sk.init()
     broadcast = METHODS[method](world, 8, 0)
-    broadcast.threads = 32 if method == "ll128" else 1
+    broadcast.threads = 32 if method in ("ll128", "lamport") else 1
     broadcast._launches.clear()
     outs = [np.zeros(1, "uint64") for _ in range(calls)]
     for call, out in enumerate(outs):
@@ -160,7 +178,10 @@ def test_two_warps_in_every_schedule():
     "arguments, message",
     [
         (lambda w: (w, 8, 2), "root=2: 0 to 1 are allowed"),
-        (lambda w: (w, 8, 0, "tree"), "method='tree': 'll', 'll128', 'scatter' or 'auto' are allowed"),
+        (
+            lambda w: (w, 8, 0, "tree"),
+            "method='tree': 'll', 'll128', 'lamport', 'scatter' or 'auto' are allowed",
+        ),
         (lambda w: (w, 8, w.rank), "were given over the ranks"),
     ],
 )

@@ -4,16 +4,19 @@ The methods, a file each, which says how it works:
 
   ll       words that say themselves that they have arrived, from the root to all others: small messages
   ll128    lines of 128 bytes that do: middling ones
-  scatter  a segment for each of the others, which pass them on to one another: larger ones
+  lamport  pieces of 16 bytes that do, into places that are empty before, from the root to one of the others
+           each, which passes it on: larger ones
+  scatter  a segment for each of the others, which pass them on to one another: likewise
 """
 
 from shmemkit.kernels.collective import Collective, checked_root
 
+from .lamport import Lamport
 from .ll import LL
 from .ll128 import LL128
 from .scatter import Scatter
 
-METHODS = {"ll": LL, "ll128": LL128, "scatter": Scatter}
+METHODS = {"ll": LL, "ll128": LL128, "lamport": Lamport, "scatter": Scatter}
 
 
 class Broadcast(Collective):
