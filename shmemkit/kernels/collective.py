@@ -160,7 +160,10 @@ class Collective:
 
     def method_for(self, nbytes, symmetric=False):
         """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
-        in symmetric memory."""
+        in symmetric memory. TypeError or ValueError for any other `nbytes`."""
+        name = type(self).__name__
+        if not 0 <= integer(name, "nbytes", nbytes) <= self.max_nbytes:
+            raise ValueError(f"{name}: nbytes={nbytes}: 0 to max_nbytes, {self.max_nbytes}, are allowed")
         if self.method != "auto":
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)

@@ -8,7 +8,7 @@ Lines     lines[k], on every rank: places for the pieces of what rank k sends he
           made empty by this rank. What I give myself stays in x
 
   stream:          1. barrier of all ranks (``shmemkit.stream_barrier``): their places are empty.
-                      (An all-reduce has others, later)
+                      (An all-reduce has barriers of its own: ``all_reduce/composed.py``)
   a stream beside: 2. copies of whole segments to lines[me] on the ranks me + 1, me + 2, .. modulo the ranks,
                       one after the other
   stream:             a kernel, in which a thread, for its pieces:
@@ -23,17 +23,19 @@ more at once. tests/test_gpu_collectives.py looks for pieces that do not.
 
 No race, although nothing says that a segment is there. A call writes places after its barrier, to which all
 ranks come when their kernels of the call before have ended, and so have made all places empty; and each place
-once. x and out may be used again when the stream has run all that. If x and out overlap, then only in what
+once. That is why one place for a piece is enough, where ``shmemkit.kernels.lamport``, without a barrier, has
+two. x and out may be used again when the stream has run all that. If x and out overlap, then only in what
 this rank keeps of x, which it alone loads, and a thread loads its piece before it stores there.
 
 No deadlock. Copies wait for the barrier alone, and are enqueued before the kernel that waits for those of
-other ranks; so the host may as well run all this one by one. A thread stores pieces to others before it waits
-for any of the same number, and takes them in ascending order: the first one that is not there on all ranks
-waits for none. All blocks are resident.
+other ranks; so the host may as well run all this one by one. What threads store to others they store either
+before they wait for anything, or in ascending order, each piece before they wait for any from that number on:
+the lowest one that is missing on any rank is not held up. All blocks are resident.
 
 Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
 each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
-microseconds besides its bytes, copies after a kernel and a kernel after copies 6. That is why nothing waits
+microseconds besides its bytes, what a stream does after another kind of work, a copy after a kernel or a
+kernel after a copy, begins 6 microseconds later. That is why nothing waits
 for a part of a segment by an order of streams. A kernel on half of the multiprocessors reaches the bandwidth
 of the memory, and hardly slows the copies down; one on all of them takes a tenth of their speed.
 """

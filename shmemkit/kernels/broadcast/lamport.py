@@ -1,10 +1,10 @@
 """Broadcast by pieces that say themselves that they have arrived: the root sends each once, to one of the
-others, which passes it on. For all but small messages: no link carries more than the message, and a piece is
-on its second way while the next ones are on their first.
+others, which passes it on. For all but small messages: what leaves a GPU, or comes to it, is no more than the
+message, and a piece is on its second way while the next ones are on their first.
 
-Pieces    16 bytes of the array, in the registers of a thread; 32 pieces of a warp are a tile
+Pieces    16 bytes of the array, in the registers of a thread; the 32 of a warp are a tile
 Relay     of a tile: one of the others, in turn
-Chunks    the tiles of a block
+Chunks    as many pieces in a row as a block has threads: always the same number
 Lines     lines[half], on every rank but the root: a place for each piece (``shmemkit.device.lamport``).
           Written over NVLink by the root, if I am the piece's relay, and by its relay otherwise; made empty
           by this rank
@@ -22,12 +22,13 @@ Counters  calls[c], local: how many calls before had chunk c; they give the half
   at last: 3. syncthreads, and add 1 to the counters of the chunks
 
 No race: a piece is always at the same place, and all ranks count its chunk alike, whatever the lengths of the
-calls and the grids. Half h of it is written again two calls with it later, when all have begun the one
-between: so their launches before have ended, and have made it empty. Relays write what the root has sent
-after that. x may be out: a thread has loaded its piece before it stores it. No deadlock: the root waits for
-calls before; relays wait for the root, and the others for the relays, all in ascending order; all blocks are
-resident. That the next launch begins early (PDL) changes neither: its blocks come when all of this one are
-resident, and touch nothing until these have ended.
+calls and the grids. The root writes half h of a chunk again two calls later, of those that have the chunk. It
+waits first (1) until all others have begun the call between, and so their launches before have ended, which
+made half h empty. Relays write what the root has sent after that. x may be out: a thread has loaded its piece
+before it stores it. No deadlock: the root waits for calls before this one; relays wait for the root, and the
+others for the relays, all in ascending order; all blocks are resident. That the next launch begins early
+(PDL) changes neither: its blocks come when all of this one are resident, and touch nothing until these have
+ended.
 """
 
 from numba import cuda, types
@@ -55,13 +56,15 @@ def lamport_broadcast(x, out, in_place, root, pieces, chunks, lines, row, low, h
 
     x, out     complex128, uint64 or uint8, as of ``load_piece``, of the same size; x counts on the root only
     in_place   whether x is out
-    pieces     of 16 bytes, which it has; chunks: of as many as a block has threads
-    lines      uint64 (4 * row,), symmetric, the pattern everywhere at first
-    row        places of the capacity
+    pieces     how many of 16 bytes it has; chunks: how many these are, of as many as a block has threads
+    lines      uint64 (4 * row,), symmetric, the pattern everywhere at first: two halves of two words for each
+               place
+    row        places of a half
     low, high  the pattern
     begun      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
     calls      uint64 (chunks of the capacity,), zeros at first
-    grid       any number of blocks of whole warps, one-dimensional, as the blocks are
+    grid       any number of blocks, one-dimensional, as the blocks are: of whole warps, of as many threads in
+               all launches
     """
     b, t, threads, blocks = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, cuda.gridDim.x
     me, n = rank(), num_ranks()
