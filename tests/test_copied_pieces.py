@@ -15,16 +15,22 @@ PATTERN = 5, 7
 
 
 @cuda.jit
+def spoil(x):
+    for i in range(x.size):
+        x[i] = 0
+
+
+@cuda.jit
 def take(out, lines):
     for i in range(3):
         (piece,) = lamport_load(lines, (i,), 5, 7)
         store_piece(out, i, piece)
 
 
-def copied(calls=1, first=PATTERN, piece=0):
+def copied(calls=1, first=PATTERN, piece=0, at=0):
     """Three pieces to the other rank, in each call."""
     world = sk.init()
-    x, out = np.arange(6, dtype="uint64") + 100 * world.rank, np.zeros(6, "uint64")
+    x, out = (np.arange(6 + at, dtype="uint64") + 100 * world.rank)[at:], np.zeros(6, "uint64")
     x[2:4] += np.array(piece, "uint64")
     lines = world.zeros((6,), "uint64", "lines")
     lines.reshape(-1, 2)[:] = first
@@ -50,12 +56,15 @@ def test_copies_to_places(pes):
         ({"calls": 2}, r"a copy: lines\[\d\] on rank [01] (is not empty|has been made empty by a launch)"),
         ({"first": (5, 0)}, r"a copy: lines\[4\] on rank [01] is not empty"),
         ({"piece": [3, 4]}, r"a copy: the piece is the pattern of an empty place"),
+        ({"at": 1}, r"a copy: 48 bytes at 0x\w+8 to 0x\w+0: whole pieces at multiples of 16 bytes"),
     ],
 )
 def test_wrong_copies(wrong, message):
     """Two calls need something between them that says that the places are empty; pieces are not the
     pattern: those of rank 0 are 2 + 3 and 3 + 4."""
-    found = sk.emu.explore(copied, 2, tuple({"calls": 1, "first": PATTERN, "piece": 0, **wrong}.values()))
+    found = sk.emu.explore(
+        copied, 2, tuple({"calls": 1, "first": PATTERN, "piece": 0, "at": 0, **wrong}.values())
+    )
     assert found.failure is not None
     found.failure.__traceback__ = None
     with pytest.raises(sk.emu.EmulatorError, match=message):
@@ -70,7 +79,7 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
     n, me = world.n_ranks, world.rank
     exchange = module.METHODS[method](world, max(sizes) * np.dtype(dtype).itemsize * n)
     exchange.threads = threads
-    runs, outs, expected = [], [], []
+    runs, xs, outs, expected = [], [], [], []
     for call, size in enumerate(sizes):
         given = [
             100 * call + 10 * r + np.arange(n * size if exchange.personalized else size) for r in range(n)
@@ -80,10 +89,12 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
         outs.append(np.zeros(n * size, dtype))
         parts = [g.reshape(n, size)[me] if exchange.personalized else g for g in given]
         expected.append(np.concatenate(parts).astype(dtype))
+        xs.append(x.view("uint8"))
         unit = "uint8" if (x.ctypes.data | outs[-1].ctypes.data | x.nbytes) % 8 else "uint64"
         runs.append(exchange.bind(x.view(unit), outs[-1].view(unit), False))
-    for run in runs:
+    for run, x in zip(runs, xs, strict=True):
         run(None)
+        spoil[1, 1, world.stream](x)  # the call has ended: x may be used again
     world.synchronize()
     for out, wanted in zip(outs, expected, strict=True):
         np.testing.assert_array_equal(out, wanted)
@@ -113,6 +124,17 @@ def test_right_in_every_schedule(kind):
     streams."""
     found = sk.emu.explore(calls, 2, (kind, [2, 5], "uint64", (0,), 1), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.parametrize("multiprocessors, blocks", [(1, 1), (56, 28), (264, 66)])
+def test_half_of_the_multiprocessors(pes, multiprocessors, blocks):
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = multiprocessors
+        exchange = all_to_all.METHODS["copy_engine"](world, 1 << 20)
+        return exchange._store(*[np.zeros(1 << 17, "uint64")] * 2).grid[0]
+
+    assert pes(1).run(main) == [blocks]
 
 
 METHODS = [*((module, name) for name, module in EXCHANGES.values()), (reduce_scatter, "copy_engine")]

@@ -132,17 +132,24 @@ def hashed(world, size, rank, call, bits):
 
 
 @pytest.mark.parametrize("bits", [64, 2])
-def test_pieces_of_copies_come_whole(world, bits):
-    """From all multiples of 16 bytes, of all lengths: what a copy engine does is no promise of CUDA's."""
+@pytest.mark.parametrize("captured", [False, True])
+def test_pieces_of_copies_come_whole(world, bits, captured):
+    """From all multiples of 16 bytes, short and long: what a copy engine does is no promise of CUDA's."""
     n, most = world.n_ranks, 1 << 19
     exchange = made(world, "exchange", n * most * 8, "copy_engine")
-    rooms = [world.xp.zeros(n * most, "uint64") for _ in range(2)]
-    wrong = world.xp.zeros(1, "int64")
+    rooms = [world.xp.zeros(n * most + 64, "uint64") for _ in range(2)]
+    wrong, graphs = world.xp.zeros(1, "int64"), []
     for call in range(100):
-        size = most - 2 * (call * 37 % 100) - 64
+        size = 2 * (1 + int((most // 2 - 1) ** (call * 37 % 100 / 99)))
         x, out = (room[2 * (call % 16) :][: n * size] for room in rooms)
         x[...] = hashed(world, n * size, world.rank, call, bits)
-        exchange(x, out)
+        if captured:
+            world.stream.begin_capture()
+            exchange(x, out)
+            graphs.append(world.stream.end_capture())
+            graphs[-1].launch(world.stream)
+        else:
+            exchange(x, out)
         for k in range(n):
             given = hashed(world, n * size, k, call, bits).reshape(n, size)[world.rank]
             wrong += (out.reshape(n, size)[k] != given).sum()

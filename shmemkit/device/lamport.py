@@ -110,6 +110,12 @@ def emulated_copy(arguments):
     """Copy whole pieces, uint8, to empty places: what a copy engine does, the last one first."""
     places, pieces, empty = arguments
     thread = current_thread("copy")
+    for array in (places, pieces):
+        if address_of(array, 0) % PIECE_BYTES or pieces.size % PIECE_BYTES:
+            raise ValueError(
+                f"a copy: {pieces.size} bytes at {address_of(pieces, 0):#x} to {address_of(places, 0):#x}: "
+                f"whole pieces at multiples of {PIECE_BYTES} bytes are allowed; others need not come whole"
+            )
     for first in range(pieces.size - PIECE_BYTES, -1, -PIECE_BYTES):
         words = np.array(thread.bytes_of("read", pieces, first, first + PIECE_BYTES)).view(np.uint64)
         _check_piece("a copy", words, empty)

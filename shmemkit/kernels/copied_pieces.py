@@ -12,8 +12,8 @@ Lines     lines[k], on every rank: places for the pieces of what rank k sends he
   a stream beside: 2. copies of whole segments to lines[me] on the ranks me + 1, me + 2, .. modulo the ranks,
                       one after the other
   stream:             a kernel, in which a thread, for its pieces:
-                   3. stores them to lines[me] on each rank, if they are not copied: a last piece of less than
-                      16 bytes, and all of segments that are not at multiples of 16 bytes
+                   3. stores them to lines[me] on each rank, if they are not copied: all of segments that are
+                      not at multiples of 16 bytes; where all get the same, a last piece of less than 16 bytes
                    4. polls their places until the pieces are there; makes these empty; combines them in the
                       order of the ranks, or stores them
   stream:          5. waits for the copies: x may be used again
@@ -24,13 +24,14 @@ more at once. tests/test_gpu_collectives.py looks for pieces that do not.
 No race, although nothing says that a segment is there. A call writes places after its barrier, to which all
 ranks come when their kernels of the call before have ended, and so have made all places empty; and each place
 once. That is why one place for a piece is enough, where ``shmemkit.kernels.lamport``, without a barrier, has
-two. x and out may be used again when the stream has run all that. If x and out overlap, then only in what
-this rank keeps of x, which it alone loads, and a thread loads its piece before it stores there.
+two. x and out may be used again when the stream has run all that. If x and out overlap, then only in this
+rank's own segment: combined, a thread alone loads a piece there before it stores it; gathered, nobody stores
+there.
 
-No deadlock. Copies wait for the barrier alone, and are enqueued before the kernel that waits for those of
-other ranks; so the host may as well run all this one by one. What threads store to others they store either
-before they wait for anything, or in ascending order, each piece before they wait for any from that number on:
-the lowest one that is missing on any rank is not held up. All blocks are resident.
+No deadlock. Copies wait for no kernel but the barrier, and are enqueued before the kernel that waits for
+those of other ranks; so the host may as well run all this one by one. (In a graph, copies and that kernel
+stand side by side: copy engines do not wait for multiprocessors.) What threads store to others they store
+before they wait for anything. All blocks are resident.
 
 Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
 each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
@@ -59,8 +60,8 @@ from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.own import bind_store
 from shmemkit.stream_barrier import bind_barrier
 
-BLOCKS = 66  # of a kernel, at most: half of H200's multiprocessors
-LINE = 8  # pieces: at multiples of them ranges begin
+BLOCKS = 66  # of a kernel, at most, and on half of the multiprocessors: H200 has 132
+LINE = 8  # pieces: at multiples of them, of 128 bytes, ranges begin, so that no line of a cache is in two
 AT_ONCE = 4  # places that a thread looks at at once, of those that are stored
 
 
@@ -111,23 +112,22 @@ class CopiedPieces(Pieces):
                 copies.append(world.backend.copy_pieces(places, src, self.pattern))
         return copies
 
-    def begin(self, stream, *groups):
-        """Enqueue these groups of copies, one after the other, on a stream beside `stream`; what comes on
-        `stream` next begins after the first group. -> handles: of the stream beside, and of a stream that
-        comes after each group"""
-        order, main = self.world.backend.order, self.world.backend.handle(stream)
-        beside, *reached = self.lanes.beside(stream, 1 + len(groups))
-        order(beside, main)
-        for copies, point in zip(groups, reached, strict=True):
-            for copy in copies:
-                copy(beside)
-            order(point, beside)
-        order(main, reached[0])
-        return beside, *reached
+    def beside(self, stream):
+        """-> handles: of `stream`, and of the one beside it, which comes after what is on it now"""
+        main, (beside,) = self.world.backend.handle(stream), self.lanes.beside(stream, 1)
+        self.world.backend.order(beside, main)
+        return main, beside
 
     def launch_pieces(self, kernel, pieces, x, *args):
         """-> `kernel` bound to enough blocks for so many pieces, and to these arguments"""
-        return self.launch(kernel, max(1, min(BLOCKS, -(-pieces // self.threads))), x, *args)
+        fit = self.launch(kernel, 1, x, *args).resident_blocks
+        most = min(BLOCKS, fit, max(1, self.world.backend.multiprocessors // 2))
+        return self.launch(kernel, max(1, min(most, -(-pieces // self.threads))), x, *args)
+
+
+def enqueue(copies, handle):
+    for copy in copies:
+        copy(handle)
 
 
 @functools.cache
@@ -152,12 +152,16 @@ def places_of(ks, m):
 
 
 @cuda.jit(device=True)
-def send_piece(x, stride, at, size, i, lines, place, low, high):
-    """Store piece `i` of a range of each segment to `place` of its rank."""
+def send_pieces(x, stride, at, size, i, step, end, lines, first, low, high):
+    """Store pieces i, i + step, .. before `end` of a range of each segment to their places, from `first` on,
+    of its rank."""
     me = rank()
-    for y in range(1, num_ranks()):
-        k = rank_after(me, y)
-        lamport_store(lines, place, load_piece(span(x, k * stride + at, size), i), low, high, k)
+    while i < end:
+        for y in range(1, num_ranks()):
+            k = rank_after(me, y)
+            piece = load_piece(span(x, k * stride + at, size), i)
+            lamport_store(lines, types.uint32(first + i), piece, low, high, k)
+        i = types.uint32(i + step)
 
 
 # ---- pieces that are stored
@@ -196,11 +200,9 @@ def store_copied(x, out, stride, size, pieces, copied, lines, row, low, high):
     first = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     step, end, me = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces), rank()
     i = types.uint32(first + copied)
-    while i < end:
-        send_piece(x, stride, 0, size, i, lines, types.uint32(me * row + i), low, high)
-        i = types.uint32(i + step)
+    send_pieces(x, stride, 0, size, i, step, end, lines, types.uint32(me * row), low, high)
     for y in range(1, num_ranks()):
-        k = me - y if me >= y else me - y + num_ranks()
+        k = rank_after(me, num_ranks() - y)
         its, at, i = span(out, k * size, size), types.uint32(k * row), first
         while i + (AT_ONCE - 1) * step < end:
             _store(its, i, step, lamport_load(lines, _places(types.uint32(at + i), 0, step), low, high))
@@ -228,10 +230,11 @@ class StoredPieces(CopiedPieces):
 
         def run(stream):
             self.barrier(stream)
-            beside, *_ = self.begin(stream, [], copies)
+            main, beside = self.beside(stream)
+            enqueue(copies, beside)
             own(stream)
             store(stream)
-            world.backend.order(world.backend.handle(stream), beside)
+            world.backend.order(main, beside)
 
         return run
 

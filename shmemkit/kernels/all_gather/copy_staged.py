@@ -1,5 +1,5 @@
-"""All-gather by copy engines into an output of private memory: in pieces, to staged memory on the peers,
-where blocks fetch them. For large messages.
+"""All-gather by copy engines into an output of private memory: to places on the peers, from which
+blocks fetch each piece as it comes. For large messages.
 
 ``shmemkit.kernels.copied_pieces`` has the protocol: all ranks get x. For an output that is symmetric,
 ``copy_engine.py`` copies once.

@@ -18,7 +18,7 @@ With "copy_engine" the second one begins earlier, so that the links are busy all
 is copied as soon as all else has been sent, and has been combined before; then all of those of others, and at
 last the rest. Its barriers, of all ranks, come
 
-  1. beside the first copies: the call before has ended everywhere. These copies need none: all places have
+  1. beside the copies of x: the call before has ended everywhere. These copies need none: all places have
      been empty since barrier 3 of the call before
   2. when half of my result is combined, and what it is made of has been copied from my x; 3. likewise, all
   4. at the end, into a symmetric out: all results are there
@@ -34,7 +34,7 @@ of its x. result may be combined again after barrier 1 of the next call: its cop
 
 from shmemkit.device import PIECE_BYTES
 from shmemkit.kernels.all_gather.push_1d import Push1D
-from shmemkit.kernels.copied_pieces import LINE
+from shmemkit.kernels.copied_pieces import LINE, enqueue
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.own import bind_store
 from shmemkit.kernels.reduce_scatter import copy_engine, push
@@ -110,7 +110,7 @@ class CopyEngine(_Composed):
         mine, n, (scatter,) = self._segment(out), self.world.n_ranks, self.parts
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
-        world, backend = self.world, self.world.backend
+        world, order = self.world, self.world.backend.order
         pushed = world.is_symmetric(out)
         result = mine if pushed else self.result[: mine.nbytes].view(out.dtype)
         pieces = mine.nbytes // PIECE_BYTES
@@ -127,23 +127,28 @@ class CopyEngine(_Composed):
         own = None if pushed else bind_store(self, mine, result)
 
         def run(stream):
-            main = backend.handle(stream)
-            beside, _, *ends = scatter.begin(stream, early, *late)
-            barrier(stream)
-            for combine, end in zip(parts, ends, strict=True):
-                combine(stream)
-                backend.order(main, end)
-                barrier(stream)
-                backend.order(end, main)
+            main, beside = scatter.beside(stream)
+            enqueue(early, beside)
+            if early:
+                order(main, beside)
+            enqueue(late[0], beside)
+            barrier(stream)  # 1
+            parts[0](stream)
+            order(main, beside)
+            enqueue(late[1], beside)
+            barrier(stream)  # 2
+            order(beside, main)
+            parts[1](stream)
+            order(main, beside)
+            barrier(stream)  # 3
+            enqueue(copies[0], beside)
+            order(beside, main)
             if not pushed:
                 own(stream)
-            for portion, end in zip(copies, ends, strict=True):
-                backend.order(beside, end)
-                for copy in portion:
-                    copy(beside)
-            backend.order(main, beside)
+            enqueue(copies[1], beside)
+            order(main, beside)
             if pushed:
-                barrier(stream)
+                barrier(stream)  # 4
 
         return run
 

@@ -8,7 +8,7 @@ k, which may be written when all have come to the barrier; another one ends the 
 Blocks store my own, which no other rank touches.
 """
 
-from shmemkit.kernels.copied_pieces import StoredPieces
+from shmemkit.kernels.copied_pieces import StoredPieces, enqueue
 
 
 class CopyEngine(StoredPieces):
@@ -29,9 +29,10 @@ class CopyEngine(StoredPieces):
 
         def run(stream):
             self.barrier(stream)
-            beside, *_ = self.begin(stream, [], copies)
+            main, beside = self.beside(stream)
+            enqueue(copies, beside)
             own(stream)
-            backend.order(backend.handle(stream), beside)
+            backend.order(main, beside)
             self.barrier(stream)
 
         return run

@@ -14,7 +14,7 @@ import functools
 from numba import cuda, types
 
 from shmemkit.device import PIECE_BYTES, lamport_load, load_piece, span, store_piece
-from shmemkit.kernels.copied_pieces import CopiedPieces, places_of, send_piece
+from shmemkit.kernels.copied_pieces import CopiedPieces, enqueue, places_of, send_pieces
 from shmemkit.kernels.tiles import combining
 
 AT_ONCE = 8  # pieces of all ranks, in registers of a thread, whose loads are under way together
@@ -96,7 +96,7 @@ def reduction_kernel(op, dtype, n, me, words):
                    this rank's; it may be that of x
         stride     elements of a segment
         at         where the range begins in it
-        pieces     of 16 bytes, which it has; copied: how many of them copies send to the others
+        pieces     of 16 bytes, which it has; copied: how many of them copies send to the others, all or none
         lines      uint64 (2 * n * row,), symmetric, the pattern everywhere
         row        places for what comes from a rank
         first      the number of the range's first piece in the segment
@@ -106,13 +106,12 @@ def reduction_kernel(op, dtype, n, me, words):
         i = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
         step, end = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces)
         mine = span(x, me * stride + at, out.size)
-        while i + (m - 1) * step < copied:
+        place = types.uint32(me * row + first)
+        send_pieces(x, stride, at, out.size, types.uint32(i + copied), step, end, lines, place, low, high)
+        while i + (m - 1) * step < end:
             take(mine, out, i, step, lines, types.uint32(first + i), row, low, high)
             i = types.uint32(i + m * step)
         while i < end:
-            if i >= copied:
-                place = types.uint32(me * row + first + i)
-                send_piece(x, stride, at, out.size, i, lines, place, low, high)
             take_one(mine, out, i, step, lines, types.uint32(first + i), row, low, high)
             i = types.uint32(i + step)
 
@@ -137,9 +136,13 @@ class CopyEngine(CopiedPieces):
 
         def run(stream):
             self.barrier(stream)
-            beside, *_ = self.begin(stream, early, late)
+            main, beside = self.beside(stream)
+            enqueue(early, beside)
+            if early:
+                backend.order(main, beside)
+            enqueue(late, beside)
             combine(stream)
-            backend.order(backend.handle(stream), beside)
+            backend.order(main, beside)
 
         return run
 
@@ -148,8 +151,8 @@ class CopyEngine(CopiedPieces):
         `first`, for arrays as of ``bind``."""
         world, n, segment = self.world, self.world.n_ranks, x.nbytes // self.world.n_ranks
         at, pieces = first * PIECE_BYTES, -(-out.nbytes // PIECE_BYTES)
-        copied = min(max(0, self.copied(self.segments_of(x)) - first), pieces)
-        x, out = self.wide(x, out, segment | out.nbytes)
+        copied = pieces if self.copied(self.segments_of(x)) else 0
+        x, out = self.wide(x, out, segment)
         kernel = reduction_kernel(self.op, dtype.name, n, world.rank, x.dtype.name)
         numbers = segment // x.itemsize, at // x.itemsize, pieces, copied
         return self.launch_pieces(
