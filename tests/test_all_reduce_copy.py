@@ -119,5 +119,5 @@ def test_right_in_many_schedules(monkeypatch, symmetric):
     """Pieces are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and
     without any of the barriers."""
     monkeypatch.setattr(copied_pieces, "LINE", 1)
-    found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, max_runs=1500, heap_size=1 << 16)
+    found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, max_runs=400, heap_size=1 << 16)
     assert found.failure is None, str(found)
