@@ -152,9 +152,16 @@ class SymmetricMemory:
 
     def is_symmetric(self, array):
         """Whether `array` lies in a symmetric array of this World that has not been freed. Not collective."""
-        self._check_alive("is_symmetric")
+        return self.place_of(array) is not None
+
+    def place_of(self, array):
+        """-> (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not collective."""
+        self._check_alive("place_of")
         at = self.backend.address(array)
-        return any(0 <= at - start < allocation.raw.nbytes for start, allocation in self._allocations.items())
+        for start, allocation in self._allocations.items():
+            if 0 <= at - start < allocation.raw.nbytes:
+                return allocation.name, at - start
+        return None
 
     def multicast_view(self, array):
         """`array`, symmetric, as the multicast array of all ranks of my node (NVLink SHARP, NVLS): of the

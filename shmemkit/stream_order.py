@@ -4,24 +4,26 @@
 class StreamOrder:
     """Makes each call run after those before it, whatever their streams.
 
-    ``before(stream, name, *arrays)`` precedes a call; a stream of None is the World's. It does nothing as
-    long as the stream is the same. Captured calls follow those of the same capture only: a graph's launches
-    are ordered by who launches it. And while the stream of the last call captures, nobody can wait for what
-    it did before.
+    ``before(stream, name, *arrays, shared=None)`` precedes a call; a stream of None is the World's. It does
+    nothing as long as the stream is the same. Captured calls follow those of the same capture only: a graph's
+    launches are ordered by who launches it. And while the stream of the last call captures, nobody can wait
+    for what it did before.
 
     On the emulator, ValueError if the call of this number is another one on another rank: of another name, or
-    of arrays of another dtype or size.
+    of arrays of another dtype or size; or if `shared`, an array that peers use where it is symmetric, is
+    another part of symmetric memory there, or private.
     """
 
     def __init__(self, world):
-        self._backend, self._calls = world.backend, world.backend.calls
+        self._world, self._backend, self._calls = world, world.backend, world.backend.calls
         self._last = {None: None}  # capture, None for none -> the stream of its last call, as far as known
         self._stream, self._captured = None, False  # of the last call
 
-    def before(self, stream, name, *arrays):
+    def before(self, stream, name, *arrays, shared=None):
         if self._calls is not None:
             given = " and ".join(f"{array.size} {array.dtype}" for array in arrays)
-            self._calls.enter(f"{name} of {given}" if given else name)
+            where = "" if shared is None else _where(self._world.place_of(shared))
+            self._calls.enter(f"{name} of {given}{where}" if given else name)
         if stream is self._stream and not self._captured:
             return
         capture = self._backend.capture_of(stream)
@@ -31,6 +33,10 @@ class StreamOrder:
             self._backend.follow(stream, earlier)
         self._last = {None: self._last[None], capture: stream}
         self._stream, self._captured = stream, capture is not None
+
+
+def _where(place):
+    return " in private memory" if place is None else f" in {place[0]} at byte {place[1]}"
 
 
 def shared_order(world):

@@ -47,6 +47,38 @@ def test_other_products(call, numbers):
     spmd(2, lambda w: sk.AllGatherGemm(w, 2048)(np.ones((4, 8)), np.ones((8, 4 + w.rank))))
 
 
+def placed(kind, parts):
+    """A call with an array of 16 that begins with this element of a symmetric array, or is private (None)."""
+
+    def main(world):
+        room = world.zeros(24, "float64", "here")
+        part = parts[world.rank]
+        placed = np.zeros(16) if part is None else room[part : part + 16]
+        if kind is sk.ReduceScatter:
+            kind(world, 128)(placed)
+        else:
+            kind(world, 128)(np.ones(8 if kind is sk.AllGather else 16), placed)
+        world.synchronize()
+
+    return main
+
+
+@pytest.mark.parametrize("kind", [sk.AllGather, sk.AllReduce, sk.AllToAll, sk.ReduceScatter])
+@pytest.mark.parametrize(
+    "parts, text", [((0, 8), "here at byte (0|64)"), ((None, 0), "private memory|here at")]
+)
+def test_other_places(kind, parts, text):
+    """Of what peers may write, or read."""
+    with pytest.raises(ValueError, match=f"is {kind.__name__} of .* float64 in ({text}).*, of rank"):
+        spmd(2, placed(kind, parts))
+    spmd(2, placed(kind, (8, 8)))
+
+
+@pytest.mark.parametrize("parts", [(0, 8), (None, 0)])
+def test_places_of_what_peers_do_not_write(parts):
+    spmd(2, placed(sk.Broadcast, parts))
+
+
 def test_another_order():
     def main(world):
         reduce, barrier = sk.AllReduce(world, 64), sk.Barrier(world)
@@ -57,7 +89,9 @@ def test_another_order():
         second()
         world.synchronize()
 
-    with pytest.raises(ValueError, match="call 2 of rank . is (AllReduce of 4 float64|Barrier), of rank"):
+    with pytest.raises(
+        ValueError, match="call 2 of rank . is (AllReduce of 4 float64 in private memory|Barrier), of rank"
+    ):
         spmd(2, main)
 
 

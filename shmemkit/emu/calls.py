@@ -1,5 +1,6 @@
 """Collective calls of the host programs, compared: the n-th call of a rank is to be the n-th of the others,
-of as many elements of one dtype. Otherwise kernels combine what does not belong together, or wait for ever.
+of as many elements of one dtype, in the same symmetric memory. Otherwise kernels combine what does not belong
+together, or wait for ever.
 
 Each rank writes its calls down, in memory that all share, and looks at what others have written for the same
 number. Nobody waits: it is the later one that finds out. A slot is used again SLOTS calls later; of what has
@@ -32,5 +33,5 @@ class Calls:
                 raise ValueError(
                     f"collective call {self._number} of rank {self._pe} is {text}, of rank {pe} it is "
                     f"{other.decode()}: all ranks make the same calls in the same order, with as many "
-                    "elements of one dtype"
+                    "elements of one dtype, and what peers use in symmetric memory is the same part of it"
                 )

@@ -29,6 +29,8 @@ class Collective:
     The full array is the larger one of a call's two.
     """
 
+    _one_place = True  # whether what ``_shared`` gives is the same part of symmetric memory on all ranks
+
     def __init__(self, world, max_nbytes, method):
         name = type(self).__name__
         if not isinstance(world, World):
@@ -94,7 +96,8 @@ class Collective:
         run = self._plans.get(key)
         if run is None:
             run = self._plan(key, x, out)
-        self._order.before(stream, type(self).__name__, x)
+        shared = self._shared(x, out) if self._one_place else None
+        self._order.before(stream, type(self).__name__, x, shared=shared)
         run(stream)
         return out
 

@@ -32,6 +32,7 @@ class Broadcast(Collective):
     """
 
     table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
+    _one_place = False
     _overlap = "x may be out, all of it"
 
     def __init__(self, world, max_nbytes, root=0, method="auto"):

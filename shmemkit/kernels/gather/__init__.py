@@ -27,6 +27,7 @@ class Gather(Collective):
     """
 
     table, METHODS, methods = "gather", METHODS, tuple(METHODS)
+    _one_place = False
     _overlap = "x may be the part of out that it belongs to, out[root] on the root"
 
     def __init__(self, world, max_nbytes, root=0, method="auto"):
