@@ -84,6 +84,17 @@ def test_graphs_interleaved_with_calls(pes, few_copying, symmetric):
     pes(3).run(main)
 
 
+@pytest.mark.parametrize("method", ["push", "copy_engine"])
+def test_refused_over_nodes(pes, method):
+    """By the name that was asked for."""
+
+    def main():
+        with pytest.raises(ValueError, match=f"all_reduce {method}: reduce_scatter {method} cannot be used"):
+            sk.AllReduce(sk.init(), 64, method=method)
+
+    pes(4, local_size=2).run(main)
+
+
 # ---- all schedules
 
 

@@ -35,10 +35,10 @@ before they wait for anything. All blocks are resident.
 
 Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
 each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
-microseconds besides its bytes, what a stream does after another kind of work, a copy after a kernel or a
-kernel after a copy, begins 6 microseconds later. That is why nothing waits
-for a part of a segment by an order of streams. A kernel on half of the multiprocessors reaches the bandwidth
-of the memory, and hardly slows the copies down; one on all of them takes a tenth of their speed.
+microseconds besides its bytes, and a copy that follows a kernel on a stream, or a kernel a copy, begins 6
+microseconds later. That is why nothing waits for a part of a segment by an order of streams. A kernel on half
+of the multiprocessors reaches the bandwidth of the memory, and hardly slows the copies down; one on all of
+them takes a tenth of their speed.
 """
 
 import functools

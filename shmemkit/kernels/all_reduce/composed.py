@@ -49,7 +49,10 @@ class _Composed(Method):
         self.unit = 16 * n  # bytes
         room = max(1, -(-max_nbytes // self.unit)) * self.unit
         self.parts = []
-        self.prepare_parts(room, op)
+        try:
+            self.prepare_parts(room, op)
+        except ValueError as refusal:
+            raise ValueError(f"all_reduce {self.name}: {refusal}") from None
         self.padded = self.empty(room, "uint8", f"all_reduce.{self.name}.padded")
 
     def bind(self, x, out, in_place, dtype):
