@@ -6,7 +6,8 @@ A module of shmemkit.kernels lists all of its kernels with argument types that u
     GPU_KERNELS = {"queue float32": (queue_kernel, "void(float32[:,::1], uint64[::1], int64)"), ...}
 
 the types as a numba signature in a string, or as a tuple of numba types. What needs a newer GPU says so: a
-kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0).
+kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0). Of a kernel that is listed for
+several types, as "ring[sum,float16]" and others, Ampere gets the first one and the last one.
 """
 
 import importlib
@@ -38,17 +39,25 @@ def listed():
         table = getattr(module, "GPU_KERNELS", {})
         short = info.name.removeprefix("shmemkit.kernels.")
         of_module = getattr(module, "MINIMUM_CC", (8, 0))
-        found += [
-            pytest.param(kernel, types, cc, id=f"{short}-{name}-{arch}")
-            for cc, arch in ((HOPPER, "sm_90a"), (AMPERE, "sm_80"))
-            for name, (kernel, types, *minimum) in table.items()
-            if cc[:2] >= (*minimum, of_module)[0]
-        ]
+        for cc, arch in ((HOPPER, "sm_90a"), (AMPERE, "sm_80")):
+            able = {name: entry for name, entry in table.items() if cc[:2] >= (*entry[2:], of_module)[0]}
+            found += [
+                pytest.param(*able[name][:2], cc, id=f"{short}-{name}-{arch}")
+                for name in (able if cc == HOPPER else first_and_last(able))
+            ]
         tested = [kernel for kernel, *_ in table.values()]
         for name, value in vars(module).items():
             if isinstance(value, CUDADispatcher) and value not in tested and is_kernel(value, module):
                 found.append(pytest.param(None, None, None, id=f"{short}-{name}-is-not-in-GPU_KERNELS"))
     return found
+
+
+def first_and_last(names):
+    """Of those that are alike up to their brackets."""
+    kinds = {}
+    for name in names:
+        kinds.setdefault(name.partition("[")[0], []).append(name)
+    return [name for kind in kinds.values() for name in dict.fromkeys((kind[0], kind[-1]))]
 
 
 def is_kernel(value, module):
