@@ -218,10 +218,9 @@ class StoredPieces(CopiedPieces):
 
     def prepare(self, max_nbytes):
         self.prepare_places(max_nbytes)
-        for dtype in ("complex128", "uint64", "uint8"):
-            nothing = self.world.xp.empty(0, dtype)
-            self._store(nothing, nothing)
-            bind_store(self, nothing, nothing)
+        self.bind_kinds(self._store)
+        nothing = self.world.xp.empty(0, "uint8")
+        bind_store(self, nothing, nothing)
 
     def bind(self, x, out, in_place):
         world, segments = self.world, self.segments_of(x)

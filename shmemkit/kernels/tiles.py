@@ -158,6 +158,13 @@ class Tiles(Method):
             return x, out
         return x.view("complex128"), out.view("complex128")
 
+    def bind_kinds(self, bind, *args):
+        """``bind(x, out, *args)`` of empty arrays of each kind: no kernel is compiled later, while others
+        wait."""
+        for dtype in ("complex128", "uint64", "uint8"):
+            nothing = self.world.xp.empty(0, dtype)
+            bind(nothing, nothing, *args)
+
     def launch_tiles(self, kernel, tiles, x, *args, rows=1):
         """-> `kernel` bound to enough warps for `tiles` tiles, in each of so many rows of the grid, and to
         these arguments."""
@@ -189,9 +196,7 @@ class Exchange(Tiles):
         self.op, self.parts = op, 1 if self.whole else self.world.n_ranks
         self.prepare_lines(-(-max_nbytes // self.parts))
         if op is None:
-            for dtype in ("complex128", "uint64", "uint8"):
-                nothing = self.world.xp.empty(0, dtype)
-                self._bind(nothing, nothing, 0)
+            self.bind_kinds(self._bind, 0)
 
     def bind(self, x, out, in_place, dtype=None):
         segment = max(x.nbytes, out.nbytes) // self.parts

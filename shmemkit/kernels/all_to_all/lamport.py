@@ -105,9 +105,7 @@ class Lamport(Pieces):
         self.row = TILE * tiles
         self.lines = self.places(2 * n * self.row, "all_to_all.lamport.lines")
         self.calls = xp.zeros(n * tiles, "uint32")
-        for dtype in ("complex128", "uint64", "uint8"):
-            nothing = xp.empty(0, dtype)
-            self._bind(nothing, nothing, 0)
+        self.bind_kinds(self._bind, 0)
 
     def bind(self, x, out, in_place):
         segment = x.nbytes // self.world.n_ranks

@@ -101,9 +101,7 @@ class LL128(Tiles):
         self.check("all_to_all ll128", 2 * n * self.capacity)
         self.lines = self.zeros((2 * n * words_of(self.capacity),), "uint64", "all_to_all.ll128.lines")
         self.calls = xp.zeros(n * self.capacity, "uint32")
-        for dtype in ("complex128", "uint64", "uint8"):
-            nothing = xp.empty(0, dtype)
-            self._bind(nothing, nothing, 0)
+        self.bind_kinds(self._bind, 0)
 
     def bind(self, x, out, in_place):
         segment = x.nbytes // self.world.n_ranks

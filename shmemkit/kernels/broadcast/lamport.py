@@ -47,7 +47,7 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-from shmemkit.kernels.lamport import TILE, Pieces, tiles_of
+from shmemkit.kernels.lamport import TILE, Pieces, rank_after, tiles_of
 
 
 @cuda.jit
@@ -76,7 +76,7 @@ def lamport_broadcast(x, out, in_place, root, pieces, chunks, lines, row, low, h
             notify(begun[me, c:], root, calls[c] + 1, "set", "sys")
         else:
             for y in range(1, n):
-                wait(begun[_after(root, y, n), c:], 1, "sys", "acquire", calls[c])
+                wait(begun[rank_after(root, y), c:], 1, "sys", "acquire", calls[c])
         c += threads * blocks
     cuda.syncthreads()
     c = b
@@ -86,7 +86,7 @@ def lamport_broadcast(x, out, in_place, root, pieces, chunks, lines, row, low, h
         if i < pieces and n == 1:
             store_piece(out, i, load_piece(x, i))
         elif i < pieces:
-            relay = _after(root, 1 + types.int64((i >> 5) % types.uint32(n - 1)), n)
+            relay = rank_after(root, 1 + types.int64((i >> 5) % types.uint32(n - 1)))
             if me == root:
                 piece = load_piece(x, i)
                 lamport_store(lines, place, piece, low, high, relay)
@@ -96,7 +96,7 @@ def lamport_broadcast(x, out, in_place, root, pieces, chunks, lines, row, low, h
                 (piece,) = lamport_load(lines, (place,), low, high)
                 if me == relay:
                     for y in range(1, n):
-                        k = _after(root, y, n)
+                        k = rank_after(root, y)
                         if k != me:
                             lamport_store(lines, place, piece, low, high, k)
                 store_piece(out, i, piece)
@@ -106,12 +106,6 @@ def lamport_broadcast(x, out, in_place, root, pieces, chunks, lines, row, low, h
     while c < chunks:
         calls[c] += 1
         c += threads * blocks
-
-
-@cuda.jit(device=True)
-def _after(root, y, n):
-    """The y-th rank after the root."""
-    return root + y if root + y < n else root + y - n
 
 
 class Lamport(Pieces):
@@ -127,9 +121,7 @@ class Lamport(Pieces):
         self.lines = self.places(2 * self.row, "broadcast.lamport.lines")
         self.begun = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.lamport.begun")
         self.calls = xp.zeros(chunks, "uint64")
-        for dtype in ("complex128", "uint64", "uint8"):
-            nothing = xp.empty(0, dtype)
-            self._bind(nothing, nothing, False, 0)
+        self.bind_kinds(self._bind, False, 0)
 
     def bind(self, x, out, in_place):
         return self._bind(*self.wide(x, out, x.nbytes), in_place, x.nbytes)

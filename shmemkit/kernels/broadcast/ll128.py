@@ -101,9 +101,7 @@ class LL128(Tiles):
         self.lines = self.zeros((2 * words_of(self.capacity),), "uint64", "broadcast.ll128.lines")
         self.read = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll128.read")
         self.calls = xp.zeros(chunks, "uint64")
-        for dtype in ("complex128", "uint64", "uint8"):
-            nothing = xp.empty(0, dtype)
-            self._bind(nothing, nothing, False, 0)
+        self.bind_kinds(self._bind, False, 0)
 
     def bind(self, x, out, in_place):
         return self._bind(*self.wide(x, out, x.nbytes), in_place, x.nbytes)
