@@ -76,7 +76,7 @@ def test_right_in_every_schedule(method, sizes):
 
 @methods
 def test_many_ranks_are_refused(pes, method, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_RANKS", 2)
+    monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
 
     def main():
         with pytest.raises(ValueError, match=f"all_reduce {method}: 3 ranks: up to 2 are allowed"):

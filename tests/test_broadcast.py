@@ -50,7 +50,7 @@ def test_lengths(pes, small_steps, n_pes, method):
 
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
+@pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (18, [33])])
 def test_many_ranks(pes, small_steps, n_pes, sizes, method):
     pes(n_pes).run(send_all, method, sizes, 2, "int16")
 

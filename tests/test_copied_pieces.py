@@ -152,13 +152,16 @@ def test_what_cannot_be_counted_is_refused(pes, module, method):
     pes(1).run(main)
 
 
-@pytest.mark.parametrize("module, method", METHODS)
-def test_many_ranks_are_refused(pes, module, method, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_RANKS", 2)
+@exchanges
+def test_many_ranks(pes, few_copying, kind):
+    pes(18).run(calls, kind, [5, 2], "uint64")
+
+
+def test_many_ranks_are_not_combined(pes, monkeypatch):
+    monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
 
     def main():
-        options = ("sum",) * (module is reduce_scatter)
-        with pytest.raises(ValueError, match=f"{method}: 3 ranks: up to 2 are allowed"):
-            module.METHODS[method](sk.init(), 64, *options)
+        with pytest.raises(ValueError, match="copy_engine: 3 ranks: up to 2 are allowed"):
+            reduce_scatter.METHODS["copy_engine"](sk.init(), 64, "sum")
 
     pes(3).run(main)

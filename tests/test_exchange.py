@@ -82,10 +82,16 @@ def test_what_cannot_be_counted_is_refused(pes, kind, method):
     pes(1).run(main)
 
 
-@kinds
+@methods
+def test_many_ranks(pes, method):
+    """All-to-all has no code for each rank."""
+    pes(17).run(calls, "all_to_all", method, [1, 1])
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 @methods
 def test_many_ranks_are_refused(pes, kind, method, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_RANKS", 2)
+    monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
 
     def main():
         made, _, options = KINDS[kind]

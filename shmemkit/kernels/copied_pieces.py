@@ -42,6 +42,7 @@ them takes a tenth of their speed.
 """
 
 import functools
+import math
 
 from numba import cuda, types
 
@@ -215,6 +216,8 @@ def store_copied(x, out, stride, size, pieces, copied, lines, row, low, high):
 
 class StoredPieces(CopiedPieces):
     """A method whose segments are stored."""
+
+    most_ranks = math.inf
 
     def prepare(self, max_nbytes):
         self.prepare_places(max_nbytes)

@@ -137,6 +137,7 @@ class Tiles(Method):
 
     threads = 64
     blocks = 16  # of a grid, at most, for each multiprocessor
+    most_ranks = MOST_RANKS
 
     def check(self, name, tiles):
         """Whether it can run here, with so many tiles of lines in an array; collective."""
@@ -146,8 +147,8 @@ class Tiles(Method):
                 "smaller arrays"
             )
         self.world.check_reach(name, nvlink=True)
-        if self.world.n_ranks > MOST_RANKS:
-            raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {MOST_RANKS} are allowed")
+        if self.world.n_ranks > self.most_ranks:
+            raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {self.most_ranks} are allowed")
         self.most = {}  # blocks of a row, by kernel and dtype
 
     def wide(self, x, out, unit):

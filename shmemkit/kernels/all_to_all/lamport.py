@@ -30,6 +30,8 @@ not come on both waits for none, and is sent; all blocks are resident. That the 
 changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
 """
 
+import math
+
 from numba import cuda, types
 
 from shmemkit.device import (
@@ -97,6 +99,8 @@ def lamport_all_to_all(x, out, size, pieces, tiles, lines, row, low, high, calls
 
 class Lamport(Pieces):
     """The method "lamport" of ``AllToAll``."""
+
+    most_ranks = math.inf  # a row of the grid for each
 
     def prepare(self, max_nbytes):
         n, xp = self.world.n_ranks, self.world.xp

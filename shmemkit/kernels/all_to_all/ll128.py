@@ -30,6 +30,8 @@ all blocks are resident. That the next launch begins early (PDL) changes neither
 this one are resident, and touch nothing until these have ended.
 """
 
+import math
+
 from numba import cuda, types
 
 from shmemkit.device import (
@@ -94,6 +96,8 @@ def ll128_all_to_all(x, out, size, tiles, capacity, lines, calls):
 
 class LL128(Tiles):
     """The method "ll128" of ``AllToAll``."""
+
+    most_ranks = math.inf  # a row of the grid for each
 
     def prepare(self, max_nbytes):
         n, xp = self.world.n_ranks, self.world.xp

@@ -31,6 +31,8 @@ others for the relays, all in ascending order; all blocks are resident. That the
 ended.
 """
 
+import math
+
 from numba import cuda, types
 
 from shmemkit.device import (
@@ -112,6 +114,7 @@ class Lamport(Pieces):
     """The method "lamport" of ``Broadcast``."""
 
     threads, blocks = 256, 8
+    most_ranks = math.inf
 
     def prepare(self, max_nbytes, root):
         self.root, xp = root, self.world.xp

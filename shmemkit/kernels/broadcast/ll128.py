@@ -92,6 +92,7 @@ class LL128(Tiles):
     """The method "ll128" of ``Broadcast``."""
 
     threads, blocks = 128, 8  # a signal says that four tiles are read
+    most_ranks = 33  # a thread of a warp for each other one
 
     def prepare(self, max_nbytes, root):
         self.root, xp = root, self.world.xp
