@@ -24,6 +24,7 @@ from . import timeouts
 from . import world as _world
 from .armed import compile_armed
 from .device import deadline
+from .garbage import uncollected
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -315,6 +316,7 @@ class _GpuLaunch(Launch):
         self._bind_call(stream)
 
     # -- compiling and loading
+    @uncollected()  # it would take a tenth of the time
     def _compile(self, timeout):
         argument_types = self._types_to_compile()
         if timeout is not None:

@@ -22,6 +22,8 @@ from unittest import mock
 
 import pytest
 
+from shmemkit.garbage import uncollected
+
 HOPPER, AMPERE = (9, 0, "a"), (8, 0)
 Resources = namedtuple("Resources", "registers spills stack")
 
@@ -36,7 +38,8 @@ def missing(what):
 @contextlib.contextmanager
 def without_gpu(cc):
     """numba compiles for compute capability `cc`; needs no GPU and no driver."""
-    with mock.patch("numba.cuda.dispatcher.get_current_device", lambda: mock.Mock(compute_capability=cc)):
+    device = mock.patch("numba.cuda.dispatcher.get_current_device", lambda: mock.Mock(compute_capability=cc))
+    with device, uncollected():
         yield
 
 

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from shmemkit.emu.arrays import device_view
+from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 
 from .checks import (
@@ -273,11 +273,11 @@ def load_vec16(array, index):
 
     One thread. An ordinary load; orders nothing.
     """
-    current_thread("load_vec16")
-    count = _elements_of_vector("load_vec16", array, index)
-    elements = np.asarray(array[index : index + count].copy())
-    words = device_view(elements.view(np.uint32))
-    return tuple(words[i] for i in range(4))
+    thread = current_thread("load_vec16")
+    _elements_of_vector("load_vec16", array, index)
+    first = int(index) * array.itemsize
+    part = thread.bytes_of("read", array, first, first + 16)
+    return tuple(from_scalar(word) for word in np.array(part).view(np.uint32))
 
 
 @gpu(load_vec16)

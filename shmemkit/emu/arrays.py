@@ -4,6 +4,8 @@ Integer arrays give 64-bit integers (``ints.py``) and wrap what is stored. Float
 an operation of a float32 and a Python number is rounded to float32, where Numba may compute it in float64.
 """
 
+import ctypes
+
 import numpy as np
 
 from .ints import Unsigned, from_scalar, wrap
@@ -97,4 +99,7 @@ def uninitialised(shape, dtype):
 
 def address(array):
     """The address of the first element."""
-    return array.__array_interface__["data"][0]
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # five times as fast
+    except (TypeError, ValueError, BufferError):  # empty, read-only, with gaps, of a dtype of ml_dtypes
+        return array.__array_interface__["data"][0]

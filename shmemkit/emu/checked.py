@@ -1,21 +1,23 @@
 """Threads and blocks whose accesses are checked for races: they keep clocks. See ``races.py``."""
 
-from .clock import Moment, join
+from .clock import Moment, joined
 from .grid import Block
 from .shadow import Tracked, kernel_site, untracked
 from .thread import Thread, address_of
 
+JOINED = 16  # pairs of clocks that a block remembers
+
 
 class CheckedThread(Thread):
     __slots__ = (
-        *("key", "clock", "own", "releases", "moment", "fences", "unfenced", "missed", "heard"),
+        *("key", "clock", "releases", "moment", "fences", "unfenced", "missed", "heard"),
         *("known_write", "known_read", "noted", "proxy"),
     )
 
     def __init__(self, hub, block, index, thread_id):
         Thread.__init__(self, hub, block, index, thread_id)
         self.key = block.key + 1 + thread_id
-        self.clock, self.own = block.launch.clock, False  # own: nobody else has this clock
+        self.clock = block.launch.clock  # others may have the same dictionary
         self.releases = 1  # so far, and one: times begin at 1
         self.moment = None  # of its accesses, until the next release or barrier
         self.fences = {}  # scope -> clock at the last fence
@@ -48,17 +50,12 @@ class CheckedThread(Thread):
 
     def learn(self, clock):
         """I know what `clock` does."""
-        if clock is self.heard:
-            return
-        if not self.own:
-            self.clock, self.own = dict(self.clock), True
-        join(self.clock, clock)
-        self.heard = clock
-        self.block.machine.races.shorten(self.clock)
+        if clock is not self.heard:
+            self.clock, self.heard = self.block.clock_of_both(self.clock, clock), clock
 
     def adopt(self, clock):
         """I have met others: this is what all of us know."""
-        self.clock, self.own, self.moment, self.heard = clock, False, None, None
+        self.clock, self.moment, self.heard = clock, None, None
 
     def griddepcontrol_wait(self):
         launch = self.block.launch
@@ -201,6 +198,18 @@ class CheckedBlock(Block):
     def __init__(self, launch, index, number):
         launch.machine.races.new_block(self, launch)
         Block.__init__(self, launch, index, number)
+        self.joined = {}  # ids of two clocks -> them, and what both know
+
+    def clock_of_both(self, mine, other):
+        """-> a clock, not to be changed. Threads that wait for the same know the same before, mostly."""
+        known = self.joined.get((id(mine), id(other)))
+        if known is None:
+            clock = joined(mine, other)
+            self.machine.races.shorten(clock)
+            if len(self.joined) == JOINED:
+                self.joined.clear()
+            known = self.joined[id(mine), id(other)] = mine, other, clock
+        return known[2]
 
     def release(self):
         self.machine.races.block_barrier([self])

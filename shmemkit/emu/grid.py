@@ -7,6 +7,8 @@ import itertools
 
 import numpy as np
 
+from shmemkit.garbage import uncollected
+
 from .arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
 from .ints import from_scalar
@@ -41,14 +43,9 @@ def _no_garbage_collection(n_threads):
     if n_threads < 1000:
         yield
         return
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         yield
         gc.freeze()
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _indices(size):

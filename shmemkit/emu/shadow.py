@@ -6,6 +6,7 @@ keeps the last write, the reads since then that no other read follows, and the a
 access is (Moment, code, instruction).
 """
 
+import itertools
 import math
 import sys
 
@@ -17,7 +18,7 @@ from .report import is_kernel_code
 
 _view, _set = np.ndarray.view, np.ndarray.__setitem__
 _getframe = sys._getframe
-_kernel_code = {}  # code -> whether it is the user's
+_kernel_files = {}  # file -> whether its code is the user's
 
 
 class Region:
@@ -41,8 +42,12 @@ class Region:
         times = self.grain // grain
         self.grain = grain
         self.simple = None if self.atomics or self.simple is None else grain
-        self.writes = [w for w in self.writes for _ in range(times)]
-        self.reads = [dict(r) if type(r) is dict else r for r in self.reads for _ in range(times)]
+        self.writes, self.reads = (
+            list(itertools.chain.from_iterable(zip(*[cells] * times, strict=True)))
+            for cells in (self.writes, self.reads)
+        )
+        if dict in map(type, self.reads):
+            self.reads = [dict(r) if type(r) is dict else r for r in self.reads]
         self.atomics = {at * times + i: dict(a) for at, a in self.atomics.items() for i in range(times)}
 
     def cells(self, offset, n_bytes):
@@ -100,10 +105,9 @@ class Region:
         known = clock if known is None else known
         part = reads[lo:hi]
         first = part[0]
-        if part.count(first) == len(part) and type(first) is not dict:
-            if first is None or _follows(moment, known, first):
-                reads[lo:hi] = [access] * len(part)
-                return
+        if _is_one(part) and (first is None or _follows(moment, known, first)):
+            reads[lo:hi] = [access] * len(part)
+            return
         for at in range(lo, hi):
             self.add_read(at, known, access)
 
@@ -134,9 +138,8 @@ class Region:
 
     def _check(self, which, lo, hi, clock, moment, what, access):
         part = getattr(self, which)[lo:hi]
-        first = part[0]
-        if part.count(first) == len(part):
-            distinct = (first,)
+        if _is_one(part):
+            distinct = part[:1]
         else:
             distinct = {id(a): a for a in part}.values()
         for earlier in distinct:
@@ -211,6 +214,13 @@ class Atomic:
         )
 
 
+def _is_one(part):
+    """Whether it is the same access everywhere, or none. Where a dictionary comes first: no, without a
+    comparison of what is in them."""
+    first = part[0]
+    return part[-1] is first and type(first) is not dict and part.count(first) == len(part)
+
+
 def _follows(moment, clock, earlier):
     before = earlier[0]
     return before is moment or before.thread == moment.thread or before.before(clock)
@@ -228,9 +238,9 @@ def kernel_site():
     frame = _getframe(2)
     while frame is not None:
         code = frame.f_code
-        users = _kernel_code.get(code)
+        users = _kernel_files.get(code.co_filename)
         if users is None:
-            users = _kernel_code[code] = is_kernel_code(frame)
+            users = _kernel_files[code.co_filename] = is_kernel_code(frame)
         if users:
             return code, frame.f_lasti
         frame = frame.f_back

@@ -142,20 +142,21 @@ def store_fragment(thread, tile, row_bytes, i, part, dtype):
     """A thread stores its 8 accumulators of columns 16 i to 16 i + 15 to a swizzled tile of 16 rows."""
     view = tile_bytes(tile, 16 * row_bytes, 8 * row_bytes, "fragment_store")
     elements = np.array(part, np.float32).astype(_DTYPES[dtype])
-    at = _of_fragment(thread.lane, row_bytes, i, elements.itemsize)
-    two = 2 * elements.itemsize  # side by side
-    thread.touch_bytes("write", tile, two * (at[::2] // 2), two)
+    at, offsets = _of_fragment(thread.lane, row_bytes, i, elements.itemsize)
+    thread.touch_bytes("write", tile, offsets[::2], 2 * elements.itemsize)  # two side by side
     view.view(elements.dtype)[at] = elements
-    unfenced(thread).update(address(view) + elements.itemsize * at)
+    first = address(view)
+    unfenced(thread).update([first + offset for offset in offsets])
 
 
 @functools.cache
 def _of_fragment(lane, row_bytes, i, itemsize):
-    """-> which elements of the tile those are."""
+    """-> which elements of the tile those are, and at which bytes"""
     j = np.arange(8)
     row, column = lane // 4 + j // 2 % 2 * 8, 16 * i + lane % 4 * 2 + j // 4 * 8 + j % 2
     at = row * row_bytes + column * itemsize
-    return swizzled(at, row_bytes) // itemsize
+    at = swizzled(at, row_bytes)
+    return at // itemsize, at.tolist()
 
 
 def swizzled(at, row_bytes):
