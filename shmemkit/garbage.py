@@ -4,13 +4,29 @@ them again and again, in vain."""
 import contextlib
 import gc
 
+_pauses, _was_enabled = 0, False
+
+
+def pause():
+    """No collection until as many calls of ``resume`` as of this."""
+    global _pauses, _was_enabled
+    if _pauses == 0:
+        _was_enabled = gc.isenabled()
+        gc.disable()
+    _pauses += 1
+
+
+def resume():
+    global _pauses
+    _pauses -= 1
+    if _pauses == 0 and _was_enabled:
+        gc.enable()
+
 
 @contextlib.contextmanager
 def uncollected():
-    enabled = gc.isenabled()
-    gc.disable()
+    pause()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        resume()

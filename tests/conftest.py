@@ -3,6 +3,7 @@ test that needs a CUDA library that is not installed (with SHMEMKIT_REQUIRE_PTXA
 tests fail ends them all.
 """
 
+import gc
 import importlib.metadata
 import os
 import sys
@@ -45,6 +46,13 @@ def few_copying(monkeypatch):
 
     monkeypatch.setattr(copied_pieces, "BLOCKS", 3)
     monkeypatch.setattr(CopiedPieces, "launch_pieces", launch_few)
+
+
+def pytest_collection_finish():
+    """Thousands of tests, and all modules: to look at them for garbage again and again took a seventh of the
+    time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,13 +1,11 @@
 """A kernel launch: its grid of blocks and their threads, all alive at once."""
 
-import contextlib
 import enum
-import gc
 import itertools
 
 import numpy as np
 
-from shmemkit.garbage import uncollected
+from shmemkit import garbage
 
 from .arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
@@ -19,6 +17,8 @@ from .report import out_of_bounds, where
 from .tensor_maps import Async
 from .thread import Thread
 from .watchdog import watch
+
+MANY = 1000  # threads, which the collector would look at for nothing
 
 
 class Dim3:
@@ -34,18 +34,6 @@ class Dim3:
 
     def __repr__(self):
         return f"({self.x}, {self.y}, {self.z})"
-
-
-@contextlib.contextmanager
-def _no_garbage_collection(n_threads):
-    """While thousands of threads are made; and none of them is looked at by later collections. Few do not
-    matter, but that cyclic garbage of many small launches is collected does."""
-    if n_threads < 1000:
-        yield
-        return
-    with uncollected():
-        yield
-        gc.freeze()
 
 
 def _indices(size):
@@ -138,6 +126,7 @@ class Launch:
         self.dynamic_shared = shared
         self.alive = 0
         self.started = self.done = False
+        self.collects = True  # garbage, while it runs
 
     def again(self, _):
         """The same launch, to be run once more (by a graph)."""
@@ -151,9 +140,12 @@ class Launch:
             self.machine.races.kernel_started(self)
         self.thread_indices = _indices(self.block)
         blocks = _indices(self.grid)
-        with _no_garbage_collection(len(blocks) * len(self.thread_indices)):
+        with garbage.uncollected():
             self.blocks = [self.machine.block(self, index, i) for i, index in enumerate(blocks)]
         self.alive = sum(b.alive for b in self.blocks)
+        if self.alive >= MANY:
+            garbage.pause()
+            self.collects = False
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
         for block in self.blocks:
@@ -165,7 +157,7 @@ class Launch:
             self.meeting.left()
         else:
             self.done = True
-            gc.unfreeze()
+            self.collect()
             self.machine.scheduler.launches.pop(self, None)
             for block in self.blocks:
                 block.asynchronous.finish(self.machine.network)
@@ -176,6 +168,12 @@ class Launch:
                 self.arrays.clear()
                 self.peers.clear()
             self.stream.advance()
+
+    def collect(self):
+        """Garbage is collected again, when it is or has been over."""
+        if not self.collects:
+            self.collects = True
+            garbage.resume()
 
     def fail(self, thread, error):
         """`thread` raised: the first such error ends the run, and says where."""

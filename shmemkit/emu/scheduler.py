@@ -13,7 +13,6 @@ then `idle` is asked: it says whether somebody outside of this process may still
 machine is stuck, and whoever started it decides whether that is a deadlock.
 """
 
-import gc
 import operator
 from collections import defaultdict, deque
 
@@ -202,8 +201,9 @@ class Scheduler:
         self.ready.clear()
         self.waiters.clear()
         self.resting.clear()
+        for launch in self.launches:
+            launch.collect()
         self.launches.clear()
         for thread in threads:
             if thread:
                 thread.throw()
-        gc.unfreeze()  # what their launches froze
