@@ -126,8 +126,9 @@ def test_graphs_interleaved(world):
 
 
 def test_two_objects_on_two_streams(world):
-    """Nothing orders the streams, and now one is late, now the other: both fit at once."""
-    n, me, xp, rng = world.n_ranks, world.rank, world.xp, np.random.default_rng(world.rank)
+    """Calls run in the order of the host's, the same on all ranks; now one stream is late, now the other."""
+    n, me, xp = world.n_ranks, world.rank, world.xp
+    order, delays = np.random.default_rng(0), np.random.default_rng(me)
     x, experts, weights = tokens_of(0, me, 128, 4 * n, 4, 1024)
     given = [xp.asarray(array) for array in (x.astype("float32"), experts, weights)]
     wanted = xp.asarray((weights * (experts >= 0)).sum(axis=1)[:, None] * x)
@@ -137,9 +138,9 @@ def test_two_objects_on_two_streams(world):
     late = sk.bind(spin, 1, 1, (1000,))
     world.synchronize()
     for _ in range(300):
-        for which in rng.permutation(2).tolist():
-            if rng.random() < 0.3:
-                late.with_args(int(rng.integers(1000, 200_000)))(stream=streams[which])
+        for which in order.permutation(2).tolist():
+            if delays.random() < 0.3:
+                late.with_args(int(delays.integers(1000, 200_000)))(stream=streams[which])
             received = eps[which].dispatch(*given, stream=streams[which])
             eps[which].combine(received.rows, outs[which], streams[which])
     for ep, stream, out in zip(eps, streams, outs, strict=True):
