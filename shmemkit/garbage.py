@@ -3,30 +3,24 @@ them again and again, in vain."""
 
 import contextlib
 import gc
+import threading
 
-_pauses, _was_enabled = 0, False
-
-
-def pause():
-    """No collection until as many calls of ``resume`` as of this."""
-    global _pauses, _was_enabled
-    if _pauses == 0:
-        _was_enabled = gc.isenabled()
-        gc.disable()
-    _pauses += 1
-
-
-def resume():
-    global _pauses
-    _pauses -= 1
-    if _pauses == 0 and _was_enabled:
-        gc.enable()
+_lock, _users, _was_enabled = threading.Lock(), 0, False
 
 
 @contextlib.contextmanager
 def uncollected():
-    pause()
+    """While any thread is in here. The last one out enables the collector, if it was on before the first."""
+    global _users, _was_enabled
+    with _lock:
+        if _users == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _users += 1
     try:
         yield
     finally:
-        resume()
+        with _lock:
+            _users -= 1
+            if _users == 0 and _was_enabled:
+                gc.enable()

@@ -1,6 +1,7 @@
 """Memory primitives on the emulator compute as on the GPU."""
 
 import numpy as np
+import pytest
 from numba import cuda
 
 import shmemkit as sk
@@ -14,6 +15,11 @@ def compute(x, out):
     store_vec16(x, 0, (a + 1, -1, c, d))
 
 
+@cuda.jit
+def at(x, index):
+    x[0] = load_vec16(x, index)[0]
+
+
 def test_words_of_vectors_are_computed_in_64_bits_and_wrap_when_stored():
     def main():
         world = sk.init()
@@ -23,3 +29,8 @@ def test_words_of_vectors_are_computed_in_64_bits_and_wrap_when_stored():
         assert x.tolist() == [0, 0xFFFFFFFF, 2, 3]
 
     sk.emu.run(main, 1)
+
+
+def test_16_bytes_at_no_integer():
+    with pytest.raises(sk.emu.EmulatorError, match=r"load_vec16\(\): index must be an integer, given 4.0"):
+        sk.emu.run(lambda: at[1, 1, sk.init().stream](np.zeros(8, "uint32"), 4.0), 1)

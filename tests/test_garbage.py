@@ -1,53 +1,104 @@
-"""When the garbage collector is off: while kernels of many threads run, and no longer."""
+"""The garbage collector: off while kernels are compiled and threads made, and kernels leave it nothing."""
 
 import gc
+import sys
+import threading
 
 import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit import garbage
-from shmemkit.emu.grid import MANY
+from shmemkit.garbage import uncollected
 
 
 @cuda.jit
-def look(found, fails):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i == 0:
-        found[0] = gc.isenabled()
-        if fails:
-            found[found.size] = 0
+def share(n):
+    part = cuda.shared.array(64, "float32")
+    part[cuda.threadIdx.x] = n
+    cuda.syncthreads()
 
 
-def run(threads, fails):
+def test_kernels_leave_nothing_to_collect():
     def main():
         world = sk.init()
-        found = world.zeros(1, "bool")
-        look[threads // 32, 32, world.stream](found, fails)
-        look[threads // 32, 32, world.stream](found, False)
-        world.synchronize()
-        return bool(found[0])
+        found = []
+        for launches in (1, 1, 20):
+            for _ in range(launches):
+                share[2, 64, world.stream](3)
+            world.synchronize()
+            found.append(gc.collect())
+        return found[2] - found[1]
 
-    return sk.emu.run(main, 2)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("threads", [32, -(-MANY // 32) * 32])
-def test_kernels(threads, enabled):
+    gc.disable()
     try:
-        if not enabled:
-            gc.disable()
-        assert run(threads, False) == [enabled and threads < MANY] * 2
-        with pytest.raises(sk.emu.EmulatorError):
-            run(threads, True)
-        assert gc.isenabled() == enabled
+        assert sk.emu.run(main, 1, races=False) == [0]
     finally:
         gc.enable()
 
 
+@cuda.jit
+def count(found, fails):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i == 0:
+        found[0] = gc.get_freeze_count()
+        if fails:
+            found[found.size] = 0
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_what_others_have_frozen_stays_so(theirs):
+    """Large kernels freeze, but not then."""
+
+    def main(fails):
+        found = sk.init().zeros(1, "int64")
+        count[40, 32](found, fails)
+        return found[0]
+
+    gc.unfreeze()
+    try:
+        if theirs:
+            gc.freeze()
+        assert sk.emu.run(main, 1, (False,))[0] > 0
+        assert (gc.get_freeze_count() > 0) == theirs
+        with pytest.raises(sk.emu.EmulatorError):
+            sk.emu.run(main, 1, (True,))
+        assert (gc.get_freeze_count() > 0) == theirs
+    finally:
+        gc.freeze()
+
+
+@pytest.fixture
+def many_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_several_threads(many_switches):
+    def use():
+        for _ in range(10_000):
+            with uncollected():
+                pass
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gc.isenabled()
+
+
 def test_one_in_another():
-    with garbage.uncollected():
-        with garbage.uncollected():
-            assert not gc.isenabled()
+    with uncollected():
+        with uncollected():
+            pass
         assert not gc.isenabled()
     assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -17,6 +17,7 @@ from .checks import (
     NUMBERS,
     SCOPES,
     check_choice,
+    check_emulated_integer,
     check_emulated_words,
     check_integer,
     check_words,
@@ -274,8 +275,8 @@ def load_vec16(array, index):
     One thread. An ordinary load; orders nothing.
     """
     thread = current_thread("load_vec16")
-    _elements_of_vector("load_vec16", array, index)
-    first = int(index) * array.itemsize
+    index, _ = _vector_at("load_vec16", array, index)
+    first = index * array.itemsize
     part = thread.bytes_of("read", array, first, first + 16)
     return tuple(from_scalar(word) for word in np.array(part).view(np.uint32))
 
@@ -294,7 +295,7 @@ def _(array, index):
 def store_vec16(array, index, words):
     """Store 4 uint32 to the 16 bytes that start at ``array[index]``, in one store. See `load_vec16`."""
     current_thread("store_vec16")
-    count = _elements_of_vector("store_vec16", array, index)
+    index, count = _vector_at("store_vec16", array, index)
     elements = np.array([int(word) & 0xFFFFFFFF for word in words], np.uint32).view(array.dtype)
     array[index : index + count] = elements
 
@@ -314,8 +315,10 @@ def _(array, index, words):
     return impl
 
 
-def _elements_of_vector(primitive, array, index):
-    """In the emulator: how many elements 16 bytes are, if they are aligned."""
+def _vector_at(primitive, array, index):
+    """In the emulator: -> the index, and how many elements 16 bytes are, if they are aligned."""
+    check_emulated_integer(primitive + "()", index=index)
+    index = int(index)
     if 16 % array.itemsize or array.ndim != 1 or not array.flags.c_contiguous:
         raise ValueError(
             f"{primitive}(): array must be 1-D, contiguous, of elements of 1, 2, 4, 8 or 16 bytes, "
@@ -326,7 +329,7 @@ def _elements_of_vector(primitive, array, index):
     count = 16 // array.itemsize
     if not 0 <= index <= array.size - count:
         raise IndexError(f"{primitive}(): elements {index} to {index + count - 1} of {array.size}")
-    return count
+    return index, count
 
 
 def _check_vector(primitive, array, index):

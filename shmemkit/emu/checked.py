@@ -5,7 +5,7 @@ from .grid import Block
 from .shadow import Tracked, kernel_site, untracked
 from .thread import Thread, address_of
 
-JOINED = 16  # pairs of clocks that a block remembers
+JOINED = 64  # pairs of clocks that a block remembers
 
 
 class CheckedThread(Thread):
@@ -207,7 +207,7 @@ class CheckedBlock(Block):
             clock = joined(mine, other)
             self.machine.races.shorten(clock)
             if len(self.joined) == JOINED:
-                self.joined.clear()
+                del self.joined[next(iter(self.joined))]  # the oldest
             known = self.joined[id(mine), id(other)] = mine, other, clock
         return known[2]
 
@@ -219,3 +219,5 @@ class CheckedBlock(Block):
         self.machine.races.thread_ended(thread)
         thread.moment = thread.known_write = thread.known_read = None  # it is no cycle
         Block.leave(self, thread)
+        if not self.alive:
+            self.joined.clear()

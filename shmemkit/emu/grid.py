@@ -1,11 +1,12 @@
 """A kernel launch: its grid of blocks and their threads, all alive at once."""
 
 import enum
+import gc
 import itertools
 
 import numpy as np
 
-from shmemkit import garbage
+from shmemkit.garbage import uncollected
 
 from .arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
@@ -18,7 +19,7 @@ from .tensor_maps import Async
 from .thread import Thread
 from .watchdog import watch
 
-MANY = 1000  # threads, which the collector would look at for nothing
+MANY = 1000  # threads, at which the collector does not look while they run
 
 
 class Dim3:
@@ -125,8 +126,7 @@ class Launch:
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
         self.dynamic_shared = shared
         self.alive = 0
-        self.started = self.done = False
-        self.collects = True  # garbage, while it runs
+        self.started = self.done = self.frozen = False
 
     def again(self, _):
         """The same launch, to be run once more (by a graph)."""
@@ -140,12 +140,12 @@ class Launch:
             self.machine.races.kernel_started(self)
         self.thread_indices = _indices(self.block)
         blocks = _indices(self.grid)
-        with garbage.uncollected():
+        with uncollected():
             self.blocks = [self.machine.block(self, index, i) for i, index in enumerate(blocks)]
         self.alive = sum(b.alive for b in self.blocks)
-        if self.alive >= MANY:
-            garbage.pause()
-            self.collects = False
+        if self.alive >= MANY and not gc.get_freeze_count():  # else what others have frozen would thaw, too
+            gc.freeze()
+            self.frozen = True
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
         for block in self.blocks:
@@ -157,23 +157,27 @@ class Launch:
             self.meeting.left()
         else:
             self.done = True
-            self.collect()
+            self.thaw()
             self.machine.scheduler.launches.pop(self, None)
             for block in self.blocks:
                 block.asynchronous.finish(self.machine.network)
-                block.threads.clear()  # no cycle is left: their memory goes at once
+            for block in self.blocks:
+                for part in (block.threads, block.meetings, block.shared):
+                    part.clear()
             if self.machine.races is not None:
                 self.machine.races.kernel_ended(self)
                 self.arguments.clear()  # the record of its accesses may keep the launch
                 self.arrays.clear()
                 self.peers.clear()
+            self.blocks.clear()  # no cycle is left: all its memory goes at once
+            self.meeting = None
             self.stream.advance()
 
-    def collect(self):
-        """Garbage is collected again, when it is or has been over."""
-        if not self.collects:
-            self.collects = True
-            garbage.resume()
+    def thaw(self):
+        """It is over: its memory may be collected, if a reference has remained."""
+        if self.frozen:
+            self.frozen = False
+            gc.unfreeze()
 
     def fail(self, thread, error):
         """`thread` raised: the first such error ends the run, and says where."""

@@ -307,7 +307,8 @@ class _Pair:
         clock, a = self.clock, _thread(self.a.of)
         if a.block is _thread(self.b.of).block:
             return None
-        for key, time in clock.items():
+        # That of the same thread first, then the latest.
+        for key, time in sorted(clock.items(), key=lambda entry: (entry[0] != a.key, -entry[1])):
             if key <= self.a.block or key >= self.a.block + BLOCK or time >> 32 != self.a.phase:
                 continue
             releaser = next((t for t in a.block.threads if t.key == key), None)

@@ -202,7 +202,7 @@ class Scheduler:
         self.waiters.clear()
         self.resting.clear()
         for launch in self.launches:
-            launch.collect()
+            launch.thaw()
         self.launches.clear()
         for thread in threads:
             if thread:
