@@ -161,16 +161,12 @@ class Launch:
             self.machine.scheduler.launches.pop(self, None)
             for block in self.blocks:
                 block.asynchronous.finish(self.machine.network)
-            for block in self.blocks:
-                for part in (block.threads, block.meetings, block.shared):
-                    part.clear()
+                block.threads.clear()  # no cycle is left: their memory goes at once
             if self.machine.races is not None:
                 self.machine.races.kernel_ended(self)
                 self.arguments.clear()  # the record of its accesses may keep the launch
                 self.arrays.clear()
                 self.peers.clear()
-            self.blocks.clear()  # no cycle is left: all its memory goes at once
-            self.meeting = None
             self.stream.advance()
 
     def thaw(self):
