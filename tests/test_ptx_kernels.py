@@ -7,7 +7,7 @@ A module of shmemkit.kernels lists all of its kernels with argument types that u
 
 the types as a numba signature in a string, or as a tuple of numba types. What needs a newer GPU says so: a
 kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0). Of a kernel that is listed for
-several types, as "ring[sum,float16]" and others, Ampere gets the first one and the last one.
+several types, as "ring[sum,float16]" and others, Ampere gets the first one.
 """
 
 import importlib
@@ -43,7 +43,7 @@ def listed():
             able = {name: entry for name, entry in table.items() if cc[:2] >= (*entry[2:], of_module)[0]}
             found += [
                 pytest.param(*able[name][:2], cc, id=f"{short}-{name}-{arch}")
-                for name in (able if cc == HOPPER else first_and_last(able))
+                for name in (able if cc == HOPPER else first_of_each(able))
             ]
         tested = [kernel for kernel, *_ in table.values()]
         for name, value in vars(module).items():
@@ -52,12 +52,9 @@ def listed():
     return found
 
 
-def first_and_last(names):
+def first_of_each(names):
     """Of those that are alike up to their brackets."""
-    kinds = {}
-    for name in names:
-        kinds.setdefault(name.partition("[")[0], []).append(name)
-    return [name for kind in kinds.values() for name in dict.fromkeys((kind[0], kind[-1]))]
+    return {name.partition("[")[0]: name for name in reversed(names)}.values()
 
 
 def is_kernel(value, module):
