@@ -42,7 +42,7 @@ pushed = functools.partial(in_a_row, method="push", sms=4)
     ("n_pes", "rows", "k"),
     [
         (1, 70, 72),
-        (2, 64, 136),
+        (2, 64, 72),
         (3, 40, 72),  # tiles with rows of several ranks, which all come from staged
         (5, 3, 8),
         (2, 3, 1160),  # the columns are more than 16 parts of the least width
@@ -68,7 +68,7 @@ def test_gathered_rows(pes, tiles, rows, given, by_columns):
 @orders
 def test_parts_of_k(pes, tiles, dtype, by_columns):
     tiles((64, 32, 8, True), 2, by_columns)
-    assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "push", 4, dtype, True) == [2, 2]
+    assert pes(2).run(in_a_row, 2, 64, 136, 32, None, "push", 4, dtype, True) == [2, 2]
 
 
 def test_wide_rows(pes):
@@ -142,7 +142,7 @@ COLUMNS, ROWS = True, False
 def test_each_part_is_needed(monkeypatch, tiles, rows, by_columns, line, change):
     tiles(SMALL, 1, by_columns)
     monkeypatch.setattr(sk.kernels.ag_gemm, "Push", without(line, change))
-    assert found_out(rows, 136, 3, "push", 4, races=True)
+    assert found_out(rows, 72, 3, "push", 4, races=True)
 
 
 def test_parts_without_columns_are_counted(monkeypatch, tiles):

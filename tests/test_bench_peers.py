@@ -11,6 +11,7 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, measure, results, timing
+from shmemkit.bench import nccl as nccl_peer
 from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl
 from shmemkit.bench.torch_peer import TorchGatherProduct, TorchNccl, TorchProductScatter, TorchSymmetric
@@ -41,6 +42,7 @@ def fake_nccl(monkeypatch, **attributes):
         | {"get_unique_id": lambda: (1, 2)}
         | attributes
     )
+    monkeypatch.setattr(nccl_peer, "gc", SimpleNamespace(collect=lambda: log.append("collect")))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=module))
     return log
@@ -64,7 +66,7 @@ def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch)
         nccl.call()
         nccl.stop()
     nccl.close()
-    assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "destroy"]
+    assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "collect", "destroy"]
 
 
 @pytest.mark.parametrize("dtype, number", [("float16", 6), ("float32", 7), ("bfloat16", 9)])

@@ -25,6 +25,7 @@ import sys
 
 import numpy as np
 
+from shmemkit.emu.arrays import address
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.report import place
 from shmemkit.emu.thread import address_of, current_thread
@@ -136,7 +137,7 @@ def _bytes_of(primitive, array, i):
             f"{primitive}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
             f"{array.shape}: give a view of it, as x.view('uint8')"
         )
-    if not array.flags.c_contiguous or array.size and array.ctypes.data % array.itemsize:
+    if not array.flags.c_contiguous or array.size and address(array) % array.itemsize:
         raise ValueError(
             f"{primitive}: the array must be contiguous, and at a multiple of {array.itemsize} bytes"
         )

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 
+from shmemkit.emu.arrays import address
 from shmemkit.emu.report import place
 from shmemkit.emu.thread import address_of
 
@@ -16,7 +17,7 @@ from .ptx import TypingError, element_address, gpu, gpu_function, itemsize, type
 
 def check_emulated_lines(name, lines, data, alignment, n_words):
     """In the emulator: `lines` may hold `data`."""
-    at = lines.ctypes.data if lines.size else 0  # without elements it is anywhere
+    at = address(lines) if lines.size else 0  # without elements it is anywhere
     if lines.dtype != np.uint64 or lines.ndim != 1 or not lines.flags.c_contiguous or at % alignment:
         raise ValueError(
             f"{name}: lines must be a 1-D contiguous array of uint64 at a multiple of {alignment} bytes, "

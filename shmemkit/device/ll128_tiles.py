@@ -11,6 +11,7 @@ import functools
 import numpy as np
 from numba import cuda
 
+from shmemkit.emu.arrays import address
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 
@@ -179,7 +180,7 @@ def _bytes_of(thread, name, array, i):
             f"{name}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
             f"{array.shape}"
         )
-    if not array.flags.c_contiguous or array.size and array.ctypes.data % array.itemsize:
+    if not array.flags.c_contiguous or array.size and address(array) % array.itemsize:
         raise ValueError(f"{name}: the array must be contiguous, and at a multiple of {array.itemsize} bytes")
     first = min(array.nbytes, _first_byte(thread.lane, i))
     return first, min(array.nbytes, first + (8 if thread.lane % 8 == 7 else 16))

@@ -7,10 +7,12 @@ PTX memory model's causality order is transitive). Both sides must name a scope 
 """
 
 import functools
+import struct
 
 import numpy as np
 
-from shmemkit.emu.ints import from_scalar
+from shmemkit.emu.arrays import address
+from shmemkit.emu.ints import Unsigned
 from shmemkit.emu.thread import current_thread
 
 from .checks import (
@@ -278,7 +280,7 @@ def load_vec16(array, index):
     index, _ = _vector_at("load_vec16", array, index)
     first = index * array.itemsize
     part = thread.bytes_of("read", array, first, first + 16)
-    return tuple(from_scalar(word) for word in np.array(part).view(np.uint32))
+    return tuple(map(Unsigned, struct.unpack("4I", part)))
 
 
 @gpu(load_vec16)
@@ -324,7 +326,7 @@ def _vector_at(primitive, array, index):
             f"{primitive}(): array must be 1-D, contiguous, of elements of 1, 2, 4, 8 or 16 bytes, "
             f"given {array.ndim}-D of {array.dtype}"
         )
-    if (array.ctypes.data + index * array.itemsize) % 16:
+    if (address(array) + index * array.itemsize) % 16:
         raise ValueError(f"{primitive}(): element {index} does not start at a multiple of 16 bytes")
     count = 16 // array.itemsize
     if not 0 <= index <= array.size - count:

@@ -20,7 +20,7 @@ import functools
 import numpy as np
 
 from shmemkit.emu import multicast
-from shmemkit.emu.arrays import device_view
+from shmemkit.emu.arrays import address, device_view
 from shmemkit.emu.thread import current_thread
 
 from .checks import (
@@ -344,10 +344,10 @@ def _copy_share(name, thread, dst, src, number, threads):
     arrays = multicast.replicas(thread, dst, name)
     n = src.nbytes
     padded = (n + 3) & -4
-    if not (dst.local.flags.c_contiguous and src.flags.c_contiguous) or dst.local.ctypes.data % 16:
+    if not (dst.local.flags.c_contiguous and src.flags.c_contiguous) or address(dst.local) % 16:
         raise ValueError(
             f"{name}(): dst and src must be contiguous, and dst begin at a multiple of 16 bytes, given "
-            f"strides {dst.strides} and {src.strides}, and dst at {dst.local.ctypes.data:#x}"
+            f"strides {dst.strides} and {src.strides}, and dst at {address(dst.local):#x}"
         )
     if dst.nbytes < padded:
         raise IndexError(f"{name}(): {n} bytes of src need {padded} of dst, given {dst.nbytes}")
@@ -508,7 +508,7 @@ def _replicas_of_vector(primitive, thread, array, index):
             f"{primitive}(): array must be 1-D, contiguous, of elements of 1, 2, 4, 8 or 16 bytes, "
             f"given {array.ndim}-D of {array.dtype}"
         )
-    if (array.local.ctypes.data + index * array.itemsize) % 16:
+    if (address(array.local) + index * array.itemsize) % 16:
         raise ValueError(f"{primitive}(): element {index} does not start at a multiple of 16 bytes")
     if not 0 <= index <= array.size - 16 // array.itemsize:
         raise IndexError(f"{primitive}(): 16 bytes from element {index} of {array.size}")

@@ -99,7 +99,9 @@ def uninitialised(shape, dtype):
 
 def address(array):
     """The address of the first element."""
-    try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # five times as fast
-    except (TypeError, ValueError, BufferError):  # empty, read-only, with gaps, of a dtype of ml_dtypes
+    try:  # four times as fast; dtypes of ml_dtypes have no buffers
+        return ctypes.addressof(
+            ctypes.c_char.from_buffer(array if array.dtype.kind != "V" else array.view(np.uint8))
+        )
+    except (TypeError, ValueError, BufferError):  # empty, read-only, with gaps
         return array.__array_interface__["data"][0]

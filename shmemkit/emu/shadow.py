@@ -131,7 +131,8 @@ class Region:
             self.reads[at] = {before[0].thread: before, moment.thread: access}
         else:
             n = len(before)
-            if n >= 16 and n & n - 1 == 0:  # now and then: those that this one follows
+            # Now and then, where it grows: those that this one follows.
+            if n >= 16 and n & n - 1 == 0 and moment.thread not in before:
                 for key in [k for k, r in before.items() if _follows(moment, clock, r)]:
                     del before[key]
             before[moment.thread] = access
