@@ -42,7 +42,7 @@ DEFAULTS = {  # op: on one node, on several
     ),
     "broadcast": (
         ((1 << 13, "ll128"), (None, "scatter")),
-        ((1 << 18, "ll128"), (1 << 20, "ll128"), (None, "scatter")),
+        ((1 << 18, "ll128"), (1 << 20, "ll128"), (1 << 62, "scatter"), (None, "push_2d")),
     ),
     "gather": (
         ((1 << 18, "ll"), (None, "push")),

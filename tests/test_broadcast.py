@@ -180,7 +180,7 @@ def test_two_warps_in_every_schedule():
         (lambda w: (w, 8, 2), "root=2: 0 to 1 are allowed"),
         (
             lambda w: (w, 8, 0, "tree"),
-            "method='tree': 'll', 'll128', 'lamport', 'scatter' or 'auto' are allowed",
+            "method='tree': 'll', 'll128', 'lamport', 'scatter', 'push_2d' or 'auto' are allowed",
         ),
         (lambda w: (w, 8, w.rank), "were given over the ranks"),
     ],

@@ -62,8 +62,10 @@ class Collective:
             else:
                 built = tuning.build(world, self.table, self.max_nbytes, self._make)
                 self._methods, self._choices, self.refused = built
-        except (ValueError, MemoryError):
+        except (ValueError, MemoryError) as error:
             self.free()
+            if method != "auto" and world.n_nodes > 1:
+                error.args = (f"{error}. method='auto' takes one for several nodes",)
             raise
 
     def _checked_options(self):

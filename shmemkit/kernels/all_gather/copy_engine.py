@@ -110,7 +110,7 @@ class CopyEngine(Method):
         world = self.world
         reason = next(filter(None, world.host_allgather(world.backend.no_copies(ranks))), None)
         if reason:
-            raise ValueError(f"all-gather by copy engines cannot be used here: {reason}. Take another method")
+            raise ValueError(f"all-gather by copy engines cannot be used here: {reason}")
         self.max_nbytes = max_nbytes
         self.ranks = range(world.n_ranks) if ranks is None else ranks
         self.me, self.n_ranks = world.rank - self.ranks.start, len(self.ranks)

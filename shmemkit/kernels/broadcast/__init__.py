@@ -7,6 +7,8 @@ The methods, a file each, which says how it works:
   lamport  pieces of 16 bytes that do, into places that are empty before, from the root to one of the others
            each, which passes it on: larger ones
   scatter  a segment for each of the others, which pass them on to one another: likewise
+  push_2d  a segment for each rank of the root's node, which send them to the other nodes, through NVSHMEM;
+           all pass them on in their own: several nodes
 """
 
 from shmemkit.kernels.collective import Collective, checked_root
@@ -14,9 +16,10 @@ from shmemkit.kernels.collective import Collective, checked_root
 from .lamport import Lamport
 from .ll import LL
 from .ll128 import LL128
+from .push_2d import Push2D
 from .scatter import Scatter
 
-METHODS = {"ll": LL, "ll128": LL128, "lamport": Lamport, "scatter": Scatter}
+METHODS = {"ll": LL, "ll128": LL128, "lamport": Lamport, "scatter": Scatter, "push_2d": Push2D}
 
 
 class Broadcast(Collective):

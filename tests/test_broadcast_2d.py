@@ -1,0 +1,187 @@
+"""Broadcasts over several nodes on the emulator: nodes, roots, lengths, repeated calls, graphs; without
+races, with messages that overtake each other; and what goes wrong without one of its waits."""
+
+import numpy as np
+import pytest
+from gemms import changed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_broadcast import send_all
+
+import shmemkit as sk
+from shmemkit.emu import EmulatorError
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.broadcast import push_2d
+
+pytestmark = pytest.mark.usefixtures("messages")
+nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    for name, value in {"PART": 64, "MAX_PARTS": 3}.items():
+        monkeypatch.setattr(push_2d, name, value)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@nodes_of
+@pytest.mark.parametrize("root", [0, "last"])
+def test_lengths(pes, small_parts, nodes, local_size, root):
+    n = nodes * local_size
+    root = n - 1 if root == "last" else root
+    pes(n, local_size=local_size).run(send_all, "push_2d", [1, 130, 0, 333, 41, 7, 300], root)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 9)])
+def test_many_ranks(pes, nodes, local_size):
+    pes(nodes * local_size, local_size=local_size).run(send_all, "push_2d", [7, 130, 1], 3, "int16")
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2), (3, 2)]),
+    root=st.integers(0, 5),
+    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "bfloat16", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+)
+def test_any_shape(pes, small_parts, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place):
+    n = nodes[0] * nodes[1]
+    ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
+    ranks.run(send_all, "push_2d", sizes, root % n, dtype, unaligned, in_place)
+
+
+def test_auto_takes_it_where_nvlink_ends_at_the_node(pes, messages):
+    """From each rank of the root's node as much as from the others, once to each other node."""
+
+    def main():
+        world = sk.init()
+        broadcast = sk.Broadcast(world, 800, 3)
+        assert broadcast.method_for(800) == "push_2d" and set(broadcast.refused) == {"ll128", "ll", "scatter"}
+        x = np.full(100, float(world.rank))
+        broadcast(x)
+        world.synchronize()
+        assert (x == 3).all()
+
+    pes(6, local_size=2).run(main)
+    assert sorted(messages) == [(2, 0), (2, 4), (3, 1), (3, 5)]
+
+
+def test_others_where_it_spans_them(pes, monkeypatch):
+    """As in racks of NVLink."""
+
+    def main():
+        broadcast = sk.Broadcast(sk.init(), 1 << 21)
+        assert [broadcast.method_for(n) for n in (8, 1 << 20, 1 << 21)] == ["ll128", "ll128", "scatter"]
+
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.unreached", lambda *_: None)
+    pes(4, local_size=2).run(main)
+
+
+def test_refusals_say_what_to_take(pes):
+    def main():
+        with pytest.raises(ValueError, match="of another node. method='auto' takes one for several nodes"):
+            sk.Broadcast(sk.init(), 8, 0, "scatter")
+
+    pes(4, local_size=2).run(main)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_streams_and_graphs(pes, small_parts):
+    def main():
+        world = sk.init()
+        broadcast = sk.Broadcast(world, 320, 1, "push_2d")
+        other = Stream(world.stream.machine, world.rank)
+        x, y = np.zeros(40), np.zeros(9)
+        graphs = []
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            broadcast(x, stream=stream)
+            broadcast(y, stream=stream)
+            graphs.append(stream.end_capture())
+        for call in range(4):
+            x[:], y[:] = call + 100 * (world.rank - 1), -call + 100 * (world.rank - 1)
+            graphs[call % 2].launch(world.stream)
+            broadcast(x, stream=(None, world.stream)[call % 2])
+            world.synchronize()
+            assert (x == call).all() and (y == -call).all()
+
+    pes(4, local_size=2).run(main)
+
+
+def few_calls(calls, module=push_2d, root=0, threads=1):
+    """Which no host holds up. -> whether all results are right"""
+    world = sk.init()
+    broadcast = module.Push2D(world, 8 * world.local_size, root)
+    broadcast.threads = threads
+    broadcast._launches.clear()
+    outs = [np.zeros(world.local_size, "uint64") for _ in range(calls)]
+    for call, out in enumerate(outs):
+        number = 10 + call + 100 * (world.rank != root)
+        broadcast.bind(np.full(out.size, number, "uint64"), out, False)(None)
+    world.synchronize()
+    return all((out == 10 + call).all() for call, out in enumerate(outs))
+
+
+@pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 4), (1, 2, 4), (3, 1, 3)])
+def test_right_in_every_schedule(nodes, local_size, calls):
+    """The third and fourth call use both halves again."""
+
+    def main():
+        assert few_calls(calls)
+
+    n_pes = nodes * local_size
+    found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=local_size, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+def is_wrong(module, seed, n_pes=4):
+    """Whether it is seen, on nodes of two: by the result, or by a report."""
+    options = dict(local_size=2, delivery="unordered", races=True, seed=seed)
+    try:
+        return not all(sk.emu.run(few_calls, n_pes, (5, module, 1, 2), **options))
+    except EmulatorError as report:
+        print(report)
+        return True
+
+
+def test_nothing_is_wrong_otherwise():
+    assert not any(is_wrong(push_2d, seed) for seed in (None, *range(5)))
+
+
+EVERYWHERE = [
+    ("signal_op(begun[me, b:], 1, ADD, home + local)", "pass"),
+    ('wait_block(arrived[1 - half, to, b:], 1, "sys", "acquire", call - 1)', "pass"),
+    ("arrived[1 - half, to, b:]", "arrived[half, to, b:]"),
+    ("            copy_block(span(symm_at(scratch, peer)[half, to, b], 0, its_length), theirs)\n", ""),
+    ("theirs)\n            cuda.syncthreads()\n", "theirs)\n"),
+    ('notify(arrived[half, to, b:], peer, call, "set", "sys")', "pass"),
+    ('wait_block(arrived[half, local, b:], 1, "sys", "acquire", call)', "pass"),
+    ("signal_wait_until(arrived[half, local, b:], GE, call)", "pass"),
+    ("[half, local, b:], GE, call)\n        cuda.syncthreads()", "[half, local, b:], GE, call)"),
+    ("if peer != root:", "if False:"),
+    ("if peer != root:", "if me == root:"),
+    ("mine)\n            cuda.syncthreads()\n", "mine)\n"),
+    ('notify(arrived[half, local, b:], peer, call, "set", "sys")', "pass"),
+    ('wait_block(arrived[half, to, b:], 1, "sys", "acquire", call)', "pass"),
+    ("signal_wait_until(begun[k, b:], GE, call - 1)", "pass"),
+    ("begun[k, b:], GE, call - 1)", "begun[k, b:], GE, call - 2)"),
+    ("span(outbox[half, b], 0, length)", "span(outbox[0, b], 0, length)"),
+    ("copy_block(source, mine)", "pass"),
+    ("half = call & 1", "half = 0"),
+    ("arrived[half, local, b:], call, SET, k)", "arrived[half, local, b:], call - 1, SET, k)"),
+]
+ON_ONE_NODE = [("    cuda.syncthreads()  # all threads have read the counter\n", "")]
+
+
+@pytest.mark.parametrize(
+    "n_pes, line, change",
+    [*((4, *replaced) for replaced in EVERYWHERE), *((2, *replaced) for replaced in ON_ONE_NODE)],
+)
+def test_each_line_is_needed(n_pes, line, change):
+    module = changed(push_2d, line, change)
+    assert any(is_wrong(module, seed, n_pes) for seed in (None, *range(12)))
