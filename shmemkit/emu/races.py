@@ -372,7 +372,7 @@ class Races:
         else:
             stream.early = clock
         launch.has_waited = not launch.pdl
-        launch.clock, launch.number, launch.final, launch.exits = clock, stream.kernels, clock, set()
+        launch.clock, launch.number, launch.final, launch.exits = clock, stream.kernels, clock, {}
         launch.stream_key = stream.key
 
     def new_block(self, block, launch):
@@ -383,12 +383,13 @@ class Races:
     def thread_ended(self, thread):
         launch = thread.block.launch
         if id(thread.clock) not in launch.exits:
-            launch.exits.add(id(thread.clock))
+            launch.exits[id(thread.clock)] = thread.clock  # which keeps it: another may not get its id
             if launch.final is launch.clock:
                 launch.final = dict(launch.clock)
             join(launch.final, thread.clock)
 
     def kernel_ended(self, launch):
+        launch.exits.clear()
         clock = dict(launch.final)
         join(clock, launch.stream.clock)
         clock[launch.stream_key] = launch.number
