@@ -64,7 +64,7 @@ class Collective:
                 self._methods, self._choices, self.refused = built
         except (ValueError, MemoryError) as error:
             self.free()
-            if method != "auto" and world.n_nodes > 1:
+            if method != "auto" and len(self.METHODS) > 1 and world.n_nodes > 1:
                 error.args = (f"{error}. method='auto' takes one for several nodes",)
             raise
 

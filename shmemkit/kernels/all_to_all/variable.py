@@ -6,6 +6,8 @@ Table     table[k, :], on every rank: the splits of rank k, and how many rows it
           negative if x has fewer rows than that. Written by rank k only
 Landing   on every rank: where the others store rows, at their place in out. `out` itself, if that is
           symmetric, else a scratch as large
+Outbox    of several nodes, as large as x: my rows for far ranks, whose memory is not mapped here. NVSHMEM
+          reads them
 Signals   ready[k], on every rank: the number of the last call for which row k of the table is here, and rank
           k's landing may be written. arrived[k, b]: that of the last call in which block b of rank k has
           stored all that it has for me (only rank k sets them)
@@ -18,10 +20,12 @@ where everything lands, by the same sums. Each block has a part of it, cut alike
   block b:
           1. block 0 only: store my row of the table on all ranks, me too; syncthreads
              set ready[me] there to the number of this call        release, sys: after what used out
-          2. wait until ready[k] here is at least that, for all k  acquire, sys: sees the table
+             (to far ranks: put the row, and its signal)           the signal follows the data
+          2. wait until ready[k] here is at least that, for all k  acquire, sys, also of the network
              copy the table to shared memory; syncthreads
           3. store part b of the rows for each other rank in its landing; syncthreads
           4. set arrived[me, b] there                              release, sys: publishes the parts
+             (far ranks, in 3: copy the part to the outbox, put it to their landing, and its signal)
           5. copy part b of my rows for myself to out; block 0 also writes out_splits
           6. for each other rank k: wait until arrived[k, b] here is the number    acquire, sys
              and copy part b of its rows from the landing to out, unless they are the same
@@ -30,7 +34,10 @@ No race, with nothing doubled. The landing: I write that of a rank after its rea
 from a launch that begins after its launch before has ended, and with it what read the landing. In one call no
 two parts overlap. The table: I write my row on another rank again one call later, when my launch before has
 ended; for that, its blocks have all set arrived, after they had read the table. splits may be out_splits:
-block 0 alone uses them, and reads before it writes.
+block 0 alone uses them, and reads before it writes. What the network reads: my row again one call later, when
+others have set arrived after they had it; the outbox after their ready of the next call, from a launch that
+begins when the one before has ended, which waits for what I put. So nobody calls quiet, and no two puts with
+one signal are under way at once.
 
 No deadlock: block 0 sends the table before it waits; each block waits for that of block 0 of all ranks, and
 for what the blocks of its number do when they have it; all blocks are resident.
@@ -38,7 +45,20 @@ for what the blocks of its number do when they have it; all blocks are resident.
 
 from numba import cuda, int64, types
 
-from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait, wait_block
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_op,
+    signal_wait_until,
+    symm_at,
+    wait,
+    wait_block,
+)
 from shmemkit.kernels.collective import PLANS, Collective
 from shmemkit.kernels.method import Method
 
@@ -46,6 +66,7 @@ PART = 1 << 15  # bytes that are worth a block
 MAX_BLOCKS = 64  # of a grid; a power of 2
 MAX_RANKS = 72  # whose table fits into the shared memory of a block
 MAX_TABLE = MAX_RANKS * (MAX_RANKS + 1)
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit(device=True)
@@ -75,106 +96,155 @@ def _first(table, source, target, n):
     return first if count >= 0 and count <= room - first else -1
 
 
-@cuda.jit
-def push_all_to_all_v(
-    x, splits, out, out_splits, row, rows, room, landing, staged, shift, table, ready, arrived, calls
-):
-    """Give rank k the next splits[k] rows of `x`; what the others give comes to `out`.
+def all_to_all_v_kernel(network):
+    """-> the kernel; `network`: some ranks are far, on other nodes"""
 
-    x, out              uint8, 1-D: rows * row and room * row bytes; they do not overlap
-    splits, out_splits  int64 (n_ranks,)
-    landing             uint8, 1-D, symmetric, as large as any rank's out: it is out, or, if `staged`, apart
-    shift               gridDim.x is 1 << shift, in all launches
-    table               int64 (n_ranks * (n_ranks + 1),), symmetric; up to MAX_RANKS ranks
-    ready               uint64 (n_ranks,), symmetric, zeros at first
-    arrived             uint64 (n_ranks, blocks), likewise
-    calls               uint64 (blocks,), zeros at first
-    """
-    counts = cuda.shared.array(MAX_TABLE, int64)  # the table
-    begins = cuda.shared.array(MAX_RANKS, int64)  # the row of x where those for rank k begin
-    there = cuda.shared.array(MAX_RANKS, int64)  # the row of rank k's out where they land, or -1
-    here = cuda.shared.array(MAX_RANKS, int64)  # the row of my out where those of rank k land, or -1
-    b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    me, n = rank(), num_ranks()
-    call = calls[b] + 1
-    mine = me * (n + 1)
-    if b == 0:  # 1
-        i = t
-        while i <= n:
-            count = room
-            if i < n:
-                count = _split(splits, i, rows)
-            k = 0
+    @cuda.jit
+    def push_all_to_all_v(
+        x,
+        splits,
+        out,
+        out_splits,
+        row,
+        rows,
+        room,
+        landing,
+        staged,
+        outbox,
+        near,
+        shift,
+        table,
+        ready,
+        arrived,
+        calls,
+    ):
+        """Give rank k the next splits[k] rows of `x`; what the others give comes to `out`.
+
+        x, out              uint8, 1-D: rows * row and room * row bytes; they do not overlap
+        splits, out_splits  int64 (n_ranks,)
+        landing             uint8, 1-D, symmetric, as large as any rank's out: it is out, or, if `staged`,
+                            apart
+        outbox, near        for far ranks: uint8, 1-D, symmetric, as large as any rank's x; and uint8
+                            (n_ranks,), 1 for those that are not
+        shift               gridDim.x is 1 << shift, in all launches
+        table               int64 (n_ranks * (n_ranks + 1),), symmetric; up to MAX_RANKS ranks
+        ready               uint64 (n_ranks,), symmetric, zeros at first
+        arrived             uint64 (n_ranks, blocks), likewise
+        calls               uint64 (blocks,), zeros at first
+        """
+        counts = cuda.shared.array(MAX_TABLE, int64)  # the table
+        begins = cuda.shared.array(MAX_RANKS, int64)  # the row of x where those for rank k begin
+        there = cuda.shared.array(MAX_RANKS, int64)  # the row of rank k's out where they land, or -1
+        here = cuda.shared.array(MAX_RANKS, int64)  # the row of my out where those of rank k land, or -1
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        me, n = rank(), num_ranks()
+        call = calls[b] + 1
+        mine = me * (n + 1)
+        if b == 0:  # 1
+            i = t
+            while i <= n:
+                count = room
+                if i < n:
+                    count = _split(splits, i, rows)
+                k = 0
+                while k < n:
+                    if not network or near[k] != 0:
+                        symm_at(table, k)[mine + i] = count
+                    k += 1
+                i += threads
+            cuda.syncthreads()
+            k = t
             while k < n:
-                symm_at(table, k)[mine + i] = count
-                k += 1
+                if not network or near[k] != 0:
+                    notify(ready[me:], k, call, "set", "sys")
+                k += threads
+            if network:
+                my_row, k = table[mine : mine + n + 1], 0
+                while k < n:
+                    if near[k] == 0:
+                        put_signal_nbi_block(my_row, my_row, ready[me:], call, SET, k)
+                    k += 1
+        k = t
+        while k < n:  # 2
+            if not network or near[k] != 0:
+                wait(ready[k:], 1, "sys", "acquire", call)
+            else:
+                signal_wait_until(ready[k:], GE, call)
+            k += threads
+        cuda.syncthreads()
+        i = t
+        while i < n * (n + 1):
+            counts[i] = table[i]
             i += threads
         cuda.syncthreads()
         k = t
         while k < n:
-            notify(ready[me:], k, call, "set", "sys")
+            begin, j = 0, 0
+            while j < k:
+                begin += max(counts[mine + j], 0)
+                j += 1
+            begins[k], there[k], here[k] = begin, _first(counts, me, k, n), _first(counts, k, me, n)
             k += threads
-    k = t
-    while k < n:  # 2
-        wait(ready[k:], 1, "sys", "acquire", call)
-        k += threads
-    cuda.syncthreads()
-    i = t
-    while i < n * (n + 1):
-        counts[i] = table[i]
-        i += threads
-    cuda.syncthreads()
-    k = t
-    while k < n:
-        begin, j = 0, 0
-        while j < k:
-            begin += max(counts[mine + j], 0)
-            j += 1
-        begins[k], there[k], here[k] = begin, _first(counts, me, k, n), _first(counts, k, me, n)
-        k += threads
-    cuda.syncthreads()
-    y = 1
-    while y < n:  # 3
-        peer = me + y
-        if peer >= n:
-            peer -= n
-        if there[peer] >= 0:
-            size = counts[mine + peer] * row
+        cuda.syncthreads()
+        y = 1
+        while y < n:  # 3
+            peer = me + y
+            if peer >= n:
+                peer -= n
+            size = counts[mine + peer] * row if there[peer] >= 0 else 0
             part = ((size + cuda.gridDim.x - 1) >> shift) + 127 & -128
             begin, end = min(b * part, size), min((b + 1) * part, size)
             at, to = begins[peer] * row, there[peer] * row
-            copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
-        y += 1
-    cuda.syncthreads()
-    k = t
-    while k < n:  # 4
-        if k != me:
-            notify(arrived[me, b:], k, call, "set", "sys")
-        k += threads
-    y = 0
-    while y < n:  # 5 and 6
-        peer = me + y
-        if peer >= n:
-            peer -= n
-        if y > 0:
-            wait_block(arrived[peer, b:], 1, "sys", "acquire", call)
-        if here[peer] >= 0 and (staged or y == 0):
-            size = counts[peer * (n + 1) + me] * row
-            part = ((size + cuda.gridDim.x - 1) >> shift) + 127 & -128
-            begin, end = min(b * part, size), min((b + 1) * part, size)
-            to = here[peer] * row
-            at = begins[me] * row if y == 0 else to
-            source = x if y == 0 else landing
-            copy_block(out[to + begin : to + end], source[at + begin : at + end])
-        y += 1
-    if b == 0:
+            if not network or near[peer] != 0:
+                copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
+            elif begin < end:
+                source = outbox[at + begin : at + end]
+                copy_block(source, x[at + begin : at + end])  # such a put begins with a barrier of the block
+                target = landing[to + begin : to + end]
+                put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)
+            elif t == 0:
+                signal_op(arrived[me, b:], call, SET, peer)
+            y += 1
+        cuda.syncthreads()
         k = t
-        while k < n:
-            count = counts[k * (n + 1) + me]
-            out_splits[k] = count if here[k] >= 0 else -abs(count)
+        while k < n:  # 4
+            if k != me and (not network or near[k] != 0):
+                notify(arrived[me, b:], k, call, "set", "sys")
             k += threads
-    if t == 0:
-        calls[b] = call
+        y = 0
+        while y < n:  # 5 and 6
+            peer = me + y
+            if peer >= n:
+                peer -= n
+            if y > 0:
+                if not network or near[peer] != 0:
+                    wait_block(arrived[peer, b:], 1, "sys", "acquire", call)
+                else:
+                    if t == 0:
+                        signal_wait_until(arrived[peer, b:], GE, call)
+                    cuda.syncthreads()
+            if here[peer] >= 0 and (staged or y == 0):
+                size = counts[peer * (n + 1) + me] * row
+                part = ((size + cuda.gridDim.x - 1) >> shift) + 127 & -128
+                begin, end = min(b * part, size), min((b + 1) * part, size)
+                to = here[peer] * row
+                at = begins[me] * row if y == 0 else to
+                source = x if y == 0 else landing
+                copy_block(out[to + begin : to + end], source[at + begin : at + end])
+            y += 1
+        if b == 0:
+            k = t
+            while k < n:
+                count = counts[k * (n + 1) + me]
+                out_splits[k] = count if here[k] >= 0 else -abs(count)
+                k += threads
+        if t == 0:
+            calls[b] = call
+
+    return push_all_to_all_v
+
+
+push_all_to_all_v, push_all_to_all_v_network = map(all_to_all_v_kernel, (False, True))
 
 
 class PushV(Method):
@@ -182,13 +252,17 @@ class PushV(Method):
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        world.check_reach("all_to_all variable")
         if n > MAX_RANKS:
             raise ValueError(f"AllToAllV: {n} ranks: up to {MAX_RANKS} are allowed")
         blocks = max(1, min(MAX_BLOCKS, world.backend.multiprocessors, max_nbytes // PART))
         self.shift = blocks.bit_length() - 1
         self.blocks = 1 << self.shift
+        near = world.near()
+        far = not all(world.host_allgather(all(near)))
+        self.near = world.xp.asarray(near).astype("uint8")
+        self.kernel = push_all_to_all_v_network if far else push_all_to_all_v
         self.scratch = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.scratch")
+        self.outbox = self.empty(max(1, max_nbytes * far), "uint8", "all_to_all.variable.outbox")
         self.table = self.empty(n * (n + 1), "int64", "all_to_all.variable.table")
         self.ready = self.zeros(n, "uint64", "all_to_all.variable.ready")
         self.arrived = self.zeros((n, self.blocks), "uint64", "all_to_all.variable.arrived")
@@ -208,8 +282,8 @@ class PushV(Method):
         staged = not self.world.is_symmetric(out)
         landing = self.scratch if staged else out
         return self.launch(
-            *(push_all_to_all_v, self.blocks, x, splits, out, out_splits, row, rows, room),
-            *(landing, staged, self.shift, self.table, self.ready, self.arrived, self.calls),
+            *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, landing, staged),
+            *(self.outbox, self.near, self.shift, self.table, self.ready, self.arrived, self.calls),
         )
 
 
@@ -303,12 +377,11 @@ _x, _splits, _integers = (
     (types.int64,) * 3,
 )
 _one, _two = (types.Array(types.uint64, d, "C") for d in (1, 2))
+_signature = (
+    *(_x, _splits, _x, _splits, *[types.int64] * 3, _x, types.boolean, _x, _x, types.int64),
+    *(_splits, _one, _two, _one),
+)
 GPU_KERNELS = {
-    "push_all_to_all_v": (
-        push_all_to_all_v,
-        (
-            *(_x, _splits, _x, _splits, *[types.int64] * 3, _x, types.boolean, types.int64),
-            *(_splits, _one, _two, _one),
-        ),
-    ),
+    "push_all_to_all_v": (push_all_to_all_v, _signature),
+    "push_all_to_all_v_network": (push_all_to_all_v_network, _signature),
 }

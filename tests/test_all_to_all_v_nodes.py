@@ -1,0 +1,182 @@
+"""All-to-alls of variable splits over several nodes on the emulator; without races, with messages that
+overtake each other; and what goes wrong without one of their waits."""
+
+import numpy as np
+import pytest
+from gemms import changed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ptx import compile_ptx
+from test_all_to_all import exchange_rows, random_calls, small_parts  # noqa: F401
+
+import shmemkit as sk
+from shmemkit.emu import EmulatorError
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.all_to_all import AllToAllV, variable
+
+nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2), (3, 1), (2, 3)])
+
+
+def with_room(calls, symmetric):
+    """Symmetric outs are of one size on all ranks."""
+    return [
+        (splits, rows, [max(rooms)] * len(rooms) if symmetric else rooms) for splits, rows, rooms in calls
+    ]
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("symmetric", [False, True])
+@nodes_of
+def test_nodes(pes, small_parts, nodes, local_size, symmetric):  # noqa: F811
+    n = nodes * local_size
+    calls = with_room(random_calls(n, 4, 20, n), symmetric)
+    pes(n, local_size=local_size).run(exchange_rows, calls, (3,), "int16", symmetric)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+def test_many_ranks(pes):
+    pes(12, local_size=4).run(exchange_rows, random_calls(12, 2, 5, 1), (2,), "float32")
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):  # noqa: F811
+    calls = [
+        ([[2, 1, 1], [5, 0, 2], [3, 4, 0]], [4, 7, 7], [6, 6, 6]),  # rank 0 has no room for the 5 of rank 1
+        ([[2, 3, 1], [-4, 1, 2], [1 << 62, 1 << 62, 1]], [4, 3, 7], [6, 6, 6]),  # x of rank 0 has but 4 rows
+        ([[1, 1, 1], [1, 1, 1], [1, 1, 1]], [3, 3, 3], [3, 3, 3]),
+    ]
+    pes(3, local_size=1).run(exchange_rows, calls, (3,), "int16", symmetric)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    nodes=st.sampled_from([(2, 1), (3, 1), (2, 2)]),
+    symmetric=st.booleans(),
+)
+def test_any_splits(pes, small_parts, data, seed, delivery, nodes, symmetric):  # noqa: F811
+    n, number, calls = nodes[0] * nodes[1], st.integers(0, 3) | st.integers(-2, 40), []
+    for _ in range(data.draw(st.integers(1, 4))):
+        splits = data.draw(st.lists(st.lists(number, min_size=n, max_size=n), min_size=n, max_size=n))
+        rows = [sum(max(c, 0) for c in of) + data.draw(st.integers(-2, 3)) for of in splits]
+        rooms = [sum(max(of[k], 0) for of in splits) + data.draw(st.integers(-2, 3)) for k in range(n)]
+        calls.append((splits, *([max(m, 0) for m in ms] for ms in (rows, rooms))))
+    shape, dtype = data.draw(st.sampled_from([((), "uint8"), ((3,), "int16"), ((4,), "float32")]))
+    ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
+    ranks.run(
+        exchange_rows, with_room(calls, symmetric), shape, dtype, symmetric, data.draw(st.integers(0, 3))
+    )
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_graphs_and_streams(pes):
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        exchange = AllToAllV(world, 40 * 8)
+        other = Stream(world.stream.machine, me)
+        x, out, back = np.arange(10) + 10 * me, *np.zeros((2, 40), "int64")
+        splits, counts, back_counts = np.zeros((3, n), "int64")
+        world.stream.begin_capture()
+        exchange(x, splits, out, counts)
+        other.wait_event(world.stream.record())
+        exchange(out, counts, back, back_counts, other)
+        world.stream.wait_event(other.record())
+        graph = world.stream.end_capture()
+        for call in range(4):
+            splits[:] = np.random.default_rng([call, me]).integers(0, 3, n)
+            graph.launch(world.stream)
+            if call == 2:
+                exchange(x, splits, out, counts, world.stream)
+                exchange(out, counts, back, back_counts)
+            world.synchronize()
+            assert (back_counts == splits).all()
+            assert (back[: splits.sum()] == x[: splits.sum()]).all()
+
+    pes(4, local_size=2).run(main)
+
+
+def few_calls(module, calls, threads=1, most=3):
+    """Which no host holds up: of some rows each, of other splits each time. -> whether all are right"""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    exchange = module.PushV(world, 4 * n * most)
+    exchange.threads = threads
+    exchange._launches.clear()
+    results = []
+    for call in range(calls):
+        splits = np.array([1 + (call + me + k) % most for k in range(n)])
+        x, out = np.full(splits.sum(), 100 * call + me, "uint32"), np.zeros(n * most, "uint32")
+        out_splits, wanted = np.zeros(n, "int64"), [1 + (call + me + k) % most for k in range(n)]
+        exchange.bind(x, splits, out, out_splits)(None)
+        results.append((splits, out, out_splits, wanted, np.repeat(100 * call + np.arange(n), wanted)))
+    world.synchronize()
+    return all(
+        counts.tolist() == wanted and (out[: len(rows)] == rows).all()
+        for _, out, counts, wanted, rows in results
+    )
+
+
+@pytest.mark.parametrize("n_pes, calls", [(2, 3)])
+def test_right_in_every_schedule(n_pes, calls):
+    def main():
+        assert few_calls(variable, calls)
+
+    found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=1, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+def is_wrong(module, seed, n_pes):
+    """Whether it is seen: by the result, or by a report."""
+    options = dict(local_size=1 + (n_pes == 4), delivery="unordered", races=True, seed=seed)
+    try:
+        return not all(sk.emu.run(few_calls, n_pes, (module, 5, 2), **options))
+    except EmulatorError as report:
+        print(report)
+        return True
+
+
+@pytest.mark.parametrize("n_pes", [2, 4])
+def test_nothing_is_wrong_otherwise(n_pes):
+    assert not any(is_wrong(variable, seed, n_pes) for seed in (None, *range(5)))
+
+
+@pytest.mark.parametrize("n_pes", [2, 4])
+@pytest.mark.parametrize(
+    "line, change",
+    [
+        ("put_signal_nbi_block(my_row, my_row, ready[me:], call, SET, k)", "pass"),
+        ("my_row, ready[me:], call, SET, k)", "my_row, ready[me:], call + 1, SET, k)"),
+        ("signal_wait_until(ready[k:], GE, call)", "pass"),
+        (
+            "GE, call)\n            k += threads\n        cuda.syncthreads()",
+            "GE, call)\n            k += threads",
+        ),
+        ("copy_block(source, x[at + begin : at + end])  # such", "pass  # such"),
+        ("put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)", "pass"),
+        ("signal_wait_until(arrived[peer, b:], GE, call)\n", "pass\n"),
+        (
+            "arrived[peer, b:], GE, call)\n                    cuda.syncthreads()",
+            "arrived[peer, b:], GE, call)",
+        ),
+    ],
+)
+def test_each_line_is_needed(n_pes, line, change):
+    module = changed(variable, line, change)
+    assert any(is_wrong(module, seed, n_pes) for seed in (None, *range(8)))
+
+
+def test_where_nothing_lands_it_is_said(pes, monkeypatch):
+    """Or the others wait for ever."""
+    module = changed(variable, "signal_op(arrived[me, b:], call, SET, peer)", "pass")
+    monkeypatch.setitem(AllToAllV.METHODS, "push", module.PushV)
+    with pytest.raises(EmulatorError, match="deadlock"):
+        sk.emu.run(exchange_rows, 2, ([([[1, 0], [0, 1]], [1, 1], [1, 1])],), local_size=1)
+
+
+def test_without_far_ranks_it_does_not_call_nvshmem():
+    for name, calls in (("push_all_to_all_v", False), ("push_all_to_all_v_network", True)):
+        kernel, argument_types = variable.GPU_KERNELS[name]
+        assert ("nvshmem" in compile_ptx(kernel, argument_types)) == calls
