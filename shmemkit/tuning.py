@@ -46,7 +46,7 @@ DEFAULTS = {  # op: on one node, on several
     ),
     "gather": (
         ((1 << 18, "ll"), (None, "push")),
-        ((1 << 18, "ll"), (None, "push")),
+        ((1 << 18, "ll"), (1 << 62, "push"), (None, "push_2d")),
     ),
     "all_reduce": (
         ((1 << 12, "one_shot_ll128"), (1 << 13, "two_shot_ll128"), (None, "push")),
@@ -59,7 +59,8 @@ DEFAULTS = {  # op: on one node, on several
 }
 """For one node of GPUs the package's table has entries, but of gather: so the first ones are those of the
 emulator, which is slow at LL and LL128. Those of broadcast and gather on several nodes can run only where
-NVLink spans these. A method twice in a row: SUBSTITUTES are for the smaller sizes alone."""
+NVLink spans these, but for the last, which is for no size where the others can. A method twice in a row:
+SUBSTITUTES are for the smaller sizes alone."""
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
 """Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
 SMALL = 1 << 18

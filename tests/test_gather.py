@@ -152,7 +152,7 @@ def test_right_in_every_schedule(method, n_pes, calls):
     "arguments, message",
     [
         (lambda w: (w, 8, 2), "root=2: 0 to 1 are allowed"),
-        (lambda w: (w, 8, 0, "tree"), "method='tree': 'll', 'push' or 'auto' are allowed"),
+        (lambda w: (w, 8, 0, "tree"), "method='tree': 'll', 'push', 'push_2d' or 'auto' are allowed"),
         (lambda w: (w, 8, w.rank), "were given over the ranks"),
     ],
 )
@@ -194,7 +194,7 @@ def test_wrong_arrays(pes):
     pes(2).run(main)
 
 
-@methods
+@pytest.mark.parametrize("method", ["ll", "push"])
 def test_several_nodes_are_refused(pes, method):
     def main():
         with pytest.raises(ValueError, match=f"gather {method} cannot be used here"):

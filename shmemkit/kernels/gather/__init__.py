@@ -2,16 +2,18 @@
 
 The methods, a file each, which says how it works:
 
-  ll    words that say themselves that they have arrived: small messages
-  push  stores into the root's memory and signals: larger ones
+  ll       words that say themselves that they have arrived: small messages
+  push     stores into the root's memory and signals: larger ones
+  push_2d  from other nodes to the ranks of the root's node, through NVSHMEM, which pass it on: several nodes
 """
 
 from shmemkit.kernels.collective import Collective, checked_root
 
 from .ll import LL
 from .push import Push
+from .push_2d import Push2D
 
-METHODS = {"ll": LL, "push": Push}
+METHODS = {"ll": LL, "push": Push, "push_2d": Push2D}
 
 
 class Gather(Collective):

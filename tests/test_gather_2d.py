@@ -1,0 +1,181 @@
+"""Gathers over several nodes on the emulator: nodes, roots, lengths, in place, repeated calls, graphs;
+without races, with messages that overtake each other; and what goes wrong without one of its waits."""
+
+import numpy as np
+import pytest
+from gemms import changed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_gather import gather_all
+
+import shmemkit as sk
+from shmemkit.emu import EmulatorError
+from shmemkit.emu.stream import Stream
+from shmemkit.kernels.gather import push_2d
+
+pytestmark = pytest.mark.usefixtures("messages")
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    for name, value in {"PART": 128, "MAX_PARTS": 3}.items():
+        monkeypatch.setattr(push_2d, name, value)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
+@pytest.mark.parametrize("root", [0, "last"])
+def test_lengths(pes, small_parts, nodes, local_size, root):
+    n = nodes * local_size
+    root = n - 1 if root == "last" else root
+    pes(n, local_size=local_size).run(gather_all, "push_2d", [1, 40, 0, 333, 41, 7, 300], root)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 9)])
+def test_many_ranks(pes, nodes, local_size):
+    pes(nodes * local_size, local_size=local_size).run(gather_all, "push_2d", [7, 130, 1], 3, "int16")
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2), (3, 2)]),
+    root=st.integers(0, 5),
+    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "bfloat16", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+    symmetric=st.booleans(),
+)
+def test_any_shape(
+    pes, small_parts, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place, symmetric
+):
+    n = nodes[0] * nodes[1]
+    ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
+    ranks.run(gather_all, "push_2d", sizes, root % n, dtype, unaligned, in_place, symmetric)
+
+
+def test_auto_takes_it_where_nvlink_ends_at_the_node(pes, messages):
+    """From each rank of another node once, to that of its number."""
+
+    def main():
+        world = sk.init()
+        gather = sk.Gather(world, 6 * 800, 3)
+        assert gather.method_for(800) == "push_2d" and set(gather.refused) == {"ll", "push"}
+        out = gather(np.full(100, float(world.rank)))
+        world.synchronize()
+        if world.rank == 3:
+            assert (out == np.arange(6.0)[:, None]).all()
+
+    pes(6, local_size=2).run(main)
+    assert sorted(messages) == [(0, 2), (1, 3), (4, 2), (5, 3)]
+
+
+def test_others_where_it_spans_them(pes, monkeypatch):
+    """As in racks of NVLink."""
+
+    def main():
+        gather = sk.Gather(sk.init(), 1 << 21)
+        assert [gather.method_for(n) for n in (8, 1 << 18, 1 << 21)] == ["ll", "ll", "push"]
+
+    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.unreached", lambda *_: None)
+    pes(4, local_size=2).run(main)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_streams_and_graphs(pes, small_parts):
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        gather = sk.Gather(world, n * 320, 1, "push_2d")
+        other = Stream(world.stream.machine, me)
+        xs, graphs = [np.zeros(40), np.zeros(9)], []
+        outs = [np.zeros((n, x.size)) if me == 1 else None for x in (*xs, xs[0])]
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            for x, out in zip(xs, outs[:2], strict=True):
+                gather(x, out, stream)
+            graphs.append(stream.end_capture())
+        for call in range(4):
+            for x in xs:
+                x[:] = 10 * call + me
+            graphs[call % 2].launch(world.stream)
+            gather(xs[0], outs[2], (None, world.stream)[call % 2])
+            world.synchronize()
+            if me == 1:
+                assert all((out == 10 * call + np.arange(n)[:, None]).all() for out in outs)
+
+    pes(4, local_size=2).run(main)
+
+
+def few_calls(calls, module=push_2d, root=0, threads=1, words=1):
+    """Which no host holds up. -> whether all results are right"""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    gather = module.Push2D(world, 8 * n * words, root)
+    gather.threads = threads
+    gather._launches.clear()
+    outs = [np.zeros(n * words, "uint64") for _ in range(calls)]
+    for call, out in enumerate(outs):
+        x = np.full(words, 10 * call + me, "uint64")
+        gather.bind(x, out if me == root else x, False)(None)
+    world.synchronize()
+    wanted = np.repeat(np.arange(n), words)
+    return me != root or all((out == 10 * call + wanted).all() for call, out in enumerate(outs))
+
+
+@pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 4), (1, 2, 4), (3, 1, 3)])
+def test_right_in_every_schedule(nodes, local_size, calls):
+    """The third and fourth call use both halves again."""
+
+    def main():
+        assert few_calls(calls)
+
+    n_pes = nodes * local_size
+    found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=local_size, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+def is_wrong(module, seed):
+    """Whether it is seen, on nodes of two: by the result, or by a report."""
+    options = dict(local_size=2, delivery="unordered", races=True, seed=seed)
+    try:
+        return not all(sk.emu.run(few_calls, 4, (5, module, 1, 2, 3), **options))
+    except EmulatorError as report:
+        print(report)
+        return True
+
+
+def test_nothing_is_wrong_otherwise():
+    assert not any(is_wrong(push_2d, seed) for seed in (None, *range(5)))
+
+
+LINES = [
+    ("signal_wait_until(begun[b:], GE, call - 1)", "pass"),
+    ("begun[b:], GE, call - 1)", "begun[b:], GE, call - 2 if call > 2 else 0)"),
+    ("call - 1)\n        cuda.syncthreads()\n", "call - 1)\n"),
+    ("span(outbox[half, b], 0, length)", "span(outbox[0, b], 0, length)"),
+    ("copy_block(source, mine)", "pass"),
+    ("put_signal_nbi_block(theirs, source, arrived[half, me, b:], call, SET, by)", "pass"),
+    ("signal_op(begun[b:], 1, ADD, k)", "pass"),
+    ("signal_wait_until(arrived[half, k, b:], GE, call)", "pass"),
+    ("[half, k, b:], GE, call)\n                cuda.syncthreads()", "[half, k, b:], GE, call)"),
+    ('wait_block(arrived[half, k, b:], 1, "sys", "acquire", call)', "pass"),
+    ('wait_block(read[k, b:], 1, "sys", "acquire", call - 2)', "pass"),
+    (
+        "[half, k, b], 0, length), source)\n            cuda.syncthreads()",
+        "[half, k, b], 0, length), source)",
+    ),
+    ('notify(arrived[half, k, b:], root, call, "set", "sys")', "pass"),
+    ("    cuda.syncthreads()  # all threads have read the part, and the counter\n", ""),
+    ('notify(read[k, b:], by, call, "set", "sys")', "pass"),
+    ("half = call & 1", "half = 0"),
+]
+
+
+@pytest.mark.parametrize("line, change", LINES)
+def test_each_line_is_needed(line, change):
+    module = changed(push_2d, line, change)
+    assert any(is_wrong(module, seed) for seed in (None, *range(12)))
