@@ -108,6 +108,10 @@ def launched_by_mpi():
     return under_srun or any(v in os.environ for v in variables) or "mpi4py.MPI" in sys.modules
 
 
+class OutOfReach(ValueError):
+    """Loads and stores do not reach the memory of some rank."""
+
+
 class World(SymmetricMemory):
     """The ranks of this program and what they share.
 
@@ -300,7 +304,7 @@ class World(SymmetricMemory):
         self._check_alive("check_reach")
         reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
         if reason := next(filter(None, reasons), None):
-            raise ValueError(f"{what} cannot be used here: {reason}")
+            raise OutOfReach(f"{what} cannot be used here: {reason}")
 
     def locate(self, address):
         """-> (name, index, rank) of the element of a symmetric array that is at `address`, as kernels of this

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_broadcast import send_all
 
 import shmemkit as sk
-from shmemkit.emu import EmulatorError
+from shmemkit.emu import DeadlockError, EmulatorError
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels.broadcast import push_2d
 
@@ -84,7 +84,7 @@ def test_others_where_it_spans_them(pes, monkeypatch):
 
 def test_refusals_say_what_to_take(pes):
     def main():
-        with pytest.raises(ValueError, match="of another node. method='auto' takes one for several nodes"):
+        with pytest.raises(ValueError, match="of another node. method='auto' takes one that can be used"):
             sk.Broadcast(sk.init(), 8, 0, "scatter")
 
     pes(4, local_size=2).run(main)
@@ -113,6 +113,24 @@ def test_streams_and_graphs(pes, small_parts):
     pes(4, local_size=2).run(main)
 
 
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+def test_what_is_under_way_has_come_before_memory_is_given_back(pes):
+    """Nobody waits for the last signals."""
+
+    def main():
+        world = sk.init()
+        collective = sk.Broadcast(world, 320, 1, "push_2d")
+        for _ in range(2):
+            collective(np.zeros(40))
+        collective.free()
+        arrays = [world.zeros(4096, "uint8") for _ in range(4)]
+        world.barrier()
+        world.synchronize()
+        assert not any(array.any() for array in arrays)
+
+    pes(4, local_size=2).run(main)
+
+
 def few_calls(calls, module=push_2d, root=0, threads=1):
     """Which no host holds up. -> whether all results are right"""
     world = sk.init()
@@ -137,6 +155,17 @@ def test_right_in_every_schedule(nodes, local_size, calls):
     n_pes = nodes * local_size
     found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=local_size, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
+
+
+def test_begun_is_a_sum():
+    """Of numbers that are set the network may bring an old one last."""
+    module = changed(push_2d, "signal_op(begun[me, b:], 1, ADD,", "signal_op(begun[me, b:], call, SET,")
+
+    def main():
+        assert few_calls(4, module)
+
+    found = sk.emu.explore(main, 2, exhaustive=True, local_size=1, heap_size=1 << 18)
+    assert isinstance(found.failure, DeadlockError), str(found)
 
 
 def is_wrong(module, seed, n_pes=4):

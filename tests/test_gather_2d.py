@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_gather import gather_all
 
 import shmemkit as sk
-from shmemkit.emu import EmulatorError
+from shmemkit.emu import DeadlockError, EmulatorError
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels.gather import push_2d
 
@@ -110,6 +110,24 @@ def test_streams_and_graphs(pes, small_parts):
     pes(4, local_size=2).run(main)
 
 
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+def test_what_is_under_way_has_come_before_memory_is_given_back(pes):
+    """Nobody waits for the last signals."""
+
+    def main():
+        world = sk.init()
+        collective = sk.Gather(world, 4 * 320, 1, "push_2d")
+        for _ in range(2):
+            collective(np.zeros(40))
+        collective.free()
+        arrays = [world.zeros(4096, "uint8") for _ in range(4)]
+        world.barrier()
+        world.synchronize()
+        assert not any(array.any() for array in arrays)
+
+    pes(4, local_size=2).run(main)
+
+
 def few_calls(calls, module=push_2d, root=0, threads=1, words=1):
     """Which no host holds up. -> whether all results are right"""
     world = sk.init()
@@ -126,9 +144,10 @@ def few_calls(calls, module=push_2d, root=0, threads=1, words=1):
     return me != root or all((out == 10 * call + wanted).all() for call, out in enumerate(outs))
 
 
-@pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 4), (1, 2, 4), (3, 1, 3)])
+@pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 4), (1, 2, 4), (3, 1, 3), (2, 2, 2)])
 def test_right_in_every_schedule(nodes, local_size, calls):
-    """The third and fourth call use both halves again."""
+    """The third and fourth call use both halves again. Of nodes of two, one rank passes on another's parts:
+    two calls, since of three there are hundreds of schedules."""
 
     def main():
         assert few_calls(calls)
@@ -136,6 +155,36 @@ def test_right_in_every_schedule(nodes, local_size, calls):
     n_pes = nodes * local_size
     found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=local_size, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.parametrize("nodes, local_size, ended", [(2, 2, [0, 2, 1, 4]), (3, 1, [0, 1, 1])])
+def test_calls_ahead_of_the_root(nodes, local_size, ended):
+    """Which makes none: ranks of its node make two, those that send through them four."""
+    calls = {}
+
+    def main():
+        world = sk.init()
+        gather = push_2d.Push2D(world, 8 * world.n_ranks, 0)
+        calls[world.rank] = gather.calls
+        x = np.zeros(1)
+        for _ in range(6 if world.rank else 0):
+            gather.bind(x, x, False)(None)
+        world.synchronize()
+
+    with pytest.raises(DeadlockError):
+        sk.emu.run(main, nodes * local_size, local_size=local_size)
+    assert [calls[rank][0, 0] for rank in sorted(calls)] == ended
+
+
+def test_begun_is_a_sum():
+    """Of numbers that are set the network may bring an old one last."""
+    module = changed(push_2d, "signal_op(begun[b:], 1, ADD,", "signal_op(begun[b:], call, SET,")
+
+    def main():
+        assert few_calls(4, module)
+
+    found = sk.emu.explore(main, 2, exhaustive=True, local_size=1, heap_size=1 << 18)
+    assert isinstance(found.failure, DeadlockError), str(found)
 
 
 def is_wrong(module, seed):
@@ -156,9 +205,8 @@ LINES = [
     ("signal_wait_until(begun[b:], GE, call - 1)", "pass"),
     ("begun[b:], GE, call - 1)", "begun[b:], GE, call - 2 if call > 2 else 0)"),
     ("call - 1)\n        cuda.syncthreads()\n", "call - 1)\n"),
-    ("span(outbox[half, b], 0, length)", "span(outbox[0, b], 0, length)"),
-    ("copy_block(source, mine)", "pass"),
-    ("put_signal_nbi_block(theirs, source, arrived[half, me, b:], call, SET, by)", "pass"),
+    ("copy_block(theirs, mine)", "pass"),
+    ("put_signal_nbi_block(theirs, theirs, arrived[half, me, b:], call, SET, by)", "pass"),
     ("signal_op(begun[b:], 1, ADD, k)", "pass"),
     ("signal_wait_until(arrived[half, k, b:], GE, call)", "pass"),
     ("[half, k, b:], GE, call)\n                cuda.syncthreads()", "[half, k, b:], GE, call)"),
@@ -170,6 +218,12 @@ LINES = [
     ),
     ('notify(arrived[half, k, b:], root, call, "set", "sys")', "pass"),
     ("    cuda.syncthreads()  # all threads have read the part, and the counter\n", ""),
+    (
+        "    cuda.syncthreads()  # all threads have read the part, and the counter\n    if t == 0:\n",
+        "    if t == 0 and me == root and by != me:\n"
+        "        notify(read[k, b:], by, call, 'set', 'sys')\n"
+        "    cuda.syncthreads()\n    if t == 0:\n",
+    ),
     ('notify(read[k, b:], by, call, "set", "sys")', "pass"),
     ("half = call & 1", "half = 0"),
 ]

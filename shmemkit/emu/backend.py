@@ -123,6 +123,9 @@ class EmulatorBackend:
         allocation.name, allocation.dtype = name, dtype
 
     def free(self, raw):
+        self.machine.network.settle()  # NVSHMEM's begins with a barrier of all, which completes all messages
+        if self.processes is not None:
+            self.processes.barrier("free")
         raw.fill(0xFF)  # so that a use of it shows
         if self.machine.races is not None:
             self.machine.races.freed(self.pe, self.heap.find(raw))

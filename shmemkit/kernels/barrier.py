@@ -21,7 +21,6 @@ the last round, of all. Nothing is ever reset. A rank may be a call ahead of the
 additions may overtake each other: as many as have come, so many times it has been in this round.
 
 No deadlock: in each step a rank tells others before it waits, and waits for what they do in the same step.
-That the next launch begins early (PDL) changes nothing: it touches nothing until this one has ended.
 """
 
 from numba import cuda, types
@@ -29,8 +28,6 @@ from numba import cuda, types
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
-    griddepcontrol_launch_dependents,
-    griddepcontrol_wait,
     num_ranks,
     rank,
     signal_op,
@@ -63,8 +60,6 @@ def barrier_2d(local_size, arrivals, passed, epoch):
         first += local_size
     end = first + local_size
     there = symm_at(arrivals, min(first + cuda.threadIdx.x, end - 1))
-    griddepcontrol_wait(there, arrivals, passed, epoch, end)
-    griddepcontrol_launch_dependents()
     target = arrive_and_wait(arrivals, there, epoch, first, end)
     if cuda.threadIdx.x == 0:
         hop, r = local_size, 0
@@ -111,7 +106,7 @@ class Barrier(Method):
             self._run = self.launch(barrier_kernel, 1, arrivals, self.epoch, pdl=True)
         else:
             passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
-            self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch, pdl=True)
+            self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
 
     def __call__(self, stream=None):
         """Enqueue one on `stream`, default the World's. RuntimeError after ``free``, which is collective."""

@@ -7,7 +7,7 @@ from shmemkit import tuning
 from shmemkit.device import reduction
 from shmemkit.kernels.method import agree
 from shmemkit.stream_order import shared_order
-from shmemkit.world import World
+from shmemkit.world import OutOfReach, World
 
 PLANS = 64  # bound calls that are kept
 
@@ -64,8 +64,8 @@ class Collective:
                 self._methods, self._choices, self.refused = built
         except (ValueError, MemoryError) as error:
             self.free()
-            if method != "auto" and len(self.METHODS) > 1 and world.n_nodes > 1:
-                error.args = (f"{error}. method='auto' takes one for several nodes",)
+            if isinstance(error, OutOfReach) and method != "auto":
+                error.args = (f"{error}. method='auto' takes one that can be used, if there is one",)
             raise
 
     def _checked_options(self):

@@ -52,7 +52,7 @@ class _Composed(Method):
         try:
             self.prepare_parts(room, op)
         except ValueError as refusal:
-            raise ValueError(f"all_reduce {self.name}: {refusal}") from None
+            raise type(refusal)(f"all_reduce {self.name}: {refusal}") from None
         self.padded = self.empty(room, "uint8", f"all_reduce.{self.name}.padded")
 
     def bind(self, x, out, in_place, dtype):

@@ -25,7 +25,8 @@ where everything lands, by the same sums. Each block has a part of it, cut alike
              copy the table to shared memory; syncthreads
           3. store part b of the rows for each other rank in its landing; syncthreads
           4. set arrived[me, b] there                              release, sys: publishes the parts
-             (far ranks, in 3: copy the part to the outbox, put it to their landing, and its signal)
+             (far ranks, first of all in 3: copy the part to the outbox, put it to their landing, and its
+             signal, also of parts without rows)
           5. copy part b of my rows for myself to out; block 0 also writes out_splits
           6. for each other rank k: wait until arrived[k, b] here is the number    acquire, sys
              and copy part b of its rows from the landing to out, unless they are the same
@@ -53,7 +54,6 @@ from shmemkit.device import (
     num_ranks,
     put_signal_nbi_block,
     rank,
-    signal_op,
     signal_wait_until,
     symm_at,
     wait,
@@ -64,6 +64,7 @@ from shmemkit.kernels.method import Method
 
 PART = 1 << 15  # bytes that are worth a block
 MAX_BLOCKS = 64  # of a grid; a power of 2
+MAX_SENDERS = 16  # likewise, if some ranks are far: each block sends each of these a message
 MAX_RANKS = 72  # whose table fits into the shared memory of a block
 MAX_TABLE = MAX_RANKS * (MAX_RANKS + 1)
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
@@ -78,6 +79,13 @@ def _split(splits, k, rows):
         j += 1
     count = max(splits[k], 0)
     return count if count <= rows - first else -count
+
+
+@cuda.jit(device=True)
+def part_of(size, shift, far):
+    """-> elements of a block's part, of `size`: of whole lines, and for a far rank not too small a message"""
+    part = ((size + (1 << shift) - 1) >> shift) + 127 & -128
+    return max(part, PART) if far else part
 
 
 @cuda.jit(device=True)
@@ -153,17 +161,17 @@ def all_to_all_v_kernel(network):
                     k += 1
                 i += threads
             cuda.syncthreads()
-            k = t
-            while k < n:
-                if not network or near[k] != 0:
-                    notify(ready[me:], k, call, "set", "sys")
-                k += threads
             if network:
                 my_row, k = table[mine : mine + n + 1], 0
                 while k < n:
                     if near[k] == 0:
                         put_signal_nbi_block(my_row, my_row, ready[me:], call, SET, k)
                     k += 1
+            k = t
+            while k < n:
+                if not network or near[k] != 0:
+                    notify(ready[me:], k, call, "set", "sys")
+                k += threads
         k = t
         while k < n:  # 2
             if not network or near[k] != 0:
@@ -186,25 +194,24 @@ def all_to_all_v_kernel(network):
             begins[k], there[k], here[k] = begin, _first(counts, me, k, n), _first(counts, k, me, n)
             k += threads
         cuda.syncthreads()
-        y = 1
-        while y < n:  # 3
-            peer = me + y
-            if peer >= n:
-                peer -= n
-            size = counts[mine + peer] * row if there[peer] >= 0 else 0
-            part = ((size + cuda.gridDim.x - 1) >> shift) + 127 & -128
-            begin, end = min(b * part, size), min((b + 1) * part, size)
-            at, to = begins[peer] * row, there[peer] * row
-            if not network or near[peer] != 0:
-                copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
-            elif begin < end:
-                source = outbox[at + begin : at + end]
-                copy_block(source, x[at + begin : at + end])  # such a put begins with a barrier of the block
-                target = landing[to + begin : to + end]
-                put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)
-            elif t == 0:
-                signal_op(arrived[me, b:], call, SET, peer)
-            y += 1
+        for passes in range(1 + network):  # 3; far ranks first: the network takes longer
+            far, y = network and passes == 0, 1
+            while y < n:
+                peer = me + y
+                if peer >= n:
+                    peer -= n
+                size = counts[mine + peer] * row if there[peer] >= 0 else 0
+                part = part_of(size, shift, far)
+                begin, end = min(b * part, size), min((b + 1) * part, size)
+                at, to = begins[peer] * row, there[peer] * row
+                if network and far and near[peer] == 0:
+                    source = outbox[at + begin : at + end]
+                    copy_block(source, x[at + begin : at + end])  # a put begins with a barrier of the block
+                    target = landing[to + begin : to + end]
+                    put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)
+                elif not far and (not network or near[peer] != 0):
+                    copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
+                y += 1
         cuda.syncthreads()
         k = t
         while k < n:  # 4
@@ -225,7 +232,7 @@ def all_to_all_v_kernel(network):
                     cuda.syncthreads()
             if here[peer] >= 0 and (staged or y == 0):
                 size = counts[peer * (n + 1) + me] * row
-                part = ((size + cuda.gridDim.x - 1) >> shift) + 127 & -128
+                part = part_of(size, shift, network and near[peer] == 0)
                 begin, end = min(b * part, size), min((b + 1) * part, size)
                 to = here[peer] * row
                 at = begins[me] * row if y == 0 else to
@@ -254,15 +261,18 @@ class PushV(Method):
         world, n = self.world, self.world.n_ranks
         if n > MAX_RANKS:
             raise ValueError(f"AllToAllV: {n} ranks: up to {MAX_RANKS} are allowed")
-        blocks = max(1, min(MAX_BLOCKS, world.backend.multiprocessors, max_nbytes // PART))
-        self.shift = blocks.bit_length() - 1
+        reached = world.host_allgather((world.near(), world.backend.multiprocessors))
+        near = [mine and theirs[world.rank] for mine, (theirs, _) in zip(world.near(), reached, strict=True)]
+        far = not all(all(of_rank) for of_rank, _ in reached)
+        most = min(MAX_SENDERS if far else MAX_BLOCKS, *(count for _, count in reached))
+        self.shift = max(1, min(most, max_nbytes // PART)).bit_length() - 1
         self.blocks = 1 << self.shift
-        near = world.near()
-        far = not all(world.host_allgather(all(near)))
         self.near = world.xp.asarray(near).astype("uint8")
         self.kernel = push_all_to_all_v_network if far else push_all_to_all_v
         self.scratch = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.scratch")
-        self.outbox = self.empty(max(1, max_nbytes * far), "uint8", "all_to_all.variable.outbox")
+        self.outbox = self.scratch
+        if far:
+            self.outbox = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.outbox")
         self.table = self.empty(n * (n + 1), "int64", "all_to_all.variable.table")
         self.ready = self.zeros(n, "uint64", "all_to_all.variable.ready")
         self.arrived = self.zeros((n, self.blocks), "uint64", "all_to_all.variable.arrived")

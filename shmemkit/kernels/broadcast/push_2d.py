@@ -35,10 +35,13 @@ Counters  calls[y, b], local: how often block (b, y) has run; it gives the numbe
 Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
 it is written again two calls with it later. Before that, who writes it has heard from the rank that it lies
 on in the call between, whose launch begins when the one before has ended, and with it the reads of what half
-h held: ranks of a node that exchange their segments by these, the root by 2, (i0, l) of others by 9. That
-launch could not end before the put was there: so the outbox may be written again, too, although nobody has
+h held: ranks of a node that exchange their segments by these, the root by 2, (i0, l) of others by 9. The one
+before could not end before the put was there: so the outbox may be written again, too, although nobody has
 called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls can be, and
-the network may swap them: hence a signal for each half, and a sum in begun.
+the network may swap them: hence a signal for each half, and a sum in begun. What is added to it last, nobody
+waits for: NVSHMEM completes it before it gives memory back.
+
+A part goes as a whole: what overlaps are parts, and calls.
 
 No deadlock: 2 and 9 wait for what the others do in the call before at the latest, 5 for the root, or for 9
 and 10 of (i0, l), 8 for 6, which waits for 5 only; all blocks are resident.

@@ -25,7 +25,8 @@ class Gather(Collective):
     method      one of ``Gather.methods``, or "auto", as of ``AllGather``
 
     ``gather(x)`` enqueues one, as that of ``AllGather`` does: on any stream, also in graphs, in the same
-    order on all ranks. The others may be two calls ahead of the root; then they wait for it.
+    order on all ranks. The others may be two calls ahead of the root, those of other nodes four; then they
+    wait for it.
     """
 
     table, METHODS, methods = "gather", METHODS, tuple(METHODS)

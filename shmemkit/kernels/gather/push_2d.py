@@ -6,12 +6,11 @@ Rank (j, l) is the l-th of node j, the root is of node i0. Rank (j, l) of anothe
 network uses the links of all ranks of the root's node alike.
 
 Parts     what one rank gives is cut into as many parts as there are blocks per rank
-Outbox    outbox[half, b], on the ranks of other nodes: part b of mine, which the network reads
 Scratch   scratch[half, k, b], on the ranks of the root's node: part b of rank k. On (i0, l) written by
           (j, l) = k, through the network; on the root also by the ranks of its node, for themselves and for
-          those that send to them
-Signals   arrived[half, k, b], likewise: the number of the last call whose part b of rank k is here; set by
-          who writes it
+          those that send to them. On other nodes: my own part, which the network reads
+Signals   arrived[half, k, b], on the ranks of the root's node: the number of the last call whose part b of
+          rank k is here; set by who writes it
           read[k, b], on (i0, l): that of the last call whose part b of rank k the root has read (only it sets
           it); k is (i0, l), or sends to it
           begun[b], on (j, l) of other nodes: how many calls (i0, l) has begun (only it adds)
@@ -20,7 +19,7 @@ Counters  calls[y, b], local: how often block (b, y) has run; it gives the numbe
 
   block (b, 0) of (j, l) of another node:
           1. wait until (i0, l) has begun the call before this one
-          2. copy part b of x to the outbox, put it, and its signal, to (i0, l)  the signal follows the data
+          2. copy part b of x to my scratch, put it, and its signal, to (i0, l)  the signal follows the data
   block (b, y) of (i0, l), for rank k: on the root any; on the others itself, and those that send to it
      k sends to it:
           3. add 1 to begun[b] on k; wait for part b of it              also of the network
@@ -38,10 +37,14 @@ Counters  calls[y, b], local: how often block (b, y) has run; it gives the numbe
 
 Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
 it is written again two calls with it later: on the root by stores after 5, through the network after 1. The
-call between begins on (i0, l) when the one before has ended, and with it the reads of what half h held. That
-could not end before the put was there: so the outbox may be written again, too, although nobody has called
-quiet, and no two puts with one signal are under way at once. Those of neighbouring calls can be, and the
-network may swap them: hence a signal for each half, and a sum in begun.
+call between begins on (i0, l) when the one before has ended, and with it the reads of what half h held. The
+one before could not end before the put was there: so what it reads may be written again, too, although
+nobody has called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls
+can be, and the network may swap them: hence a signal for each half, and a sum in begun. What is added to it
+last, nobody waits for: NVSHMEM completes it before it gives memory back.
+
+A part goes as a whole: what overlaps are parts, and calls. With many ranks there are few parts, as the root
+has a block for each of them and each rank.
 
 No deadlock: 1 and 5 wait for the calls before only, 3 for 2, 4 for 7, which waits for 3; all blocks are
 resident.
@@ -74,9 +77,7 @@ SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def push_gather_2d(
-    x, out, in_place, root, part, home, local_size, scratch, outbox, arrived, begun, read, calls
-):
+def push_gather_2d(x, out, in_place, root, part, home, local_size, scratch, arrived, begun, read, calls):
     """Gather the `x` of all ranks in the root's `out`, by rank.
 
     x, out      uint8, 1-D: out has n_ranks times as many elements, and counts on the root only
@@ -85,7 +86,6 @@ def push_gather_2d(
     home        the first rank of the root's node
     local_size  ranks of a node, which are consecutive
     scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-    outbox      uint8 (2, parts at most, elements of a part at most), symmetric
     arrived     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
     begun       uint64 (parts at most,), symmetric, zeros at first
     read        uint64 (n_ranks, parts at most), symmetric, zeros at first
@@ -107,9 +107,8 @@ def push_gather_2d(
         if t == 0:
             signal_wait_until(begun[b:], GE, call - 1)
         cuda.syncthreads()
-        source = span(outbox[half, b], 0, length)
-        copy_block(source, mine)  # a put begins with a barrier of the block
-        put_signal_nbi_block(theirs, source, arrived[half, me, b:], call, SET, by)
+        copy_block(theirs, mine)  # k is me; a put begins with a barrier of the block
+        put_signal_nbi_block(theirs, theirs, arrived[half, me, b:], call, SET, by)
     else:
         source = mine
         if k != me:
@@ -146,7 +145,6 @@ class Push2D(Method):
         self.root, self.home = root, root - root % world.local_size
         self.parts, room = parts_of(max_nbytes, n, min(MAX_PARTS, max(1, MAX_BLOCKS // n)), PART)
         self.scratch = self.empty((2, n, self.parts, room), "uint8", "gather.push_2d.scratch")
-        self.outbox = self.empty((2, self.parts, room), "uint8", "gather.push_2d.outbox")
         self.arrived = self.zeros((2, n, self.parts), "uint64", "gather.push_2d.arrived")
         self.begun = self.zeros(self.parts, "uint64", "gather.push_2d.begun")
         self.read = self.zeros((n, self.parts), "uint64", "gather.push_2d.read")
@@ -165,7 +163,7 @@ class Push2D(Method):
         if world.rank == self.root:
             ranks = world.n_ranks
         args = x, out, in_place, self.root, part, self.home, world.local_size
-        args += self.scratch, self.outbox, self.arrived, self.begun, self.read, self.calls
+        args += self.scratch, self.arrived, self.begun, self.read, self.calls
         return self.launch(push_gather_2d, (parts, ranks), *args)
 
 
@@ -175,8 +173,7 @@ GPU_KERNELS = {
         push_gather_2d,
         (
             *(_bytes, _bytes, types.boolean, *[types.int64] * 4),
-            *(types.Array(types.uint8, 4, "C"), types.Array(types.uint8, 3, "C")),
-            *(types.Array(types.uint64, 3, "C"), _one, _two, _two),
+            *(types.Array(types.uint8, 4, "C"), types.Array(types.uint64, 3, "C"), _one, _two, _two),
         ),
     )
 }
