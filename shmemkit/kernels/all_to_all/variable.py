@@ -272,6 +272,7 @@ class PushV(Method):
         self.scratch = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.scratch")
         self.outbox = self.scratch
         if far:
+            self.threads = min(self.threads, 256)  # of some 200 registers
             self.outbox = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.outbox")
         self.table = self.empty(n * (n + 1), "int64", "all_to_all.variable.table")
         self.ready = self.zeros(n, "uint64", "all_to_all.variable.ready")
