@@ -417,6 +417,13 @@ class Races:
         for pe in self.hosts:
             self.hosts[pe] = clock
 
+    def forget(self):
+        """The program has ended: what is known of its accesses goes at once, not when it is found to be
+        garbage."""
+        self.regions.clear()
+        self.published.clear()
+        self.kernel_of_block.clear()
+
     # -- reports
     def conflict(self, region, at, what, access, clock, earlier_what, earlier):
         """`access` and `earlier` are unordered: remember the race, once."""

@@ -87,13 +87,15 @@ class Program:
             self.machine.blame(error)
             raise
         finally:
-            gc.set_threshold(*thresholds)
             scheduler.kill()
             for host in self.hosts:
                 if host:
                     host.throw(GreenletExit)
                 if host.world is not None:
                     host.world.abandon()
+            if races is not None:
+                races.forget()
+            gc.set_threshold(*thresholds)  # now, for there is little left to look at
         return [h.result for h in self.hosts]
 
 
