@@ -168,9 +168,9 @@ class Network:
         self.deliver(messages[-1] if choice is None else choice.late(messages))
 
     def settle(self):
-        """All messages arrive, while no kernel runs that could tell in which order."""
+        """All messages arrive, one after the other. Nothing else can happen."""
         while self.under_way:
-            self.deliver(self.deliverable()[0])
+            self.deliver_one()
 
     def deliver(self, message):
         scheduler, key = self.machine.scheduler, ("under way", message.source)

@@ -79,8 +79,7 @@ class Program:
                     raise self.machine.deadlock()
                 for host in can_go_on:
                     host.goes_on = True
-            while self.machine.network.under_way:  # at the end nothing else can happen, but they do arrive
-                self.machine.network.deliver_one()
+            self.machine.network.settle()
             if races is not None and races.found:
                 raise races.error()
         except Exception as error:
