@@ -199,7 +199,7 @@ def build(world, op, max_nbytes, make):
     refused   {name: why} of those that the table wanted and that cannot run: in their place is one of
               SUBSTITUTES for up to SMALL bytes, else that of the next larger sizes, else of the next
               smaller, else one of DEFAULTS, first of those for as many nodes. If none can: MemoryError where
-              that was always the reason, else ValueError
+              that was the reason for any, else ValueError
     """
     table, refused, full = choices_of(world, op), {}, set()
     several = world.n_nodes > 1
@@ -241,13 +241,15 @@ def _without(choices, refused, full, spare, max_nbytes):
 
 
 def _none_is_left(refused, full):
-    if full != set(refused):
-        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+    others = {name: why for name, why in refused.items() if name not in full}
+    reasons = "; ".join(f"{name}: {why}" for name, why in others.items())
+    if not full:
         return ValueError(f"no method can run here: {reasons}")
-    first, why = next(iter(refused.items()))
+    names = [name for name in refused if name in full]
     return MemoryError(
-        f"no method can run here: there is not enough memory for {', '.join(refused)}. {first}: {why}, and "
-        "more for what it allocates next: some times max_nbytes (docs/host.md, the tables of methods)"
+        f"no method can run here: there is not enough memory for {', '.join(names)}. {names[0]}: "
+        f"{refused[names[0]]}, and more for what it allocates next: some times max_nbytes (docs/host.md, the "
+        f"tables of methods)" + (f". Others cannot run at all: {reasons}" if others else "")
     )
 
 

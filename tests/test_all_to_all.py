@@ -515,7 +515,7 @@ def test_variable_wrong_arrays(pes):
             ({"out": np.zeros((8, 3), "float32")}, "rows of one dtype and shape are allowed"),
             ({"out": np.zeros((8, 2), "int32")}, "rows of one dtype and shape"),
             ({"x": np.zeros(8, "float32"), "out": np.zeros((), "float32")}, "rows of one dtype and shape"),
-            ({"out": np.zeros((9, 2), "float32")}, "72 bytes, max_nbytes=64"),
+            ({"out": np.zeros((9, 2), "float32")}, "out 72, max_nbytes=64"),
             ({"out": np.zeros((8, 4), "float32")[:, ::2]}, "out .* C-contiguous arrays are allowed"),
             ({"out": x[1:]}, "x and out overlap"),
             ({"out": x}, "x and out overlap"),

@@ -171,6 +171,16 @@ def test_each_line_is_needed(n_pes, line, change):
     assert any(is_wrong(module, seed, n_pes) for seed in (None, *range(8)))
 
 
+def test_rows_that_differ_are_reported(pes):
+    def main():
+        world = sk.init()
+        x, splits = np.zeros((4, 4 + world.rank)), np.ones(2, "int64")
+        AllToAllV(world, 1024)(x, splits, np.zeros((8, 4 + world.rank)), splits.copy())
+
+    with pytest.raises(ValueError, match=r"is AllToAllV of rows of float64 \(5,\), of rank 0 .* \(4,\)"):
+        pes(2).run(main)
+
+
 def test_without_far_ranks_it_does_not_call_nvshmem():
     for name, calls in (("push_all_to_all_v", False), ("push_all_to_all_v_network", True)):
         kernel, argument_types = variable.GPU_KERNELS[name]

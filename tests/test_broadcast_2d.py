@@ -90,6 +90,29 @@ def test_refusals_say_what_to_take(pes):
     pes(4, local_size=2).run(main)
 
 
+def test_what_is_not_enough_memory_is_said_first(pes):
+    """Though methods of one node cannot run either."""
+
+    def main():
+        message = (
+            "not enough memory for push_2d. .*symmetric heap exhausted.* Others cannot run at all: ll128: "
+        )
+        with pytest.raises(MemoryError, match=message):
+            sk.Broadcast(sk.init(), 1 << 40)
+
+    pes(4, local_size=2).run(main)
+
+
+def test_an_array_is_needed_on_all_ranks(pes):
+    def main():
+        with pytest.raises(
+            TypeError, match="Broadcast: x must be of numpy.ndarray, on each rank, given None"
+        ):
+            sk.Broadcast(sk.init(), 8)(None)
+
+    pes(2).run(main)
+
+
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_streams_and_graphs(pes, small_parts):
     def main():

@@ -188,7 +188,7 @@ def test_wrong_arrays(pes):
         for array, out, message in wrong:
             with pytest.raises(ValueError, match=message):
                 gather(array, out)
-        with pytest.raises(TypeError, match="Gather: x and out must be of numpy.ndarray"):
+        with pytest.raises(TypeError, match="Gather: x must be of numpy.ndarray, on each rank, given list"):
             gather([1, 2])
 
     pes(2).run(main)

@@ -91,9 +91,11 @@ class Collective:
             key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
         except AttributeError:
             array = self.world.xp.ndarray
+            given = {"x": x} if out is x or out is None else {"x": x, "out": out}
+            wrong = {name: type(v).__name__ for name, v in given.items() if not isinstance(v, array)}
             raise TypeError(
-                f"{type(self).__name__}: x and out must be of {array.__module__}.{array.__name__}, given "
-                f"{type(x).__name__} and {type(out).__name__}"
+                f"{type(self).__name__}: {' and '.join(wrong)} must be of {array.__module__}."
+                f"{array.__name__}, on each rank, given {' and '.join(wrong.values())}"
             ) from None
         run = self._plans.get(key)
         if run is None:

@@ -260,7 +260,7 @@ class PushV(Method):
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
         if n > MAX_RANKS:
-            raise ValueError(f"AllToAllV: {n} ranks: up to {MAX_RANKS} are allowed")
+            raise ValueError(f"AllToAllV: {n} ranks: up to {MAX_RANKS} are allowed; AllToAll has no limit")
         reached = world.host_allgather((world.near(), world.backend.multiprocessors))
         near = [mine and theirs[world.rank] for mine, (theirs, _) in zip(world.near(), reached, strict=True)]
         far = not all(all(of_rank) for of_rank, _ in reached)
@@ -350,7 +350,7 @@ class AllToAllV(Collective):
             if len(self._plans) == PLANS:
                 self._plans.clear()
             run = self._plans[key] = self._methods["push"].bind(*arrays)
-        self._order.before(stream, "AllToAllV")
+        self._order.before(stream, f"AllToAllV of rows of {x.dtype} {x.shape[1:]}")
         run(stream)
         return out, out_splits
 
@@ -376,7 +376,10 @@ class AllToAllV(Collective):
             )
         full = max(x.nbytes, out.nbytes)
         if full > self.max_nbytes:
-            raise ValueError(f"AllToAllV: {full} bytes, max_nbytes={self.max_nbytes}: make a larger one")
+            raise ValueError(
+                f"AllToAllV: x has {x.nbytes} bytes, out {out.nbytes}, max_nbytes={self.max_nbytes}: make a "
+                "larger one"
+            )
         apart = address(x) >= address(out) + out.nbytes or address(out) >= address(x) + x.nbytes
         if x.nbytes and out.nbytes and not apart:
             raise ValueError("AllToAllV: x and out overlap: arrays that lie apart are allowed")
