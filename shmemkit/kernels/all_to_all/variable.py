@@ -204,7 +204,7 @@ def all_to_all_v_kernel(network):
                 part = part_of(size, shift, far)
                 begin, end = min(b * part, size), min((b + 1) * part, size)
                 at, to = begins[peer] * row, there[peer] * row
-                if network and far and near[peer] == 0:
+                if network and far and near[peer] == 0:  # `network`: or numba compiles it for one node, too
                     source = outbox[at + begin : at + end]
                     copy_block(source, x[at + begin : at + end])  # a put begins with a barrier of the block
                     target = landing[to + begin : to + end]
