@@ -381,3 +381,29 @@ def test_heavy_traffic_is_no_deadlock():
         print("rank ok")
         """,
     )
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_shared_memory_has_no_name(nameless):
+    """Nothing stays of it, however ranks end; where such memory cannot be had, it is a file for a moment."""
+    without = "" if nameless else "del os.memfd_create"
+    succeed(
+        2,
+        f"""
+        import glob, tempfile
+        from mpi4py import MPI
+        {without}
+        folders = "/dev/shm", tempfile.gettempdir()
+        def ours():
+            return [f for folder in folders for f in glob.glob(folder + "/shmemkit-*")]
+
+        before = ours()
+        with sk.init() as world:
+            x = sk.zeros(1)
+            world.host_barrier()
+            sk.peer_view(x, 1 - world.rank)[0] = 7
+            world.host_barrier()
+            assert x[0] == 7 and ours() == before
+        print("rank ok")
+        """,
+    )

@@ -20,6 +20,7 @@ Data and the signal behind it are ordinary stores of one process; that others se
 property of x86-64. Processors with weaker ordering are untried.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -66,6 +67,11 @@ def _roomiest_folder(size):
     return tempfile.gettempdir()
 
 
+def _identity(file):
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
+
+
 class Processes:
     """The shared memory and the words of `comm`, an mpi4py communicator whose ranks share a host."""
 
@@ -88,26 +94,16 @@ class Processes:
         comm.Barrier()
 
     def _shared_file(self, front, heap):
-        """A sparse file of zeros, `front` bytes and everybody's `heap`, that no name leads to any more."""
-        host, name = socket.gethostname(), None
-        if self.rank == 0:
-            size = front + self.n * heap
-            handle, name = tempfile.mkstemp(prefix="shmemkit-", dir=_roomiest_folder(size))
-            os.truncate(handle, size)
-            os.close(handle)
+        """A sparse file of zeros, `front` bytes and everybody's `heap`. However the ranks end, nothing of it
+        stays."""
+        host = socket.gethostname()
         everybody = self.comm.allgather((host, heap))
-        name = self.comm.bcast(name)
-        one_host = len({h for h, _ in everybody}) == 1
-        file = open(name, "r+b") if one_host else None
-        self.comm.Barrier()
-        if self.rank == 0:
-            os.unlink(name)
-        if not one_host:
+        hosts, sizes = sorted({h for h, _ in everybody}), {}
+        if len(hosts) > 1:
             raise RuntimeError(
-                f"the emulator runs on one host, but these ranks are on {sorted({h for h, _ in everybody})}: "
+                f"the emulator runs on one host, but these ranks are on {hosts}: "
                 "start all ranks on the same machine, or use GPUs"
             )
-        sizes = {}
         for rank, (_, n_bytes) in enumerate(everybody):
             sizes.setdefault(n_bytes, []).append(rank)
         if len(sizes) > 1:
@@ -115,6 +111,35 @@ class Processes:
             raise RuntimeError(
                 f"the symmetric heaps differ ({given}): set NVSHMEM_SYMMETRIC_SIZE alike on all ranks"
             )
+        size = front + self.n * heap
+        return self._nameless_file(size) or self._named_file(size)
+
+    def _nameless_file(self, size):
+        """Memory of rank 0's that the others find as a file of its process. None where some do not find it:
+        there is no /proc, or ranks are in different containers."""
+        file = place = None
+        if self.rank == 0 and hasattr(os, "memfd_create"):
+            file = open(os.memfd_create("shmemkit"), "r+b")
+            os.truncate(file.fileno(), size)
+            place = f"/proc/{os.getpid()}/fd/{file.fileno()}", _identity(file)
+        place = self.comm.bcast(place)
+        if self.rank > 0 and place is not None:
+            with contextlib.suppress(OSError):
+                file = open(place[0], "r+b")
+        found = file is not None and _identity(file) == place[1]
+        return file if all(self.comm.allgather(found)) else None
+
+    def _named_file(self, size):
+        name = None
+        if self.rank == 0:
+            handle, name = tempfile.mkstemp(prefix="shmemkit-", dir=_roomiest_folder(size))
+            os.truncate(handle, size)
+            os.close(handle)
+        name = self.comm.bcast(name)
+        file = open(name, "r+b")
+        self.comm.Barrier()
+        if self.rank == 0:
+            os.unlink(name)
         return file
 
     def attach(self, machine):
