@@ -203,7 +203,6 @@ def test_functions_at_exit(script, capsys):
         ("from nvshmem.core import team_split_strided", "nvshmem.core.team_split_strided"),
         ("import nvshmem.core.interop", "nvshmem.core.interop"),
         ("import nvshmem.bindings; nvshmem.bindings.mc_ptr", "nvshmem.bindings.mc_ptr"),
-        ("from nvshmem.core.device.numba import tile_put", "nvshmem.core.device.numba.tile_put"),
         ("import cupy; cupy.RawKernel", "cupy.RawKernel"),
         ("import cupy.fft", "cupy.fft"),
         ("import cupy; cupy.linalg.tensorinv", "cupy.linalg.tensorinv"),

@@ -285,5 +285,5 @@ class Lazy:
 
 for _name, _cast in CASTS.items():
     setattr(Cuda, _name, _cast)
-for _name in ("float16", "float32", "float64"):
+for _name in ("float32", "float64"):
     setattr(Cuda, _name, getattr(np, _name))

@@ -2,9 +2,9 @@
 
 The function keeps its code; its globals and closure are replaced by what they mean on the emulator: ``cuda``
 becomes the stand-in of ``emu/cuda.py``, Numba's and NumPy's integer types become casts that wrap, arrays
-become constants, device functions are treated the same way, and the functions of
-``nvshmem.core.device.numba`` become ours of the same name. The primitives of ``shmemkit.device`` need
-nothing: their Python bodies are the emulator's.
+become constants, device functions are treated the same way, and the device modules of nvshmem4py and their
+functions become the stand-ins of ``emu/scripts/nvshmem_device.py``. The primitives of ``shmemkit.device``
+need nothing: their Python bodies are the emulator's.
 """
 
 import functools
@@ -19,14 +19,15 @@ from .cuda import Cuda, Lazy, Namespace
 from .ints import CASTS, from_scalar
 from .proxies import names_in
 
-_NVSHMEM = ("nvshmem.core.device.numba", "nvshmem.bindings.device.numba")
-
 
 @functools.cache
 def _stand_ins():
     """Name of a module -> what kernels see in its place."""
+    from .scripts import nvshmem_device
+
     cuda = Cuda()
     return {
+        **nvshmem_device.modules(),
         "numba.cuda": cuda,
         "numpy": types.SimpleNamespace(**{**vars(np), **CASTS}),
         "numba": types.SimpleNamespace(
@@ -44,10 +45,6 @@ def _module(module):
     stand_ins = _stand_ins()
     if name in stand_ins:
         return stand_ins[name]
-    if name in _NVSHMEM:
-        from .. import device
-
-        return device
     if name in ("numba.core.types", "numba.cuda.types"):
         return _types(module)
     if name.startswith("numba.cuda."):
@@ -74,11 +71,8 @@ def _translate(value, name):
         return from_scalar(value)
     module = getattr(value, "__module__", None) or ""
     if isinstance(value, types.FunctionType) and module.startswith("nvshmem."):
-        from .. import device
-
-        if not hasattr(device, value.__name__):
-            raise NotImplementedError(f"{module}.{value.__name__} is not emulated")
-        return getattr(device, value.__name__)
+        side = "bindings" if module.startswith("nvshmem.bindings") else "core"
+        return getattr(_stand_ins()[f"nvshmem.{side}.device.numba"], value.__name__)
     if module.startswith("numba.cuda."):
         return _of_cuda(value, name)
     return value

@@ -25,9 +25,9 @@ class Device(Served):
     compute_capability = property(lambda self: _Capability(*COMPUTE_CAPABILITY))
     default_stream = property(lambda self: current("default_stream").null)
 
-    def set_current(self, context=None):
-        if context is not None:
-            raise NotImplementedError("Device.set_current(context) is not emulated: set_current() is")
+    def set_current(self, ctx=None):
+        if ctx is not None:
+            raise NotImplementedError("Device.set_current(ctx) is not emulated: set_current() is")
         current("set_current").device = self.device_id
 
     def sync(self):
@@ -106,7 +106,7 @@ class _System(Served):
 
 
 def modules():
-    """-> the stand-ins, by name"""
+    """-> the stand-ins, by name; ``cuda.core.experimental`` was there until cuda-core 0.7"""
     members = {
         "Device": Device,
         "Event": ScriptEvent,

@@ -112,8 +112,8 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
     return np.array(_deep(obj), dtype=dtype, order=order, ndmin=ndmin).view(ndarray)
 
 
-def asarray(a, dtype=None, order=None, *, blocking=False):
-    return array(a, dtype, copy=False, order=order or "K")
+def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+    return array(a, dtype, copy=bool(copy), order=order or "K")
 
 
 def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):

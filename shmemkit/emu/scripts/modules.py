@@ -18,8 +18,8 @@ class NoAttribute(NotImplementedError, AttributeError):
     __module__, __qualname__ = "builtins", "NotImplementedError"
 
 
-def not_served(name, error=NotImplementedError):
-    return error(f"{name} is not emulated; docs/scripts.md lists what is")
+def not_served(name, instead="docs/scripts.md lists what is", error=NotImplementedError):
+    return error(f"{name} is not emulated; {instead}")
 
 
 class StandIn(types.ModuleType):
@@ -38,10 +38,24 @@ class StandIn(types.ModuleType):
         raise not_served(f"{self.__name__}.{name}")
 
 
+class Whole(StandIn):
+    """A stand-in with all that the real module has: other names it lacks, as that does."""
+
+    def why(self, name):
+        """What the error about `name` says at its end."""
+        return ""
+
+    def lacks(self, name, error):
+        return error(f"module {self.__name__!r} has no attribute {name!r}{self.why(name)}")
+
+    def __getattr__(self, name):
+        raise self.lacks(name, AttributeError)
+
+
 def _no_attribute(owner, name):
     if name.startswith("_"):
         return AttributeError(f"{owner.__name__!r} has no attribute {name!r}")
-    return not_served(f"{owner.__name__}.{name}", NoAttribute)
+    return not_served(f"{owner.__name__}.{name}", error=NoAttribute)
 
 
 class _Served(type):
@@ -67,7 +81,10 @@ class Refusal(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name, path=None, target=None):
         if any(name == package or name.startswith(package + ".") for package in self.packages):
-            raise not_served(f"the module {name}", NoModule)
+            parent, _, last = name.rpartition(".")
+            if isinstance(sys.modules.get(parent), Whole):  # from parent import last
+                raise sys.modules[parent].lacks(last, ImportError)
+            raise not_served(f"the module {name}", error=NoModule)
         return None
 
 

@@ -299,7 +299,7 @@ def modules():
         "Init": lambda: None,
         "Init_thread": lambda required=3: 3,
         "Intracomm": Comm,
-        "Is_finalized": _finalized,
+        "Is_finalized": lambda: _finalized(),
         "Is_initialized": lambda: True,
         "Op": Op,
         "PROC_NULL": PROC_NULL,

@@ -5,11 +5,10 @@ import itertools
 
 import numpy as np
 
-from ... import device as primitives
 from ... import world as worlds
 from ...device.enums import ComparisonType, SignalOp, SmemAmount, Teams
 from ..machine import TEAM_SAME_MYPE_NODE
-from . import nvshmem_memory, nvshmem_rma
+from . import nvshmem_device, nvshmem_memory, nvshmem_rma
 from .modules import StandIn
 from .nvshmem_memory import NvshmemError, NvshmemInvalid
 from .process import current
@@ -141,9 +140,6 @@ def team_translate_pe(src_team, src_pe, dest_team):
 
 def modules():
     """-> the stand-ins, by name"""
-    on_device = {name: getattr(primitives, name) for name in primitives.__all__}
-    numba = StandIn("nvshmem.core.device.numba", on_device)
-    numba_bindings = StandIn("nvshmem.bindings.device.numba", on_device)
     shared = {
         "my_pe": my_pe,
         "n_pes": n_pes,
@@ -182,8 +178,7 @@ def modules():
         "nvshmem": StandIn("nvshmem", {"__version__": get_version().nvshmem4py_version}),
         "nvshmem.core": core,
         "nvshmem.core.device": StandIn("nvshmem.core.device", {}),
-        "nvshmem.core.device.numba": numba,
         "nvshmem.bindings": StandIn("nvshmem.bindings", {**shared, **bindings}),
         "nvshmem.bindings.device": StandIn("nvshmem.bindings.device", {}),
-        "nvshmem.bindings.device.numba": numba_bindings,
+        **nvshmem_device.modules(),
     }
