@@ -13,17 +13,29 @@ import traceback
 
 from .emu.errors import EmulatorError
 
-_HIDDEN = ("<frozen runpy>", f"{os.sep}mpi4py{os.sep}", os.path.join(os.path.dirname(__file__), "emu"))
+_HIDDEN = (f"{os.sep}mpi4py{os.sep}", f"{os.sep}runpy.py", os.path.join(os.path.dirname(__file__), "emu"))
 
 
-def _told(error):
-    """The traceback, without the launcher's and the emulator's own frames."""
-    told = traceback.TracebackException.from_exception(error)
-    frames = [f for f in told.stack if not any(part in f.filename for part in _HIDDEN)]
-    told.stack = traceback.StackSummary.from_list(frames)
+def told(error):
+    """The traceback, without the frames of the launcher and of the emulator."""
+    shown = traceback.TracebackException.from_exception(error)
     if isinstance(error, EmulatorError):  # its message says what caused it, and where
-        told.__cause__ = told.__context__ = None
-    return "".join(told.format())
+        shown.__cause__ = shown.__context__ = None
+    _forget_ours(shown)
+    text = "".join(shown.format())
+    if not hasattr(error, "add_note"):  # Python 3.10
+        text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    return text.rstrip()
+
+
+def _forget_ours(shown):
+    """Drop these frames from a TracebackException and from those that it follows."""
+    while shown is not None:
+        frames = [f for f in shown.stack if not any(p in f.filename for p in ("<frozen", *_HIDDEN))]
+        shown.stack = traceback.StackSummary.from_list(frames)
+        if shown.__cause__ is not None:
+            _forget_ours(shown.__context__)
+        shown = shown.__cause__ or shown.__context__
 
 
 class Ending:
@@ -68,7 +80,7 @@ class Ending:
         rank = self.comm.Get_rank() if self.comm is not None else 0
         if getattr(error, "shown_by", rank) == rank:
             of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
-            print(f"shmemkit: {of}\n{_told(error)}", file=sys.stderr, flush=True)
+            print(f"shmemkit: {of}\n{told(error)}", file=sys.stderr, flush=True)
         else:
             time.sleep(2.0)  # another rank shows it
         self._abort(1)

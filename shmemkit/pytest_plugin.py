@@ -163,7 +163,7 @@ class PEs:
         Raises what `shmemkit.emu.run` raises, without the frames of the emulator.
         """
         __tracebackhide__ = True
-        from .emu import EmulatorError, RaceError, run
+        from .emu import EmulatorError, run
         from .emu.run import current_host, schedule_of
 
         _, delivery, seed = schedule_of(**{k: self._options[k] for k in ("races", "delivery", "seed")})
@@ -181,10 +181,7 @@ class PEs:
         try:
             return run(main_of_this_rank, self._n, args, **self._options)
         except EmulatorError as error:
-            besides = ""
-            if isinstance(error, RaceError) and error.__cause__ is not None:
-                besides = f"besides, {type(error.__cause__).__name__}: {error.__cause__}".partition("\n")[0]
-            self._failed(besides)
+            self._failed("")
             raise error.with_traceback(None) from None
         except Exception as error:
             where = f"rank {ranks[0]} of {self._n}, " if ranks else ""

@@ -112,7 +112,7 @@ def test_different_races_are_all_reported():
     assert str(error).startswith("2 data races\nrace on x[0] on rank 0\n")
 
 
-def test_a_race_is_said_to_be_why_the_program_failed():
+def test_a_failure_comes_first_and_the_races_besides():
     @cuda.jit
     def kernel(x, flag):
         if rank() == 0:
@@ -122,8 +122,10 @@ def test_a_race_is_said_to_be_why_the_program_failed():
         if rank() == 1:
             wait(flag, 1, "sys", "acquire", 1)  # nobody notifies
 
-    error = races_of(2, lambda world: kernel[1, 1](sk.zeros(1), sk.signals(1)))
-    assert "deadlock" in str(error.__cause__)
+    with pytest.raises(sk.emu.DeadlockError) as caught:
+        spmd(2, lambda world: kernel[1, 1](sk.zeros(1), sk.signals(1)), races=True)
+    (race,) = caught.value.races
+    assert str(caught.value).startswith("deadlock: ") and f"Besides, 1 data race\n{race}" in str(caught.value)
 
     def wrong(world):
         kernel_without_wait[1, 1](x := sk.zeros(1))
@@ -134,7 +136,33 @@ def test_a_race_is_said_to_be_why_the_program_failed():
     def kernel_without_wait(x):
         symm_at(x, 0)[0] = rank()
 
-    assert isinstance(races_of(2, wrong).__cause__, AssertionError)
+    with pytest.raises(AssertionError) as caught:
+        spmd(2, wrong, races=True)
+    (race,) = caught.value.races
+    assert f"Besides, 1 data race\n{race}" in caught.value.__notes__
+
+    @cuda.jit
+    def outside(x, y):
+        y[0] = cuda.threadIdx.x
+        x[cuda.threadIdx.x] = 1
+
+    with pytest.raises(sk.emu.OutOfBoundsError, match=r"(?s)x\[2\] is out of.*Besides, 1 data race") as caught:
+        spmd(1, lambda world: outside[1, 3](sk.zeros(2), sk.zeros(1)), races=True)
+    assert len(caught.value.races) == 1
+
+
+def test_on_one_rank_a_race_is_told_once(monkeypatch):
+    """With the failure, and not again when the World ends."""
+
+    @cuda.jit
+    def outside(x, y):
+        y[0] = cuda.threadIdx.x
+        x[cuda.threadIdx.x] = 1
+
+    monkeypatch.setenv("SHMEMKIT_RACES", "1")
+    with sk.init("emulator"), pytest.raises(sk.emu.OutOfBoundsError) as caught:
+        outside[1, 3](sk.zeros(2), sk.zeros(1))
+    assert len(caught.value.races) == 1
 
 
 def test_a_line_in_a_device_function_is_the_users():

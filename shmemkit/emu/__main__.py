@@ -7,7 +7,6 @@ import platform
 import sys
 
 from .. import __version__
-from .errors import RaceError
 from .exploration import explore
 from .network import DELIVERIES
 from .run import schedule_of
@@ -151,7 +150,7 @@ def _write(options, status, error, text, found):
         "outcome": OUTCOMES.get(status, "failed"),
         "status": status,
         "report": text,
-        "races": [_race(r) for r in error.races] if isinstance(error, RaceError) else [],
+        "races": [_race(r) for r in getattr(error, "races", ())],
         "seed": seed,
         "delivery": delivery,
         "schedules": 1 if found is None else found.runs,

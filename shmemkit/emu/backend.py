@@ -5,6 +5,7 @@ import numpy as np
 from . import hook
 from .arrays import address
 from .choice import Seeded
+from .errors import RaceError
 from .grid import Launch
 from .heap import heap_size, private_memory
 from .machine import Machine
@@ -202,8 +203,8 @@ class EmulatorBackend:
             self.processes.finish()
         _uninstall()
         races = self.machine.races
-        if self.host is None and races is not None and races.found:
-            raise races.error()
+        if self.host is None and races is not None and (found := races.untold()):
+            raise RaceError(found)
 
     def abandon(self):
         """Leave after a failure. (``emu.run`` itself ends the threads of all its PEs.)"""

@@ -2,7 +2,10 @@
 
 
 class EmulatorError(RuntimeError):
-    """A kernel or a PE failed on the emulator; the message says where."""
+    """A kernel or a PE failed on the emulator; the message says where. `races` lists the data races that were
+    found before (``shmemkit.emu.Race``)."""
+
+    races = ()
 
 
 class DeadlockError(EmulatorError):
@@ -20,6 +23,19 @@ class RaceError(EmulatorError):
 
     def __init__(self, races):
         self.races = races
-        n = len(races)
-        head = "1 data race" if n == 1 else f"{n} data races"
-        super().__init__("\n".join([head, *map(str, races)]))
+        super().__init__(races_text(races))
+
+
+def races_text(races):
+    head = "1 data race" if len(races) == 1 else f"{len(races)} data races"
+    return "\n".join([head, *map(str, races)])
+
+
+def add_text(error, text):
+    """Say `text`, too, where `error` is shown: at the end of our own messages, as a note of others."""
+    if isinstance(error, EmulatorError):
+        error.args = (f"{error}\n{text}",)
+    elif hasattr(error, "add_note"):
+        error.add_note(text)
+    else:  # Python 3.10: ``told`` and pytest show it
+        error.__notes__ = [*getattr(error, "__notes__", ()), text]

@@ -10,7 +10,7 @@ from .arrays import address
 from .calls import SLOT, SLOTS, Calls
 from .checked import CheckedBlock
 from .collectives import Collectives
-from .errors import DeadlockError, RaceError
+from .errors import DeadlockError, RaceError, add_text, races_text
 from .grid import Block
 from .heap import Heap
 from .network import Network
@@ -120,15 +120,11 @@ class Machine:
             raise
 
     def blame(self, error):
-        """Raise the races that were found, if any: what failed may have failed for them."""
-        races = self.races
-        if (
-            races is not None
-            and races.found
-            and isinstance(error, Exception)
-            and not isinstance(error, RaceError)
-        ):
-            raise races.error() from error
+        """Add the races that were found to `error`, which ends the run: it may have failed for them."""
+        races = [] if self.races is None else self.races.untold()
+        if races and isinstance(error, Exception) and not isinstance(error, RaceError):
+            error.races = races
+            add_text(error, f"Besides, {races_text(races)}")
 
     def clear(self):
         """End all threads and forget what the streams still had to do (after a failure)."""

@@ -72,6 +72,7 @@ class Races:
         choice = machine.scheduler.choice
         self.all_schedules = choice is not None and not choice.takes_turns
         self.found = {}  # signature -> Race
+        self.told = set()  # signatures of those that were reported
         self.published = {}  # address -> {(scope, PE, block): clock}
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
         self.serials, self.blocks, self.streams = itertools.count(1), itertools.count(1), itertools.count(0)
@@ -438,11 +439,13 @@ class Races:
         place = region.base + at * region.grain
         self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier)
         if len(self.found) >= MOST:
-            raise self.error()
+            raise RaceError(self.untold())
 
-    def error(self):
-        """-> RaceError with all that were found"""
-        return RaceError(list(self.found.values()))
+    def untold(self):
+        """-> the races that were not reported yet; now they are"""
+        races = [race for signature, race in self.found.items() if signature not in self.told]
+        self.told.update(self.found)
+        return races
 
 
 def _merged(dictionaries, merge):

@@ -7,7 +7,7 @@ import os
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from .choice import Seeded
-from .errors import DeadlockError, EmulatorError, RaceError
+from .errors import DeadlockError, EmulatorError, RaceError, add_text
 from .heap import heap_size as default_heap_size
 from .heap import private_memory, whole_pages
 from .machine import Machine
@@ -40,8 +40,8 @@ class Host(greenlet):
             if self.world is not None:
                 self.world.finalize()
         except Exception as error:
-            if hasattr(error, "add_note"):
-                error.add_note(f"raised on rank {self.pe} of {program.machine.n_pes}")
+            if not isinstance(error, EmulatorError):
+                add_text(error, f"raised on rank {self.pe} of {program.machine.n_pes}")
             scheduler = program.machine.scheduler
             scheduler.failure = scheduler.failure or error
         program.machine.ended.add(self.pe)
@@ -80,8 +80,8 @@ class Program:
                 for host in can_go_on:
                     host.goes_on = True
             self.machine.network.settle()
-            if races is not None and races.found:
-                raise races.error()
+            if races is not None and (found := races.untold()):
+                raise RaceError(found)
         except Exception as error:
             self.machine.blame(error)
             raise
@@ -173,7 +173,8 @@ def run(
     choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``choice.py``)
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
-    can go on, ``RaceError`` with all races that were found when the program ends, or fails otherwise.
+    can go on. Races that were found before are in its report, too, and in its attribute `races`.
+    ``RaceError`` lists them when nothing else has failed.
     """
     check_arguments(main, n_pes, local_size)
     races, delivery, seed = schedule_of(races, delivery, seed)
@@ -191,12 +192,12 @@ def run(
         return Program(main, args, machine).run()
     except EmulatorError as error:
         error.delivery, error.seed = delivery, seed
-        if isinstance(error, (RaceError, DeadlockError)) or (delivery, seed) != ("eager", None):
-            error.args = (f"{error}\n{again}",)
+        if races or isinstance(error, DeadlockError) or (delivery, seed) != ("eager", None):
+            add_text(error, again)
         raise
     except Exception as error:
-        if (delivery, seed) != ("eager", None) and hasattr(error, "add_note"):
-            error.add_note(again)
+        if races or (delivery, seed) != ("eager", None):
+            add_text(error, again)
         raise
 
 

@@ -7,10 +7,11 @@ import importlib.util
 import os
 import sys
 import time
-import traceback
 import types
 
-from .. import backend, report
+from shmemkit.ending import told
+
+from .. import backend
 from ..errors import DeadlockError, EmulatorError, RaceError
 from ..run import current_host, run
 from . import cuda_core, cupy, mpi, numba_cuda, nvshmem_core
@@ -189,20 +190,4 @@ def text_of(error):
     """The report of what a run raised; of the script's own failures, the traceback without our frames."""
     if isinstance(error, (EmulatorError, ScriptExit)):
         return str(error)
-    shown = traceback.TracebackException.from_exception(error)
-    _forget_ours(shown)
-    return "".join(shown.format()).rstrip()
-
-
-def _forget_ours(shown):
-    """Drop the emulator's frames from a TracebackException and from those that it follows."""
-    while shown is not None:
-        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_ours(f.filename)])
-        if shown.__cause__ is not None:
-            _forget_ours(shown.__context__)
-        shown = shown.__cause__ or shown.__context__
-
-
-def _is_ours(file):
-    """Whether `file` is the emulator's, or what runs it."""
-    return file.startswith(report._HIDDEN) or file.startswith("<frozen")
+    return told(error)
