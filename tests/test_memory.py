@@ -217,8 +217,10 @@ def test_memory_is_used_again():
         hole = b.ctypes.data
         sk.free(b)
         assert sk.zeros(80).ctypes.data > c.ctypes.data
-        again = sk.zeros(60)
-        assert again.ctypes.data == hole and (again == 0).all()
+        again, tries = sk.zeros(60), 0
+        while again.ctypes.data != hole:  # not before there is no other room
+            again, tries = sk.zeros(60), tries + 1
+        assert tries > 1000 and (again == 0).all()
         assert world.rank or sk.peer_view(a, 0) is a
 
     spmd(2, main, heap_size=1 << 20)

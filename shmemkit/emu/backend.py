@@ -11,6 +11,7 @@ from .heap import heap_size, private_memory
 from .machine import Machine
 from .multicast import Multicast
 from .processes import Processes
+from .report import user_line
 from .run import LocalComm, current_host, schedule_of
 from .stream import Stream, copy, copy_by, copy_rows, default_stream, memory_operations
 from .thread import current_thread
@@ -127,10 +128,9 @@ class EmulatorBackend:
         self.machine.network.settle()  # NVSHMEM's begins with a barrier of all, which completes all messages
         if self.processes is not None:
             self.processes.barrier("free")
-        raw.fill(0xFF)  # so that a use of it shows
+        allocation = self.heap.free(raw, user_line())
         if self.machine.races is not None:
-            self.machine.races.freed(self.pe, self.heap.find(raw))
-        self.heap.free(raw)
+            self.machine.races.freed(self.pe, allocation)
 
     def address(self, array):
         return address(array)
@@ -195,6 +195,7 @@ class EmulatorBackend:
             stream.synchronize()
 
     def to_host(self, array, stream):
+        self.machine.refuse_freed(self.pe, array, "asnumpy reads")
         (stream or self.stream).synchronize()
         return np.array(array)
 

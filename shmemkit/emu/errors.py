@@ -17,6 +17,11 @@ class OutOfBoundsError(EmulatorError, IndexError):
     """A kernel accessed an array outside of its bounds; the message names the array, index, rank and line."""
 
 
+class UseAfterFreeError(EmulatorError):
+    """Symmetric memory is used after ``free``; the message names the array, the line that freed it and the
+    line that uses it."""
+
+
 class RaceError(EmulatorError):
     """Accesses of kernels that nothing orders. `races` lists them (``shmemkit.emu.Race``); the message is the
     report."""

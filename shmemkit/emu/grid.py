@@ -221,6 +221,9 @@ class Launch:
 
     def _argument(self, value):
         """A launch argument as the kernel sees it."""
+        if isinstance(value, (np.ndarray, Multicast)):
+            memory = value.local if isinstance(value, Multicast) else value
+            self.machine.refuse_freed(self.pe, memory, f"kernel {self.name} is launched with")
         if isinstance(value, np.ndarray):
             return self._seen(value)
         if isinstance(value, Multicast):

@@ -2,10 +2,17 @@
 
 Every PE allocates and frees in the same order, so each keeps its own list of allocations and all lists agree;
 an address of one PE becomes another's by adding the distance of their heaps.
+
+Freed memory is given out again only where there is no room elsewhere, so that a late use of it is known as
+one.
 """
 
+import bisect
+import ctypes
 import mmap
+import operator
 import os
+from collections import deque
 
 import numpy as np
 
@@ -13,6 +20,9 @@ from .arrays import address
 
 ALIGNMENT = 256  # bytes, as cudaMalloc and NVSHMEM
 DEFAULT_SIZE = 1 << 30
+LARGE = 1 << 20  # bytes of an allocation whose pages go back to the system when it is freed
+_MADV_DONTNEED, _MADV_REMOVE = 4, 9  # of private memory, and of what processes share
+_libc = ctypes.CDLL(None)
 
 
 def heap_size(default=DEFAULT_SIZE):
@@ -43,13 +53,24 @@ def private_memory(n_bytes):
 
 
 class Allocation:
-    """A symmetric allocation: `offset` and `size` in bytes, and the `name` and `dtype` of what it holds, for
-    reports."""
+    """A symmetric allocation: `offset` and `size` in bytes, and for reports the `name` and `dtype` of what it
+    holds, and the line that `freed` it (see ``report.user_line``), if it was."""
 
-    __slots__ = ("offset", "size", "name", "dtype")
+    __slots__ = ("offset", "size", "name", "dtype", "freed")
 
     def __init__(self, offset, size):
-        self.offset, self.size, self.name, self.dtype = offset, size, None, None
+        self.offset, self.size, self.name, self.dtype, self.freed = offset, size, None, None, None
+
+
+_offset = operator.attrgetter("offset")
+
+
+def _give_pages_back(at, n_bytes):
+    """The whole pages of this memory cost nothing any more; they are zero."""
+    first, last = whole_pages(at), (at + n_bytes) // 4096 * 4096
+    pages = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
+    if _libc.madvise(*pages, _MADV_REMOVE):
+        _libc.madvise(*pages, _MADV_DONTNEED)
 
 
 class Heap:
@@ -60,18 +81,33 @@ class Heap:
         self.size = memory.size // n_pes
         self.base = address(memory) + pe * self.size  # of this PE
         self.allocations = []  # by offset
+        self.freed = deque()  # those that were freed, whose memory nobody has got since; the oldest first
+        self.top = 0  # from here on, no memory was ever given out
 
     def allocate(self, n_bytes):
         """-> uint8 array of this PE. MemoryError when no gap is large enough."""
         need = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
-        start = 0
-        for i, a in enumerate([*self.allocations, Allocation(self.size, 0)]):
-            if a.offset - start >= need:
-                self.allocations.insert(i, Allocation(start, need))
-                begin = self.pe * self.size + start
-                # In two steps: an empty slice would begin where `memory` does.
-                return self.memory[begin : begin + need][:n_bytes]
-            start = a.offset + a.size
+        start = self._room(n_bytes, need)
+        bisect.insort(self.allocations, Allocation(start, need), key=_offset)
+        self.top = max(self.top, start + need)
+        begin = self.pe * self.size + start
+        # In two steps: an empty slice would begin where `memory` does.
+        return self.memory[begin : begin + need][:n_bytes]
+
+    def _room(self, n_bytes, need):
+        """Where there are `need` bytes: new ones, else between what is in use and what was freed, else freed
+        ones, the oldest first."""
+        if self.size - self.top >= need:
+            return self.top
+        while True:
+            start = 0
+            for a in sorted([*self.allocations, *self.freed, Allocation(self.size, 0)], key=_offset):
+                if a.offset - start >= need:
+                    return start
+                start = a.offset + a.size
+            if not self.freed:
+                break
+            self.freed.popleft()
         used = sum(a.size for a in self.allocations)
         raise MemoryError(
             f"symmetric heap exhausted: {n_bytes} bytes asked for, {used} of {self.size} in use on each "
@@ -86,11 +122,28 @@ class Heap:
                 return a
         return None
 
-    def free(self, array):
+    def free(self, array, line):
+        """Give `array` back; `line` of the program does it. -> its Allocation"""
         allocation = self.find(array)
         if allocation is None:
             raise ValueError("free: not an array of the symmetric heap, or freed before")
         self.allocations.remove(allocation)
+        allocation.freed = line
+        self.freed.append(allocation)
+        # So that a use of it shows.
+        if array.nbytes < LARGE:
+            array.fill(0xFF)
+        else:
+            _give_pages_back(address(array), array.nbytes)
+        return allocation
+
+    def freed_at(self, array):
+        """The freed Allocation that `array`, of any PE's heap, lies in, or None."""
+        begin = address(array) - address(self.memory)
+        if not 0 <= begin < self.memory.size:
+            return None
+        offset = begin % self.size
+        return next((a for a in self.freed if a.offset <= offset < a.offset + a.size), None)
 
     def on(self, array, pe):
         """The same place in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any

@@ -15,7 +15,7 @@ from .grid import Block
 from .heap import Heap
 from .network import Network
 from .races import Races
-from .report import deadlock
+from .report import deadlock, use_after_free
 from .scheduler import Scheduler
 from .shadow import untracked
 
@@ -76,6 +76,12 @@ class Machine:
     def _on(self, me, array, pe):
         there = self.heaps[me].on(untracked(array), pe)
         return there if self.races is None else self.races.tracked(there)
+
+    def refuse_freed(self, pe, array, use):
+        """UseAfterFreeError if `array` lies in symmetric memory that `pe` has freed; `use` is the beginning of
+        a sentence that ends with the array."""
+        if isinstance(array, np.ndarray) and (allocation := self.heaps[pe].freed_at(array)):
+            raise use_after_free(allocation, use)
 
     def written(self, key):
         """Something was stored at address `key`: whoever waits for it may go on."""

@@ -107,9 +107,10 @@ class Races:
     def _of_heap(self, pe, offset, array):
         allocations = self.machine.heaps[pe].allocations
         found = bisect_right(allocations, offset, key=lambda a: a.offset) - 1
-        if found < 0:
+        allocation = allocations[found] if found >= 0 else None
+        if allocation is None or offset >= allocation.offset + allocation.size:
+            self.machine.refuse_freed(pe, array, "a kernel accesses")
             return None
-        allocation = allocations[found]
         region = self.regions.get((pe, allocation.offset))
         if region is None:
             base = self.machine.memory_address + pe * self.machine.heap_size + allocation.offset

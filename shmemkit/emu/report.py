@@ -3,12 +3,14 @@
 import ast
 import linecache
 import os
+import sys
 import sysconfig
 from collections import defaultdict
 
 import numpy as np
 
 from .arrays import address
+from .errors import UseAfterFreeError
 
 MAX_LINES = 40  # of a deadlock report, per rank
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -38,6 +40,32 @@ def kernel_line(frame):
     while frame is not None and not is_kernel_code(frame):
         frame = frame.f_back
     return None if frame is None else _line(frame)
+
+
+def user_line():
+    """(file, line number) of the innermost line that runs outside of shmemkit; ("", 0) where there is none,
+    as at the end of a program."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_kernel_code(frame) and not frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def user_text(line):
+    """What ``user_line`` gave, for reports."""
+    return shown_line(*line) if line[0] else "the end of the program"
+
+
+def use_after_free(allocation, use):
+    """-> the error of `use`, as "kernel k is launched with", of memory that was given back"""
+    what = allocation.name if allocation.dtype is None else f"{allocation.name} ({allocation.dtype})"
+    return UseAfterFreeError(
+        f"{use} {what}, which was freed\n  used at {user_text(user_line())}\n"
+        f"  freed at {user_text(allocation.freed)}\n"
+        "  Free it after its last use; capture a graph again for what replaces freed arrays or objects"
+    )
 
 
 def _kernel_traceback(traceback):

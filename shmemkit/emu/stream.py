@@ -301,9 +301,11 @@ class Graph:
     def launch(self, stream=None):
         """Run it on `stream` (default: where it was captured); what other streams took part in, on those."""
         renewed = {}
-        for captured_on, operation in self.captured:
+        # All of them first: an error leaves none begun.
+        operations = [operation.again(renewed) for _, operation in self.captured]
+        for (captured_on, _), operation in zip(self.captured, operations, strict=True):
             target = stream if stream is not None and captured_on is self.origin else captured_on
-            target.enqueue(operation.again(renewed))
+            target.enqueue(operation)
 
     def upload(self, stream=None):
         pass

@@ -32,9 +32,19 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError, RaceError
+from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError, RaceError, UseAfterFreeError
 
-__all__ = ["WRONG", "DeadlockError", "EmulatorError", "OutOfBoundsError", "RaceError", "fault", "result"]
+__all__ = [
+    "HEAP",
+    "WRONG",
+    "DeadlockError",
+    "EmulatorError",
+    "OutOfBoundsError",
+    "RaceError",
+    "UseAfterFreeError",
+    "fault",
+    "result",
+]
 
 WRONG = "wrong result"
 SEEDS = range(100)
@@ -44,7 +54,7 @@ HEAP = 1 << 14
 def fault(found, *details, right, pes=2, delivery="eager", seed=None, local_size=None, source=()):
     """Decorator: makes ``test(correct)`` the tests of the bug and of its twin.
 
-    found      how the bug shows: RaceError, DeadlockError, OutOfBoundsError, EmulatorError or WRONG
+    found      how the bug shows: an error of shmemkit.emu, or WRONG
     details    of a RaceError: the arrays, then words of a sentence that says what is missing; of other
                errors: words of the report
     right      what the twin gives on each rank

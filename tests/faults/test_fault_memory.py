@@ -1,0 +1,201 @@
+"""Bugs of symmetric memory that was freed."""
+
+import numpy as np
+import pytest
+from fault import HEAP, UseAfterFreeError, fault, result
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import notify, num_ranks, put_nbi, rank, symm_at, wait
+
+
+@cuda.jit
+def store_next(box):
+    symm_at(box, (rank() + 1) % num_ranks())[0] = rank() + 10
+
+
+@cuda.jit
+def put_next(box, source):
+    put_nbi(box, source, (rank() + 1) % num_ranks())
+
+
+def filled(world, launch):
+    """What is in a box of this rank after ``launch(box, free)``; `free` looks at it before it frees it."""
+    box, seen = sk.zeros(4, "int32", "box"), []
+
+    def free():
+        world.barrier()
+        seen.append(int(world.asnumpy(box)[0]))
+        sk.free(box)
+
+    launch(box, free)
+    return seen
+
+
+@fault(UseAfterFreeError, "box (int32)", "store_next[1, 1", "sk.free(box)", right=[[11], [10]])
+def test_launch_after_free(correct):
+    """A kernel gets an array that was freed, while another one has been made since."""
+
+    def launch(box, free):
+        if not correct:
+            free()
+        other = sk.zeros(4, "int32", "other")
+        store_next[1, 1](box)
+        if correct:
+            free()
+        assert not other.any()
+
+    return lambda world: filled(world, launch)
+
+
+@fault(UseAfterFreeError, "box (int32)", "graph.launch()", "sk.free(box)", right=[[11], [10]])
+def test_graph_of_freed_array(correct):
+    """A graph is launched again after an array of its kernel was freed."""
+
+    def launch(box, free):
+        stream = cuda.stream()
+        stream.begin_capture()
+        store_next[1, 1, stream](box[1:])
+        store_next[1, 1, stream](box)
+        graph = stream.end_capture()
+        graph.launch()
+        stream.synchronize()
+        free()
+        if not correct:
+            graph.launch()
+
+    return lambda world: filled(world, launch)
+
+
+@fault(UseAfterFreeError, "all_reduce", "graph.launch()", "reduce.free()", right=[[3.0], [3.0]])
+def test_graph_of_freed_object(correct):
+    """A graph calls an AllReduce that was freed; its slots may be another object's."""
+
+    def main(world):
+        reduce, x = sk.AllReduce(world, 16), np.full(1, world.rank + 1, "float32")
+        world.stream.begin_capture()
+        out = reduce(x)
+        graph = world.stream.end_capture()
+        if not correct:
+            reduce.free()
+        graph.launch()
+        if correct:
+            world.synchronize()
+            reduce.free()
+        return out.tolist()
+
+    return main
+
+
+@fault(UseAfterFreeError, "box (int32)", "put_next[1, 1]", "sk.free(box)", right=[[11], [10]])
+def test_put_after_free(correct):
+    """A put to freed memory. The twin frees what a put is under way to: that completes it, as NVSHMEM's free
+    begins with a barrier of all PEs."""
+
+    def main(world):
+        box, source = sk.zeros(4, "int32", "box"), np.full(4, world.rank + 10, "int32")
+        kept = sk.zeros(4, "int32", "kept")
+        put_next[1, 1](kept, source)
+        if not correct:
+            sk.free(box)
+        put_next[1, 1](box, source)
+        if correct:
+            sk.free(box)
+        return [int(kept[0])]
+
+    return main
+
+
+@fault(UseAfterFreeError, "box (int32)", "store_next[1, 1]", "sk.free(box)", right=[[1], [1]])
+def test_slice_of_freed_array(correct):
+    """Part of the array is used: it was freed as well."""
+
+    def main(world):
+        box = sk.zeros(4, "int32", "box")
+        part = box.view("uint32")[2:]
+        if not correct:
+            sk.free(box)
+        store_next[1, 1](part)
+        world.synchronize()
+        return [1]
+
+    return main
+
+
+@fault(UseAfterFreeError, "box (int32)", "copy", "sk.free(box)", right=[[7], [7]])
+def test_host_copy_of_freed_array(correct):
+    """The host copies the result after it has given it back."""
+
+    def main(world):
+        box = sk.full(4, 7, "int32", name="box")
+        copy = world.asnumpy(box) if correct else None
+        sk.free(box)
+        if not correct:
+            copy = world.asnumpy(box)
+        return [int(copy[0])]
+
+    return main
+
+
+@fault(UseAfterFreeError, "box (int32)", "store_next[1, 1](there)", "sk.free(box)", right=[[1], [1]])
+def test_peer_view_of_freed_array(correct):
+    """The host holds a view of the other rank's part longer than the array lives."""
+
+    @cuda.jit
+    def store_next(there):
+        there[0] = 1
+
+    def main(world):
+        box = sk.zeros(2, "int32", "box")
+        there = sk.peer_view(box, 1 - world.rank)
+        if correct:
+            store_next[1, 1](there)
+            world.barrier()
+            return world.asnumpy(box)[:1].tolist()
+        sk.free(box)
+        store_next[1, 1](there)
+
+    return main
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_freed_memory_rests(races):
+    """While there is room elsewhere, nobody gets it; then the oldest first."""
+
+    def main():
+        sk.init()
+        first, second = sk.zeros(64, "int32", "first"), sk.zeros(64, "int32", "second")
+        addresses = [array.ctypes.data for array in (first, second)]
+        sk.free(first)
+        sk.free(second)
+        others = [sk.zeros(64, "int32") for _ in range(HEAP // 256 - 3)]
+        assert not {array.ctypes.data for array in others} & set(addresses)
+        assert sk.zeros(64, "int32").ctypes.data == addresses[0]
+        with pytest.raises(UseAfterFreeError, match="second"):
+            store_next[1, 1](second)
+        return sk.zeros(64, "int32").ctypes.data == addresses[1]
+
+    assert sk.emu.run(main, 2, races=races, heap_size=HEAP) == [True, True]
+
+
+def test_flag_of_freed_memory_is_not_known():
+    """What a signal of freed memory has told is forgotten: another array at its place begins anew."""
+
+    @cuda.jit
+    def ping(flags, out):
+        other = 1 - rank()
+        notify(flags, other, 1)
+        wait(flags, 1, "sys", "acquire", 1)
+        out[0] += 1
+
+    def main(world, out):
+        for _ in range(3):
+            flags = sk.signals(HEAP // 8 - 256)
+            ping[1, 1](flags, out)
+            sk.free(flags)
+
+    def run():
+        world = sk.init()
+        return result(world, lambda out: (out.fill(0), main(world, out)))
+
+    assert sk.emu.run(run, 2, races=True, heap_size=HEAP) == [[3], [3]]
