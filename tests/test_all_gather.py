@@ -408,7 +408,7 @@ def test_a_flag_that_the_words_have_already(pes, protocol, form, flags, wrong):
         world = sk.init()
         x, y, lines = np.zeros(8, "uint8"), np.zeros(8, "uint8"), sk.zeros((2, words), "uint64")
         for flag in flags:
-            kernel[1, threads](x, y, lines, flag)
+            kernel[1, threads, world.stream](x, y, lines, flag)
             world.synchronize()
             world.host_barrier()
 

@@ -544,7 +544,7 @@ def test_under_mpirun():
                 for call in range(5):
                     part[0] = 10 * call + me
                     transfer.start()
-                    consume[1, 1](out, engine.arrived, seen)
+                    consume[1, 1, world.stream](out, engine.arrived, seen)
                     transfer.finish()
                     world.synchronize()
                     assert seen.tolist() == out.tolist() == [10 * call + k for k in range(n)]

@@ -152,7 +152,7 @@ def exchanged(rows=2, calls=1, threads=32, words=TILE_WORDS, flags=0, first=0):
     lines = world.zeros((2 * rows, words), "uint64", "lines")
     lines[:, 15] = flags
     world.host_barrier()
-    exchange[1, threads](x, out, lines[first:], rows, calls)
+    exchange[1, threads, world.stream](x, out, lines[first:], rows, calls)
     world.synchronize()
     mine = np.arange(60) + 60 * world.rank
     assert (out == np.concatenate([mine, 1000 + mine])).all()

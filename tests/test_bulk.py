@@ -18,7 +18,7 @@ def test_bulk_copy(pes, dtype, size):
     def main():
         world = sk.init()
         y = world.zeros(size + 1, dtype)
-        kernel[1, 32](y[:size], (np.arange(size) % 100 + world.rank).astype(dtype))
+        kernel[1, 32, world.stream](y[:size], (np.arange(size) % 100 + world.rank).astype(dtype))
         world.barrier()
         assert (y[:size] == np.arange(size) % 100 + 1 - world.rank).all() and y[size] == 0
 

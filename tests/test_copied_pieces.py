@@ -39,7 +39,7 @@ def copied(calls=1, first=PATTERN, piece=0, at=0):
     copy = world.backend.copy_pieces(there, x.view("uint8"), PATTERN)
     for _ in range(calls):
         copy(world.stream)
-        take[1, 1](out, lines)
+        take[1, 1, world.stream](out, lines)
     world.synchronize()
     assert (out == np.arange(6) + 100 * (1 - world.rank)).all()
     assert (lines.reshape(-1, 2) == PATTERN).all()

@@ -691,7 +691,7 @@ def test_one_kernel_on_several_pes():
         x = sk.array(np.arange(4) + 10 * world.rank)
         world.barrier()
         out = np.zeros(4, "int64")
-        read_neighbour[1, 4](x, out)
+        read_neighbour[1, 4, world.stream](x, out)
         return out
 
     for pe, out in enumerate(sk.emu.run(main, 3)):

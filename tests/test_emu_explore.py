@@ -176,7 +176,7 @@ def test_a_counter(how):
 
     def main(world):
         counter = sk.signals(1)
-        kernel[1, 1](counter, sk.signals(1))
+        kernel[1, 1, world.stream](counter, sk.signals(1))
         world.barrier()
         assert world.rank or counter[0] == world.n_ranks
 
@@ -297,7 +297,7 @@ def test_a_loop_that_gives_up(where):
 
     def main(world):
         out = np.zeros(2, "int32")
-        kernel[1, 2 if where == "block mate" else 1](sk.signals(2), out)
+        kernel[1, 2 if where == "block mate" else 1, world.stream](sk.signals(2), out)
         world.barrier()
         assert not out[0], "gave up"
 

@@ -100,14 +100,14 @@ def test_one_rank_can_fail_and_go_on():
     with sk.init("emulator") as world:
         x = sk.zeros(3)
         with pytest.raises(OutOfBoundsError):
-            kernel[2, 4](x, True)
+            kernel[2, 4, world.stream](x, True)
         x[0] = 0
-        kernel[1, 1](x, False)
+        kernel[1, 1, world.stream](x, False)
         never = sk.signals(1)
         with pytest.raises(DeadlockError):
-            consume[1, 1](never, x, x)
+            consume[1, 1, world.stream](never, x, x)
             world.stream.synchronize()
-        kernel[1, 1](x, False)
+        kernel[1, 1, world.stream](x, False)
         assert world.asnumpy(x)[0] == 2
 
 

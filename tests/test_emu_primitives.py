@@ -200,7 +200,7 @@ def test_atomics(name, dtype):
     @spmd(3)
     def main(world):
         x, out = sk.full(3, 12, dtype), np.zeros(1, dtype)
-        kernel[1, 1](x, out)
+        kernel[1, 1, world.stream](x, out)
         world.barrier()
         expected = np.array([update(12, -3)]).astype(dtype)[0]
         assert x.tolist() == [12, expected if world.rank == 2 else 12, 12]
@@ -236,7 +236,7 @@ def test_additions_of_all_pes_add_up(n):
     @spmd(n)
     def main(world):
         x = sk.signals(5)
-        kernel[3, 5](x)
+        kernel[3, 5, world.stream](x)
         world.barrier()
         assert x.tolist() == [15 * n * (n + 1) // 2, 15 * n, 30 * n, 45 * n, 60 * n]
 
@@ -405,7 +405,7 @@ def test_symm_at_of_slices_and_matrices(n):
         x = sk.array(np.arange(7 * 4, dtype="float32").reshape(7, 4) + 100 * world.rank)
         out = np.zeros((n, 5))
         world.barrier()
-        kernel[1, 1](x, out)
+        kernel[1, 1, world.stream](x, out)
         world.barrier()
         expected = 6 + 100 * np.repeat(np.arange(n)[:, None], 5, 1)
         expected[:, 4] = 6 + 100 * world.rank
@@ -553,7 +553,7 @@ def test_barrier_over_signals(n):
         arrivals, epoch, told = sk.signals(n), np.zeros(1, "uint64"), sk.zeros(n, "uint64")
         wrong = np.zeros(1, "uint64")
         for call in range(4):
-            kernel[1, 40](arrivals, epoch, told, wrong, 3 * call + 1)
+            kernel[1, 40, world.stream](arrivals, epoch, told, wrong, 3 * call + 1)
         world.host_barrier()
         assert epoch[0] == 12 and (arrivals == 12).all() and wrong[0] == 0
 
@@ -655,7 +655,7 @@ def test_the_network_reaches_all_nodes():
         x[8:] = 10 * world.rank + np.arange(2)
         world.host_barrier()
         pe = (world.rank + 1) % 4
-        kernel[1, 1](x, flags, pe)
+        kernel[1, 1, world.stream](x, flags, pe)
         before = 10 * ((world.rank - 1) % 4)
         assert x[:8].tolist() == [before, before + 1, 7, 4, 0, 10 * pe, 1, 1]
         assert flags.tolist() == [1, 3]

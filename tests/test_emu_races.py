@@ -128,7 +128,7 @@ def test_a_failure_comes_first_and_the_races_besides():
     assert str(caught.value).startswith("deadlock: ") and f"Besides, 1 data race\n{race}" in str(caught.value)
 
     def wrong(world):
-        kernel_without_wait[1, 1](x := sk.zeros(1))
+        kernel_without_wait[1, 1, world.stream](x := sk.zeros(1))
         world.host_barrier()
         assert x[0] == 7
 
@@ -394,8 +394,8 @@ def test_grid_barriers_streams_and_events():
 
     def main(world, ordered):
         x, state, other = np.zeros(6), np.zeros(2, "uint32"), cuda.stream()
-        exchange[3, 2](x, state)
-        exchange[3, 2](x, state)  # on the same stream
+        for _ in range(2):
+            exchange[3, 2, world.stream](x, state)
         if ordered == "event":
             other.wait_event(world.stream.record())
         elif ordered == "synchronize":
@@ -420,13 +420,13 @@ def test_barriers_of_ranks_order_kernels():
 
     def main(world, how):
         x, out = sk.zeros(8), np.zeros(1)
-        store_at_next[2, 4](x, 1)
+        store_at_next[2, 4, world.stream](x, 1)
         if how == "stream":
             world.barrier()
         elif how == "host":
             world.synchronize()
             world.host_barrier()
-        add_up[1, 1](x, out)
+        add_up[1, 1, world.stream](x, out)
 
     clean(3, lambda world: main(world, "stream"))
     clean(3, lambda world: main(world, "host"))
@@ -499,7 +499,7 @@ def test_memory_that_is_used_again():
     def main(world):
         for _ in range(5):
             x = sk.zeros(4)
-            kernel[1, 4](x, np.zeros(4))
+            kernel[1, 4, world.stream](x, np.zeros(4))
             kernel[1, 4, cuda.stream()](sk.zeros(4), np.zeros(4))
             world.host_barrier()
             sk.free(x)
@@ -543,7 +543,7 @@ def test_many_messages_and_threads_leave_the_clocks_small():
     sizes = []
 
     def main(world):
-        kernel[1, 4](sk.zeros(4), sk.signals(6), 300)
+        kernel[1, 4, world.stream](sk.zeros(4), sk.signals(6), 300)
         races = world.backend.machine.races
         sizes.append((len(world.stream.clock), len(races.pending[world.rank])))
 

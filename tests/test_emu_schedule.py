@@ -41,7 +41,7 @@ def run(*actions, **options):
 
     def main(world):
         x, src = sk.signals(16), sk.full(1, 7, "uint64")
-        kernel[1, 1](x, src)
+        kernel[1, 1, world.stream](x, src)
         world.host_barrier()
         after_kernel = x.tolist()
         world.barrier()

@@ -34,11 +34,60 @@ def test_kernels_on_two_streams_wait_for_each_other(n):
         flag, x, out = sk.signals(1), np.zeros(1), np.zeros(1)
         consume[1, 1, other](flag, x, out)
         assert out[0] == 0 and not other.done
-        produce[1, 1](flag, x)
+        produce[1, 1, world.stream](flag, x)
         other.synchronize()
         return out[0]
 
     assert spmd(n, main) == [5] * n
+
+
+def test_the_default_stream_waits_for_blocking_ones_and_they_for_it():
+    def main(world):
+        one, other, free = cuda.stream(), cuda.stream(), world.backend.new_stream()
+        flag, x, out, copied = sk.signals(1), np.zeros(1), np.zeros(1), np.zeros((3, 1))
+        consume[1, 1, one](flag, x, out)
+        copy_one[1, 1](copied[0], out)  # after one
+        copy_one[1, 1, other](copied[1], copied[0])  # after that
+        copy_one[1, 1, free](copied[2], np.ones(1))
+        free.synchronize()
+        assert not other.done and copied.tolist() == [[0], [0], [1]]
+        produce[1, 1, world.stream](flag, x)
+        cuda.default_stream().synchronize()
+        assert one.done and copied[0] == 5
+        cuda.synchronize()
+        return copied[1, 0]
+
+    assert spmd(2, main) == [5, 5]
+
+
+def test_the_default_stream_and_captures():
+    """As on a GPU: it cannot capture, and does not wait for a stream that captures."""
+    with sk.init("emulator") as world:
+        with pytest.raises(RuntimeError, match="default stream cannot capture"):
+            cuda.default_stream().begin_capture()
+        x, other = np.zeros(1), cuda.stream()
+        other.begin_capture()
+        with pytest.raises(RuntimeError, match="end the capture first"):
+            add_one[1, 1](x)
+        other.end_capture()
+        world.stream.begin_capture()
+        add_one[1, 1](x)
+        world.stream.end_capture()
+        assert x[0] == 1
+
+
+def test_streams_have_addresses():
+    with sk.init("emulator") as world:
+        other = cuda.stream()
+        for stream, address in ((cuda.default_stream(), 0), (cuda.legacy_default_stream(), 1)):
+            assert cuda.external_stream(address) is stream
+        assert cuda.external_stream(2) is cuda.per_thread_default_stream() is not cuda.default_stream()
+        for stream in (world.stream, other):
+            assert cuda.external_stream(stream.ptr) is stream
+        with pytest.raises(ValueError, match="not the address of a stream"):
+            add_one[1, 1, 99](np.zeros(1))
+        with pytest.raises(TypeError, match="is no stream"):
+            add_one[1, 1, "a"](np.zeros(1))
 
 
 def test_work_of_one_stream_runs_in_order():
@@ -54,7 +103,7 @@ def test_work_of_one_stream_runs_in_order():
         for value in range(4):
             append[1, 1, other](x, value)
         assert x[0] == 0
-        notify_it[1, 1](x)
+        notify_it[1, 1, world.stream](x)
         other.synchronize()
         return x[1:5].tolist()
 
@@ -76,7 +125,7 @@ def test_events_order_streams():
         b.wait_event(event)
         copy_one[1, 1, b](copied, out)
         assert not event.done and not event.query() and copied[0] == 0
-        produce[1, 1](flag, x)
+        produce[1, 1, world.stream](flag, x)
         event.synchronize()
         assert event.done
         b.synchronize()
@@ -99,7 +148,7 @@ def test_graphs_are_replayed():
             assert world.stream.is_capturing()
             scale[1, 1, world.stream](x, factor)
             world.barrier()
-            add_one[1, 1](x)
+            add_one[1, 1, world.stream](x)
             graphs.append(world.stream.end_capture())
             assert not world.stream.is_capturing()
         assert x[0] == 0  # nothing has run

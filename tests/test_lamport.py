@@ -115,7 +115,7 @@ def swapped(calls=1, halves=2, places=4, first=(LOW, HIGH), data=0):
     lines = world.zeros((2 * places,), "uint64", "lines")
     lines.reshape(-1, 2)[:] = first
     world.host_barrier()
-    swap[1, 1](x, out, lines, calls, halves)
+    swap[1, 1, world.stream](x, out, lines, calls, halves)
     world.synchronize()
     assert (out[:2] == np.arange(2) + 1000 * (1 - world.rank)).all()
     assert (lines.reshape(-1, 2) == (LOW, HIGH)).all()  # empty again

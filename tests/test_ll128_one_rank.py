@@ -34,7 +34,7 @@ def swapped(calls=1, threads=32, tiles=4, flags=0, first=0):
     lines = world.zeros((tiles * TILE_WORDS,), "uint64", "lines")
     lines[15::16] = flags
     world.host_barrier()
-    swap[1, threads](x, out, lines, calls, first)
+    swap[1, threads, world.stream](x, out, lines, calls, first)
     world.synchronize()
     assert (out == np.arange(120) + 1000 * (1 - world.rank)).all()
 

@@ -130,7 +130,7 @@ def test_a_view_made_in_the_kernel(pes):
     def main(team):
         world = sk.init(local_size=2)
         x = sk.zeros(2, "int32")
-        kernel[1, 1](x, team)
+        kernel[1, 1, world.stream](x, team)
         world.barrier()
         return int(world.asnumpy(x)[0])
 

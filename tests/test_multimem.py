@@ -47,7 +47,7 @@ def test_store_reaches_every_rank_of_the_node(pes, semantic, dtype):
     def main():
         world = sk.init(local_size=2)
         x = sk.zeros(5, dtype)
-        kernel[1, 1](world.multicast_view(x), -3 if x.dtype.kind != "u" else 3)
+        kernel[1, 1, world.stream](world.multicast_view(x), -3 if x.dtype.kind != "u" else 3)
         world.barrier()
         value = 3 if x.dtype.kind == "u" else -3
         return world.asnumpy(x).tolist() == [0, 0, 0, value, 0]
@@ -64,7 +64,7 @@ def test_store_stops_at_the_node(pes):
     def main():
         world = sk.init(local_size=2)
         x = sk.zeros(1, "int32")
-        kernel[1, 1](world.multicast_view(x))
+        kernel[1, 1, world.stream](world.multicast_view(x))
         world.barrier()
         return int(world.asnumpy(x)[0])
 
@@ -81,7 +81,7 @@ def test_red_of_all_ranks(pes, dtype):
     def main():
         world = sk.init()
         x = sk.zeros(2, dtype)
-        kernel[1, 4](world.multicast_view(x))
+        kernel[1, 4, world.stream](world.multicast_view(x))
         world.barrier()
         return world.asnumpy(x).tolist()
 
@@ -127,7 +127,7 @@ def test_reduce_and_store_of_vectors(pes, dtype, op):
         x = sk.zeros(32, dtype)
         x[16:] = given[world.rank]
         world.barrier()
-        kernel[1, 1](world.multicast_view(x), x)
+        kernel[1, 1, world.stream](world.multicast_view(x), x)
         world.barrier()
         expected = {"add": sum, "min": min, "max": max}[op](given)
         n = 16 // x.itemsize
@@ -151,7 +151,7 @@ def test_vectors_of_any_dtype(pes, semantic):
     def main():
         world = sk.init()
         x, y = sk.zeros(40, "uint8"), np.arange(1, 17, dtype="uint8")
-        kernel[1, 1](world.multicast_view(x), y)
+        kernel[1, 1, world.stream](world.multicast_view(x), y)
         world.barrier()
         assert (world.asnumpy(x) == np.r_[[0] * 16, y, [0] * 8]).all()
 
@@ -174,7 +174,7 @@ def test_copies(pes, copy, threads, dtype, size, offset):
         world = sk.init()
         x = np.arange(1, size + 1 + offset).astype(dtype)[offset:]
         there = sk.full((2, 64), 77, dtype)
-        kernel[1, threads](world.multicast_view(there), x)
+        kernel[1, threads, world.stream](world.multicast_view(there), x)
         world.barrier()
         got = world.asnumpy(there)
         assert (got[0] == 77).all() and (got[1, :size] == x).all()
@@ -250,7 +250,7 @@ def test_a_flag_that_a_rank_has_already(pes, passed_on, held_by):
     def main():
         world = sk.init()
         lines = sk.full(2, 5 << 32 if world.rank == held_by or passed_on and world.rank == 0 else 0, "uint64")
-        kernel[1, 1](world.multicast_view(lines), lines, np.ones(8, "uint8"))
+        kernel[1, 1, world.stream](world.multicast_view(lines), lines, np.ones(8, "uint8"))
         world.barrier()
         assert (lines >> np.uint64(32) == 5).all()
 
@@ -337,11 +337,11 @@ def test_the_end_of_the_kernel_is_a_fence_and_the_view_needs_none():
     def main(world):
         x, out = sk.zeros(8), np.zeros(1, "float32")
         if world.rank == 0:
-            stores[1, 8](world.multicast_view(x))
+            stores[1, 8, world.stream](world.multicast_view(x))
         else:
             world.multicast_view(x)
         world.barrier()
-        reads[1, 1](x, out)
+        reads[1, 1, world.stream](x, out)
         assert out[0] == 2
 
     spmd(2, main, races=True, heap_size=1 << 16)

@@ -41,7 +41,7 @@ def test_a_copy_and_the_write_behind_it_reach_a_kernel_of_a_peer(pes):
         got, seen = sk.zeros(4, "int16"), np.zeros(4, "int16")
         world.backend.copy(world.peer_view(got, following), data)(world.stream)
         world.backend.memory_operations([("write", world.peer_view(flag, following), 1)])(world.stream)
-        take_when[1, 4](flag, got, seen)
+        take_when[1, 4, world.stream](flag, got, seen)
         world.synchronize()
         assert (seen == (world.rank - 1) % world.n_ranks).all()
 
@@ -81,7 +81,7 @@ def test_races_of_copies_are_found(pes, missing):
         x, y, flag = sk.zeros(2), sk.zeros(2, name="y"), world.signals(1)
         write = backend.memory_operations([("write", world.peer_view(flag, peer), 1)])
         await_it = backend.memory_operations([("wait", flag, 1)])
-        add_one[1, 2](x)
+        add_one[1, 2, world.stream](x)
         if missing != "the event":
             backend.order(side, world.stream)
         backend.copy(world.peer_view(y, peer), x)(side)
@@ -89,7 +89,7 @@ def test_races_of_copies_are_found(pes, missing):
             write(side)
             if missing != "the wait":
                 await_it(world.stream)
-        add_one[1, 2](y)
+        add_one[1, 2, world.stream](y)
         world.synchronize()
 
     if missing == "nothing":
@@ -110,7 +110,7 @@ def test_the_host_waits_for_what_waits_and_not_for_copies(pes):
         backend.copy(np.zeros(1), x)(side)
         backend.memory_operations([("write", flags[1:], 1)])(side)
         assert not side.done and flags[1] == 0
-        raise_flag[1, 1](flags, world.rank)
+        raise_flag[1, 1, world.stream](flags, world.rank)
         side.synchronize()
         assert flags[1] == 1
         y = np.zeros(1)
@@ -168,10 +168,10 @@ def test_a_kernel_may_have_a_view_of_a_peer_as_argument(pes):
         world = sk.init()
         x, peer = sk.zeros(4), 1 - world.rank
         if both_write:
-            add_one[1, 4](x)
+            add_one[1, 4, world.stream](x)
         else:
             world.barrier()
-        add_one[1, 4](world.peer_view(x, peer))
+        add_one[1, 4, world.stream](world.peer_view(x, peer))
         world.barrier()
         world.synchronize()
         return x.tolist()

@@ -284,7 +284,7 @@ def test_barrier_orders_kernels_of_all_ranks(n):
         for turn in range(1, 6):
             for _ in range(world.rank):
                 world.xp.sort(world.xp.ones(10))  # a little skew
-            tell_everybody[1, 1](told, turn)
+            tell_everybody[1, 1, world.stream](told, turn)
             world.barrier()
             seen.append(int(world.asnumpy(told).min()) >= turn)
             world.host_barrier()
@@ -301,7 +301,7 @@ def test_barrier_on_another_stream_and_in_a_graph():
         world.barrier(other)
         assert (world.asnumpy(told, other) == 7).all()
         world.stream.begin_capture()
-        tell_everybody[1, 1](told, 9)
+        tell_everybody[1, 1, world.stream](told, 9)
         world.barrier()
         graph = world.stream.end_capture()
         assert (told != 9).all()
@@ -338,7 +338,7 @@ def test_collectives_of_the_communicator():
 
 def test_streams_as_cupy_has_them():
     with sk.init("emulator") as world:
-        assert world.stream.use() is world.stream and world.stream.ptr == 0
+        assert world.stream.use() is world.stream and world.stream.ptr != 0 == cuda.default_stream().ptr
         with world.stream as stream:
             assert stream.done
 

@@ -13,7 +13,7 @@ from .multicast import Multicast
 from .processes import Processes
 from .report import user_line
 from .run import LocalComm, current_host, schedule_of
-from .stream import Stream, copy, copy_by, copy_rows, default_stream, memory_operations
+from .stream import Stream, copy, copy_by, copy_rows, memory_operations
 from .thread import current_thread
 
 _users = 0  # worlds alive in this process
@@ -85,7 +85,9 @@ class EmulatorBackend:
             comm.Barrier()  # every rank's counters are zero
         self.default_local_size = self.machine.local_size
         self.heap, self.calls = self.machine.heaps[self.pe], self.machine.calls[self.pe]
-        self.stream = Stream(self.machine, self.pe)
+        if self.pe not in self.machine.defaults:
+            self.machine.defaults[self.pe] = Stream(self.machine, self.pe).use()
+        self.stream = Stream(self.machine, self.pe, blocking=False).__enter__()
         _install()
 
     def mapped(self):
@@ -168,7 +170,7 @@ class EmulatorBackend:
         return stream or self.stream
 
     def new_stream(self):
-        return Stream(self.machine, self.pe)
+        return Stream(self.machine, self.pe, blocking=False)
 
     def order(self, later, earlier):
         later.wait_event(earlier.record())
@@ -191,8 +193,7 @@ class EmulatorBackend:
         return lambda stream: stream.enqueue(memory_operations(stream, operations))
 
     def synchronize(self):
-        for stream in self.machine.streams[self.pe]:
-            stream.synchronize()
+        self.machine.synchronize(self.pe)
 
     def to_host(self, array, stream):
         self.machine.refuse_freed(self.pe, array, "asnumpy reads")
@@ -202,6 +203,8 @@ class EmulatorBackend:
     def finalize(self):
         if self.processes is not None:
             self.processes.finish()
+        if self.machine.current[self.pe] is self.stream is not self.machine.defaults[self.pe]:
+            self.stream.__exit__()
         _uninstall()
         races = self.machine.races
         if self.host is None and races is not None and (found := races.untold()):
@@ -222,7 +225,7 @@ def _barrier():
 def _install():
     global _users
     if _users == 0:
-        hook.install(default_stream)
+        hook.install()
     _users += 1
 
 

@@ -15,11 +15,10 @@ from numba.cuda.errors import normalize_kernel_dimensions
 
 from .grid import Launch
 from .rebind import rebind
-from .stream import Event, Stream
+from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 
 MAX_THREADS_PER_BLOCK = 1024
-_current = None  # () -> the emulated PE's default stream, while installed
 _replaced = []
 
 
@@ -36,7 +35,7 @@ class Configured:
                 f"kernel {kernel.py_func.__name__}: grid {self.grid}, block {self.block}: at least one "
                 f"block, and 1 to {MAX_THREADS_PER_BLOCK} threads per block are allowed"
             )
-        self.stream = _stream(stream)
+        self.stream = find(stream)
         self.shared = shared
 
     def __call__(self, *arguments):
@@ -60,21 +59,6 @@ class Configured:
             self.cluster,
         )
         self.stream.enqueue(launch)
-
-
-def _stream(stream):
-    """The emulated stream that a launch names: itself, its address, or by ``__cuda_stream__``."""
-    if isinstance(stream, Stream):
-        return stream
-    if hasattr(type(stream), "__cuda_stream__"):
-        stream = stream.__cuda_stream__()[1]
-    default = _current()
-    if stream is None or stream == 0:
-        return default
-    for known in default.machine.streams[default.pe]:
-        if known.ptr == stream:
-            return known
-    raise ValueError(f"{stream!r} is no stream of this PE, nor the address of one")
 
 
 def _configure(kernel, configuration):
@@ -135,21 +119,16 @@ def _pinned_array(shape, dtype=np.float64, strides=None, order="C"):
 
 
 def _new_stream(*_, **__):
-    default = _current()
+    default = default_stream()
     return Stream(default.machine, default.pe)
 
 
 def _synchronize():
-    default = _current()
-    for stream in default.machine.streams[default.pe]:
-        stream.synchronize()
+    default = default_stream()
+    default.machine.synchronize(default.pe)
 
 
-def install(current):
-    """`current()` gives the default stream of the PE that calls."""
-    global _current
-    _current = current
-
+def install():
     def replace(owner, name, value):
         _replaced.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
@@ -174,7 +153,10 @@ def install(current):
         lambda kernel, n, tpb=0, stream=0, sharedmem=0: ForAll(kernel, n, tpb or 128, stream, sharedmem),
     )
     replace(cuda, "stream", _new_stream)
-    replace(cuda, "default_stream", lambda: _current())
+    replace(cuda, "default_stream", default_stream)
+    replace(cuda, "legacy_default_stream", default_stream)
+    replace(cuda, "per_thread_default_stream", lambda: find(2))
+    replace(cuda, "external_stream", find)
     replace(cuda, "event", Event)
     replace(cuda, "event_elapsed_time", Event.elapsed_time)
     replace(cuda, "synchronize", _synchronize)

@@ -60,6 +60,7 @@ class Machine:
         table = np.zeros((n_pes, SLOTS), SLOT) if calls is None else calls
         self.calls = {pe: Calls(table, pe) for pe in self.local_pes}
         self.streams = {pe: [] for pe in self.local_pes}
+        self.defaults, self.current = {}, {}  # PE -> its default stream, and CuPy's current one
         self.ended = set()  # PEs whose host program has returned
         self.host_waits = {}  # PE -> () -> what its host program waits for
         self.host_waiter = self._run_here  # how a host program waits; several PEs or processes replace it
@@ -102,6 +103,11 @@ class Machine:
         raise NotImplementedError(
             f"team {team!r} is not emulated: TEAM_WORLD (0), SHARED (1), NODE (2) and SAME_MYPE_NODE (3) are"
         )
+
+    def synchronize(self, pe):
+        """The host program of `pe` waits for all its work."""
+        for stream in list(self.streams[pe]):
+            stream.synchronize()
 
     def wait_on_host(self, pe, is_done, key, why, can_go_on):
         """The host program of `pe` waits. With `can_go_on` (a launch), it returns although not done when the

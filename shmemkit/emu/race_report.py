@@ -346,6 +346,12 @@ class _Pair:
                 f"the blocks of a grid are not ordered: grid_barrier {lines}, or a release after the one and "
                 "an acquire before the other"
             )
+        streams = a.block.launch.stream, b.block.launch.stream
+        if self.races.machine.defaults.get(a.pe) in streams:
+            return (
+                "the kernels run on different streams, the default one and a non-blocking one, which do not "
+                f"wait for each other: launch both on world.stream, or join them by an event ({lines})"
+            )
         return (
             "the kernels run on different streams: record an event after the one, and let the stream of the "
             f"other wait for it ({lines})"

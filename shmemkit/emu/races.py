@@ -365,12 +365,12 @@ class Races:
         """-> what its threads know at first"""
         stream = launch.stream
         stream.kernels += 1
-        clock = joined(stream.clock, self.hosts[launch.pe])
+        clock = joined(stream.clock, launch.told)
         forget_superseded(clock, self.kernel_of_block, self.live)
         launch.after = clock  # griddepcontrol_wait: that the kernels before have ended
         if launch.pdl and stream.early is not None:
-            launch.after = joined(stream.waited, self.hosts[launch.pe])
-            clock = joined(stream.early, self.hosts[launch.pe])
+            launch.after = joined(stream.waited, launch.told)
+            clock = joined(stream.early, launch.told)
         else:
             stream.early = clock
         launch.has_waited = not launch.pdl

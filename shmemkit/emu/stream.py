@@ -4,6 +4,9 @@ A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, s
 its results are right; unless the kernel waits for something that the host has yet to start: then it stays on
 its stream and goes on later. So do memory operations that wait. Copies, and memory operations that only
 write, return at once: kernels on other streams run beside them.
+
+A PE's default stream is the legacy one of CUDA: it waits for what is on streams that are not non-blocking,
+and they for it. A World's stream is non-blocking, and so are those of ``backend.new_stream``.
 """
 
 import contextlib
@@ -11,9 +14,18 @@ import time
 from collections import deque
 
 import numpy as np
+from numba import cuda
 
 from .grid import Launch
 from .thread import current_thread
+
+
+class Handle(int):
+    """The address of a stream: an integer, as cuda.core has it, with Numba's ``.value``."""
+
+    @property
+    def value(self):
+        return int(self)
 
 
 class Stream:
@@ -22,12 +34,17 @@ class Stream:
     An operation has start(), done, name, and again(renewed), which makes another like it (for a graph).
     """
 
-    ptr = 0
+    per_thread = None  # of a default stream: the per-thread one, once somebody has asked for it
 
-    def __init__(self, machine, pe):
-        self.machine, self.pe = machine, pe
+    def __init__(self, machine, pe, blocking=True):
+        self.machine, self.pe, self.blocking = machine, pe, blocking
         self.queue = deque()
         self.captured = None  # the operations of the graph that is being captured, with their streams
+        self.enqueued, self.followed = 0, {}  # operations so far; of other streams, that this one waits for
+        self.before = []  # CuPy's current streams outside of `with`
+        # Unlike any address, and the same in every run; 0 is the default stream, which is made first.
+        number = len(machine.streams[pe])
+        self.ptr = Handle((pe + 1 << 24) + (number << 4) if number else 0)
         if machine.races is not None:
             machine.races.new_stream(self)
         machine.streams[pe].append(self)
@@ -37,19 +54,56 @@ class Stream:
         if self.captured is not None:
             self.captured.append((self, operation))
             return
-        operation.stream = self
-        self.queue.append(operation)
-        self.advance()
+        self._follow_blocking()
+        self.enqueued += 1
+        self._append(operation)
         if not isinstance(operation, Background):
             self._wait(can_go_on=True)
+
+    def _append(self, operation):
+        operation.stream = self
+        if self.machine.races is not None:
+            operation.told = self.machine.races.hosts[self.pe]  # what the host program knows
+        self.queue.append(operation)
+        self.advance()
+
+    def _follow_blocking(self):
+        """Come after what is on the default stream, or, if I am that, on all that are not non-blocking."""
+        default = self.machine.defaults.get(self.pe)
+        if self is not default:
+            if self.blocking and default is not None:
+                self._follow(default)
+            return
+        for other in self.machine.streams[self.pe]:
+            if other is not self and other.blocking:
+                if other.captured is not None:
+                    raise RuntimeError(
+                        "the default stream waits for a stream that is capturing a graph: end the capture "
+                        "first, or use a non-blocking stream, such as the World's"
+                    )
+                self._follow(other)
+
+    def _follow(self, other):
+        """What is enqueued from now on runs after what is on `other` now. The host program does not wait."""
+        if self.followed.get(other, 0) < other.enqueued:
+            self.followed[other] = other.enqueued
+            marker = Marker()
+            other._append(marker)
+            self._append(WaitFor(marker))
 
     def synchronize(self):
         """Wait until everything enqueued has finished."""
         if self.captured is not None:
             raise RuntimeError("synchronize: the stream is capturing a graph; end the capture first")
-        self._wait(can_go_on=False)
+        self.settle()
         if self.machine.races is not None:
             self.machine.races.synchronized(self.pe, self.clock)
+
+    def settle(self):
+        """Wait for the work, of which the host program learns nothing."""
+        if self.captured is None:
+            self._follow_blocking()
+        self._wait(can_go_on=False)
 
     def _wait(self, can_go_on):
         self.machine.wait_on_host(self.pe, self._is_idle, id(self), self._why, can_go_on)
@@ -78,14 +132,21 @@ class Stream:
             self.machine.scheduler.wake(id(self))
 
     # -- as CuPy's streams
+    handle = property(lambda self: self.ptr)
+
+    def __cuda_stream__(self):
+        return 0, int(self.ptr)
+
     def use(self):
+        self.machine.current[self.pe] = self
         return self
 
     def __enter__(self):
-        return self
+        self.before.append(self.machine.current.get(self.pe))
+        return self.use()
 
     def __exit__(self, *_):
-        pass
+        self.machine.current[self.pe] = self.before.pop()
 
     @contextlib.contextmanager
     def auto_synchronize(self):
@@ -113,6 +174,8 @@ class Stream:
     def begin_capture(self, mode=None):
         if self.captured is not None:
             raise RuntimeError("begin_capture: the stream is already capturing")
+        if self is self.machine.defaults.get(self.pe):
+            raise RuntimeError("begin_capture: the default stream cannot capture; use another one")
         self.captured = []
 
     def end_capture(self):
@@ -252,10 +315,10 @@ class Event:
         self.marker = self.captured = None
 
     def record(self, stream=None):
-        (stream or default_stream()).record(self)
+        find(stream).record(self)
 
     def wait(self, stream=None):
-        (stream or default_stream()).wait_event(self)
+        find(stream).wait_event(self)
 
     def synchronize(self):
         """Wait until the stream has come to this point."""
@@ -282,14 +345,39 @@ class Event:
 
 
 def default_stream():
-    """The World's stream; of a script that has none, its process's."""
+    """The default stream of the PE that calls; it has a World, or runs a script."""
     from .. import world
     from .run import current_host
 
     host = current_host()
-    if host is not None and host.world is None and host.process is not None:
+    if host is not None and host.process is not None:
         return host.process.null
-    return world.current(required=True).stream
+    backend = world.current(required=True).backend
+    return backend.machine.defaults[backend.pe]
+
+
+def find(stream):
+    """The emulated stream that `stream` is: one of Numba, CuPy or cuda.core, or its address, or None."""
+    if isinstance(stream, Stream):
+        return stream
+    default = default_stream()
+    if stream is None:
+        return default
+    if hasattr(type(stream), "__cuda_stream__"):
+        stream = stream.__cuda_stream__()[1]
+    if not hasattr(stream, "__index__"):
+        raise TypeError(
+            f"{stream!r} is no stream: one of numba.cuda, CuPy or cuda.core, or its address, is allowed"
+        )
+    if int(stream) in (0, 1):
+        return default
+    if int(stream) == 2:
+        default.per_thread = default.per_thread or cuda.stream()
+        return default.per_thread
+    for known in default.machine.streams[default.pe]:
+        if known.ptr == int(stream):
+            return known
+    raise ValueError(f"{int(stream):#x} is not the address of a stream of this PE ({default.pe})")
 
 
 class Graph:

@@ -124,5 +124,5 @@ def result(world, launch, *arrays, out=1):
     """Call ``launch(*arrays, out)``, out being `out` integers of this rank. -> what they are in the end"""
     found = np.full(out, -1, "int32")
     launch(*arrays, found)
-    world.stream.synchronize()
+    world.synchronize()
     return found.tolist()

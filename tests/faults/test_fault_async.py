@@ -171,7 +171,7 @@ def test_only_the_thread_that_sends_calls_the_fence(correct):
 
     def main(world):
         out = np.zeros(N, "float32")
-        kernel[1, N](out)
+        kernel[1, N, world.stream](out)
         world.stream.synchronize()
         return out.tolist()[:1]
 

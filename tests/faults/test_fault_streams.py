@@ -165,3 +165,76 @@ def test_graph_without_its_fork(correct):
         return found
 
     return main
+
+
+@fault(RaceError, "x", "the default one", right=[[7]], pes=1, source=(fill, read))
+def test_launch_without_a_stream_before_one_on_the_worlds(correct):
+    """The default stream and the World's, which is non-blocking, do not wait for each other."""
+
+    def main(world):
+        x, out = sk.zeros(1, "int32", "x"), np.zeros(1, "int32")
+        fill[1, 1, world.stream if correct else 0](x, 7)
+        read[1, 1, world.stream](x, out)
+        world.synchronize()
+        return out.tolist()
+
+    return main
+
+
+@fault(RaceError, "x", "the default one", right=[[7]], pes=1, source=(fill, read))
+def test_launch_without_a_stream_after_one_on_the_worlds(correct):
+    """To wait for the default stream is not to wait for the World's."""
+
+    def main(world):
+        x, out = np.zeros(1, "int32"), np.zeros(1, "int32")
+        fill[1, 1, world.stream](x, 7)
+        (cuda if correct else cuda.default_stream()).synchronize()
+        read[1, 1](x, out)
+        world.synchronize()
+        return out.tolist()
+
+    return main
+
+
+@fault(RaceError, "x", "the default one", right=[[7]], pes=1, source=(fill, read))
+def test_default_stream_before_a_non_blocking_one(correct):
+    """A stream that is made non-blocking does not wait for the default one; others do."""
+
+    def main(world):
+        x, out = np.zeros(1, "int32"), np.zeros(1, "int32")
+        other = cuda.stream() if correct else world.backend.new_stream()
+        fill[1, 1](x, 7)
+        read[1, 1, other](x, out)
+        world.synchronize()
+        return out.tolist()
+
+    return main
+
+
+@fault(RaceError, "x", "event", right=[[7]], pes=1, source=(fill, read))
+def test_per_thread_default_stream(correct):
+    """The per-thread default stream waits for the default stream alone."""
+
+    def main(world):
+        x, out = np.zeros(1, "int32"), np.zeros(1, "int32")
+        fill[1, 1, 0 if correct else cuda.stream()](x, 7)
+        read[1, 1, cuda.per_thread_default_stream()](x, out)
+        world.synchronize()
+        return out.tolist()
+
+    return main
+
+
+@fault(RaceError, "x", "event", right=[[7]], pes=1, source=(fill, read))
+def test_blocking_streams_joined_by_the_default_one(correct):
+    """Two blocking streams are in order where there is work on the default stream between."""
+
+    def main(world):
+        x, y, out = (np.zeros(1, "int32") for _ in range(3))
+        fill[1, 1, cuda.stream()](x, 7)
+        fill[1, 1, 0 if correct else world.stream](y, 1)
+        read[1, 1, cuda.stream()](x, out)
+        world.synchronize()
+        return out.tolist()
+
+    return main

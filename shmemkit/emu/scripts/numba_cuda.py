@@ -11,7 +11,7 @@ from .cuda_core import COMPUTE_CAPABILITY
 from .cupy import ndarray
 from .modules import Served, not_served
 from .process import current
-from .streams import ScriptEvent, find, new_stream
+from .streams import ScriptEvent, new_stream
 
 
 class NumbaDevice(Served):
@@ -73,7 +73,7 @@ def _refuse(name):
 
 _REFUSED = (
     "In InOut Out Reduce current_context detect from_cuda_array_interface managed_array mapped mapped_array "
-    "mapped_array_like open_ipc_array per_thread_default_stream profile_start profile_stop profiling reduce"
+    "mapped_array_like open_ipc_array profile_start profile_stop profiling reduce"
 ).split()
 
 
@@ -83,9 +83,6 @@ def installed():
     gpus = _Gpus()
     replaced = {
         "stream": new_stream,
-        "external_stream": find,
-        "default_stream": lambda: current("cuda.default_stream").null,
-        "legacy_default_stream": lambda: current("cuda.legacy_default_stream").null,
         "event": lambda timing=True: ScriptEvent(),
         "is_available": lambda: True,
         "gpus": gpus,

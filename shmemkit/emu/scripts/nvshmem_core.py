@@ -83,6 +83,7 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
     if process.inits > 1:
         return  # as with NVSHMEM: the last finalize() counts
     world = worlds.init()
+    world.stream.__exit__()
     process.streams.remove(world.stream)  # NVSHMEM has none: the script's own are all there are
     world.stream = world.backend.stream = process.null
     if initializer_method == "uid":

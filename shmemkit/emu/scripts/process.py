@@ -85,8 +85,7 @@ class Process:
         self.surroundings.random = None  # as it comes: PEs that do not seed have different numbers
         self.modules = {}  # while others run
         self.at_exit = []
-        self.null = ScriptStream.null_of(self)
-        self.stream = self.null  # CuPy's current one
+        self.null = self.machine.defaults[self.pe] = self.stream = ScriptStream(process=self)
         self.device = 0
         self.random = np.random.RandomState()  # CuPy's
         self.inits = 0  # calls of nvshmem.core.init without their finalize
@@ -147,22 +146,23 @@ class Process:
     def streams(self):
         return self.machine.streams[self.pe]
 
+    @property
+    def stream(self):
+        """CuPy's current one."""
+        return self.machine.current[self.pe]
+
+    @stream.setter
+    def stream(self, stream):
+        stream.use()
+
     def synchronize(self):
         """Wait for all work of this PE."""
-        for stream in list(self.streams):
-            stream.synchronize()
+        self.machine.synchronize(self.pe)
 
     def settle(self):
         """What CuPy does comes after the work on its current stream; it is done at once here, so wait for
         that."""
-        streams = (
-            [s for s in self.streams if getattr(s, "legacy", False)]
-            if self.stream is self.null
-            else [self.stream]
-        )
-        for stream in streams:
-            if stream.queue:
-                stream.settle()
+        self.stream.settle()
 
 
 def _is_installed(file):
