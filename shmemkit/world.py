@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from . import timeouts
+from . import notebook, timeouts
 from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory, ranks_text
@@ -41,10 +41,13 @@ def init(backend="auto", comm=None, local_size=None):
 
     The World's stream becomes CuPy's current stream. Use it as a context manager, or call finalize(); at exit
     that is done. RuntimeError when a World is alive already, or the backend cannot be used (it says why).
+    After a failure on the emulator that has ended the World of all ranks, it makes a new one.
     """
     global _alone
-    host = current_host()
-    if current() is not None:
+    host, world = current_host(), current()
+    if world is not None and world.backend.over:
+        world.abandon()
+    elif world is not None:
         raise RuntimeError(
             "shmemkit.init: this rank is initialized already; call finalize() on its World first"
         )
@@ -131,6 +134,7 @@ class World(SymmetricMemory):
         self.finalized = False
         self.kept = {}  # objects that live as long as the World, by who keeps them
         self._host = current_host()
+        notebook.hide_our_frames()
         self._ending = Ending(comm)
         if backend == "emulator":
             from .emu.backend import EmulatorBackend
@@ -221,6 +225,9 @@ class World(SymmetricMemory):
         """
         if self.finalized:
             return
+        if self.backend.over:
+            self.abandon()
+            return
         self.backend.synchronize()
         self._meet("finalize")
         leaks = self._leaks()
@@ -267,6 +274,8 @@ class World(SymmetricMemory):
             self.finalize()
         elif self.n_ranks == 1 or self._host is not None:
             self.abandon()
+        elif self.backend.name == "emulator":
+            self.backend.fail(error)
         # otherwise others may wait for this rank: an exception that nobody catches ends them all
 
     def _meet(self, call, value=None):

@@ -177,7 +177,7 @@ def test_hosts_that_are_late():
         print("rank ok")
         """,
     )
-    assert "in their host programs" in output
+    assert "still in host code" in output
 
 
 def test_deadlock_in_kernels():
@@ -407,3 +407,135 @@ def test_shared_memory_has_no_name(nameless):
         print("rank ok")
         """,
     )
+
+
+def test_after_a_failure_all_ranks_raise_and_can_begin_anew():
+    """What a notebook does: it catches the error, and goes on."""
+    succeed(
+        3,
+        """
+        @cuda.jit
+        def outside(box):
+            box[5] = 1
+
+        @cuda.jit
+        def stuck(signals):
+            wait(signals, 1, "sys", "acquire", 1)
+
+        def refused(function, *words):
+            try:
+                function()
+            except EmulatorError as error:
+                assert all(w in str(error) for w in words), error
+            else:
+                assert False
+
+        def launch(kernel, *arguments):
+            kernel[1, 1](*arguments)
+            world.synchronize()
+
+        world = sk.init()
+        for anew in range(2):
+            box = sk.zeros(1, "int32", "box")
+            if world.rank != 1:  # it waits for the others
+                refused(lambda: launch(outside, box), "box[5] is out of bounds")
+                time.sleep(0.1 * world.rank)
+            cause = "has failed: OutOfBoundsError: box[5] is out of bounds: box is int32 (1,) on rank "
+            for _ in range(2):
+                refused(world.host_barrier, cause, "call shmemkit.init() on all ranks")
+                refused(lambda: sk.zeros(4), cause)
+            if anew:
+                world.finalize()
+            world = sk.init()
+            assert world.host_allgather(world.rank) == [0, 1, 2]
+        refused(lambda: launch(stuck, sk.signals(1)), "deadlock: no rank can go on")
+        refused(world.host_barrier, "has failed: DeadlockError: deadlock: no rank can go on")
+        with sk.init() as world:
+            sk.zeros(3)
+        try:
+            with sk.init() as world:
+                if world.rank == 2:
+                    1 // 0
+                world.host_barrier()
+        except (ZeroDivisionError, EmulatorError) as error:
+            told = "rank 2 has failed: ZeroDivisionError" in str(error)
+            assert told == (world.rank != 2), error
+        with sk.init() as world:
+            sk.zeros(3)
+        print("rank ok")
+        """,
+    )
+
+
+def test_a_cell_that_fails_on_one_rank():
+    """In a notebook the rank lives on; those who wait for it are told why it does not come."""
+    succeed(
+        2,
+        """
+        import types
+
+        class Shell:
+            compile, custom_exceptions, last_execution_result = None, [1], None
+            def __init__(self):
+                self.events, self.hooks = self, {}
+            def register(self, name, function):
+                self.hooks[name] = function
+            def unregister(self, name, function):
+                del self.hooks[name]
+            def cell(self, function):
+                self.hooks.get("pre_execute", int)()
+                result = types.SimpleNamespace(error_in_exec=None)
+                try:
+                    function()
+                except Exception as error:
+                    result.error_in_exec = error
+                self.last_execution_result = result
+                self.hooks.get("post_execute", int)()
+                return str(result.error_in_exec)
+
+        shell = Shell()
+        sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+        world = sk.init()
+
+        def both():
+            if world.rank == 1:
+                raise KeyError("missing")
+            world.host_barrier()
+
+        def one_fails_and_nobody_waits():
+            raise KeyError("all")
+
+        assert "all" in shell.cell(one_fails_and_nobody_waits)
+        assert shell.cell(world.host_barrier) == "None"
+        said = shell.cell(both)
+        time.sleep(world.rank)  # until the other has been told
+        if world.rank == 0:
+            assert "rank 1: its host program has raised KeyError: 'missing'" in said, said
+        assert shell.cell(sk.init) == "None"
+        assert shell.cell(lambda: sk.current().finalize()) == "None"
+        assert shell.hooks == {}
+        print("rank ok")
+        """,
+    )
+
+
+def test_a_kernel_that_waits_for_a_rank_in_host_code_times_out():
+    status, output, seconds = mpirun(
+        3,
+        """
+        @cuda.jit
+        def waits(flags):
+            wait(flags, 1, "sys", "acquire", 1)
+
+        world = sk.init()
+        flags = sk.signals(1)
+        if world.rank == 1:
+            time.sleep(30)
+        waits[1, 1](flags)
+        world.synchronize()
+        """,
+        SHMEMKIT_TIMEOUT="1",
+    )
+    assert status == 1 and seconds < 20
+    assert "SignalTimeout: rank " in output and " s for rank 1, still in host code" in output, output
+    assert "in waits: waits for flags[0] on rank" in output

@@ -146,7 +146,9 @@ def test_a_failure_comes_first_and_the_races_besides():
         y[0] = cuda.threadIdx.x
         x[cuda.threadIdx.x] = 1
 
-    with pytest.raises(sk.emu.OutOfBoundsError, match=r"(?s)x\[2\] is out of.*Besides, 1 data race") as caught:
+    with pytest.raises(
+        sk.emu.OutOfBoundsError, match=r"(?s)x\[2\] is out of.*Besides, 1 data race"
+    ) as caught:
         spmd(1, lambda world: outside[1, 3](sk.zeros(2), sk.zeros(1)), races=True)
     assert len(caught.value.races) == 1
 

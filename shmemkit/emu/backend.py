@@ -90,6 +90,16 @@ class EmulatorBackend:
         self.stream = Stream(self.machine, self.pe, blocking=False).__enter__()
         _install()
 
+    @property
+    def over(self):
+        """Whether a rank has failed, so that no others meet it any more."""
+        return self.processes is not None and bool(self.processes.failed[0])
+
+    def fail(self, error):
+        """This rank has left by `error`: those who wait for it are told."""
+        if self.processes is not None:
+            self.processes.fail(error)
+
     def mapped(self):
         """Whether the memory of each rank is mapped here: of my node's."""
         size = self.machine.local_size
@@ -111,7 +121,7 @@ class EmulatorBackend:
         if self.host is not None:
             return self.comm.allgather(value, call)
         if self.processes is not None:
-            self.processes.barrier(call)
+            return self.processes.allgather(value, call)
         return self.comm.allgather(value)
 
     def allocate(self, n_bytes):

@@ -7,7 +7,7 @@ from .network import DELIVERIES
 from .run import check_arguments, run, schedule_of
 
 
-@dataclass
+@dataclass(repr=False)
 class Exploration:
     """What ``explore`` has found; ``str()`` says it, with the report of a failure.
 
@@ -37,7 +37,7 @@ class Exploration:
             raise AttributeError("no schedule: an exhaustive exploration that has found a failure has one")
         return Replay(self.schedule)
 
-    def __str__(self):
+    def __repr__(self):
         runs = f"{self.runs} schedule{'s' * (self.runs != 1)}"
         if self.failure is not None:
             which = f"seed {self.seed}, " if not self.exhaustive else ""

@@ -3,11 +3,14 @@
 Words in shared memory, one of each per rank r:
   changes[r]   grows when r has done something and has nothing left to do; only r writes it. The epoch is
                their sum
-  state[r]     HOST (its host program runs), RUNNING (its threads run), FINISHED, or 2 * epoch + can_go_on:
-               idle since then
+  state[r]     HOST (its host program runs), RUNNING (its threads run), FINISHED, RAISED (in a notebook, its
+               cell has ended by an exception), or 2 * epoch + can_go_on: idle since then
   arrived[r]   host barriers that r has come to
   reported[r]  1 + the epoch at which it wrote its part of a deadlock report
-and one for all: `failed`, 1 + the rank that failed first, or 0.
+and two for all: `failed`, 1 + the rank that failed first, or 0; and `met`, the meetings that took place. Once
+a rank has failed, no more do: whoever waits for others raises, and all can make a new World. `met` and
+`failed` are written under the lock, so that all agree whether a meeting took place; those who go on to MPI's
+calls are all ranks or none.
 
 A process is idle in epoch e when it read e, and after that polled all its waits without a change, and each of
 its spin loops once. Whoever changes memory adds to the epoch before it is idle itself; a host program may
@@ -22,6 +25,7 @@ property of x86-64. Processors with weaker ordering are untried.
 
 import contextlib
 import fcntl
+import json
 import mmap
 import os
 import socket
@@ -32,14 +36,17 @@ import time
 import numpy as np
 
 from shmemkit import timeouts
+from shmemkit.memory import ranks_text
+from shmemkit.notebook import watch_cells
 
 from .calls import SLOT, SLOTS
 from .errors import EmulatorError
 from .heap import heap_size
 from .report import deadlock as explain
 
-HOST, RUNNING, FINISHED = -1, -2, -3
-REPORT_BYTES = 1 << 16
+HOST, RUNNING, FINISHED, RAISED = -1, -2, -3, -4
+REPORT_BYTES, CAUSE_BYTES = 1 << 16, 1 << 12
+GO_ON = "To go on, call shmemkit.init() on all ranks: it makes a new World"
 DEFAULT_HEAP = 256 << 20  # bytes per rank; untouched pages cost nothing
 PATIENCE = 5.0  # seconds without progress, while others are in their host programs
 
@@ -77,15 +84,17 @@ class Processes:
 
     def __init__(self, comm):
         self.comm, self.rank, self.n = comm, comm.Get_rank(), comm.Get_size()
-        words = 4 * self.n + 1
-        calls = words * 8 + self.n * REPORT_BYTES
+        words = 4 * self.n + 2
+        causes = words * 8 + self.n * REPORT_BYTES
+        calls = causes + self.n * CAUSE_BYTES
         front = -(-(calls + self.n * SLOTS * SLOT.itemsize) // 4096) * 4096
         file = self._shared_file(front, heap_size(DEFAULT_HEAP))
         everything = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         table = everything[: words * 8].view(np.int64)
         self.changes, self.state, self.arrived, self.reported = table[: 4 * self.n].reshape(4, self.n)
-        self.failed = table[4 * self.n :]
-        self.reports = everything[words * 8 : calls].reshape(self.n, REPORT_BYTES)
+        self.failed, self.met = table[4 * self.n :].reshape(2, 1)
+        self.reports = everything[words * 8 : causes].reshape(self.n, REPORT_BYTES)
+        self.causes = everything[causes:calls].reshape(self.n, CAUSE_BYTES)  # why it failed
         self.calls = everything[calls:][: self.n * SLOTS * SLOT.itemsize].view(SLOT).reshape(self.n, SLOTS)
         self.memory = everything[front:]
         self.lock = FileLock(file)
@@ -147,6 +156,7 @@ class Processes:
         self.machine = machine
         machine.host_waiter = self.wait
         machine.scheduler.idle = self.idle
+        self._watch_no_more = watch_cells(self.host_raised)
 
     def wait(self, pe, is_done, key, can_go_on):
         """Run this process's threads until `is_done()`; see Machine.wait_on_host."""
@@ -157,14 +167,43 @@ class Processes:
         try:
             if not self.machine.scheduler.run_until(is_done) and not can_go_on:
                 raise self.deadlock()
-        except EmulatorError:
-            with self.lock:
-                if not self.failed[0]:
-                    self.failed[0] = self.rank + 1
+        except BaseException as error:
+            self.fail(error)
             self.machine.clear()
             raise
         finally:
             self.state[self.rank] = HOST
+
+    def fail(self, error):
+        """This rank meets the others no more, because of `error`."""
+        with self.lock:
+            if not self.failed[0]:
+                _write(self.causes[self.rank], _cause(error))
+                self.failed[0] = self.rank + 1
+
+    def host_raised(self, error):
+        """The host program has ended by `error`, as a cell of a notebook does, or (None) goes on."""
+        if error is not None:
+            _write(self.causes[self.rank], _cause(error))
+        self.state[self.rank] = HOST if error is None else RAISED
+        self.changes[self.rank] += 1
+
+    def check(self):
+        """Raise, once a rank has failed: nobody waits for others any more."""
+        failed = int(self.failed[0]) - 1
+        if failed < 0:
+            return
+        text, *timeout = json.loads(_text(self.causes[failed]))
+        if timeout:  # these are the same for all
+            call, missing = timeout
+            text = text.partition(": ")[2] + (
+                f"; rank {self.rank} has come too late" if self.rank in missing else ""
+            )
+            error = timeouts.RankTimeout(f"{text}. {GO_ON}", self.rank, call, missing)
+        else:
+            error = EmulatorError(f"rank {failed} has failed: {text}. {GO_ON}")
+        error.shown_by = failed
+        raise error
 
     def idle(self):
         """Nothing can run here. -> False when nothing can run anywhere, so that waiting has no sense."""
@@ -179,14 +218,10 @@ class Processes:
         if epoch != self.seen_epoch:
             self.seen_epoch = epoch
             return True  # the scheduler polls everything once more, and asks again
-        failed = int(self.failed[0])
-        if failed:
-            error = EmulatorError(f"rank {failed - 1} failed; its own report says why")
-            error.shown_by = failed - 1
-            raise error
+        self.check()
         self.state[self.rank] = 2 * epoch + self.can_go_on
         states = self.state.tolist()
-        if all(s == FINISHED or s >> 1 == epoch for s in states) and self._epoch() == epoch:
+        if all(s in (FINISHED, RAISED) or s >> 1 == epoch for s in states) and self._epoch() == epoch:
             if self.can_go_on or not any(s >= 0 and s & 1 for s in states):
                 return False  # otherwise the one that can go on will
         return self._be_patient(states)
@@ -200,13 +235,15 @@ class Processes:
             time.sleep(min(waited / 20, 1e-3))
         else:
             os.sched_yield()
-        if waited > PATIENCE and not self.warned and RUNNING not in states and HOST in states:
+        if RUNNING in states or HOST not in states:
+            return True
+        limit, late = timeouts.default(), ranks_text([r for r, s in enumerate(states) if s == HOST])
+        text = f"rank {self.rank} has waited {waited:.3g} s for {late}, still in host code"
+        if limit is not None and waited > limit and not self.can_go_on:
+            raise timeouts.SignalTimeout(f"{text}. {GO_ON}\n{explain(self.machine)}", self.rank)
+        if waited > min(PATIENCE, limit or PATIENCE) and not self.warned:
             self.warned = True
-            hosts = [r for r, s in enumerate(states) if s == HOST]
-            text = (
-                f"shmemkit: rank {self.rank} has waited {waited:.0f} s for ranks {hosts}, which are in their "
-                "host programs"
-            )
+            text = f"shmemkit: {text}"
             if self.can_go_on:
                 print(
                     f"{text}; its host program goes on, the kernel stays on its stream",
@@ -217,15 +254,33 @@ class Processes:
             print(f"{text}:\n{explain(self.machine)}", file=sys.stderr, flush=True)
         return True
 
+    def allgather(self, value, call):
+        """-> the `value` of every rank. All host programs meet; kernels of this process go on meanwhile.
+        `call` is what this one calls."""
+        self.check()
+        try:
+            self.barrier(call)
+        except BaseException:  # one of them has failed, or the host program was interrupted
+            if self.met[0] >= self.arrived[self.rank]:  # too late: the others do not know of it yet
+                self.comm.allgather(value)
+            raise
+        return self.comm.allgather(value)
+
     def barrier(self, call):
-        """All host programs meet; kernels of this process go on meanwhile. `call` is what this one calls."""
+        """All host programs meet."""
+        self.check()
         self.arrived[self.rank] += 1
         target = self.arrived[self.rank].item()
         start, limit = time.monotonic(), timeouts.default()
 
         def all_are_there():
-            if min(self.arrived.tolist()) >= target:
+            if self.met[0] >= target:
                 return True
+            if min(self.arrived.tolist()) >= target:
+                with self.lock:
+                    if not self.failed[0]:
+                        self.met[0] = target
+                return self.met[0] >= target
             if limit is not None and time.monotonic() - start > limit:
                 raise self._timeout(target, call, limit)
             return False
@@ -242,9 +297,7 @@ class Processes:
         missing = np.flatnonzero(self.arrived < target).tolist()
         there = [r for r in range(self.n) if r not in missing]
         text = timeouts.missing_text(call, missing, there, limit)
-        error = timeouts.RankTimeout(
-            f"{text}. The ranks cannot meet again: end the program", self.rank, call, missing
-        )
+        error = timeouts.RankTimeout(f"{text}. {GO_ON}", self.rank, call, missing)
         error.shown_by = there[0]
         return error
 
@@ -254,26 +307,41 @@ class Processes:
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""
-        text = explain(self.machine).encode()[: REPORT_BYTES - 1]
-        self.reports[self.rank, : len(text)] = np.frombuffer(text, np.uint8)
-        self.reports[self.rank, len(text)] = 0
+        _write(self.reports[self.rank], explain(self.machine))
         mark = self.reported[self.rank] = self._epoch() + 1
-        stuck = [r for r in range(self.n) if self.state[r] != FINISHED]
+        stuck = [r for r in range(self.n) if self.state[r] not in (FINISHED, RAISED)]
         deadline = time.monotonic() + PATIENCE
         while any(self.reported[r] != mark for r in stuck) and time.monotonic() < deadline:
             time.sleep(1e-3)
         parts = [_text(self.reports[r]) for r in stuck if self.reported[r] == mark]
-        finished = [r for r in range(self.n) if r not in stuck]
-        if finished:
-            parts.append(f"  ranks {finished} have finished")
+        for r in range(self.n):
+            if self.state[r] == RAISED:
+                why = json.loads(_text(self.causes[r]))[0]
+                parts.append(f"  rank {r}: its host program has raised {why}")
+            elif self.state[r] == FINISHED:
+                parts.append(f"  rank {r}: its host program has ended")
         error = self.machine.deadlock_error("\n".join(p for p in parts if p))
         error.shown_by = stuck[0]
         return error
 
     def finish(self):
         """This process takes no more part."""
+        self._watch_no_more()
         self.changes[self.rank] += 1
         self.state[self.rank] = FINISHED
+
+
+def _cause(error):
+    """`error` in one line, and of a RankTimeout the call and who is missing, as JSON."""
+    text = f"{type(error).__name__}: {error}".partition("\n")[0].partition(f". {GO_ON}")[0][:500]
+    more = [error.call, error.missing] if isinstance(error, timeouts.RankTimeout) else []
+    return json.dumps([text.rstrip(": "), *more])
+
+
+def _write(where, text):
+    text = text.encode()[: where.size - 1]
+    where[: len(text)] = np.frombuffer(text, np.uint8)
+    where[len(text)] = 0
 
 
 def _text(report):
