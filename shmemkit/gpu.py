@@ -8,6 +8,7 @@ import threading
 from . import jit_cache, multicast, timeouts
 from .device import deadline, peers
 from .emu.backend import SingleComm
+from .settings import switch
 
 ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
 MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
@@ -106,7 +107,7 @@ class NvshmemBackend:
             sharing.setdefault(gpu, []).append(rank)
         shared = [ranks for ranks in sharing.values() if len(ranks) > 1]
         self._uuids = [gpu for _, gpu, _ in found]
-        if shared and os.environ.get("SHMEMKIT_OVERSUBSCRIBE", "0") != "1":
+        if shared and not switch("SHMEMKIT_OVERSUBSCRIBE", False):
             raise RuntimeError(
                 f"{self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees {count}): ranks "
                 f"{', '.join(map(str, shared[0]))} would share one. Start one rank per GPU, or set "

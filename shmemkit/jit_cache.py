@@ -30,6 +30,8 @@ import time
 import warnings
 from pathlib import Path
 
+from .settings import switch
+
 MAGIC = b"shmemkit-cache-1"
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process that makes the same entry
 MAX_ENTRIES = 512
@@ -49,8 +51,8 @@ POINT_TO_POINT = re.compile(
 
 
 def folder():
-    """The cache's folder as the environment has it now, or None when SHMEMKIT_CACHE=0."""
-    if os.environ.get("SHMEMKIT_CACHE", "1") == "0":
+    """The cache's folder as the environment has it now, or None when SHMEMKIT_CACHE is off."""
+    if not switch("SHMEMKIT_CACHE", True):
         return None
     if chosen := os.environ.get("SHMEMKIT_CACHE_DIR"):
         return Path(chosen).expanduser()
@@ -298,6 +300,7 @@ def install():
     from numba.cuda.codegen import CUDACodeLibrary
     from numba.cuda.cudadrv import driver, nvrtc
 
+    folder()  # a bad SHMEMKIT_CACHE is refused here, not while a kernel is compiled
     CUDACodeLibrary.modules = property(_ordered_modules)
     nvrtc.compile = _caching_compile(nvrtc.compile)
     driver._Linker.complete = _caching_complete(driver._Linker.complete)

@@ -14,6 +14,8 @@ import shlex
 
 import pytest
 
+from .settings import switch
+
 DELIVERIES = ("eager", "ordered", "unordered")
 _FAILED = pytest.StashKey()  # of a test: what is said about the run that failed
 
@@ -128,10 +130,10 @@ def pes(request):
     pes(n, local_size=None, heap_size=None, races=True, delivery=, seed=)
 
     As `shmemkit.emu.run` takes them. Delivery and seed are by default those of this test: see the marker
-    `schedules`. Races are looked for, unless SHMEMKIT_RACES is 0.
+    `schedules`. Races are looked for, unless SHMEMKIT_RACES is off.
     """
     delivery, seed = getattr(request, "param", (None, None))
-    races = os.environ.get("SHMEMKIT_RACES") != "0"
+    races = switch("SHMEMKIT_RACES", True)
     return _Pes(request, {"races": races, "delivery": delivery, "seed": seed})
 
 
@@ -209,7 +211,7 @@ def _command(node):
     """What runs this test again, under the same schedule. (The name of a test with a schedule that was chosen
     on the command line is known only where it is chosen again.)"""
     command = f"pytest {shlex.quote(node.nodeid)}"
-    if os.environ.get("SHMEMKIT_RACES") == "0":
+    if not switch("SHMEMKIT_RACES", True):
         command = f"SHMEMKIT_RACES=0 {command}"
     schedule = getattr(getattr(node, "callspec", None), "params", {}).get("pes")
     if schedule is None or schedule in _product(*_of_marker(node.get_closest_marker("schedules"))):

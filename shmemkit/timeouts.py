@@ -132,11 +132,14 @@ def missing_text(call, missing, there, waited):
 
 
 def as_seconds(value, source):
-    """`value`, a number or its text, as seconds. ValueError, which names its `source`, if it is not one."""
+    """`value` as seconds. TypeError or ValueError, which name its `source`, if it is no number of them. What
+    the environment has is a text, an argument is none."""
     try:
-        seconds = math.nan if isinstance(value, bool) else float(value)
+        seconds = float(value)
     except (TypeError, ValueError):
         seconds = math.nan
+    if source != VARIABLE and (isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__")):
+        raise TypeError(f"{source}={value!r}: a number of seconds is needed")
     if not 0 < seconds <= MOST:
         raise ValueError(
             f"{source}={value!r}: a number of seconds greater than 0 (at most {MOST:g}) is allowed"

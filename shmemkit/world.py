@@ -17,6 +17,7 @@ from .memory import SymmetricMemory, ranks_text
 from .roll_call import RollCall
 
 BACKENDS = ("auto", "nvshmem", "emulator")
+_COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
 _alone = None  # the World of this process, outside of emu.run
 
 
@@ -52,13 +53,22 @@ def init(backend="auto", comm=None, local_size=None):
             "shmemkit.init: this rank is initialized already; call finalize() on its World first"
         )
     if host is not None:
-        if backend == "nvshmem":
+        asked, who = _asked_for(backend)
+        if asked == "nvshmem":
             raise RuntimeError(
-                "shmemkit.init: shmemkit.emu.run runs on the emulator; backend='nvshmem' needs mpirun"
+                f"shmemkit.init: {who} asks for backend='nvshmem', and the program runs on the emulator, by "
+                "shmemkit.emu.run or python -m shmemkit.emu: start it with mpirun for GPUs"
+            )
+        if comm is not None and _size_of(comm) != host.program.machine.n_pes:
+            raise ValueError(
+                f"shmemkit.init: comm has {comm.Get_size()} ranks; shmemkit.emu.run runs "
+                f"{host.program.machine.n_pes} PEs, and all of them take part"
             )
         host.world = world = World("emulator", None, local_size)
         return world
     name, reason = choose_backend(backend)
+    if comm is not None:
+        _size_of(comm)
     if reason and name == "emulator" and "nvshmem4py" in reason:
         warnings.warn(f"shmemkit runs on the CPU emulator: {reason}", stacklevel=2)
     if comm is None and launched_by_mpi():
@@ -69,18 +79,33 @@ def init(backend="auto", comm=None, local_size=None):
     return world
 
 
+def _size_of(comm):
+    """How many ranks `comm` has. TypeError if it is no communicator."""
+    if any(not callable(getattr(comm, name, None)) for name in _COMM):
+        raise TypeError(
+            f"shmemkit.init: comm={comm!r}: an mpi4py communicator is needed, or an object with its "
+            f"{', '.join(_COMM)}"
+        )
+    return comm.Get_size()
+
+
+def _asked_for(requested):
+    """-> (backend, who asks for it), by ``init(requested)`` and SHMEMKIT_BACKEND"""
+    if not isinstance(requested, str) or requested not in BACKENDS:
+        raise ValueError(f"backend {requested!r}: {', '.join(map(repr, BACKENDS))} are allowed")
+    variable = os.environ.get("SHMEMKIT_BACKEND", "").strip() or "auto"
+    if variable not in BACKENDS:
+        raise ValueError(f"SHMEMKIT_BACKEND={variable!r}: {', '.join(BACKENDS)} are allowed")
+    if requested != "auto":
+        return requested, "the program"
+    return variable, "SHMEMKIT_BACKEND"
+
+
 def choose_backend(requested="auto"):
     """-> (backend, reason): what ``init(requested)`` uses, and why. Nothing is initialized."""
-    if requested not in BACKENDS:
-        raise ValueError(f"backend {requested!r}: {', '.join(map(repr, BACKENDS))} are allowed")
-    if requested == "auto":
-        variable = os.environ.get("SHMEMKIT_BACKEND", "auto") or "auto"
-        if variable not in BACKENDS:
-            raise ValueError(f"SHMEMKIT_BACKEND={variable!r}: {', '.join(BACKENDS)} are allowed")
-        if variable != "auto":
-            return variable, "SHMEMKIT_BACKEND asks for it"
-    else:
-        return requested, "the program asks for it"
+    asked, who = _asked_for(requested)
+    if asked != "auto":
+        return asked, f"{who} asks for it"
     count = n_gpus()
     if count == 0:
         return "emulator", "no CUDA GPU was found"
@@ -148,7 +173,7 @@ class World(SymmetricMemory):
         self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
         try:
             self.local_size = self._local_size(local_size)
-        except ValueError:
+        except (TypeError, ValueError):
             self.backend.abandon()
             raise
         self._roll_call = None
@@ -164,14 +189,15 @@ class World(SymmetricMemory):
             self._ending.watch(self)
 
     def _local_size(self, requested):
-        variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
-        given = f"local_size={requested}" if requested is not None else f"SHMEMKIT_LOCAL_SIZE={variable}"
-        if requested is None and not variable:
-            return self.backend.default_local_size
-        try:
-            size = int(requested if requested is not None else variable)
-        except ValueError:
-            size = 0
+        given, size = f"local_size={requested!r}", requested
+        if requested is None:
+            variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
+            if not variable:
+                return self.backend.default_local_size
+            given = f"SHMEMKIT_LOCAL_SIZE={variable}"
+            size = int(variable) if variable.isdecimal() else 0
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"shmemkit.init: {given}: an integer is needed")
         if size < 1 or self.n_ranks % size:
             raise ValueError(f"{given}: a divisor of the number of ranks ({self.n_ranks}) is allowed")
         return size

@@ -11,7 +11,6 @@ instead.
 
 import contextlib
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from unittest import mock
 import pytest
 
 from shmemkit.garbage import uncollected
+from shmemkit.settings import switch
 
 HOPPER, AMPERE = (9, 0, "a"), (8, 0)
 Resources = namedtuple("Resources", "registers spills stack")
@@ -30,7 +30,7 @@ Resources = namedtuple("Resources", "registers spills stack")
 
 def missing(what):
     """Skip the test, or fail it where everything must be there."""
-    if os.environ.get("SHMEMKIT_REQUIRE_PTXAS") == "1":
+    if switch("SHMEMKIT_REQUIRE_PTXAS", False):
         pytest.fail(f"{what}, and SHMEMKIT_REQUIRE_PTXAS=1")
     pytest.skip(what)
 

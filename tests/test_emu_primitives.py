@@ -1,6 +1,7 @@
 """What every primitive of shmemkit.device does on the emulator, on several PEs, in thread, warp and block
 form."""
 
+import enum
 import sys
 
 import numpy as np
@@ -854,3 +855,63 @@ def test_what_the_gpu_would_refuse(call, message):
 
 
 FLAGS = np.zeros(4, "uint64")
+
+
+SET, ADD, GE, NE = 9, 10, device.ComparisonType.CMP_GE, device.ComparisonType.CMP_NE
+_SET, _ADD = device.SignalOp.SIGNAL_SET, device.SignalOp.SIGNAL_ADD
+
+
+class State(enum.IntEnum):
+    """A program's own: it may be a value."""
+
+    READY = 1
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda f: device.signal_wait_until(f, 1, GE),
+            "value is ComparisonType.CMP_GE, which is for compare",
+        ),
+        (lambda f: device.signal_wait(f, 1, GE), "value is ComparisonType.CMP_GE, .* for compare"),
+        (lambda f: device.signal_wait_until(f, _SET, 1), "compare is SignalOp.SIGNAL_SET, .* for signal_op"),
+        (lambda f: device.signal_wait_until(f, device.Teams.TEAM_SHARED, 1), "which is for team"),
+        (lambda f: device.signal_op(f, _SET, 1, 0), "signal_val is SignalOp.SIGNAL_SET, .* signal_op, pe"),
+        (lambda f: device.signal_op(f, 1, 0, _SET), "pe is SignalOp.SIGNAL_SET"),
+        (lambda f: device.signal_op(f, 1, GE, 0), "signal_op is ComparisonType.CMP_GE"),
+        (
+            lambda f: device.put_signal(f, f, f, _ADD, 1, 0),
+            r"put_signal\(\): signal_val is SignalOp",
+        ),
+        (lambda f: device.put_signal_nbi(f, f, f, 1, NE, 0), r"put_signal_nbi\(\): signal_op is Comparis"),
+        (lambda f: device.put_signal_block(f, f, f, 1, 0, _SET), r"put_signal_block\(\): pe is SignalOp"),
+        (lambda f: device.signal_wait_until(f, 5, 1.5), "value must be an integer"),
+    ],
+)
+def test_enums_in_the_wrong_place(call, message):
+    @cuda.jit
+    def kernel(flags):
+        call(flags)
+
+    def main():
+        sk.init()
+        kernel[1, 1](sk.signals(4))
+
+    with pytest.raises(sk.emu.EmulatorError, match=f"TypeError: .*{message}"):
+        sk.emu.run(main, 1)
+
+
+@pytest.mark.parametrize("op, compare", [(SET, 5), (ADD, 0), (_SET, GE), (np.int64(9), np.int32(3))])
+def test_enums_and_integers_in_the_right_place(op, compare):
+    @cuda.jit
+    def kernel(flags):
+        device.signal_op(flags, State.READY, op, 0)
+        device.put_signal(flags[1:2], flags[:1], flags[2:], 1, op, 0)
+        device.signal_wait_until(flags, compare, State.READY)
+
+    def main():
+        sk.init()
+        kernel[1, 1](sk.signals(4))
+
+    sk.emu.run(main, 1)

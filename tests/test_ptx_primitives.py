@@ -100,6 +100,26 @@ def test_ll_refuses(lines, data, message):
         compile_ptx(kernel, (lines, data))
 
 
+# ---- OpenSHMEM's signals
+
+SET, GE = sk.SignalOp.SIGNAL_SET, sk.ComparisonType.CMP_GE
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: sk.signal_wait_until(f, 1, GE), "value is ComparisonType, which is for compare"),
+        (lambda f: sk.signal_wait(f, 1, GE), "value is ComparisonType, which is for compare"),
+        (lambda f: sk.signal_op(f, SET, 1, 0), "signal_val is SignalOp, which is for signal_op"),
+        (lambda f: sk.signal_op(f, 1, GE, 0), "signal_op is ComparisonType, which is for compare"),
+        (lambda f: sk.put_signal(f, f, f, 1, 0, SET), "pe is SignalOp, which is for signal_op"),
+    ],
+)
+def test_enums_in_the_wrong_place(call, message):
+    with pytest.raises(TypingError, match=message):
+        compile_ptx(call, (array(types.uint64),))
+
+
 # ---- wait
 
 

@@ -9,6 +9,7 @@ import sys
 from enum import IntEnum
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
@@ -51,9 +52,13 @@ def test_bind_on_the_emulator():
     def main():
         world = sk.init()
         x = world.xp.zeros(1, "int64")
-        for bad in (0, -1.0, "soon", float("nan"), True):
+        for bad in (0, -1.0, float("nan"), float("inf"), 2e9):
             with pytest.raises(ValueError, match="bind: timeout=.*greater than 0"):
                 sk.bind(store, 1, 1, (x, 7), timeout=bad)
+        for bad in ("1", b"1", True, [1], 1j):
+            with pytest.raises(TypeError, match="bind: timeout=.*a number of seconds is needed"):
+                sk.bind(store, 1, 1, (x, 7), timeout=bad)
+        sk.bind(store, 1, 1, (x, 7), timeout=np.float32(1))
         sk.bind(store, 1, 1, (x, 7), timeout=0.5)()
         return world.asnumpy(x)[0]
 

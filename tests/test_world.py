@@ -193,8 +193,75 @@ def test_wrong_backends(monkeypatch):
     monkeypatch.setenv("SHMEMKIT_BACKEND", "gpu")
     with pytest.raises(ValueError, match="SHMEMKIT_BACKEND='gpu': auto, nvshmem, emulator are allowed"):
         sk.init()
-    with pytest.raises(RuntimeError, match="backend='nvshmem' needs mpirun"):
+    with pytest.raises(ValueError, match="SHMEMKIT_BACKEND='gpu': auto, nvshmem, emulator are allowed"):
+        sk.emu.run(lambda: sk.init(), 1)
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "nvshmem")
+    with pytest.raises(RuntimeError, match="SHMEMKIT_BACKEND asks for backend='nvshmem', .* with mpirun"):
+        sk.emu.run(lambda: sk.init(), 1)
+    sk.emu.run(lambda: sk.init("emulator"), 1)
+    monkeypatch.delenv("SHMEMKIT_BACKEND")
+    with pytest.raises(RuntimeError, match="program asks for backend='nvshmem', .* with mpirun"):
         sk.emu.run(lambda: sk.init("nvshmem"), 1)
+
+
+class Ranks:
+    """As much of a communicator as ranks need."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def Get_size(self):
+        return self.size
+
+    Get_rank = allgather = bcast = gather = barrier = Get_size
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"comm": 5}, TypeError, "comm=5: an mpi4py communicator is needed"),
+        ({"comm": Ranks(3)}, ValueError, "comm has 3 ranks; shmemkit.emu.run runs 2 PEs"),
+        ({"backend": 5}, ValueError, "backend 5: 'auto', "),
+        ({"backend": ["auto"]}, ValueError, r"backend \['auto'\]: "),
+        ({"local_size": "2"}, TypeError, "local_size='2': an integer is needed"),
+        ({"local_size": True}, TypeError, "local_size=True: an integer is needed"),
+        ({"local_size": 1.0}, TypeError, "local_size=1.0: an integer is needed"),
+        ({"local_size": 3}, ValueError, r"local_size=3: a divisor of the number of ranks \(2\)"),
+    ],
+)
+def test_bad_arguments_of_init(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sk.emu.run(lambda: sk.init(**arguments), 2)
+    if "comm" not in arguments or arguments["comm"] == 5:
+        with pytest.raises(error, match=message.replace(r"\(2\)", r"\(1\)")):
+            sk.init(**{"backend": "emulator", **arguments})
+    assert sk.current() is None
+    sk.emu.run(lambda: sk.init(comm=Ranks(2), local_size=np.int64(2)), 2)
+
+
+@cuda.jit
+def store_one(x):
+    x[0] = 1
+
+
+def test_launches_after_finalize():
+    with sk.init("emulator") as world:
+        x, stream = world.xp.zeros(1), world.stream
+        bound = sk.bind(store_one, 1, 1, (x,))
+        other = cuda.stream()
+    for launch in (bound, lambda: bound(stream=other)):
+        with pytest.raises(RuntimeError, match="store_one: .*World.* call shmemkit.init"):
+            launch()
+    for configuration in ((1, 1), (1, 1, stream), (1, 1, other)):
+        with pytest.raises(RuntimeError, match="kernel store_one: no World is alive here"):
+            store_one[configuration](x)
+    with sk.init("emulator") as world:
+        y = world.xp.zeros(1)
+        for launch in (bound, lambda: store_one[1, 1, stream](y), lambda: store_one[1, 1, other](y)):
+            with pytest.raises(RuntimeError, match="store_one: the World of its stream is finalized"):
+                launch()
+        store_one[1, 1](y)
+        assert y[0] == 1
 
 
 # ---- nodes

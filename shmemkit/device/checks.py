@@ -1,6 +1,7 @@
 """What a primitive may be given: the messages, the same in the emulator (ValueError) and on the GPU
 (TypingError)."""
 
+import enum
 import functools
 
 import numpy as np
@@ -48,11 +49,26 @@ def is_one(n):
     return isinstance(n, types.IntegerLiteral) and n.literal_value == 1
 
 
+# Enums of OpenSHMEM, by their name here and in nvshmem4py, and the arguments that they are for.
+_ENUMS = {
+    "ComparisonType": "compare",
+    "Cmp_type": "compare",
+    "SignalOp": "signal_op",
+    "Signal_op": "signal_op",
+    "Teams": "team",
+    "Team_id": "team",
+    "SmemAmount": "flag",
+    "Smem_amount": "flag",
+}
+
+
 def check_integer(primitive, **given):
-    """At compile time: these arguments must be integers."""
+    """At compile time: these arguments must be integers, and no enum members that are for another one."""
     for name, value in given.items():
         if not isinstance(value, (types.Integer, types.Boolean, types.IntEnumMember, int)):
             raise TypingError(f"{primitive}(): {name} must be an integer, given {value}")
+        if isinstance(value, types.IntEnumMember):
+            _check_enum(f"{primitive}()", name, value.instance_class, "", given, TypingError)
 
 
 def check_emulated_integer(who, **given):
@@ -60,6 +76,17 @@ def check_emulated_integer(who, **given):
     for name, value in given.items():
         if not isinstance(value, (int, np.integer, np.bool_)):
             raise TypeError(f"{who}: {name} must be an integer, given {value!r}")
+        if isinstance(value, enum.Enum):
+            _check_enum(who, name, type(value), f".{value.name}", given, TypeError)
+
+
+def _check_enum(who, name, kind, member, given, error):
+    right = _ENUMS.get(kind.__name__, name)
+    if name != right:
+        raise error(
+            f"{who}: {name} is {kind.__name__}{member}, which is for {right}: the order of the arguments is "
+            f"... {', '.join(given)}"
+        )
 
 
 def check_words(primitive, name, array, allowed=INTEGERS):

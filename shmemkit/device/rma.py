@@ -13,7 +13,14 @@ its threads stored before is sent, and its own local part is done for all of the
 from shmemkit.emu.arrays import uninitialised
 from shmemkit.emu.thread import current_thread
 
-from .checks import SIGNALS, check_contiguous, check_emulated_words, check_integer, check_words
+from .checks import (
+    SIGNALS,
+    check_contiguous,
+    check_emulated_integer,
+    check_emulated_words,
+    check_integer,
+    check_words,
+)
 from .enums import signal_op_name
 from .ptx import TypingError, bits_of, from_bits, gpu, itemsize, types, unsigned_view
 from .shim import nvshmem, signal_array
@@ -98,9 +105,10 @@ def _together(name, group, transfer):
     thread.together(group, lambda: transfer(thread))
 
 
-def _checked(name, signal_var, signal_op):
+def _checked(name, signal_var, signal_val, signal_op, pe):
     """In the emulator: "set" or "add", if the signal can be one."""
     check_emulated_words(name, "signal_var", signal_var, SIGNALS)
+    check_emulated_integer(f"{name}()", signal_val=signal_val, signal_op=signal_op, pe=pe)
     return signal_op_name(signal_op)
 
 
@@ -266,7 +274,13 @@ def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
     other puts: several puts under way need a signal each, or a `fence` between them.
     """
     current_thread("put_signal").put(
-        dst, src, pe, False, signal_var, signal_val, _checked("put_signal", signal_var, signal_op)
+        dst,
+        src,
+        pe,
+        False,
+        signal_var,
+        signal_val,
+        _checked("put_signal", signal_var, signal_val, signal_op, pe),
     )
 
 
@@ -277,7 +291,13 @@ def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
         "put_signal_warp",
         "warp",
         lambda thread: thread.put(
-            dst, src, pe, False, signal_var, signal_val, _checked("put_signal_warp", signal_var, signal_op)
+            dst,
+            src,
+            pe,
+            False,
+            signal_var,
+            signal_val,
+            _checked("put_signal_warp", signal_var, signal_val, signal_op, pe),
         ),
     )
 
@@ -289,7 +309,13 @@ def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
         "put_signal_block",
         "block",
         lambda thread: thread.put(
-            dst, src, pe, False, signal_var, signal_val, _checked("put_signal_block", signal_var, signal_op)
+            dst,
+            src,
+            pe,
+            False,
+            signal_var,
+            signal_val,
+            _checked("put_signal_block", signal_var, signal_val, signal_op, pe),
         ),
     )
 
@@ -298,7 +324,13 @@ def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
 def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
     current_thread("put_signal_nbi").put(
-        dst, src, pe, True, signal_var, signal_val, _checked("put_signal_nbi", signal_var, signal_op)
+        dst,
+        src,
+        pe,
+        True,
+        signal_var,
+        signal_val,
+        _checked("put_signal_nbi", signal_var, signal_val, signal_op, pe),
     )
 
 
@@ -309,7 +341,13 @@ def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
         "put_signal_nbi_warp",
         "warp",
         lambda thread: thread.put(
-            dst, src, pe, True, signal_var, signal_val, _checked("put_signal_nbi_warp", signal_var, signal_op)
+            dst,
+            src,
+            pe,
+            True,
+            signal_var,
+            signal_val,
+            _checked("put_signal_nbi_warp", signal_var, signal_val, signal_op, pe),
         ),
     )
 
@@ -327,7 +365,7 @@ def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
             True,
             signal_var,
             signal_val,
-            _checked("put_signal_nbi_block", signal_var, signal_op),
+            _checked("put_signal_nbi_block", signal_var, signal_val, signal_op, pe),
         ),
     )
 

@@ -17,6 +17,7 @@ from .checks import (
     SCOPES,
     SIGNALS,
     check_choice,
+    check_emulated_integer,
     check_emulated_words,
     check_integer,
     check_words,
@@ -326,6 +327,7 @@ def signal_op(signal_var, signal_val, signal_op, pe):
     """
     thread = current_thread("signal_op")
     check_emulated_words("signal_op", "signal_var", signal_var, SIGNALS)
+    check_emulated_integer("signal_op()", signal_val=signal_val, signal_op=signal_op, pe=pe)
     thread.signal(signal_var, signal_val, signal_op_name(signal_op), pe)
 
 
@@ -359,6 +361,7 @@ def signal_wait_until(signal, compare, value):
     """
     thread = current_thread("signal_wait_until")
     check_emulated_words("signal_wait_until", "signal", signal, SIGNALS)
+    check_emulated_integer("signal_wait_until()", compare=compare, value=value)
     return thread.wait(signal, 0, comparison_name(compare), value)
 
 

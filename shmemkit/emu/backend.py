@@ -213,8 +213,12 @@ class EmulatorBackend:
     def finalize(self):
         if self.processes is not None:
             self.processes.finish()
-        if self.machine.current[self.pe] is self.stream is not self.machine.defaults[self.pe]:
+        default = self.machine.defaults[self.pe]
+        if self.machine.current[self.pe] is self.stream is not default:
             self.stream.__exit__()
+        if self.host is None or self.host.process is None:  # streams of scripts need no World
+            for stream in self.machine.streams[self.pe]:
+                stream.ended = self.host is None or stream is not default
         _uninstall()
         races = self.machine.races
         if self.host is None and races is not None and (found := races.untold()):

@@ -170,3 +170,21 @@ def uninstall():
     while _replaced:
         owner, name, value = _replaced.pop()
         setattr(owner, name, value)
+    if CUDADispatcher.configure is not _configure_without_world:
+        _numba.append(CUDADispatcher.configure)
+        CUDADispatcher.configure = _configure_without_world
+
+
+_numba = []  # its own ``configure``
+
+
+def _configure_without_world(kernel, grid, block, stream=0, *more):
+    """``kernel[...]`` after the last World: what would end in the depths of Numba is refused."""
+    from ..world import n_gpus
+
+    if isinstance(stream, Stream) or n_gpus() == 0:
+        raise RuntimeError(
+            f"kernel {kernel.py_func.__name__}: no World is alive here, and the emulator has ended with the "
+            "last one: launch before finalize(), or call shmemkit.init() again"
+        )
+    return _numba[-1](kernel, grid, block, stream, *more)

@@ -6,6 +6,7 @@ import os
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from ..settings import switch
 from .choice import Seeded
 from .errors import DeadlockError, EmulatorError, RaceError, add_text
 from .heap import heap_size as default_heap_size
@@ -164,7 +165,7 @@ def run(
     local_size   declares logical nodes of so many PEs
     heap_size    the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched
                  pages cost nothing)
-    races        True: find accesses that nothing orders. Default: whether SHMEMKIT_RACES is 1
+    races        True: find accesses that nothing orders. Default: whether SHMEMKIT_RACES is on
     delivery     when messages arrive: "eager" (when they are issued), "ordered" or "unordered" (as late as
                  possible, in order from PE to PE, or overtaking each other). Default: SHMEMKIT_DELIVERY or
                  "eager"
@@ -220,7 +221,9 @@ def check_arguments(main, n_pes, local_size):
 def schedule_of(races=None, delivery=None, seed=None):
     """-> (races, delivery, seed): as given, or as the environment says, or the defaults; checked."""
     if races is None:
-        races = os.environ.get("SHMEMKIT_RACES", "0") == "1"
+        races = switch("SHMEMKIT_RACES", False)
+    elif races not in (True, False):
+        raise TypeError(f"races={races!r}: True, False or None is allowed")
     source = "delivery="
     if delivery is None:
         source, delivery = "SHMEMKIT_DELIVERY=", os.environ.get("SHMEMKIT_DELIVERY") or "eager"

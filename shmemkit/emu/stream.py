@@ -35,6 +35,7 @@ class Stream:
     """
 
     per_thread = None  # of a default stream: the per-thread one, once somebody has asked for it
+    ended = False  # with its World
 
     def __init__(self, machine, pe, blocking=True):
         self.machine, self.pe, self.blocking = machine, pe, blocking
@@ -51,6 +52,11 @@ class Stream:
 
     def enqueue(self, operation):
         """Run `operation` after what is on the stream already. Blocks as the module says."""
+        if self.ended:
+            raise RuntimeError(
+                f"{operation.name}: the World of its stream is finalized; call shmemkit.init() again, and "
+                "use the stream and the arrays of the new World"
+            )
         if self.captured is not None:
             self.captured.append((self, operation))
             return
