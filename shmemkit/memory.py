@@ -30,14 +30,16 @@ def as_dtype(dtype):
         result = None
     if result not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
-    return np.dtype(result)  # in this machine's byte order
+    if not np.dtype(dtype).isnative:
+        raise ValueError(f"dtype {dtype!r} is of another byte order than this machine's: use {result!r}")
+    return np.dtype(result)
 
 
 def as_shape(shape):
     """`shape`, an integer or a sequence of them, as a tuple."""
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     try:
-        result = tuple(operator.index(n) for n in sizes)
+        result = tuple(-1 if isinstance(n, bool) else operator.index(n) for n in sizes)
     except TypeError:
         result = (-1,)
     if any(n < 0 for n in result):
@@ -113,7 +115,9 @@ class SymmetricMemory:
         self._check_alive("array")
         if not hasattr(values, "dtype"):
             values = np.asarray(values)
-        _, result = self._allocate("array", values.shape, values.dtype if dtype is None else dtype, name)
+        if dtype is None:  # NumPy's have a byte order; the copy is in this machine's
+            dtype = values.dtype.newbyteorder("=") if isinstance(values.dtype, np.dtype) else values.dtype
+        _, result = self._allocate("array", values.shape, dtype, name)
         with self.stream:
             result[...] = self.xp.asarray(values)
         self._content_is_there("array")
@@ -146,6 +150,10 @@ class SymmetricMemory:
         NVLink.
         """
         self._check_alive("peer_view")
+        try:
+            rank = operator.index(rank)
+        except TypeError:
+            raise TypeError(f"peer_view: rank={rank!r}: an integer is allowed") from None
         if not 0 <= rank < self.n_ranks:
             raise ValueError(f"peer_view: rank {rank} does not exist; ranks are 0 to {self.n_ranks - 1}")
         return array if rank == self.rank else self.backend.peer_view(array, rank)

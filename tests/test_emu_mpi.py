@@ -539,3 +539,40 @@ def test_a_kernel_that_waits_for_a_rank_in_host_code_times_out():
     assert status == 1 and seconds < 20
     assert "SignalTimeout: rank " in output and " s for rank 1, still in host code" in output, output
     assert "in waits: waits for flags[0] on rank" in output
+
+
+@pytest.mark.parametrize("size", ["60T", "900T"])
+def test_absurd_heap(size):
+    status, output, _ = mpirun(2, "sk.init()\n", NVSHMEM_SYMMETRIC_SIZE=size)
+    assert status != 0 and "take a smaller NVSHMEM_SYMMETRIC_SIZE" in output, output
+
+
+def test_folder_that_is_full():
+    """Where the ranks share a file, its pages are there before they are used: no rank ends by SIGBUS."""
+    code = """
+    import errno
+    del os.memfd_create  # as in containers that do not see each other's processes
+    reserve = os.posix_fallocate
+
+    def few(file, first, n_bytes):
+        if n_bytes > 1 << 24:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, first, n_bytes)
+
+    os.posix_fallocate = few
+    with sk.init() as world:
+        x = sk.zeros(1 << 20, "uint8")
+        try:
+            sk.zeros(1 << 25, "uint8")
+        except MemoryError as error:
+            print("refused:", error)
+        sk.free(x)
+        y = sk.zeros(1 << 20, "uint8")
+        print("sum", y.sum())
+        sk.free(y)
+    """
+    status, output, _ = mpirun(2, code)
+    assert status == 0 and output.count("No space left on device. Make room there, or set TMPDIR") == 2, (
+        output
+    )
+    assert output.count("sum 0") == 2, output

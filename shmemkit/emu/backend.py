@@ -82,6 +82,7 @@ class EmulatorBackend:
             p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)
             p.attach(self.machine)
+            self.machine.heaps[p.rank].reserve = p.reserve
             comm.Barrier()  # every rank's counters are zero
         self.default_local_size = self.machine.local_size
         self.heap, self.calls = self.machine.heaps[self.pe], self.machine.calls[self.pe]

@@ -90,7 +90,7 @@ def explore(
     The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,
     RuntimeError for a program with too many steps for `exhaustive`.
     """
-    check_arguments(main, n_pes, local_size)
+    check_arguments(main, n_pes, local_size, heap_size)
     if exhaustive and not races:
         raise ValueError("exhaustive=True, races=False: what is proven holds only if there is no race")
     if exhaustive and seeds is not None:

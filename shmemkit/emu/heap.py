@@ -49,7 +49,17 @@ def whole_pages(size):
 
 def private_memory(n_bytes):
     """Zeroed memory of this process; pages cost nothing until they are touched."""
-    return np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+    try:
+        return np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+    except (OSError, OverflowError, ValueError):
+        raise too_large(n_bytes) from None
+
+
+def too_large(n_bytes):
+    return MemoryError(
+        f"the symmetric heaps of all ranks need {n_bytes} bytes ({n_bytes / 2**30:.3g} GiB) of addresses, "
+        "which this system does not give: take a smaller NVSHMEM_SYMMETRIC_SIZE or heap_size=, or fewer ranks"
+    )
 
 
 class Allocation:
@@ -81,6 +91,9 @@ class Heap:
         self.size = memory.size // n_pes
         self.base = address(memory) + pe * self.size  # of this PE
         self.allocations = []  # by offset
+        self.reserve = (
+            None  # (first, n_bytes): have these bytes of `memory`; MemoryError where there is no room
+        )
         self.freed = deque()  # those that were freed, whose memory nobody has got since; the oldest first
         self.top = 0  # from here on, no memory was ever given out
 
@@ -88,9 +101,11 @@ class Heap:
         """-> uint8 array of this PE. MemoryError when no gap is large enough."""
         need = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
         start = self._room(n_bytes, need)
+        begin = self.pe * self.size + start
+        if self.reserve is not None:
+            self.reserve(begin, need)
         bisect.insort(self.allocations, Allocation(start, need), key=_offset)
         self.top = max(self.top, start + need)
-        begin = self.pe * self.size + start
         # In two steps: an empty slice would begin where `memory` does.
         return self.memory[begin : begin + need][:n_bytes]
 

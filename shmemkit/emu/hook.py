@@ -19,6 +19,7 @@ from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 
 MAX_THREADS_PER_BLOCK = 1024
+MAX_SHARED = 227 << 10  # bytes of a block, of Hopper
 _replaced = []
 
 
@@ -36,7 +37,17 @@ class Configured:
                 f"block, and 1 to {MAX_THREADS_PER_BLOCK} threads per block are allowed"
             )
         self.stream = find(stream)
-        self.shared = shared
+        if not hasattr(shared, "__index__") or isinstance(shared, bool):
+            raise TypeError(
+                f"kernel {kernel.py_func.__name__}: {shared!r} bytes of dynamic shared memory: an integer is "
+                "needed"
+            )
+        if not 0 <= shared <= MAX_SHARED:
+            raise ValueError(
+                f"kernel {kernel.py_func.__name__}: {shared} bytes of dynamic shared memory: 0 to "
+                f"{MAX_SHARED} per block are allowed, as on an H100 or H200; loop over smaller pieces"
+            )
+        self.shared = int(shared)
 
     def __call__(self, *arguments):
         function = self.kernel.py_func

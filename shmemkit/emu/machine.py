@@ -79,8 +79,8 @@ class Machine:
         return there if self.races is None else self.races.tracked(there)
 
     def refuse_freed(self, pe, array, use):
-        """UseAfterFreeError if `array` lies in symmetric memory that `pe` has freed; `use` is the beginning of
-        a sentence that ends with the array."""
+        """UseAfterFreeError if `array` lies in symmetric memory that `pe` has freed; `use` begins a
+        sentence that ends with the array."""
         if isinstance(array, np.ndarray) and (allocation := self.heaps[pe].freed_at(array)):
             raise use_after_free(allocation, use)
 

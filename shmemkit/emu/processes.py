@@ -41,7 +41,7 @@ from shmemkit.notebook import watch_cells
 
 from .calls import SLOT, SLOTS
 from .errors import EmulatorError
-from .heap import heap_size
+from .heap import heap_size, too_large
 from .report import deadlock as explain
 
 HOST, RUNNING, FINISHED, RAISED = -1, -2, -3, -4
@@ -88,8 +88,13 @@ class Processes:
         causes = words * 8 + self.n * REPORT_BYTES
         calls = causes + self.n * CAUSE_BYTES
         front = -(-(calls + self.n * SLOTS * SLOT.itemsize) // 4096) * 4096
-        file = self._shared_file(front, heap_size(DEFAULT_HEAP))
-        everything = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        self.reserve = None  # (first, n_bytes): see `_reserve`
+        self.file = file = self._shared_file(front, heap_size(DEFAULT_HEAP))
+        try:
+            everything = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        except (OSError, ValueError):
+            raise too_large(os.fstat(file.fileno()).st_size) from None
+        self.front = front
         table = everything[: words * 8].view(np.int64)
         self.changes, self.state, self.arrived, self.reported = table[: 4 * self.n].reshape(4, self.n)
         self.failed, self.met = table[4 * self.n :].reshape(2, 1)
@@ -121,7 +126,9 @@ class Processes:
                 f"the symmetric heaps differ ({given}): set NVSHMEM_SYMMETRIC_SIZE alike on all ranks"
             )
         size = front + self.n * heap
-        return self._nameless_file(size) or self._named_file(size)
+        if size >= 1 << 47:  # the addresses of a process
+            raise too_large(size)
+        return self._nameless_file(size) or self._named_file(size, front)
 
     def _nameless_file(self, size):
         """Memory of rank 0's that the others find as a file of its process. None where some do not find it:
@@ -138,18 +145,40 @@ class Processes:
         found = file is not None and _identity(file) == place[1]
         return file if all(self.comm.allgather(found)) else None
 
-    def _named_file(self, size):
-        name = None
+    def _named_file(self, size, front):
+        name = error = None
         if self.rank == 0:
             handle, name = tempfile.mkstemp(prefix="shmemkit-", dir=_roomiest_folder(size))
-            os.truncate(handle, size)
+            try:
+                os.truncate(handle, size)
+                os.posix_fallocate(handle, 0, front)
+            except OSError as e:
+                error = str(e)
+                os.unlink(name)
             os.close(handle)
-        name = self.comm.bcast(name)
+        name, error = self.comm.bcast((name, error))
+        if error is not None:
+            raise MemoryError(
+                f"the shared memory of the ranks, {name} of {size} bytes, cannot be made: {error}. Set "
+                "TMPDIR to a folder with more room, or a smaller NVSHMEM_SYMMETRIC_SIZE"
+            )
+        self.reserve, self.name = self._reserve, name
         file = open(name, "r+b")
         self.comm.Barrier()
         if self.rank == 0:
             os.unlink(name)
         return file
+
+    def _reserve(self, first, n_bytes):
+        """Have the pages of this part of `memory` now: where the folder is full, a store would end the
+        process by SIGBUS."""
+        try:
+            os.posix_fallocate(self.file.fileno(), self.front + first, n_bytes)
+        except OSError as error:
+            raise MemoryError(
+                f"{n_bytes} bytes of symmetric memory cannot be had in {os.path.dirname(self.name)}: "
+                f"{error.strerror}. Make room there, or set TMPDIR to a folder with more"
+            ) from None
 
     def attach(self, machine):
         """`machine` runs in this process: its host program waits through here."""

@@ -15,6 +15,8 @@ from .machine import Machine
 from .meeting import Meeting
 from .network import DELIVERIES
 
+MAX_PES = 1024  # host programs, each with a stack
+
 
 class Host(greenlet):
     """The host program of one PE."""
@@ -177,7 +179,7 @@ def run(
     can go on. Races that were found before are in its report, too, and in its attribute `races`.
     ``RaceError`` lists them when nothing else has failed.
     """
-    check_arguments(main, n_pes, local_size)
+    check_arguments(main, n_pes, local_size, heap_size)
     races, delivery, seed = schedule_of(races, delivery, seed)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
@@ -202,7 +204,7 @@ def run(
         raise
 
 
-def check_arguments(main, n_pes, local_size):
+def check_arguments(main, n_pes, local_size, heap_size):
     """Of ``run`` and ``explore``."""
     if current_host() is not None:
         raise RuntimeError(
@@ -212,10 +214,18 @@ def check_arguments(main, n_pes, local_size):
         raise TypeError(
             f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
         )
-    if not isinstance(n_pes, int) or n_pes < 1:
-        raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed")
+    if not _is_integer(n_pes) or not 1 <= n_pes <= MAX_PES:
+        raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed, and at most {MAX_PES} are emulated")
+    if heap_size is not None and not _is_integer(heap_size):
+        raise TypeError(f"heap_size={heap_size!r}: a number of bytes is allowed, or None")
+    if heap_size is not None and heap_size < 1:
+        raise ValueError(f"heap_size={heap_size}: at least one byte per PE is needed, such as 1 << 20")
     if local_size is not None and (not isinstance(local_size, int) or local_size < 1 or n_pes % local_size):
         raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
+
+
+def _is_integer(value):
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def schedule_of(races=None, delivery=None, seed=None):
