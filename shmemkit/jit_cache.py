@@ -14,7 +14,9 @@ several times larger; they are compiled only for kernels that call them.
 
 Environment: SHMEMKIT_CACHE_DIR is the folder (default: $XDG_CACHE_HOME/shmemkit or ~/.cache/shmemkit);
 SHMEMKIT_CACHE=0 turns the cache off. It may be deleted at any time. Ranks that start at once wait for the one
-that compiles. Entries are written whole or not at all and verified when read; a damaged one is made anew.
+that compiles. Entries are written whole or not at all and verified when read; a damaged one is made anew. The
+folder and the entries must belong to the user who runs the program, and nobody else may write to them: what
+is in them is executed.
 """
 
 import contextlib
@@ -24,6 +26,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
@@ -34,6 +37,7 @@ from .settings import switch
 
 MAGIC = b"shmemkit-cache-1"
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process that makes the same entry
+TELL_AFTER = 5.0  # seconds until whoever waits says so
 MAX_ENTRIES = 512
 
 # Sources with any other #include are not cached: we could not tell when such a header changes.
@@ -54,9 +58,13 @@ def folder():
     """The cache's folder as the environment has it now, or None when SHMEMKIT_CACHE is off."""
     if not switch("SHMEMKIT_CACHE", True):
         return None
-    if chosen := os.environ.get("SHMEMKIT_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shmemkit"
+    chosen = os.environ.get("SHMEMKIT_CACHE_DIR")
+    chosen = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "shmemkit"
+    try:
+        return chosen.expanduser()
+    except RuntimeError as error:  # no such user, or no home
+        _warn(f"no JIT cache: cannot use {chosen} ({error}); set SHMEMKIT_CACHE_DIR to a writable folder")
+        return None
 
 
 def digest(*parts):
@@ -69,11 +77,36 @@ def digest(*parts):
     return h.hexdigest()
 
 
+def _check_owner(status, what):
+    """OSError unless `what`, of this os.stat result, is this user's, and nobody else may write to it."""
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{what} belongs to user {status.st_uid}, and this is user {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to {what}: chmod go-w it once you trust what is there")
+
+
+def _open(path, flags):
+    """-> a descriptor of the file at `path`. Follows no link there, and waits for no FIFO: OSError."""
+    if os.path.islink(path):
+        raise OSError(f"{path} is a link")
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no regular file")
+    return handle
+
+
 def read(path):
-    """The payload of the entry at `path`, or None when it is absent or damaged."""
+    """The payload of the entry at `path`, or None when it is absent or damaged. One that others may have
+    written is not looked at, with a warning."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        with open(_open(path, os.O_RDONLY), "rb") as file:
+            _check_owner(os.fstat(file.fileno()), path)
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _warn_once(path.parent, f"JIT cache: an entry is not used, but made anew: {error}")
         return None
     head = len(MAGIC) + 32
     if data[:head] != MAGIC + hashlib.sha256(data[head:]).digest():
@@ -97,26 +130,36 @@ def write(path, payload):
     entries = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".bin")]
     if len(entries) > MAX_ENTRIES:
         with contextlib.suppress(OSError):  # another process may be removing the same ones
-            oldest = sorted(entries, key=lambda entry: entry.stat().st_mtime)
+            oldest = sorted(entries, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
             for entry in oldest[: len(entries) - MAX_ENTRIES]:
                 os.unlink(entry.path)
 
 
 @contextlib.contextmanager
 def locked(path):
-    """Hold the file lock at `path`; after LOCK_TIMEOUT, or where locks do not work, go on without it.
+    """Hold the file lock at `path`; after LOCK_TIMEOUT, or where locks do not work, go on without it. A line
+    on standard error says so where it takes TELL_AFTER.
 
     The system releases the lock of a process that dies, so that a lock is never left behind.
     """
-    with open(path, "ab") as file:
-        deadline = time.monotonic() + LOCK_TIMEOUT
+    with open(_open(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+        begin, told = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                waited = time.monotonic() - begin
+                if waited > LOCK_TIMEOUT:
                     break
+                if waited > TELL_AFTER and not told:
+                    told = True
+                    print(
+                        "shmemkit: waiting for another process that compiles for the JIT cache and holds the "
+                        f"lock {path}; in {LOCK_TIMEOUT - waited:.0f} s this process compiles by itself",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 time.sleep(0.02)
             except OSError:  # a file system without locks
                 break
@@ -126,6 +169,16 @@ def locked(path):
 @functools.cache
 def _warn(message):
     warnings.warn(message, stacklevel=4)
+
+
+_warned = set()
+
+
+def _warn_once(where, message):
+    """Of a folder, the first such message."""
+    if where not in _warned:
+        _warned.add(where)
+        _warn(message)
 
 
 def cached(key, make):
@@ -138,12 +191,13 @@ def cached(key, make):
     if where is None:
         return make()
     entry = where / f"{key}.bin"
-    found = read(entry)
-    if found is not None:
-        return found
     with contextlib.ExitStack() as stack:
         try:
             where.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_owner(os.stat(where), where)
+            found = read(entry)
+            if found is not None:
+                return found
             stack.enter_context(locked(where / f"lock-{key[:2]}"))
         except OSError as error:
             _warn(f"no JIT cache: cannot use {where} ({error}); set SHMEMKIT_CACHE_DIR to a writable folder")

@@ -84,6 +84,82 @@ def test_a_folder_that_cannot_be_used_warns_once(tmp_path, monkeypatch):
     assert make.calls == 2
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda folder: folder.chmod(0o770), "others may write to .*cache: chmod go-w"),
+        (lambda folder: folder.chmod(0o707), "others may write to .*cache: chmod go-w"),
+        pytest.param(
+            lambda folder: os.chown(folder, 12345, -1), "cache belongs to user 12345", marks=as_root
+        ),
+    ],
+)
+def test_a_folder_that_others_write_to_is_not_used(folder, spoil, message):
+    jit_cache.cached("ab", Maker(b"planted"))
+    spoil(folder)
+    make = Maker()
+    with pytest.warns(UserWarning, match=f"no JIT cache: .*{message}"):
+        assert jit_cache.cached("ab", make) == b"code"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert jit_cache.cached("ab", make) == b"code" and make.calls == 2, "and nothing is written there"
+
+
+def _link(entry):
+    entry.rename(entry.with_name("elsewhere"))
+    entry.symlink_to("elsewhere")
+
+
+def _fifo(entry):
+    entry.unlink()
+    os.mkfifo(entry)
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda entry: entry.chmod(0o620), "others may write to"),
+        (_link, "is a link"),
+        (_fifo, "is no regular file"),
+        pytest.param(lambda entry: os.chown(entry, 12345, -1), "belongs to user 12345", marks=as_root),
+    ],
+)
+def test_an_entry_of_others_is_made_anew(folder, spoil, message):
+    for key in ("ab", "cd"):
+        jit_cache.cached(key, Maker(b"planted"))
+        spoil(folder / f"{key}.bin")
+    make = Maker()
+    with pytest.warns(UserWarning, match=f"an entry is not used, but made anew: .*{message}") as told:
+        assert jit_cache.cached("ab", make) == jit_cache.cached("cd", make) == b"code"
+        assert jit_cache.cached("ab", make) == jit_cache.cached("cd", make) == b"code"
+    assert make.calls == 2 and len(told) == 1
+    assert not (folder / "elsewhere").exists() or (folder / "elsewhere").read_bytes().endswith(b"planted")
+
+
+@pytest.mark.parametrize("spoil", [_link, _fifo])
+def test_a_lock_that_is_no_file(folder, spoil):
+    jit_cache.cached("ab", Maker())
+    (folder / "lock-cd").touch()
+    spoil(folder / "lock-cd")
+    with pytest.warns(UserWarning, match="no JIT cache: .*lock-cd is (a link|no regular file)"):
+        assert jit_cache.cached("cd", Maker()) == b"code"
+
+
+@pytest.mark.parametrize(
+    "variable, value", [("SHMEMKIT_CACHE_DIR", "~nosuchuser/x"), ("XDG_CACHE_HOME", "~nosuchuser")]
+)
+def test_no_such_user(monkeypatch, tmp_path, variable, value):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SHMEMKIT_CACHE_DIR")
+    monkeypatch.setenv(variable, value)
+    with pytest.warns(UserWarning, match="no JIT cache: cannot use ~nosuchuser.* home directory"):
+        assert jit_cache.cached("ab", Maker()) == b"code"
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_full_disk_warns(monkeypatch):
     def full(path, payload):
         raise OSError(28, "No space left on device")
@@ -110,12 +186,16 @@ def test_the_oldest_entries_go(folder, monkeypatch):
     assert sorted(path.name for path in folder.glob("*.bin")) == ["a2.bin", "a3.bin", "a4.bin"]
 
 
-def test_a_lock_that_is_not_released_is_waited_for_only_so_long(folder, monkeypatch):
-    monkeypatch.setattr(jit_cache, "LOCK_TIMEOUT", 0.1)
-    folder.mkdir()
-    with open(folder / "lock-a", "ab") as held:
+def test_a_lock_that_is_not_released_is_waited_for_only_so_long(folder, monkeypatch, capsys):
+    monkeypatch.setattr(jit_cache, "LOCK_TIMEOUT", 0.3)
+    monkeypatch.setattr(jit_cache, "TELL_AFTER", 0.05)
+    folder.mkdir(0o700)
+    with open(folder / "lock-ab", "ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert jit_cache.cached("ab", Maker()) == b"code"
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "another process that compiles" in told and "lock-ab; in 0 s" in told
+    assert jit_cache.cached("ab", None) == b"code" and capsys.readouterr().err == ""
 
 
 def start(script, **environment):
