@@ -50,7 +50,6 @@ def test_dtypes(world, dtype):
         (float, "float64"),
         (bool, "bool"),
         ("f2", "float16"),
-        (">i4", "int32"),
     ],
 )
 def test_names_of_dtypes(given, meant):

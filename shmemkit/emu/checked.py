@@ -57,6 +57,11 @@ class CheckedThread(Thread):
         """I have met others: this is what all of us know."""
         self.clock, self.moment, self.heard = clock, None, None
 
+    def let_go(self):
+        Thread.let_go(self)
+        self.moment = self.known_write = self.known_read = None
+        self.missed = self.noted = ()
+
     def griddepcontrol_wait(self):
         launch = self.block.launch
         launch.has_waited = True

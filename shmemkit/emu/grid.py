@@ -169,6 +169,19 @@ class Launch:
                 self.peers.clear()
             self.stream.advance()
 
+    def let_go(self):
+        """It was ended: no cycle is left, and who keeps the error keeps little else."""
+        for block in self.blocks:
+            for thread in block.threads:
+                thread.let_go()
+            block.threads.clear()
+            block.parked.clear()
+            block.shared.clear()
+            block.meetings.clear()
+        self.arguments.clear()
+        self.arrays.clear()
+        self.peers.clear()
+
     def thaw(self):
         """It is over: its memory may be collected, if a reference has remained."""
         if self.frozen:

@@ -91,9 +91,7 @@ class Heap:
         self.size = memory.size // n_pes
         self.base = address(memory) + pe * self.size  # of this PE
         self.allocations = []  # by offset
-        self.reserve = (
-            None  # (first, n_bytes): have these bytes of `memory`; MemoryError where there is no room
-        )
+        self.reserve = None  # (first, n_bytes): have this part of `memory`, or raise MemoryError
         self.freed = deque()  # those that were freed, whose memory nobody has got since; the oldest first
         self.top = 0  # from here on, no memory was ever given out
 

@@ -201,9 +201,11 @@ class Scheduler:
         self.ready.clear()
         self.waiters.clear()
         self.resting.clear()
-        for launch in self.launches:
-            launch.thaw()
+        launches = list(self.launches)
         self.launches.clear()
         for thread in threads:
             if thread:
                 thread.throw()
+        for launch in launches:
+            launch.thaw()
+            launch.let_go()

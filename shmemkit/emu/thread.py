@@ -41,6 +41,10 @@ class Thread(greenlet):
             block.launch.fail(self, error)
         block.leave(self)
 
+    def let_go(self):
+        """I was ended: I keep nothing."""
+        self.why = self.looks = None
+
     # -- who and where
     n_pes = property(lambda self: self.block.machine.n_pes)
     n_threads = property(lambda self: self.block.n_threads)
