@@ -32,7 +32,7 @@ __all__ = [
 
 
 def _on_pe(name, array, pe, function):
-    """In the emulator: array[0] = function(array[0]) on PE `pe`. -> the old value"""
+    """In the emulator: array[0] = function(array[0]) on PE `pe`, or a load (None). -> the old value"""
     thread = current_thread(name)
     theirs = thread.block.machine.peer(thread.block, array, pe)
     one = theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs
@@ -118,7 +118,7 @@ def _bitwise(primitive):
 
 def atomic_fetch(src, pe):
     """The value of ``src[0]`` on PE `pe`; 32- and 64-bit integers and floats."""
-    return _on_pe("atomic_fetch", src, pe, lambda old: old)
+    return _on_pe("atomic_fetch", src, pe, None)
 
 
 @gpu(atomic_fetch)

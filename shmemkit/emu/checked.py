@@ -1,17 +1,24 @@
 """Threads and blocks whose accesses are checked for races: they keep clocks. See ``races.py``."""
 
-from .clock import Moment, joined
-from .grid import Block
-from .shadow import Tracked, kernel_site, untracked
-from .thread import Thread, address_of
+import sys
 
+from .clock import Moment, joined
+from .errors import EmulatorError
+from .grid import Block
+from .report import kernel_line, who
+from .scheduler import COMPARE
+from .shadow import Tracked, kernel_site, untracked
+from .spinning import state_of
+from .thread import Thread, address_of, converted
+
+LOOK = 256  # loads of the same, after which a thread looks whether it spins; then after twice as many
 JOINED = 64  # pairs of clocks that a block remembers
 
 
 class CheckedThread(Thread):
     __slots__ = (
         *("key", "clock", "releases", "moment", "fences", "unfenced", "missed", "heard"),
-        *("known_write", "known_read", "noted", "proxy"),
+        *("known_write", "known_read", "noted", "proxy", "reads_again", "looks_at", "was"),
     )
 
     def __init__(self, hub, block, index, thread_id):
@@ -26,6 +33,7 @@ class CheckedThread(Thread):
         self.heard = None  # the clock that was learnt last
         self.known_write = self.known_read = None  # Moments that come before what I do now
         self.proxy = self.clock  # what my asynchronous copies know: I, at my last fence of proxies
+        self.reads_again, self.looks_at, self.was = 0, LOOK, None  # see look_for_spin
         self.noted = []  # (time, site, what, target PE) of the last releases, for reports
 
     # -- clocks
@@ -73,20 +81,38 @@ class CheckedThread(Thread):
     def fence_proxy(self):
         self.proxy = self.released()
 
+    # -- ordinary loads
+    def look_for_spin(self):
+        """I have read ordinary memory again and again since my last release or barrier. If I am where I was,
+        with the same variables and the same memory, I spin on it for ever: nobody else runs meanwhile."""
+        moment, states = self.was or (None, None)
+        if moment is not self.moment:
+            self.was, self.reads_again, self.looks_at = (self.moment, {}), 0, LOOK
+            return
+        self.looks_at *= 2
+        state = tuple(state_of(sys._getframe(2), True))
+        if state in states:
+            memory = self.block.machine.races.fingerprint()
+            if states[state] == memory:
+                raise EmulatorError(
+                    f"{who(self)} spins on an ordinary load:\n      {kernel_line(sys._getframe(2))}\n    the "
+                    "compiler may load it only once, and nothing is acquired: use wait() or ld_acquire()"
+                )
+            states[state] = memory
+        else:
+            states[state] = None
+
     # -- memory that others wait on
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
-        seen = Thread.wait(self, untracked(array), index, compare, value)
-        races = self.block.machine.races
-        races.access_word(array, index, self, scope, True, False)
-        races.acquire(self, address_of(array, index), scope, semantic == "acquire")
-        return seen
+        plain, holds = untracked(array), COMPARE[compare]
+        Thread.wait(self, plain, index, compare, value)
+        value = converted(value, plain.dtype)
+        races, ordered = self.block.machine.races, semantic == "acquire"
+        return races.waited_for(self, array, index, lambda seen: holds(seen, value), scope, ordered)
 
     def wait_word(self, array, index, is_satisfied, why):
-        seen = Thread.wait_word(self, untracked(array), index, is_satisfied, why)
-        races = self.block.machine.races
-        races.access_word(array, index, self, "sys", True, False)
-        races.acquire(self, address_of(array, index), "sys", ordered=False)
-        return seen
+        Thread.wait_word(self, untracked(array), index, is_satisfied, why)
+        return self.block.machine.races.waited_for(self, array, index, is_satisfied, "sys", False)
 
     def wait_line(self, line, is_satisfied, why):
         words = Thread.wait_line(self, line, is_satisfied, why)
@@ -131,40 +157,45 @@ class CheckedThread(Thread):
         return value
 
     def store(self, array, index, value, scope="sys", semantic="release", check=None):
-        races = self.block.machine.races
-        self.turn("write", address_of(array, index))
+        races, plain, key = self.block.machine.races, untracked(array), address_of(array, index)
+        self.turn("write", key)
         if check is not None:
-            check(self, untracked(array), index)  # the emulator looks, not the program: no access
-        races.access_word(array, index, self, scope, False, True)
-        if semantic == "release":
+            check(self, plain, index)  # the emulator looks, not the program: no access
+        history, is_release = races.history(key, plain.itemsize), semantic == "release"
+        races.access_word(array, index, self, scope, False, True, sets=is_release)
+        moment = self.moment
+        self.write(plain, index, value)
+        if is_release:
             self.note_release(kernel_site(), "release")
-            races.release(self, address_of(array, index), scope, keep=False)
+            races.released(self, moment, history, scope, keep=False)
         else:
-            races.relaxed_write(self, address_of(array, index), scope, keep=False)
-        self.write(untracked(array), index, value)
+            races.written_relaxed(self, moment, history, scope, keep=False)
 
     def store_line(self, line, words, check=None):
-        races = self.block.machine.races
-        self.turn("write", address_of(line, line.size - 1))
-        for i in range(line.size):
+        races, plain = self.block.machine.races, untracked(line)
+        keys = [address_of(plain, i) for i in range(plain.size)]
+        histories = [races.history(key, plain.itemsize) for key in keys]
+        Thread.store_line(self, plain, words, check)
+        for i, history in enumerate(histories):
             races.access_word(line, i, self, "sys", False, True)
-            races.relaxed_write(self, address_of(line, i), "sys", keep=False)
-        Thread.store_line(self, untracked(line), words, check)
+            races.written_relaxed(self, self.moment or self.now(), history, "sys", keep=False)
 
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         races, key = self.block.machine.races, address_of(array, index)
         plain = untracked(array)
         self.turn()
+        history = races.history(key, plain.itemsize)
         old, changed = self.update(plain, index, key, function)
-        races.access_word(array, index, self, scope, True, True)
+        races.access_word(array, index, self, scope, True, function is not None)
+        moment = self.moment or self.now()
         races.acquire(self, key, scope, ordered=False)
         if not changed:
             pass  # nobody who reads the word can know that I was here
         elif semantic == "release":
             self.note_release(kernel_site(), "release")
-            races.release(self, key, scope, keep=True)
+            races.released(self, moment, history, scope, keep=True)
         else:
-            races.relaxed_write(self, key, scope, keep=True)
+            races.written_relaxed(self, moment, history, scope, keep=True)
         self.updated(key, old, changed)
         return old
 

@@ -3,6 +3,9 @@
 Each is carried out by every PE pulling what it needs, between two meetings. NVSHMEM promises less than that
 order: when a call returns, this PE's arrays are finished with, and other PEs have entered. So for races each
 PE accesses its own arrays alone, and knows nothing from the second meeting.
+
+What a PE learns in a meeting is what the others did before they came to it. The counters cannot tell that: a
+PE that is at its next meeting already has counted on, after it did more.
 """
 
 import numpy as np
@@ -10,6 +13,7 @@ import numpy as np
 from .arrays import address
 from .errors import EmulatorError
 from .network import copy, flat
+from .thread import Thread
 
 WORLD, NODE, ACROSS = range(3)  # all PEs, those of a node, the same local rank of every node
 N_TEAMS = 3
@@ -20,7 +24,7 @@ class Collectives:
         self.machine = machine
         self.arrivals = {}  # PE -> (N_TEAMS, n_pes) counters in its symmetric heap: who has come how often
         self.epochs = {}  # (PE, team members) -> meetings so far
-        self.calls = {}  # (team members, meeting) -> what each PE calls, until all are there
+        self.meetings = {}  # (team members, number) -> PE -> (what it calls, what it knew)
 
     def add_pe(self, heap):
         """Called for every local PE, first of all its allocations."""
@@ -34,11 +38,10 @@ class Collectives:
         row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
         mine = self.arrivals[me][row]
-        self._compare(me, tuple(pes), epoch, call)
-        semantic = "release" if orders else "relaxed"
+        meeting = self._come(thread, tuple(pes), epoch, call)
         for pe in pes:
             there = machine.heaps[me].on(mine, pe)
-            thread.atomic(there, me, lambda old: old + np.uint64(1), "sys", semantic)
+            Thread.atomic(thread, there, me, lambda old: old + np.uint64(1), "sys")
         for pe in pes:
             thread.wait_until(
                 address(mine) + pe * mine.itemsize,
@@ -48,21 +51,23 @@ class Collectives:
                     f"({mine.item(pe)} calls there, {epoch} here)"
                 ),
             )
-            if orders:
-                thread.acquired(address(mine) + pe * mine.itemsize)
+        if orders:
+            for _, known in meeting.values():
+                thread.learn(known)
+        self.meetings.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
 
-    def _compare(self, me, pes, epoch, call):
-        """All members of a team make the same calls in the same order."""
-        calls = self.calls.setdefault((pes, epoch), {})
-        calls[me] = call
-        for pe, other in calls.items():
+    def _come(self, thread, pes, epoch, call):
+        """-> what is known of the PEs in the meeting. All members of a team make the same calls in the same
+        order."""
+        meeting, me = self.meetings.setdefault((pes, epoch), {}), thread.pe
+        meeting[me] = call, thread.released()
+        for pe, (other, _) in meeting.items():
             if other != call:
                 raise EmulatorError(
                     f"the ranks are in different collective calls: rank {pe} in {other}, rank {me} in "
                     f"{call}. All PEs of a team make the same calls, in the same order"
                 )
-        if len(calls) == len(pes):
-            del self.calls[pes, epoch]
+        return meeting
 
     def broadcast(self, thread, pes, dst, src, root=0):
         """dst of every PE = src of the team's member `root`."""

@@ -69,7 +69,7 @@ def arrive(thread, barriers, i, block=None, n_bytes=0):
     barrier = found(thread, owner, key, i)
     races = thread.block.machine.races
     if races is not None:
-        races.release(thread, key, "gpu", keep=True)
+        races.released(thread, thread.moment or thread.now(), races.history(key, 0), "gpu", keep=True)
     thread.turn("add", key)
     barrier.n_bytes += int(n_bytes)
     barrier.pending -= 1
@@ -91,8 +91,8 @@ def _look(owner, key, barrier):
         barrier.phase += 1
         barrier.pending = barrier.count
         if barrier.loading is not None:
-            clock = {barrier.key: barrier.phase}
-            owner.machine.races.publish(key, "gpu", owner.pe, owner.key, clock, keep=True)
+            races, clocks = owner.machine.races, {("gpu", owner.pe, None): {barrier.key: barrier.phase}}
+            races.wrote(races.history(key, 0), None, clocks, keep=True)
             barrier.loading = None
         owner.machine.written(key)
 

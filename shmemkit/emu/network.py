@@ -47,7 +47,7 @@ class Network:
         if word and not there.size:
             raise IndexError("p: dst has no element")
         flag = None if signal is None else machine.peer(thread.block, signal, pe)
-        operation = machine.races and machine.races.put(thread, target, src, pe, nbi, flag, word)
+        operation = machine.races and machine.races.put(thread, target, src, pe, nbi, flag, op, word)
         if self.delivery != "eager" and not nbi:
             here = here.copy()  # a blocking put has read its source when it returns
 
@@ -79,10 +79,12 @@ class Network:
                 scheduler.effect(thread, "read", key)
             for key in keys:
                 scheduler.effect(thread, "write", key)
+            size = there.itemsize
+            histories = [machine.races.history(key, size) for key in keys] if operation else ()
             with machine.lock:
                 np.copyto(there, here)
             if operation:
-                machine.races.words_arrived(operation, keys, nbi)
+                machine.races.words_arrived(operation, histories, nbi)
             for key in keys:
                 machine.written(key)
 
@@ -195,10 +197,11 @@ class Network:
         machine.scheduler.effect(thread, kind, address(there))
         there = untracked(there)
         there = there[(0,) * (there.ndim - 1)] if there.ndim > 1 else there
+        history = machine.races.history(address(there), there.itemsize) if operation else None
         with machine.lock:
             there[0] = function(there[0])
         if operation:
-            machine.races.arrived(operation, address(there), op)
+            machine.races.arrived(operation, history, op)
         machine.written(address(there))
 
 

@@ -58,7 +58,7 @@ class Race:
         return f"race on {self.element}\n{self.second}\n{self.first}\n    {self.missing}"
 
 
-def describe(races, at, what, access, clock, earlier_what, earlier):
+def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
     """-> the Race of `access`, which knows `clock`, with the `earlier` one, at address `at`"""
     thread = _thread(access[0].of)
     frame = sys._getframe(1)
@@ -73,7 +73,7 @@ def describe(races, at, what, access, clock, earlier_what, earlier):
         int(rank) if rank else thread.pe,
         _access(earlier_what, earlier),
         _access(what, access),
-        pair.missing(),
+        pair.missing() if kind is None else _ATOMIC[kind](pair),
     )
 
 
@@ -113,6 +113,26 @@ def _access(what, access):
     file = code.co_filename if code is not None else ""
     source = linecache.getline(file, line).strip() if file else ""
     return Access(verb, thread.pe, block, number, thread.block.launch.name, file, line, source)
+
+
+def _two_sets(pair):
+    lines = f"line {_line(pair.a_access)}"
+    if pair.a_line != pair.b_line:
+        lines += f" and {pair.b_line}"
+    return (
+        f"{lines}: two sets of one signal, and nothing orders them, so that either value may remain. Let one "
+        "thread set it, after cuda.syncthreads() if it speaks for others, or add"
+    )
+
+
+def _two_words(pair):
+    return (
+        f"{pair.a_line} and {pair.b_line} access these bytes by atomics of different sizes or types. They "
+        "are not atomic for each other: use arrays of one dtype"
+    )
+
+
+_ATOMIC = {"sets": _two_sets, "words": _two_words}  # of two atomic accesses that are in conflict
 
 
 class _Pair:

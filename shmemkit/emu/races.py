@@ -1,9 +1,10 @@
 """Data races: two accesses to the same memory, one of them a write, that nothing orders.
 
 What orders: a thread's own program; barriers of warps, blocks, grids and PEs; streams, events and host
-collectives; and a release that an acquire takes the value of. What a thread released to a word of memory is
-kept with the word (`published`), by scope; who waits for the word learns it, if the scopes of both contain
-the other.
+collectives; and a release that an acquire takes the value of. The writes of a word by which threads signal
+each other are kept in order, each with what it releases (``history.py``). A thread that waits for the word
+learns what the first write released that satisfies its condition and that it may still read, if the scopes of
+both contain the other. An acquire load or an atomic has no condition: it learns what the last write released.
 
 Messages have a life of their own. The data of a put under way is written, and the source of a non-blocking
 one read, at some moment after the call: the `Operation` accesses them, not the thread. Who sees the signal of
@@ -34,8 +35,9 @@ from .clock import (
     quiet_of,
 )
 from .errors import RaceError
+from .history import History
 from .race_report import describe, line_of
-from .shadow import Region, Tracked, kernel_site, tracked
+from .shadow import Region, Tracked, kernel_site, tracked, untracked
 
 MOST = 20  # different races; then the program is ended
 _LEVEL = {"block": 0, "gpu": 1, "sys": 2}
@@ -73,7 +75,7 @@ class Races:
         self.all_schedules = choice is not None and not choice.takes_turns
         self.found = {}  # signature -> Race
         self.told = set()  # signatures of those that were reported
-        self.published = {}  # address -> {(scope, PE, block): clock}
+        self.histories = {}  # address of a word by which threads signal each other -> History
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
         self.serials, self.blocks, self.streams = itertools.count(1), itertools.count(1), itertools.count(0)
         self.live = weakref.WeakValueDictionary()  # serial -> Operation whose data somebody may still find
@@ -139,41 +141,79 @@ class Races:
         if isinstance(region, tuple):
             region = region[1]
         if region is not None and region.simple is None:  # there may have been atomic accesses
-            for key in [k for k in self.published if 0 <= k - region.base < region.n_bytes]:
-                del self.published[key]
+            self.overwritten(region.base, region.n_bytes)
+
+    def overwritten(self, first, n_bytes):
+        """The `n_bytes` bytes from address `first` on are no longer what was released there."""
+        for key in [k for k in self.histories if 0 <= k - first < n_bytes]:
+            del self.histories[key]
+
+    def fingerprint(self):
+        """A number that changes when memory that kernels access does."""
+        regions = [r[1] if isinstance(r, tuple) else r for r in self.regions.values()]
+        return hash(tuple(region.fingerprint() for region in regions))
 
     # -- words that threads signal each other with
-    def publish(self, key, scope, thread_pe, block, clock, keep):
-        """`clock` is what is known to who reads the word at `key`; with `keep` so is what was before."""
-        who = scope, thread_pe, block if scope == "block" else None
-        entries = self.published.get(key)
-        if entries is None or not keep:
-            self.published[key] = {who: clock}
-        else:
-            entries[who] = joined(entries[who], clock) if who in entries else clock
+    def history(self, key, n_bytes):
+        """The History of the word at `key`, up to now: to be asked for before the word is written again."""
+        history = self.histories.get(key)
+        if history is None or history.is_stale(n_bytes):
+            history = self.histories[key] = History(key, n_bytes)
+        return history
 
-    def release(self, thread, key, scope, keep):
-        self.publish(key, scope, thread.pe, thread.block.key, thread.released(), keep)
+    def wrote(self, history, moment, clocks, keep):
+        """What was written at `moment` releases `clocks`, {(scope, PE, block): clock}; with `keep` also what
+        the write before did, as a read-modify-write does."""
+        if keep and clocks:
+            clocks = _merged([history.last.clocks, clocks], joined)
+        elif keep:
+            clocks = history.last.clocks
+        history.add(moment, clocks)
 
-    def relaxed_write(self, thread, key, scope, keep):
-        """It publishes what a fence of the thread came after."""
-        if not keep:
-            self.published.pop(key, None)
+    def released(self, thread, moment, history, scope, keep):
+        """`thread` has written the word of `history` by a release."""
+        who = scope, thread.pe, thread.block.key if scope == "block" else None
+        self.wrote(history, moment, {who: thread.released()}, keep)
+
+    def written_relaxed(self, thread, moment, history, scope, keep):
+        """Likewise by a relaxed write: it releases what a fence of the thread came after."""
+        clocks = {}
         for fence_scope, clock in thread.fences.items():
             narrower = min(scope, fence_scope, key=_LEVEL.get)
             if scope == "sys":  # NVSHMEM's: behind the fences of its puts
-                clock = self.behind_fences(thread, dict(clock), self._pe_of(key))
-            self.publish(key, narrower, thread.pe, thread.block.key, clock, True)
+                clock = self.behind_fences(thread, dict(clock), self._pe_of(history.key))
+            who = narrower, thread.pe, thread.block.key if narrower == "block" else None
+            clocks[who] = joined(clocks[who], clock) if who in clocks else clock
+        self.wrote(history, moment, clocks, keep)
 
     def _pe_of(self, key):
         """The PE whose memory address `key` of the symmetric heap lies in."""
         return (key - self.machine.memory_address) // self.machine.heap_size
 
+    def waited_for(self, thread, array, index, is_satisfied, scope, ordered):
+        """`thread` has waited until ``is_satisfied(array[index])``. -> the element that it has read"""
+        plain = untracked(array)
+        history = self.history(address(plain) + index * plain.strides[0], plain.itemsize)
+        i = history.first(thread, plain.dtype, is_satisfied)
+        self.access_word(array, index, thread, scope, True, False, history.moments_after(i))
+        self._learn(thread, history, i, scope, ordered)
+        return plain[index] if i == len(history.writes) - 1 else history.value(i, plain.dtype)
+
     def acquire(self, thread, key, scope, ordered=True):
-        """`thread` has read the word at `key`. Not `ordered`, it learns what that says at its next fence."""
-        for (released, pe, block), clock in (self.published.get(key) or {}).items():
+        """`thread` has read the word at `key`, whatever it held."""
+        history = self.histories.get(key)
+        if history is not None:
+            self._learn(thread, history, len(history.writes) - 1, scope, ordered)
+
+    def _learn(self, thread, history, i, scope, ordered):
+        """`thread` has read write `i` of `history`. Not `ordered`, it learns what that releases at its next
+        fence."""
+        write = history.writes[i]
+        if write.moment is not None:
+            write.readers[thread.key] = thread.moment or thread.now()
+        for (released, pe, block), clock in write.clocks.items():
             if not _reaches(thread, pe, block, released, scope):
-                thread.missed.append(("scope", key, kernel_site(), clock, released, scope))
+                thread.missed.append(("scope", history.key, kernel_site(), clock, released, scope))
             elif ordered:
                 thread.learn(clock)
             else:
@@ -182,24 +222,27 @@ class Races:
                 if clock is not last:
                     # Others may have the same dictionary.
                     thread.unfenced = {**thread.unfenced, who: (joined(seen, clock), clock)}
-                    thread.missed.append(("relaxed", key, kernel_site(), clock, released, scope))
+                    thread.missed.append(("relaxed", history.key, kernel_site(), clock, released, scope))
         del thread.missed[:-8]
 
-    def access_word(self, array, index, thread, scope, reads, writes):
-        """An atomic access of `thread` to an element of a tracked array."""
+    def access_word(self, array, index, thread, scope, reads, writes, unread=(), sets=False):
+        """An atomic access of `thread` to an element of a tracked array. See ``Region.atomic``."""
         if isinstance(array, Tracked):
             access = (thread.moment or thread.now(), *kernel_site())
             offset = array.first + index * array.strides[0]
-            array.region.atomic(offset, array.itemsize, thread.clock, access, scope, reads, writes)
+            array.region.atomic(
+                offset, array.dtype, 1, thread.clock, access, scope, reads, writes, unread, sets
+            )
 
-    def _words(self, array, operation, access, writes=True, n=1):
+    def _words(self, array, operation, access, writes=True, n=1, sets=False):
         """`operation` accesses the first `n` elements of `array` by atomics."""
         if isinstance(array, Tracked):
-            n_bytes = n * array.itemsize
-            array.region.atomic(array.first, n_bytes, operation.clock, access, "sys", True, writes)
+            array.region.atomic(
+                array.first, array.dtype, n, operation.clock, access, "sys", True, writes, (), sets
+            )
 
     # -- messages
-    def put(self, thread, target, source, pe, nbi, flag, word):
+    def put(self, thread, target, source, pe, nbi, flag, op, word):
         what = "p" if word and not nbi else "put_signal" if flag is not None else "put"
         what += "_nbi" if nbi else ""
         operation, access = self._issue(thread, pe, what, flag)
@@ -216,28 +259,29 @@ class Races:
             self._words(target, operation, access, n=limit)
         elif isinstance(target, Tracked):
             target.touch("write", operation.clock, access, limit=limit)
-        self._words(flag, operation, access)
+        self._words(flag, operation, access, sets=op == "set")
         return operation
 
     def signal(self, thread, flag, pe, op):
         """A signal or an atomic without data."""
         operation, access = self._issue(thread, pe, "signal_op", flag)
-        self._words(flag, operation, access)
+        self._words(flag, operation, access, sets=op == "set")
         return operation
 
-    def arrived(self, operation, key, op):
-        """The signal of `operation` has been applied to the word at `key`."""
+    def arrived(self, operation, history, op):
+        """The signal of `operation` has been applied to the word of `history`."""
         operation.applied = True
-        self.publish(key, "sys", operation.pe, None, operation.clock, op == "add")
+        moment = OperationMoment(operation.serial, operation)
+        self.wrote(history, moment, {("sys", operation.pe, None): operation.clock}, op == "add")
 
-    def words_arrived(self, operation, keys, relaxed):
-        """`operation` has stored the words at `keys`. Relaxed ones tell of nothing but themselves."""
+    def words_arrived(self, operation, histories, relaxed):
+        """`operation` has stored the words of `histories`. Relaxed ones tell of nothing but themselves."""
         operation.applied = True
-        for key in keys:
+        for history in histories:
             if relaxed:
-                self.published.pop(key, None)
+                self.wrote(history, OperationMoment(operation.serial, operation), {}, False)
             else:
-                self.arrived(operation, key, "set")
+                self.arrived(operation, history, "set")
 
     def get(self, thread, target, source, nbi, word):
         if word:
@@ -423,12 +467,13 @@ class Races:
         """The program has ended: what is known of its accesses goes at once, not when it is found to be
         garbage."""
         self.regions.clear()
-        self.published.clear()
+        self.histories.clear()
         self.kernel_of_block.clear()
 
     # -- reports
-    def conflict(self, region, at, what, access, clock, earlier_what, earlier):
-        """`access` and `earlier` are unordered: remember the race, once."""
+    def conflict(self, region, at, what, access, clock, earlier_what, earlier, kind=None):
+        """`access` and `earlier` are unordered: remember the race, once. `kind` of two atomic accesses: two
+        "sets" of one signal, or different "words"."""
         lines = ((what, access), (earlier_what, earlier))
         signature = frozenset((w, a[1], line_of(a[1], a[2])) for w, a in lines)
         if self.machine.scheduler.failure is not None:
@@ -438,7 +483,7 @@ class Races:
         if known is not None and (known.first.is_write or earlier_what != "write"):
             return
         place = region.base + at * region.grain
-        self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier)
+        self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier, kind)
         if len(self.found) >= MOST:
             raise RaceError(self.untold())
 

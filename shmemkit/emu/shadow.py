@@ -6,9 +6,11 @@ keeps the last write, the reads since then that no other read follows, and the a
 access is (Moment, code, instruction).
 """
 
+import ctypes
 import itertools
 import math
 import sys
+import zlib
 
 import numpy as np
 from greenlet import getcurrent
@@ -35,6 +37,10 @@ class Region:
         self.writes = [None] * -(-n_bytes // grain)  # the last one
         self.reads = [None] * len(self.writes)  # one, or several in a dictionary by thread
         self.atomics = {}  # cell -> {thread: (access, scope, whether it writes)}
+
+    def fingerprint(self):
+        """A number that changes when the memory does."""
+        return zlib.crc32(ctypes.string_at(self.base, self.n_bytes))
 
     def refine(self, grain):
         """Make cells small enough for elements of `grain` bytes."""
@@ -68,6 +74,11 @@ class Region:
         if at in self.atomics:
             self.check_atomics(at, thread.clock, "read", access)
         read = self.reads[at]
+        mine = read.get(moment.thread) if type(read) is dict else read
+        if mine is not None and mine[0] is moment or write is not None and write[0] is moment:
+            thread.reads_again += 1
+            if thread.reads_again == thread.looks_at:
+                thread.look_for_spin()
         if type(read) is tuple and _follows(moment, thread.clock, read):
             thread.known_read, self.reads[at] = read[0], access
         else:
@@ -166,14 +177,21 @@ class Region:
                     self.races.conflict(self, at, what, access, clock, "atomic", other.access)
         if what == "write" and all_before:
             del self.atomics[at]
+            self.races.overwritten(self.base + at * self.grain, self.grain)
 
     # -- atomic accesses
-    def atomic(self, offset, n_bytes, clock, access, scope, reads, writes):
-        """One that reads, writes or does both. Not in conflict with others, if the scope of each contains the
-        other's thread."""
-        lo, hi = self.cells(offset, n_bytes)
+    def atomic(self, offset, dtype, n, clock, access, scope, reads, writes, unread=(), sets=False):
+        """One of `n` elements of `dtype`, which reads, writes or does both. Not in conflict with others of
+        the same elements, if the scope of each contains the other's thread.
+
+        unread  (thread, time) of writes that it has not read, although they were made before
+        sets    it sets a signal, so that one of two unordered ones is lost
+        """
+        size = dtype.itemsize
+        lo, hi = self.cells(offset, n * size)
         moment = access[0]
-        mine = Atomic(access, scope, writes)
+        word = offset % size, size, dtype.kind == "f"
+        mine = Atomic(access, scope, writes, sets, word)
         self.simple = None
         for at in range(lo, hi):
             self._check("writes", at, at + 1, clock, moment, "atomic", access)
@@ -187,10 +205,17 @@ class Region:
                     continue
                 if not (writes or other.writes):
                     continue
-                if not _in_scope(moment, other.access[0], scope, other.scope):
+                before = other.access[0]
+                if not _in_scope(moment, before, scope, other.scope):
                     self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access)
-                elif reads and other.writes and getattr(other.access[0].of, "applied", True):
-                    if writes:  # who comes after this access comes after what it has read
+                elif other.word != word and (other.word[:2] != word[:2] or writes and other.writes):
+                    self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access, "words")
+                elif sets and other.sets:
+                    self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access, "sets")
+                elif reads and other.writes and (before.thread, before.time) not in unread:
+                    if not getattr(before.of, "applied", True):
+                        pass  # it is under way
+                    elif writes:  # who comes after this access comes after what it has read
                         del others[key]
                     else:
                         other.readers[moment.thread] = access
@@ -201,12 +226,14 @@ class Region:
 
 
 class Atomic:
-    """An atomic access of a cell; `readers` are loads of others that took its value, by thread."""
+    """An atomic access of a cell; `readers` are loads of others that took its value, by thread. `word`: where
+    the accessed element begins, its size, and whether it is a float."""
 
-    __slots__ = ("access", "scope", "writes", "readers")
+    __slots__ = ("access", "scope", "writes", "sets", "word", "readers")
 
-    def __init__(self, access, scope, writes):
-        self.access, self.scope, self.writes, self.readers = access, scope, writes, {}
+    def __init__(self, access, scope, writes, sets, word):
+        self.access, self.scope, self.writes, self.sets, self.word = access, scope, writes, sets, word
+        self.readers = {}
 
     def before(self, moment, clock):
         """Whether it comes before `moment`: its thread does, or one that has read its value."""
@@ -397,8 +424,11 @@ class TrackedVector(Tracked):
         write = region.writes[at]
         if write is not None:
             before = write[0]
-            if before is moment:
-                return value  # who comes after this write comes after this read
+            if before is moment:  # who comes after this write comes after this read
+                thread.reads_again += 1
+                if thread.reads_again == thread.looks_at:
+                    thread.look_for_spin()
+                return value
             if before is not thread.known_write and before.thread != moment.thread:
                 if thread.clock.get(before.block, 0) <= before.phase:
                     region.read_cell(at, thread, moment, _getframe(1))
@@ -411,6 +441,9 @@ class TrackedVector(Tracked):
                 return value
             before = read[0]
             if before is moment:
+                thread.reads_again += 1
+                if thread.reads_again == thread.looks_at:
+                    thread.look_for_spin()
                 return value
             if before is not thread.known_read and before.thread != moment.thread:
                 if thread.clock.get(before.block, 0) <= before.phase:

@@ -78,8 +78,7 @@ class Thread(greenlet):
 
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
         """Park until ``array[index] <compare> value``. -> the element seen."""
-        if not 0 <= value <= 0x7FFFFFFF:
-            value = wrap(value, array.dtype)
+        value = converted(value, array.dtype)
         holds, item = COMPARE[compare], array.item
         key = address_of(array, index)
         self.wait_until(
@@ -116,6 +115,12 @@ class Thread(greenlet):
 
     def acquired(self, key):
         """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
+
+    def released(self):
+        """What I did and know, for others; only a thread that is checked for races has that."""
+
+    def learn(self, clock):
+        """I know what another thread has `released`."""
 
     def copy(self, dst, src, first, last):
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
@@ -234,7 +239,7 @@ class Thread(greenlet):
         machine.written(address_of(array, index))
 
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
-        """``array[index] = function(array[index])`` in one step. -> the old value.
+        """``array[index] = function(array[index])`` in one step. -> the old value. No `function`: a load.
 
         One that leaves the value as it was may be a poll, as in a spin lock: see `look`. It stores nothing,
         so that an ordinary store of another process at the same time is not lost.
@@ -249,7 +254,7 @@ class Thread(greenlet):
         """-> (the old value, whether it has changed)"""
         with self.block.machine.lock:
             old = array[index]
-            new = function(old)
+            new = old if function is None else function(old)
             changed = new != old
             if changed:
                 array[index] = new
@@ -359,6 +364,11 @@ class Thread(greenlet):
             scope,
             lambda: getattr(self.block.machine.collectives, name)(self, self.team(team), dst, src, **options),
         )
+
+
+def converted(value, dtype):
+    """`value`, an integer, as an element of `dtype`."""
+    return value if 0 <= value <= 0x7FFFFFFF else wrap(value, dtype)
 
 
 _SIGN = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
