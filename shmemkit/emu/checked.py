@@ -145,9 +145,10 @@ class CheckedThread(Thread):
             for first in firsts:
                 act(array.first + int(first), n_bytes, self.clock, access)
 
-    def touch(self, what, array, limit=None):
+    def touch(self, what, array, limit=None, known=None):
         if isinstance(array, Tracked):
-            array.touch(what, self.clock, (self.moment or self.now(), *kernel_site()), limit=limit)
+            access = (self.moment or self.now(), *kernel_site())
+            array.touch(what, self.clock if known is None else known, access, limit=limit)
 
     def spin_load(self, array, index, scope="sys"):
         value = Thread.spin_load(self, untracked(array), index)
@@ -162,7 +163,7 @@ class CheckedThread(Thread):
         if check is not None:
             check(self, plain, index)  # the emulator looks, not the program: no access
         history, is_release = races.history(key, plain.itemsize), semantic == "release"
-        races.access_word(array, index, self, scope, False, True, sets=is_release)
+        races.access_word(array, index, self, scope, False, True, signal="set" if is_release else None)
         moment = self.moment
         self.write(plain, index, value)
         if is_release:
@@ -186,7 +187,8 @@ class CheckedThread(Thread):
         self.turn()
         history = races.history(key, plain.itemsize)
         old, changed = self.update(plain, index, key, function)
-        races.access_word(array, index, self, scope, True, function is not None)
+        signal = "add" if semantic == "release" else None
+        races.access_word(array, index, self, scope, True, function is not None, signal=signal)
         moment = self.moment or self.now()
         races.acquire(self, key, scope, ordered=False)
         if not changed:

@@ -1,8 +1,9 @@
 """Team operations of NVSHMEM, called from kernels by one thread per PE; others of its warp or block wait.
 
-Each is carried out by every PE pulling what it needs, between two meetings. NVSHMEM promises less than that
-order: when a call returns, this PE's arrays are finished with, and other PEs have entered. So for races each
-PE accesses its own arrays alone, and knows nothing from the second meeting.
+Each is carried out by every PE pulling what it needs, between two meetings. NVSHMEM promises less: when a
+call returns, this PE's arrays are finished with, and the PEs that it has data from have entered. So for races
+each PE accesses its own arrays alone, learns only what those PEs did before they entered, and knows nothing
+from the second meeting. Its dst may be written as soon as one of them has entered.
 
 What a PE learns in a meeting is what the others did before they came to it. The counters cannot tell that: a
 PE that is at its next meeting already has counted on, after it did more.
@@ -31,9 +32,9 @@ class Collectives:
         counters = heap.allocate(N_TEAMS * heap.n_pes * 8).view(np.uint64).reshape(N_TEAMS, heap.n_pes)
         self.arrivals[heap.pe] = counters
 
-    def meet(self, thread, pes, call, orders=True):
-        """Wait until every PE of `pes` is here, in the same `call`. With `orders`, what they did before has
-        happened."""
+    def meet(self, thread, pes, call, sources=None):
+        """Wait until every PE of `pes` is here, in the same `call`. What those of `sources` (default: all)
+        did before has happened. -> PE -> (its call, what it knew when it came)"""
         me, machine = thread.pe, self.machine
         row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
@@ -51,10 +52,10 @@ class Collectives:
                     f"({mine.item(pe)} calls there, {epoch} here)"
                 ),
             )
-        if orders:
-            for _, known in meeting.values():
-                thread.learn(known)
+        for pe in pes if sources is None else sources:
+            thread.learn(meeting[pe][1])
         self.meetings.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
+        return meeting
 
     def _come(self, thread, pes, epoch, call):
         """-> what is known of the PEs in the meeting. All members of a team make the same calls in the same
@@ -74,7 +75,8 @@ class Collectives:
         if not 0 <= root < len(pes):
             raise ValueError(f"broadcast: root={root}: the team has members 0 to {len(pes) - 1}")
         call = f"broadcast(root={root}) of {_described(src)}"
-        self._pull(thread, pes, call, dst, src, lambda peer: copy(dst, peer(src, pes[root]), "broadcast"))
+        pull = lambda peer: copy(dst, peer(src, pes[root]), "broadcast")  # noqa: E731
+        self._pull(thread, pes, call, dst, src, pull, [pes[root]])
 
     def fcollect(self, thread, pes, dst, src):
         """dst = the src of all members, one after another."""
@@ -116,23 +118,31 @@ class Collectives:
         if op not in _REDUCE:
             raise ValueError(f"{name}: op={op!r}: {', '.join(_REDUCE)} are allowed")
         call = f"{name}(op={op!r}) of {_described(src)}"
-        self.meet(thread, pes, call)
+        meeting = self.meet(thread, pes, call)
         thread.touch("read", src)
         parts = [flat(self.machine.peer(thread.block, src, pe), name, "src")[part] for pe in pes]
         result = parts[0].copy()
         with np.errstate(over="ignore"):
             for other in parts[1:]:
                 result = _REDUCE[op](result, other).astype(result.dtype)
-        self.meet(thread, pes, call, orders=False)  # everybody has read: dst may be src
-        thread.touch("write", dst, result.size)
+        self.meet(thread, pes, call, sources=())  # everybody has read: dst may be src
+        self._written(thread, meeting, pes, dst, result.size)
         copy(dst, result, name)
 
-    def _pull(self, thread, pes, call, dst, src, function):
-        self.meet(thread, pes, call)
+    def _pull(self, thread, pes, call, dst, src, function, sources=None):
+        meeting = self.meet(thread, pes, call, sources)
         thread.touch("read", src)
-        thread.touch("write", dst)
+        self._written(thread, meeting, pes if sources is None else sources, dst)
         function(lambda array, pe: self.machine.peer(thread.block, array, pe))
-        self.meet(thread, pes, call, orders=False)
+        self.meet(thread, pes, call, sources=())
+
+    @staticmethod
+    def _written(thread, meeting, sources, dst, limit=None):
+        """Each of `sources` may have written `dst` when it knew no more than when it came."""
+        for pe in sources:
+            if pe != thread.pe:
+                thread.touch("write", dst, limit, known=meeting[pe][1])
+        thread.touch("write", dst, limit)
 
 
 def _described(src):

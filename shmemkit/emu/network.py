@@ -117,7 +117,7 @@ class Network:
     def atomic(self, thread, array, pe, function):
         """``array[0] = function(array[0])`` on `pe`, when the message arrives."""
         there = self.machine.peer(thread.block, array, pe)
-        operation = self.machine.races and self.machine.races.signal(thread, there, pe, "add")
+        operation = self.machine.races and self.machine.races.signal(thread, there, pe, None)
         self._send(thread, int(pe), lambda thread: self._update(thread, "write", there, function, operation))
 
     def fence(self, thread):

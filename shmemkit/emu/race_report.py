@@ -120,8 +120,8 @@ def _two_sets(pair):
     if pair.a_line != pair.b_line:
         lines += f" and {pair.b_line}"
     return (
-        f"{lines}: two sets of one signal, and nothing orders them, so that either value may remain. Let one "
-        "thread set it, after cuda.syncthreads() if it speaks for others, or add"
+        f"{lines}: one signal is set, and set or added to again. Nothing orders the two, so that one may be "
+        "lost: let one thread set it, after cuda.syncthreads() if it speaks for others, or let all add"
     )
 
 
@@ -132,7 +132,11 @@ def _two_words(pair):
     )
 
 
-_ATOMIC = {"sets": _two_sets, "words": _two_words}  # of two atomic accesses that are in conflict
+def _p_and_g(pair):
+    return f"the p of {pair.a_line} may still be under way at {pair.b_line}: quiet() between them"
+
+
+_ATOMIC = {"p and g": _p_and_g, "sets": _two_sets, "words": _two_words}  # kinds of two atomic accesses
 
 
 class _Pair:

@@ -225,20 +225,20 @@ class Races:
                     thread.missed.append(("relaxed", history.key, kernel_site(), clock, released, scope))
         del thread.missed[:-8]
 
-    def access_word(self, array, index, thread, scope, reads, writes, unread=(), sets=False):
+    def access_word(self, array, index, thread, scope, reads, writes, unread=(), signal=None):
         """An atomic access of `thread` to an element of a tracked array. See ``Region.atomic``."""
         if isinstance(array, Tracked):
             access = (thread.moment or thread.now(), *kernel_site())
             offset = array.first + index * array.strides[0]
             array.region.atomic(
-                offset, array.dtype, 1, thread.clock, access, scope, reads, writes, unread, sets
+                offset, array.dtype, 1, thread.clock, access, scope, reads, writes, unread, signal
             )
 
-    def _words(self, array, operation, access, writes=True, n=1, sets=False):
+    def _words(self, array, operation, access, writes=True, n=1, signal=None):
         """`operation` accesses the first `n` elements of `array` by atomics."""
         if isinstance(array, Tracked):
             array.region.atomic(
-                array.first, array.dtype, n, operation.clock, access, "sys", True, writes, (), sets
+                array.first, array.dtype, n, operation.clock, access, "sys", True, writes, (), signal
             )
 
     # -- messages
@@ -259,13 +259,13 @@ class Races:
             self._words(target, operation, access, n=limit)
         elif isinstance(target, Tracked):
             target.touch("write", operation.clock, access, limit=limit)
-        self._words(flag, operation, access, sets=op == "set")
+        self._words(flag, operation, access, signal=op)
         return operation
 
     def signal(self, thread, flag, pe, op):
         """A signal or an atomic without data."""
         operation, access = self._issue(thread, pe, "signal_op", flag)
-        self._words(flag, operation, access, sets=op == "set")
+        self._words(flag, operation, access, signal=op)
         return operation
 
     def arrived(self, operation, history, op):
@@ -285,7 +285,9 @@ class Races:
 
     def get(self, thread, target, source, nbi, word):
         if word:
-            self.access_word(source.reshape(-1), 0, thread, "sys", True, False)
+            source = source.reshape(-1)
+            self.access_word(source, 0, thread, "sys", True, False)
+            self._overtaken(thread, source)
             self.acquire(thread, address(source), "sys", ordered=False)
             return
         limit = min(target.size, source.size)
@@ -298,6 +300,19 @@ class Races:
             source.touch("read", clock, access, limit=limit)
         if isinstance(target, Tracked):
             target.touch("write", clock, access, limit=limit)
+
+    def _overtaken(self, thread, source):
+        """A g() of ``source[0]`` may come before what `thread` knows to have been sent there by p()."""
+        if not isinstance(source, Tracked):
+            return
+        region, clock = source.region, thread.clock
+        at, _ = region.cells(source.first, source.itemsize)
+        access = (thread.moment or thread.now(), *kernel_site())
+        for other in list(region.atomics.get(at, {}).values()):
+            moment, of = other.access[0], other.access[0].of
+            if isinstance(of, Operation) and of.pe == thread.pe and not moment.before(clock):
+                if of.issued.thread == thread.key or of.issued.before(clock):
+                    self.conflict(region, at, "atomic", access, clock, "atomic", other.access, "p and g")
 
     def _issue(self, thread, pe, what, flag):
         """-> a new Operation to `pe`, and what it leaves where it reads and writes."""
@@ -455,10 +470,8 @@ class Races:
         self.hosts[pe] = joined(self.hosts[pe], clock)
 
     def hosts_met(self):
-        """All host programs have met. What their kernels have done counts as waited for: a launch blocks here
-        until the kernel has finished."""
-        streams = [s.clock for streams in self.machine.streams.values() for s in streams]
-        clock = joined(*self.hosts.values(), *streams)
+        """All host programs have met."""
+        clock = joined(*self.hosts.values())
         forget_superseded(clock, self.kernel_of_block, self.live)
         for pe in self.hosts:
             self.hosts[pe] = clock
@@ -472,8 +485,8 @@ class Races:
 
     # -- reports
     def conflict(self, region, at, what, access, clock, earlier_what, earlier, kind=None):
-        """`access` and `earlier` are unordered: remember the race, once. `kind` of two atomic accesses: two
-        "sets" of one signal, or different "words"."""
+        """`access` and `earlier` are unordered: remember the race, once. `kind` of two atomic accesses: "sets"
+        of one signal, different "words", or "p and g"."""
         lines = ((what, access), (earlier_what, earlier))
         signature = frozenset((w, a[1], line_of(a[1], a[2])) for w, a in lines)
         if self.machine.scheduler.failure is not None:

@@ -180,18 +180,18 @@ class Region:
             self.races.overwritten(self.base + at * self.grain, self.grain)
 
     # -- atomic accesses
-    def atomic(self, offset, dtype, n, clock, access, scope, reads, writes, unread=(), sets=False):
+    def atomic(self, offset, dtype, n, clock, access, scope, reads, writes, unread=(), signal=None):
         """One of `n` elements of `dtype`, which reads, writes or does both. Not in conflict with others of
         the same elements, if the scope of each contains the other's thread.
 
         unread  (thread, time) of writes that it has not read, although they were made before
-        sets    it sets a signal, so that one of two unordered ones is lost
+        signal  "set" or "add", of a signal: of two unordered ones, of which one sets it, one may be lost
         """
         size = dtype.itemsize
         lo, hi = self.cells(offset, n * size)
         moment = access[0]
         word = offset % size, size, dtype.kind == "f"
-        mine = Atomic(access, scope, writes, sets, word)
+        mine = Atomic(access, scope, writes, signal, word)
         self.simple = None
         for at in range(lo, hi):
             self._check("writes", at, at + 1, clock, moment, "atomic", access)
@@ -210,7 +210,7 @@ class Region:
                     self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access)
                 elif other.word != word and (other.word[:2] != word[:2] or writes and other.writes):
                     self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access, "words")
-                elif sets and other.sets:
+                elif signal and other.signal and "set" in (signal, other.signal):
                     self.races.conflict(self, at, "atomic", access, clock, "atomic", other.access, "sets")
                 elif reads and other.writes and (before.thread, before.time) not in unread:
                     if not getattr(before.of, "applied", True):
@@ -229,10 +229,10 @@ class Atomic:
     """An atomic access of a cell; `readers` are loads of others that took its value, by thread. `word`: where
     the accessed element begins, its size, and whether it is a float."""
 
-    __slots__ = ("access", "scope", "writes", "sets", "word", "readers")
+    __slots__ = ("access", "scope", "writes", "signal", "word", "readers")
 
-    def __init__(self, access, scope, writes, sets, word):
-        self.access, self.scope, self.writes, self.sets, self.word = access, scope, writes, sets, word
+    def __init__(self, access, scope, writes, signal, word):
+        self.access, self.scope, self.writes, self.signal, self.word = access, scope, writes, signal, word
         self.readers = {}
 
     def before(self, moment, clock):

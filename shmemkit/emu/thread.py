@@ -134,8 +134,9 @@ class Thread(greenlet):
             array.reshape(-1).view(np.uint8).stored(slice(first, last))
         return np.asarray(array).reshape(-1).view(np.uint8)[first:last]
 
-    def touch(self, what, array, limit=None):
-        """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
+    def touch(self, what, array, limit=None, known=None):
+        """I read or write at most `limit` elements of `array`; of interest to a thread that is checked.
+        `known`: what the PE knows that does it for me."""
 
     def touch_bytes(self, what, array, firsts, n_bytes):
         """I read or write `n_bytes` bytes from each of `firsts` on; likewise."""

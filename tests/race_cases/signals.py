@@ -205,7 +205,7 @@ def two_slots_with_a_wait_that_is_one_round_short(world):
             else:
                 signal_wait_until(full, GE, i + 1)
                 out[i] = slots[i % 2]  # second
-                signal_op(empty, i + 1, SET, 0)
+                signal_op(empty, i + 1, SET, 0)  # first, second: nothing orders two of them
 
     slots, outbox, signals, out = boxes(world, 4)
     stream_items[1, 1, world.stream](slots[:2], outbox, signals, out)
