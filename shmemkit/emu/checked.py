@@ -52,6 +52,9 @@ class CheckedThread(Thread):
         self.moment = None
         return clock
 
+    def came(self):
+        return self.moment or self.now(), self.released()
+
     def note_release(self, site, what, target=None):
         self.noted.append((self.block.phase << 32 | self.releases, site, what, target))
         del self.noted[:-8]
@@ -145,10 +148,14 @@ class CheckedThread(Thread):
             for first in firsts:
                 act(array.first + int(first), n_bytes, self.clock, access)
 
-    def touch(self, what, array, limit=None, known=None):
+    def touch(self, what, array, limit=None):
         if isinstance(array, Tracked):
-            access = (self.moment or self.now(), *kernel_site())
-            array.touch(what, self.clock if known is None else known, access, limit=limit)
+            array.touch(what, self.clock, (self.moment or self.now(), *kernel_site()), limit=limit)
+
+    def written_since(self, array, came):
+        if isinstance(array, Tracked):
+            moment, clock = came
+            array.region.check_reads(array.first, array.nbytes, clock, (moment, *kernel_site()))
 
     def spin_load(self, array, index, scope="sys"):
         value = Thread.spin_load(self, untracked(array), index)

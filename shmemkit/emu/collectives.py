@@ -3,7 +3,7 @@
 Each is carried out by every PE pulling what it needs, between two meetings. NVSHMEM promises less: when a
 call returns, this PE's arrays are finished with, and the PEs that it has data from have entered. So for races
 each PE accesses its own arrays alone, learns only what those PEs did before they entered, and knows nothing
-from the second meeting. Its dst may be written as soon as one of them has entered.
+from the second meeting. The dst of a broadcast may be written as soon as its root has entered.
 
 What a PE learns in a meeting is what the others did before they came to it. The counters cannot tell that: a
 PE that is at its next meeting already has counted on, after it did more.
@@ -25,7 +25,7 @@ class Collectives:
         self.machine = machine
         self.arrivals = {}  # PE -> (N_TEAMS, n_pes) counters in its symmetric heap: who has come how often
         self.epochs = {}  # (PE, team members) -> meetings so far
-        self.meetings = {}  # (team members, number) -> PE -> (what it calls, what it knew)
+        self.meetings = {}  # (team members, number) -> PE -> (what it calls, when it came, what it knew)
 
     def add_pe(self, heap):
         """Called for every local PE, first of all its allocations."""
@@ -34,7 +34,7 @@ class Collectives:
 
     def meet(self, thread, pes, call, sources=None):
         """Wait until every PE of `pes` is here, in the same `call`. What those of `sources` (default: all)
-        did before has happened. -> PE -> (its call, what it knew when it came)"""
+        did before has happened. -> PE -> (its call, when it came, what it knew then)"""
         me, machine = thread.pe, self.machine
         row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
@@ -53,7 +53,7 @@ class Collectives:
                 ),
             )
         for pe in pes if sources is None else sources:
-            thread.learn(meeting[pe][1])
+            thread.learn(meeting[pe][2])
         self.meetings.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
         return meeting
 
@@ -61,8 +61,8 @@ class Collectives:
         """-> what is known of the PEs in the meeting. All members of a team make the same calls in the same
         order."""
         meeting, me = self.meetings.setdefault((pes, epoch), {}), thread.pe
-        meeting[me] = call, thread.released()
-        for pe, (other, _) in meeting.items():
+        meeting[me] = call, *thread.came()
+        for pe, (other, *_) in meeting.items():
             if other != call:
                 raise EmulatorError(
                     f"the ranks are in different collective calls: rank {pe} in {other}, rank {me} in "
@@ -118,7 +118,7 @@ class Collectives:
         if op not in _REDUCE:
             raise ValueError(f"{name}: op={op!r}: {', '.join(_REDUCE)} are allowed")
         call = f"{name}(op={op!r}) of {_described(src)}"
-        meeting = self.meet(thread, pes, call)
+        self.meet(thread, pes, call)
         thread.touch("read", src)
         parts = [flat(self.machine.peer(thread.block, src, pe), name, "src")[part] for pe in pes]
         result = parts[0].copy()
@@ -126,23 +126,18 @@ class Collectives:
             for other in parts[1:]:
                 result = _REDUCE[op](result, other).astype(result.dtype)
         self.meet(thread, pes, call, sources=())  # everybody has read: dst may be src
-        self._written(thread, meeting, pes, dst, result.size)
+        thread.touch("write", dst, result.size)
         copy(dst, result, name)
 
     def _pull(self, thread, pes, call, dst, src, function, sources=None):
         meeting = self.meet(thread, pes, call, sources)
         thread.touch("read", src)
-        self._written(thread, meeting, pes if sources is None else sources, dst)
+        for pe in sources or ():
+            if pe != thread.pe:  # it writes here as soon as it has come
+                thread.written_since(dst, meeting[pe][1:])
+        thread.touch("write", dst)
         function(lambda array, pe: self.machine.peer(thread.block, array, pe))
         self.meet(thread, pes, call, sources=())
-
-    @staticmethod
-    def _written(thread, meeting, sources, dst, limit=None):
-        """Each of `sources` may have written `dst` when it knew no more than when it came."""
-        for pe in sources:
-            if pe != thread.pe:
-                thread.touch("write", dst, limit, known=meeting[pe][1])
-        thread.touch("write", dst, limit)
 
 
 def _described(src):

@@ -485,8 +485,8 @@ class Races:
 
     # -- reports
     def conflict(self, region, at, what, access, clock, earlier_what, earlier, kind=None):
-        """`access` and `earlier` are unordered: remember the race, once. `kind` of two atomic accesses: "sets"
-        of one signal, different "words", or "p and g"."""
+        """`access` and `earlier` are unordered: remember the race, once. `kind`, of two atomic accesses:
+        "sets" of one signal, different "words", or "p and g"."""
         lines = ((what, access), (earlier_what, earlier))
         signature = frozenset((w, a[1], line_of(a[1], a[2])) for w, a in lines)
         if self.machine.scheduler.failure is not None:

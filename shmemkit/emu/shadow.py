@@ -133,6 +133,12 @@ class Region:
         self.writes[lo:hi] = [access] * (hi - lo)
         self.reads[lo:hi] = [None] * (hi - lo)
 
+    def check_reads(self, offset, n_bytes, clock, access):
+        """Whether a write would come after all reads."""
+        if n_bytes > 0:
+            lo, hi = self.cells(offset, n_bytes)
+            self._check("reads", lo, hi, clock, access[0], "write", access)
+
     def add_read(self, at, clock, access):
         """Another thread has read cell `at` before, perhaps at the same time."""
         before, moment = self.reads[at], access[0]

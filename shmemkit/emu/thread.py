@@ -116,11 +116,12 @@ class Thread(greenlet):
     def acquired(self, key):
         """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
 
-    def released(self):
-        """What I did and know, for others; only a thread that is checked for races has that."""
+    def came(self):
+        """-> when I came to others, and what I did and knew; None and None if races are not looked for"""
+        return None, None
 
     def learn(self, clock):
-        """I know what another thread has `released`."""
+        """I know what another thread did and knew."""
 
     def copy(self, dst, src, first, last):
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
@@ -134,9 +135,11 @@ class Thread(greenlet):
             array.reshape(-1).view(np.uint8).stored(slice(first, last))
         return np.asarray(array).reshape(-1).view(np.uint8)[first:last]
 
-    def touch(self, what, array, limit=None, known=None):
-        """I read or write at most `limit` elements of `array`; of interest to a thread that is checked.
-        `known`: what the PE knows that does it for me."""
+    def touch(self, what, array, limit=None):
+        """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
+
+    def written_since(self, array, came):
+        """A thread of another PE may have written `array` since it `came`; likewise."""
 
     def touch_bytes(self, what, array, firsts, n_bytes):
         """I read or write `n_bytes` bytes from each of `firsts` on; likewise."""
