@@ -13,6 +13,8 @@ import weakref
 
 import numpy as np
 
+from .site import users_call
+
 DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 DTYPES += ["complex64", "complex128"]
 
@@ -225,13 +227,14 @@ class SymmetricMemory:
     def _agree(self, call, rule, request, error):
         """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they
         differ."""
-        requests = self._meet(call, None if error else request)
+        answers = self._meet(call, (None if error else request, f"{users_call(call)}"))
         if error is not None:
             raise error
-        if any(r != request for r in requests):
-            ranks = {}
-            for rank, r in enumerate(requests):
-                ranks.setdefault(r or "something invalid", []).append(rank)
+        if any(r != request for r, _ in answers):
+            ranks, one_place = {}, len({place for _, place in answers}) == 1
+            for rank, (r, place) in enumerate(answers):
+                of = "" if one_place else f" in {place}"
+                ranks.setdefault((r or "something invalid") + of, []).append(rank)
             asked = "; ".join(f"{ranks_text(k)}: {r}" for r, k in ranks.items())
             error = ValueError(f"{rule} on every rank, but they asked for {asked}")
             error.shown_by = 0

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 
 from .memory import ranks_text
+from .site import Call
 
 VARIABLE = "SHMEMKIT_TIMEOUT"
 MOST = 1e9  # seconds: more than the nanoseconds of a 64-bit clock could not count
@@ -128,7 +129,7 @@ def missing_text(call, missing, there, waited):
     """ "rank 2 has not come to host_barrier() within 5 s; ranks 0, 1 are there"."""
     have, are = "have" if len(missing) > 1 else "has", "are" if len(there) > 1 else "is"
     others = f"; {ranks_text(there)} {are} there" if there else ""
-    return f"{ranks_text(missing)} {have} not come to {call}() within {waited:.3g} s{others}"
+    return f"{ranks_text(missing)} {have} not come to {Call(call)} within {waited:.3g} s{others}"
 
 
 def as_seconds(value, source):

@@ -15,6 +15,7 @@ from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory, ranks_text
 from .roll_call import RollCall
+from .site import users_call
 
 BACKENDS = ("auto", "nvshmem", "emulator")
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
@@ -310,21 +311,24 @@ class World(SymmetricMemory):
         RuntimeError on every rank when they are in different ones: they would wait for each other forever.
         RankTimeout when ranks are missing after SHMEMKIT_TIMEOUT.
         """
+        users = users_call(call)
+        if call == "host_allgather":  # of what the user calls, it may be a part
+            call = str(users)
         if self._roll_call is not None:
-            self._roll_call.meet(call)
-        answers = self.backend.allgather((call, value), call)
-        calls = {}
-        for rank, (theirs, _) in enumerate(answers):
-            calls.setdefault(theirs, []).append(rank)
-        if len(calls) > 1:
-            where = ", ".join(f"{ranks_text(ranks)} in {theirs}()" for theirs, ranks in calls.items())
+            self._roll_call.meet(users)
+        answers = self.backend.allgather((call, users, value), users)
+        if len({theirs for theirs, *_ in answers}) > 1:
+            calls = {}
+            for rank, (_, theirs, _) in enumerate(answers):
+                calls.setdefault(f"{theirs}", []).append(rank)
+            where = ", ".join(f"{ranks_text(ranks)} in {theirs}" for theirs, ranks in calls.items())
             error = RuntimeError(
                 f"the ranks are in different collective calls: {where}. All ranks make the same collective "
                 "calls, in the same order"
             )
             error.shown_by = 0
             raise error
-        return [theirs for _, theirs in answers]
+        return [theirs for *_, theirs in answers]
 
     def near(self):
         """-> for each rank, whether kernels of this one reach it by loads and stores: it is of the same node,

@@ -1,5 +1,7 @@
 """Deadlocks: each is found, and its report says who waits for what, and where."""
 
+import re
+
 import numpy as np
 import pytest
 from emulated import deadlock_of, line_of
@@ -163,7 +165,7 @@ def test_deadlock_of_a_barrier_that_a_rank_does_not_come_to():
     )
     assert "threads 0 to 2 in meet_all: waits for the thread that carries out a block operation" in report
     assert line_of(meet_all, "barrier_all_block") in report
-    assert "rank 1: its host program waits for the other ranks to call finalize(), too" in report
+    assert "rank 1: its host program waits for ranks 0, 2 to call finalize(), too" in report
 
 
 def test_deadlock_of_host_programs():
@@ -175,8 +177,10 @@ def test_deadlock_of_host_programs():
 
     with pytest.raises(DeadlockError) as caught:
         sk.emu.run(main, 2)
-    assert "rank 0: its host program waits for the other ranks to call host_barrier(), too" in str(
-        caught.value
+    text = str(caught.value)
+    assert (
+        "rank 0: its host program waits for rank 1 to call host_barrier() (tests/test_emu_deadlock.py:"
+        in text
     )
     assert "rank 1: its host program has ended" in str(caught.value)
 
@@ -191,9 +195,32 @@ def test_missing_rank():
     with pytest.raises(DeadlockError) as caught:
         sk.emu.run(main, 3)
     assert "rank 1: its host program has ended" in str(caught.value)
-    assert "rank 2: its host program waits for the other ranks to call host_barrier(), too" in str(
-        caught.value
-    )
+    assert "rank 2: its host program waits for rank 1 to call host_barrier() (tests/" in str(caught.value)
+
+
+def test_ranks_in_different_calls():
+    """The user's calls and lines are named, not what they are made of."""
+
+    def one_calls(first, others=lambda: None):
+        def main():
+            world = sk.init()
+            (first if world.rank == 0 else others)()
+
+        return main
+
+    def message(main, kind=RuntimeError):
+        with pytest.raises(kind) as caught:
+            sk.emu.run(main, 3)
+        return str(caught.value)
+
+    here = r"\(tests/test_emu_deadlock.py:\d+\)"
+    text = message(one_calls(lambda: sk.all_reduce(np.ones(3, "float32"))))
+    assert re.search(rf"rank 0 in all_reduce\(\) {here}, ranks 1, 2 in finalize\(\)", text), text
+    text = message(one_calls(lambda: sk.AllReduce(sk.current(), 64), lambda: sk.current().host_allgather(1)))
+    assert re.search(rf"rank 0 in AllReduce\(\) {here}, ranks 1, 2 in host_allgather\(\) {here}", text), text
+    two, three = lambda: sk.signals(2), lambda: sk.zeros(3, "int32")
+    asked = rf"rank 0: uint64 \(2,\) in signals\(\) {here}; ranks 1, 2: int32 \(3,\) in zeros\(\) {here}"
+    assert re.search(asked, message(one_calls(two, three), ValueError))
 
 
 def test_very_large_reports_are_cut():

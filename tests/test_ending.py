@@ -53,7 +53,7 @@ def test_different_collective_calls(tmp_path, monkeypatch):
     script = tmp_path / "program.py"
     script.write_text("import shmemkit as sk\nworld = sk.init('emulator')\nif world.rank == 0: sk.zeros(3)\n")
     job = run(script, 3, monkeypatch=monkeypatch)
-    assert job.returncode == 1 and "rank 0 in zeros(), ranks 1, 2 in finalize()" in job.stderr, job.stderr
+    assert job.returncode == 1 and "program.py:3), ranks 1, 2 in finalize()." in job.stderr, job.stderr
 
 
 @pytest.mark.parametrize("n", [1, 2])

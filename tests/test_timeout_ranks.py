@@ -99,7 +99,8 @@ def test_host_barrier_of_the_emulator():
         SHMEMKIT_TIMEOUT="1",
     )
     assert status == 1 and seconds < 20
-    assert "RankTimeout: rank 1 has not come to host_barrier() within 1 s; ranks 0, 2 are there" in output
+    assert "RankTimeout: rank 1 has not come to host_barrier() (" in output
+    assert "script.py:12) within 1 s; ranks 0, 2 are there" in output, output
     assert len(re.findall(r"rank \d of 3 failed", output)) == 1
 
 

@@ -38,6 +38,7 @@ import numpy as np
 from shmemkit import timeouts
 from shmemkit.memory import ranks_text
 from shmemkit.notebook import watch_cells
+from shmemkit.site import Call
 
 from .calls import SLOT, SLOTS
 from .errors import EmulatorError
@@ -332,7 +333,7 @@ class Processes:
 
     def _late(self, target, call):
         late = np.flatnonzero(self.arrived < target).tolist()
-        return f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} to call {call}(), too"
+        return f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} to call {Call(call)}, too"
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""

@@ -6,7 +6,9 @@ import os
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from ..memory import ranks_text
 from ..settings import switch
+from ..site import Call
 from .choice import Seeded
 from .errors import DeadlockError, EmulatorError, RaceError, add_text
 from .heap import heap_size as default_heap_size
@@ -116,9 +118,15 @@ class LocalComm:
 
     def allgather(self, value, call="allgather"):
         machine = self._host.program.machine
-        machine.host_waits[self.rank] = lambda: f"the other ranks to call {call}(), too"
+        call, meeting = Call(call), self._host.program.meeting
+
+        def why():
+            late = [pe for pe in range(self.size) if pe not in {pe for pe, _ in meeting.round.values}]
+            return f"{ranks_text(late)} to call {call}, too"
+
+        machine.host_waits[self.rank] = why
         try:
-            values = self._host.program.meeting.join(self._host, value, self._met)
+            values = meeting.join(self._host, value, self._met)
         finally:
             machine.host_waits.pop(self.rank, None)
         return [values[pe] for pe in range(self.size)]
