@@ -493,7 +493,7 @@ def racy_counter(world):
         d.st_release(there, 0, d.ld_acquire(there, 0) + 1)
 
     counter = sk.signals(1)
-    kernel[1, 1](counter)
+    kernel[1, 1, world.stream](counter)
     world.barrier()
     assert world.rank or counter[0] == world.n_ranks
 

@@ -8,6 +8,7 @@ from .choice import Seeded
 from .errors import RaceError
 from .grid import Launch
 from .heap import heap_size, private_memory
+from .host_arrays import HostArray, perform
 from .machine import Machine
 from .multicast import Multicast
 from .processes import Processes
@@ -130,7 +131,8 @@ class EmulatorBackend:
 
     def as_array(self, raw, shape, dtype, owner):
         """Bytes `raw` as an array; `owner` lives as long as it or a view of it."""
-        return np.asarray(_Memory(raw, owner)).view(dtype).reshape(shape)
+        result = np.asarray(_Memory(raw, owner)).view(dtype).reshape(shape)
+        return result if self.machine.races is None else result.view(HostArray)
 
     def describe(self, raw, name, dtype):
         """What the allocation `raw` holds, for reports."""
@@ -208,8 +210,14 @@ class EmulatorBackend:
 
     def to_host(self, array, stream):
         self.machine.refuse_freed(self.pe, array, "asnumpy reads")
-        (stream or self.stream).synchronize()
-        return np.array(array)
+        stream = stream or self.stream
+        stream.synchronize()
+        if self.machine.races is None:
+            return np.array(array)
+        found = []
+        perform(lambda: found.append(np.array(array)), [(array, ...)], stream=stream)
+        stream.synchronize()
+        return found[0]
 
     def finalize(self):
         if self.processes is not None:

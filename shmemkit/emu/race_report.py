@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from .aliases import AliasedStore
 from .clock import BLOCK, operation_done
+from .host_arrays import HostAccess
 from .mbarriers import Load
-from .report import place, shown_line, who
+from .report import place, shown_line, user_frame, who
 
 # What a thread does that others may wait for.
 SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"])
@@ -36,6 +37,8 @@ class Access:
 
     def __str__(self):
         by = f"rank {self.rank} block {self.block} thread {self.thread} in {self.kernel}"
+        if not self.block:
+            by = f"rank {self.rank}'s host program"
         at = f"\n      {shown_line(self.file, self.line)}" if self.line else ""
         return f"  {by}: {self.what} it{at}"
 
@@ -62,6 +65,8 @@ def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
     """-> the Race of `access`, which knows `clock`, with the `earlier` one, at address `at`"""
     thread = _thread(access[0].of)
     frame = sys._getframe(1)
+    if isinstance(thread, HostAccess):
+        frame = user_frame(frame)
     element = place(races.machine, thread, at, frame)
     array, _, rest = element.partition("[")
     index, _, rank = rest.partition("] on rank ")
@@ -108,7 +113,7 @@ def _access(what, access):
     verb = {"read": "reads", "write": "writes", "atomic": "atomically accesses"}[what]
     if thread is not of:
         verb = f"its {of.what}, under way, {verb}"
-    _, block, number = who(thread, split=True)
+    _, block, number = (0, "", "") if isinstance(thread, HostAccess) else who(thread, split=True)
     code, line = access[1], _line(access)
     file = code.co_filename if code is not None else ""
     source = linecache.getline(file, line).strip() if file else ""
@@ -151,6 +156,8 @@ class _Pair:
     def missing(self):
         """What would order them, in one sentence."""
         store, thread = self.a.of, _thread(self.b.of)
+        if HostAccess in (type(store), type(thread)):
+            return self._of_hosts(_thread(store), thread)
         if isinstance(store, AliasedStore):
             if store.known(thread, self.clock):
                 return (
@@ -180,6 +187,21 @@ class _Pair:
                 return self._across_ranks(_thread(self.a.of), _thread(self.b.of))
             return self._atomic()
         return self._missed() or self._released_early() or self._by_place(b_under_way)
+
+    def _of_hosts(self, a, b):
+        """One of them, or both, is of a host program."""
+        between = f"between {self.a_line} and {self.b_line}"
+        if a.pe != b.pe:
+            host = a if isinstance(a, HostAccess) else b
+            other = b if host is a else a
+            return (
+                f"nothing orders what the host program of rank {host.pe} does on its stream with rank "
+                f"{other.pe}: world.barrier() {between}"
+            )
+        return (
+            "the host's accesses are operations of the current stream (the World's), which does not wait for "
+            f"other streams: synchronize the stream of the other, or join both by an event ({between})"
+        )
 
     def _known_to_another(self):
         """Another thread of `b`'s block knows of `a`, but has not met `b`'s since."""

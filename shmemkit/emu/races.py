@@ -93,17 +93,17 @@ class Races:
         """`array` with the record of its accesses."""
         if array.size == 0:
             return device_view(array)
-        region = self.region_of(array) if self._is_symmetric(array) else self._of_owner(array)
+        region = self.region_of(array) if self.is_symmetric(array) else self._of_owner(array)
         return device_view(array) if region is None else tracked(array, region)
 
     def region_of(self, array):
         """The Region of the symmetric memory of `array`; None for other memory."""
         machine = self.machine
-        if not self._is_symmetric(array):
+        if not self.is_symmetric(array):
             return None
         return self._of_heap(*divmod(address(array) - machine.memory_address, machine.heap_size), array)
 
-    def _is_symmetric(self, array):
+    def is_symmetric(self, array):
         return 0 <= address(array) - self.machine.memory_address < self.machine.memory.size
 
     def _of_heap(self, pe, offset, array):

@@ -17,12 +17,18 @@ from .errors import UseAfterFreeError
 MAX_LINES = 40  # of a deadlock report, per rank
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HIDDEN = tuple(os.path.join(_PACKAGE, part) for part in ("emu" + os.sep, "device" + os.sep, "__init__.py"))
+_LIBRARIES = (_PACKAGE + os.sep, os.path.dirname(np.__file__) + os.sep)
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def is_kernel_code(frame):
     file = frame.f_code.co_filename
     return not file.startswith(_HIDDEN) and (not file.startswith(_STANDARD_LIBRARY) or "-packages" in file)
+
+
+def is_user_code(frame):
+    """Whether it is neither shmemkit's nor NumPy's."""
+    return is_kernel_code(frame) and not frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
 def _line(frame, lineno=None):
@@ -50,15 +56,18 @@ def kernel_line(frame):
     return None if frame is None else _line(frame)
 
 
+def user_frame(frame):
+    """The innermost frame of the user's code at or above `frame`, or None."""
+    while frame is not None and not is_user_code(frame):
+        frame = frame.f_back
+    return frame
+
+
 def user_line():
     """(file, line number) of the innermost line that runs outside of shmemkit; ("", 0) where there is none,
     as at the end of a program."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if is_kernel_code(frame) and not frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return "", 0
+    frame = user_frame(sys._getframe(1))
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def user_text(line):

@@ -40,7 +40,7 @@ def test_launch_after_free(correct):
         if not correct:
             free()
         other = sk.zeros(4, "int32", "other")
-        store_next[1, 1](box)
+        store_next[1, 1, sk.world.current().stream](box)
         if correct:
             free()
         assert not other.any()
@@ -87,7 +87,7 @@ def test_graph_of_freed_object(correct):
     return main
 
 
-@fault(UseAfterFreeError, "box (int32)", "put_next[1, 1]", "sk.free(box)", right=[[11], [10]])
+@fault(UseAfterFreeError, "box (int32)", "put_next[1, 1", "sk.free(box)", right=[[11], [10]])
 def test_put_after_free(correct):
     """A put to freed memory. The twin frees what a put is under way to: that completes it, as NVSHMEM's free
     begins with a barrier of all PEs."""
@@ -95,12 +95,13 @@ def test_put_after_free(correct):
     def main(world):
         box, source = sk.zeros(4, "int32", "box"), np.full(4, world.rank + 10, "int32")
         kept = sk.zeros(4, "int32", "kept")
-        put_next[1, 1](kept, source)
+        put_next[1, 1, world.stream](kept, source)
         if not correct:
             sk.free(box)
-        put_next[1, 1](box, source)
+        put_next[1, 1, world.stream](box, source)
         if correct:
             sk.free(box)
+        world.barrier()
         return [int(kept[0])]
 
     return main
@@ -137,7 +138,13 @@ def test_host_copy_of_freed_array(correct):
     return main
 
 
-@fault(UseAfterFreeError, "box (int32)", "store_next[1, 1](there)", "sk.free(box)", right=[[1], [1]])
+@fault(
+    UseAfterFreeError,
+    "box (int32)",
+    "store_next[1, 1, world.stream](there)",
+    "sk.free(box)",
+    right=[[1], [1]],
+)
 def test_peer_view_of_freed_array(correct):
     """The host holds a view of the other rank's part longer than the array lives."""
 
@@ -149,11 +156,11 @@ def test_peer_view_of_freed_array(correct):
         box = sk.zeros(2, "int32", "box")
         there = sk.peer_view(box, 1 - world.rank)
         if correct:
-            store_next[1, 1](there)
+            store_next[1, 1, world.stream](there)
             world.barrier()
             return world.asnumpy(box)[:1].tolist()
         sk.free(box)
-        store_next[1, 1](there)
+        store_next[1, 1, world.stream](there)
 
     return main
 
