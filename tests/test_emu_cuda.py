@@ -132,7 +132,7 @@ def test_syncthreads(n):
 def votes_of_block(keep, flags, out):
     t = cuda.threadIdx.x
     if t >= keep:
-        return  # does not take part any more
+        return  # a whole warp, that does not take part any more
     out[t, 0] = cuda.syncthreads_count(flags[t])
     out[t, 1] = cuda.syncthreads_and(flags[t])
     out[t, 2] = cuda.syncthreads_or(flags[t])
@@ -141,9 +141,9 @@ def votes_of_block(keep, flags, out):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.data())
 def test_votes_of_a_block_without_threads_that_returned(flags, data):
-    keep = data.draw(st.integers(1, len(flags)))
+    keep = min(len(flags), 32 * data.draw(st.integers(1, 3)))
     out = np.zeros((len(flags), 4), "int64")
     launch(votes_of_block, 1, len(flags), keep, np.array(flags, "int32"), out)
     kept = np.array(flags[:keep]) != 0
@@ -154,7 +154,7 @@ def test_votes_of_a_block_without_threads_that_returned(flags, data):
 @cuda.jit
 def return_while_others_wait(out):
     t = cuda.threadIdx.x
-    for _ in range(t):  # thread t takes part in t barriers
+    for _ in range(t // 32):  # warp w takes part in w barriers
         cuda.syncthreads()
     out[t] = cuda.syncthreads_count(1)
 
@@ -166,7 +166,7 @@ def test_threads_that_return_release_the_others():
     @cuda.jit
     def last_returns(out):
         t = cuda.threadIdx.x
-        if t == 0:
+        if t < 32:
             for _ in range(5):
                 cuda.nanosleep(10)
             return
@@ -176,7 +176,7 @@ def test_threads_that_return_release_the_others():
             out[t] = cuda.syncthreads_count(1)
 
     (out,) = launch(last_returns, 2, 40, np.zeros(40, "int64"))
-    assert (out[1:] == 39).all() and out[0] == 0
+    assert (out[32:] == 8).all() and (out[:32] == 0).all()
 
 
 # ---- shared and local memory

@@ -118,18 +118,24 @@ def different_calls(x):
         cuda.syncwarp()
 
 
+def refusal_of(kernel, threads):
+    with pytest.raises(sk.emu.EmulatorError) as caught:
+        sk.emu.run(lambda: (sk.init(), kernel[1, threads](sk.signals(threads))), 1)
+    assert caught.type is sk.emu.EmulatorError
+    return str(caught.value)
+
+
 def test_lanes_in_different_calls_do_not_meet():
-    report = deadlock_of(1, lambda world: different_calls[1, 4](sk.signals(4)))
-    assert "a shuffle, vote or match (2 of 4 have" in report and "a warp operation (2 of 4 have" in report
+    report = refusal_of(different_calls, 4)
+    assert "syncwarp with the mask 0xffffffff" in report and "thread 1 is in a shuffle, vote" in report
 
 
 def test_deadlock_of_diverging_barriers():
     report = deadlock_of(1, lambda world: diverge[1, 5](sk.signals(1)))
     assert "threads 0 to 2 in diverge: waits for the other threads of its block in syncthreads" in report
     assert "threads 3 to 4 in diverge: waits for x[0] on rank 0 >= 1, now 0" in report
-    report = deadlock_of(1, lambda world: half_a_warp[1, 32](sk.signals(32)))
-    waits = "threads 0 to 15 in half_a_warp: waits for the other threads in a shuffle, vote or match (16 of"
-    assert waits in report
+    report = refusal_of(half_a_warp, 32)
+    assert "threads 0 to 15: waited for the other threads in a shuffle, vote or match (16 of" in report
     assert line_of(half_a_warp, "shfl_sync") in report and line_of(half_a_warp, "syncthreads") in report
 
 

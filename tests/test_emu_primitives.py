@@ -759,27 +759,6 @@ def test_wrong_collectives():
             spmd(2)(lambda world, kernel=kernel: kernel[1, 1](sk.zeros(4), sk.zeros(4)))
 
 
-def test_block_operation_after_threads_have_returned():
-    """The last to arrive at a collective operation may be a thread that ends instead."""
-
-    @cuda.jit
-    def kernel(dst, src):
-        t = cuda.threadIdx.x
-        if t == 0:
-            for _ in range(20):
-                cuda.nanosleep(10)
-            return
-        device.barrier_all_block()
-        device.put_block(dst, src, (rank() + 1) % num_ranks())
-        device.barrier_all_block()
-
-    @spmd(3)
-    def main(world):
-        dst = sk.zeros(4, "int32")
-        kernel[1, 40](dst, sk.full(4, world.rank + 1, "int32"))
-        assert (dst == (world.rank - 1) % 3 + 1).all()
-
-
 # ---- nvshmem4py's own functions
 
 

@@ -9,7 +9,7 @@ import functools
 
 from numba import cuda
 
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from . import deadline
 from .checks import check_emulated_words, check_integer, check_words
@@ -138,7 +138,7 @@ def barrier_all():
 @_of_all
 def barrier_all_warp():
     """`barrier_all` by all threads of one warp per PE."""
-    current_thread("barrier_all_warp").barrier_all("warp")
+    group_thread("warp", "barrier_all_warp").barrier_all("warp")
 
 
 def barrier_all_block(arrivals=None, epoch=None):
@@ -157,7 +157,7 @@ def barrier_all_block(arrivals=None, epoch=None):
     is reset: the same arrays serve any number of calls (32-bit ones 2**31), in any number of launches, if
     only this barrier uses them. It does not complete puts: `quiet` first.
     """
-    thread = current_thread("barrier_all_block")
+    thread = group_thread("block", "barrier_all_block", arrivals, epoch)
     if arrivals is None and epoch is None:
         thread.barrier_all("block")
         return
@@ -228,13 +228,13 @@ def sync_all():
 @_of_all
 def sync_all_warp():
     """`sync_all` by all threads of one warp per PE."""
-    current_thread("sync_all_warp").sync_all("warp")
+    group_thread("warp", "sync_all_warp").sync_all("warp")
 
 
 @_of_all
 def sync_all_block():
     """`sync_all` by all threads of one block per PE."""
-    current_thread("sync_all_block").sync_all("block")
+    group_thread("block", "sync_all_block").sync_all("block")
 
 
 # ---- a team's PEs, through NVSHMEM
@@ -249,13 +249,13 @@ def barrier(team):
 @_of_team
 def barrier_warp(team):
     """`barrier` by all threads of one warp per PE."""
-    current_thread("barrier_warp").barrier(team, "warp")
+    group_thread("warp", "barrier_warp", team).barrier(team, "warp")
 
 
 @_of_team
 def barrier_block(team):
     """`barrier` by all threads of one block per PE."""
-    current_thread("barrier_block").barrier(team, "block")
+    group_thread("block", "barrier_block", team).barrier(team, "block")
 
 
 @_of_team
@@ -267,13 +267,13 @@ def sync(team):
 @_of_team
 def sync_warp(team):
     """`sync` by all threads of one warp per PE."""
-    current_thread("sync_warp").sync(team, "warp")
+    group_thread("warp", "sync_warp", team).sync(team, "warp")
 
 
 @_of_team
 def sync_block(team):
     """`sync` by all threads of one block per PE."""
-    current_thread("sync_block").sync(team, "block")
+    group_thread("block", "sync_block", team).sync(team, "block")
 
 
 # ---- the blocks of a grid
@@ -289,7 +289,7 @@ def grid_barrier(state):
     All threads of all blocks call it. All blocks must be on the GPU at once, or it never ends: launch with
     ``shmemkit.bind(..., co_resident=True)``. Orders memory at scope "gpu": for peers it orders nothing.
     """
-    thread = current_thread("grid_barrier")
+    thread = group_thread("block", "grid_barrier", state)
     check_emulated_words("grid_barrier", "state", state, _GRID_STATES)
     if state.size < 2 or state[0] != 0:
         raise ValueError(f"grid_barrier(): state must be 2 zeros at first, given {state.tolist()[:4]}")

@@ -9,7 +9,7 @@ import functools
 
 from numba import cuda
 
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import group_thread
 
 from .checks import check_contiguous, check_integer, check_words
 from .copies import copy_on_gpu, copy_share
@@ -38,7 +38,7 @@ def bulk_copy_warp(dst, src, buffer):
     reads what the warp's first thread has seen before, by an acquire too; when it returns, all of `dst` is
     written, as if by each thread: one thread's `notify` or `st_release` publishes it.
     """
-    thread = current_thread("bulk_copy_warp")
+    thread = group_thread("warp", "bulk_copy_warp", dst, src, buffer)
     _check_buffer("bulk_copy_warp", buffer)
     copy_share(dst, src, thread.lane, thread.warp_size())
     thread.syncwarp()
@@ -56,7 +56,7 @@ def bulk_put_warp(dst, src, buffer, signal, value, step, peer):
     Each is set as by `notify` of scope "sys", while the copy goes on. Values may be left out when it is ahead
     of them: wait for "at least". Otherwise as `bulk_copy_warp`.
     """
-    thread = current_thread("bulk_put_warp")
+    thread = group_thread("warp", "bulk_put_warp", dst, src, buffer, signal, value, step, peer)
     _check_buffer("bulk_put_warp", buffer)
     if step < 1 or step * src.itemsize % PIECE:
         raise ValueError(f"bulk_put_warp: step must be a multiple of {PIECE} bytes, given {step} elements")

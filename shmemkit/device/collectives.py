@@ -7,7 +7,7 @@ have finished, it does not say: before an array that others may still read is us
 """
 
 from shmemkit.emu import multicast
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import check_contiguous, check_integer, literal_choice
 from .ptx import (
@@ -132,13 +132,17 @@ def broadcast(team, dst_array, src_array, root=0):
 @_rooted
 def broadcast_warp(team, dst_array, src_array, root=0):
     """`broadcast` by all threads of one warp per PE."""
-    current_thread("broadcast_warp").collective("broadcast", team, dst_array, src_array, "warp", root=root)
+    group_thread("warp", "broadcast_warp", team, dst_array, src_array, root).collective(
+        "broadcast", team, dst_array, src_array, "warp", root=root
+    )
 
 
 @_rooted
 def broadcast_block(team, dst_array, src_array, root=0):
     """`broadcast` by all threads of one block per PE."""
-    current_thread("broadcast_block").collective("broadcast", team, dst_array, src_array, "block", root=root)
+    group_thread("block", "broadcast_block", team, dst_array, src_array, root).collective(
+        "broadcast", team, dst_array, src_array, "block", root=root
+    )
 
 
 # ---- fcollect
@@ -160,13 +164,17 @@ def fcollect(team, dst_array, src_array):
 @_copying
 def fcollect_warp(team, dst_array, src_array):
     """`fcollect` by all threads of one warp per PE."""
-    current_thread("fcollect_warp").collective("fcollect", team, dst_array, src_array, "warp")
+    group_thread("warp", "fcollect_warp", team, dst_array, src_array).collective(
+        "fcollect", team, dst_array, src_array, "warp"
+    )
 
 
 @_copying
 def fcollect_block(team, dst_array, src_array):
     """`fcollect` by all threads of one block per PE."""
-    current_thread("fcollect_block").collective("fcollect", team, dst_array, src_array, "block")
+    group_thread("block", "fcollect_block", team, dst_array, src_array).collective(
+        "fcollect", team, dst_array, src_array, "block"
+    )
 
 
 # ---- alltoall
@@ -187,13 +195,17 @@ def alltoall(team, dst_array, src_array):
 @_copying
 def alltoall_warp(team, dst_array, src_array):
     """`alltoall` by all threads of one warp per PE."""
-    current_thread("alltoall_warp").collective("alltoall", team, dst_array, src_array, "warp")
+    group_thread("warp", "alltoall_warp", team, dst_array, src_array).collective(
+        "alltoall", team, dst_array, src_array, "warp"
+    )
 
 
 @_copying
 def alltoall_block(team, dst_array, src_array):
     """`alltoall` by all threads of one block per PE."""
-    current_thread("alltoall_block").collective("alltoall", team, dst_array, src_array, "block")
+    group_thread("block", "alltoall_block", team, dst_array, src_array).collective(
+        "alltoall", team, dst_array, src_array, "block"
+    )
 
 
 # ---- reduce
@@ -215,13 +227,17 @@ def reduce(team, dst_array, src_array, op):
 @_reducing
 def reduce_warp(team, dst_array, src_array, op):
     """`reduce` by all threads of one warp per PE."""
-    current_thread("reduce_warp").collective("reduce", team, dst_array, src_array, "warp", op=op)
+    group_thread("warp", "reduce_warp", team, dst_array, src_array, op).collective(
+        "reduce", team, dst_array, src_array, "warp", op=op
+    )
 
 
 @_reducing
 def reduce_block(team, dst_array, src_array, op):
     """`reduce` by all threads of one block per PE."""
-    current_thread("reduce_block").collective("reduce", team, dst_array, src_array, "block", op=op)
+    group_thread("block", "reduce_block", team, dst_array, src_array, op).collective(
+        "reduce", team, dst_array, src_array, "block", op=op
+    )
 
 
 # ---- reducescatter
@@ -244,7 +260,7 @@ def reducescatter(team, dst_array, src_array, op):
 @_reducing
 def reducescatter_warp(team, dst_array, src_array, op):
     """`reducescatter` by all threads of one warp per PE."""
-    current_thread("reducescatter_warp").collective(
+    group_thread("warp", "reducescatter_warp", team, dst_array, src_array, op).collective(
         "reducescatter", team, dst_array, src_array, "warp", op=op
     )
 
@@ -252,7 +268,7 @@ def reducescatter_warp(team, dst_array, src_array, op):
 @_reducing
 def reducescatter_block(team, dst_array, src_array, op):
     """`reducescatter` by all threads of one block per PE."""
-    current_thread("reducescatter_block").collective(
+    group_thread("block", "reducescatter_block", team, dst_array, src_array, op).collective(
         "reducescatter", team, dst_array, src_array, "block", op=op
     )
 
@@ -311,7 +327,7 @@ def give_smem(smem):
     """Lend NVSHMEM the dynamic shared array `smem` until `release_smem`; contiguous, 16-byte aligned, a whole
     allocation of at least ``ask_smem(SmemAmount.SMEM_MINIMUM)`` bytes. All threads of every block.
     """
-    current_thread("give_smem")
+    group_thread("block", "give_smem", smem, meets=False)
 
 
 @gpu(give_smem)
@@ -327,7 +343,7 @@ def _(smem):
 
 def release_smem():
     """Take back what `give_smem` lent. All threads of every block, before the kernel ends."""
-    current_thread("release_smem")
+    group_thread("block", "release_smem", meets=False)
 
 
 @gpu(release_smem)

@@ -5,7 +5,7 @@ after the last are copied one by one and the rest as 16-byte words; where they d
 used to which both can be aligned: 8, 4, 2 bytes or 1.
 """
 
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import check_contiguous
 from .ptx import asm, data_address, gpu, gpu_function, itemsize, load_bytes, store_bytes
@@ -27,7 +27,7 @@ def copy_block(dst, src):
     each thread copies a share of its own, in an order that is not defined. ``cuda.syncthreads()`` before
     others of the block use `dst`; then one thread's `notify` or `st_release` publishes all of it.
     """
-    thread = current_thread("copy_block")
+    thread = group_thread("block", "copy_block", dst, src, meets=False)
     copy_share(dst, src, thread.thread_id, thread.n_threads)
 
 
@@ -46,7 +46,7 @@ def copy_warp(dst, src):
 
     As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` in the place of ``cuda.syncthreads()``.
     """
-    thread = current_thread("copy_warp")
+    thread = group_thread("warp", "copy_warp", dst, src, meets=False)
     copy_share(dst, src, thread.lane, thread.warp_size())
 
 

@@ -4,7 +4,7 @@ in the order of the threads, for others that have the same. Hopper and later."""
 import functools
 
 from shmemkit.emu import tensor_maps as emulated
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import group_thread
 
 from .elements import element
 from .ptx import asm, gpu, gpu_function, shared_address, types
@@ -30,7 +30,9 @@ def fragment_store(dtype, row_bytes):
     """
 
     def store(tile, i, part):
-        emulated.store_fragment(current_thread("fragment_store"), tile, row_bytes, i, part, dtype)
+        emulated.store_fragment(
+            group_thread("warp", "fragment_store", tile, i, meets=False), tile, row_bytes, i, part, dtype
+        )
 
     @gpu(store)
     def _(tile, i, part):
@@ -54,7 +56,9 @@ def packed_store(dtype):
     """
 
     def store(piece, i, part):
-        emulated.store_packed(current_thread("packed_store"), piece, int(i), part, dtype)
+        emulated.store_packed(
+            group_thread("warp", "packed_store", piece, i, meets=False), piece, int(i), part, dtype
+        )
 
     @gpu(store)
     def _(piece, i, part):
@@ -70,7 +74,9 @@ def packed_add(dtype):
     and columns. All threads of a warp."""
 
     def add(piece, i, part):
-        stored = emulated.packed(current_thread("packed_add"), piece, int(i), dtype)
+        stored = emulated.packed(
+            group_thread("warp", "packed_add", piece, i, meets=False), piece, int(i), dtype
+        )
         return tuple(x + y for x, y in zip(part, stored, strict=True))
 
     @gpu(add)

@@ -21,7 +21,7 @@ import numpy as np
 
 from shmemkit.emu.arrays import address
 from shmemkit.emu.ints import from_scalar
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from . import deadline
 from .checks import check_emulated_integer, check_integer
@@ -110,13 +110,13 @@ def ll_pack_block(lines, src, flag):
     All threads of the block call it with the same arguments; it orders nothing and has no barrier. Unordered
     with earlier stores, also: publish those by other means.
     """
-    thread = current_thread("ll_pack_block")
+    thread = group_thread("block", "ll_pack_block", lines, src, flag, meets=False)
     _pack(thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
 def ll_pack_warp(lines, src, flag):
     """`ll_pack_block` by the threads of a warp."""
-    thread = current_thread("ll_pack_warp")
+    thread = group_thread("warp", "ll_pack_warp", lines, src, flag, meets=False)
     _pack(thread, lines, src, flag, thread.lane, thread.warp_size())
 
 
@@ -130,26 +130,26 @@ def ll_recv_block(dst, lines, flag):
     All threads of the block call it. Each has stored its share when it returns: ``cuda.syncthreads()`` before
     others use `dst`.
     """
-    thread = current_thread("ll_recv_block")
+    thread = group_thread("block", "ll_recv_block", dst, lines, flag, meets=False)
     _recv(thread, dst, lines, flag, thread.thread_id, thread.n_threads)
 
 
 def ll_recv_warp(dst, lines, flag):
     """`ll_recv_block` by the threads of a warp."""
-    thread = current_thread("ll_recv_warp")
+    thread = group_thread("warp", "ll_recv_warp", dst, lines, flag, meets=False)
     _recv(thread, dst, lines, flag, thread.lane, thread.warp_size())
 
 
 def ll_recv_pack_block(there, lines, n_words, flag):
     """Wait for `n_words` words in `lines`, and store them to `there` as they are, with the flag: to pass them
     on to another rank. `n_words` is even. Otherwise as `ll_recv_block`."""
-    thread = current_thread("ll_recv_pack_block")
+    thread = group_thread("block", "ll_recv_pack_block", there, lines, n_words, flag, meets=False)
     _forward(thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
 
 
 def ll_recv_pack_warp(there, lines, n_words, flag):
     """`ll_recv_pack_block` by the threads of a warp."""
-    thread = current_thread("ll_recv_pack_warp")
+    thread = group_thread("warp", "ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
     _forward(thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
 
 
@@ -166,13 +166,13 @@ def ll_put_block(lines, source, n_words, pe):
     `source` is read as late as that: it may be written again after `quiet`, or when something says that PE
     `pe` has received all of these words.
     """
-    thread = current_thread("ll_put_block")
+    thread = group_thread("block", "ll_put_block", lines, source, n_words, pe)
     thread.together("block", lambda: _put(thread, lines, source, n_words, pe))
 
 
 def ll_put_warp(lines, source, n_words, pe):
     """`ll_put_block` by the threads of a warp."""
-    thread = current_thread("ll_put_warp")
+    thread = group_thread("warp", "ll_put_warp", lines, source, n_words, pe)
     thread.together("warp", lambda: _put(thread, lines, source, n_words, pe))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numba import cuda
 
 from shmemkit.emu.arrays import address
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import group_thread
 
 from . import deadline
 from .checks import check_emulated_integer, check_integer
@@ -81,13 +81,13 @@ def ll128_pack_block(lines, src, flag):
     All threads of the block, whole warps of 32, call it with the same arguments; it orders nothing and has no
     barrier.
     """
-    thread = current_thread("ll128_pack_block")
+    thread = group_thread("block", "ll128_pack_block", lines, src, flag, meets=False)
     _pack(thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
 def ll128_pack_warp(lines, src, flag):
     """`ll128_pack_block` by the threads of a warp."""
-    thread = current_thread("ll128_pack_warp")
+    thread = group_thread("warp", "ll128_pack_warp", lines, src, flag, meets=False)
     _pack(thread, lines, src, flag, thread.lane, 32)
 
 
@@ -101,26 +101,26 @@ def ll128_recv_block(dst, lines, flag):
     All threads of the block, whole warps of 32, call it. Each has stored its share when it returns:
     ``cuda.syncthreads()`` before others use `dst`.
     """
-    thread = current_thread("ll128_recv_block")
+    thread = group_thread("block", "ll128_recv_block", dst, lines, flag, meets=False)
     _recv(thread, dst, lines, flag, thread.thread_id, thread.n_threads)
 
 
 def ll128_recv_warp(dst, lines, flag):
     """`ll128_recv_block` by the threads of a warp."""
-    thread = current_thread("ll128_recv_warp")
+    thread = group_thread("warp", "ll128_recv_warp", dst, lines, flag, meets=False)
     _recv(thread, dst, lines, flag, thread.lane, 32)
 
 
 def ll128_recv_pack_block(there, lines, n_words, flag):
     """Wait for `n_words` words in `lines`, a multiple of 128, and store them to `there` as they are, with the
     flags: to pass them on to another rank. Otherwise as `ll128_recv_block`."""
-    thread = current_thread("ll128_recv_pack_block")
+    thread = group_thread("block", "ll128_recv_pack_block", there, lines, n_words, flag, meets=False)
     _forward(thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
 
 
 def ll128_recv_pack_warp(there, lines, n_words, flag):
     """`ll128_recv_pack_block` by the threads of a warp."""
-    thread = current_thread("ll128_recv_pack_warp")
+    thread = group_thread("warp", "ll128_recv_pack_warp", there, lines, n_words, flag, meets=False)
     _forward(thread, there, lines, n_words, flag, thread.lane, 32)
 
 

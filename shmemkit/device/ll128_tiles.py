@@ -13,7 +13,7 @@ from numba import cuda
 
 from shmemkit.emu.arrays import address
 from shmemkit.emu.ints import from_scalar
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from . import deadline
 from .checks import check_emulated_integer, check_integer
@@ -59,7 +59,7 @@ def load_tile(x, i):
 
     What lies beyond the end of `x` is undefined, and so is the second word of threads 7, 15, 23 and 31.
     """
-    thread = current_thread("load_tile")
+    thread = group_thread("warp", "load_tile", x, i, meets=False)
     first, last = _bytes_of(thread, "load_tile", x, i)
     words = np.full(2, ~np.uint64(0))  # what is undefined shows
     if last > first:
@@ -70,7 +70,7 @@ def load_tile(x, i):
 def store_tile(out, i, words):
     """Store what ``load_tile(out, i)`` would load, by all threads of a warp: ordinary stores. What lies
     beyond the end of `out` is dropped."""
-    thread = current_thread("store_tile")
+    thread = group_thread("warp", "store_tile", out, i, meets=False)
     first, last = _bytes_of(thread, "store_tile", out, i)
     if last > first:
         part = np.array([int(word) for word in words], np.uint64).view(np.uint8)
@@ -89,7 +89,7 @@ def ll128_store_tiles(lines, row, i, tiles, flag):
 
     It orders nothing.
     """
-    thread = current_thread("ll128_store_tiles")
+    thread = group_thread("warp", "ll128_store_tiles", lines, row, i, None, flag)
     check_emulated_integer("ll128_store_tiles()", row=row, i=i, flag=flag)
     (lines,) = _rows_of("ll128_store_tiles", lines, row, 1, i)
     flag = int(flag) & 0xFFFFFFFF
@@ -117,7 +117,7 @@ def ll128_load_tiles(lines, row, n, i, flag):
     It orders nothing. The second word of threads 7, 15, 23 and 31 is undefined, as are all words when the
     time of the wait is up (docs/timeouts.md).
     """
-    thread = current_thread("ll128_load_tiles")
+    thread = group_thread("warp", "ll128_load_tiles", lines, row, n, i, flag)
     check_emulated_integer("ll128_load_tiles()", row=row, n=n, i=i, flag=flag)
     rows = _rows_of("ll128_load_tiles", lines, row, n, i)
     tiles = _load_all(thread, "ll128_load_tiles", [(line, TILE_WORDS * int(i)) for line in rows], flag)
@@ -135,7 +135,7 @@ def ll128_store_tile(lines, i, words, flag, pe):
 
     It orders nothing.
     """
-    thread = current_thread("ll128_store_tile")
+    thread = group_thread("warp", "ll128_store_tile", lines, i, None, flag, pe)
     check_emulated_integer("ll128_store_tile()", i=i, flag=flag, pe=pe)
     check_emulated_lines("LL128", lines, lines[:0], 128, TILE_WORDS * (int(i) + 1))
     flag, pe = int(flag) & 0xFFFFFFFF, int(pe)
@@ -160,7 +160,7 @@ def ll128_load_some(lines, tiles, flag):
 
     It orders nothing. What is undefined is as in ``ll128_load_tiles``.
     """
-    thread = current_thread("ll128_load_some")
+    thread = group_thread("warp", "ll128_load_some", lines, tiles, flag)
     check_emulated_integer("ll128_load_some()", flag=flag, **{f"tiles_{k}": i for k, i in enumerate(tiles)})
     for i in tiles:
         check_emulated_lines("LL128", lines, lines[:0], 128, TILE_WORDS * (int(i) + 1))

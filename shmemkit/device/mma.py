@@ -19,7 +19,7 @@ import numpy as np
 
 from shmemkit.emu.async_copies import copies_of
 from shmemkit.emu.ints import from_scalar
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import check_choice, check_integer, literal_choice
 from .ptx import TypingError, asm, element_address, float_zeros, gpu, shared_address, types
@@ -95,17 +95,23 @@ def ldmatrix(shared, offset):
 
     All lanes of a warp call it together. Like ordinary loads it orders nothing.
     """
-    return _loaded("ldmatrix", shared, offset, lambda rows: rows)
+    return _loaded(group_thread("warp", "ldmatrix", shared), "ldmatrix", shared, offset, lambda rows: rows)
 
 
 def ldmatrix_trans(shared, offset):
     """As ``ldmatrix``, of the matrices transposed: what is stored by columns."""
-    return _loaded("ldmatrix_trans", shared, offset, lambda rows: rows.transpose(0, 2, 1))
+    return _loaded(
+        group_thread("warp", "ldmatrix_trans", shared),
+        "ldmatrix_trans",
+        shared,
+        offset,
+        lambda rows: rows.transpose(0, 2, 1),
+    )
 
 
-def _loaded(primitive, shared, offset, turned):
+def _loaded(thread, primitive, shared, offset, turned):
     """In the emulator."""
-    thread, offset = current_thread(primitive), int(offset)
+    offset = int(offset)
     if not 0 <= offset <= shared.nbytes - 16 or offset % 16:
         raise ValueError(f"{primitive}: the 16 bytes at {offset} of {shared.nbytes} are no row")
     row = thread.bytes_of("read", shared, offset, offset + 16).view(np.uint16)
@@ -174,7 +180,7 @@ def _emulated(m, n, dtype):
             return np.stack(acc) + product.reshape(32, -1)
 
     def mma(acc, a, b):
-        thread = current_thread("mma")
+        thread = group_thread("warp", "mma")
         if (len(acc), len(a), len(b)) != (4 * m * n, 4 * m, 2 * n):
             raise ValueError(
                 f"mma: {4 * m * n}, {4 * m} and {2 * n} registers are needed, given {len(acc)}, {len(a)} and "

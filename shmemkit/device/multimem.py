@@ -21,7 +21,7 @@ import numpy as np
 
 from shmemkit.emu import multicast
 from shmemkit.emu.arrays import address, device_view
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import (
     NUMBERS,
@@ -329,13 +329,13 @@ def multimem_copy_block(dst, src):
     ``cuda.syncthreads()``, then one thread publishes all of it, by `multimem_store` or `multimem_red` with
     "release", or by a `notify` of each.
     """
-    thread = current_thread("multimem_copy_block")
+    thread = group_thread("block", "multimem_copy_block", dst, src, meets=False)
     _copy_share("multimem_copy_block", thread, dst, src, thread.thread_id, thread.n_threads)
 
 
 def multimem_copy_warp(dst, src):
     """`multimem_copy_block` by the threads of a warp, with ``cuda.syncwarp()`` for ``cuda.syncthreads()``."""
-    thread = current_thread("multimem_copy_warp")
+    thread = group_thread("warp", "multimem_copy_warp", dst, src, meets=False)
     _copy_share("multimem_copy_warp", thread, dst, src, thread.lane, thread.warp_size())
 
 

@@ -8,7 +8,7 @@ what has arrived; nothing else is known then.
 """
 
 from shmemkit.emu import multicast
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import group_thread
 
 from .checks import check_emulated_integer
 from .ll import awaited, check_emulated, flagged, implement_forward, implement_pack, share, unlike
@@ -35,13 +35,13 @@ def multimem_ll_pack_block(lines, src, flag):
     All threads of the block call it with the same arguments; it orders nothing and has no barrier. Each rank
     of the node, this one too, receives with `ll_recv_block` from its own lines.
     """
-    thread = current_thread("multimem_ll_pack_block")
+    thread = group_thread("block", "multimem_ll_pack_block", lines, src, flag, meets=False)
     _pack("multimem_ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
 def multimem_ll_pack_warp(lines, src, flag):
     """`multimem_ll_pack_block` by the threads of a warp."""
-    thread = current_thread("multimem_ll_pack_warp")
+    thread = group_thread("warp", "multimem_ll_pack_warp", lines, src, flag, meets=False)
     _pack("multimem_ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
 
 
@@ -55,14 +55,14 @@ def multimem_ll_recv_pack_block(there, lines, n_words, flag):
 
     All threads of the block call it.
     """
-    thread = current_thread("multimem_ll_recv_pack_block")
+    thread = group_thread("block", "multimem_ll_recv_pack_block", there, lines, n_words, flag, meets=False)
     name, number, threads = "multimem_ll_recv_pack_block", thread.thread_id, thread.n_threads
     _forward(name, thread, there, lines, n_words, flag, number, threads)
 
 
 def multimem_ll_recv_pack_warp(there, lines, n_words, flag):
     """`multimem_ll_recv_pack_block` by the threads of a warp."""
-    thread = current_thread("multimem_ll_recv_pack_warp")
+    thread = group_thread("warp", "multimem_ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
     name, number, threads = "multimem_ll_recv_pack_warp", thread.lane, thread.warp_size()
     _forward(name, thread, there, lines, n_words, flag, number, threads)
 

@@ -11,7 +11,7 @@ its threads stored before is sent, and its own local part is done for all of the
 """
 
 from shmemkit.emu.arrays import uninitialised
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import (
     SIGNALS,
@@ -99,9 +99,8 @@ def _transfer_and_signal(primitive):
     return primitive
 
 
-def _together(name, group, transfer):
+def _together(thread, group, transfer):
     """In the emulator: the group meets, its last thread makes the transfer."""
-    thread = current_thread(name)
     thread.together(group, lambda: transfer(thread))
 
 
@@ -185,13 +184,15 @@ def put(dst, src, pe):
 @_transfer
 def put_warp(dst, src, pe):
     """`put` by all threads of a warp."""
-    _together("put_warp", "warp", lambda thread: thread.put(dst, src, pe))
+    _together(group_thread("warp", "put_warp", dst, src, pe), "warp", lambda thread: thread.put(dst, src, pe))
 
 
 @_transfer
 def put_block(dst, src, pe):
     """`put` by all threads of a block."""
-    _together("put_block", "block", lambda thread: thread.put(dst, src, pe))
+    _together(
+        group_thread("block", "put_block", dst, src, pe), "block", lambda thread: thread.put(dst, src, pe)
+    )
 
 
 @_transfer
@@ -203,13 +204,21 @@ def put_nbi(dst, src, pe):
 @_transfer
 def put_nbi_warp(dst, src, pe):
     """`put_nbi` by all threads of a warp."""
-    _together("put_nbi_warp", "warp", lambda thread: thread.put(dst, src, pe, nbi=True))
+    _together(
+        group_thread("warp", "put_nbi_warp", dst, src, pe),
+        "warp",
+        lambda thread: thread.put(dst, src, pe, nbi=True),
+    )
 
 
 @_transfer
 def put_nbi_block(dst, src, pe):
     """`put_nbi` by all threads of a block."""
-    _together("put_nbi_block", "block", lambda thread: thread.put(dst, src, pe, nbi=True))
+    _together(
+        group_thread("block", "put_nbi_block", dst, src, pe),
+        "block",
+        lambda thread: thread.put(dst, src, pe, nbi=True),
+    )
 
 
 # ---- get
@@ -230,13 +239,15 @@ def get(dst, src, pe):
 @_transfer
 def get_warp(dst, src, pe):
     """`get` by all threads of a warp."""
-    _together("get_warp", "warp", lambda thread: thread.get(dst, src, pe))
+    _together(group_thread("warp", "get_warp", dst, src, pe), "warp", lambda thread: thread.get(dst, src, pe))
 
 
 @_transfer
 def get_block(dst, src, pe):
     """`get` by all threads of a block."""
-    _together("get_block", "block", lambda thread: thread.get(dst, src, pe))
+    _together(
+        group_thread("block", "get_block", dst, src, pe), "block", lambda thread: thread.get(dst, src, pe)
+    )
 
 
 @_transfer
@@ -248,13 +259,21 @@ def get_nbi(dst, src, pe):
 @_transfer
 def get_nbi_warp(dst, src, pe):
     """`get_nbi` by all threads of a warp."""
-    _together("get_nbi_warp", "warp", lambda thread: thread.get(dst, src, pe, nbi=True))
+    _together(
+        group_thread("warp", "get_nbi_warp", dst, src, pe),
+        "warp",
+        lambda thread: thread.get(dst, src, pe, nbi=True),
+    )
 
 
 @_transfer
 def get_nbi_block(dst, src, pe):
     """`get_nbi` by all threads of a block."""
-    _together("get_nbi_block", "block", lambda thread: thread.get(dst, src, pe, nbi=True))
+    _together(
+        group_thread("block", "get_nbi_block", dst, src, pe),
+        "block",
+        lambda thread: thread.get(dst, src, pe, nbi=True),
+    )
 
 
 # ---- put with signal
@@ -288,7 +307,7 @@ def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
 def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal` by all threads of a warp."""
     _together(
-        "put_signal_warp",
+        group_thread("warp", "put_signal_warp", dst, src, signal_var, signal_val, signal_op, pe),
         "warp",
         lambda thread: thread.put(
             dst,
@@ -306,7 +325,7 @@ def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
 def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal` by all threads of a block."""
     _together(
-        "put_signal_block",
+        group_thread("block", "put_signal_block", dst, src, signal_var, signal_val, signal_op, pe),
         "block",
         lambda thread: thread.put(
             dst,
@@ -338,7 +357,7 @@ def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
 def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal_nbi` by all threads of a warp."""
     _together(
-        "put_signal_nbi_warp",
+        group_thread("warp", "put_signal_nbi_warp", dst, src, signal_var, signal_val, signal_op, pe),
         "warp",
         lambda thread: thread.put(
             dst,
@@ -356,7 +375,7 @@ def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
 def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
     """`put_signal_nbi` by all threads of a block."""
     _together(
-        "put_signal_nbi_block",
+        group_thread("block", "put_signal_nbi_block", dst, src, signal_var, signal_val, signal_op, pe),
         "block",
         lambda thread: thread.put(
             dst,

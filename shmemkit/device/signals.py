@@ -9,7 +9,7 @@ waiting one at a barrier afterwards.
 import operator
 from itertools import product
 
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from . import deadline
 from .checks import (
@@ -93,7 +93,7 @@ def wait_warp(signals, n, scope, semantic, value, compare="ge"):
     All threads of the warp call it with the same arguments; afterwards each of them has acquired all n
     signals.
     """
-    thread = current_thread("wait_warp")
+    thread = group_thread("warp", "wait_warp", signals, n, scope, semantic, value, compare)
     return _share(
         "wait_warp", thread.lane, thread.warp_size(), signals, n, scope, semantic, value, compare, "warp"
     )
@@ -110,7 +110,7 @@ def wait_block(signals, n, scope, semantic, value, compare="ge"):
     All threads of the block call it with the same arguments; afterwards each of them has acquired all n
     signals: see `wait` for why one thread's acquire and a barrier are enough.
     """
-    thread = current_thread("wait_block")
+    thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
     return _share(
         "wait_block", thread.thread_id, thread.n_threads, signals, n, scope, semantic, value, compare, "block"
     )

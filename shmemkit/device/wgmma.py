@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shmemkit.emu import tensor_cores as emulated
 from shmemkit.emu.proxies import reads_shared
-from shmemkit.emu.thread import current_thread
+from shmemkit.emu.thread import current_thread, group_thread
 
 from .ptx import TypingError, asm, float_zeros, gpu, gpu_function, shared_address, types
 from .tma import literal_integer
@@ -81,14 +81,14 @@ def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
 
     @reads_shared
     def multiply(acc, a, b, add):
-        thread, operands = current_thread("wgmma multiply"), []
+        thread, operands = group_thread("warpgroup", "wgmma multiply", None, a, b, add), []
         for tile, major, extent in (a, a_major, emulated.ROWS), (b, b_major, n):
             descriptor = at_address(_DESCRIPTOR[major], emulated.shared_address(thread, tile))
             operands.append(emulated.Operand(tile, descriptor, _STEP[major], major, extent))
         return emulated.multiply(thread, acc, *operands, add, n, dtype)
 
     def wait(acc):
-        thread = current_thread("wgmma wait")
+        thread = group_thread("warpgroup", "wgmma wait", meets=False)
         emulated.wait_group(thread, 0)
         return emulated.settled(thread, acc)
 
@@ -101,20 +101,20 @@ def wgmma_wait_group(n):
 
     n  a literal. All threads of the warpgroup. To read the accumulators: ``WarpgroupMma.wait``
     """
-    emulated.wait_group(current_thread("wgmma_wait_group"), n)
+    emulated.wait_group(group_thread("warpgroup", "wgmma_wait_group", n, meets=False), n)
 
 
 def setmaxnreg_inc(n):
     """This warpgroup takes registers, to have `n` (a literal, a multiple of 8) per thread: it waits for
     others to release them. All threads of it, once. Of kernels with launch_bounds, linked with LTO; otherwise
     ptxas ignores it."""
-    current_thread("setmaxnreg_inc")
+    group_thread("warpgroup", "setmaxnreg_inc", n, meets=False)
 
 
 def setmaxnreg_dec(n):
     """This warpgroup releases registers, to have `n` (a literal, a multiple of 8) per thread. See
     `setmaxnreg_inc`."""
-    current_thread("setmaxnreg_dec")
+    group_thread("warpgroup", "setmaxnreg_dec", n, meets=False)
 
 
 # ---- on the GPU

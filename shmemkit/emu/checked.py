@@ -212,7 +212,7 @@ class CheckedThread(Thread):
         self.block.machine.races.threadfence(self, scope)
 
     # -- meeting other threads
-    def meet(self, scope, value, function, mask=0xFFFFFFFF):
+    def meet(self, scope, value, function, mask=0xFFFFFFFF, what=None):
         block, races = self.block, self.block.machine.races
 
         def order():
@@ -229,11 +229,12 @@ class CheckedThread(Thread):
             order()  # all of them have done it
             return result
 
-        return Thread.meet(self, scope, value, last, mask)
+        return Thread.meet(self, scope, value, last, mask, what)
 
     def grid_barrier(self):
         self.block.effects += 1
         launch = self.block.launch
+        launch.check_grid_barrier()
         launch.meeting.join(self, None, lambda values: self.block.machine.races.block_barrier(launch.blocks))
 
 

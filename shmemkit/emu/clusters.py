@@ -31,7 +31,7 @@ def there(block, at, number):
     raise EmulatorError("an address that is not in shared memory")
 
 
-def sync(thread):
+def sync(thread, frame):
     block = thread.block
     first = blocks_of(block)[0]
     meeting = first.meetings.get("cluster")
@@ -41,4 +41,5 @@ def sync(thread):
             block.scheduler, lambda: sum(b.alive for b in blocks), "a cluster barrier"
         )
     races = block.machine.races
+    block.comes(thread, "cluster_sync", frame, meeting)
     meeting.join(thread, None, lambda values: races and races.block_barrier(blocks_of(block)))

@@ -9,11 +9,14 @@ What a PE learns in a meeting is what the others did before they came to it. The
 PE that is at its next meeting already has counted on, after it did more.
 """
 
+import sys
+
 import numpy as np
 
 from .arrays import address
 from .errors import EmulatorError
 from .network import copy, flat
+from .report import kernel_line, who
 from .thread import Thread
 
 WORLD, NODE, ACROSS = range(3)  # all PEs, those of a node, the same local rank of every node
@@ -26,6 +29,7 @@ class Collectives:
         self.arrivals = {}  # PE -> (N_TEAMS, n_pes) counters in its symmetric heap: who has come how often
         self.epochs = {}  # (PE, team members) -> meetings so far
         self.meetings = {}  # (team members, number) -> PE -> (what it calls, when it came, what it knew)
+        self.callers = {}  # (PE, row of arrivals) -> thread that called last, when it was through
 
     def add_pe(self, heap):
         """Called for every local PE, first of all its allocations."""
@@ -37,6 +41,7 @@ class Collectives:
         did before has happened. -> PE -> (its call, when it came, what it knew then)"""
         me, machine = thread.pe, self.machine
         row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
+        self._check_alone(thread, row, call)
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
         mine = self.arrivals[me][row]
         meeting = self._come(thread, tuple(pes), epoch, call)
@@ -55,7 +60,21 @@ class Collectives:
         for pe in pes if sources is None else sources:
             thread.learn(meeting[pe][2])
         self.meetings.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
+        checked = machine.races is not None
+        self.callers[me, row] = thread, (thread.moment or thread.now()) if checked else thread
         return meeting
+
+    def _check_alone(self, thread, row, call):
+        """One thread of a PE, warp or block is in a collective call of a team at a time."""
+        before, through = self.callers.get((thread.pe, row), (thread, thread))
+        self.callers[thread.pe, row] = thread, None
+        if before is thread or through is before:
+            return
+        if through is None or not through.before(thread.clock):
+            raise EmulatorError(
+                f"{call}: one thread of a PE at a time calls it, or one warp or block; {who(thread)} and "
+                f"{who(before)} do, and no barrier orders them\n  {kernel_line(sys._getframe())}"
+            )
 
     def _come(self, thread, pes, epoch, call):
         """-> what is known of the PEs in the meeting. All members of a team make the same calls in the same

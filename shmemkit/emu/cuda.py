@@ -1,12 +1,13 @@
 """The stand-in for ``numba.cuda`` inside emulated kernels."""
 
-import sys
+from sys import _getframe
 
 import numpy as np
 from greenlet import getcurrent
 
 from .arrays import device_view, uninitialised
 from .ints import CASTS, Int32, Unsigned, wrap
+from .thread import group_thread
 
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
@@ -31,7 +32,7 @@ class Namespace:
 class _Shared(Namespace):
     def array(self, shape, dtype, alignment=None):
         """One array per call site, function and block; shape 0 is the dynamic shared memory of the launch."""
-        frame = sys._getframe(1)
+        frame = _getframe(1)
         block = getcurrent().block
         # The globals tell functions apart that a factory made from the same code.
         site = id(frame.f_globals), frame.f_code, frame.f_lasti
@@ -129,7 +130,7 @@ def _as_element(array, value):
 
 class _Grid(Namespace):
     def sync(self):
-        getcurrent().grid_barrier()
+        group_thread("block", "grid.sync").grid_barrier()
 
 
 class _CooperativeGroups(Namespace):
@@ -198,24 +199,29 @@ class Cuda:
     @staticmethod
     def syncthreads():  # Thread.syncthreads, with a call less: most switches are made here
         thread = getcurrent()
-        block = thread.block
+        block, frame = thread.block, _getframe(1)
+        if frame.f_lasti != block.at or frame.f_code is not block.code:
+            block.comes(thread, "syncthreads", frame)
         if len(block.parked) + 1 == block.alive:
             block.release()
         else:
             block.parked.append(thread)
             block.park()
 
-    def _vote_block(self, predicate, function):
-        return getcurrent().meet("block", bool(predicate), lambda votes: function(votes.values()))
+    def _vote_block(self, kind, predicate, function):
+        thread = getcurrent()
+        block = thread.block
+        block.comes(thread, kind, _getframe(2), block.meeting(thread, "block", what=kind))
+        return thread.meet("block", bool(predicate), lambda votes: function(votes.values()), what=kind)
 
     def syncthreads_count(self, predicate):
-        return self._vote_block(predicate, sum)
+        return self._vote_block("syncthreads_count", predicate, sum)
 
     def syncthreads_and(self, predicate):
-        return self._vote_block(predicate, lambda votes: int(all(votes)))
+        return self._vote_block("syncthreads_and", predicate, lambda votes: int(all(votes)))
 
     def syncthreads_or(self, predicate):
-        return self._vote_block(predicate, lambda votes: int(any(votes)))
+        return self._vote_block("syncthreads_or", predicate, lambda votes: int(any(votes)))
 
     def syncwarp(self, mask=_FULL):
         getcurrent().meet("warp", None, lambda values: None, mask & _FULL)

@@ -13,8 +13,9 @@ from .errors import EmulatorError, OutOfBoundsError
 from .ints import from_scalar
 from .meeting import Meeting
 from .multicast import Multicast
+from .participation import Part, Participation
 from .proxies import SharedArray, is_used_by
-from .report import out_of_bounds, where
+from .report import out_of_bounds, where, who
 from .tensor_maps import Async
 from .thread import Thread
 from .watchdog import watch
@@ -50,7 +51,7 @@ def _dynamic(n_bytes):
     return whole[first : first + n_bytes]
 
 
-class Block:
+class Block(Participation):
     """A block of threads on a PE."""
 
     thread = Thread  # the class of its threads
@@ -64,12 +65,13 @@ class Block:
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
         self.effects = 0  # of its threads, so far, on memory and others, if the scheduler has a choice
         self.shared = {}  # call site -> shared array
-        self.meetings = {}  # "block" or warp number -> Meeting
+        self.meetings = {}  # what is done there (and the warp) -> Meeting
         self.async_copies = {}  # thread number -> its AsyncCopies
         self.mbarriers = {}  # address -> Mbarrier
         self.asynchronous = Async()
         # Live lanes of each warp.
         self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]
+        Participation.__init__(self)
         hub = self.scheduler.hub
         self.threads = [self.thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
 
@@ -81,22 +83,26 @@ class Block:
     def meeting(self, thread, scope, mask=0xFFFFFFFF, what=None):
         """Where the threads of `thread`'s block, or the lanes `mask` of its warp, meet. Threads in different
         operations (`what`) do not."""
-        warp = thread.thread_id // 32
-        what = what or f"a {scope} operation"
-        key = (warp, mask, what) if scope == "warp" else what
-        if key not in self.meetings:
-            expected = (
-                (lambda: (self.warps[warp] & mask).bit_count()) if scope == "warp" else (lambda: self.alive)
-            )
-            self.meetings[key] = Meeting(self.scheduler, expected, what)
-        return self.meetings[key]
+        first = thread.thread_id & ~31
+        orders, what = what is None, what or ("syncwarp" if scope == "warp" else "a block operation")
+        key = (first, mask, what) if scope == "warp" else what
+        meeting = self.meetings.get(key)
+        if meeting is None:
+            if scope == "warp":
+                meeting = Part(self, first, mask, what, orders)
+            else:
+                meeting = Meeting(self.scheduler, lambda: self.alive, what)
+            self.meetings[key] = meeting
+        return meeting
 
     def leave(self, thread):
         """`thread` has ended."""
         self.scheduler.progress += 1
         self.alive -= 1
-        i = thread.thread_id
-        self.warps[i >> 5] &= ~(1 << (i & 31))
+        needed = self.loses(thread)
+        if needed is not None:
+            self.launch.fail(thread, needed)
+            return
         if self.parked and len(self.parked) == self.alive:
             self.release()
         if self.meetings:
@@ -104,7 +110,7 @@ class Block:
                 meeting.left()
         if not self.alive and (left := self.asynchronous.in_use()):
             self.launch.fail(thread, EmulatorError(f"a block has ended before {left}"))
-        self.launch.left()
+        self.launch.left(thread)
 
 
 class Launch:
@@ -151,10 +157,14 @@ class Launch:
         for block in self.blocks:
             scheduler.ready.extend(block.threads)
 
-    def left(self):
+    def left(self, thread):
         self.alive -= 1
         if self.alive:
-            self.meeting.left()
+            if self.meeting.round.values:
+                text = (
+                    f"grid barrier: all threads of all blocks call it; {who(thread)} has returned without it"
+                )
+                self.fail(thread, EmulatorError(text))
         else:
             self.done = True
             self.thaw()
@@ -181,6 +191,13 @@ class Launch:
         self.arguments.clear()
         self.arrays.clear()
         self.peers.clear()
+
+    def check_grid_barrier(self):
+        """A thread comes to a barrier of the grid."""
+        if self.alive < sum(block.n_threads for block in self.blocks):
+            raise EmulatorError(
+                "grid barrier: all threads of all blocks call it; some have returned without it"
+            )
 
     def thaw(self):
         """It is over: its memory may be collected, if a reference has remained."""

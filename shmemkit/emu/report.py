@@ -95,11 +95,13 @@ def _kernel_traceback(traceback):
     return found
 
 
-def who(thread, split=False):
-    """ "rank 0 block 1 thread 2", or with `split` the three."""
+def who(thread, split=False, alone=True):
+    """ "rank 0 block 1 thread 2", or with `split` the three; if not `alone`, its block."""
     block = thread.block
     index = _index(block.blockIdx, block.gridDim)
     number = _index(thread.threadIdx, block.blockDim)
+    if not alone:
+        return f"rank {thread.pe} block {index}"
     return (thread.pe, index, number) if split else f"rank {thread.pe} block {index} thread {number}"
 
 
@@ -162,7 +164,7 @@ def deadlock(machine):
             by_block[t.block, why, line].append(t)
         groups = defaultdict(list)
         for (block, why, line), threads in by_block.items():
-            groups[block.launch.name, _threads(threads), why, line].append(
+            groups[block.launch.name, threads_shown(threads), why, line].append(
                 _index(block.blockIdx, block.gridDim)
             )
         lines += [
@@ -180,16 +182,20 @@ def deadlock(machine):
     return "\n".join(lines)
 
 
-def _threads(threads):
-    ids = [t.thread_id for t in threads]
+def threads_shown(threads):
+    """ "thread 3", "threads 0 to 31", "threads 0 to 15 and 32 to 47" """
+    ids = sorted(t.thread_id for t in threads)
     if len(ids) == 1:
         return f"thread {_index(threads[0].threadIdx, threads[0].block.blockDim)}"
-    first, last = ids[0], ids[-1]
-    return (
-        f"threads {first} to {last}"
-        if last - first + 1 == len(ids)
-        else f"{len(ids)} threads ({first} ... {last})"
-    )
+    runs = []
+    for i in ids:
+        if runs and runs[-1][1] == i - 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    if len(runs) > 3:
+        return f"{len(ids)} threads ({ids[0]} ... {ids[-1]})"
+    return "threads " + " and ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
 
 
 def _blocks(indices):

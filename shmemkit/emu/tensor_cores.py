@@ -11,10 +11,10 @@ import numpy as np
 
 from .arrays import address
 from .errors import EmulatorError
-from .meeting import Meeting
+from .participation import WARPGROUP, Part
 from .tensor_maps import Snapshot, check_fenced, swizzled, tile_bytes, under_way
 
-WARPGROUP, ROWS, SLAB, TILE = 128, 64, 64, 8192  # threads; rows; depth; bytes of 64 rows of 64 elements
+ROWS, SLAB, TILE = 64, 64, 8192  # rows; depth; bytes of 64 rows of 64 elements
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
@@ -122,7 +122,7 @@ def multiply(thread, acc, a, b, add, n, dtype):
     block, group = thread.block, _warpgroup(thread)
     key = "warpgroup", group
     if key not in block.meetings:
-        block.meetings[key] = Meeting(block.scheduler, lambda: WARPGROUP, "a wgmma of its warpgroup")
+        block.meetings[key] = Part(block, group * WARPGROUP, (1 << WARPGROUP) - 1, "wgmma", False)
 
     def begin(values):
         accumulators = [values[group * WARPGROUP + t] for t in range(WARPGROUP)]

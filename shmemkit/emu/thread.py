@@ -331,20 +331,21 @@ class Thread(greenlet):
             return self.syncthreads()
         return self.meet(scope, None, lambda values: function() if function else None)
 
-    def meet(self, scope, value, function, mask=0xFFFFFFFF):
-        """The threads of my block, or the lanes `mask` of my warp, meet, each with a `value`. -> what
-        ``function(values by thread_id)`` returns in the last to arrive."""
-        return self.block.meeting(self, scope, mask).join(self, value, function)
+    def meet(self, scope, value, function, mask=0xFFFFFFFF, what=None):
+        """The threads of my block, or the lanes `mask` of my warp, meet in `what`, each with a `value`. ->
+        what ``function(values by thread_id)`` returns in the last to arrive."""
+        return self.block.meeting(self, scope, mask, what).join(self, value, function)
 
     def grid_barrier(self):
         """All threads of the grid meet."""
         self.block.effects += 1
+        self.block.launch.check_grid_barrier()
         self.block.launch.meeting.join(self, None, lambda values: None)
 
     def cluster_sync(self):
         """All threads of the cluster meet."""
         self.block.effects += 1
-        clusters.sync(self)
+        clusters.sync(self, sys._getframe(1))
 
     # -- all PEs
     def team(self, team):
@@ -387,6 +388,14 @@ def address_of(array, index):
     if not 0 <= index < array.shape[0]:
         raise IndexError(f"index {index} is out of bounds for size {array.shape[0]}")
     return address(array) + index * array.strides[0]
+
+
+def group_thread(scope, name, *arguments, meets=True):
+    """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
+    the same `arguments`. `meets`: whether there is a barrier inside."""
+    thread = current_thread(name)
+    thread.block.enters(thread, scope, name, arguments, meets, sys._getframe(2))
+    return thread
 
 
 def current_thread(name):

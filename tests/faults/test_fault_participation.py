@@ -1,0 +1,258 @@
+"""Planted bugs: calls for a whole warp or block that some of its threads do not make, or make otherwise."""
+
+import numpy as np
+import pytest
+from fault import EmulatorError, fault, result
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    barrier_all,
+    copy_block,
+    copy_warp,
+    fcollect_warp,
+    grid_barrier,
+    num_ranks,
+    put_block,
+    put_signal_warp,
+    rank,
+    signal_wait_until,
+    wait_block,
+    wait_warp,
+)
+
+
+def zeros():
+    return sk.zeros(64, "int32")
+
+
+@fault(EmulatorError, "copy_block(): all threads", "threads 0 to 31: called", "32", right=[[7] * 4], pes=1)
+def test_copy_by_the_first_warp(correct):
+    """The copy for the block stands in the branch of one warp."""
+
+    @cuda.jit
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        if correct or t < 32:
+            copy_block(x[4:8], x[:4])
+        cuda.syncthreads()
+        if t < 4:
+            out[t] = x[4 + t] + 7
+
+    return lambda world: result(world, kernel[1, 40], zeros()[:16], out=4)
+
+
+@fault(
+    EmulatorError, "copy_warp(): all threads of the warp", "src=", "not 16 bytes from", right=[[0] * 4], pes=1
+)
+def test_copy_of_different_sources(correct):
+    """Each lane copies a part that it has cut out itself; copy_warp cuts it again."""
+
+    @cuda.jit
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        copy_warp(x[:4], x[16:20] if correct else x[16 + 4 * t : 20 + 4 * t])
+        cuda.syncwarp()
+        out[t] = x[t]
+
+    return lambda world: result(world, kernel[1, 4], zeros(), out=4)
+
+
+@fault(EmulatorError, "wait_warp()", "value=1, not 2", right=[[1] * 4], pes=1)
+def test_wait_for_different_values(correct):
+    """A value that differs from lane to lane: those that wait for more wait alone."""
+
+    @cuda.jit
+    def kernel(signal, out):
+        t = cuda.threadIdx.x
+        if t == 0:
+            signal[0] = 2
+        cuda.syncthreads()
+        wait_warp(signal, 1, "gpu", "acquire", 1 if correct else 1 + t // 2)
+        out[t] = 1
+
+    return lambda world: result(world, kernel[1, 4], sk.signals(1), out=4)
+
+
+@fault(EmulatorError, "put_block()", "returned", right=[[1] * 3, [1] * 3])
+def test_put_after_some_have_returned(correct):
+    """The threads without an element of their own return before the put that all of them make."""
+
+    @cuda.jit
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        if t >= 3 and not correct:
+            return
+        put_block(x[:4], x[4:8], (rank() + 1) % num_ranks())
+        if t < 3:
+            out[t] = 1
+
+    return lambda world: result(world, kernel[1, 6], zeros(), out=3)
+
+
+@fault(EmulatorError, "fcollect_warp()", "thread 0", right=[[1], [1]])
+def test_collective_by_the_first_lane(correct):
+    @cuda.jit
+    def kernel(x, y, out):
+        t = cuda.threadIdx.x
+        if correct or t == 0:
+            fcollect_warp(0, x, y)
+        if t == 0:
+            out[0] = 1
+
+    return lambda world: result(world, kernel[1, 4], zeros(), zeros()[:8])
+
+
+@fault(EmulatorError, "put_signal_warp()", "in syncwarp", right=[[0] * 3, [0] * 3])
+def test_put_beside_a_barrier_of_the_warp(correct):
+    @cuda.jit
+    def kernel(x, signal, out):
+        t = cuda.threadIdx.x
+        if correct or t != 1:
+            put_signal_warp(x[:4], x[4:8], signal, 1, SignalOp.SIGNAL_SET, (rank() + 1) % num_ranks())
+        else:
+            cuda.syncwarp()
+        if t == 0:
+            signal_wait_until(signal, ComparisonType.CMP_GE, 1)
+        cuda.syncwarp()
+        out[t] = x[t]
+
+    return lambda world: result(world, kernel[1, 3], zeros(), sk.signals(1), out=3)
+
+
+@fault(EmulatorError, "syncthreads(): all lanes of a warp", "different places", right=[[33, 1]], pes=1)
+def test_barrier_in_both_branches(correct):
+    """Whole warps may be at two barriers of the code; lanes of one warp may not. The others have ended."""
+
+    @cuda.jit
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        if t >= 64:
+            return
+        if t < (32 if correct else 16):
+            x[t] = t
+            cuda.syncthreads()
+            if t == 0:
+                out[0] = x[33]
+        else:
+            x[t] = t
+            cuda.syncthreads()
+            if t == 40:
+                out[1] = x[1]
+
+    return lambda world: result(world, kernel[1, 96], zeros(), out=2)
+
+
+@fault(EmulatorError, "syncthreads()", "different places", right=[[1] * 4], pes=1)
+def test_a_function_with_a_barrier_called_in_both_branches(correct):
+    @cuda.jit(device=True)
+    def meet():
+        cuda.syncthreads()
+
+    @cuda.jit
+    def kernel(out):
+        t = cuda.threadIdx.x
+        if correct or t < 2:
+            meet()
+        else:
+            meet()
+        out[t] = 1
+
+    return lambda world: result(world, kernel[1, 4], out=4)
+
+
+@fault(EmulatorError, "with the mask 0x3", "not among these", right=[[1] * 4], pes=1)
+def test_barrier_of_other_lanes(correct):
+    @cuda.jit
+    def kernel(out):
+        t = cuda.threadIdx.x
+        if correct:
+            cuda.syncwarp(0x3 if t < 2 else 0xC)
+        else:
+            cuda.syncwarp(0x3)
+        out[t] = 1
+
+    return lambda world: result(world, kernel[1, 4], out=4)
+
+
+@fault(EmulatorError, "with the mask", "instead", right=[[1] * 4], pes=1)
+def test_barrier_with_different_masks(correct):
+    @cuda.jit
+    def kernel(out):
+        t = cuda.threadIdx.x
+        cuda.syncwarp(0xF if correct or t == 0 else 0x7)
+        out[t] = 1
+
+    return lambda world: result(world, kernel[1, 4], out=4)
+
+
+@fault(EmulatorError, "grid barrier", "returned", right=[[1]], pes=1)
+def test_barrier_of_a_grid_of_which_a_block_has_returned(correct):
+    @cuda.jit
+    def kernel(state, out):
+        if correct or cuda.blockIdx.x:
+            grid_barrier(state)
+        if cuda.blockIdx.x + cuda.threadIdx.x == 0:
+            out[0] = 1
+
+    return lambda world: result(world, kernel[3, 2], np.zeros(2, "uint32"))
+
+
+@fault(EmulatorError, "wait_block()", "threads 0 to 31: called", right=[[1, 0]], pes=1)
+def test_a_wait_of_the_block_in_a_kernel_of_special_warps(correct):
+    """A consumer warp waits alone: with `wait`, not for the block."""
+
+    @cuda.jit
+    def kernel(signal, out):
+        t = cuda.threadIdx.x
+        if t < 32:
+            if correct:
+                wait_warp(signal, 1, "gpu", "acquire", 0)
+            else:
+                wait_block(signal, 1, "gpu", "acquire", 0)
+            if t == 0:
+                out[0] = 1
+        else:
+            cuda.syncwarp()
+            if t == 32:
+                out[1] = 0
+
+    return lambda world: result(world, kernel[1, 64], sk.signals(1), out=2)
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_a_lane_that_may_still_come_is_waited_for(races):
+    """It is no error that others are at the barrier already."""
+
+    @cuda.jit
+    def kernel(signal, out):
+        t = cuda.threadIdx.x
+        if t == 1:
+            wait_warp_alone(signal)
+        elif t == 2:
+            cuda.nanosleep(10)
+        cuda.syncthreads()
+        out[t] = 1
+
+    @cuda.jit(device=True)
+    def wait_warp_alone(signal):
+        while signal[1] != 0:
+            cuda.nanosleep(10)
+
+    def main():
+        return result(sk.init(), kernel[1, 4], sk.signals(2), out=4)
+
+    assert sk.emu.run(main, 1, races=races) == [[1] * 4]
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_several_threads_in_a_barrier_of_ranks(races):
+    @cuda.jit
+    def kernel(out):
+        barrier_all()
+        out[0] = 1
+
+    with pytest.raises(EmulatorError, match="one thread of a PE at a time"):
+        sk.emu.run(lambda: result(sk.init(), kernel[1, 2]), 2, races=races)
