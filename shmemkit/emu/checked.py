@@ -258,6 +258,8 @@ class CheckedBlock(Block):
         return known[2]
 
     def release(self):
+        if self.open:
+            self.check_calls()
         self.machine.races.block_barrier([self])
         Block.release(self)
 

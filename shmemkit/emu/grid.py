@@ -77,6 +77,8 @@ class Block(Participation):
 
     def release(self):
         """All live threads are in syncthreads: they go on."""
+        if self.open:
+            self.check_calls()
         self.scheduler.ready.extend(self.parked)
         self.parked.clear()
 

@@ -146,7 +146,9 @@ class Machine:
                 stream.queue.clear()
 
     def deadlock(self):
-        return self.deadlock_error(deadlock(self))
+        blocks = (block for launch in self.scheduler.launches for block in launch.blocks)
+        missed = next((error for block in blocks if (error := block.missed_call())), None)
+        return missed or self.deadlock_error(deadlock(self))
 
     @staticmethod
     def deadlock_error(report):

@@ -51,6 +51,8 @@ class Call:
         "first",
         "end",
         "made",
+        "n_arrays",
+        "rest",
         "code",
         "at",
         "sites",
@@ -60,6 +62,10 @@ class Call:
         self.name, self.scope, self.names, self.meets = name, scope, names, meets
         self.arguments = [_identity(a) for a in arguments]
         self.first, self.end, self.made = first, end, set()
+        # Arrays that come first, before all others, which the C of tuples compares.
+        n = sum(type(a) is Memory for a in self.arguments)
+        leading = all(type(a) is Memory for a in self.arguments[:n])
+        self.n_arrays, self.rest = (n, arguments[n:]) if leading else (None, ())
         self.code, self.at = frame.f_code, frame.f_lasti  # where the first one made it
         self.sites = {}  # warp -> where its first lane did, once some do elsewhere
 
@@ -69,8 +75,7 @@ class Call:
     def has(self, arguments):
         for mine, theirs in zip(self.arguments, arguments, strict=True):
             if mine is not theirs:
-                if type(mine) is Memory:
-                    theirs = _identity(theirs)
+                theirs = _identity(theirs)
                 if mine != theirs and (mine == mine or theirs == theirs):  # NaN is as good as NaN
                     return False
         return True
@@ -127,8 +132,14 @@ class Participation:
         """`thread` makes the call at `frame`."""
         i = thread.thread_id
         for call in self.open:
-            if call.name == name and call.lacks(i) and call.scope == scope and call.has(arguments):
-                break
+            made = call.made
+            if call.name == name and i not in made and call.first <= i < call.end:
+                n = call.n_arrays
+                if n is None or arguments[n:] != call.rest:
+                    if call.has(arguments):
+                        break
+                elif (i & 7 and i > 7) or call.has(arguments):  # arrays take long: those of some threads
+                    break
         else:
             call = self._opened(thread, scope, name, arguments, meets, frame)
         code, at = frame.f_code, frame.f_lasti
@@ -163,7 +174,6 @@ class Participation:
             if part.orders and scope == "warp" and part.first == call.first and part.takes(i):
                 raise self._of_call(call, thread, f"some of them are in {part.what}")
         self.open.append(call)
-        self.code = None
         return call
 
     def _is_elsewhere(self, thread, call, site):
@@ -187,6 +197,15 @@ class Participation:
     # -- barriers
     def comes(self, thread, kind, frame, meeting=None):
         """`thread` comes to a barrier of the block (of `meeting`, if it is no syncthreads), at `frame`."""
+        if self.parked and meeting is None and self.common is not None and not (self.waiting or self.torn):
+            outer = frame
+            for code, at in self.common:
+                if frame.f_lasti != at or frame.f_code is not code:
+                    break
+                frame = frame.f_back
+            else:
+                return
+            frame = outer
         i = thread.thread_id
         for call in self.open:
             if call.lacks(i):
@@ -202,19 +221,31 @@ class Participation:
         site = _site(frame, self.kernel)
         if not threads:
             self.sites, self.common, self.code = {}, None, None
-            if meeting is None and not (self.open or self.waiting or self.torn) and len(site) == 1:
+            if meeting is None and not (self.waiting or self.torn):
                 self.common = site
-                self.code, self.at = site[0]
+                if len(site) == 1:
+                    self.code, self.at = site[0]
         elif self.common is not None:  # nobody has kept places so far
-            if self.code is not None and self.common == site:
-                self.code, self.at = site[0]
-            else:
-                self.sites = {t.thread_id >> 5: self.common for t in threads}
-                self.code = self.common = None
+            self.sites = {t.thread_id >> 5: self.common for t in threads}
+            self.code = self.common = None
         if self.common is None and self.sites.setdefault(i >> 5, site) != site:
             raise self._of_barrier(thread, kind, "lanes of one warp are at different places")
         if meeting is not None:
             self.barrier = kind, meeting, meeting.round
+
+    def check_calls(self):
+        """All threads have come to a barrier: there is no call that some have made, and others not."""
+        error = self.missed_call(self.threads)
+        if error is not None:
+            raise error
+
+    def missed_call(self, threads=None):
+        """-> EmulatorError if `threads`, who are at a barrier, have not made a call which others have"""
+        for call in self.open:
+            for t in self._at_barrier()[1] if threads is None else threads:
+                if call.lacks(t.thread_id):
+                    return self._of_call(call, t, f"{self._me(t)} has come to a barrier without it")
+        return None
 
     def _at_barrier(self):
         """-> name of the block's barrier at which threads wait, and these"""

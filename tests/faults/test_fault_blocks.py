@@ -1,6 +1,6 @@
 """Bugs among the threads of a block or warp: barriers that are missing, or that not all threads reach."""
 
-from fault import DeadlockError, RaceError, fault, result
+from fault import DeadlockError, EmulatorError, RaceError, fault, result
 from numba import cuda, int32
 
 import shmemkit as sk
@@ -308,7 +308,7 @@ def test_divergent_syncthreads(correct):
     return lambda world: result(world, kernel[1, 2], sk.signals(1), out=2)
 
 
-@fault(RaceError, "part", right=[[12, 12]], pes=1)
+@fault(EmulatorError, "syncthreads()", "different places", right=[[12, 12]], pes=1)
 def test_syncthreads_in_a_loop_of_unequal_length(correct):
     """Three elements for two threads: thread 1's barrier behind the loop is thread 0's second one in it."""
 
@@ -319,8 +319,8 @@ def test_syncthreads_in_a_loop_of_unequal_length(correct):
         for i in range(thread, 3, 2):
             if not correct:
                 cuda.syncthreads()
-            part[i] = 10 + i  # first second
+            part[i] = 10 + i
         cuda.syncthreads()
-        out[thread] = part[2]  # first second
+        out[thread] = part[2]
 
     return lambda world: result(world, kernel[1, 2], out=2)

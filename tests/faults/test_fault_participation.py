@@ -19,6 +19,7 @@ from shmemkit.device import (
     put_signal_warp,
     rank,
     signal_wait_until,
+    wait,
     wait_block,
     wait_warp,
 )
@@ -256,3 +257,20 @@ def test_several_threads_in_a_barrier_of_ranks(races):
 
     with pytest.raises(EmulatorError, match="one thread of a PE at a time"):
         sk.emu.run(lambda: result(sk.init(), kernel[1, 2]), 2, races=races)
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_a_deadlock_after_a_call_that_was_missed_names_the_call(races):
+    @cuda.jit
+    def kernel(x, signal):
+        if cuda.threadIdx.x == 1:
+            copy_block(x[:4], x[4:8])
+            wait_warp_until_one(signal)
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def wait_warp_until_one(signal):
+        wait(signal, 1, "gpu", "acquire", 1)
+
+    with pytest.raises(EmulatorError, match="copy_block.*has come to a barrier without it"):
+        sk.emu.run(lambda: (sk.init(), kernel[1, 4](zeros(), sk.signals(1))), 1, races=races)
