@@ -190,6 +190,8 @@ class Launch:
             block.parked.clear()
             block.shared.clear()
             block.meetings.clear()
+            block.waiting.clear()
+            block.barrier = None
         self.arguments.clear()
         self.arrays.clear()
         self.peers.clear()
