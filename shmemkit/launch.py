@@ -25,6 +25,7 @@ from . import world as _world
 from .armed import compile_armed
 from .device import deadline
 from .garbage import uncollected
+from .settings import integer
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -87,13 +88,16 @@ def bind(
     threads = block[0] * block[1] * block[2]
     if threads > MAX_THREADS:
         raise ValueError(f"bind: block {block} has {threads} threads; {MAX_THREADS} are allowed")
-    shared = operator.index(shared)
+    shared = integer("bind", "shared", shared)
     if shared < 0:
         raise ValueError(f"bind: shared={shared}: zero or more bytes are allowed")
     if cluster is not None:
         cluster = _dimensions(cluster, "cluster", grid)
         if any(g % c for g, c in zip(grid, cluster, strict=True)):
             raise ValueError(f"bind: grid {grid} is not a multiple of cluster {cluster} in every direction")
+    for name, flag in (("cooperative", cooperative), ("co_resident", co_resident), ("pdl", pdl)):
+        if flag not in (True, False):
+            raise TypeError(f"bind: {name}={flag!r}: True or False is allowed")
     if pdl and cooperative:
         raise ValueError("bind: pdl=True and cooperative=True: CUDA allows one of them")
     if timeout is not None:
@@ -113,7 +117,7 @@ def _dimensions(value, name, most):
     """`value` as three integers between 1 and `most`."""
     sizes = value if isinstance(value, (tuple, list)) else (value,)
     try:
-        result = tuple(operator.index(size) for size in sizes)
+        result = tuple(integer("bind", name, size) for size in sizes)
     except TypeError:
         raise TypeError(f"bind: {name}={value!r}: an integer or a tuple of one to three is allowed") from None
     if not 1 <= len(result) <= 3:
@@ -202,7 +206,7 @@ class Launch:
                     f"kernel {self.name} has no argument {which!r}; it has {', '.join(self._names)}"
                 )
             return self._names.index(which)
-        index = operator.index(which)
+        index = integer(f"set of {self.name}", "the position", which)
         if not 0 <= index < len(self._names):
             raise ValueError(
                 f"kernel {self.name} has no argument {index}; it has 0 to {len(self._names) - 1}"

@@ -116,7 +116,7 @@ class SymmetricMemory:
         differ."""
         self._check_alive("array")
         if not hasattr(values, "dtype"):
-            values = np.asarray(values)
+            values = self.xp.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
         if dtype is None:  # NumPy's have a byte order; the copy is in this machine's
             dtype = values.dtype.newbyteorder("=") if isinstance(values.dtype, np.dtype) else values.dtype
         _, result = self._allocate("array", values.shape, dtype, name)

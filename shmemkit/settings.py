@@ -1,5 +1,6 @@
-"""Switches that are set in the environment."""
+"""What users set: switches in the environment, integers in calls."""
 
+import operator
 import os
 
 _WORDS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -13,3 +14,13 @@ def switch(variable, default):
         return _WORDS[text.lower()] if text else default
     except KeyError:
         raise ValueError(f"{variable}={text!r}: {', '.join(_WORDS)} are allowed") from None
+
+
+def integer(who, argument, value):
+    """`value` as an int; TypeError for what is none, True and False among them."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{who}: {argument}={value!r}: an integer is allowed") from None

@@ -15,6 +15,7 @@ from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory, ranks_text
 from .roll_call import RollCall
+from .settings import integer
 from .site import users_call
 
 BACKENDS = ("auto", "nvshmem", "emulator")
@@ -197,8 +198,7 @@ class World(SymmetricMemory):
                 return self.backend.default_local_size
             given = f"SHMEMKIT_LOCAL_SIZE={variable}"
             size = int(variable) if variable.isdecimal() else 0
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"shmemkit.init: {given}: an integer is needed")
+        size = integer("shmemkit.init", "local_size", size)
         if size < 1 or self.n_ranks % size:
             raise ValueError(f"{given}: a divisor of the number of ranks ({self.n_ranks}) is allowed")
         return size
@@ -235,6 +235,8 @@ class World(SymmetricMemory):
         """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished.
         SignalTimeout as ``synchronize``."""
         self._check_alive("asnumpy")
+        if not hasattr(array, "dtype"):
+            raise TypeError(f"asnumpy: given a {type(array).__name__}: an array is allowed")
         return self.backend.to_host(array, stream)
 
     def synchronize(self):
@@ -341,6 +343,9 @@ class World(SymmetricMemory):
         """Refuse `what`, a name, unless kernels of each rank reach its `ranks` (default: all) by loads and
         stores (with `nvlink`: over NVLink). Collective; ValueError on every rank, with the reason."""
         self._check_alive("check_reach")
+        for rank in () if ranks is None else ranks:
+            if not 0 <= integer("check_reach", "rank", rank) < self.n_ranks:
+                raise ValueError(f"check_reach: rank {rank}: 0 to {self.n_ranks - 1} are allowed")
         reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
         if reason := next(filter(None, reasons), None):
             raise OutOfReach(f"{what} cannot be used here: {reason}")
@@ -348,6 +353,8 @@ class World(SymmetricMemory):
     def locate(self, address):
         """-> (name, index, rank) of the element of a symmetric array that is at `address`, as kernels of this
         rank see it, or (None, None, None). GPUs only."""
+        if self.backend.name == "emulator":
+            raise RuntimeError("locate: of GPUs only; the emulator's errors name the arrays by themselves")
         rank, found = self.backend.locate(address, self._find)
         return (None, None, None) if found is None else (*found, rank)
 

@@ -1,6 +1,8 @@
-"""Switches in the environment."""
+"""Switches in the environment, and bad arguments of calls of the host."""
 
+import numpy as np
 import pytest
+from numba import cuda
 
 import shmemkit as sk
 from shmemkit import jit_cache
@@ -44,3 +46,107 @@ def test_the_rest_is_refused(monkeypatch, text):
 def test_the_argument(races):
     with pytest.raises(TypeError, match="races=.*: True, False or None is allowed"):
         sk.emu.run(lambda: None, 1, races=races)
+
+
+@cuda.jit
+def kernel(x, n):
+    x[0] = n
+
+
+def bound(world, **arguments):
+    given = dict(kernel=kernel, grid=1, block=1, args=(world.xp.zeros(4), 1))
+    return sk.bind(**{**given, **arguments})
+
+
+class OnlyDLPack:
+    """As little as DLPack needs."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda w: bound(w, grid="1"), TypeError, "bind: grid='1': an integer or a tuple"),
+        (lambda w: bound(w, grid=True), TypeError, "bind: grid=True: an integer or a tuple"),
+        (lambda w: bound(w, block=(1, True)), TypeError, r"bind: block=\(1, True\): an integer or a tuple"),
+        (lambda w: bound(w, block=float("nan")), TypeError, "bind: block=nan: an integer or a tuple"),
+        (lambda w: bound(w, shared="1"), TypeError, "bind: shared='1': an integer is allowed"),
+        (lambda w: bound(w, shared=True), TypeError, "bind: shared=True: an integer is allowed"),
+        (lambda w: bound(w, shared=None), TypeError, "bind: shared=None: an integer is allowed"),
+        (lambda w: bound(w, cooperative="no"), TypeError, "bind: cooperative='no': True or False is allowed"),
+        (lambda w: bound(w, co_resident=2), TypeError, "bind: co_resident=2: True or False is allowed"),
+        (lambda w: bound(w, pdl="0"), TypeError, "bind: pdl='0': True or False is allowed"),
+        (lambda w: bound(w).set(1.0, 3), TypeError, "the position=1.0: an integer is allowed"),
+        (lambda w: bound(w).set(True, 3), TypeError, "the position=True: an integer is allowed"),
+        (lambda w: kernel.forall("1"), TypeError, "kernel.forall: ntasks='1': an integer is allowed"),
+        (lambda w: w.barrier("x"), TypeError, "'x' is not a stream"),
+        (lambda w: w.barrier(5), TypeError, "5 is not a stream"),
+        (lambda w: w.asnumpy(w.xp.zeros(3), "x"), TypeError, "'x' is not a stream"),
+        (lambda w: w.asnumpy(None), TypeError, "asnumpy: given a NoneType: an array is allowed"),
+        (lambda w: w.asnumpy([1, 2]), TypeError, "asnumpy: given a list: an array is allowed"),
+        (lambda w: w.check_reach("x", ranks=[5]), ValueError, "check_reach: rank 5: 0 to 0 are allowed"),
+        (lambda w: w.check_reach("x", ranks="a"), TypeError, "check_reach: rank='a': an integer is allowed"),
+        (lambda w: w.locate(5), RuntimeError, "locate: of GPUs only"),
+        (lambda w: sk.AllReduce(w, True), TypeError, "AllReduce: .*=True: an integer is allowed"),
+        (lambda w: sk.Broadcast(w, 64, root=True), TypeError, "Broadcast: root=True: an integer is allowed"),
+        (lambda w: sk.Gather(w, "8"), TypeError, "Gather: .*='8': an integer is allowed"),
+        (lambda w: sk.matmul([[1.0]], np.ones((1, 1))), TypeError, "a is a builtins.list: NumPy arrays are"),
+        (lambda w: sk.matmul(np.ones((1, 1)), None), ValueError, "a and b are .* NoneType"),
+    ],
+)
+def test_bad_calls(call, error, message):
+    with sk.init("emulator") as world, pytest.raises(error, match=message):
+        call(world)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"args": "ab"}, TypeError, "args='ab': a tuple of main's arguments"),
+        ({"args": 5}, TypeError, "args=5: a tuple of main's arguments"),
+        ({"local_size": True}, ValueError, "local_size=True: a divisor of n_pes"),
+        ({"local_size": "1"}, ValueError, "local_size='1': a divisor of n_pes"),
+        ({"seed": True}, ValueError, "seed=True: an integer, or None"),
+        ({"choice": 5}, TypeError, "choice=5: that of an Exploration"),
+    ],
+)
+def test_bad_calls_of_run(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sk.emu.run(lambda *_: None, 1, **arguments)
+
+
+def test_objects_with_dlpack_alone():
+    with sk.init("emulator") as world:
+        x = np.arange(64, dtype="float32").reshape(8, 8)
+        mine = OnlyDLPack(x)
+        assert (sk.matmul(mine, OnlyDLPack(x.T)) == x @ x.T).all()
+        assert (sk.AllGatherGemm(world, 1024)(mine, mine) == x @ x).all()
+        assert (sk.GemmAllReduce(world, 8, 8, dtype="float32")(mine, mine) == x @ x).all()
+        copy = sk.array(mine)
+        assert copy.dtype == x.dtype and (copy == x).all() and copy is not x
+        with pytest.raises(TypeError, match="given OnlyDLPack"):
+            sk.all_reduce(mine)
+
+
+def test_what_a_wait_is_given_instead():
+    @cuda.jit
+    def waits(flags, which):
+        if which == 0:
+            sk.device.wait(flags, 1, "sys", "release", 0)
+        else:
+            sk.device.notify(flags, 0, 1, "set", "inter_node")
+
+    with sk.init("emulator") as world:
+        flags = sk.signals(1)
+        for which, message in enumerate(("release.*notify\\(\\) releases", "put_signal\\(\\) and signal_op")):
+            with pytest.raises(sk.emu.EmulatorError, match=message):
+                waits[1, 1, world.stream](flags, which)
+                world.synchronize()

@@ -224,9 +224,9 @@ class Ranks:
         ({"comm": Ranks(3)}, ValueError, "comm has 3 ranks; shmemkit.emu.run runs 2 PEs"),
         ({"backend": 5}, ValueError, "backend 5: 'auto', "),
         ({"backend": ["auto"]}, ValueError, r"backend \['auto'\]: "),
-        ({"local_size": "2"}, TypeError, "local_size='2': an integer is needed"),
-        ({"local_size": True}, TypeError, "local_size=True: an integer is needed"),
-        ({"local_size": 1.0}, TypeError, "local_size=1.0: an integer is needed"),
+        ({"local_size": "2"}, TypeError, "local_size='2': an integer is allowed"),
+        ({"local_size": True}, TypeError, "local_size=True: an integer is allowed"),
+        ({"local_size": 1.0}, TypeError, "local_size=1.0: an integer is allowed"),
         ({"local_size": 3}, ValueError, r"local_size=3: a divisor of the number of ranks \(2\)"),
     ],
 )

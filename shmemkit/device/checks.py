@@ -16,9 +16,22 @@ SIGNALS = (types.uint64, types.int64)  # of NVSHMEM
 NUMBERS = (*INTEGERS, types.float32, types.float64)
 
 
+# What other libraries call so, and what does it here.
+_INSTEAD = {
+    "release": "; who waits or reads acquires, notify() releases",
+    "acq_rel": "; who waits or reads acquires, notify() releases",
+    "intra_node": "; 'sys' reaches all ranks of a node",
+    "inter_node": "; 'sys' reaches all ranks over NVLink, put_signal() and signal_op() those of other nodes",
+    "cta": "; cuda.syncthreads() orders the threads of a block",
+}
+
+
 def not_allowed(primitive, name, given, allowed):
     """The message for an argument that is not one of `allowed`."""
-    return f"{primitive}(): {name}={given!r} is not allowed: use {' or '.join(map(repr, allowed))}"
+    instead = _INSTEAD.get(given, "") if isinstance(given, str) else ""
+    if given in ("release", "acq_rel") and "acquire" not in allowed:
+        instead = ""
+    return f"{primitive}(): {name}={given!r} is not allowed: use {' or '.join(map(repr, allowed))}{instead}"
 
 
 def check_choice(primitive, name, given, allowed):

@@ -161,8 +161,9 @@ class EmulatorBackend:
         return Multicast(array)
 
     def barrier(self, stream):
-        (stream or self.stream).enqueue(
-            Launch(stream or self.stream, "barrier", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
+        stream = self.handle(stream)
+        stream.enqueue(
+            Launch(stream, "barrier", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
         )
 
     def follow(self, later, earlier):
@@ -210,7 +211,7 @@ class EmulatorBackend:
 
     def to_host(self, array, stream):
         self.machine.refuse_freed(self.pe, array, "asnumpy reads")
-        stream = stream or self.stream
+        stream = self.handle(stream)
         stream.synchronize()
         if self.machine.races is None:
             return np.array(array)

@@ -13,6 +13,7 @@ from numba import cuda
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.errors import normalize_kernel_dimensions
 
+from ..settings import integer
 from .grid import Launch
 from .rebind import rebind
 from .stream import Event, Stream, default_stream, find
@@ -87,6 +88,7 @@ class ForAll:
     """`kernel.forall(n)`: a one-dimensional grid of at least n threads."""
 
     def __init__(self, kernel, n, threads_per_block, stream, shared):
+        n = integer(f"kernel {kernel.py_func.__name__}.forall", "ntasks", n)
         self.configure = lambda: Configured(
             kernel, -(-n // threads_per_block), threads_per_block, stream, shared
         )

@@ -191,7 +191,13 @@ def run(
     races, delivery, seed = schedule_of(races, delivery, seed)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
+    if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__"):
+        raise TypeError(f"args={args!r}: a tuple of main's arguments is allowed: (x,) for one")
     if choice is not None:
+        if not hasattr(choice, "needs_races"):
+            raise TypeError(
+                f"choice={choice!r}: that of an Exploration is allowed, or a schedule of your own"
+            )
         seed, races = None, races or choice.needs_races
         again = f"the same again: delivery={delivery!r}, choice=exploration.choice"
     else:
@@ -228,7 +234,7 @@ def check_arguments(main, n_pes, local_size, heap_size):
         raise TypeError(f"heap_size={heap_size!r}: a number of bytes is allowed, or None")
     if heap_size is not None and heap_size < 1:
         raise ValueError(f"heap_size={heap_size}: at least one byte per PE is needed, such as 1 << 20")
-    if local_size is not None and (not isinstance(local_size, int) or local_size < 1 or n_pes % local_size):
+    if local_size is not None and (not _is_integer(local_size) or local_size < 1 or n_pes % local_size):
         raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
 
 
@@ -253,7 +259,7 @@ def schedule_of(races=None, delivery=None, seed=None):
             seed = int(text) if text else None
         except ValueError:
             raise ValueError(f"SHMEMKIT_SEED={text!r}: an integer is allowed") from None
-    elif not hasattr(seed, "__index__"):
+    elif not _is_integer(seed):
         raise ValueError(f"seed={seed!r}: an integer, or None, is allowed")
     return bool(races), delivery, seed
 

@@ -1,11 +1,10 @@
 """What the host objects of collective operations share: their methods, calls on any stream and in graphs, and
 symmetric outputs."""
 
-import operator
-
 from shmemkit import tuning
 from shmemkit.device import reduction
 from shmemkit.kernels.method import agree
+from shmemkit.settings import integer
 from shmemkit.stream_order import shared_order
 from shmemkit.world import OutOfReach, World
 
@@ -186,14 +185,6 @@ class Collective:
             output = self._outputs.pop(0)
             if self.world.is_symmetric(output):  # not freed already
                 self.world.free(output)
-
-
-def integer(name, argument, value):
-    """`value` as an int; TypeError for what is none."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: {argument}={value!r}: an integer is allowed") from None
 
 
 def checked_root(name, world, root):

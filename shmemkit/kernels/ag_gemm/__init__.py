@@ -21,7 +21,7 @@ from shmemkit.kernels.all_gather.push_ahead import PushAhead
 from shmemkit.kernels.collective import integer
 from shmemkit.kernels.gemm import METHODS as GEMMS
 from shmemkit.kernels.gemm import bind_product, check, gpu_of
-from shmemkit.kernels.gemm.arrays import new_output, overlap
+from shmemkit.kernels.gemm.arrays import new_output, overlap, with_shape
 from shmemkit.kernels.gemm.problem import Problem
 from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90_host import CLOCK, choose, estimate
@@ -168,6 +168,8 @@ class AllGatherGemm(Products):
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
         outs = self._as_list("out", out, weights, several) or [None] * len(weights)
+        x = with_shape("x", x, self.world.xp)
+        weights = [with_shape("weight", weight, self.world.xp) for weight in weights]
         if any(out is None for out in outs):
             new = self._new_outputs(x, weights, outs, stream)
             outs = [next(new) if out is None else out for out in outs]

@@ -23,7 +23,7 @@ import numpy as np
 from shmemkit import world as _world
 from shmemkit.device.elements import ELEMENTS
 
-from .arrays import converted, keyed, new_output, overlap
+from .arrays import converted, keyed, new_output, overlap, with_shape
 from .epilogue import ACTIVATIONS
 from .problem import HALVES, Gpu, Problem, address_of, is_aligned
 from .simt import DTYPES, Simt
@@ -73,6 +73,7 @@ class Gemm:
         gpu = gpu_of(world)
         if world is not None and stream is world.stream:
             stream = None
+        a, b = with_shape("a", a, gpu.arrays), with_shape("b", b, gpu.arrays)
         if out is None:
             if not (getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2):
                 raise ValueError(_shapes(a, b))

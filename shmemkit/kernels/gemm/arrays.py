@@ -42,6 +42,11 @@ def converted(arrays, module):
     return {name: None if x is None else _converted(name, x, module) for name, x in arrays.items()}
 
 
+def with_shape(name, x, module):
+    """`x`, converted if it does not say its dtype and its dimensions itself, as no other DLPack need."""
+    return x if x is None or (hasattr(x, "dtype") and hasattr(x, "shape")) else _converted(name, x, module)
+
+
 def _converted(name, x, module):
     if isinstance(x, module.ndarray):
         return x

@@ -1,7 +1,7 @@
 """What the host objects of products that are reduced over the ranks share: their arguments and methods."""
 
 from shmemkit.kernels.collective import integer
-from shmemkit.kernels.gemm.arrays import new_output, overlap
+from shmemkit.kernels.gemm.arrays import new_output, overlap, with_shape
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import Products
 from shmemkit.memory import as_dtype
@@ -63,6 +63,7 @@ class GemmCollective(Products):
         self._check_alive()
         if stream is self.world.stream:
             stream = None
+        a, b = with_shape("a", a, self.world.xp), with_shape("b", b, self.world.xp)
         if out is None:
             m, _, n = self._sizes(a, b)
             out = new_output(a, (self._rows(m), n), self.dtype, self.world.xp, self.world, stream)
