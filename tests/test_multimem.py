@@ -235,6 +235,31 @@ def test_packed_for_all_and_passed_on_to_all(pes, form, dtype, size):
     assert pes(3).run(main) == [[5]] * 3
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_words_that_are_stored_again(pes, same):
+    """The same flag with the same data changes nothing; with other data, who waits may take the old one."""
+
+    @cuda.jit
+    def kernel(view, x, y):
+        multimem_ll_pack_block(view, x, 5)
+        multimem_ll_pack_block(view, y, 5)
+
+    def main():
+        world = sk.init()
+        lines, x = sk.zeros(2, "uint64"), np.arange(8, dtype="uint8")
+        view = world.multicast_view(lines)
+        if world.rank == 0:
+            kernel[1, 2, world.stream](view, x, x.copy() if same else x + x)
+        world.barrier()
+        assert lines.tolist() == [0x503020100, 0x507060504]
+
+    if same:
+        pes(2).run(main)
+    else:
+        with pytest.raises(sk.emu.EmulatorError, match="has the flag 5 already"):
+            pes(2).run(main)
+
+
 @pytest.mark.parametrize("passed_on", [False, True])
 @pytest.mark.parametrize("held_by", [None, 0, 1])
 def test_a_flag_that_a_rank_has_already(pes, passed_on, held_by):

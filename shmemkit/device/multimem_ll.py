@@ -7,6 +7,8 @@ included, that relies on stores becoming visible there by and by, without a fenc
 what has arrived; nothing else is known then.
 """
 
+import functools
+
 from shmemkit.emu import multicast
 from shmemkit.emu.thread import group_thread
 
@@ -30,7 +32,7 @@ def multimem_ll_pack_block(lines, src, flag):
     lines   a multicast view of uint64, 1-D, contiguous, at a multiple of 16 bytes, ``ll_words(bytes of src)``
             of them or more
     src     contiguous, any dtype, shape and alignment
-    flag    32 bits, other than what the words hold now
+    flag    32 bits, other than what the words hold now, unless they hold the very same data, too
 
     All threads of the block call it with the same arguments; it orders nothing and has no barrier. Each rank
     of the node, this one too, receives with `ll_recv_block` from its own lines.
@@ -92,8 +94,16 @@ def _forward(name, thread, there, lines, n_words, flag, number, threads):
 
 
 def _store_all(thread, arrays, i, data, flag, checks):
+    word = flagged(data, flag)
     for array, check in zip(arrays, checks, strict=True):
-        thread.store(array, i, flagged(data, flag), "sys", "relaxed", check)
+        unless_same = check and functools.partial(_check_unless_same, check, word)
+        thread.store(array, i, word, "sys", "relaxed", unless_same)
+
+
+def _check_unless_same(check, word, thread, array, index):
+    """A word that is stored again as it is changes nothing for those who receive it."""
+    if array[index] != word:
+        check(thread, array, index)
 
 
 # ---- on the GPU
