@@ -69,7 +69,10 @@ SMALL = 1 << 18
 def user_file():
     """Where the user's table is, or would be."""
     if chosen := os.environ.get(VARIABLE):
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{VARIABLE}={chosen!r}: {error}") from None
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shmemkit" / "tuning.json"
 
 

@@ -102,6 +102,9 @@ def test_where_the_users_file_is(monkeypatch, tmp_path):
     assert tuning.user_file() == tmp_path / "mine.json"
     with pytest.raises(ValueError, match="mine.json is no tuning table: No such file"):
         tuning.choices("all_gather", H200, 4, 1, False)
+    monkeypatch.setenv("SHMEMKIT_TUNING", "~nosuchuser/mine.json")
+    with pytest.raises(ValueError, match="SHMEMKIT_TUNING='~nosuchuser/mine.json': .*home directory"):
+        tuning.choices("all_gather", H200, 4, 1, False)
 
 
 @pytest.mark.parametrize(
