@@ -236,3 +236,28 @@ def test_very_large_reports_are_cut():
 
     report = deadlock_of(1, lambda world: kernel[30, 20](sk.signals(600)))
     assert "rank 0: and 560 more like these" in report and len(report.splitlines()) < 100
+
+
+def test_who_has_written_to_the_word():
+    """By each way to write; so a signal that was given to another slot, or too few, shows."""
+
+    @cuda.jit
+    def kernel(flags, shift):
+        me = rank()
+        if me == 1:
+            device.notify(flags[shift:], 0, 3)  # set
+        elif me == 2:
+            device.signal_op(flags[shift:], 2, device.SignalOp.SIGNAL_ADD, 0)  # add
+        else:
+            wait(flags[shift:], 1, "sys", "acquire", 9)
+
+    def main(world):
+        flags = sk.signals(2)
+        kernel[1, 1](flags, 0)
+
+    def by(pe, text):
+        file, line, _ = line_of(kernel, text).split(":", 2)
+        return f"by rank {pe} block 0 thread 0 (tests/{file}:{line})"
+
+    report = deadlock_of(3, main)
+    assert f"written so far: 5 {by(2, '# add')}; 3 {by(1, '# set')}\n" in report, report

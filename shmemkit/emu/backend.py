@@ -144,6 +144,7 @@ class EmulatorBackend:
         if self.processes is not None:
             self.processes.barrier("free")
         allocation = self.heap.free(raw, user_line())
+        self.machine.writers.freed(address(raw), allocation.size)
         if self.machine.races is not None:
             self.machine.races.freed(self.pe, allocation)
 

@@ -58,7 +58,8 @@ class Collectives:
                 ),
             )
         for pe in pes if sources is None else sources:
-            thread.learn(meeting[pe][2])
+            if pe in meeting:  # it is of this process
+                thread.learn(meeting[pe][2])
         self.meetings.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
         checked = machine.races is not None
         self.callers[me, row] = thread, (thread.moment or thread.now()) if checked else thread
@@ -152,7 +153,7 @@ class Collectives:
         meeting = self.meet(thread, pes, call, sources)
         thread.touch("read", src)
         for pe in sources or ():
-            if pe != thread.pe:  # it writes here as soon as it has come
+            if pe != thread.pe and pe in meeting:  # it writes here as soon as it has come
                 thread.written_since(dst, meeting[pe][1:])
         thread.touch("write", dst)
         function(lambda array, pe: self.machine.peer(thread.block, array, pe))

@@ -18,6 +18,7 @@ from .races import Races
 from .report import deadlock, use_after_free
 from .scheduler import Scheduler
 from .shadow import untracked
+from .writers import Writers
 
 TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
 
@@ -52,6 +53,7 @@ class Machine:
         self.network = self.scheduler.network = Network(self, delivery)
         self.races = Races(self) if races else None
         self.block = CheckedBlock if races else Block
+        self.writers = Writers(self)
         self.collectives = Collectives(self)
         self.emptied = weakref.WeakValueDictionary()  # by address of a place (``device/lamport.py``): by whom
         self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}

@@ -48,6 +48,7 @@ class Network:
             raise IndexError("p: dst has no element")
         flag = None if signal is None else machine.peer(thread.block, signal, pe)
         operation = machine.races and machine.races.put(thread, target, src, pe, nbi, flag, op, word)
+        by = None if flag is None else machine.writers.by(thread)
         if self.delivery != "eager" and not nbi:
             here = here.copy()  # a blocking put has read its source when it returns
 
@@ -59,7 +60,7 @@ class Network:
                 np.copyto(there, here)
             machine.written(address(there))
             if flag is not None:
-                self._apply(thread, flag, value, op, operation)
+                self._apply(thread, flag, value, op, operation, by)
 
         if not word:
             self._send(thread, int(pe), arrive)
@@ -112,13 +113,19 @@ class Network:
         """Set signal[0] on `pe` to `value`, or add `value` to it."""
         flag = self.machine.peer(thread.block, signal, pe)
         operation = self.machine.races and self.machine.races.signal(thread, flag, pe, op)
-        self._send(thread, int(pe), lambda thread: self._apply(thread, flag, value, op, operation))
+        by = self.machine.writers.by(thread)
+        self._send(thread, int(pe), lambda thread: self._apply(thread, flag, value, op, operation, by))
 
     def atomic(self, thread, array, pe, function):
         """``array[0] = function(array[0])`` on `pe`, when the message arrives."""
         there = self.machine.peer(thread.block, array, pe)
         operation = self.machine.races and self.machine.races.signal(thread, there, pe, None)
-        self._send(thread, int(pe), lambda thread: self._update(thread, "write", there, function, operation))
+        by = self.machine.writers.by(thread)
+        self._send(
+            thread,
+            int(pe),
+            lambda thread: self._update(thread, "write", there, function, operation, by=by),
+        )
 
     def fence(self, thread):
         """Messages so far reach each PE before later ones."""
@@ -184,15 +191,15 @@ class Network:
         scheduler.wake(key)
 
     # -- arrival
-    def _apply(self, thread, flag, value, op, operation):
+    def _apply(self, thread, flag, value, op, operation, by):
         if op == "set":
-            self._update(thread, "write", flag, lambda old: value, operation, op)
+            self._update(thread, "write", flag, lambda old: value, operation, op, by)
         elif op == "add":
-            self._update(thread, "add", flag, lambda old: old + value, operation)
+            self._update(thread, "add", flag, lambda old: old + value, operation, by=by)
         else:
             raise ValueError(f"signal operation {op!r}: 'set' or 'add' is allowed")
 
-    def _update(self, thread, kind, there, function, operation, op="add"):
+    def _update(self, thread, kind, there, function, operation, op="add", by=None):
         machine = self.machine
         machine.scheduler.effect(thread, kind, address(there))
         there = untracked(there)
@@ -202,6 +209,8 @@ class Network:
             there[0] = function(there[0])
         if operation:
             machine.races.arrived(operation, history, op)
+        if by is not None:
+            machine.writers.note(address(there), by, there.item(0))
         machine.written(address(there))
 
 

@@ -1,6 +1,7 @@
 """What the emulator says when something is wrong: places, deadlocks, accesses out of bounds."""
 
 import ast
+import functools
 import linecache
 import os
 import sys
@@ -22,7 +23,11 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def is_kernel_code(frame):
-    file = frame.f_code.co_filename
+    return _is_kernel_file(frame.f_code.co_filename)
+
+
+@functools.cache
+def _is_kernel_file(file):
     return not file.startswith(_HIDDEN) and (not file.startswith(_STANDARD_LIBRARY) or "-packages" in file)
 
 
@@ -98,14 +103,14 @@ def _kernel_traceback(traceback):
 def who(thread, split=False, alone=True):
     """ "rank 0 block 1 thread 2", or with `split` the three; if not `alone`, its block."""
     block = thread.block
-    index = _index(block.blockIdx, block.gridDim)
-    number = _index(thread.threadIdx, block.blockDim)
+    index = numbered(block.blockIdx, block.gridDim)
+    number = numbered(thread.threadIdx, block.blockDim)
     if not alone:
         return f"rank {thread.pe} block {index}"
     return (thread.pe, index, number) if split else f"rank {thread.pe} block {index} thread {number}"
 
 
-def _index(index, size):
+def numbered(index, size):
     """A block's or thread's number: one in a one-dimensional grid or block, else three."""
     return str(index.x) if size.y == size.z == 1 else f"({index.x}, {index.y}, {index.z})"
 
@@ -155,17 +160,20 @@ def deadlock(machine):
     """Every thread that cannot go on: where it is and what it waits for. Blocks that are stuck alike share a
     line."""
     lines = []
+    keys = {w[0]: key for key, waiting in machine.scheduler.waiters.items() for w in waiting}
     for pe in machine.local_pes:
         stuck = [t for t in machine.scheduler.live_threads() if t.pe == pe]
         by_block = defaultdict(list)
         for t in stuck:
             why = t.why() if t.why else "the other threads of its block in syncthreads"
             line = kernel_line(t.gr_frame) if t.gr_frame else "its first line (it never ran)"
+            if written := machine.writers.text(keys.get(t)):
+                line = f"{line}\n      written so far: {written}"
             by_block[t.block, why, line].append(t)
         groups = defaultdict(list)
         for (block, why, line), threads in by_block.items():
             groups[block.launch.name, threads_shown(threads), why, line].append(
-                _index(block.blockIdx, block.gridDim)
+                numbered(block.blockIdx, block.gridDim)
             )
         lines += [
             f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}"
@@ -186,7 +194,7 @@ def threads_shown(threads):
     """ "thread 3", "threads 0 to 31", "threads 0 to 15 and 32 to 47" """
     ids = sorted(t.thread_id for t in threads)
     if len(ids) == 1:
-        return f"thread {_index(threads[0].threadIdx, threads[0].block.blockDim)}"
+        return f"thread {numbered(threads[0].threadIdx, threads[0].block.blockDim)}"
     runs = []
     for i in ids:
         if runs and runs[-1][1] == i - 1:

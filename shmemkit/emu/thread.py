@@ -240,7 +240,9 @@ class Thread(greenlet):
         machine = self.block.machine
         with machine.lock:
             array[index] = value
-        machine.written(address_of(array, index))
+        key = address_of(array, index)
+        machine.writers.note(key, machine.writers.by(self), value)
+        machine.written(key)
 
     def atomic(self, array, index, function, scope="gpu", semantic="relaxed"):
         """``array[index] = function(array[index])`` in one step. -> the old value. No `function`: a load.
@@ -263,6 +265,8 @@ class Thread(greenlet):
             if changed:
                 array[index] = new
                 changed = array[index] != old  # it may have wrapped
+                writers = self.block.machine.writers
+                writers.note(key, writers.by(self), array[index])
         self.block.scheduler.effect(self, "write" if changed else "read", key)
         return old, changed
 
