@@ -1,6 +1,13 @@
 """The CPU emulator: several PEs, their CUDA grids and their symmetric memory, without a GPU."""
 
-from .errors import DeadlockError, EmulatorError, OutOfBoundsError, RaceError, UseAfterFreeError
+from .errors import (
+    DeadlockError,
+    EmulatorError,
+    OutOfBoundsError,
+    RaceError,
+    UninitializedReadError,
+    UseAfterFreeError,
+)
 from .exploration import Exploration, explore
 from .race_report import Access, Race
 from .run import run
@@ -13,6 +20,7 @@ __all__ = [
     "OutOfBoundsError",
     "Race",
     "RaceError",
+    "UninitializedReadError",
     "UseAfterFreeError",
     "explore",
     "run",

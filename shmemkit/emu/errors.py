@@ -22,6 +22,11 @@ class UseAfterFreeError(EmulatorError):
     line that uses it."""
 
 
+class UninitializedReadError(EmulatorError):
+    """Kernels read memory of ``empty`` that nobody has written; the message names the element, the line that
+    reads it and the line that made it."""
+
+
 class RaceError(EmulatorError):
     """Accesses of kernels that nothing orders. `races` lists them (``shmemkit.emu.Race``); the message is the
     report."""

@@ -20,6 +20,7 @@ from .arrays import address
 
 ALIGNMENT = 256  # bytes, as cudaMalloc and NVSHMEM
 DEFAULT_SIZE = 1 << 30
+EMPTY = (0xA5, 0xFF)  # bytes of memory with no content: NaN of all floating types, and no likely integer
 LARGE = 1 << 20  # bytes of an allocation whose pages go back to the system when it is freed
 _MADV_DONTNEED, _MADV_REMOVE = 4, 9  # of private memory, and of what processes share
 _libc = ctypes.CDLL(None)
@@ -64,12 +65,14 @@ def too_large(n_bytes):
 
 class Allocation:
     """A symmetric allocation: `offset` and `size` in bytes, and for reports the `name` and `dtype` of what it
-    holds, and the line that `freed` it (see ``report.user_line``), if it was."""
+    holds, and lines (see ``report.user_line``): the one that left it `empty`, if any, and the one that
+    `freed` it, if it was."""
 
-    __slots__ = ("offset", "size", "name", "dtype", "freed")
+    __slots__ = ("offset", "size", "name", "dtype", "empty", "freed")
 
     def __init__(self, offset, size):
-        self.offset, self.size, self.name, self.dtype, self.freed = offset, size, None, None, None
+        self.offset, self.size = offset, size
+        self.name = self.dtype = self.empty = self.freed = None
 
 
 _offset = operator.attrgetter("offset")
@@ -149,6 +152,13 @@ class Heap:
         else:
             _give_pages_back(address(array), array.nbytes)
         return allocation
+
+    def leave_empty(self, array, line):
+        """Fill the allocation of `array` with what nobody writes; `line` of the program made it."""
+        allocation = self.find(array)
+        allocation.empty = line
+        whole = self.memory[self.pe * self.size + allocation.offset :][: allocation.size]
+        whole.reshape(-1, len(EMPTY))[:] = EMPTY
 
     def freed_at(self, array):
         """The freed Allocation that `array`, of any PE's heap, lies in, or None."""

@@ -139,6 +139,9 @@ class Machine:
         if races and isinstance(error, Exception) and not isinstance(error, RaceError):
             error.races = races
             add_text(error, f"Besides, {races_text(races)}")
+        unwritten = None if self.races is None else self.races.untold_unwritten()
+        if unwritten and isinstance(error, Exception) and not isinstance(error, RaceError):
+            add_text(error, f"Besides, {unwritten}")
 
     def clear(self):
         """End all threads and forget what the streams still had to do (after a failure)."""

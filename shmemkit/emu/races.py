@@ -15,11 +15,15 @@ memory model of NVSHMEM and, for what goes over NVLink directly, of PTX.
 """
 
 import itertools
+import sys
 import weakref
 from bisect import bisect_right
 
 import numpy as np
 
+from shmemkit.settings import switch
+
+from . import report
 from .arrays import address, device_view
 from .clock import (
     BLOCK,
@@ -34,10 +38,11 @@ from .clock import (
     operation_done,
     quiet_of,
 )
-from .errors import RaceError
+from .errors import RaceError, UninitializedReadError
+from .heap import EMPTY
 from .history import History
 from .race_report import describe, line_of
-from .shadow import Region, Tracked, kernel_site, tracked, untracked
+from .shadow import UNWRITTEN, Region, Tracked, kernel_site, tracked, untracked
 
 MOST = 20  # different races; then the program is ended
 _LEVEL = {"block": 0, "gpu": 1, "sys": 2}
@@ -74,6 +79,8 @@ class Races:
         choice = machine.scheduler.choice
         self.all_schedules = choice is not None and not choice.takes_turns
         self.found = {}  # signature -> Race
+        self.unwritten = {}  # array -> how a kernel has read of it what nobody has written
+        self.looks_for_unwritten = switch("SHMEMKIT_UNINITIALIZED", True)
         self.told = set()  # signatures of those that were reported
         self.histories = {}  # address of a word by which threads signal each other -> History
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
@@ -117,6 +124,8 @@ class Races:
         if region is None:
             base = self.machine.memory_address + pe * self.machine.heap_size + allocation.offset
             region = self.regions[pe, allocation.offset] = Region(self, base, allocation.size, array.itemsize)
+            if allocation.empty and self.looks_for_unwritten:
+                region.writes = [UNWRITTEN] * len(region.writes)
         return region
 
     def _of_owner(self, array):
@@ -491,6 +500,10 @@ class Races:
         signature = frozenset((w, a[1], line_of(a[1], a[2])) for w, a in lines)
         if self.machine.scheduler.failure is not None:
             return
+        if earlier is UNWRITTEN:
+            if what == "read":
+                self.read_unwritten(region, at, access)
+            return
         known = self.found.get(signature)
         # A write that is read too early says more of what is missing than a read that comes before the write.
         if known is not None and (known.first.is_write or earlier_what != "write"):
@@ -499,6 +512,43 @@ class Races:
         self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier, kind)
         if len(self.found) >= MOST:
             raise RaceError(self.untold())
+
+    def read_unwritten(self, region, at, access):
+        """`access` reads a cell that no kernel, message or known access of a host has written: remember it,
+        once for each array."""
+        machine, thread = self.machine, getattr(access[0].of, "thread", access[0].of)
+        if not hasattr(thread, "threadIdx"):
+            return  # host programs print and copy whole arrays
+        offset, n_bytes = region.base - machine.memory_address, len(region.writes) * region.grain
+        memory = machine.memory[offset : offset + n_bytes]
+        unwritten = [i for i, w in enumerate(region.writes) if w is UNWRITTEN]
+        shape = -1, region.grain
+        as_made = np.resize(np.array(EMPTY, np.uint8), n_bytes).reshape(shape)[unwritten]
+        # Otherwise NumPy code of a host has written to it behind our back.
+        if np.array_equal(memory.reshape(shape)[unwritten], as_made):
+            pe, offset = divmod(offset, machine.heap_size)
+            empty = next(a.empty for a in machine.heaps[pe].allocations if a.offset == offset)
+            element = report.place(machine, thread, region.base + at * region.grain, sys._getframe(1))
+            line = report.shown_line(access[1].co_filename, line_of(*access[1:])) if access[1] else "a copy"
+            self.unwritten[element.partition("[")[0]] = (
+                f"{element} is read, but nobody has written it\n"
+                f"  {report.who(thread)} in {thread.block.launch.name} at {line}\n"
+                f"  made by empty at {report.user_text(empty)}\n"
+                "  Write it first, or make it with zeros; SHMEMKIT_UNINITIALIZED=0 turns this check off"
+            )
+        region.writes[:] = [None if w is UNWRITTEN else w for w in region.writes]
+
+    def judge(self):
+        """The program has ended: raise what was found."""
+        if found := self.untold():
+            raise RaceError(found)  # which may be why something is read too early
+        if found := self.untold_unwritten():
+            raise UninitializedReadError(found)
+
+    def untold_unwritten(self):
+        """-> the text of reads of unwritten memory that were not reported yet, or None"""
+        texts, self.unwritten = list(self.unwritten.values()), {}
+        return "\n".join(texts) or None
 
     def untold(self):
         """-> the races that were not reported yet; now they are"""

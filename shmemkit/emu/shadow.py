@@ -16,11 +16,16 @@ import numpy as np
 from greenlet import getcurrent
 
 from .arrays import DeviceView, address, device_view
+from .clock import Moment
 from .report import is_kernel_code
 
 _view, _set = np.ndarray.view, np.ndarray.__setitem__
 _getframe = sys._getframe
 _kernel_files = {}  # file -> whether its code is the user's
+
+
+# What stands for the last write to memory that nobody has written: no access comes after it.
+UNWRITTEN = Moment(None, 1 << 62, None, 1 << 62, None, 1 << 62, None), None, 0
 
 
 class Region:
@@ -161,7 +166,7 @@ class Region:
         else:
             distinct = {id(a): a for a in part}.values()
         for earlier in distinct:
-            if earlier is None:
+            if earlier is None or (earlier is UNWRITTEN and len(distinct) > 1):  # rows are sent with padding
                 continue
             for one in (earlier,) if type(earlier) is tuple else list(earlier.values()):
                 if not _follows(moment, clock, one):
@@ -200,6 +205,11 @@ class Region:
         mine = Atomic(access, scope, writes, signal, word)
         self.simple = None
         for at in range(lo, hi):
+            if self.writes[at] is UNWRITTEN:
+                if not writes and hi - lo == 1:
+                    self.races.read_unwritten(self, at, access)
+                if self.writes[at] is UNWRITTEN:
+                    self.writes[at] = None
             self._check("writes", at, at + 1, clock, moment, "atomic", access)
             if writes:
                 self._check("reads", at, at + 1, clock, moment, "atomic", access)

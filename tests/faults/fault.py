@@ -32,7 +32,14 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError, RaceError, UseAfterFreeError
+from shmemkit.emu import (
+    DeadlockError,
+    EmulatorError,
+    OutOfBoundsError,
+    RaceError,
+    UninitializedReadError,
+    UseAfterFreeError,
+)
 
 __all__ = [
     "HEAP",
@@ -41,6 +48,7 @@ __all__ = [
     "EmulatorError",
     "OutOfBoundsError",
     "RaceError",
+    "UninitializedReadError",
     "UseAfterFreeError",
     "fault",
     "result",
