@@ -150,7 +150,7 @@ class World(SymmetricMemory):
     local_rank         this rank within its node; consecutive ranks share a node
     local_size         ranks per node
     node_ranks         those of this node, a range
-    xp                 the array module: cupy, or numpy on the emulator
+    xp                 the array module: cupy, or on the emulator NumPy, whose asarray copies host arrays, too
     stream             a non-blocking stream that Numba, CuPy and cuda.core accept; CuPy's current stream
     comm               the mpi4py communicator, or one with its allgather, bcast, gather and barrier
     backend            `.name` is "nvshmem" or "emulator"

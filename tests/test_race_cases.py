@@ -4,7 +4,6 @@ import pytest
 from race_cases import CASES, ERROR, RIGHT
 
 
-
 def names(cases):
     return [pytest.param(case, id=f"{case.group}-{case.name}") for case in cases]
 

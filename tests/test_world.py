@@ -52,7 +52,7 @@ def test_a_single_rank():
             1,
             1,
         )
-        assert world.xp is np and world.backend.name == "emulator" and not world.finalized
+        assert world.xp.ndarray is np.ndarray and world.backend.name == "emulator" and not world.finalized
         assert "rank 0 of 1" in repr(world) and "emulator" in repr(world)
         assert world.comm.Get_rank() == 0 and world.comm.Get_size() == 1
         assert world.comm.allgather(5) == [5] and world.comm.bcast("x") == "x" and world.comm.gather(1) == [1]
@@ -402,6 +402,22 @@ def test_collectives_of_the_communicator():
         return comm.allgather(comm.rank**2), comm.bcast(comm.rank, root=2), comm.gather(comm.rank, root=1)
 
     assert sk.emu.run(main, 3) == [([0, 1, 4], 2, [0, 1, 2] if r == 1 else None) for r in range(3)]
+
+
+@pytest.mark.parametrize("name", ["asarray", "asanyarray", "ascontiguousarray", "array"])
+def test_arrays_of_the_host_are_copied(name):
+    """As by CuPy; those of the device are shared."""
+    with sk.init("emulator") as world:
+        convert, xp = getattr(world.xp, name), world.xp
+        host = np.zeros(3)
+        for given in (host, host[::2], memoryview(host)):
+            convert(given)[0] = 5
+            assert host[0] == 0
+        shared = [] if name == "array" else [xp.zeros(3), xp.arange(3.0)[1:], xp.ones(3) * 2, sk.zeros(3)]
+        for device in [*shared, *([cuda.to_device(host)] if shared else [])]:
+            convert(device)[0] = 5
+            assert device[0] == 5 and isinstance(device, xp.ndarray)
+        assert convert([1, 2], "int8").dtype == xp.int8 and xp.linalg.norm(xp.ones(4)) == 2
 
 
 def test_streams_as_cupy_has_them():

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 
 from . import hook
+from .array_module import ArrayModule
 from .arrays import address
 from .choice import Seeded
 from .grid import Launch
@@ -59,7 +60,6 @@ class EmulatorBackend:
     """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls)."""
 
     name = gpu_name = "emulator"
-    xp = np
     compute_capability, multiprocessors = (9, 0), 132  # so that kernels for it are emulated, too
 
     def __init__(self, comm):
@@ -86,6 +86,7 @@ class EmulatorBackend:
             p.attach(self.machine)
             self.machine.heaps[p.rank].reserve = p.reserve
             comm.Barrier()  # every rank's counters are zero
+        self.xp = ArrayModule(self.machine)
         self.default_local_size = self.machine.local_size
         self.heap, self.calls = self.machine.heaps[self.pe], self.machine.calls[self.pe]
         if self.pe not in self.machine.defaults:

@@ -86,7 +86,7 @@ class Gemm:
             problem = Problem(**converted(arrays, gpu.arrays), activation=activation)
             run = bind_product(problem, gpu, self.method)
             if len(self._plans) == PLANS:
-                if gpu.arrays is not np:
+                if gpu.arrays.ndarray is not np.ndarray:
                     _cupy().cuda.runtime.deviceSynchronize()  # their memory may be in use
                 self._plans.clear()
             self._plans[key] = run
@@ -106,7 +106,7 @@ def bind_product(problem, gpu, method="auto"):
         if reason := METHODS[method].unsupported(problem, gpu):
             raise ValueError(f"Gemm: method={method!r}: {reason}; method='auto' takes another one")
         return METHODS[method](problem, gpu)
-    for kind in METHODS.values() if gpu.arrays is not np else [Simt]:
+    for kind in METHODS.values() if gpu.arrays.ndarray is not np.ndarray else [Simt]:
         if kind.unsupported(problem, gpu) is None:
             return kind(problem, gpu)
     raise AssertionError("simt computes what was checked")

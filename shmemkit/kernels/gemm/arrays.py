@@ -50,7 +50,7 @@ def with_shape(name, x, module):
 def _converted(name, x, module):
     if isinstance(x, module.ndarray):
         return x
-    on_host = module is np
+    on_host = module.ndarray is np.ndarray
     if not (hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")) or (
         not on_host and (isinstance(x, np.ndarray) or not getattr(x, "is_cuda", True))
     ):

@@ -1,0 +1,46 @@
+"""``world.xp`` of the emulator: NumPy, but that arrays of the host are copied where CuPy copies them."""
+
+import functools
+import types
+
+import numpy as np
+
+from .arrays import address
+from .hook import DeviceArray
+from .host_arrays import HostArray
+
+
+class OnDevice(np.ndarray):
+    """An array that a function of ``world.xp`` has made, or that was computed from one."""
+
+
+class ArrayModule(types.ModuleType):
+    """NumPy. Its ``asarray`` and the like share arrays of the device, symmetric ones or those that functions
+    of this module or Numba made, and copy others."""
+
+    def __init__(self, machine):
+        super().__init__("numpy")
+        self._machine = machine
+        for name in ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray"):
+            setattr(self, name, functools.partial(self._converted, getattr(np, name)))
+
+    def _converted(self, function, a, *args, **kwargs):
+        result = function(a, *args, **kwargs)
+        shares = result is a or result.base is not None
+        return _on_device(result.copy("K") if shares and not self._is_on_device(a) else result)
+
+    def _is_on_device(self, a):
+        if isinstance(a, (OnDevice, HostArray, DeviceArray)):
+            return True
+        memory = self._machine
+        return isinstance(a, np.ndarray) and 0 <= address(a) - memory.memory_address < memory.memory.size
+
+    def __getattr__(self, name):
+        found = getattr(np, name)
+        if isinstance(found, type) or isinstance(found, np.ufunc) or not callable(found):
+            return found
+        return functools.wraps(found)(lambda *args, **kwargs: _on_device(found(*args, **kwargs)))
+
+
+def _on_device(result):
+    return result.view(OnDevice) if type(result) is np.ndarray else result
