@@ -1,5 +1,8 @@
 """Data races: which pairs of accesses are reported, how, and which are not. (tests/faults has many more.)"""
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 from emulated import line_of, spmd
@@ -551,6 +554,129 @@ def test_many_messages_and_threads_leave_the_clocks_small():
 
     clean(3, main)
     assert max(clock for clock, _ in sizes) < 50 and max(pending for _, pending in sizes) == 0
+
+
+# ---- what a wait has read, and how much of the past is kept
+
+
+@pytest.mark.parametrize("how", ["wait", "wait_block"])
+def test_a_wait_returns_the_first_value_that_satisfies_it(how):
+    """Each value in turn, although the word holds the last one already; without races, what it holds."""
+
+    @cuda.jit
+    def kernel(signal, seen):
+        if rank() == 0:
+            for i in range(5):
+                notify(signal, 1, 10 * (i + 1))
+            notify(signal[1:], 1, 1)
+        elif how == "wait":
+            wait(signal[1:], 1, "sys", "relaxed", 1)  # all are there
+            seen[0] = wait(signal, 1, "sys", "acquire", 1)
+            seen[1] = wait(signal, 1, "sys", "acquire", 11)
+            seen[2] = wait(signal, 1, "sys", "acquire", 11)  # once more the same
+            seen[3] = wait(signal, 1, "sys", "acquire", 35)
+            seen[4] = ld_acquire(signal, 0)  # which has no condition
+            seen[5] = wait(signal, 1, "sys", "acquire", 1)  # what is known to be overwritten cannot come
+        else:
+            wait_block(signal[1:], 1, "sys", "relaxed", 1)
+            if cuda.threadIdx.x == 0:
+                seen[0] = wait(signal, 1, "sys", "acquire", 21)
+
+    def main(world):
+        seen = np.zeros(6, "int64")
+        kernel[1, 1](sk.signals(2), seen)
+        return seen.tolist()
+
+    expected = [10, 20, 20, 40, 50, 50] if how == "wait" else [30, 0, 0, 0, 0, 0]
+    assert clean(2, main)[1] == expected
+    if how == "wait":
+        assert spmd(2, main)[1] == [50] * 6
+
+
+def test_a_wait_does_not_go_back_behind_its_own_write():
+    @cuda.jit
+    def kernel(signal, seen):
+        if rank() == 0:
+            for _ in range(3):
+                notify(signal, 1, 1, "add")
+            notify(signal[1:], 1, 1)
+        else:
+            wait(signal[1:], 1, "sys", "relaxed", 1)
+            notify(signal, 1, 10, "add")
+            seen[0] = wait(signal, 1, "sys", "acquire", 1)
+
+    def main(world):
+        seen = np.zeros(1, "int64")
+        kernel[1, 1](sk.signals(2), seen)
+        return seen.tolist()
+
+    assert clean(2, main)[1] == [13]
+
+
+def traced():
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.fixture
+def tracing():
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_many_rounds_of_a_signal_need_no_more_memory(tracing, messages):
+    """The emulator keeps the last writes of a word, not all of them; a thread that is behind learns less."""
+
+    @cuda.jit
+    def kernel(slot, full, empty):
+        for i in range(1, 1201):
+            if rank() == 0:
+                wait(empty, 1, "sys", "acquire", i - 1)
+                symm_at(slot, 1)[0] = i
+                if messages and i % 2:
+                    signal_op(full, i, SignalOp.SIGNAL_SET, 1)
+                    quiet()
+                else:
+                    notify(full, 1, i)
+                notify(full[1:], 1, 1, "add")  # nobody waits for it
+            else:
+                wait(full, 1, "sys", "acquire", i)
+                slot[0]
+                notify(empty, 0, i)
+                if i % 100 == 0:
+                    sizes.append(traced())
+
+    sizes = []
+    clean(2, lambda world: kernel[1, 1](sk.zeros(1), sk.signals(2), sk.signals(1)))
+    # What is known of messages is forgotten now and then.
+    assert max(sizes) - sizes[1] < (6_000_000 if messages else 20_000), sizes
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_freed_signals_leave_nothing_behind(tracing, symmetric):
+    @cuda.jit
+    def kernel(flags, one):
+        for i in range(flags.size):
+            st_release(flags, i, 1)
+            wait(flags[i:], one, "sys", "acquire", 1)
+
+    def main(world):
+        sizes = []
+        for i in range(40):
+            flags = sk.signals(100) if symmetric else np.zeros(100, "uint64")
+            kernel[1, 1](flags, 1)
+            world.synchronize()
+            if symmetric:
+                sk.free(flags)
+            del flags
+            if i % 10 == 9:
+                sizes.append(traced())
+        return sizes
+
+    (sizes,) = clean(1, main)
+    assert max(sizes) - sizes[0] < 60_000, sizes
 
 
 # ---- against a definition: races are unordered pairs of conflicting accesses

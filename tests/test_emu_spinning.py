@@ -23,7 +23,7 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-from shmemkit.emu import spinning, watchdog
+from shmemkit.emu import EmulatorError, RaceError, spinning, watchdog
 
 
 @cuda.jit
@@ -257,3 +257,86 @@ def test_a_loop_without_a_turn_is_pointed_out(monkeypatch, capfd):
     assert re.search(
         r"rank 1 block 0 thread 0 at .*test_emu_spinning.py:\d+: (while flag\[0\] == 0:|pass)", said
     )
+
+
+def test_a_spin_on_an_ordinary_load_is_an_error():
+    """With races it ends at once, whatever the array looks like, and with explore, too."""
+
+    @cuda.jit
+    def kernel(flags, row):
+        if rank() == 1:
+            while flags[row, 1] == 0:
+                cuda.nanosleep(10)
+        else:
+            st_release(symm_at(flags, 1)[row], 1, 1)
+
+    @cuda.jit
+    def kernel_that_does_not_sleep(flags, row):
+        if rank() == 1:
+            while True:
+                if flags[row, 1] != 0:
+                    break
+
+    def main(kernel):
+        kernel[1, 1](sk.zeros((2, 3), "int32"), 1)
+
+    with pytest.raises(EmulatorError, match=r"(?s)rank 1 block 0 thread 0 .*spins on an ordinary load"):
+        spmd(2, lambda world: main(kernel_that_does_not_sleep), races=True)
+    for exhaustive in (False, True):
+        found = sk.emu.explore(
+            lambda: main(kernel_that_does_not_sleep) if sk.init() else None, 2, exhaustive=exhaustive
+        )
+        assert "spins on an ordinary load" in str(found.failure)
+    with pytest.raises((EmulatorError, RaceError), match=r"ordinary load|race on flags\[1, 1\]"):
+        spmd(2, lambda world: main(kernel), races=True)
+
+
+def test_loops_that_make_progress_do_not_spin():
+    """Loops over ordinary memory that end by themselves: nothing but what they store tells one round from
+    the next."""
+
+    @cuda.jit
+    def kernel(x, table, total):
+        while x[0] < 5000:
+            x[0] += 1
+        while table[1, 2] < 3000:
+            table[1, 2] += 1
+        while table[0, 0] < 1500:
+            cuda.nanosleep(1)
+            table[0, 0] += 1
+        mine = cuda.local.array(1, int32)
+        mine[0] = 0
+        while mine[0] < 3000:
+            mine[0] += 1
+        shared = cuda.shared.array((2, 2), int32)
+        shared[1, 1] = 0
+        while shared[1, 1] < 3000:
+            shared[1, 1] += 1
+        for _ in range(3000):  # reads the same again and again
+            total[0] = x[0] + table[1, 2] + mine[0] + shared[1, 1]
+
+    def main(world):
+        x, table, total = sk.zeros(1, "int32"), np.zeros((2, 3), "int32"), np.zeros(1, "int32")
+        kernel[1, 1](x, table, total)
+        return total[0]
+
+    assert spmd(1, main, races=True) == [14000]
+
+
+def test_reading_the_same_in_vain_is_no_spin_where_the_loop_ends():
+    @cuda.jit
+    def kernel(x, found):
+        for _ in range(4000):
+            if x[1, 0] == 0:
+                continue
+        left = 3000
+        while x[0, 0] == 0 and left:
+            left -= 1
+        found[0] = left
+
+    def main(world):
+        found = np.ones(1, "int32")
+        kernel[1, 1](np.zeros((2, 2), "int32"), found)
+        return found[0]
+
+    assert spmd(1, main, races=True) == [0]

@@ -176,9 +176,11 @@ class Launch:
                 block.threads.clear()  # no cycle is left: their memory goes at once
             if self.machine.races is not None:
                 self.machine.races.kernel_ended(self)
-                self.arguments.clear()  # the record of its accesses may keep the launch
+                # The record of its accesses may keep the launch, but not the memory of its arguments.
+                self.arguments.clear()
                 self.arrays.clear()
                 self.peers.clear()
+                self._call = None
             self.stream.advance()
 
     def let_go(self):
