@@ -24,6 +24,7 @@ BLOCK = 4096  # keys of a block: its own, those of at most 1024 threads after it
 MBARRIER = 1025  # where those begin
 NEVER = (1 << 62) - 1  # the number of a barrier that does not come
 STREAM = 1 << 60  # keys of streams begin here
+STEP = 1 << 62  # and those that say how many steps of a process are known (``dpor.py``)
 PE = 1 << 61  # and those of PEs: at most 1 << 20 for each
 
 

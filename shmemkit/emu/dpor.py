@@ -23,8 +23,8 @@ import itertools
 from collections import Counter, defaultdict
 
 from .choice import Choice
+from .clock import STEP
 
-STEP = 1 << 62  # keys of clocks begin here that say how many steps of a process are known
 MAX_STEPS = 10_000  # of a run
 
 _COMMUTE = frozenset(

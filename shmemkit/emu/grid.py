@@ -3,12 +3,14 @@
 import enum
 import gc
 import itertools
+from collections import deque
 
 import numpy as np
 
 from shmemkit.garbage import uncollected
 
 from .arrays import address, device_view, uninitialised
+from .clock import STEP
 from .errors import EmulatorError, OutOfBoundsError
 from .ints import from_scalar
 from .meeting import Meeting
@@ -147,20 +149,50 @@ class Launch:
         if self.machine.races is not None:
             self.machine.races.kernel_started(self)
         self.thread_indices = _indices(self.block)
-        blocks = _indices(self.grid)
-        with uncollected():
-            self.blocks = [self.machine.block(self, index, i) for i, index in enumerate(blocks)]
-        self.alive = sum(b.alive for b in self.blocks)
+        indices = _indices(self.grid)
+        self.n_blocks, n_threads = len(indices), len(self.thread_indices)
+        self.fit, self.limit = self.machine.gpu.fit(n_threads, self.dynamic_shared, self.cluster)
+        self.blocks, self.to_start, self.ended = [], deque(enumerate(indices)), 0
+        self.alive = self.n_blocks * n_threads
         if self.alive >= MANY and not gc.get_freeze_count():  # else what others have frozen would thaw, too
             gc.freeze()
             self.frozen = True
         self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
-        for block in self.blocks:
-            scheduler.ready.extend(block.threads)
+        self.start_blocks()
+
+    def start_blocks(self, after=None):
+        """Start what there is room for, whole clusters in order; `after`: the thread that ended last."""
+        with uncollected():
+            while self.to_start and len(self.blocks) - self.ended + self.cluster <= max(
+                self.fit, self.cluster
+            ):
+                for _ in range(self.cluster):
+                    number, index = self.to_start.popleft()
+                    block = self.machine.block(self, index, number)
+                    self.blocks.append(block)
+                    if after is not None and self.machine.races is not None:
+                        steps = {key: n for key, n in after.clock.items() if key >= STEP}
+                        for thread in block.threads if steps else ():
+                            thread.learn(steps)
+                    self.machine.scheduler.ready.extend(block.threads)
+
+    def not_resident(self):
+        """What of the grid does not fit on the GPU."""
+        gpu = self.machine.gpu
+        return (
+            f"{self.fit} of the {self.n_blocks} blocks of {self.name} are on an {gpu.name} at "
+            f"once ({self.limit}; a block has {len(self.thread_indices)} threads and "
+            f"{self.dynamic_shared} bytes of dynamic shared memory): launch fewer or smaller blocks, that "
+            "loop, or name another GPU (SHMEMKIT_EMULATED_GPU)"
+        )
 
     def left(self, thread):
         self.alive -= 1
+        if not thread.block.alive:
+            self.ended += 1
+            if self.to_start:
+                self.start_blocks(thread)
         if self.alive:
             if self.meeting.round.values:
                 text = (
@@ -200,7 +232,9 @@ class Launch:
 
     def check_grid_barrier(self):
         """A thread comes to a barrier of the grid."""
-        if self.alive < sum(block.n_threads for block in self.blocks):
+        if self.n_blocks > self.fit:
+            raise EmulatorError(f"grid barrier: not all blocks are there at once. {self.not_resident()}")
+        if self.alive < self.n_blocks * len(self.thread_indices):
             raise EmulatorError(
                 "grid barrier: all threads of all blocks call it; some have returned without it"
             )

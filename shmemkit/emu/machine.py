@@ -11,6 +11,7 @@ from .calls import SLOT, SLOTS, Calls
 from .checked import CheckedBlock
 from .collectives import Collectives
 from .errors import DeadlockError, RaceError, add_text, races_text
+from .gpus import gpu_of
 from .grid import Block
 from .heap import Heap
 from .network import Network
@@ -44,7 +45,9 @@ class Machine:
         choice=None,
         races=False,
         calls=None,
+        gpu=None,
     ):
+        self.gpu = gpu_of(gpu)
         self.memory, self.memory_address = memory, address(memory)
         self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
         self.heap_size = memory.size // n_pes

@@ -182,6 +182,13 @@ def deadlock(machine):
         ]
         if len(groups) > MAX_LINES:
             lines.append(f"  rank {pe}: and {len(groups) - MAX_LINES} more like these")
+        for launch in machine.scheduler.launches:
+            if launch.pe == pe and launch.to_start:
+                waiting = (
+                    f"{len(launch.to_start)} of {launch.n_blocks} have not started: {launch.not_resident()}"
+                )
+                first = numbered(launch.to_start[0][1], launch.grid)
+                lines.append(f"  rank {pe} blocks from {first} on, {waiting}")
         host = machine.host_waits.get(pe)
         if host:
             lines.append(f"  rank {pe}: its host program waits for {host()}")

@@ -167,6 +167,7 @@ def run(
     delivery=None,
     seed=None,
     choice=None,
+    gpu=None,
 ):
     """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
 
@@ -181,6 +182,8 @@ def run(
                  "eager"
     seed         an integer: the random schedule of that number. Default: SHMEMKIT_SEED, or None: first come,
                  first served. The same arguments give the same run
+    gpu          the GPU that decides how many blocks of a grid run at once: "H200", "A100", "H200,sms=8", ...
+                 Default: SHMEMKIT_EMULATED_GPU, or "H200"
     choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``choice.py``)
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
@@ -204,7 +207,9 @@ def run(
         choice = None if seed is None else Seeded(seed)
         again = repeat_with(races, delivery, seed)
     memory = private_memory(n_pes * size)
-    machine = Machine(memory, n_pes, range(n_pes), local_size, delivery=delivery, choice=choice, races=races)
+    machine = Machine(
+        memory, n_pes, range(n_pes), local_size, delivery=delivery, choice=choice, races=races, gpu=gpu
+    )
     try:
         return Program(main, args, machine).run()
     except EmulatorError as error:

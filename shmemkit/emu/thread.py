@@ -39,6 +39,8 @@ class Thread(greenlet):
             block.launch.function(*block.launch.arguments)
         except Exception as error:
             block.launch.fail(self, error)
+        if block.launch.to_start:
+            self.turn("write", ("room for blocks", self.pe))
         block.leave(self)
 
     def let_go(self):
