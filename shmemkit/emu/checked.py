@@ -1,10 +1,12 @@
 """Threads and blocks whose accesses are checked for races: they keep clocks. See ``races.py``."""
 
+import collections
 import sys
 
 from .clock import Moment, joined
 from .errors import EmulatorError
 from .grid import Block
+from .race_report import SIGNALS, Signal, Wait
 from .report import kernel_line, who
 from .scheduler import COMPARE
 from .shadow import Tracked, kernel_site, untracked
@@ -12,6 +14,7 @@ from .spinning import state_of
 from .thread import Thread, address_of, converted
 
 LOOK = 256  # loads of the same, after which a thread looks whether it spins; then after twice as many
+NOTED = 128  # signals, and waits, that a block remembers for reports
 JOINED = 64  # pairs of clocks that a block remembers
 
 
@@ -40,8 +43,10 @@ class CheckedThread(Thread):
     def now(self):
         """-> the Moment of what I do until my next release or barrier"""
         block = self.block
-        launch, time = block.launch, block.phase << 32 | self.releases
-        self.moment = Moment(block.key, block.phase, self.key, time, launch.stream_key, launch.number, self)
+        launch, time, events = block.launch, block.phase << 32 | self.releases, block.machine.races.events
+        self.moment = Moment(
+            block.key, block.phase, self.key, time, launch.stream_key, launch.number, self, events
+        )
         return self.moment
 
     def released(self):
@@ -56,8 +61,18 @@ class CheckedThread(Thread):
         return self.moment or self.now(), self.released()
 
     def note_release(self, site, what, target=None):
-        self.noted.append((self.block.phase << 32 | self.releases, site, what, target))
+        time = self.block.phase << 32 | self.releases
+        self.noted.append((time, site, what, target))
         del self.noted[:-8]
+        if what in SIGNALS:
+            self.block.machine.races.events += 1
+            self.block.signals.append(Signal(self.key, self.thread_id, time, site))
+
+    def note_wait(self, site, clock, moment):
+        """I have learnt `clock` from what was written to a word at `moment`."""
+        races = self.block.machine.races
+        races.events += 1
+        self.block.waits.append(Wait(races.events, self.key, self.thread_id, site, clock, *moment))
 
     def learn(self, clock):
         """I know what `clock` does."""
@@ -243,6 +258,7 @@ class CheckedBlock(Block):
 
     def __init__(self, launch, index, number):
         launch.machine.races.new_block(self, launch)
+        self.signals, self.waits = collections.deque(maxlen=NOTED), collections.deque(maxlen=NOTED)
         Block.__init__(self, launch, index, number)
         self.joined = {}  # ids of two clocks -> them, and what both know
 

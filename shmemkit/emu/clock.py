@@ -46,13 +46,14 @@ def delivered(pe, target):
 
 class Moment:
     """When an access happened: its thread's block and barrier, thread and time, stream and kernel. All
-    accesses of a thread between two releases or barriers share one. `of` is the Thread, or the Operation."""
+    accesses of a thread between two releases or barriers share one. `of` is the Thread, or the Operation.
+    `events`: how many signals and waits there had been then, for reports."""
 
-    __slots__ = ("block", "phase", "thread", "time", "stream", "kernel", "of")
+    __slots__ = ("block", "phase", "thread", "time", "stream", "kernel", "of", "events")
 
-    def __init__(self, block, phase, thread, time, stream, kernel, of):
+    def __init__(self, block, phase, thread, time, stream, kernel, of, events=0):
         self.block, self.phase, self.thread, self.time = block, phase, thread, time
-        self.stream, self.kernel, self.of = stream, kernel, of
+        self.stream, self.kernel, self.of, self.events = stream, kernel, of, events
 
     def before(self, clock):
         """Whether it has happened before what is done with `clock`."""

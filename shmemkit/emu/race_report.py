@@ -4,7 +4,8 @@ import functools
 import itertools
 import linecache
 import sys
-from dataclasses import dataclass
+from collections import namedtuple
+from dataclasses import dataclass, replace
 
 from .aliases import AliasedStore
 from .clock import BLOCK, operation_done
@@ -14,6 +15,11 @@ from .report import place, shown_line, user_frame, who
 
 # What a thread does that others may wait for.
 SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"])
+
+
+Signal = namedtuple("Signal", "key thread time site")  # by the thread of this key and number, at its time
+# A wait, the number of the event; what it learnt, and who had released that: keys of block and thread, time.
+Wait = namedtuple("Wait", "event key thread site clock by_block by at")
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Race:
 
 
 def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
-    """-> the Race of `access`, which knows `clock`, with the `earlier` one, at address `at`"""
+    """-> the Race of `access`, which knows `clock`, with the `earlier` one, at address `at`, and what may say
+    more of it later, or None"""
     thread = _thread(access[0].of)
     frame = sys._getframe(1)
     if isinstance(thread, HostAccess):
@@ -71,7 +78,7 @@ def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
     array, _, rest = element.partition("[")
     index, _, rank = rest.partition("] on rank ")
     pair = _Pair(races, at, what, access, clock, earlier_what, earlier)
-    return Race(
+    race = Race(
         element,
         array,
         index,
@@ -80,6 +87,7 @@ def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
         _access(what, access),
         pair.missing() if kind is None else _ATOMIC[kind](pair),
     )
+    return race, pair if kind is None and pair.is_between_threads() else None
 
 
 def _thread(of):
@@ -152,6 +160,71 @@ class _Pair:
         self.a_what, self.b_what, self.a_access, self.b_access = a_what, b_what, a, b
         self.a, self.b = a[0], b[0]
         self.a_line, self.b_line = _line_text(a), _line_text(b)
+
+    # -- what is known when the program has ended: also the signals and waits that came too late
+    def is_between_threads(self):
+        """Whether both are accesses that threads of two blocks make themselves, ordinary ones."""
+        a, b = self.a.of, self.b.of
+        of_threads = all(_thread(of) is of and hasattr(of.block, "waits") for of in (a, b))
+        return of_threads and a.block is not b.block and "atomic" not in (self.a_what, self.b_what)
+
+    def told_in_full(self, race):
+        """`race`, with what the signals and waits of both blocks show to be missing."""
+        a, b = (self.a, self.a_access, self.a_line), (self.b, self.b_access, self.b_line)
+        if self.a_what == "read" and not self._has_waited_before():
+            missing = self._untold(b, a) or self._untold(a, b)
+        else:
+            missing = self._untold(a, b)
+        return race if missing is None else replace(race, missing=missing)
+
+    def _has_waited_before(self):
+        """`a`, a read, follows a wait for an earlier signal of `b`'s block: `b` is of the next round."""
+        return any(w.by_block == self.b.block and w.event <= self.a.events for w in self.a.of.block.waits)
+
+    def _untold(self, x, y):
+        """Why the thread of `y` does not know of `x`, as far as signals from the one's block to the other's
+        tell."""
+        (x, x_access, x_line), (y, _, y_line) = x, y
+        waits = [w for w in y.of.block.waits if w.by_block == x.block]
+        known = [w for w in waits if x.before(w.clock)]
+        for w in known:
+            line = f"line {_line((None, *w.site))}"
+            if w.key == y.thread:
+                return f"{y_line} comes before the wait of {line}, which is for {x_line}: wait first"
+            return (
+                f"the wait of {line} is thread {w.thread}'s, and thread {y.of.thread_id} has not met it "
+                f"since: cuda.syncthreads() after {line} and before {y_line}"
+            )
+        signals = x.of.block.signals
+        for w in waits:
+            given = next((s for s in signals if (s.key, s.time) == (w.by, w.at)), None)
+            if given is None:
+                continue
+            line = f"line {_line((None, *given.site))}"
+            again = any(s.site == given.site and s.key == given.key and s.time > w.at for s in signals)
+            is_before = given.site[0] is x_access[1] and given.site[1] < x_access[2]
+            if w.by == x.thread and again and not is_before:
+                return f"{x_line} comes a round after the signal of {line} that {y_line} follows: " + (
+                    self._another_round(x_line, y_line)
+                )
+            if is_before and not again:
+                after = "after" if w.by == x.thread else "after, behind cuda.syncthreads()"
+                return (
+                    f"the signal of {line}, which {y_line} follows, is given before {x_line}: give it {after}"
+                )
+            if w.by != x.thread and w.at >> 32 == x.phase:
+                return (
+                    f"thread {given.thread} gives the signal of {line} without having met thread "
+                    f"{x.of.thread_id} after {x_line}: cuda.syncthreads() between them"
+                )
+        return None
+
+    @staticmethod
+    def _another_round(x_line, y_line):
+        return (
+            f"a wait for the next one before {y_line}, or, if that means the round before, a notify after it "
+            f"and a wait for that before {x_line}"
+        )
 
     def missing(self):
         """What would order them, in one sentence."""
@@ -266,10 +339,7 @@ class _Pair:
         )
 
     def _one_round(self):
-        return (
-            f"a wait for the next one before {self.b_line}, or, if that means the round before, a notify "
-            f"after it and a wait for that before {self.a_line}"
-        )
+        return self._another_round(self.a_line, self.b_line)
 
     def _same_counter(self, message):
         """Another message to the same signal word, whose signal was taken for that of `message`."""

@@ -78,9 +78,10 @@ class Races:
         self.machine = machine
         choice = machine.scheduler.choice
         self.all_schedules = choice is not None and not choice.takes_turns
-        self.found = {}  # signature -> Race
+        self.found = {}  # signature -> (Race, what may say more of it in the end)
         self.unwritten = {}  # array -> how a kernel has read of it what nobody has written
         self.looks_for_unwritten = switch("SHMEMKIT_UNINITIALIZED", True)
+        self.events = 0  # signals and waits so far, for reports
         self.told = set()  # signatures of those that were reported
         self.histories = {}  # address of a word by which threads signal each other -> History
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
@@ -224,6 +225,8 @@ class Races:
             if not _reaches(thread, pe, block, released, scope):
                 thread.missed.append(("scope", history.key, kernel_site(), clock, released, scope))
             elif ordered:
+                if clock is not thread.heard and (moment := write.moment) is not None:
+                    thread.note_wait(kernel_site(), clock, (moment.block, moment.thread, moment.time))
                 thread.learn(clock)
             else:
                 who = released, pe, block, scope
@@ -506,7 +509,7 @@ class Races:
             return
         known = self.found.get(signature)
         # A write that is read too early says more of what is missing than a read that comes before the write.
-        if known is not None and (known.first.is_write or earlier_what != "write"):
+        if known is not None and (known[0].first.is_write or earlier_what != "write"):
             return
         place = region.base + at * region.grain
         self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier, kind)
@@ -552,9 +555,9 @@ class Races:
 
     def untold(self):
         """-> the races that were not reported yet; now they are"""
-        races = [race for signature, race in self.found.items() if signature not in self.told]
+        races = [found for signature, found in self.found.items() if signature not in self.told]
         self.told.update(self.found)
-        return races
+        return [race if pair is None else pair.told_in_full(race) for race, pair in races]
 
 
 def _merged(dictionaries, merge):

@@ -34,7 +34,7 @@ def test_missing_wait(correct):
     return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
 
 
-@fault(RaceError, "slot", "notify", right=[[-1], [7]])
+@fault(RaceError, "slot", "give it after", right=[[-1], [7]])
 def test_signal_set_too_early(correct):
     """The sender notifies before it stores."""
 
