@@ -81,6 +81,13 @@ def races():
     return table(["one launch, s", "without", "with races", "ratio"], rows) + "\n\n" + where
 
 
+def race_cases():
+    data = json.loads((RESULTS / "race_cases.json").read_text())
+    header = ["class", *data["all"]]
+    rows = [[f"`{name}`" if name != "all" else name, *map(str, row.values())] for name, row in data.items()]
+    return table(header, rows)
+
+
 def machine(results):
     about = results.machine
     return f"{about['gpu']}, CUDA {about['cuda']}, {results.date[:10]}."

@@ -5,7 +5,9 @@ from race_cases import CASES, ERROR, RIGHT
 
 
 def names(cases):
-    return [pytest.param(case, id=f"{case.group}-{case.name}") for case in cases]
+    for case in cases:
+        beyond = [pytest.mark.xfail(reason=case.out_of_reach, strict=True)] if case.out_of_reach else []
+        yield pytest.param(case, id=f"{case.group}-{case.name}", marks=beyond)
 
 
 @pytest.mark.parametrize("case", names(c for c in CASES if c.label != RIGHT))
@@ -29,3 +31,4 @@ def test_cases_are_as_many_as_promised():
         wrong = sum(case.label != RIGHT for case in CASES if case.group == group)
         assert right >= 3 and wrong >= 3, (group, right, wrong)
     assert sum(case.label == ERROR for case in CASES) <= 6
+    assert sum(bool(case.out_of_reach) for case in CASES) <= 1

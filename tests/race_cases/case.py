@@ -9,7 +9,8 @@ names, and not from what the emulator reports:
 
 A race marks the lines that conflict with ``# first`` and ``# second``. Several lines may have one mark, and a
 line may have both. The report is right if one of its races is between a first and a second line, in either
-order, and if all others are between marked lines, too. A right program names what each rank ``gives``.
+order, and if all others are between marked lines, too. A right program names what each rank ``gives``. A
+wrong program that the emulator does not find says why it is ``out_of_reach``.
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ class Case:
     gives: object  # of a right program: what every rank gives, or a list of what each gives
     schedules: bool  # the race is there in some schedules only
     local_size: object
+    out_of_reach: str  # of a wrong program that is not found: why; else empty
 
     @property
     def name(self):
@@ -104,15 +106,17 @@ class Case:
         return any(planted) and {line for pair in pairs for line in pair} <= first | second
 
 
-def case(label, spec, ranks=2, gives=None, schedules=False, local_size=None):
+def case(label, spec, ranks=2, gives=None, schedules=False, local_size=None, out_of_reach=""):
     """Decorator: ``main(world)`` becomes a case."""
 
     def register(main):
-        added = Case(label, spec, main, ranks, gives, schedules, local_size)
+        added = Case(label, spec, main, ranks, gives, schedules, local_size, out_of_reach)
         if (label == RIGHT) != (gives is not None):
             raise ValueError(f"{added.name}: a right program, and no other, names what it gives")
         if (label == RACE) != bool(added.marked("first") and added.marked("second")):
             raise ValueError(f"{added.name}: a race, and no other program, marks its lines")
+        if label == RIGHT and out_of_reach:
+            raise ValueError(f"{added.name}: a right program has nothing to find")
         CASES.append(added)
         return main
 
