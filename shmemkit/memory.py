@@ -75,6 +75,7 @@ class SymmetricMemory:
     def _init_memory(self):
         self._allocations = {}  # address -> _Allocation
         self._count = 0  # allocations so far
+        self._dropped = []  # of them, those whose arrays were gone at the last allocation or free
 
     def empty(self, shape, dtype="float32", name=None):
         """A symmetric array with undefined content (on the emulator floats are NaN, and the check for
@@ -227,6 +228,7 @@ class SymmetricMemory:
     def _agree(self, call, rule, request, error):
         """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they
         differ."""
+        self._dropped = self._leaks()
         answers = self._meet(call, (None if error else request, f"{users_call(call)}"))
         if error is not None:
             raise error

@@ -159,6 +159,7 @@ class World(SymmetricMemory):
     def __init__(self, backend, comm, local_size):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
         self.finalized = False
+        self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
         self.kept = {}  # objects that live as long as the World, by who keeps them
         self._host = current_host()
         notebook.hide_our_frames()
@@ -259,7 +260,7 @@ class World(SymmetricMemory):
             return
         self.backend.synchronize()
         self._meet("finalize")
-        leaks = self._leaks()
+        leaks = self._dropped if self.ends_with_main else self._leaks()
         if leaks:
             names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
             print(

@@ -39,8 +39,8 @@ def _identity(argument):
 
 
 class Call:
-    """One that threads `first` to `end` - 1 of a block make together; those in `made` have. With `meets`
-    there is a barrier inside of it."""
+    """One that threads `first` to `end` - 1 of a block make together; those before `next` and the `others`
+    have. With `meets` there is a barrier inside of it."""
 
     __slots__ = (
         "name",
@@ -50,7 +50,8 @@ class Call:
         "meets",
         "first",
         "end",
-        "made",
+        "next",
+        "others",
         "n_arrays",
         "rest",
         "code",
@@ -61,7 +62,7 @@ class Call:
     def __init__(self, name, scope, names, arguments, meets, first, end, frame):
         self.name, self.scope, self.names, self.meets = name, scope, names, meets
         self.arguments = [_identity(a) for a in arguments]
-        self.first, self.end, self.made = first, end, set()
+        self.first, self.end, self.next, self.others = first, end, first, set()
         # Arrays that come first, before all others, which the C of tuples compares.
         n = sum(type(a) is Memory for a in self.arguments)
         leading = all(type(a) is Memory for a in self.arguments[:n])
@@ -69,8 +70,18 @@ class Call:
         self.code, self.at = frame.f_code, frame.f_lasti  # where the first one made it
         self.sites = {}  # warp -> where its first lane did, once some do elsewhere
 
+    def takes(self, i):
+        """Thread `i` makes it. -> whether all have"""
+        if i == self.next:
+            self.next += 1
+        else:
+            self.others.add(i)
+        return self.next - self.first + len(self.others) == self.end - self.first
+
+    made = property(lambda self: self.others.union(range(self.first, self.next)))
+
     def lacks(self, i):
-        return self.first <= i < self.end and i not in self.made
+        return self.next <= i < self.end and i not in self.others
 
     def has(self, arguments):
         for mine, theirs in zip(self.arguments, arguments, strict=True):
@@ -128,25 +139,37 @@ class Participation:
         self.torn = 0  # warps of which some lanes have ended
 
     # -- calls of a whole warp, warpgroup or block
+    def follows(self, i, name, arguments, frame):
+        """Whether thread `i` comes next in the only call that is open, as the one before did. It is counted
+        then; `enters` is for all others. Arrays are compared for some threads only, which takes long."""
+        if len(self.open) != 1 or self.waiting or not (i & 7 and i > 7):
+            return False
+        call = self.open[0]
+        if call.next != i or call.at != frame.f_lasti or call.code is not frame.f_code or call.name != name:
+            return False
+        n = call.n_arrays
+        if n is None or call.sites or i + 2 + len(call.others) > call.end or arguments[n:] != call.rest:
+            return False
+        call.next = i + 1
+        return True
+
     def enters(self, thread, scope, name, arguments, meets, frame):
         """`thread` makes the call at `frame`."""
         i = thread.thread_id
         for call in self.open:
-            made = call.made
-            if call.name == name and i not in made and call.first <= i < call.end:
+            if call.name == name and call.lacks(i):
                 n = call.n_arrays
                 if n is None or arguments[n:] != call.rest:
                     if call.has(arguments):
                         break
-                elif (i & 7 and i > 7) or call.has(arguments):  # arrays take long: those of some threads
+                elif (i & 7 and i > 7) or call.has(arguments):
                     break
         else:
             call = self._opened(thread, scope, name, arguments, meets, frame)
         code, at = frame.f_code, frame.f_lasti
         if call.sites or at != call.at or code is not call.code:
             self._is_elsewhere(thread, call, (code, at))
-        call.made.add(i)
-        if len(call.made) == call.end - call.first:
+        if call.takes(i):
             self.open.remove(call)
         if meets and (len(self.open) > 1 or self.waiting):
             self._leaves_nobody_waiting(thread, call)
@@ -161,7 +184,7 @@ class Participation:
         call = Call(name, scope, names, arguments, meets, first, min(first + n, self.n_threads), frame)
         for other in self.open:
             if other.meets and other.lacks(i) and (other.scope == scope or other.scope == "block"):
-                call.made.add(i)
+                call.takes(i)
                 self.open.append(call)
                 raise self._of_call(other, thread, f"{self._me(thread)} is in {name}() instead", other=call)
         members = self.threads[call.first : call.end]

@@ -43,6 +43,7 @@ class Host(greenlet):
         try:
             self.result = program.main(*program.args)
             if self.world is not None:
+                self.world.ends_with_main = True
                 self.world.finalize()
         except Exception as error:
             if not isinstance(error, EmulatorError):

@@ -400,7 +400,9 @@ def group_thread(scope, name, *arguments, meets=True):
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
     thread = current_thread(name)
-    thread.block.enters(thread, scope, name, arguments, meets, sys._getframe(2))
+    block, frame = thread.block, sys._getframe(2)
+    if not block.follows(thread.thread_id, name, arguments, frame):
+        block.enters(thread, scope, name, arguments, meets, frame)
     return thread
 
 
