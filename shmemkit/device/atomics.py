@@ -2,8 +2,9 @@
 network.
 
 Each is called by one thread, acts on the first element of its array on PE `pe` (``atomic_add(counts[3:], 1,
-pe)``) and is atomic among these functions. The fetching ones return the old value when it is here; the
-others return at once and are delivered after `quiet`. None orders anything else: `fence` or `quiet`.
+pe)``) and is atomic among these functions, on elements of one dtype. The fetching ones return the old value
+when it is here; the others return at once and are delivered after `quiet`. None orders anything else: `fence`
+or `quiet`.
 """
 
 from shmemkit.emu.ints import wrap

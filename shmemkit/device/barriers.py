@@ -3,6 +3,9 @@
 A *barrier* of PEs completes the caller's puts (`quiet`) and then meets; a *sync* only meets. The plain form
 is called by one thread, `_warp` and `_block` by all threads of one warp or block; one such caller per PE
 takes part.
+
+What the callers did before it comes before what they do after it. What two PEs do between the same two
+barriers has no order.
 """
 
 import functools
@@ -130,8 +133,8 @@ def _of_all(primitive):
 
 @_of_all
 def barrier_all():
-    """All PEs meet, and their puts before it have been delivered. One thread per PE; over NVLink or the
-    network."""
+    """All PEs meet, and their puts before it have been delivered. One thread per PE, which speaks for
+    other threads after a `syncthreads` only; over NVLink or the network."""
     current_thread("barrier_all").barrier_all("thread")
 
 
@@ -221,7 +224,8 @@ def _(arrivals=None, epoch=None):
 
 @_of_all
 def sync_all():
-    """All PEs meet; says nothing about puts. One thread per PE; over NVLink or the network."""
+    """All PEs meet; their loads and stores before it are done, puts not. One thread per PE, as in
+    `barrier_all`; over NVLink or the network."""
     current_thread("sync_all").sync_all("thread")
 
 

@@ -4,6 +4,9 @@ Every PE of the team calls the same function with the same team, sizes and dtype
 thread of the PE, or all threads of one warp (`_warp`) or block (`_block`). All arrays are symmetric and
 contiguous. When it returns, this PE's `dst` is complete and its `src` may be overwritten; whether other PEs
 have finished, it does not say: before an array that others may still read is used again, `sync` or `barrier`.
+
+What the PEs that this PE has data from did before their calls comes before what this PE does after its own.
+These are all PEs of the team; in a broadcast, the root alone. No collective completes a put.
 """
 
 from shmemkit.emu import multicast
@@ -124,7 +127,8 @@ def broadcast(team, dst_array, src_array, root=0):
     dst_array, src_array   of one dtype, any dtype and shape; ``min`` of their sizes is copied
     root                   number in the team
 
-    One thread per PE.
+    One thread per PE. The root may write all `dst_array`s as soon as it has entered. What PEs read there before
+    must come before that: `sync` between them.
     """
     current_thread("broadcast").collective("broadcast", team, dst_array, src_array, "thread", root=root)
 

@@ -141,7 +141,10 @@ def _(dst, src, pe):
 
 
 def g(src, pe):
-    """``src[0]`` of PE `pe`; returns when it is here. One thread; elements of 1, 2, 4 or 8 bytes."""
+    """``src[0]`` of PE `pe`; returns when it is here. One thread; elements of 1, 2, 4 or 8 bytes.
+
+    An earlier `p` of this thread to it may still be under way: `quiet` between them.
+    """
     thread = current_thread("g")
     value = uninitialised(1, src.dtype)
     thread.get(value, src, pe, word=True)

@@ -63,7 +63,11 @@ def wait(signals, n, scope, semantic, value, compare="ge"):
               waited for; "relaxed": no ordering; a literal
     value     converted to the signals' dtype
     compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
-    ->        the last value read; for `consume_token`
+    ->        the value read of the last signal; for `consume_token`, or to go on by, as a tail index
+
+    What is ordered is what preceded the value that was read, and nothing that preceded a later one. The
+    emulator, if it looks for races, takes the first value that satisfies the condition and that the thread
+    may still read, although the signal may hold a later one: a program has to be right with it.
 
     The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired: in the PTX
     memory model the notify's release comes before the acquire, the acquire before the barrier, and the
@@ -108,7 +112,8 @@ def wait_block(signals, n, scope, semantic, value, compare="ge"):
     """`wait` by a whole block: its threads share the n signals (one: thread 0), then meet as at syncthreads.
 
     All threads of the block call it with the same arguments; afterwards each of them has acquired all n
-    signals: see `wait` for why one thread's acquire and a barrier are enough.
+    signals: see `wait` for why one thread's acquire and a barrier are enough. It returns the last value that
+    the calling thread itself has read, and `value` to threads that have read none.
     """
     thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
     return _share(
@@ -236,6 +241,9 @@ def notify(signal, rank, value, sig_op="set", scope="sys"):
     One thread. Who waits for the value with acquire sees what this thread did and saw before. To publish a
     whole block's stores: ``cuda.syncthreads()``, then one thread notifies. Says nothing about puts still
     under way: a put is followed by its signal with `put_signal`, or by `fence` and `signal_op`.
+
+    One thread's sets of a signal are in order. If another thread sets or adds to it, too, something has to
+    order the two, or one of them may be lost, with what it stands for: let all add, or give each a signal.
     """
     thread = current_thread("notify")
     check_choice("notify", "sig_op", sig_op, _SIG_OPS)
@@ -322,8 +330,9 @@ def signal_op(signal_var, signal_val, signal_op, pe):
     signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
     pe           0 .. n_pes() - 1
 
-    One thread. Not ordered after earlier puts of this thread: `fence` (same PE) or `quiet` (all PEs) before
-    it.
+    One thread. Not ordered after earlier puts and signals of this thread: `fence` (same PE) or `quiet` (all
+    PEs) before it. So a later set may be overtaken by an earlier one, unless a fence or an answer of PE `pe`
+    is between them. Sets and adds of one signal that nothing orders may be lost.
     """
     thread = current_thread("signal_op")
     check_emulated_words("signal_op", "signal_var", signal_var, SIGNALS)
@@ -356,8 +365,9 @@ def signal_wait_until(signal, compare, value):
     compare   ComparisonType.CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT or CMP_LE
     value     an integer
 
-    One thread. Afterwards the data of the put_signal, or of the puts fenced before the signal_op, is here,
-    over NVLink and over the network.
+    One thread. Afterwards the data of the put_signal that set this value, or of the puts fenced before that
+    signal_op, is here, over NVLink and over the network. As in `wait`, later values say nothing: a slot that
+    the sender fills again needs an answer that it was read.
     """
     thread = current_thread("signal_wait_until")
     check_emulated_words("signal_wait_until", "signal", signal, SIGNALS)
