@@ -25,9 +25,9 @@ def all_gather(gathered, part, arrived, out):
 
 with sk.init() as world:
     n = 3 * world.n_ranks
-    gathered, out = sk.zeros(n, "int64"), world.xp.zeros(n, "int64")
+    gathered, arrived, out = sk.zeros(n, "int64"), sk.signals(1), world.xp.zeros(n, "int64")
     part = sk.array(np.arange(3) + 3 * world.rank)
-    all_gather[1, 1, world.stream](gathered, part, sk.signals(1), out)
+    all_gather[1, 1, world.stream](gathered, part, arrived, out)
     assert (world.asnumpy(out) == np.arange(n)).all(), f"rank {world.rank} has {out}"
     if world.rank == 0:
         print("all parts have arrived")

@@ -127,8 +127,8 @@ def broadcast(team, dst_array, src_array, root=0):
     dst_array, src_array   of one dtype, any dtype and shape; ``min`` of their sizes is copied
     root                   number in the team
 
-    One thread per PE. The root may write all `dst_array`s as soon as it has entered. What PEs read there before
-    must come before that: `sync` between them.
+    One thread per PE. The root may write all `dst_array`s as soon as it has entered. What PEs read there
+    before must come before that: `sync` between them.
     """
     current_thread("broadcast").collective("broadcast", team, dst_array, src_array, "thread", root=root)
 

@@ -208,14 +208,11 @@ class Launch:
                 block.threads.clear()  # no cycle is left: their memory goes at once
             if self.machine.races is not None:
                 self.machine.races.kernel_ended(self)
-                # The record of its accesses may keep the launch, but not local memory. Symmetric arrays stay:
-                # they may be locals of a program that has returned, which is not to drop them without free.
-                given, memory = self._call[7], self.machine.memory
-                self.kept = [a for a in given if isinstance(a, np.ndarray) and np.may_share_memory(a, memory)]
-                self._call = None
+                # The record of its accesses may keep the launch, but not the memory of its arguments.
                 self.arguments.clear()
                 self.arrays.clear()
                 self.peers.clear()
+                self._call = None
             self.stream.advance()
 
     def let_go(self):
