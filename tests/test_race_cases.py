@@ -4,20 +4,19 @@ import pytest
 from race_cases import CASES, ERROR, RIGHT
 
 
-def names(cases):
-    for case in cases:
-        beyond = [pytest.mark.xfail(reason=case.out_of_reach, strict=True)] if case.out_of_reach else []
-        yield pytest.param(case, id=f"{case.group}-{case.name}", marks=beyond)
+def named(case):
+    beyond = [pytest.mark.xfail(reason=case.out_of_reach, strict=True)] if case.out_of_reach else []
+    return pytest.param(case, id=f"{case.group}-{case.name}", marks=beyond)
 
 
-@pytest.mark.parametrize("case", names(c for c in CASES if c.label != RIGHT))
+@pytest.mark.parametrize("case", [named(c) for c in CASES if c.label != RIGHT])
 def test_wrong_program(case):
     error = case.report()
     assert case.found(error), f"{case.name}: {error!r}; {case.reason}"
     assert case.lines_right(error), f"{case.name}: {error}"
 
 
-@pytest.mark.parametrize("case", names(c for c in CASES if c.label == RIGHT))
+@pytest.mark.parametrize("case", [named(c) for c in CASES if c.label == RIGHT])
 def test_right_program(case):
     error = case.alarm()
     assert error is None, f"{case.name}: {error}"
