@@ -208,7 +208,7 @@ def test_messages_that_nobody_waits_for_arrive_in_any_order():
     @cuda.jit
     def kernel(flag):
         if d.rank() < 2:
-            d.signal_op(flag, d.rank() + 1, SET, 2)
+            d.atomic_set(flag, d.rank() + 1, 2)
         else:
             d.wait(flag, 1, "sys", "acquire", 2)  # after the one of rank 0 it may be too late
 
@@ -440,7 +440,10 @@ def runs_of(explorer, main, n, delivery, limit):
     while more and n_runs < limit:
         n_runs += 1
         try:
-            results.add(str(spmd(n, main, delivery=delivery, choice=explorer, heap_size=1 << 14)))
+            try:
+                results.add(str(spmd(n, main, delivery=delivery, choice=explorer, heap_size=1 << 14)))
+            except RaceError:  # stores of one word by several ranks
+                results.add("race")
             steps, names = explorer.steps, [(s.process, s.count) for s in explorer.steps]
             orders.append(
                 frozenset(

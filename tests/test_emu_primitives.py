@@ -332,9 +332,9 @@ def test_notify_at(n):
         wait(signals[1:], 1, "sys", "acquire", num_ranks() * (num_ranks() + 1) // 2)
 
     def main():
-        sk.init()
+        world = sk.init()
         slot, signals, out = sk.zeros(1, "int32"), sk.signals(4), np.zeros(1, "int32")
-        kernel[1, 1](slot, signals, np.zeros(n, "int64"), out)
+        kernel[1, 1, world.stream](slot, signals, np.zeros(n, "int64"), out)
         return out[0], *signals.tolist()
 
     sums = n * (n + 1) // 2

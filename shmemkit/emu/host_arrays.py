@@ -42,8 +42,6 @@ class HostAccess:
         key, number = self.stream_key, self.number
         access = Moment(0, 0, key, number, key, number, self), *site
         self.result = function()
-        if not writes and isinstance(self.result, np.ndarray) and races.is_symmetric(self.result):
-            reads = ()  # a view
         for what, parts in (("read", reads), ("write", writes)):
             for array, index in parts:
                 for part in _parts(array, index):
@@ -59,6 +57,14 @@ def _parts(array, index):
         return [items]
     chosen = np.unique(np.arange(array.size).reshape(array.shape)[_plain(index)])
     return list(zip(*np.unravel_index(chosen, array.shape), strict=True))
+
+
+def _is_view(array, index):
+    """Whether ``array[index]`` names memory, and loads nothing."""
+    items = index if isinstance(index, tuple) else (index,)
+    integers = sum(isinstance(i, (int, np.integer)) and not isinstance(i, (bool, np.bool_)) for i in items)
+    others = sum(i is None or i is ... or isinstance(i, slice) for i in items)
+    return integers + others == len(items) and (others > 0 or integers < array.ndim)
 
 
 def perform(function, reads=(), writes=(), stream=None):
@@ -123,6 +129,8 @@ class HostArray(np.ndarray):
     """A symmetric array, or what has been computed from one."""
 
     def __getitem__(self, index):
+        if _is_view(self, index):
+            return np.ndarray.__getitem__(self, index)
         return perform(lambda: _plain(self)[_plain(index)], [(self, index), *_all_of(index)])
 
     def __setitem__(self, index, value):
