@@ -73,6 +73,7 @@ class CheckedThread(Thread):
         races = self.block.machine.races
         races.events += 1
         self.block.waits.append(Wait(races.events, self.key, self.thread_id, site, clock, *moment))
+        self.moment = None  # what I do next comes after it
 
     def learn(self, clock):
         """I know what `clock` does."""

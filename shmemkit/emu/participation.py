@@ -40,7 +40,7 @@ def _identity(argument):
 
 class Call:
     """One that threads `first` to `end` - 1 of a block make together; those before `next` and the `others`
-    have. With `meets` there is a barrier inside of it."""
+    have, and `left` have not. With `meets` there is a barrier inside of it."""
 
     __slots__ = (
         "name",
@@ -52,6 +52,7 @@ class Call:
         "end",
         "next",
         "others",
+        "left",
         "n_arrays",
         "rest",
         "code",
@@ -62,7 +63,7 @@ class Call:
     def __init__(self, name, scope, names, arguments, meets, first, end, frame):
         self.name, self.scope, self.names, self.meets = name, scope, names, meets
         self.arguments = [_identity(a) for a in arguments]
-        self.first, self.end, self.next, self.others = first, end, first, set()
+        self.first, self.end, self.next, self.others, self.left = first, end, first, set(), end - first
         # Arrays that come first, before all others, which the C of tuples compares.
         n = sum(type(a) is Memory for a in self.arguments)
         leading = all(type(a) is Memory for a in self.arguments[:n])
@@ -76,7 +77,8 @@ class Call:
             self.next += 1
         else:
             self.others.add(i)
-        return self.next - self.first + len(self.others) == self.end - self.first
+        self.left -= 1
+        return not self.left
 
     made = property(lambda self: self.others.union(range(self.first, self.next)))
 
@@ -130,6 +132,7 @@ class Participation:
 
     def __init__(self):
         self.open = []  # Calls that some have made, and others not yet
+        self.only = None  # such a call, if it is the only one and nobody waits in a Part: see group_thread
         self.waiting = []  # Parts where threads wait
         self.barrier = None  # the last of this block that is no syncthreads: its name, Meeting, round
         self.kernel = self.launch.function.__code__
@@ -139,20 +142,6 @@ class Participation:
         self.torn = 0  # warps of which some lanes have ended
 
     # -- calls of a whole warp, warpgroup or block
-    def follows(self, i, name, arguments, frame):
-        """Whether thread `i` comes next in the only call that is open, as the one before did. It is counted
-        then; `enters` is for all others. Arrays are compared for some threads only, which takes long."""
-        if len(self.open) != 1 or self.waiting or not (i & 7 and i > 7):
-            return False
-        call = self.open[0]
-        if call.next != i or call.at != frame.f_lasti or call.code is not frame.f_code or call.name != name:
-            return False
-        n = call.n_arrays
-        if n is None or call.sites or i + 2 + len(call.others) > call.end or arguments[n:] != call.rest:
-            return False
-        call.next = i + 1
-        return True
-
     def enters(self, thread, scope, name, arguments, meets, frame):
         """`thread` makes the call at `frame`."""
         i = thread.thread_id
@@ -162,7 +151,7 @@ class Participation:
                 if n is None or arguments[n:] != call.rest:
                     if call.has(arguments):
                         break
-                elif (i & 7 and i > 7) or call.has(arguments):
+                elif i & 7 and i > 7 or call.has(arguments):  # arrays take long: those of some threads
                     break
         else:
             call = self._opened(thread, scope, name, arguments, meets, frame)
@@ -171,6 +160,8 @@ class Participation:
             self._is_elsewhere(thread, call, (code, at))
         if call.takes(i):
             self.open.remove(call)
+        simple = len(self.open) == 1 and self.open[0] is call and call.n_arrays is not None
+        self.only = call if simple and not (call.sites or self.waiting) else None
         if meets and (len(self.open) > 1 or self.waiting):
             self._leaves_nobody_waiting(thread, call)
 
@@ -297,6 +288,7 @@ class Participation:
             if any(part.takes(t.thread_id) for t in threads):
                 raise self._of_barrier(thread, kind, f"{self._me(thread)} is in {part.what} instead")
             self.waiting.append(part)
+            self.only = None
             self.code = None
 
     def loses(self, thread):

@@ -130,6 +130,13 @@ def _access(what, access):
 
 def _two_sets(pair):
     lines = f"line {_line(pair.a_access)}"
+    of_a, of_b = pair.a.of, pair.b.of
+    if of_a is not _thread(of_a) and of_b is not _thread(of_b) and of_a.thread is of_b.thread:
+        which = f"{lines} and {pair.b_line}" if pair.a_line != pair.b_line else f"{lines}, one and the next,"
+        return (
+            f"the sets of one signal by {which} may arrive in any order, so that the first may remain: "
+            "fence() between them, or a wait for an answer of the receiver"
+        )
     if pair.a_line != pair.b_line:
         lines += f" and {pair.b_line}"
     return (
@@ -156,7 +163,7 @@ class _Pair:
     """Two unordered accesses: `b` came after `a`, and knows `clock`."""
 
     def __init__(self, races, at, b_what, b, clock, a_what, a):
-        self.races, self.at, self.clock = races, at, clock
+        self.races, self.at, self.clock, self.events = races, at, clock, races.events
         self.a_what, self.b_what, self.a_access, self.b_access = a_what, b_what, a, b
         self.a, self.b = a[0], b[0]
         self.a_line, self.b_line = _line_text(a), _line_text(b)
@@ -184,46 +191,60 @@ class _Pair:
     def _untold(self, x, y):
         """Why the thread of `y` does not know of `x`, as far as signals from the one's block to the other's
         tell."""
-        (x, x_access, x_line), (y, _, y_line) = x, y
+        (x, x_access, x_line), (y, y_access, y_line) = x, y
+        events = self.events if y is self.b else y.events
         waits = [w for w in y.of.block.waits if w.by_block == x.block]
-        known = [w for w in waits if x.before(w.clock)]
-        for w in known:
+        before = [w for w in waits if w.event <= events]
+        mine = {w.site for w in y.of.block.waits if w.key == y.thread}
+        for w in [w for w in before or waits if x.before(w.clock)]:
             line = f"line {_line((None, *w.site))}"
-            if w.key == y.thread:
+            if w.key == y.thread and w.site[0] is y_access[1] and w.site[1] > y_access[2]:
                 return f"{y_line} comes before the wait of {line}, which is for {x_line}: wait first"
-            return (
-                f"the wait of {line} is thread {w.thread}'s, and thread {y.of.thread_id} has not met it "
-                f"since: cuda.syncthreads() after {line} and before {y_line}"
-            )
+            if w.site not in mine:  # else it is of another round
+                return (
+                    f"the wait of {line} is thread {w.thread}'s, and thread {y.of.thread_id} has not met it "
+                    f"since: cuda.syncthreads() after {line} and before {y_line}"
+                )
         signals = x.of.block.signals
-        for w in waits:
+        for w in reversed(before):
             given = next((s for s in signals if (s.key, s.time) == (w.by, w.at)), None)
             if given is None:
                 continue
             line = f"line {_line((None, *given.site))}"
             again = any(s.site == given.site and s.key == given.key and s.time > w.at for s in signals)
             is_before = given.site[0] is x_access[1] and given.site[1] < x_access[2]
-            if w.by == x.thread and again and not is_before:
-                return f"{x_line} comes a round after the signal of {line} that {y_line} follows: " + (
-                    self._another_round(x_line, y_line)
+            if w.by != x.thread and w.at >> 32 == x.phase and not is_before:
+                return (
+                    f"thread {given.thread} gives the signal of {line} without having met thread "
+                    f"{x.of.thread_id} after {x_line}: cuda.syncthreads() between them"
                 )
             if is_before and not again:
                 after = "after" if w.by == x.thread else "after, behind cuda.syncthreads()"
                 return (
                     f"the signal of {line}, which {y_line} follows, is given before {x_line}: give it {after}"
                 )
-            if w.by != x.thread and w.at >> 32 == x.phase:
+            if again:
+                return f"{x_line} comes a round after the signal of {line} that {y_line} follows: " + (
+                    self._another_round(x_line, y_line)
+                )
+        return None if waits else self._of_an_earlier_launch(x, y, events)
+
+    def _of_an_earlier_launch(self, x, y, events):
+        """`y`'s thread has waited for a signal that a kernel before that of `x` had given."""
+        for w in y.of.block.waits:
+            stream, kernel = self.races.kernel_of_block.get(w.by_block, (None, 0))
+            if w.event <= events and stream == x.stream and kernel < x.kernel:
                 return (
-                    f"thread {given.thread} gives the signal of {line} without having met thread "
-                    f"{x.of.thread_id} after {x_line}: cuda.syncthreads() between them"
+                    f"the wait of line {_line((None, *w.site))} took the signal of an earlier launch: let "
+                    "its value grow with each launch, or reset it, with a barrier of the ranks behind that"
                 )
         return None
 
     @staticmethod
     def _another_round(x_line, y_line):
         return (
-            f"a wait for the next one before {y_line}, or, if that means the round before, a notify after it "
-            f"and a wait for that before {x_line}"
+            f"to read what was there, a notify after {y_line}, and a wait for that before {x_line}, or "
+            f"another slot; to read what comes then, a wait for the next signal before {y_line}"
         )
 
     def missing(self):
@@ -311,7 +332,7 @@ class _Pair:
         other = self._same_counter(message)
         if other:
             return (
-                f"{name} is still under way: its signal and that of the {other} add to one word, and the "
+                f"{name} is still under way: its signal and that of the {other} go to one word, and the "
                 "wait cannot tell them apart: a signal for each message, or fence() between them"
             )
         if known:

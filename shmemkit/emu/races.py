@@ -176,6 +176,8 @@ class Races:
         the write before did, as a read-modify-write does."""
         if keep and clocks:
             clocks = _merged([history.last.clocks, clocks], joined)
+            for clock in clocks.values():
+                self.shorten(clock)
         elif keep:
             clocks = history.last.clocks
         history.add(moment, clocks)
@@ -220,7 +222,7 @@ class Races:
         fence."""
         write = history.writes[i]
         if write.moment is not None:
-            write.readers[thread.key] = thread.moment or thread.now()
+            write.readers.setdefault(thread.key, thread.moment or thread.now())
         for (released, pe, block), clock in write.clocks.items():
             if not _reaches(thread, pe, block, released, scope):
                 thread.missed.append(("scope", history.key, kernel_site(), clock, released, scope))
@@ -480,6 +482,7 @@ class Races:
     def synchronized(self, pe, clock):
         """The host program of `pe` has waited for work that knows `clock`."""
         self.hosts[pe] = joined(self.hosts[pe], clock)
+        self.shorten(self.hosts[pe])
 
     def hosts_met(self):
         """All host programs have met."""

@@ -166,8 +166,10 @@ class Region:
         else:
             distinct = {id(a): a for a in part}.values()
         for earlier in distinct:
-            if earlier is None or (earlier is UNWRITTEN and len(distinct) > 1):  # rows are sent with padding
+            if earlier is None:
                 continue
+            if earlier is UNWRITTEN and hi - lo > 1 and not _is_one(self.writes):
+                continue  # rows and buffers are sent with padding
             for one in (earlier,) if type(earlier) is tuple else list(earlier.values()):
                 if not _follows(moment, clock, one):
                     at = lo + next(i for i, a in enumerate(part) if a is earlier)
@@ -234,7 +236,7 @@ class Region:
                     elif writes:  # who comes after this access comes after what it has read
                         del others[key]
                     else:
-                        other.readers[moment.thread] = access
+                        other.readers.setdefault(moment.thread, access)
             before = others.get(moment.thread)
             # What is in conflict with a load is so with a write.
             if before is None or writes or not before.writes:

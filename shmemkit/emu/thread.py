@@ -399,10 +399,15 @@ def address_of(array, index):
 def group_thread(scope, name, *arguments, meets=True):
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
-    thread = current_thread(name)
-    block, frame = thread.block, sys._getframe(2)
-    if not block.follows(thread.thread_id, name, arguments, frame):
-        block.enters(thread, scope, name, arguments, meets, frame)
+    thread, frame = getcurrent(), sys._getframe(2)
+    call = thread.block.only if isinstance(thread, Thread) else current_thread(name)
+    if call is not None and call.next == thread.thread_id and thread.thread_id & 7 and call.left > 1:
+        # As the thread before; so it is mostly.
+        if frame.f_lasti == call.at and frame.f_code is call.code and arguments[call.n_arrays :] == call.rest:
+            call.next += 1
+            call.left -= 1
+            return thread
+    thread.block.enters(thread, scope, name, arguments, meets, frame)
     return thread
 
 
