@@ -398,7 +398,7 @@ def test_refusals(pes):
             with pytest.raises((TypeError, ValueError), match=text):
                 multiply(*arguments, **options)
         product = sk.GemmReduceScatter(world, 8, 8)
-        with pytest.raises(TypeError, match="a is a list: NumPy arrays are allowed"):
+        with pytest.raises(TypeError, match="a is a builtins.list: NumPy arrays are allowed"):
             product([1], weight)
 
     pes(2).run(main)

@@ -70,3 +70,25 @@ def test_the_right_exchange_is_not_accused():
             [11, 12, 13, 10],
             [1, 2, 3, 0],
         ]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_array_that_another_rank_calls_otherwise(waits):
+    """Ranks make their arrays in different orders: what one calls inbox is the outbox of the other."""
+
+    @cuda.jit
+    def kernel(word):
+        if waits:
+            if rank() == 0:
+                wait(symm_at(word, 1), 1, "sys", "acquire", 1)
+        else:
+            symm_at(word, 1)[0] = rank()
+
+    def run(world):
+        names = ("inbox", "outbox") if world.rank == 0 else ("outbox", "inbox")
+        first, _ = sk.signals(1, names[0]), sk.signals(1, names[1])
+        kernel[1, 1, world.stream](first)
+        world.synchronize()
+
+    with pytest.raises((RaceError, sk.emu.DeadlockError), match=r"\(rank 1 calls this array outbox\)"):
+        spmd(2, run, races=True)

@@ -11,7 +11,7 @@ from .aliases import AliasedStore
 from .clock import BLOCK, operation_done
 from .host_arrays import HostAccess
 from .mbarriers import Load
-from .report import place, shown_line, user_frame, who
+from .report import other_name, place, shown_line, user_frame, who
 
 # What a thread does that others may wait for.
 SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"])
@@ -62,9 +62,10 @@ class Race:
     first: Access
     second: Access
     missing: str
+    note: str = ""  # the name of the array on the other rank, if that is another one
 
     def __str__(self):
-        return f"race on {self.element}\n{self.second}\n{self.first}\n    {self.missing}"
+        return f"race on {self.element}{self.note}\n{self.second}\n{self.first}\n    {self.missing}"
 
 
 def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
@@ -86,6 +87,8 @@ def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
         _access(earlier_what, earlier),
         _access(what, access),
         pair.missing() if kind is None else _ATOMIC[kind](pair),
+        other_name(races.machine, thread.pe, at)
+        or other_name(races.machine, _thread(earlier[0].of).pe, at),
     )
     return race, pair if kind is None and pair.is_between_threads() else None
 

@@ -140,6 +140,19 @@ def place(machine, thread, at, frame=None):
     return f"memory at {at:#x} on rank {pe}"
 
 
+def other_name(machine, pe, at):
+    """" (rank 0 calls this array inbox)", if `pe` knows the symmetric memory at address `at` by another name
+    than the rank whose it is; else "" """
+    owner, offset = divmod(at - machine.memory_address, machine.heap_size)
+    if not 0 <= at - machine.memory_address < machine.memory.size or not {pe, owner} <= set(machine.heaps):
+        return ""
+    mine, theirs = (
+        next((a.name for a in machine.heaps[r].allocations if a.offset <= offset < a.offset + a.size), None)
+        for r in (pe, owner)
+    )
+    return "" if mine == theirs or theirs is None else f" (rank {owner} calls this array {theirs})"
+
+
 def _local_arrays(frame):
     """(name, array) of the shared and local arrays that the kernel, at `frame`, has in variables."""
     while frame is not None:

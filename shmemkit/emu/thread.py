@@ -13,7 +13,7 @@ from . import clusters
 from .arrays import address
 from .ints import wrap
 from .proxies import SharedArray
-from .report import place
+from .report import other_name, place
 from .scheduler import COMPARE
 from .spinning import state_of
 
@@ -86,7 +86,10 @@ class Thread(greenlet):
         self.wait_until(
             key,
             lambda: holds(item(index), value),
-            lambda: f"{place(self.block.machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}",
+            lambda: (
+                f"{place(self.block.machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}"
+                + other_name(self.block.machine, self.pe, key)
+            ),
         )
         return array[index]
 

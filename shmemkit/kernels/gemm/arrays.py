@@ -55,8 +55,7 @@ def _converted(name, x, module):
         not on_host and (isinstance(x, np.ndarray) or not getattr(x, "is_cuda", True))
     ):
         where = "NumPy arrays" if on_host else "CuPy arrays, or any with the CUDA Array Interface or DLPack,"
-        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{name} is a {kind}: {where} are allowed")
+        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}: {where} are allowed")
     x = x.detach() if hasattr(x, "detach") else x
     if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # which not all know
         torch = sys.modules["torch"]
