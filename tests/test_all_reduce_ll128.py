@@ -151,7 +151,7 @@ def exchanged(rows=2, calls=1, threads=32, words=TILE_WORDS, flags=0, first=0):
     out = np.zeros(120, "uint64")
     lines = world.zeros((2 * rows, words), "uint64", "lines")
     lines[:, 15] = flags
-    world.host_barrier()
+    world.barrier()
     exchange[1, threads, world.stream](x, out, lines[first:], rows, calls)
     world.synchronize()
     mine = np.arange(60) + 60 * world.rank

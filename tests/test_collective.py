@@ -61,12 +61,12 @@ def test_after_the_world(pes, kind):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda w: sk.AllReduce(w, 64, "mean"), "op='mean': 'sum'"),
-        (lambda w: sk.ReduceScatter(w, 64, "mean"), "op='mean': 'sum'"),
-        (lambda w: sk.Broadcast(w, 64, 2), "Broadcast: root=2: 0 to 1 are allowed"),
-        (lambda w: sk.Gather(w, 64, 1.0), "Gather: root=1.0: an integer is allowed"),
-        (lambda w: sk.AllToAll(w, "64"), "AllToAll: max_nbytes='64': an integer is allowed"),
-        (lambda w: sk.AllGather(w, 64, "magic"), "AllGather: method='magic': 'll'"),
+        (lambda w, bad: sk.AllReduce(w, 64, "mean" if bad else "sum"), "op='mean': 'sum'"),
+        (lambda w, bad: sk.ReduceScatter(w, 64, "mean" if bad else "sum"), "op='mean': 'sum'"),
+        (lambda w, bad: sk.Broadcast(w, 64, 2 * bad), "Broadcast: root=2: 0 to 1 are allowed"),
+        (lambda w, bad: sk.Gather(w, 64, 1.0 if bad else 1), "Gather: root=1.0: an integer is allowed"),
+        (lambda w, bad: sk.AllToAll(w, "64" if bad else 64), "AllToAll: max_nbytes='64': an integer is"),
+        (lambda w, bad: sk.AllGather(w, 64, "magic" if bad else "ll"), "AllGather: method='magic': 'll'"),
     ],
 )
 def test_what_one_rank_refuses_all_do(pes, wrong, message):
@@ -75,7 +75,7 @@ def test_what_one_rank_refuses_all_do(pes, wrong, message):
     def main():
         world = sk.init()
         with pytest.raises((TypeError, ValueError), match=message if world.rank else f"rank 1: .*{message}"):
-            wrong(world) if world.rank else sk.AllReduce(world, 64)
+            wrong(world, world.rank)
         assert world.host_allgather(world.rank) == [0, 1]
 
     pes(2).run(main)

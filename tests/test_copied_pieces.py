@@ -34,12 +34,13 @@ def copied(calls=1, first=PATTERN, piece=0, at=0):
     x[2:4] += np.array(piece, "uint64")
     lines = world.zeros((6,), "uint64", "lines")
     lines.reshape(-1, 2)[:] = first
-    world.host_barrier()
+    world.barrier()
     there = world.peer_view(lines, 1 - world.rank)
     copy = world.backend.copy_pieces(there, x.view("uint8"), PATTERN)
     for _ in range(calls):
         copy(world.stream)
         take[1, 1, world.stream](out, lines)
+    world.barrier()
     world.synchronize()
     assert (out == np.arange(6) + 100 * (1 - world.rank)).all()
     assert (lines.reshape(-1, 2) == PATTERN).all()

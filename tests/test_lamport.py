@@ -114,8 +114,9 @@ def swapped(calls=1, halves=2, places=4, first=(LOW, HIGH), data=0):
     x[2:] += np.uint64(data)
     lines = world.zeros((2 * places,), "uint64", "lines")
     lines.reshape(-1, 2)[:] = first
-    world.host_barrier()
+    world.barrier()
     swap[1, 1, world.stream](x, out, lines, calls, halves)
+    world.barrier()
     world.synchronize()
     assert (out[:2] == np.arange(2) + 1000 * (1 - world.rank)).all()
     assert (lines.reshape(-1, 2) == (LOW, HIGH)).all()  # empty again
@@ -187,7 +188,7 @@ def test_half_a_pattern_is_a_piece(pes):
         world = sk.init()
         lines, out = world.zeros((4,), "uint64", "lines"), np.zeros(4, "uint64")
         lines[:] = LOW, HIGH, LOW, HIGH
-        kernel[1, 1](lines, out)
+        kernel[1, 1, world.stream](lines, out)
         world.synchronize()
         assert out.tolist() == [LOW, 0, 0, HIGH]
 

@@ -33,7 +33,7 @@ def swapped(calls=1, threads=32, tiles=4, flags=0, first=0):
     x, out = np.arange(120, dtype="uint64") + 1000 * world.rank, np.zeros(120, "uint64")
     lines = world.zeros((tiles * TILE_WORDS,), "uint64", "lines")
     lines[15::16] = flags
-    world.host_barrier()
+    world.barrier()
     swap[1, threads, world.stream](x, out, lines, calls, first)
     world.synchronize()
     assert (out == np.arange(120) + 1000 * (1 - world.rank)).all()

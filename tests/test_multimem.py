@@ -228,7 +228,8 @@ def test_packed_for_all_and_passed_on_to_all(pes, form, dtype, size):
         world = sk.init()
         x, out = np.arange(1, size + 1).astype(dtype), np.zeros(size + 1, dtype)
         lines = sk.zeros((2, ll_words(x.nbytes)), "uint64")
-        kernel[1, 20](world.multicast_view(lines), lines, x, out[:size], 1 << 32 | 5)
+        kernel[1, 20, world.stream](world.multicast_view(lines), lines, x, out[:size], 1 << 32 | 5)
+        world.barrier()
         assert (out[:size] == x).all() and out[size] == 0
         return np.unique(lines >> np.uint64(32)).tolist()
 
@@ -274,7 +275,8 @@ def test_a_flag_that_a_rank_has_already(pes, passed_on, held_by):
 
     def main():
         world = sk.init()
-        lines = sk.full(2, 5 << 32 if world.rank == held_by or passed_on and world.rank == 0 else 0, "uint64")
+        has_it = world.rank == held_by or passed_on and world.rank == 0
+        lines = sk.full(2, 5 << 32 | world.rank if has_it else 0, "uint64")  # with other data
         kernel[1, 1, world.stream](world.multicast_view(lines), lines, np.ones(8, "uint8"))
         world.barrier()
         assert (lines >> np.uint64(32) == 5).all()

@@ -174,7 +174,8 @@ class Participation:
         names = code.co_varnames[: code.co_argcount]
         call = Call(name, scope, names, arguments, meets, first, min(first + n, self.n_threads), frame)
         for other in self.open:
-            if other.meets and other.lacks(i) and (other.scope == scope or other.scope == "block"):
+            waits = other.meets and other.lacks(i)  # for this thread, which may come to it after this call
+            if waits and (other.scope == scope or not all(map(other.lacks, range(call.first, call.end)))):
                 call.takes(i)
                 self.open.append(call)
                 raise self._of_call(other, thread, f"{self._me(thread)} is in {name}() instead", other=call)

@@ -45,6 +45,23 @@ def test_copy_by_the_first_warp(correct):
     return lambda world: result(world, kernel[1, 40], zeros()[:16], out=4)
 
 
+@fault(EmulatorError, "wait_warp(): all threads of the warp", "wait_block", right=[[1] * 2], pes=1)
+def test_a_warp_waits_before_the_block(correct):
+    """One warp waits for a signal of its own before it comes to the wait of the block, where the other is
+    already; half of it does not."""
+
+    @cuda.jit
+    def kernel(signals, out):
+        t = cuda.threadIdx.x
+        if t < (32 if correct else 16):
+            wait_warp(signals, 1, "sys", "acquire", 0)
+        wait_block(signals[1:], 1, "sys", "acquire", 0)
+        if t % 32 == 0:
+            out[t // 32] = 1
+
+    return lambda world: result(world, kernel[1, 64], sk.signals(2), out=2)
+
+
 @fault(
     EmulatorError, "copy_warp(): all threads of the warp", "src=", "not 16 bytes from", right=[[0] * 4], pes=1
 )
