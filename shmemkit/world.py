@@ -354,7 +354,7 @@ class World(SymmetricMemory):
     def locate(self, address):
         """-> (name, index, rank) of the element of a symmetric array that is at `address`, as kernels of this
         rank see it, or (None, None, None). GPUs only."""
-        if self.backend.name == "emulator":
+        if not hasattr(self.backend, "locate"):
             raise RuntimeError("locate: of GPUs only; the emulator's errors name the arrays by themselves")
         rank, found = self.backend.locate(address, self._find)
         return (None, None, None) if found is None else (*found, rank)

@@ -98,9 +98,8 @@ def wait_warp(signals, n, scope, semantic, value, compare="ge"):
     signals.
     """
     thread = group_thread("warp", "wait_warp", signals, n, scope, semantic, value, compare)
-    return _share(
-        "wait_warp", thread.lane, thread.warp_size(), signals, n, scope, semantic, value, compare, "warp"
-    )
+    step = thread.warp_size()
+    return _share("wait_warp", thread, thread.lane, step, signals, n, scope, semantic, value, compare, "warp")
 
 
 @gpu(wait_warp)
@@ -116,9 +115,8 @@ def wait_block(signals, n, scope, semantic, value, compare="ge"):
     the calling thread itself has read, and `value` to threads that have read none.
     """
     thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
-    return _share(
-        "wait_block", thread.thread_id, thread.n_threads, signals, n, scope, semantic, value, compare, "block"
-    )
+    first, step = thread.thread_id, thread.n_threads
+    return _share("wait_block", thread, first, step, signals, n, scope, semantic, value, compare, "block")
 
 
 @gpu(wait_block)
@@ -126,11 +124,10 @@ def _(signals, n, scope, semantic, value, compare="ge"):
     return _wait_on_gpu("wait_block", "block", signals, n, scope, semantic, value, compare)
 
 
-def _share(primitive, first, step, signals, n, scope, semantic, value, compare, group):
+def _share(primitive, thread, first, step, signals, n, scope, semantic, value, compare, group):
     """In the emulator: wait for every step-th signal, then meet."""
     if (scope, semantic, compare) not in _WAITS:
         _explain_wait(primitive, scope, semantic, compare)
-    thread = current_thread(primitive)
     mine, seen = range(first, n, step), value
     if mine:
         check_emulated_words(primitive, "signals", signals)

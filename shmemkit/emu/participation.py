@@ -151,7 +151,7 @@ class Participation:
                 if n is None or arguments[n:] != call.rest:
                     if call.has(arguments):
                         break
-                elif i & 7 and i > 7 or call.has(arguments):  # arrays take long: those of some threads
+                elif i & 31 and i > 7 or call.has(arguments):  # arrays take long: those of some threads
                     break
         else:
             call = self._opened(thread, scope, name, arguments, meets, frame)

@@ -17,6 +17,7 @@ from .report import other_name, place
 from .scheduler import COMPARE
 from .spinning import state_of
 
+_getframe = sys._getframe
 LOOKS = 256  # places that a thread remembers having looked at
 
 
@@ -402,12 +403,16 @@ def address_of(array, index):
 def group_thread(scope, name, *arguments, meets=True):
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
-    thread, frame = getcurrent(), sys._getframe(2)
-    call = thread.block.only if isinstance(thread, Thread) else current_thread(name)
-    if call is not None and call.next == thread.thread_id and thread.thread_id & 7 and call.left > 1:
-        # As the thread before; so it is mostly.
+    thread, frame = getcurrent(), _getframe(2)
+    try:
+        call, i = thread.block.only, thread.thread_id
+    except AttributeError:
+        current_thread(name)  # says where it may be called
+        raise
+    # Mostly it is as the thread before.
+    if call is not None and call.next == i and i & 31 and i > 7 and call.left > 1:
         if frame.f_lasti == call.at and frame.f_code is call.code and arguments[call.n_arrays :] == call.rest:
-            call.next += 1
+            call.next = i + 1
             call.left -= 1
             return thread
     thread.block.enters(thread, scope, name, arguments, meets, frame)
