@@ -61,7 +61,8 @@ def bind(
     cluster       blocks per cluster, like grid; the grid must be a multiple of it in each direction
     cooperative   launch cooperatively, as kernels with Numba's grid.sync() are anyway; implies co_resident
     co_resident   the kernel's blocks wait for each other: refuse a grid that does not fit on the GPU all at
-                  once (what else runs there is not taken into account). On the emulator every grid fits
+                  once (what else runs there is not taken into account). The emulator starts the blocks that
+                  fit, and reports a wait for one that could not start
     pdl           programmatic dependent launch: the kernel's blocks may begin while the kernel before on the
                   stream still runs, if that calls griddepcontrol_launch_dependents(); so all threads must
                   call griddepcontrol_wait(), before they touch what it does. Not for cooperative launches.

@@ -367,15 +367,15 @@ class Participation:
 
     def _state(self, thread, current, at_barrier):
         if thread is current and (line := kernel_line(sys._getframe())) is not None:
-            return "came to", line
+            return "is at", line
         if thread.dead or thread is current:
             return "returned", None
         if not thread:
-            return "did not begin yet", None
+            return "has not started yet", None
         line = kernel_line(thread.gr_frame)
         if thread in at_barrier:
             return "waited in a barrier of the block", line
-        return (f"waited for {thread.why()}" if thread.why else "still ran"), line
+        return (f"waited for {thread.why()}" if thread.why else "still runs"), line
 
 
 def _site(frame, kernel):
