@@ -95,7 +95,10 @@ class Collectives:
         if not 0 <= root < len(pes):
             raise ValueError(f"broadcast: root={root}: the team has members 0 to {len(pes) - 1}")
         call = f"broadcast(root={root}) of {_described(src)}"
-        pull = lambda peer: copy(dst, peer(src, pes[root]), "broadcast")  # noqa: E731
+
+        def pull(peer):
+            copy(dst, peer(src, pes[root]), "broadcast")
+
         self._pull(thread, pes, call, dst, src, pull, [pes[root]])
 
     def fcollect(self, thread, pes, dst, src):
