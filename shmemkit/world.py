@@ -3,6 +3,7 @@ emulator."""
 
 import ctypes
 import importlib.util
+import io
 import math
 import os
 import sys
@@ -231,6 +232,52 @@ class World(SymmetricMemory):
         work. Collective."""
         self._check_alive("host_allgather")
         return self._meet("host_allgather", value)
+
+    def print(self, *values, ranks=None, sep=" ", end="\n", file=None, flush=True):
+        """Print the `values` of each rank, in the order of ranks. Collective.
+
+        Rank 0 prints everything: the lines of different ranks cannot mix, whatever the MPI does with the
+        output of the ranks. Each rank makes its text of `values` as the built-in ``print`` does. It does not
+        wait for GPU work: call ``synchronize()`` before you print an array that a kernel writes.
+
+        ranks      the ranks whose values are printed: None (all), an integer, or several integers, such as
+                   a range or a list. All ranks give the same; the other ranks' values are ignored
+        sep, end   as of the built-in ``print``, on each rank
+        file       where rank 0 prints; default: its standard output
+        flush      whether rank 0 flushes `file`
+
+        A rank that is no integer is a TypeError, and a rank that does not exist a ValueError, as are ranks
+        that give different `ranks`; all ranks raise it, and nothing is printed.
+        """
+        self._check_alive("print")
+        text = io.StringIO()
+        try:
+            chosen = self._chosen(ranks)
+            if self.rank in chosen:
+                print(*values, sep=sep, end=end, file=text)
+        except (TypeError, ValueError) as error:
+            chosen = error  # all ranks raise it
+        answers = self._meet("print", (chosen, text.getvalue()))
+        for rank, (theirs, _) in enumerate(answers):
+            if not isinstance(theirs, Exception) and theirs != answers[0][0]:
+                theirs = ValueError(
+                    f"print: ranks is not the same on ranks 0 and {rank}. All ranks must give the same ranks"
+                )
+            if isinstance(theirs, Exception):
+                theirs.shown_by = rank
+                raise theirs
+        if self.rank == 0:
+            print(*(text for _, text in answers), sep="", end="", file=file, flush=flush)
+
+    def _chosen(self, ranks):
+        """The `ranks` of ``print``, in order."""
+        if ranks is None:
+            return list(range(self.n_ranks))
+        several = ranks if hasattr(ranks, "__iter__") and not isinstance(ranks, str) else [ranks]
+        chosen = sorted({integer("print", "ranks", rank) for rank in several})
+        if chosen and not 0 <= chosen[0] <= chosen[-1] < self.n_ranks:
+            raise ValueError(f"print: ranks is {ranks!r}; ranks must be from 0 to {self.n_ranks - 1}")
+        return chosen
 
     def asnumpy(self, array, stream=None):
         """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished.

@@ -76,6 +76,20 @@ def succeed(n, code, **options):
     return output
 
 
+def test_print_in_the_order_of_ranks():
+    status, output, _ = mpirun(
+        3,
+        """
+        with sk.init() as world:
+            time.sleep(0.1 * (3 - world.rank))
+            world.print("of rank", world.rank)
+            world.print("of one", ranks=2)
+        """,
+    )
+    assert status == 0, output
+    assert "of rank 0\nof rank 1\nof rank 2\nof one\n" in output
+
+
 def test_the_queue_example():
     status, output, _ = mpirun(4, "examples/01_notify_wait.py", "--inputs", "40")
     assert status == 0, output

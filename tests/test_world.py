@@ -1,5 +1,6 @@
 """The life of a World on the emulator: init, finalize, ranks and nodes, barriers."""
 
+import io
 import os
 import re
 import subprocess
@@ -466,3 +467,58 @@ def test_kernel_without_a_block_size():
 
     with pytest.raises(ValueError, match=r"add_one\[4\]: give the number of blocks and of threads"):
         sk.emu.run(main, 1)
+
+
+# ---- print
+
+
+def printed(n, *values, **options):
+    """-> what rank 0 has written, where each rank prints its rank and `values`"""
+
+    def main(world):
+        file = io.StringIO()
+        world.print(world.rank, *values, file=file, **options)
+        return file.getvalue()
+
+    first, *others = sk.emu.run(lambda: main(sk.init()), n)
+    assert others == [""] * (n - 1)
+    return first
+
+
+@pytest.mark.parametrize(
+    "ranks, expected",
+    [(None, "0123"), (2, "2"), (np.int32(3), "3"), (range(1, 3), "12"), ([3, 0], "03"), ([], "")],
+)
+def test_print_in_the_order_of_ranks(ranks, expected):
+    assert printed(4, ranks=ranks) == "".join(f"{r}\n" for r in expected)
+
+
+def test_print_has_the_options_of_the_built_in_print(capsys):
+    assert printed(2, "a", None, sep="-", end="|") == "0-a-None|1-a-None|"
+    sk.emu.run(lambda: sk.init().print("here"), 2)
+    assert capsys.readouterr().out == "here\nhere\n"
+
+
+@pytest.mark.parametrize(
+    "ranks, error, message",
+    [
+        ([4], ValueError, "print: ranks is \\[4\\]; ranks must be from 0 to 1"),
+        (-1, ValueError, "print: ranks is -1"),
+        ("01", TypeError, "print: ranks.*'01'"),
+        (1.0, TypeError, "print: ranks.*1.0"),
+        (True, TypeError, "print: ranks.*True"),
+    ],
+)
+def test_ranks_that_print_refuses(ranks, error, message):
+    """On every rank, also if only one has a mistake."""
+
+    def main(world):
+        for given in (ranks, ranks if world.rank == 1 else None):
+            with pytest.raises(error, match=message):
+                world.print("here", ranks=given)
+        with pytest.raises(ValueError, match="not the same on ranks 0 and 1"):
+            world.print("here", ranks=world.rank)
+        with pytest.raises(TypeError, match="sep must be None or a string"):
+            world.print("here", sep=1)
+
+    sk.emu.run(lambda: main(sk.init()), 2)
