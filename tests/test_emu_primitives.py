@@ -280,6 +280,26 @@ def test_wait(compare, form, n_signals):
             assert all(getattr(int(v), COMPARES[compare])(10) for v in seen.ravel()), seen
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_wait_without_a_value_waits_for_1(form):
+    waits = {"": wait, "_warp": wait_warp, "_block": wait_block}[form]
+
+    @cuda.jit
+    def kernel(signal, seen):
+        if rank() == 0:
+            waits(signal, 1, "sys", "acquire")
+            seen[cuda.threadIdx.x] = signal[0]
+        elif cuda.threadIdx.x == 0:
+            cuda.nanosleep(10)
+            notify(signal, 0, 1)
+
+    @spmd(2)
+    def main(world):
+        signal, seen = sk.signals(1), np.zeros(FORMS[form], "int64")
+        kernel[1, FORMS[form]](signal, seen)
+        assert (seen == 1 - world.rank).all()
+
+
 @pytest.mark.parametrize("compare", ComparisonType)
 def test_signal_wait_until(compare):
     @cuda.jit

@@ -224,6 +224,22 @@ def test_data_is_loaded_after_the_wait(wait, n):
     assert_lean(ptx)
 
 
+@pytest.mark.parametrize("wait", [sk.wait, sk.wait_warp, sk.wait_block], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_a_wait_without_a_value_waits_for_1(dtype, wait):
+    def written_out(signals, n):
+        wait(signals, n, "sys", "acquire", 1, "eq")
+
+    def left_out(signals, n):
+        wait(signals, n, "sys", "acquire", compare="eq")
+
+    def body(kernel):
+        lines = instructions(compile_ptx(kernel, (array(dtype), types.int64)))
+        return [line for line in lines if not line.startswith("ld.param")]  # which have the kernel's name
+
+    assert body(left_out) == body(written_out)
+
+
 @pytest.mark.parametrize("integer", INTEGERS, ids=str)
 def test_any_integer_may_count_the_signals(integer):
     def kernel(signals, n):

@@ -53,7 +53,7 @@ _zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
 # ---- wait
 
 
-def wait(signals, n, scope, semantic, value, compare="ge"):
+def wait(signals, n, scope, semantic, value=1, compare="ge"):
     """Wait until each of ``signals[0] .. signals[n - 1]`` compares to `value` as asked. -> a token
 
     signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
@@ -61,7 +61,7 @@ def wait(signals, n, scope, semantic, value, compare="ge"):
     scope     "gpu" if the notifying threads run on this GPU, "sys" if on any of the host; a literal
     semantic  "acquire": what the calling thread does afterwards sees what preceded each notify that it
               waited for; "relaxed": no ordering; a literal
-    value     converted to the signals' dtype
+    value     an integer, converted to the signals' dtype; 1 if it is left out
     compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
     ->        the value read of the last signal; for `consume_token`, or to go on by, as a tail index
 
@@ -87,11 +87,11 @@ def wait(signals, n, scope, semantic, value, compare="ge"):
 
 
 @gpu(wait)
-def _(signals, n, scope, semantic, value, compare="ge"):
+def _(signals, n, scope, semantic, value=1, compare="ge"):
     return _wait_on_gpu("wait", "thread", signals, n, scope, semantic, value, compare)
 
 
-def wait_warp(signals, n, scope, semantic, value, compare="ge"):
+def wait_warp(signals, n, scope, semantic, value=1, compare="ge"):
     """`wait` by a whole warp: its threads share the n signals, then meet as at ``cuda.syncwarp()``.
 
     All threads of the warp call it with the same arguments; afterwards each of them has acquired all n
@@ -103,11 +103,11 @@ def wait_warp(signals, n, scope, semantic, value, compare="ge"):
 
 
 @gpu(wait_warp)
-def _(signals, n, scope, semantic, value, compare="ge"):
+def _(signals, n, scope, semantic, value=1, compare="ge"):
     return _wait_on_gpu("wait_warp", "warp", signals, n, scope, semantic, value, compare)
 
 
-def wait_block(signals, n, scope, semantic, value, compare="ge"):
+def wait_block(signals, n, scope, semantic, value=1, compare="ge"):
     """`wait` by a whole block: its threads share the n signals (one: thread 0), then meet as at syncthreads.
 
     All threads of the block call it with the same arguments; afterwards each of them has acquired all n
@@ -120,7 +120,7 @@ def wait_block(signals, n, scope, semantic, value, compare="ge"):
 
 
 @gpu(wait_block)
-def _(signals, n, scope, semantic, value, compare="ge"):
+def _(signals, n, scope, semantic, value=1, compare="ge"):
     return _wait_on_gpu("wait_block", "block", signals, n, scope, semantic, value, compare)
 
 
@@ -167,12 +167,12 @@ def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
 
     if is_one(n) and group == "thread":
 
-        def impl(signals, n, scope, semantic, value, compare="ge"):
+        def impl(signals, n, scope, semantic, value=1, compare="ge"):
             return poll(element_address(signals, 0), dtype(value))
 
     elif is_one(n):
 
-        def impl(signals, n, scope, semantic, value, compare="ge"):
+        def impl(signals, n, scope, semantic, value=1, compare="ge"):
             seen = dtype(value)
             if number() == 0:
                 seen = poll(element_address(signals, 0), seen)
@@ -181,7 +181,7 @@ def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
 
     else:
 
-        def impl(signals, n, scope, semantic, value, compare="ge"):
+        def impl(signals, n, scope, semantic, value=1, compare="ge"):
             wanted = seen = dtype(value)
             # Not range(): its length is a 64-bit division.
             i, end, step = number(), types.int64(n), count()
