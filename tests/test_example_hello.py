@@ -13,7 +13,7 @@ HELLO = ROOT / "examples" / "00_hello.py"
 
 
 def test_it_prints_what_it_says(capsys):
-    expected = re.search(r"alike it prints\n\n(.*?)\n\"", HELLO.read_text(), re.S)[1]
+    expected = re.search(r"alike it prints\n\n(.*?)\"\"\"", HELLO.read_text(), re.S)[1]
     assert emulate(["-n", "4", "--races", str(HELLO)]) == 0
     assert capsys.readouterr().out == textwrap.dedent(expected)
 
