@@ -1,4 +1,4 @@
-"""``python -m shmemkit``: the command line."""
+"""``shmemkit`` and ``python -m shmemkit``: the command line."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from . import __version__, doctor
 
 def main(arguments=None):
     """Runs the command that `arguments` (default sys.argv[1:]) name. -> exit status."""
-    parser = argparse.ArgumentParser(prog="python -m shmemkit", description="SHMEM kernels in Python.")
+    parser = argparse.ArgumentParser(prog="shmemkit", description="SHMEM kernels in Python.")
     parser.add_argument("--version", action="version", version=f"shmemkit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     commands.add_parser(
