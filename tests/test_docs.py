@@ -41,7 +41,13 @@ def test_readme_program(program):
 
 COMPLETE = [
     pytest.param(program, id=f"{page}-{i}")
-    for page in ("docs/emulator.md", "docs/host.md", "docs/launching.md", "docs/primitives.md")
+    for page in (
+        "docs/emulator.md",
+        "docs/host.md",
+        "docs/launching.md",
+        "docs/primitives.md",
+        "docs/triton_distributed.md",
+    )
     for i, program in enumerate(programs(page, "import shmemkit"))
 ]
 

@@ -47,7 +47,7 @@ def literal_choice(primitive, name, given, allowed):
         value = given.value
     elif isinstance(given, types.Literal):
         value = given.literal_value
-    elif not isinstance(given, str):
+    elif not isinstance(given, (str, int)):  # as a default is given
         raise TypingError(
             f"{primitive}(): {name} must be written out in the call, as {' or '.join(map(repr, allowed))}: "
             f"it decides which instruction is compiled; given a variable of type {given}"

@@ -14,7 +14,7 @@ from .arrays import address
 from .errors import EmulatorError
 from .meeting import Meeting
 from .race_report import line_of
-from .report import kernel_line, place, shown_line, threads_shown, who
+from .report import is_kernel_code, kernel_line, place, shown_line, threads_shown, who
 
 WARPGROUP = 128
 
@@ -143,7 +143,9 @@ class Participation:
 
     # -- calls of a whole warp, warpgroup or block
     def enters(self, thread, scope, name, arguments, meets, frame):
-        """`thread` makes the call at `frame`."""
+        """`thread` makes the call at `frame`, or calls there what makes it for it."""
+        while not is_kernel_code(frame) and frame.f_back is not None:
+            frame = frame.f_back
         i = thread.thread_id
         for call in self.open:
             if call.name == name and call.lacks(i):

@@ -17,7 +17,10 @@ from .errors import UseAfterFreeError
 
 MAX_LINES = 40  # of a deadlock report, per rank
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_HIDDEN = tuple(os.path.join(_PACKAGE, part) for part in ("emu" + os.sep, "device" + os.sep, "__init__.py"))
+_HIDDEN = (
+    *(os.path.join(_PACKAGE, folder, "") for folder in ("compat", "device", "emu")),
+    os.path.join(_PACKAGE, "__init__.py"),
+)
 _LIBRARIES = (_PACKAGE + os.sep, os.path.dirname(np.__file__) + os.sep)
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
