@@ -92,10 +92,9 @@ def main():
             if len(wrong):
                 # Raised, not sys.exit: it ends the other ranks too, which would wait for this one.
                 raise RuntimeError(f"repeat {repeat}: {len(wrong)} wrong elements, first {tuple(wrong[0])}")
-        print(
+        world.print(
             f"rank {world.rank} of {world.n_ranks} ({world.backend.name}): {repeats} repeats of "
-            f"{n_inputs} x {BLOCK_SIZE} float32 from rank {previous}: passed",
-            flush=True,
+            f"{n_inputs} x {BLOCK_SIZE} float32 from rank {previous}: passed"
         )
 
 

@@ -30,7 +30,6 @@ import numpy as np
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 from shmemkit.device import (
     copy_block,
     ll_pack_block,
@@ -94,7 +93,7 @@ def main():
     options = parser.parse_args()
 
     with sk.init() as world:
-        n, size, xp, clock = world.n_ranks, options.size, world.xp, Clock(world)
+        n, size, xp, timer = world.n_ranks, options.size, world.xp, sk.Timer(world)
         data = np.random.default_rng(0).standard_normal((CALLS, n, size), "float32")
         inputs, outputs = xp.asarray(data[:, world.rank]), xp.empty((CALLS, n, size), "float32")
         inbox, arrived = sk.empty((2, n, size), "float32", "inbox"), sk.signals(n, "arrived")
@@ -106,8 +105,7 @@ def main():
             bound = sk.bind(kernel, n, 256, (inputs[0], outputs[0], *args), co_resident=True)
             return lambda x, out: bound.with_args(x, out, *args)()
 
-        if world.rank == 0:
-            print(f"{n} ranks ({world.backend.name}), {size} float32 of each", flush=True)
+        world.print(f"{n} ranks ({world.backend.name}), {size} float32 of each", ranks=0)
         ways = {"push": by(push, inbox, arrived), "ll": by(ll, lines)}
         ways["sk.AllGather"] = sk.AllGather(world, data[0].nbytes)
         for name, gather in ways.items():
@@ -118,11 +116,9 @@ def main():
             if wrong:
                 raise RuntimeError(f"{name}: {wrong} wrong elements on rank {world.rank}")
             if world.backend.name != "emulator":
-                replay = clock.capture(lambda g=gather: g(inputs[0], outputs[0]), 20)
-                note = f", {clock.time(replay, 20):.1f} us"
-            world.host_barrier()
-            if world.rank == 0:
-                print(f"{name}: passed{note}", flush=True)
+                us = timer(lambda g=gather: g(inputs[0], outputs[0]))
+                note = f", {us:.1f} us"
+            world.print(f"{name}: passed{note}", ranks=0)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ import numpy as np
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
@@ -72,12 +71,6 @@ def all_gather_2d(out, arrived, local_size):
                 signal_wait_until(arrived[k:], GE, 1)
 
 
-def time_of(world, call):
-    """Microseconds, as the bench measures them: 20 calls in a CUDA graph."""
-    clock = Clock(world)
-    return clock.time(clock.capture(call, 20), 20)
-
-
 def main():
     parser = argparse.ArgumentParser(description="All-gather over several nodes, real or logical ones.")
     parser.add_argument("--size", type=int, default=1000, help="float32 of each rank (1000)")
@@ -92,13 +85,10 @@ def main():
             wrong = int((world.asnumpy(out) != expected).sum())
             if wrong:
                 raise RuntimeError(f"{what}: {wrong} wrong elements on rank {world.rank}")
-            world.host_barrier()
-            if world.rank == 0:
-                print(f"{what}: passed{note}", flush=True)
+            world.print(f"{what}: passed{note}", ranks=0)
 
-        if world.rank == 0:
-            nodes = f"{world.n_nodes} nodes of {world.local_size} ranks ({world.backend.name})"
-            print(f"{nodes}, {size} float32 of each rank", flush=True)
+        nodes = f"{world.n_nodes} nodes of {world.local_size} ranks ({world.backend.name})"
+        world.print(f"{nodes}, {size} float32 of each rank", ranks=0)
         out, arrived = sk.zeros((n, size), name="out"), sk.signals(n, "arrived")
         out[world.rank] = x
         all_gather_2d[(world.local_size, world.n_nodes), 256, world.stream](out, arrived, world.local_size)
@@ -109,7 +99,8 @@ def main():
             gather = sk.AllGather(world, n * x.nbytes, method)
             gathered, note = gather(x), ""
             if world.backend.name != "emulator":
-                note = f", {time_of(world, lambda g=gather, y=gathered: g(x, y)):.1f} us"
+                us = sk.Timer(world)(lambda g=gather, y=gathered: g(x, y))
+                note = f", {us:.1f} us"
             report(f"sk.AllGather, {method!r}", gathered, note)
             gather.free()
 

@@ -41,7 +41,6 @@ import numpy as np
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
@@ -117,7 +116,7 @@ def main():
     options = parser.parse_args()
 
     with sk.init() as world:
-        n, size, xp, clock = world.n_ranks, options.size, world.xp, Clock(world)
+        n, size, xp, timer = world.n_ranks, options.size, world.xp, sk.Timer(world)
         chunks = -(-size // options.chunk)
         # Whole numbers, not large: their sums are exact, in whatever order they are added.
         data = np.random.default_rng(0).integers(0, 1000, (CALLS, n, size)).astype("float32")
@@ -129,9 +128,8 @@ def main():
         # A block waits for the other ranks: co_resident makes sure that all blocks run at once.
         bound = sk.bind(ring_all_reduce, options.blocks, 64, (inputs[0], outputs[0], *args), co_resident=True)
 
-        if world.rank == 0:
-            blocks = f"{chunks} chunks in {options.blocks} blocks"
-            print(f"{n} ranks ({world.backend.name}), {size} float32, {blocks}", flush=True)
+        blocks = f"{chunks} chunks in {options.blocks} blocks"
+        world.print(f"{n} ranks ({world.backend.name}), {size} float32, {blocks}", ranks=0)
         ways = {
             "ring": lambda x, out: bound.with_args(x, out, *args)(),
             "sk.AllReduce": sk.AllReduce(world, expected[0].nbytes),
@@ -144,11 +142,9 @@ def main():
             if wrong:
                 raise RuntimeError(f"{name}: {wrong} wrong elements on rank {world.rank}")
             if world.backend.name != "emulator":
-                replay = clock.capture(lambda r=reduce: r(inputs[0], outputs[0]), 20)
-                note = f", {clock.time(replay, 20):.1f} us"
-            world.host_barrier()
-            if world.rank == 0:
-                print(f"{name}: passed{note}", flush=True)
+                us = timer(lambda r=reduce: r(inputs[0], outputs[0]))
+                note = f", {us:.1f} us"
+            world.print(f"{name}: passed{note}", ranks=0)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ import numpy as np
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 
 CALLS = 3  # one after the other, without a wait of the host
 
@@ -72,7 +71,7 @@ def main():
     options = parser.parse_args()
 
     with sk.init() as world:
-        n, xp, clock = world.n_ranks, world.xp, Clock(world)
+        n, xp = world.n_ranks, world.xp
         n_experts, shape = n * options.experts, (CALLS, options.tokens, options.hidden)
         rng = np.random.default_rng(world.rank)
         x = rng.standard_normal(shape, "float32")
@@ -83,12 +82,11 @@ def main():
         ep = sk.ExpertParallel(world, *shape[1:], n_experts, options.top_k, "float32")
         rows, counts, _ = ep.received
         layer = sk.bind(run_experts, (4, options.experts), 64, (rows, counts, mine))
-        if world.rank == 0:
-            print(
-                f"{n} ranks ({world.backend.name}), {options.tokens} tokens of {options.hidden} float32 "
-                f"each, {options.top_k} of {n_experts} experts for a token",
-                flush=True,
-            )
+        world.print(
+            f"{n} ranks ({world.backend.name}), {options.tokens} tokens of {options.hidden} float32 "
+            f"each, {options.top_k} of {n_experts} experts for a token",
+            ranks=0,
+        )
 
         inputs, outputs = xp.asarray(x), xp.empty(shape, "float32")
         routes = [route(xp, xp.asarray(of_call), options.top_k) for of_call in logits]
@@ -108,11 +106,9 @@ def main():
                 ep.dispatch(inputs[0], *routes[0])
                 ep.combine(rows, outputs[0])
 
-            note = f", {clock.time(clock.capture(both, 20), 20):.1f} us"
-        world.host_barrier()
-        if world.rank == 0:
-            print("tokens of each expert:", *load)
-            print(f"sk.ExpertParallel: passed{note}", flush=True)
+            note = f", {sk.Timer(world)(both):.1f} us"
+        world.print("tokens of each expert:", *load, ranks=0)
+        world.print(f"sk.ExpertParallel: passed{note}", ranks=0)
 
 
 if __name__ == "__main__":

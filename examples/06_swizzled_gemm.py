@@ -32,7 +32,6 @@ import numpy as np
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 from shmemkit.device.swizzle import grouped, order_of, rank_rotated, reduce_scatter, row_major
 from shmemkit.kernels.gemm import Sm80, gpu_of
 from shmemkit.kernels.gemm.problem import Problem
@@ -100,7 +99,7 @@ def main():
         emulated, xp = world.backend.name == "emulator", world.xp
         size = options.size or (128 if emulated else 8192)
         tile = Tile(64, 64, 32, 3, 2, 2) if emulated else Tile(128, 256, 64, 4, 2, 4)
-        rng, clock, gpu = xp.random.default_rng(world.rank), Clock(world, 5), gpu_of(world)
+        rng, timer, gpu = xp.random.default_rng(world.rank), sk.Timer(world), gpu_of(world)
         a, b = (rng.standard_normal((size, size), dtype="float32").astype("float16") for _ in range(2))
         expected = a[:64].astype("float32") @ b.astype("float32")
         for name, order in orders(options.rank, options.ranks, max(1, 2048 // tile.m)).items():
@@ -111,7 +110,7 @@ def main():
             world.synchronize()
             assert float(abs(out[:64].astype("float32") - expected).max()) < 1, name
             if not emulated:
-                us = clock.time(clock.capture(product, 5), 5)
+                us = timer(product, 5)
                 print(f"{name:14} {us:8.1f} us, {2e-6 * size**3 / us:.0f} TFLOP/s", flush=True)
         print(f"products of {size}x{size}x{size} in {len(pictures)} orders: passed")
 

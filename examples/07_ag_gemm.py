@@ -41,7 +41,6 @@ import ml_dtypes
 import numpy as np
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 
 
 def main():
@@ -58,9 +57,11 @@ def main():
         rows = options.rows or (16 if emulated else 2048)
         hidden = options.hidden or (64 if emulated else 4096)
         columns = hidden // 2, hidden // 4, hidden // 4  # of a rank: fewer of k and v, as in Llama 3
-        if world.rank == 0:
-            print(f"{n} ranks ({world.backend.name}), {rows} rows of {hidden} bfloat16 each, ", end="")
-            print("q, k and v of {}, {} and {} columns each".format(*columns), flush=True)
+        world.print(
+            f"{n} ranks ({world.backend.name}), {rows} rows of {hidden} bfloat16 each,",
+            "q, k and v of {}, {} and {} columns each".format(*columns),
+            ranks=0,
+        )
 
         def random(seed, *shape):
             values = xp.random.default_rng(seed).standard_normal(shape, dtype="float32")
@@ -75,8 +76,7 @@ def main():
             try:
                 ag_gemm = sk.AllGatherGemm(world, n * x.nbytes, method)
             except ValueError as refusal:  # on all ranks: the first two are for GPUs of the Hopper generation
-                if world.rank == 0:
-                    print(f"{method}: {refusal}", flush=True)
+                world.print(f"{method}: {refusal}", ranks=0)
                 continue
             outs = tuple(xp.full((n * rows, c), np.nan, ml_dtypes.bfloat16) for c in columns)
             world.synchronize()
@@ -89,12 +89,8 @@ def main():
             for out, want in zip(outs, wanted, strict=True):
                 error = float(xp.linalg.norm(out.astype("float32") - want) / xp.linalg.norm(want))
                 assert error < 1e-2, f"rank {world.rank}: relative error {error}"
-            clock, took = Clock(world), ""
-            if not emulated:
-                took = f", {clock.time(clock.capture(call, 5), 5):.1f} us"
-            world.host_barrier()
-            if world.rank == 0:
-                print(f"{method}: passed{took}", flush=True)
+            took = "" if emulated else f", {sk.Timer(world)(call, 5):.1f} us"
+            world.print(f"{method}: passed{took}", ranks=0)
             ag_gemm.free()
 
 

@@ -38,7 +38,6 @@ import argparse
 import ml_dtypes
 
 import shmemkit as sk
-from shmemkit.bench.timing import Clock
 
 
 def main():
@@ -56,9 +55,8 @@ def main():
         if tokens < 1 or tokens % n:
             raise SystemExit(f"--tokens {tokens}: {n}, the ranks, or a multiple of it is allowed")
         inside = hidden if emulated else 14336 // n // 8 * 8  # columns of a rank between the layers
-        if me == 0:
-            of_all = f"{tokens} tokens, {hidden} hidden, {n * inside} inside, bfloat16"
-            print(f"{n} ranks ({world.backend.name}): {of_all}", flush=True)
+        of_all = f"{tokens} tokens, {hidden} hidden, {n * inside} inside, bfloat16"
+        world.print(f"{n} ranks ({world.backend.name}): {of_all}", ranks=0)
 
         def random(seed, *shape):
             values = xp.random.default_rng(seed).standard_normal(shape, dtype="float32")
@@ -68,12 +66,8 @@ def main():
             world.synchronize()
             error = float(xp.linalg.norm(out.astype("float32") - wanted) / xp.linalg.norm(wanted))
             assert error < 2e-2, f"rank {me}: {name}: relative error {error}"
-            clock, took = Clock(world), ""
-            if not emulated:
-                took = f", {clock.time(clock.capture(call, 5), 5):.1f} us"
-            world.host_barrier()
-            if me == 0:
-                print(f"{name}: passed{took}", flush=True)
+            took = "" if emulated else f", {sk.Timer(world)(call, 5):.1f} us"
+            world.print(f"{name}: passed{took}", ranks=0)
 
         rows = slice(me * tokens // n, (me + 1) * tokens // n)
         x = random(0, tokens, hidden)
@@ -92,8 +86,7 @@ def main():
             try:
                 gemm_rs = sk.GemmReduceScatter(world, tokens, hidden, method=method)
             except ValueError as refusal:  # on all ranks, as where they are not GPUs of the Hopper generation
-                if me == 0:
-                    print(f"{name}: {refusal}", flush=True)
+                world.print(f"{name}: {refusal}", ranks=0)
                 continue
 
             def mlp(gemm_rs=gemm_rs):

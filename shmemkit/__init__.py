@@ -27,6 +27,7 @@ _HOMES = {
     ),
     "bind": "launch",
     **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),
+    "Timer": "timer",
     **dict.fromkeys(("RankTimeout", "SignalTimeout", "WaitRecord"), "timeouts"),
     **dict.fromkeys(("World", "current", "init"), "world"),
 }

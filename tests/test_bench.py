@@ -15,7 +15,7 @@ from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
 from shmemkit import tuning
-from shmemkit.bench import cases, first_launch, launch, report, results, timing
+from shmemkit.bench import cases, first_launch, launch, report, results
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
 from shmemkit.bench.refusal import Refused, agreed, allocated
@@ -118,14 +118,14 @@ def test_without_memory_nothing_is_left():
     sk.emu.run(main, 2, heap_size=1 << 20)
 
 
-# ---- the clock
+# ---- the timer
 
 
 @pytest.mark.parametrize(("n_bytes", "iters"), [(8, 20), (4 << 20, 20), ((4 << 20) + 1, 5)])
 def test_iterations(n_bytes, iters):
     world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
-    assert timing.Clock(world).iters(n_bytes) == iters and timing.Clock(world).replays == 20
-    assert timing.Clock(world, 7, 3).iters(n_bytes) == 7 and timing.Clock(world, 7, 3).replays == 3
+    assert sk.Timer(world).iters_for(n_bytes) == iters and sk.Timer(world).replays == 20
+    assert sk.Timer(world, 7, 3).iters_for(n_bytes) == 7 and sk.Timer(world, 7, 3).replays == 3
 
 
 class FakeGpu:
@@ -201,11 +201,52 @@ class _Event:
 )
 def test_time_is_the_median_of_the_replays_and_the_maximum_of_the_ranks(durations, us):
     gpu = FakeGpu(0, durations)  # milliseconds per replay of 4 calls, the first of which is not timed
-    clock = timing.Clock(gpu, 4, 3)
-    replay = clock.capture(gpu.call, 4)
+    timer = sk.Timer(gpu, 4, 3)
+    replay = timer.capture(gpu.call, 4)
     assert gpu.log == []
-    assert clock.time(replay, 4) == us
+    assert timer.time(replay, 4) == us
     assert gpu.log == ["synchronize", "barrier", 4, 4, 4, 4, "synchronize"]
+
+
+def test_a_call_is_timed_by_its_own():
+    """It has run once before, as its kernels must be compiled, and is then captured."""
+    gpu, calls = FakeGpu(0, [900, 1, 2, 90]), []
+
+    def call():
+        calls.append(gpu.captured)
+        if gpu.captured is not None:
+            gpu.call()
+
+    assert sk.Timer(gpu, replays=3)(call, iters=2) == 1000
+    assert calls == [None, 0, 1]
+
+
+def test_a_timer_on_the_emulator():
+    """It is the same number on all ranks, and calls are few."""
+
+    def main():
+        world, calls = sk.init(), []
+        us = sk.Timer(world)(lambda: calls.append(world.barrier()))
+        assert us > 0 and len(calls) == 2 and set(world.host_allgather(us)) == {us}
+        sk.Timer(world, iters=3, replays=2)(lambda: calls.append(world.barrier()))
+        assert len(calls) == 2 + 1 + 3 * 2
+
+    sk.emu.run(main, 2)
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda world: sk.Timer(world, iters=0), ValueError, "Timer: iters is 0; it must be 1 or more"),
+        (lambda world: sk.Timer(world, replays=-1), ValueError, "Timer: replays is -1"),
+        (lambda world: sk.Timer(world, replays=2.0), TypeError, "Timer: replays"),
+        (lambda world: sk.Timer(world)(lambda: None, True), TypeError, "Timer: iters"),
+    ],
+)
+def test_numbers_that_a_timer_refuses(make, error, message):
+    world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
+    with pytest.raises(error, match=message):
+        make(world)
 
 
 def test_what_cannot_be_captured_is_refused():
@@ -215,14 +256,14 @@ def test_what_cannot_be_captured_is_refused():
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with pytest.raises(ValueError, match="no CUDA graph of it: operation not permitted"):
-        timing.Clock(gpu, 4, 3).capture(unfit, 4)
+        sk.Timer(gpu, 4, 3).capture(unfit, 4)
     assert gpu.captured is None  # the capture has ended
 
 
 @pytest.mark.parametrize("cool", [0, 3, 3 + 30, 99])
 def test_graphs_in_rounds_share_the_clock(cool):
     gpu = HotGpu(0, cool)
-    a, b, c = timing.Clock(gpu, 4, 20).times([gpu.replay(*of) for of in (("a", 1), ("b", 1), ("c", 0.001))])
+    a, b, c = sk.Timer(gpu, 4, 20).times([gpu.replay(*of) for of in (("a", 1), ("b", 1), ("c", 0.001))])
     assert a == b == {0: 1250, 3: 1250, 33: 1125, 99: 1000}[cool]
     assert c == 20  # of the other rank
 
@@ -231,7 +272,7 @@ def test_a_round_has_each_graph_once_after_a_barrier():
     logs = []
     for rank in range(2):
         gpu = HotGpu(rank, 0)
-        timing.Clock(gpu, 4, 20).times([gpu.replay(name, 1) for name in "abc"])
+        sk.Timer(gpu, 4, 20).times([gpu.replay(name, 1) for name in "abc"])
         logs.append(gpu.log)
     assert logs[0] == logs[1]  # or the ranks would wait for each other for ever
     log = logs[0]
@@ -267,8 +308,8 @@ def test_all_gather(n, tmp_path):
             if n > 1:
                 assert row["of_p2p"] == pytest.approx(row["bus_GBps"] / data["p2p_GBps"])
     assert any("note" not in row for row in rows)
-    assert f"{n} rank{'s' * (n > 1)}, {timing.ON_EMULATOR}" in printed
-    assert data["method"] == timing.ON_EMULATOR
+    assert f"{n} rank{'s' * (n > 1)}, {results.ON_EMULATOR}" in printed
+    assert data["method"] == results.ON_EMULATOR
     for row in rows:
         assert row.get("took") in (sk.AllGather.methods if row["method"] == "auto" else [None])
     assert all(name in printed for name in names)
@@ -538,7 +579,7 @@ def test_p2p(n, tmp_path):
     best = max(row["bus_GBps"] for row in data["rows"] if row["bytes"] == 100)
     assert data["p2p_GBps"] == best
     assert max(row["of_p2p"] for row in data["rows"] if row["bytes"] == 100) == 1.0
-    assert timing.ON_EMULATOR in printed and "<svg" in picture.read_text()
+    assert results.ON_EMULATOR in printed and "<svg" in picture.read_text()
 
 
 def test_p2p_without_memory(tmp_path):
@@ -568,12 +609,12 @@ def test_p2p_finds_wrong_bytes(method, monkeypatch):
     def main():
         world = sk.init()
         ring = p2p.Ring(world, 100, 3)
-        right = ring.measure(timing.Clock(world), method, 100, 3)[2]
+        right = ring.measure(sk.Timer(world), method, 100, 3)[2]
         world.host_barrier()
         if world.rank == 1:
             ring.src[99] ^= 1
         world.host_barrier()
-        wrong = ring.measure(timing.Clock(world), method, 100, 3)[2]
+        wrong = ring.measure(sk.Timer(world), method, 100, 3)[2]
         ring.free()
         return right, wrong
 

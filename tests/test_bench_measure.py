@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import timing
 from shmemkit.bench.cases import Checked, negate
 from shmemkit.bench.measure import Contender, measure, measure_all
 
@@ -82,7 +81,7 @@ def measured(contenders, replays=3, iters=2):
         world, log = sk.init(), []
         case = Twice(world)
         pairs = [(case, contender) for contender in contenders(world, log)]
-        found = measure_all(world, timing.Clock(world, iters, replays), pairs)
+        found = measure_all(world, sk.Timer(world, iters, replays), pairs)
         return found, log, case.flips
 
     return sk.emu.run(main, 2)
@@ -138,7 +137,7 @@ def test_nobody_can():
 def test_one(n):
     def main():
         world, log = sk.init(), []
-        return measure(world, timing.Clock(world), Twice(world), Doubling(world, "a", log)), log
+        return measure(world, sk.Timer(world), Twice(world), Doubling(world, "a", log)), log
 
     steps = ["start", "call", "capture", "call", "repeat", "call", "stop"]
     for (us, note), log in sk.emu.run(main, n):
@@ -150,7 +149,7 @@ def test_cases_of_several_contenders_change_once():
         world, log = sk.init(), []
         cases = [Twice(world), Twice(world)]
         pairs = [(cases[i % 2], Doubling(world, str(i), log)) for i in range(4)]
-        assert [note for _, note in measure_all(world, timing.Clock(world), pairs)] == [""] * 4
+        assert [note for _, note in measure_all(world, sk.Timer(world), pairs)] == [""] * 4
         return [case.flips for case in cases]
 
     assert sk.emu.run(main, 2) == [[1, 1]] * 2

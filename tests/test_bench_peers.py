@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, measure, results, timing
+from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, measure, results
 from shmemkit.bench import nccl as nccl_peer
 from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl
@@ -293,8 +293,8 @@ def with_torch(torch, *kinds, iters=2):
         for size in (64, 256):
             case = cases.AllGatherCase(world, size, np.dtype("uint8"))
             case.make()
-            clock = timing.Clock(world, iters)
-            found += [measure.measure(world, clock, case, contender) for contender in contenders]
+            timer = sk.Timer(world, iters)
+            found += [measure.measure(world, timer, case, contender) for contender in contenders]
         for contender in contenders:
             contender.close()
         return found
@@ -394,7 +394,7 @@ def layers(op):
         for _ in range(2):  # they can be used again
             for case in (product, between, both):
                 case.make()
-            times = measure.measure_all(world, timing.Clock(world, 3, 2), pairs)
+            times = measure.measure_all(world, sk.Timer(world, 3, 2), pairs)
             found += [(c.method, us and note) for (_, c), (us, note) in zip(pairs, times, strict=True)]
         for _, contender in pairs:
             contender.close()

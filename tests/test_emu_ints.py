@@ -1,5 +1,6 @@
 """Integers of emulated kernels against what Numba's typing rules and 64-bit machine arithmetic give."""
 
+import importlib
 import operator
 
 import numpy as np
@@ -167,3 +168,13 @@ def test_in_a_kernel(dtype):
         if dtype != "int64":  # signed overflow before a division is the documented exception
             halves = a - b
             np.testing.assert_array_equal(out[:, 4], (halves.astype("int64") // 2))
+
+
+def test_numba_types_by_each_of_its_names():
+    """Once something has imported numba.types, ``from numba import types`` is that module, with that name."""
+    namespace = {"cuda": cuda, "types": importlib.import_module("numba.types")}
+    exec("def cast(x, out):\n    out[0] = types.int8(x[0])\n", namespace)
+    out = np.zeros(1, "int64")
+    with sk.init("emulator"):
+        cuda.jit(namespace["cast"])[1, 1](np.full(1, 200), out)
+    assert out[0] == 200 - 256

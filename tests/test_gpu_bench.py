@@ -5,7 +5,7 @@ import pytest
 
 import shmemkit as sk
 from shmemkit import tuning
-from shmemkit.bench import launch, results, timing, tune
+from shmemkit.bench import launch, results, tune
 from shmemkit.bench.__main__ import measure, parse
 
 pytest.importorskip("rich")
@@ -74,7 +74,7 @@ def test_products(world, op):
     if op != "gemm":
         several_gpus(world)
     found = measured(world, op, "--shapes", "1024x2048x1024,256x1024x512")
-    assert found.method == timing.METHOD_OF_ROUNDS
+    assert found.method == results.METHOD_OF_ROUNDS
     assert all(0 < row.us < 1e5 if row.us else row.note.startswith("refused") for row in found.rows)
     methods = {row.method: row for row in found.rows if not row.alone}
     parts = [(row.alone, row.method) for row in found.rows if row.alone and row.us]

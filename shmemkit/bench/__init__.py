@@ -5,5 +5,6 @@ otherwise.
     ./mpi_launch.sh -n 4 -m shmemkit.bench p2p
     ./mpi_launch.sh -n 1 -m shmemkit.bench launch
 
-What is compared is measured in one run, in the same way (``timing.py``), and checked bit for bit in that run.
+What is compared is measured in one run, in the same way (``shmemkit.Timer``), and checked bit for bit in that
+run.
 """

@@ -13,7 +13,6 @@ from .cases import NCCL_TYPES
 from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import agreed
-from .timing import Clock
 
 LATE = 2e-3  # seconds
 
@@ -104,12 +103,12 @@ class BarrierCase:
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    clock = Clock(world, options.iters, options.replays)
+    timer = sk.Timer(world, options.iters, options.replays)
     contenders = [Ours(world), *(PEERS[name](world) for name in options.vs)]
     with progress(len(contenders)) as step:
         for contender in contenders:
             step(contender.method)
-            us, note = measure(world, clock, BarrierCase(world, contender.call), contender)
+            us, note = measure(world, timer, BarrierCase(world, contender.call), contender)
             results.add("barrier", contender.method, us=us, note=note)
     for contender in contenders:
         contender.close()

@@ -9,7 +9,6 @@ from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import Refused, agreed
 from .sizes import size_text
-from .timing import Clock
 from .torch_peer import TorchNccl, TorchOneShot, TorchSymmetric, TorchTwoShot
 
 PEERS = {
@@ -67,13 +66,13 @@ class Ours(Contender):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    clock, n = Clock(world, options.iters, options.replays), world.n_ranks
+    timer, n = sk.Timer(world, options.iters, options.replays), world.n_ranks
     contenders = [PEERS[name](world) for name in options.vs]
     contenders += [Ours(world, name, out == "symmetric") for name in options.methods for out in options.out]
     with progress(1 + len(options.sizes) * len(contenders)) as step:
         if n > 1:
             step("what one rank can send to another")
-            results.p2p_GBps = p2p.limit(world, clock)
+            results.p2p_GBps = p2p.limit(world, timer)
         for size in options.sizes:
             case, refused = CASES[options.command](world, size, options.dtype), None
             try:
@@ -82,7 +81,7 @@ def run(world, results, options, progress):
                 refused = None, f"refused: {reason}"
             for contender in contenders:
                 step(f"{size_text(case.bytes)}, {contender.method}")
-                us, note = refused or measure(world, clock, case, contender)
+                us, note = refused or measure(world, timer, case, contender)
                 bus = case.passes * case.bytes * (n - 1) / n / us / 1e3 if us else None
                 row = results.add(case.op, contender.method, case.bytes, us, bus, note=note)
                 if isinstance(contender, Ours):

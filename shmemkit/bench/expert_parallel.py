@@ -31,7 +31,6 @@ from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import Refused, agreed
 from .results import NCCL
-from .timing import Clock
 
 OPS = ("expert_dispatch", "expert_combine", "expert_parallel")
 PEERS = (NCCL, "nccl_once")  # what --vs takes
@@ -269,7 +268,7 @@ def row_sums(dtype):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    clock = Clock(world, None if world.backend.name == "emulator" else ITERS, options.replays)
+    timer = sk.Timer(world, None if world.backend.name == "emulator" else ITERS, options.replays)
     data = Data(world, options)
     contenders = [ByNccl(world, peer == "nccl_once") for peer in options.vs] + [Ours(world)]
     with progress(len(OPS) * len(contenders)) as step:
@@ -281,7 +280,7 @@ def run(world, results, options, progress):
                 refused = None, f"refused: {reason}"
             for contender in contenders:
                 step(f"{op}, {contender.method}")
-                us, note = refused or measure(world, clock, case, contender)
+                us, note = refused or measure(world, timer, case, contender)
                 results.add(op, contender.method, case.bytes, us, note=note)
     for contender in contenders:
         contender.close()

@@ -15,7 +15,6 @@ from shmemkit.launch import bind
 from . import first_launch
 from .refusal import Refused, agreed
 from .results import DRIVER
-from .timing import Clock
 
 IN_GRAPH = 20  # kernels
 GATHERED = 8192  # bytes
@@ -84,13 +83,13 @@ def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     if options.first and world.n_ranks > 1:
         raise SystemExit("--first needs one rank: ./mpi_launch.sh -n 1 -m shmemkit.bench launch --first")
-    clock = Clock(world, IN_GRAPH, options.replays)
-    if not clock.emulated:
+    timer = sk.Timer(world, IN_GRAPH, options.replays)
+    if not timer.emulated:
         results.method = METHOD
     bound, ways = ways_of(world)
-    replay = clock.capture(bound, IN_GRAPH)
+    replay = timer.capture(bound, IN_GRAPH)
     in_graph = f"CUDA graph of {IN_GRAPH}, per kernel"
-    if not clock.emulated:
+    if not timer.emulated:
         ways[in_graph] = replay
     gather, refused = None, ""
     try:
@@ -110,7 +109,7 @@ def run(world, results, options, progress):
         else:
             gather.free()
         step("in a CUDA graph")
-        results.add("graph", in_graph, us=clock.time(replay, IN_GRAPH))
+        results.add("graph", in_graph, us=timer.time(replay, IN_GRAPH))
         if options.first:
             for cache, us in first_launch.times(step).items():
                 results.add("first_launch", f"cache {cache}", us=us)

@@ -1,9 +1,9 @@
 """How contenders are measured: each is set up, called once, checked and captured; then they are timed, and
 checked again on other data.
 
-``measure_all`` times them in rounds (``timing.py``). Products are measured so: power limits the GPU's clock,
-and who comes first would have a faster one. ``measure`` is for one by itself, calls in a row: for what takes
-microseconds, and without the memory that the others take.
+``measure_all`` times them in rounds (``shmemkit.Timer``). Products are measured so: power limits the GPU's
+clock, and who comes first would have a faster one. ``measure`` is for one by itself, calls in a row: for what
+takes microseconds, and without the memory that the others take.
 
 All ranks go through the contenders in one order. What one rank cannot do (``agreed``), none does: that
 contender is stopped, and its note says why; the others go on. Nothing is under way while one is set up, since
@@ -49,31 +49,31 @@ class Contender:
         pass
 
 
-def measure(world, clock, case, contender):
+def measure(world, timer, case, contender):
     """-> (microseconds of a call or None, note), the data of the case having been made. Collective."""
 
     def times(replays):
-        return [clock.time(replay, 1) for replay in replays]
+        return [timer.time(replay, 1) for replay in replays]
 
-    return _measure(world, clock, [(case, contender)], lambda i: None, times)[0]
+    return _measure(world, timer, [(case, contender)], lambda i: None, times)[0]
 
 
-def measure_all(world, clock, pairs, step=lambda i: None):
+def measure_all(world, timer, pairs, step=lambda i: None):
     """-> [(microseconds of a call or None, note), ...], of each (case, contender) of `pairs`, timed together.
     Collective.
 
     ``step(i)`` tells that ``pairs[i]`` is set up next.
     """
-    return _measure(world, clock, pairs, step, clock.times)
+    return _measure(world, timer, pairs, step, timer.times)
 
 
-def _measure(world, clock, pairs, step, times):
+def _measure(world, timer, pairs, step, times):
     """Between the checks all data change, of a case in several pairs once."""
     notes, running = [""] * len(pairs), {}  # i: its replay
     for i, (case, contender) in enumerate(pairs):
         step(i)
         try:
-            running[i], notes[i] = _set_up(world, clock, case, contender)
+            running[i], notes[i] = _set_up(world, timer, case, contender)
         except Refused as reason:
             notes[i] = f"refused: {reason}"
             contender.stop()
@@ -82,7 +82,7 @@ def _measure(world, clock, pairs, step, times):
         case.flip()
     for i, replay in running.items():
         case, contender = pairs[i]
-        us[i] /= clock.iters(case.bytes)
+        us[i] /= timer.iters_for(case.bytes)
         try:
             agreed(world, functools.partial(contender.repeat, replay))
             notes[i] = notes[i] or case.check(contender.out)
@@ -93,12 +93,12 @@ def _measure(world, clock, pairs, step, times):
     return [(us.get(i), note) for i, note in enumerate(notes)]
 
 
-def _set_up(world, clock, case, contender):
+def _set_up(world, timer, case, contender):
     """-> (replay, what is wrong with the first result or "")"""
     agreed(world, lambda: contender.start(case))
     if contender.out is not None:
         case.spoil(contender.out)
     agreed(world, contender.call)
     wrong = case.check(contender.out)
-    capture = contender.capture or functools.partial(clock.capture, contender.call)
-    return agreed(world, lambda: capture(clock.iters(case.bytes))), wrong
+    capture = contender.capture or functools.partial(timer.capture, contender.call)
+    return agreed(world, lambda: capture(timer.iters_for(case.bytes))), wrong

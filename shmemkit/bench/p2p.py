@@ -7,11 +7,11 @@ directions; for the latency ranks 0 and 1, 2 and 3, ... send to and fro in pairs
 import numpy as np
 
 from shmemkit.launch import bind
+from shmemkit.timer import Timer
 
 from . import kernels
 from .refusal import Refused, agreed, allocated
 from .sizes import size_text
-from .timing import Clock
 
 THREADS, THREADS_EMULATED = 1024, 32
 LIMIT_BYTES, LIMIT_BYTES_EMULATED = 256 << 20, 16 << 10
@@ -70,7 +70,7 @@ class Ring:
         to, of, count = there.data.ptr, src.data.ptr, src.nbytes
         return lambda: runtime.memcpyAsync(to, of, count, runtime.memcpyDefault, stream)
 
-    def measure(self, clock, method, n_bytes, blocks=None):
+    def measure(self, timer, method, n_bytes, blocks=None):
         """-> (microseconds or None, blocks, note). Collective."""
         world = self.world
         try:
@@ -82,8 +82,8 @@ class Ring:
         world.synchronize()
         world.host_barrier()
         call()
-        iters = clock.iters(n_bytes)
-        us = clock.time(clock.capture(call, iters), iters)
+        iters = timer.iters_for(n_bytes)
+        us = timer.time(timer.capture(call, iters), iters)
         try:
             differ = agreed(world, lambda: int((self.dst[:n_bytes] != expected).sum()))
         except Refused as reason:
@@ -92,23 +92,23 @@ class Ring:
         return us, blocks, next(filter(None, world.host_allgather(found)), "")
 
 
-def limit(world, clock):
+def limit(world, timer):
     """-> 10**9 bytes per second that each rank can send to the next at once, or None if it cannot reach it,
     or there is no memory. The better of a copy engine and a kernel. Collective."""
-    n_bytes = LIMIT_BYTES_EMULATED if clock.emulated else LIMIT_BYTES
+    n_bytes = LIMIT_BYTES_EMULATED if timer.emulated else LIMIT_BYTES
     try:
         ring = Ring(world, n_bytes, 1)
     except Refused:
         return None
     ways = ((COPY_ENGINE, n_bytes), ("push", n_bytes, LIMIT_BLOCKS))
-    times = [us for us, _, note in (ring.measure(clock, *way) for way in ways) if us and not note]
+    times = [us for us, _, note in (ring.measure(timer, *way) for way in ways) if us and not note]
     ring.free()
     return n_bytes / min(times) / 1e3 if times else None
 
 
-def latency(world, clock, method):
+def latency(world, timer, method):
     """-> (microseconds from one rank to its partner, or None, note). Collective."""
-    rounds = ROUNDS_EMULATED if clock.emulated else ROUNDS
+    rounds = ROUNDS_EMULATED if timer.emulated else ROUNDS
     partner, first = world.rank ^ 1, world.rank % 2 == 0
     paired = partner < world.n_ranks
     data = [np.random.default_rng(rank).integers(1, 256, 8, "uint8") for rank in (world.rank, partner)]
@@ -140,8 +140,8 @@ def latency(world, clock, method):
     else:
         if paired:
             call()
-        iters = clock.iters(8)
-        us = clock.time(clock.capture(call, iters) if paired else None, iters) / (2 * rounds)
+        iters = timer.iters_for(8)
+        us = timer.time(timer.capture(call, iters) if paired else None, iters) / (2 * rounds)
     if paired and not note:
         counted, arrived = int(state[0]), int(signal[0])
         if counted != arrived or counted == 0 or counted % rounds:
@@ -156,12 +156,12 @@ def latency(world, clock, method):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    clock = Clock(world, options.iters, options.replays)
+    timer = Timer(world, options.iters, options.replays)
     ways = [(method, blocks) for method in BY_BLOCKS for blocks in options.blocks] + [(COPY_ENGINE, None)]
     with progress(2 + len(options.sizes) * len(ways)) as step:
         for method in ("notify", "put_signal"):
             step(f"latency, {method}")
-            us, note = latency(world, clock, method)
+            us, note = latency(world, timer, method)
             results.add("latency", method, 8, us, note=note)
         for size in options.sizes:
             measured = set()
@@ -173,7 +173,7 @@ def run(world, results, options, progress):
                 continue
             for method, wanted in ways:
                 step(f"{size_text(size)}, {method}" + (f", {wanted} blocks" if wanted else ""))
-                us, blocks, note = ring.measure(clock, method, size, wanted)
+                us, blocks, note = ring.measure(timer, method, size, wanted)
                 if (method, blocks) not in measured:  # a small size has no work for more blocks
                     measured.add((method, blocks))
                     bus = size / us / 1e3 if us else None

@@ -11,7 +11,18 @@ import re
 import shlex
 import sys
 
-from .timing import METHOD, ON_EMULATOR
+# How it was measured (``shmemkit.Timer``).
+METHOD = (
+    "iters calls in one CUDA graph, replayed between CUDA events; median over replays of elapsed / iters, "
+    "then the maximum over ranks; random data; results checked bit for bit in the same run"
+)
+METHOD_OF_ROUNDS = (
+    "iters calls of each method in a CUDA graph; in each round all graphs of a shape replayed, in random "
+    "order, each after a barrier of the ranks and between two CUDA events; median over rounds of elapsed / "
+    "iters, then the maximum over ranks; random data; results checked in the same run, by the relative error "
+    "of the norm"
+)
+ON_EMULATOR = "emulator: times mean nothing"
 
 # What others are compared with.
 NCCL = "nccl"

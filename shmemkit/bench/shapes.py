@@ -6,10 +6,11 @@ import math
 from typing import NamedTuple
 
 from shmemkit.memory import as_dtype
+from shmemkit.timer import Timer
 
 from .measure import Contender, measure_all
 from .refusal import Refused, agreed
-from .timing import METHOD_OF_ROUNDS, Clock
+from .results import METHOD_OF_ROUNDS
 
 WORK = 2e12  # operations that a graph has, about: milliseconds
 LEAST, MOST = 2, 50  # calls in a graph
@@ -56,8 +57,8 @@ def measure_shapes(world, results, options, progress, entries, cases_of):
             shape, cases = todo.pop(0)
             name, whole = "x".join(map(str, shape)), cases[None]
             iters = 1 if emulated else min(max(math.ceil(WORK / whole.operations), LEAST), MOST)
-            clock = Clock(world, options.iters or iters, options.replays)
-            measured = _measure(world, clock, name, cases, entries, step)
+            timer = Timer(world, options.iters or iters, options.replays)
+            measured = _measure(world, timer, name, cases, entries, step)
             for entry, (us, note) in zip(entries, measured, strict=True):
                 row = results.add(op, entry.method, whole.bytes, us, note=note, shape=name, alone=entry.alone)
                 row.took = entry.contender.took if us else None
@@ -67,7 +68,7 @@ def measure_shapes(world, results, options, progress, entries, cases_of):
         entry.contender.close()
 
 
-def _measure(world, clock, shape, cases, entries, step):
+def _measure(world, timer, shape, cases, entries, step):
     """-> [(microseconds or None, note), ...] of `entries`"""
 
     def tell(i):
@@ -78,4 +79,4 @@ def _measure(world, clock, shape, cases, entries, step):
             agreed(world, case.make)
     except Refused as reason:
         return [(None, f"refused: {reason}")] * len(entries)
-    return measure_all(world, clock, [(cases[entry.alone], entry.contender) for entry in entries], tell)
+    return measure_all(world, timer, [(cases[entry.alone], entry.contender) for entry in entries], tell)

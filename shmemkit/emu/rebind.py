@@ -45,7 +45,7 @@ def _module(module):
     stand_ins = _stand_ins()
     if name in stand_ins:
         return stand_ins[name]
-    if name in ("numba.core.types", "numba.cuda.types"):
+    if name in ("numba.core.types", "numba.cuda.types", "numba.types"):
         return _types(module)
     if name.startswith("numba.cuda."):
         last = name.rpartition(".")[2]

@@ -1,15 +1,14 @@
-"""How everything here is timed.
+"""How long a call takes on the GPUs.
 
-`iters` calls are captured in one CUDA graph, the graph is replayed `replays` times between CUDA events, and
-the time of a call is the median over the replays of elapsed / iters, then the maximum over the ranks. The
-replays are enqueued one after another without a wait of the host, so that between two events there is the
-GPU's work alone.
+The calls are captured in one CUDA graph, and the graph is replayed several times between CUDA events. The
+replays are enqueued one after another and the host does not wait between them: the time between two events is
+the GPU's work alone. The time of a call is the median over the replays of elapsed time / calls in the graph,
+then the maximum over the ranks.
 
-Several graphs are replayed in rounds, one after a barrier of the ranks on the stream: then none begins later
-on another rank, for which it would wait. Each round has an order of its own, the same on all ranks, so that
-none always follows the same other one, with the clock and the caches that this leaves.
-
-The emulator has no clock of a GPU: there calls are timed on the host, to try out everything else.
+``times`` compares several graphs. It replays them in rounds, each graph after a barrier of the ranks on the
+stream, so that no rank begins later than the others and makes them wait. Each round has its own order, the
+same on all ranks: what runs before a graph, and the clock rate and caches that it leaves, changes from round
+to round.
 """
 
 import contextlib
@@ -18,40 +17,57 @@ import statistics
 import time
 from itertools import pairwise
 
+from .settings import integer
+
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
-METHOD = (
-    "iters calls in one CUDA graph, replayed between CUDA events; median over replays of elapsed / iters, "
-    "then the maximum over ranks; random data; results checked bit for bit in the same run"
-)
-METHOD_OF_ROUNDS = (
-    "iters calls of each method in a CUDA graph; in each round all graphs of a shape replayed, in random "
-    "order, each after a barrier of the ranks and between two CUDA events; median over rounds of elapsed / "
-    "iters, then the maximum over ranks; random data; results checked in the same run, by the relative error "
-    "of the norm"
-)
-ON_EMULATOR = "emulator: times mean nothing"
 
 
-class Clock:
-    """Times calls on the World's stream.
+class Timer:
+    """Times calls that enqueue work on the World's stream.
 
-    iters    calls per graph: an integer, or None: 20 up to 4 MB, 5 above (the emulator: 1)
-    replays  of the graph: an integer, or None: 20 (the emulator: 1)
+        timer = sk.Timer(world)
+        us = timer(lambda: gather(x, out))  # microseconds, the same number on all ranks
+
+    world    the World
+    iters    calls in a CUDA graph; default 20
+    replays  of the graph; default 20
+
+    On the emulator there is no GPU and no graph: one call is timed by the host's clock. That number says
+    nothing about GPUs; it lets the same program run there.
+
+    TypeError for numbers that are no integers, ValueError for numbers below 1.
     """
 
     def __init__(self, world, iters=None, replays=None):
         self.world, self.emulated = world, world.backend.name == "emulator"
-        self._iters, self.replays = iters, replays or (1 if self.emulated else 20)
+        self._iters = _count("iters", iters)
+        self.replays = _count("replays", replays) or (1 if self.emulated else 20)
 
-    def iters(self, n_bytes):
-        """How many calls that move `n_bytes` go into one graph."""
+    def __call__(self, call, iters=None):
+        """-> how long ``call()`` takes, in microseconds: a float, the maximum over the ranks. Collective.
+
+        call   enqueues work on the World's stream. It is called once before the capture, which compiles and
+               loads its kernels, and then `iters` times. It must not wait for the GPU, nor allocate memory:
+               a CUDA graph cannot capture that
+        iters  calls in the graph; default: the Timer's
+
+        Calls in a graph follow each other without a pause, and what they load may still be in the L2 cache.
+        ValueError for a call that cannot be captured.
+        """
+        iters = _count("iters", iters) or self.iters_for(0)
+        call()
+        return self.time(self.capture(call, iters), iters)
+
+    def iters_for(self, n_bytes):
+        """-> how many calls that move `n_bytes` bytes the Timer puts in a graph: its `iters`, or else 20 up
+        to 4 MiB and 5 above (the emulator: 1)."""
         return self._iters or (1 if self.emulated else 20 if n_bytes <= SMALL else 5)
 
     def capture(self, call, iters):
-        """-> replay: it enqueues what `iters` times ``call()`` does, a CUDA graph (the emulator: the calls).
+        """-> replay, a function that enqueues `iters` calls: a CUDA graph (on the emulator the calls).
 
-        ``call()`` has run before: a graph cannot capture that it is compiled and loaded. ValueError for what
-        cannot be captured.
+        Run ``call()`` once before: a graph cannot capture that its kernels are compiled and loaded.
+        ValueError for a call that cannot be captured.
         """
         if self.emulated:
 
@@ -79,12 +95,13 @@ class Clock:
         return stream.end_capture()
 
     def time(self, replay, iters):
-        """-> microseconds that each of the `iters` calls of ``replay()`` takes, the maximum over the ranks.
-        Collective; a rank whose `replay` is None takes part without doing anything."""
+        """-> microseconds of each of the `iters` calls that ``replay()`` enqueues, the maximum over the
+        ranks. Collective; a rank whose `replay` is None only takes part."""
         return self._times(lambda: [self._in_a_row(replay)])[0] / iters
 
     def times(self, replays):
-        """-> microseconds that each of `replays` takes, in rounds, the maximum over the ranks. Collective."""
+        """-> a list: the microseconds of each of `replays`, timed in rounds; the maximum over the ranks.
+        Collective."""
         return self._times(lambda: self._in_rounds(replays))
 
     def _times(self, replayed):
@@ -146,3 +163,10 @@ class HostEvent:
     def record(self, stream):
         stream.synchronize()
         self.at = time.perf_counter()
+
+
+def _count(name, value):
+    """`value`, None or an integer of 1 or more."""
+    if value is not None and integer("Timer", name, value) < 1:
+        raise ValueError(f"Timer: {name} is {value}; it must be 1 or more")
+    return value
