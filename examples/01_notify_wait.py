@@ -1,21 +1,21 @@
-"""Notify and wait: a queue through which every rank sends to the next one, from inside one kernel.
+"""Notify and wait: a queue from each rank to the next one, inside one kernel.
 
     ./mpi_launch.sh -n 4 examples/01_notify_wait.py
 
-Each rank's producer blocks write inputs into the 32 slots of a queue in the *next* rank's memory, over
-NVLink, and notify it. Its consumer blocks wait for what the previous rank sends, copy it out, and notify back
-that the slot is free. All of it happens in one kernel that runs on every rank at once; no host is involved
-between two items.
+The queue has 32 slots in the memory of the *next* rank. Producer blocks store inputs into these slots, over
+NVLink, and notify the next rank. Consumer blocks wait for the inputs of the previous rank, copy them out, and
+notify the previous rank that the slot is empty. One kernel does all of this, on every rank at once. The host
+does nothing between two items.
 
-On GPUs: 20 repeats of 2025 inputs of 128 float32. Without one, the same kernel runs on the CPU emulator, on
-96 inputs and 2 repeats (--full for all of it). It prints, in this order of ranks or another:
+On GPUs it sends 2025 inputs of 128 float32, 20 times. On the emulator it sends 96 inputs, 2 times (--full for
+the full size), and prints
 
     rank 0 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 3: passed
     rank 1 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 0: passed
     rank 2 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 1: passed
     rank 3 of 4 (emulator): 2 repeats of 96 x 128 float32 from rank 2: passed
 
-``shmemkit.kernels.queue`` has this queue ready to use, for any dtype and for CUDA graphs.
+``sk.Queue`` is this queue, ready to use, for any dtype and in CUDA graphs.
 """
 
 import argparse
@@ -33,9 +33,15 @@ PRODUCERS, CONSUMERS = 16, 4  # blocks
 
 @cuda.jit
 def producer_consumer(inputs, outputs, queue, full, empty, first):
-    """Input i of this launch is item number first + i of the queue; the numbers go on through all launches,
-    so that the signals only grow and nobody has to reset them. `full` counts on the receiver how often a slot
-    was filled, `empty` on the sender how often it was emptied: everyone waits on its own memory."""
+    """Send `inputs` to the next rank, and receive those of the previous rank into `outputs`.
+
+    full[s]    on the receiver: how often slot s has been filled
+    empty[s]   on the sender: how often slot s has been emptied
+    first      the number of this launch's first item; the numbers continue from launch to launch
+
+    Item number i uses slot i % SLOTS, for the (i // SLOTS)-th time: its `turn`. The signals only grow, so
+    nothing resets them. Each rank waits on signals in its own memory.
+    """
     me, n_ranks = rank(), num_ranks()
     following, previous = (me + 1) % n_ranks, (me + n_ranks - 1) % n_ranks
     block, thread = cuda.blockIdx.x, cuda.threadIdx.x
@@ -53,8 +59,8 @@ def producer_consumer(inputs, outputs, queue, full, empty, first):
     else:
         for i in range(block - PRODUCERS, outputs.shape[0], CONSUMERS):
             slot, turn = (first + i) % SLOTS, (first + i) // SLOTS
-            token = wait(full[slot:], 1, "sys", "acquire", turn + 1)  # here every thread waits for itself
-            arrived = consume_token(queue, token)  # says which reads need the wait
+            token = wait(full[slot:], 1, "sys", "acquire", turn + 1)  # here each thread waits
+            arrived = consume_token(queue, token)  # marks the reads that need the wait
             outputs[i, thread] = arrived[slot, thread]
             cuda.syncthreads()  # all threads have read
             if thread == 0:
@@ -90,7 +96,7 @@ def main():
             expected = random_inputs(n_inputs, repeat, previous)
             wrong = np.argwhere(world.asnumpy(outputs) != expected)
             if len(wrong):
-                # Raised, not sys.exit: it ends the other ranks too, which would wait for this one.
+                # An exception ends all ranks; after sys.exit the others might wait for this one.
                 raise RuntimeError(f"repeat {repeat}: {len(wrong)} wrong elements, first {tuple(wrong[0])}")
         world.print(
             f"rank {world.rank} of {world.n_ranks} ({world.backend.name}): {repeats} repeats of "

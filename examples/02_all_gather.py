@@ -1,18 +1,20 @@
-"""All-gather: every rank gives a segment, and gets those of all ranks. Two ways, each a kernel of its own.
+"""All-gather: every rank gives a segment and gets the segments of all ranks. Two kernels do it in two ways.
 
     ./mpi_launch.sh -n 4 examples/02_all_gather.py
 
-Push. A rank stores its segment into a buffer in each peer's memory, and then a signal there: notify is a
-release, wait an acquire, so who sees the signal sees the data. Nobody asks whether the buffer is free. The
-buffer has two halves, for calls with even and with odd numbers, and that is enough: who writes a half again,
-two calls later, has in the call between received what the peer sent then; which the peer did after its own
-call before, with all that it had to read.
+Push. A rank stores its segment into a buffer in each peer's memory, and then sets a signal there. `notify` is
+a release and `wait` an acquire: a rank that sees the signal also sees the data. No rank asks whether the
+buffer is free. Two buffers, used in turn, are enough. A sender rewrites a buffer two calls later. In the call
+between, it has received the peer's segment of that call. The peer sent it after its previous call had ended,
+so it had read the buffer.
 
-LL, low latency. A store and then a signal are two trips, one after the other. If every 8 bytes that are
-stored hold 4 bytes of data and 4 of a flag, then the data says itself that it is there: one trip, for twice
-the bytes. The flag is the number of the call, and the halves are the same. This is faster for small segments.
+LL (low latency). A store followed by a signal makes two trips over the link, one after the other. LL makes
+one: every 8 bytes hold 4 bytes of data and a 4-byte flag, so each word shows that it has arrived. The price
+is twice the bytes, so LL is faster for small segments. The flag is the number of the call. The two buffers
+are as above.
 
-The calls are counted on the GPU, by the kernel, so that they may be captured in a CUDA graph and replayed.
+The kernel counts the calls in GPU memory. So a CUDA graph can capture a call and replay it many times.
+
 On the emulator it prints
 
     4 ranks (emulator), 1000 float32 of each
@@ -20,8 +22,8 @@ On the emulator it prints
     ll: passed
     sk.AllGather: passed
 
-and on GPUs how long a call of each takes, too. ``sk.AllGather`` has these methods and others, for any number
-of blocks, dtype and length, and picks one by the size.
+On GPUs it also prints how long a call takes. ``sk.AllGather`` has these methods and others, for all dtypes
+and sizes, and selects one by the size.
 """
 
 import argparse
@@ -42,46 +44,47 @@ from shmemkit.device import (
     wait_block,
 )
 
-CALLS = 5  # one after the other, without a wait of the host
+CALLS = 5  # one after another; the host does not wait between them
 
 
 @cuda.jit
 def push(x, out, inbox, arrived, calls):
-    """Block y sends `x` to the rank y further, and receives from there; block 0 copies my own.
+    """Gather the `x` of all ranks in the rows of `out`. Block y exchanges segments with one peer: the rank
+    y places further. Block 0 copies the rank's own segment.
 
-    inbox[half, k]   what rank k has sent here, of the last call with this half; symmetric
-    arrived[k]       the number of the last call of which it is all here; symmetric
-    calls[y]         how many calls block y has taken part in
+    inbox[b, k]   the segment of rank k, in buffer b of two; symmetric
+    arrived[k]    the last call whose segment of rank k has arrived; symmetric
+    calls[y]      how many calls block y has made
     """
     me, y = rank(), cuda.blockIdx.x
     peer = (me + y) % num_ranks()
     call = calls[y] + 1
-    half = call & 1
+    buffer = call & 1
     if y == 0:
         copy_block(out[me], x)
     else:
-        copy_block(symm_at(inbox, peer)[half, me], x)
+        copy_block(symm_at(inbox, peer)[buffer, me], x)
         cuda.syncthreads()  # all threads have stored
         if cuda.threadIdx.x == 0:
             notify(arrived[me:], peer, call, "set", "sys")
         wait_block(arrived[peer:], 1, "sys", "acquire", call)
-        copy_block(out[peer], inbox[half, peer])
+        copy_block(out[peer], inbox[buffer, peer])
     cuda.syncthreads()  # all threads have read the counter
     if cuda.threadIdx.x == 0:
         calls[y] = call
 
 
 @cuda.jit
-def ll(x, out, lines, calls):
-    """The same; lines[half, k] is what rank k has sent here, packed."""
+def ll(x, out, packets, calls):
+    """The same by LL; packets[b, k] is the packed segment of rank k, in buffer b of two; symmetric."""
     me, y = rank(), cuda.blockIdx.x
     peer = (me + y) % num_ranks()
     call = calls[y] + 1
     if y == 0:
         copy_block(out[me], x)
     else:
-        ll_pack_block(symm_at(lines, peer)[call & 1, me], x, call)
-        ll_recv_block(out[peer], lines[call & 1, peer], call)
+        ll_pack_block(symm_at(packets, peer)[call & 1, me], x, call)
+        ll_recv_block(out[peer], packets[call & 1, peer], call)
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
         calls[y] = call
@@ -97,16 +100,16 @@ def main():
         data = np.random.default_rng(0).standard_normal((CALLS, n, size), "float32")
         inputs, outputs = xp.asarray(data[:, world.rank]), xp.empty((CALLS, n, size), "float32")
         inbox, arrived = sk.empty((2, n, size), "float32", "inbox"), sk.signals(n, "arrived")
-        lines = sk.zeros((2, n, ll_words(4 * size)), "uint64", "lines")
+        packets = sk.zeros((2, n, ll_words(4 * size)), "uint64", "packets")
 
         def by(kernel, *buffers):
-            """-> gather(x, out), which enqueues `kernel`: a block for each rank, all of them at once."""
+            """-> gather(x, out), which enqueues `kernel` with a block for each rank, all of them resident."""
             args = *buffers, xp.zeros(n, "int64")
             bound = sk.bind(kernel, n, 256, (inputs[0], outputs[0], *args), co_resident=True)
             return lambda x, out: bound.with_args(x, out, *args)()
 
         world.print(f"{n} ranks ({world.backend.name}), {size} float32 of each", ranks=0)
-        ways = {"push": by(push, inbox, arrived), "ll": by(ll, lines)}
+        ways = {"push": by(push, inbox, arrived), "ll": by(ll, packets)}
         ways["sk.AllGather"] = sk.AllGather(world, data[0].nbytes)
         for name, gather in ways.items():
             outputs.fill(np.nan)

@@ -1,32 +1,34 @@
-"""All-gather over several nodes: once across nodes, then inside the node.
+"""All-gather over several nodes: first across the nodes, then inside each node.
 
-    SHMEMKIT_LOCAL_SIZE=2 ./mpi_launch.sh -n 4 examples/03_all_gather_2d.py
+    ./mpi_launch.sh -n 4 examples/03_all_gather_2d.py
 
-Every rank gives a segment, and gets those of all ranks. Sent straight to each rank, a segment would cross the
-network once for every rank of every other node: with 2 nodes of 8 GPUs, 8 times the same bytes. But inside a
-node there is NVLink, which is many times as fast. So a rank sends its segment to one rank of each other node,
-that of its own local rank, and that one passes it on to its neighbours: over the network goes what must go,
-once, and all ranks send equally much.
+Every rank gives a segment and gets the segments of all ranks. If a rank sent its segment straight to every
+other rank, the segment would cross the network once for each of them: with 2 nodes of 8 GPUs, 8 times. NVLink
+inside a node is many times as fast as the network. So a rank sends its segment to one rank of each other
+node, the one with its own local rank. That rank passes the segment on to its neighbours. Each segment crosses
+the network once for each node, and all ranks send the same amount.
 
          node 0                node 1
     rank 0    rank 1      rank 2    rank 3
        segment 0 ------------>|                   1. across nodes: NVSHMEM's put_signal
                               |-------->|         2. inside the node: 16-byte stores, notify
 
-SHMEMKIT_LOCAL_SIZE=2 declares logical nodes of two ranks, so that it can be tried on one host, on GPUs or the
-emulator; without it the nodes are the hosts. On the emulator it prints
+If all ranks are on one host, the example declares two logical nodes, each with half of the ranks.
+SHMEMKIT_LOCAL_SIZE=2 declares nodes of two ranks instead. On the emulator it prints
 
     2 nodes of 2 ranks (emulator), 1000 float32 of each rank
     the kernel of this example: passed
     sk.AllGather, 'll_2d': passed
     sk.AllGather, 'push_2d': passed
 
-and on GPUs how long a call of the two methods takes, too.
+On GPUs it also prints how long a call of the two methods takes.
 """
 
 import argparse
+import os
 
 import numpy as np
+from mpi4py import MPI
 from numba import cuda
 
 import shmemkit as sk
@@ -47,21 +49,28 @@ SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 @cuda.jit
 def all_gather_2d(out, arrived, local_size):
-    """Row `rank()` of the symmetric `out` is mine; gather the others. Once: `arrived` is zeros before.
+    """Gather the segments of all ranks in the rows of the symmetric `out`. Row `rank()` is there before.
 
-    Block (y, z) thinks of the rank y further in its node, and of the node z further; (0, 0) waits for all.
+    arrived[k]   1 once segment k has arrived; symmetric, zeros before: for one call only
+
+    Block (y, z) is for the rank y places further in the node, and for the node z places further:
+
+      (0, z)  put the rank's own segment to that node, with a signal     release: the data precedes the signal
+      (y, z)  wait for the segment that has come from that node          acquire: sees the data
+              copy it to the neighbour and notify                        release
+      (0, 0)  wait until all segments have arrived
     """
     me, n, y, z = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
-    first = me // local_size * local_size  # rank of my node
+    first = me // local_size * local_size  # the first rank of this node
     peer = first + (me - first + y) % local_size
-    other = (me + z * local_size) % n  # on the other node: who has my local rank
+    other = (me + z * local_size) % n  # on the other node, with the same local rank
     if y == 0 and z > 0:
         put_signal_nbi_block(out[me], out[me], arrived[me:], 1, SET, other)
     elif y > 0:
         if z > 0 and cuda.threadIdx.x == 0:
             signal_wait_until(arrived[other:], GE, 1)
         cuda.syncthreads()
-        copy_block(symm_at(out, peer)[other], out[other])  # my own segment, if z == 0
+        copy_block(symm_at(out, peer)[other], out[other])  # z == 0: the own segment
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             notify(arrived[other:], peer, 1)
@@ -71,12 +80,21 @@ def all_gather_2d(out, arrived, local_size):
                 signal_wait_until(arrived[k:], GE, 1)
 
 
+def two_nodes():
+    """-> half of the ranks if all are on one host and the user has not declared nodes, else None."""
+    ranks = MPI.COMM_WORLD
+    on_one_host = ranks.Split_type(MPI.COMM_TYPE_SHARED).size == ranks.size
+    if on_one_host and ranks.size % 2 == 0 and "SHMEMKIT_LOCAL_SIZE" not in os.environ:
+        return ranks.size // 2
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(description="All-gather over several nodes, real or logical ones.")
     parser.add_argument("--size", type=int, default=1000, help="float32 of each rank (1000)")
     options = parser.parse_args()
 
-    with sk.init() as world:
+    with sk.init(local_size=two_nodes()) as world:
         n, size = world.n_ranks, options.size
         expected = np.stack([np.random.default_rng(k).standard_normal(size, "float32") for k in range(n)])
         x = world.xp.asarray(expected[world.rank])
@@ -94,7 +112,7 @@ def main():
         all_gather_2d[(world.local_size, world.n_nodes), 256, world.stream](out, arrived, world.local_size)
         report("the kernel of this example", out)
 
-        # Ready to use, any number of times: in small messages every word says itself that it has arrived.
+        # Ready to use, for any number of calls: LL for small segments, push for larger ones.
         for method in ("ll_2d", "push_2d"):
             gather = sk.AllGather(world, n * x.nbytes, method)
             gathered, note = gather(x), ""

@@ -1,29 +1,29 @@
-"""Ring all-reduce: the arrays of all ranks are added up, and every rank gets the sum, in two phases.
+"""Ring all-reduce: add up the arrays of all ranks, in two phases; every rank gets the sum.
 
     ./mpi_launch.sh -n 4 examples/04_ring_all_reduce.py
 
 Every rank sends to the next one only. In the reduce phase, rank 0 sends its array to rank 1, which adds its
-own and sends the sum to rank 2, and so on: the last rank has the sum of all. In the broadcast phase it sends
-that to rank 0, and from there it goes along the ranks again, up to the last but one.
+own and sends the sum to rank 2, and so on. The last rank has the sum of all. In the broadcast phase, it sends
+the sum to rank 0, and the sum goes along the ranks again, up to the last but one.
 
         reduce      0 --> 1 --> 2 --> 3
         broadcast   3 --> 0 --> 1 --> 2
 
-One after another, that would take 2 n - 2 times as long as one send. But the array is cut into chunks: while
-rank 1 adds its part of the second chunk, rank 2 does that of the first. Each block has chunks of its own.
+With whole arrays this would take 2 n - 2 sends, one after the other. So the array is cut into chunks, and the
+ranks form a pipeline: while rank 1 adds to the second chunk, rank 2 adds to the first. Each block has chunks
+of its own.
 
-put_signal sends a chunk, and then sets a signal where it went: who sees the signal sees that chunk, not
-others. A block sends several chunks, one after another, and does not wait until they have arrived; a network
-may swap them. If they all added 1 to one signal, then "the signal is 1" would say that some chunk is here,
-perhaps the second, while the first one's memory still holds what was there before. So there is a signal for
-each chunk. And one for each phase, since both phases bring a rank the same chunk. On one host such a program
-gives right results every time with one signal, too; the emulator, with --races --delivery unordered, says
-what is wrong with it.
+put_signal sends a chunk and then sets a signal at the receiver. A rank that sees the signal sees that chunk,
+but not other chunks: a block sends several chunks without waiting, and a network may reorder them. Suppose
+that each chunk added 1 to a common signal. Then a signal of 1 would mean that one chunk has arrived. It might
+be the second one, while the memory of the first still holds old data. So each chunk has its own signal. Each
+phase has its own signals too, because both phases bring the same chunk to a rank. On one host a program with
+one signal gives right results every time; the emulator reports the race, with --races --delivery unordered.
 
-The signals hold the number of the call, which the kernel counts on the GPU: so they need no reset, and calls
-may be captured in a CUDA graph. Nobody asks whether the next rank's memory is free, and no buffer is there
-twice. A rank that has a chunk's sum knows that all have added their part, so the partial sums have been read;
-and one that has the next call's knows that all have ended this one.
+The signals hold the number of the call, which the kernel counts in GPU memory. So they need no reset, and a
+CUDA graph can capture the call. No rank asks whether the next rank's memory is free, and there is only one
+buffer of each kind. A rank that has the sum of a chunk knows that all ranks have added their part: they have
+read the partial sums. A rank that has the sum of the next call knows that all ranks have ended this one.
 
 On the emulator it prints
 
@@ -31,8 +31,8 @@ On the emulator it prints
     ring: passed
     sk.AllReduce: passed
 
-and on GPUs how long a call of each takes, too. ``sk.AllReduce`` has this method and others, for all dtypes
-and several operations, and picks one by the size.
+On GPUs it also prints how long a call takes. ``sk.AllReduce`` has this method and others, for all dtypes and
+several operations, and selects one by the size.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from shmemkit.device import (
     signal_wait_until,
 )
 
-CALLS = 5  # one after the other, without a wait of the host
+CALLS = 5  # one after another; the host does not wait between them
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
@@ -60,11 +60,11 @@ def ring_all_reduce(x, out, chunk, partial, total, reduced, done, calls):
     """Add up the `x` of all ranks in `out`.
 
     chunk       elements of a chunk; block b has the chunks b, b + gridDim.x, ...
-    partial     the sums of the ranks before, and mine; symmetric
+    partial     the sums up to the previous rank, then up to this one; symmetric
     total       the sums of all ranks; symmetric
-    reduced[c]  the number of the last call of which the partial sums of chunk c are here; symmetric
-    done[c]     likewise the sums of all; symmetric
-    calls[c]    how many calls chunk c has taken part in
+    reduced[c]  the last call whose partial sums of chunk c have arrived; symmetric
+    done[c]     the last call whose total sums of chunk c have arrived; symmetric
+    calls[c]    how many calls chunk c has made
     """
     me, last = rank(), num_ranks() - 1
     following = me + 1 if me < last else 0
@@ -98,7 +98,7 @@ def ring_all_reduce(x, out, chunk, partial, total, reduced, done, calls):
         if cuda.threadIdx.x == 0:
             signal_wait_until(done[c:], GE, call)
         cuda.syncthreads()
-        if following < last:  # who has it already
+        if following < last:  # the last rank has the sum already
             put_signal_nbi_block(mine, mine, done[c:], call, SET, following)
         copy_block(out[begin:end], mine)
         c += cuda.gridDim.x
@@ -118,14 +118,14 @@ def main():
     with sk.init() as world:
         n, size, xp, timer = world.n_ranks, options.size, world.xp, sk.Timer(world)
         chunks = -(-size // options.chunk)
-        # Whole numbers, not large: their sums are exact, in whatever order they are added.
+        # Small whole numbers: their sums are exact in any order.
         data = np.random.default_rng(0).integers(0, 1000, (CALLS, n, size)).astype("float32")
         expected = data.sum(axis=1)
         inputs, outputs = xp.asarray(data[:, world.rank]), xp.empty((CALLS, size), "float32")
         partial, total = (sk.empty(size, "float32", name) for name in ("partial", "total"))
         reduced, done = sk.signals(max(1, chunks), "reduced"), sk.signals(max(1, chunks), "done")
         args = options.chunk, partial, total, reduced, done, xp.zeros(chunks, "int64")
-        # A block waits for the other ranks: co_resident makes sure that all blocks run at once.
+        # Blocks wait for the other ranks. co_resident: refuse a grid whose blocks do not all run at once.
         bound = sk.bind(ring_all_reduce, options.blocks, 64, (inputs[0], outputs[0], *args), co_resident=True)
 
         blocks = f"{chunks} chunks in {options.blocks} blocks"

@@ -2,9 +2,9 @@
 
     ./mpi_launch.sh -n 4 examples/05_expert_parallel.py
 
-A router gives each token a few of many experts, small networks, and the token's new value is the weighted sum
-of what they make of it. Each rank has some of the experts, and some tokens, which must go to their experts'
-ranks and come back:
+A router gives each token to a few of many experts, which are small networks. The new value of the token is
+the weighted sum of the experts' results. Each rank has some of the experts and some of the tokens. So tokens
+go to the ranks of their experts, and come back:
 
     rank 0  tokens --+--> experts 0 1 --+--> tokens
     rank 1  tokens --+--> experts 2 3 --+--> tokens
@@ -12,14 +12,13 @@ ranks and come back:
     rank 3  tokens --+--> experts 6 7 --+--> tokens
                 dispatch            combine
 
-How many tokens an expert gets depends on the data, so only the GPUs know. An ordinary all-to-all would have
-to wait until the host knows it, too. Here the ranks tell each other inside the kernel of dispatch, which puts
-the rows of an expert one after another and leaves their number on the GPU, where the experts' kernel reads
-it. Nothing waits for the host, so that the whole layer can be captured in a CUDA graph and replayed, however
-many tokens go where.
+The number of tokens of an expert depends on the data, so only the GPUs know it. An ordinary all-to-all would
+wait until the host knows it too. Here the ranks tell each other inside the dispatch kernel. That kernel puts
+the rows of an expert one after another, and leaves their number on the GPU, where the experts' kernel reads
+it. Nothing waits for the host. So a CUDA graph can capture the whole layer and replay it for any routing.
 
-A row goes to a rank once, even if several of its token's experts are there, and is copied to them there; on
-the way back, the rank adds up what these experts have made of it, with the weights, and sends one row.
+A row goes to each rank once, even if several of its token's experts are there; the rank copies it for each.
+On the way back, the rank adds up the results of these experts, with the weights, and sends one row.
 
 On the emulator it prints
 
@@ -27,7 +26,7 @@ On the emulator it prints
     tokens of each expert: 9 16 12 13 12 7 19 8
     sk.ExpertParallel: passed
 
-and on GPUs how long dispatch and combine take, too.
+On GPUs it also prints how long dispatch and combine take.
 """
 
 import argparse
@@ -37,12 +36,12 @@ from numba import cuda
 
 import shmemkit as sk
 
-CALLS = 3  # one after the other, without a wait of the host
+CALLS = 3  # one after another; the host does not wait between them
 
 
 @cuda.jit
 def run_experts(rows, counts, scale):
-    """The experts of this rank: expert e makes relu(row) * scale[e] of each of its rows. Blocks (b, e)."""
+    """The experts of this rank: expert e replaces each of its rows by relu(row) * scale[e]. Blocks (b, e)."""
     r, e = cuda.blockIdx.x, cuda.blockIdx.y
     while r < counts[e]:
         for i in range(cuda.threadIdx.x, rows.shape[2], cuda.blockDim.x):
@@ -51,7 +50,7 @@ def run_experts(rows, counts, scale):
 
 
 def route(xp, logits, top_k):
-    """-> the experts of each token, those with the largest logits, and their weights, which add up to 1."""
+    """-> the top_k experts of each token, by their logits, and the experts' weights, which add up to 1."""
     experts = xp.argsort(-logits, axis=1)[:, :top_k].copy()
     weights = xp.exp(xp.take_along_axis(logits, experts, axis=1))
     return experts, weights / weights.sum(axis=1, keepdims=True)

@@ -2,28 +2,29 @@
 
     ./mpi_launch.sh -n 4 examples/07_ag_gemm.py
 
-In a tensor-parallel model with sequence parallelism each rank has some rows of the activations x, one for
-each token, and some columns of each weight. The layer needs all rows times its own columns:
+In a tensor-parallel model with sequence parallelism, each rank has some rows of the activations x, one row
+for each token, and some columns of each weight. The layer multiplies all rows by the rank's own columns:
 
     rank 0   x0 --+                      +--> [x0 x1 x2 x3] @ w0
     rank 1   x1 --+--> all rows, on all -+--> [x0 x1 x2 x3] @ w1
     rank 2   x2 --+                      +--> [x0 x1 x2 x3] @ w2
     rank 3   x3 --+                      +--> [x0 x1 x2 x3] @ w3
 
-One after the other, the tensor cores wait for the links, and then the links for the tensor cores:
+If the product follows the gather, the tensor cores wait for the links, and then the links for the tensor
+cores:
 
     gather   |x1 x2 x3|
     product           |x0 x1 x2 x3|
 
-But a product's tiles do not depend on each other, and those of a rank's own rows need nothing from anywhere.
-So ``sk.AllGatherGemm`` begins with these, while the others' come, in the order in which the product takes
-them: stored by a few blocks of the kernel itself ("push"), or brought by copy engines ("overlap"). The kernel
-waits for each segment just before the first tile that needs it:
+But the tiles of a product do not depend on each other, and the tiles of the rank's own rows need no data from
+other ranks. So ``sk.AllGatherGemm`` computes these first, while the other rows arrive in the order in which
+the product takes them. A few blocks of the kernel itself store them ("push"), or copy engines bring them
+("overlap"). The kernel waits for each segment just before the first tile that needs it:
 
     gather   |x1 x2 x3|
     product  |x0 x1 x2 x3|                            on rank 0; rank 1 takes x1 x2 x3 x0, and so on
 
-Attention has three weights, q, k and v, which share the gathered rows: they are gathered once.
+Attention has three weights: q, k and v. They share the gathered rows, so one gather is enough.
 
 On the emulator it prints
 
@@ -32,7 +33,7 @@ On the emulator it prints
     overlap: passed
     sequential: passed
 
-and on GPUs how long each takes, too.
+On GPUs it also prints how long each method takes.
 """
 
 import argparse
@@ -50,13 +51,13 @@ def main():
     options = parser.parse_args()
     for name, size, unit in (("rows", options.rows, 1), ("hidden", options.hidden, 8)):
         if size is not None and (size < unit or size % unit):
-            parser.error(f"--{name} {size}: {unit} or a multiple of it is allowed")
+            parser.error(f"--{name} is {size}; it must be a multiple of {unit}, and at least {unit}")
 
     with sk.init() as world:
         n, xp, emulated = world.n_ranks, world.xp, world.backend.name == "emulator"
         rows = options.rows or (16 if emulated else 2048)
         hidden = options.hidden or (64 if emulated else 4096)
-        columns = hidden // 2, hidden // 4, hidden // 4  # of a rank: fewer of k and v, as in Llama 3
+        columns = hidden // 2, hidden // 4, hidden // 4  # of a rank; k and v have fewer, as in Llama 3
         world.print(
             f"{n} ranks ({world.backend.name}), {rows} rows of {hidden} bfloat16 each,",
             "q, k and v of {}, {} and {} columns each".format(*columns),
@@ -75,7 +76,7 @@ def main():
         for method in sk.AllGatherGemm.methods_for(world.n_nodes):
             try:
                 ag_gemm = sk.AllGatherGemm(world, n * x.nbytes, method)
-            except ValueError as refusal:  # on all ranks: the first two are for GPUs of the Hopper generation
+            except ValueError as refusal:  # on all ranks: two methods need GPUs of the Hopper generation
                 world.print(f"{method}: {refusal}", ranks=0)
                 continue
             outs = tuple(xp.full((n * rows, c), np.nan, ml_dtypes.bfloat16) for c in columns)

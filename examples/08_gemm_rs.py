@@ -1,27 +1,27 @@
-"""Matrix products that are added up over the ranks: the second layer of a tensor-parallel block.
+"""Matrix product and reduce-scatter at once: the second layer of a tensor-parallel block.
 
     ./mpi_launch.sh -n 4 examples/08_gemm_rs.py
 
-Example 07 ends with all rows of the activations on each rank, times its own columns of the weight. The second
-layer's weight is cut the other way, so that each rank has what its part of the activations is multiplied by,
-and the sum of all ranks' products is the result, of which each rank keeps its rows:
+After example 07, each rank has all rows of the activations, for its own columns of the first weight. The
+second weight is cut by rows, so that each rank has the rows that match its columns of the activations. The
+result is the sum of the products of all ranks, and each rank keeps its own rows of it:
 
     rank 0   h0 @ v0 --+       +--> rows of rank 0
     rank 1   h1 @ v1 --+--> + -+--> rows of rank 1
     rank 2   h2 @ v2 --+       +--> rows of rank 2
     rank 3   h3 @ v3 --+       +--> rows of rank 3
 
-``sk.GemmReduceScatter`` sends tiles of the product while it computes others. The order does it: a rank begins
-with tiles of the next rank's rows, then of the one's after it, so that all send at once, each to another one;
-its own, which are sent to nobody, come a round later, when the others' parts of them are here and can be
-added before the result is rounded and stored:
+``sk.GemmReduceScatter`` sends tiles of the product while it computes others. A rank begins with tiles of the
+next rank's rows, then of the rank after that, and so on: all ranks send at once, each to a different one. Its
+own rows are sent to no one. It computes them a round later, when the other ranks' parts of them have arrived.
+So it can add these parts before it rounds and stores the result:
 
     product  |x1 x2 x3|x1 x2 x3 x0|x1 x2 x3 x0|x0|    on rank 0; rank 1 computes x2 x3 x0, and so on
     send        |x1 x2 x3|x1 x2 x3   |x1 x2 x3|
 
-Both layers together, with an activation between them, are the MLP of a transformer. With one token for each
-sequence, when a model writes, there is little to scatter, and every rank wants the whole result: that is
-``sk.GemmAllReduce``.
+Both layers together, with an activation between them, are the MLP of a transformer. When a model generates
+text, each sequence adds one token at a time. Then there are few rows to scatter, and every rank needs the
+whole result: ``sk.GemmAllReduce``.
 
 On the emulator it prints
 
@@ -30,7 +30,7 @@ On the emulator it prints
     two layers, GEMM + reduce-scatter at once: passed
     4 tokens, GEMM + all-reduce: passed
 
-and on GPUs how long each takes, too.
+On GPUs it also prints how long each takes.
 """
 
 import argparse
@@ -51,9 +51,9 @@ def main():
         tokens = (8 * n if emulated else 8192 // n * n) if options.tokens is None else options.tokens
         hidden = options.hidden or (64 if emulated else 4096)
         if n == 1:
-            raise SystemExit("1 rank: take 2 or more, as by ./mpi_launch.sh -n 2")
+            raise SystemExit("1 rank: this example needs 2 or more, as with ./mpi_launch.sh -n 2")
         if tokens < 1 or tokens % n:
-            raise SystemExit(f"--tokens {tokens}: {n}, the ranks, or a multiple of it is allowed")
+            raise SystemExit(f"--tokens is {tokens}; it must be a multiple of {n}, the number of ranks")
         inside = hidden if emulated else 14336 // n // 8 * 8  # columns of a rank between the layers
         of_all = f"{tokens} tokens, {hidden} hidden, {n * inside} inside, bfloat16"
         world.print(f"{n} ranks ({world.backend.name}): {of_all}", ranks=0)
@@ -72,7 +72,7 @@ def main():
         rows = slice(me * tokens // n, (me + 1) * tokens // n)
         x = random(0, tokens, hidden)
         weights = [(random(1 + 2 * r, hidden, inside), random(2 + 2 * r, inside, hidden)) for r in range(n)]
-        wanted = 0  # as the ranks together compute it: what lies between the layers is rounded
+        wanted = 0  # as the ranks compute it: the activations between the layers are rounded
         for first, second in weights:
             between = x.astype("float32") @ first.astype("float32")
             between = xp.maximum(between, 0).astype(ml_dtypes.bfloat16).astype("float32")
@@ -85,7 +85,7 @@ def main():
         for name, method in (("one after the other", "sequential"), ("at once", at_once)):
             try:
                 gemm_rs = sk.GemmReduceScatter(world, tokens, hidden, method=method)
-            except ValueError as refusal:  # on all ranks, as where they are not GPUs of the Hopper generation
+            except ValueError as refusal:  # on all ranks, on other GPUs than the Hopper generation
                 world.print(f"{name}: {refusal}", ranks=0)
                 continue
 

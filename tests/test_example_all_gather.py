@@ -31,12 +31,12 @@ def test_ranks_and_sizes(capsys, n, size):
 @pytest.mark.parametrize(
     ("found", "put", "message"),
     [
-        ("half = call & 1", "half = 0", "race on inbox"),
-        ("call & 1,", "0,", "waits for lines.* to hold the flag"),
+        ("buffer = call & 1", "buffer = 0", "race on inbox"),
+        ("call & 1,", "0,", "waits for packets.* to hold the flag"),
         ("cuda.syncthreads()  # all threads have stored", "", "race on inbox"),
         ("cuda.syncthreads()  # all threads have read", "#", "race on calls"),
     ],
-    ids=["one half", "one half of LL", "stored", "read"],
+    ids=["one buffer", "one buffer of LL", "stored", "read"],
 )
 def test_all_of_it_is_needed(tmp_path, capsys, found, put, message):
     program = PROGRAM.read_text()

@@ -33,7 +33,7 @@ def test_several_nodes(capsys, name):
 
 
 @pytest.mark.parametrize(
-    "n_ranks, tokens, text", [(1, 8, "1 rank: take 2"), (3, 10, "3, the ranks"), (2, 0, "--tokens 0")]
+    "n_ranks, tokens, text", [(1, 8, "needs 2 or more"), (3, 10, "a multiple of 3"), (2, 0, "--tokens is 0")]
 )
 def test_tokens_that_ranks_cannot_share(capsys, n_ranks, tokens, text):
     assert emulate(["-n", str(n_ranks), str(EXAMPLES / "08_gemm_rs.py"), "--tokens", str(tokens)]) == 1
@@ -48,4 +48,4 @@ def test_refused_methods_and_sizes(capsys, monkeypatch):
         out = capsys.readouterr().out
         assert out.count("passed") == passed and "compute capability 8.0: 9.0 is allowed" in out
     assert emulate(["-n", "1", str(EXAMPLES / "07_ag_gemm.py"), "--hidden", "12"]) != 0
-    assert "--hidden 12: 8 or a multiple of it" in capsys.readouterr().err
+    assert "--hidden is 12; it must be a multiple of 8" in capsys.readouterr().err
