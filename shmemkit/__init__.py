@@ -2,7 +2,7 @@
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name -> the module it lives in; imported when first asked for, so that `python -m shmemkit doctor`
 # can say what is missing where these cannot be imported.

@@ -161,6 +161,15 @@ def test_numpy_too_new(machine):
     assert status == 1 and "numpy<2.5" in report
 
 
+def test_numba_cuda_that_cannot_be_imported(machine, monkeypatch):
+    def child(command, seconds):
+        return (1, "libcudart.so.13 is not found") if "from numba" in command[-1] else (0, "Open MPI")
+
+    monkeypatch.setattr(doctor, "child", child)
+    status, report = machine("emulator")
+    assert status == 1 and "libcudart" in report and "pip install nvidia-cuda-runtime-cu12" in report
+
+
 def test_child_that_hangs_or_is_missing():
     assert doctor.child([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)[0] is None
     assert doctor.child(["no-such-program"], seconds=1)[0] == 127

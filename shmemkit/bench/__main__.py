@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import shmemkit as sk
-from shmemkit import tuning
+from shmemkit import program, tuning
 from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.world import launched_by_mpi
@@ -122,7 +122,7 @@ def _path(text):
 
 
 def _parser():
-    parser = _Parser(prog="python -m shmemkit.bench", description="How fast it is on this machine.")
+    parser = _Parser(prog=program.name_of("shmemkit.bench"), description="How fast it is on this machine.")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
 
     def command(run, name, text):

@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 
-from .. import __version__
+from .. import __version__, program
 from .exploration import explore
 from .network import DELIVERIES
 from .run import schedule_of
@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser():
     result = Parser(
-        prog="python -m shmemkit.emu",
+        prog=program.name_of("shmemkit.emu"),
         usage="%(prog)s [options] (script.py | -m module) [arguments]",
         description="Run a script, or a module, that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and "
         "mpi4py, on several PEs without a GPU.",
@@ -82,7 +82,7 @@ def main(argv=None):
     try:
         from .scripts.runner import Module, Script, status_of, text_of
     except ImportError as error:
-        sys.exit(f"python -m shmemkit.emu: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
+        sys.exit(f"{options_of.prog}: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
     _warn_of_late_options(options_of, options.arguments)
     error = found = None
     try:
