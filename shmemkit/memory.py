@@ -1,57 +1,60 @@
-"""Symmetric arrays: the same shape and dtype on every rank, each on its own part of the symmetric heap.
+"""Symmetric arrays: they have the same shape and dtype on every rank, each in its rank's symmetric heap.
 
-``zeros``, ``empty``, ``full``, ``array``, ``signals`` and ``free`` are collective: every rank calls them, in
-the same order. Each checks that all ranks asked for the same; if they did not, every rank raises. The arrays
-are CuPy arrays on GPUs and NumPy arrays on the emulator. ``free`` gives memory back; what is left, the World
-frees when it is finalized. An array that was dropped without ``free`` cannot be freed before that: it is
-reported then, as a leak.
+``zeros``, ``empty``, ``full``, ``array``, ``signals`` and ``free`` are collective: all ranks call them, in
+the same order. If the ranks ask for different arrays, every rank raises. The arrays are CuPy arrays on GPUs
+and NumPy arrays on the emulator. ``free`` gives memory back; the World frees the rest when it is finalized.
+An array that the program drops without ``free`` stays allocated until then, and is reported as a leak.
 """
 
 import math
-import operator
 import weakref
 
 import numpy as np
 
+from .agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
+from .settings import integer, listed, shown
 from .site import users_call
 
 DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 DTYPES += ["complex64", "complex128"]
 
 
-def as_dtype(dtype):
-    """`dtype` as a NumPy dtype; bfloat16 is that of ml_dtypes. ValueError for what kernels cannot hold."""
+def as_dtype(dtype, who=""):
+    """`dtype` as a NumPy dtype; bfloat16 is that of ml_dtypes. TypeError for what is not a dtype, ValueError
+    for one that kernels cannot hold. `who`, as "zeros(): ", begins the message."""
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
     if name == "bfloat16":
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
     try:
-        result = None if dtype is None else np.dtype(dtype).name
+        found = None if dtype is None else np.dtype(dtype)
     except TypeError:
-        result = None
-    if result not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
-    if not np.dtype(dtype).isnative:
-        raise ValueError(f"dtype {dtype!r} is of another byte order than this machine's: use {result!r}")
-    return np.dtype(result)
+        found = None
+    if found is None or found.name not in DTYPES:
+        kind = ValueError if isinstance(dtype, (str, type, np.dtype)) else TypeError
+        text = found or (dtype.__name__ if isinstance(dtype, type) else shown(dtype))
+        raise kind(f"{who}dtype is {text}; it must be {listed(DTYPES)}")
+    if not found.isnative:
+        raise ValueError(
+            f"{who}dtype {found} has the other byte order. Use {found.name!r}, and convert the data"
+        )
+    return found
 
 
-def as_shape(shape):
-    """`shape`, an integer or a sequence of them, as a tuple."""
+def as_shape(shape, who=""):
+    """`shape`, an integer or a sequence of them, as a tuple. TypeError or ValueError for others; `who` as of
+    ``as_dtype``."""
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    kind = ValueError
     try:
-        result = tuple(-1 if isinstance(n, bool) else operator.index(n) for n in sizes)
+        result = tuple(integer("", "", n) for n in sizes)
     except TypeError:
-        result = (-1,)
+        kind, result = TypeError, (-1,)
     if any(n < 0 for n in result):
-        raise ValueError(f"shape {shape!r}: a non-negative integer or a tuple of them is allowed")
+        text = tuple(sizes) if sizes is shape else shown(shape)
+        raise kind(f"{who}shape is {text}; it must be an integer of 0 or more, or a tuple of such integers")
     return result
-
-
-def ranks_text(ranks):
-    """ "rank 3", or "ranks 1, 2"."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 class _Owner:
@@ -78,96 +81,135 @@ class SymmetricMemory:
         self._dropped = []  # of them, those whose arrays were gone at the last allocation or free
 
     def empty(self, shape, dtype="float32", name=None):
-        """A symmetric array with undefined content (on the emulator floats are NaN, and the check for
-        races reports kernels that read what nobody has written).
+        """Allocate a symmetric array without setting its content. Collective.
 
-        `shape`: a non-negative integer or a tuple of them. `dtype`: float16, bfloat16, float32, float64, a
-        signed or unsigned integer, bool or complex. `name` appears in reports. Collective: when the ranks ask
-        for different things, every rank raises ValueError with what each asked for. MemoryError when the
-        symmetric heap is full.
+        shape   an integer of 0 or more, or a tuple of them
+        dtype   float16, bfloat16, float32, float64, a signed or unsigned integer, bool or complex
+        name    appears in reports
+
+        On the emulator floats are NaN at first, and the check for races reports kernels that read elements
+        which nobody has written. TypeError or ValueError, on every rank, for a wrong shape or dtype, or if
+        the ranks ask for different ones; MemoryError, on every rank, when the symmetric heap is full.
         """
         self._check_alive("empty")
-        raw, result = self._allocate("empty", shape, dtype, name)
+        raw, result = self._allocate("empty", lambda: (shape, dtype), name)
         if self.backend.name == "emulator":
             self.backend.leave_empty(raw)
             self._meet("empty")  # nobody writes before it is there
         return result
 
     def full(self, shape, fill_value, dtype="float32", name=None):
-        """A symmetric array filled with `fill_value`; see ``empty``. Every rank has its content before any
-        rank returns."""
+        """Allocate a symmetric array and fill it with `fill_value`. Collective; see ``empty``.
+
+        fill_value  a number that the dtype can hold, or an array that broadcasts to the shape; it may differ
+                    from rank to rank
+
+        Every rank's array is filled before any rank returns.
+        """
         self._check_alive("full")
-        _, result = self._allocate("full", shape, dtype, name)
+
+        def checked():
+            _check_fill(fill_value, as_shape(shape, "full(): "), as_dtype(dtype, "full(): "))
+            return shape, dtype
+
+        _, result = self._allocate("full", checked, name)
         with self.stream:
             result[...] = fill_value
         self._content_is_there("full")
         return result
 
     def zeros(self, shape, dtype="float32", name=None):
-        """A symmetric array of zeros; see ``empty``. Every rank's is zero before any rank returns."""
+        """Allocate a symmetric array of zeros. Collective; see ``empty``. Every rank's array is zero before
+        any rank returns."""
         self._check_alive("zeros")
-        raw, result = self._allocate("zeros", shape, dtype, name)
+        raw, result = self._allocate("zeros", lambda: (shape, dtype), name)
         with self.stream:
             raw.fill(0)
         self._content_is_there("zeros")
         return result
 
     def array(self, values, dtype=None, name=None):
-        """A symmetric copy of `values`: array-like, of the same shape and dtype on every rank; the values may
-        differ."""
+        """Allocate a symmetric array and copy `values` to it. Collective; see ``empty``.
+
+        values  an array or a nested list of numbers; its shape is the same on every rank, the numbers may
+                differ
+        dtype   default: that of `values`
+        """
         self._check_alive("array")
-        if not hasattr(values, "dtype"):
-            values = self.xp.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
-        if dtype is None:  # NumPy's have a byte order; the copy is in this machine's
-            dtype = values.dtype.newbyteorder("=") if isinstance(values.dtype, np.dtype) else values.dtype
-        _, result = self._allocate("array", values.shape, dtype, name)
+        source = None
+
+        def checked():
+            nonlocal source
+            source = _numbers(values, self.xp)
+            # NumPy's may have another byte order; the copy has this machine's
+            native = as_dtype(source.dtype.newbyteorder("="), "array(): the values' ")
+            return source.shape, native if dtype is None else dtype
+
+        _, result = self._allocate("array", checked, name)
         with self.stream:
-            result[...] = self.xp.asarray(values)
+            result[...] = self.xp.asarray(source)
         self._content_is_there("array")
         return result
 
     def signals(self, n, name=None):
-        """`n` symmetric signals: uint64 zeros, what ``wait``, ``notify`` and ``put_signal`` work on."""
+        """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.
+        Collective; see ``empty``."""
         self._check_alive("signals")
         return self.zeros(n, "uint64", name or "signals")
 
     def free(self, array):
-        """Give a symmetric array back. Collective; `array` is what zeros, empty, full, array or signals
-        returned."""
+        """Give the memory of a symmetric array back. Collective.
+
+        array  what zeros, empty, full, array or signals returned, the same array on every rank; not a view
+        """
         self._check_alive("free")
         self.backend.synchronize()  # a kernel may still write into it
-        where = self.backend.address(array) if isinstance(array, self.xp.ndarray) else None
-        allocation = self._allocations.get(where)
-        request = error = None
-        if allocation is None or (array.shape, array.dtype) != (allocation.shape, allocation.dtype):
-            error = ValueError("free: not a symmetric array of this World, a view of one, or freed before")
-        else:
-            request = f"number {allocation.number}, {allocation.dtype} {allocation.shape}"
-        self._agree("free", "free is called with the same array", request, error)
+        request = error = where = None
+        try:
+            self._check_array(array)
+            where = self.backend.address(array)
+            allocation = self._allocations.get(where)
+            if allocation is None or (array.shape, array.dtype) != (allocation.shape, allocation.dtype):
+                name, _ = self.place_of(array) or (None, 0)
+                raise ValueError(
+                    "free(): array is not in symmetric memory of this World, or it was freed before"
+                    if name is None
+                    else f"free(): array is a view of the symmetric array {name!r}. Give that array itself"
+                )
+            request = f"array {allocation.number} ({allocation.dtype} {allocation.shape})"
+        except (TypeError, ValueError) as e:
+            error = e
+        self._agree("free", "All ranks must free the same array", request, error, "free")
         self.backend.free(self._allocations.pop(where).raw)
 
     def peer_view(self, array, rank):
-        """The same symmetric array on another `rank`, as an array that this rank's host can read and write.
+        """Return the same symmetric array of another `rank`, as an array that this rank's host can read and
+        write. Not collective.
 
-        ValueError when `array` is not symmetric, or that rank is not reachable through shared memory or
-        NVLink.
+        array  a symmetric array, or a view of one
+        rank   0 to n_ranks - 1
+
+        ValueError when `array` is not symmetric, or `rank` cannot be reached through shared memory or NVLink.
         """
         self._check_alive("peer_view")
-        try:
-            rank = operator.index(rank)
-        except TypeError:
-            raise TypeError(f"peer_view: rank={rank!r}: an integer is allowed") from None
-        if not 0 <= rank < self.n_ranks:
-            raise ValueError(f"peer_view: rank {rank} does not exist; ranks are 0 to {self.n_ranks - 1}")
+        rank = integer("peer_view()", "rank", rank, 0, self.n_ranks - 1)
+        if not self.is_symmetric(array):
+            raise ValueError(
+                f"peer_view(): array, {array.dtype} {array.shape}, is not in symmetric memory of this World. "
+                "Make it with shmemkit.zeros() or the like"
+            )
         return array if rank == self.rank else self.backend.peer_view(array, rank)
 
     def is_symmetric(self, array):
-        """Whether `array` lies in a symmetric array of this World that has not been freed. Not collective."""
+        """Return whether `array` lies in a symmetric array of this World that has not been freed. Not
+        collective."""
         return self.place_of(array) is not None
 
     def place_of(self, array):
-        """-> (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not collective."""
+        """Return (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not
+        collective."""
         self._check_alive("place_of")
+        self._check_array(array)
         at = self.backend.address(array)
         for start, allocation in self._allocations.items():
             if 0 <= at - start < allocation.raw.nbytes:
@@ -175,44 +217,50 @@ class SymmetricMemory:
         return None
 
     def multicast_view(self, array):
-        """`array`, symmetric, as the multicast array of all ranks of my node (NVLink SHARP, NVLS): of the
-        same shape and dtype, and a store to it goes to each of them. Collective.
+        """Return `array`, symmetric, as a multicast array of this node's ranks (NVLink SHARP, NVLS).
+        Collective.
+
+        It has the same shape and dtype; a store to it goes to each of these ranks.
 
         It is an argument for kernels; only the functions of ``shmemkit.device`` that begin with multimem_
         may use its elements. It is valid as long as `array` is not freed.
 
-        ValueError, on every rank, when a rank has no such address, and why: multicast is turned off
-        (NVSHMEM_DISABLE_NVLS), its GPU is older than Hopper or not at an NVSwitch, NVSHMEM has none, or
+        ValueError, on every rank, when a rank has no multicast address, with the reason: multicast is turned
+        off (NVSHMEM_DISABLE_NVLS), the GPU is older than Hopper or not at an NVSwitch, NVSHMEM has none, or
         `array` is not symmetric. On the emulator every node has multicast.
         """
         self._check_alive("multicast_view")
         view = reason = None
         try:
             if not (isinstance(array, self.xp.ndarray) and self.is_symmetric(array)):
-                raise ValueError("the array is not symmetric; make it with shmemkit.zeros or the like")
+                raise ValueError("array is not symmetric. Make it with shmemkit.zeros() or the like")
             view = self.backend.multicast_view(array, self.node_ranks)
         except ValueError as error:
             reason = str(error)
-        refusals = {}
-        for rank, text in enumerate(self._meet("multicast_view", reason)):
-            refusals.setdefault(text, []).append(rank)
-        refusals.pop(None, None)
+        refusals = [(ranks, text) for ranks, text in by_text(self._meet("multicast_view", reason)) if text]
         if refusals:
-            said = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in refusals.items())
-            error = ValueError(f"multicast_view: there is none. {said}")
-            error.shown_by = 0
-            raise error
+            said = "; ".join(f"{ranks_text(ranks)}: {text}" for ranks, text in refusals)
+            raise shown_by(0, ValueError(f"multicast_view(): there is no multicast address. {said}"))
         return view
 
     # -- inside
-    def _allocate(self, call, shape, dtype, name):
-        request, error = None, None
+    def _check_array(self, array):
+        if not isinstance(array, kind := self.xp.ndarray):
+            raise TypeError(
+                f"{users_call('place_of')!s}(): array is {shown(array)}; it must be a {kind.__module__}."
+                f"{kind.__name__} in symmetric memory"
+            )
+
+    def _allocate(self, call, checked, name):
+        """``checked()`` -> (shape, dtype), or raises TypeError or ValueError."""
+        request, error, who = None, None, f"{users_call(call)!s}(): "
         try:
-            shape, dtype = as_shape(shape), as_dtype(dtype)
-            request = f"{dtype.name} {shape}"
-        except ValueError as e:
+            shape, dtype = checked()
+            shape, dtype = as_shape(shape, who), as_dtype(dtype, who)
+            request = f"for {dtype.name} {shape}"
+        except (TypeError, ValueError) as e:
             error = e
-        self._agree(call, "a symmetric array has the same shape and dtype", request, error)
+        self._agree(call, "A symmetric array has the same shape and dtype on all ranks", request, error)
         n_bytes = math.prod(shape) * dtype.itemsize
         raw = self.backend.allocate(n_bytes)
         owner = _Owner()
@@ -225,22 +273,17 @@ class SymmetricMemory:
         )
         return raw, result
 
-    def _agree(self, call, rule, request, error):
-        """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if they
-        differ."""
+    def _agree(self, call, rule, request, error, verb="ask"):
+        """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if one of them
+        has an error, or they differ."""
         self._dropped = self._leaks()
-        answers = self._meet(call, (None if error else request, f"{users_call(call)}"))
-        if error is not None:
-            raise error
-        if any(r != request for r, _ in answers):
-            ranks, one_place = {}, len({place for _, place in answers}) == 1
-            for rank, (r, place) in enumerate(answers):
-                of = "" if one_place else f" in {place}"
-                ranks.setdefault((r or "something invalid") + of, []).append(rank)
-            asked = "; ".join(f"{ranks_text(k)}: {r}" for r, k in ranks.items())
-            error = ValueError(f"{rule} on every rank, but they asked for {asked}")
-            error.shown_by = 0
-            raise error
+        refusals, requests, places = zip(
+            *self._meet(call, (told(error), request, f"{users_call(call)}")), strict=True
+        )
+        raise_alike(error, refusals)
+        if len(set(requests)) > 1 and len(set(places)) > 1:
+            requests = [f"{request} in {place}" for request, place in zip(requests, places, strict=True)]
+        check_equal(requests, rule, verb)
 
     def _content_is_there(self, call):
         self.stream.synchronize()
@@ -249,6 +292,34 @@ class SymmetricMemory:
     def _leaks(self):
         """Allocations whose arrays are gone."""
         return [a for a in self._allocations.values() if a.owner() is None]
+
+
+def _numbers(values, module):
+    """`values` as an array of NumPy or `module`."""
+    if isinstance(values, (np.ndarray, module.ndarray)):
+        return values
+    try:
+        return module.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise ValueError(f"array(): values is {shown(values)} that is not an array: {error}") from None
+
+
+def _check_fill(value, shape, dtype):
+    """TypeError or ValueError unless ``full`` can store `value`. CuPy's arrays are not read."""
+    text, kind = shown(value), ValueError
+    try:
+        if not hasattr(value, "dtype") or isinstance(value, (np.ndarray, np.generic)):
+            fill = np.asarray(value)
+            kind = ValueError if fill.dtype.name in DTYPES else TypeError
+            with np.errstate(all="ignore"):
+                np.empty(fill.shape, dtype)[...] = value
+            value = fill
+        text = f"{value.dtype} {value.shape}" if value.shape else text
+        if kind is ValueError and np.broadcast_shapes(value.shape, shape) == shape:
+            return
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise kind(f"full(): fill_value is {text}; it must be a number of {dtype}, or an array of shape {shape}")
 
 
 def _current():

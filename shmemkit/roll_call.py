@@ -105,7 +105,7 @@ class RollCall:
         there = [r for r in range(self.n_ranks) if r not in missing]
         text = missing_text(call, missing, there, limit)
         if self.rank in missing:
-            text += f"; rank {self.rank} has come too late"
-        error = RankTimeout(f"{text}. The ranks cannot meet again: end the program", self.rank, call, missing)
+            text += f"; rank {self.rank} came too late"
+        error = RankTimeout(f"{text}. The ranks cannot meet again. End the program", self.rank, call, missing)
         error.shown_by = there[0]
         return error

@@ -1,4 +1,4 @@
-"""What users set: switches in the environment, integers in calls."""
+"""What users set: switches in the environment, integers and names in calls."""
 
 import operator
 import os
@@ -13,14 +13,46 @@ def switch(variable, default):
     try:
         return _WORDS[text.lower()] if text else default
     except KeyError:
-        raise ValueError(f"{variable}={text!r}: {', '.join(_WORDS)} are allowed") from None
+        raise ValueError(f"{variable} is {text!r}; it must be {listed(_WORDS)}") from None
 
 
-def integer(who, argument, value):
-    """`value` as an int; TypeError for what is none, True and False among them."""
+def listed(words, last="or"):
+    """ "fp16, bf16 or fp32" """
+    *others, end = map(str, words)
+    return f"{', '.join(others)} {last} {end}" if others else end
+
+
+def shown(value):
+    """`value` in an error message: itself if that is short, else "a list" or "a numpy.ndarray"."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return f"{value!r:.60}"
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def integer(who, argument, value, least=None, most=None):
+    """`value` as an int. TypeError if it is not an integer (True and False are not), ValueError if it is less
+    than `least` or more than `most`."""
     try:
         if isinstance(value, bool):
             raise TypeError
-        return operator.index(value)
+        result = operator.index(value)
     except TypeError:
-        raise TypeError(f"{who}: {argument}={value!r}: an integer is allowed") from None
+        raise TypeError(f"{who}: {argument} is {shown(value)}; it must be an integer") from None
+    if (least is not None and result < least) or (most is not None and result > most):
+        wanted = f"{least} or more" if most is None else f"{least} to {most}" if most > least else least
+        raise ValueError(f"{who}: {argument} is {result}; it must be {wanted}")
+    return result
+
+
+def one_of(who, argument, value, allowed):
+    """`value`, one of the names (or None) that are `allowed`. TypeError if it is not a name, ValueError if it
+    is another one."""
+    if value is None or isinstance(value, str):
+        if value in allowed:
+            return value
+        kind = ValueError
+    else:
+        kind = TypeError
+    raise kind(f"{who}: {argument} is {shown(value)}; it must be {listed(map(repr, allowed))}")

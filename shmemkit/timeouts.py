@@ -10,7 +10,7 @@ import math
 import os
 from dataclasses import dataclass
 
-from .memory import ranks_text
+from .agreement import ranks_text
 from .site import Call
 
 VARIABLE = "SHMEMKIT_TIMEOUT"
@@ -126,7 +126,7 @@ def signal_timeout(rank, records, total, limit, trouble=""):
 
 
 def missing_text(call, missing, there, waited):
-    """ "rank 2 has not come to host_barrier() within 5 s; ranks 0, 1 are there"."""
+    """ "rank 2 has not come to host_barrier() within 5 s; ranks 0 and 1 are there"."""
     have, are = "have" if len(missing) > 1 else "has", "are" if len(there) > 1 else "is"
     others = f"; {ranks_text(there)} {are} there" if there else ""
     return f"{ranks_text(missing)} {have} not come to {Call(call)} within {waited:.3g} s{others}"

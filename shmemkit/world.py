@@ -1,4 +1,4 @@
-"""Who I am: the ranks of a program, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
+"""The World of a program: its ranks, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
 emulator."""
 
 import ctypes
@@ -12,11 +12,12 @@ import warnings
 import numpy as np
 
 from . import notebook, timeouts
+from .agreement import check_equal
 from .emu.run import current_host
 from .ending import Ending
-from .memory import SymmetricMemory, ranks_text
+from .memory import SymmetricMemory
 from .roll_call import RollCall
-from .settings import integer
+from .settings import integer, listed, one_of, shown
 from .site import users_call
 
 BACKENDS = ("auto", "nvshmem", "emulator")
@@ -29,23 +30,26 @@ def current(required=False):
     host = current_host()
     world = host.world if host else _alone
     if world is None and required:
-        raise RuntimeError("no World: call shmemkit.init() first")
+        raise RuntimeError("there is no World yet. Call shmemkit.init() first")
     return world
 
 
 def init(backend="auto", comm=None, local_size=None):
-    """Initialize this rank. -> World. Collective.
+    """Initialize this rank and return its World. Collective.
 
-    backend     "nvshmem" (GPUs), "emulator" (CPU), or "auto": SHMEMKIT_BACKEND if set, else NVSHMEM where
-                there is a GPU and nvshmem4py, else the emulator
-    comm        mpi4py communicator of the ranks; None is COMM_WORLD under mpirun or srun, else a single rank
-    local_size  declares logical nodes of so many consecutive ranks, so that multi-node kernels run on one
-                host; default SHMEMKIT_LOCAL_SIZE, else the ranks of this host. It must divide the number of
-                ranks.
+    backend     "nvshmem" (GPUs), "emulator" (CPU) or "auto". "auto" takes SHMEMKIT_BACKEND if it is set, else
+                NVSHMEM if there are a GPU and nvshmem4py, else the emulator
+    comm        the mpi4py communicator of the ranks. Default: COMM_WORLD under mpirun or srun, else one rank
+    local_size  splits the ranks into logical nodes of this many consecutive ranks, so that multi-node kernels
+                run on one host. It must divide the number of ranks. Default: SHMEMKIT_LOCAL_SIZE, else the
+                number of ranks on this host
 
-    The World's stream becomes CuPy's current stream. Use it as a context manager, or call finalize(); at exit
-    that is done. RuntimeError when a World is alive already, or the backend cannot be used (it says why).
-    After a failure on the emulator that has ended the World of all ranks, it makes a new one.
+    The World's stream becomes CuPy's current stream. Use the World as a context manager, or call its
+    finalize(); otherwise that happens at exit. If a failure on the emulator has ended the World of all ranks,
+    init() makes a new one.
+
+    RuntimeError if this rank has a World already, or the backend cannot be used, with the reason; TypeError
+    or ValueError for wrong arguments.
     """
     global _alone
     host, world = current_host(), current()
@@ -53,19 +57,20 @@ def init(backend="auto", comm=None, local_size=None):
         world.abandon()
     elif world is not None:
         raise RuntimeError(
-            "shmemkit.init: this rank is initialized already; call finalize() on its World first"
+            "init(): this rank has a World already. Call finalize() on it, or use the one that "
+            "shmemkit.current() returns"
         )
     if host is not None:
         asked, who = _asked_for(backend)
         if asked == "nvshmem":
             raise RuntimeError(
-                f"shmemkit.init: {who} asks for backend='nvshmem', and the program runs on the emulator, by "
-                "shmemkit.emu.run or python -m shmemkit.emu: start it with mpirun for GPUs"
+                f"init(): {who} asks for the backend 'nvshmem', but shmemkit.emu runs this program on the "
+                "emulator. Start it with mpirun to use GPUs"
             )
-        if comm is not None and _size_of(comm) != host.program.machine.n_pes:
+        n_pes = host.program.machine.n_pes
+        if comm is not None and _size_of(comm) != n_pes:
             raise ValueError(
-                f"shmemkit.init: comm has {comm.Get_size()} ranks; shmemkit.emu.run runs "
-                f"{host.program.machine.n_pes} PEs, and all of them take part"
+                f"init(): comm has {comm.Get_size()} ranks; it must have all {n_pes} that the emulator runs"
             )
         host.world = world = World("emulator", None, local_size)
         return world
@@ -86,19 +91,18 @@ def _size_of(comm):
     """How many ranks `comm` has. TypeError if it is no communicator."""
     if any(not callable(getattr(comm, name, None)) for name in _COMM):
         raise TypeError(
-            f"shmemkit.init: comm={comm!r}: an mpi4py communicator is needed, or an object with its "
-            f"{', '.join(_COMM)}"
+            f"init(): comm is {shown(comm)}; it must be an mpi4py communicator, or an object with "
+            f"its methods {listed(_COMM, 'and')}"
         )
     return comm.Get_size()
 
 
 def _asked_for(requested):
     """-> (backend, who asks for it), by ``init(requested)`` and SHMEMKIT_BACKEND"""
-    if not isinstance(requested, str) or requested not in BACKENDS:
-        raise ValueError(f"backend {requested!r}: {', '.join(map(repr, BACKENDS))} are allowed")
+    one_of("init()", "backend", requested, BACKENDS)
     variable = os.environ.get("SHMEMKIT_BACKEND", "").strip() or "auto"
     if variable not in BACKENDS:
-        raise ValueError(f"SHMEMKIT_BACKEND={variable!r}: {', '.join(BACKENDS)} are allowed")
+        raise ValueError(f"SHMEMKIT_BACKEND is {variable!r}; it must be {listed(BACKENDS)}")
     if requested != "auto":
         return requested, "the program"
     return variable, "SHMEMKIT_BACKEND"
@@ -140,7 +144,7 @@ def launched_by_mpi():
 
 
 class OutOfReach(ValueError):
-    """Loads and stores do not reach the memory of some rank."""
+    """Kernels cannot load from or store to the memory of some rank."""
 
 
 class World(SymmetricMemory):
@@ -193,16 +197,16 @@ class World(SymmetricMemory):
             self._ending.watch(self)
 
     def _local_size(self, requested):
-        given, size = f"local_size={requested!r}", requested
+        given, size = f"init(): local_size is {requested}", requested
         if requested is None:
             variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
             if not variable:
                 return self.backend.default_local_size
-            given = f"SHMEMKIT_LOCAL_SIZE={variable}"
+            given = f"SHMEMKIT_LOCAL_SIZE is {variable!r}"
             size = int(variable) if variable.isdecimal() else 0
-        size = integer("shmemkit.init", "local_size", size)
+        size = integer("init()", "local_size", size)
         if size < 1 or self.n_ranks % size:
-            raise ValueError(f"{given}: a divisor of the number of ranks ({self.n_ranks}) is allowed")
+            raise ValueError(f"{given}; it must divide the number of ranks, {self.n_ranks}")
         return size
 
     def __repr__(self):
@@ -210,26 +214,27 @@ class World(SymmetricMemory):
 
     # -- synchronisation
     def barrier(self, stream=None):
-        """All ranks meet on `stream` (default: the World's): work enqueued later, on any rank, sees what was
-        done before, on every rank. Returns at once on GPUs; ``stream.synchronize()`` waits for it, and raises
-        SignalTimeout, which names the missing ranks, after SHMEMKIT_TIMEOUT. Collective; can be captured in a
-        graph.
+        """Enqueue a barrier of all ranks on `stream` (default: the World's). Collective.
+
+        Work that any rank enqueues after it sees all that every rank enqueued before it, puts included. On
+        GPUs it returns at once, and can be captured in a graph. ``stream.synchronize()`` waits for it, and
+        after SHMEMKIT_TIMEOUT raises SignalTimeout, which names the missing ranks.
         """
         self._check_alive("barrier")
         self.backend.barrier(stream)
 
     def host_barrier(self):
-        """The host programs of all ranks meet. Does not wait for GPU work. Collective.
+        """Wait until the host programs of all ranks are here. Does not wait for GPU work. Collective.
 
-        RankTimeout, which names the missing ranks, after SHMEMKIT_TIMEOUT; without it, a line on standard
-        error names them after a minute. All collective functions of the World begin so.
+        After SHMEMKIT_TIMEOUT it raises RankTimeout, which names the missing ranks; without that setting, a
+        line on standard error names them after a minute. All collective functions of the World do so.
         """
         self._check_alive("host_barrier")
         self._meet("host_barrier")
 
     def host_allgather(self, value):
-        """-> the `value` of every rank, by rank: Python objects that can be pickled. Does not wait for GPU
-        work. Collective."""
+        """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled.
+        Does not wait for GPU work. Collective."""
         self._check_alive("host_allgather")
         return self._meet("host_allgather", value)
 
@@ -280,11 +285,11 @@ class World(SymmetricMemory):
         return chosen
 
     def asnumpy(self, array, stream=None):
-        """A NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has finished.
-        SignalTimeout as ``synchronize``."""
+        """Return a NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has
+        finished. SignalTimeout as ``synchronize``."""
         self._check_alive("asnumpy")
         if not hasattr(array, "dtype"):
-            raise TypeError(f"asnumpy: given a {type(array).__name__}: an array is allowed")
+            raise TypeError(f"asnumpy(): array is {shown(array)}; it must be an array")
         return self.backend.to_host(array, stream)
 
     def synchronize(self):
@@ -295,10 +300,10 @@ class World(SymmetricMemory):
 
     # -- the end
     def finalize(self):
-        """Wait for this rank's work and all ranks, free what is left, and leave. Collective; a second call
-        does nothing.
+        """Wait for this rank's GPU work and for all ranks, free the symmetric arrays, and end the World.
+        Collective; a second call does nothing.
 
-        Symmetric arrays that were dropped without ``free`` are reported on standard error.
+        Symmetric arrays that the program dropped without ``free`` are reported on standard error.
         """
         if self.finalized:
             return
@@ -326,7 +331,7 @@ class World(SymmetricMemory):
             self._forget()
 
     def abandon(self):
-        """Leave after a failure, without waiting for anybody."""
+        """End the World after a failure, without waiting for other ranks."""
         if not self.finalized:
             self.backend.abandon()
             self._forget()
@@ -356,10 +361,10 @@ class World(SymmetricMemory):
         # otherwise others may wait for this rank: an exception that nobody catches ends them all
 
     def _meet(self, call, value=None):
-        """The host programs of all ranks meet in `call`, a collective function. -> the `value` of every rank.
+        """Meet the host programs of all ranks in `call`, a collective function. -> the `value` of every rank
 
-        RuntimeError on every rank when they are in different ones: they would wait for each other forever.
-        RankTimeout when ranks are missing after SHMEMKIT_TIMEOUT.
+        RuntimeError, on every rank, if they call different functions: they would wait for each other forever.
+        RankTimeout if ranks are missing after SHMEMKIT_TIMEOUT.
         """
         users = users_call(call)
         if call == "host_allgather":  # of what the user calls, it may be a part
@@ -368,41 +373,35 @@ class World(SymmetricMemory):
             self._roll_call.meet(users)
         answers = self.backend.allgather((call, users, value), users)
         if len({theirs for theirs, *_ in answers}) > 1:
-            calls = {}
-            for rank, (_, theirs, _) in enumerate(answers):
-                calls.setdefault(f"{theirs}", []).append(rank)
-            where = ", ".join(f"{ranks_text(ranks)} in {theirs}" for theirs, ranks in calls.items())
-            error = RuntimeError(
-                f"the ranks are in different collective calls: {where}. All ranks make the same collective "
-                "calls, in the same order"
-            )
-            error.shown_by = 0
-            raise error
+            rule = "All ranks must make the same collective calls in the same order"
+            check_equal([f"{theirs}" for _, theirs, _ in answers], rule, "call", RuntimeError)
         return [theirs for *_, theirs in answers]
 
     def near(self):
-        """-> for each rank, whether kernels of this one reach it by loads and stores: it is of the same node,
-        and its memory is mapped here."""
+        """Return a list that says, for each rank, whether this rank's kernels reach it by loads and stores:
+        it is on the same node, and its memory is mapped here. Not collective."""
         self._check_alive("near")
         mapped = self.backend.mapped()
         return [mapped[rank] and rank in self.node_ranks for rank in range(self.n_ranks)]
 
     def check_reach(self, what, nvlink=False, ranks=None):
-        """Refuse `what`, a name, unless kernels of each rank reach its `ranks` (default: all) by loads and
-        stores (with `nvlink`: over NVLink). Collective; ValueError on every rank, with the reason."""
+        """Raise ValueError, on every rank, unless the kernels of each rank reach its `ranks` (default: all)
+        by loads and stores (with `nvlink`: over NVLink). Collective.
+
+        what  begins the message: the name of what needs them
+        """
         self._check_alive("check_reach")
         for rank in () if ranks is None else ranks:
-            if not 0 <= integer("check_reach", "rank", rank) < self.n_ranks:
-                raise ValueError(f"check_reach: rank {rank}: 0 to {self.n_ranks - 1} are allowed")
+            integer("check_reach()", "rank", rank, 0, self.n_ranks - 1)
         reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
         if reason := next(filter(None, reasons), None):
             raise OutOfReach(f"{what} cannot be used here: {reason}")
 
     def locate(self, address):
-        """-> (name, index, rank) of the element of a symmetric array that is at `address`, as kernels of this
-        rank see it, or (None, None, None). GPUs only."""
+        """Return (name, index, rank) of the symmetric array's element at `address`, as kernels of this rank
+        see it, or (None, None, None). GPUs only."""
         if not hasattr(self.backend, "locate"):
-            raise RuntimeError("locate: of GPUs only; the emulator's errors name the arrays by themselves")
+            raise RuntimeError("locate() is for GPUs only; the emulator's errors name the arrays")
         rank, found = self.backend.locate(address, self._find)
         return (None, None, None) if found is None else (*found, rank)
 
@@ -416,4 +415,4 @@ class World(SymmetricMemory):
 
     def _check_alive(self, what):
         if self.finalized:
-            raise RuntimeError(f"{what}: this World is finalized; call shmemkit.init() again")
+            raise RuntimeError(f"{what}(): this World is finalized. Call shmemkit.init() again")

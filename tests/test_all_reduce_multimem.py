@@ -183,7 +183,7 @@ def test_without_multicast_it_is_refused_and_leaves_nothing(pes, monkeypatch, ca
 
     def main():
         with sk.init() as world:
-            with pytest.raises(ValueError, match="ranks 0, 1: NVSHMEM_DISABLE_NVLS=1 turns"):
+            with pytest.raises(ValueError, match="ranks 0 and 1: NVSHMEM_DISABLE_NVLS=1 turns"):
                 sk.AllReduce(world, 1 << 10, "sum", method)
 
     pes(2).run(main)

@@ -16,11 +16,11 @@ def nothing():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda x: sk.zeros(True), ValueError, "shape True"),
-        (lambda x: sk.empty((4, False)), ValueError, "non-negative integer"),
-        (lambda x: sk.zeros(4, ">f4"), ValueError, "use 'float32'"),
-        (lambda x: sk.array([1], np.dtype(">i8")), ValueError, "use 'int64'"),
-        (lambda x: sk.peer_view(x, "1"), TypeError, "rank='1': an integer"),
+        (lambda x: sk.zeros(True), TypeError, "shape is True"),
+        (lambda x: sk.empty((4, False)), TypeError, "an integer of 0 or more"),
+        (lambda x: sk.zeros(4, ">f4"), ValueError, "Use 'float32', and convert"),
+        (lambda x: sk.array([1], np.dtype(">i8")), ValueError, "Use 'int64'"),
+        (lambda x: sk.peer_view(x, "1"), TypeError, "rank is '1'; it must be an integer"),
         (lambda x: sk.peer_view(x, None), TypeError, "an integer"),
         (lambda x: nothing[1, 1, 0, (227 << 10) + 1](), ValueError, "0 to 232448"),
         (lambda x: nothing[1, 1, 0, -1](), ValueError, "0 to 232448"),

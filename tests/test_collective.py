@@ -64,8 +64,8 @@ def test_after_the_world(pes, kind):
         (lambda w, bad: sk.AllReduce(w, 64, "mean" if bad else "sum"), "op='mean': 'sum'"),
         (lambda w, bad: sk.ReduceScatter(w, 64, "mean" if bad else "sum"), "op='mean': 'sum'"),
         (lambda w, bad: sk.Broadcast(w, 64, 2 * bad), "Broadcast: root=2: 0 to 1 are allowed"),
-        (lambda w, bad: sk.Gather(w, 64, 1.0 if bad else 1), "Gather: root=1.0: an integer is allowed"),
-        (lambda w, bad: sk.AllToAll(w, "64" if bad else 64), "AllToAll: max_nbytes='64': an integer is"),
+        (lambda w, bad: sk.Gather(w, 64, 1.0 if bad else 1), "Gather: root is 1.0; it must be an integer"),
+        (lambda w, bad: sk.AllToAll(w, "64" if bad else 64), "AllToAll: max_nbytes is '64'; it must be"),
         (lambda w, bad: sk.AllGather(w, 64, "magic" if bad else "ll"), "AllGather: method='magic': 'll'"),
     ],
 )

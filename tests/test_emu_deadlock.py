@@ -171,7 +171,7 @@ def test_deadlock_of_a_barrier_that_a_rank_does_not_come_to():
     )
     assert "threads 0 to 2 in meet_all: waits for the thread that carries out a block operation" in report
     assert line_of(meet_all, "barrier_all_block") in report
-    assert "rank 1: its host program waits for ranks 0, 2 to call finalize(), too" in report
+    assert "rank 1: its host program waits for ranks 0 and 2 to call finalize(), too" in report
 
 
 def test_deadlock_of_host_programs():
@@ -221,11 +221,16 @@ def test_ranks_in_different_calls():
 
     here = r"\(tests/test_emu_deadlock.py:\d+\)"
     text = message(one_calls(lambda: sk.all_reduce(np.ones(3, "float32"))))
-    assert re.search(rf"rank 0 in all_reduce\(\) {here}, ranks 1, 2 in finalize\(\)", text), text
+    assert re.search(rf"rank 0 calls all_reduce\(\) {here}, ranks 1 and 2 call finalize\(\)", text), text
     text = message(one_calls(lambda: sk.AllReduce(sk.current(), 64), lambda: sk.current().host_allgather(1)))
-    assert re.search(rf"rank 0 in AllReduce\(\) {here}, ranks 1, 2 in host_allgather\(\) {here}", text), text
+    assert re.search(
+        rf"rank 0 calls AllReduce\(\) {here}, ranks 1 and 2 call host_allgather\(\) {here}", text
+    ), text
     two, three = lambda: sk.signals(2), lambda: sk.zeros(3, "int32")
-    asked = rf"rank 0: uint64 \(2,\) in signals\(\) {here}; ranks 1, 2: int32 \(3,\) in zeros\(\) {here}"
+    asked = (
+        rf"rank 0 asks for uint64 \(2,\) in signals\(\) {here}, ranks 1 and 2 ask for int32 \(3,\) in "
+        rf"zeros\(\) {here}\. A symmetric array has the same"
+    )
     assert re.search(asked, message(one_calls(two, three), ValueError))
 
 

@@ -152,7 +152,7 @@ def test_launch_without_a_world():
         sk.init()
 
     ranks = iter(range(2))
-    with pytest.raises(RuntimeError, match="no World: call shmemkit.init"):
+    with pytest.raises(RuntimeError, match="there is no World yet. Call shmemkit.init"):
         sk.emu.run(main, 2)
 
 

@@ -249,7 +249,7 @@ def test_a_rank_that_ends_early():
     assert status != 0
     assert "rank 0 block 0 thread 0 in waits: waits for flags[0] on rank 0 >= 1, now 0" in output, output
     assert "rank 2 block 0 thread 0 in waits" in output
-    assert "rank 1: its host program waits for ranks 0, 2 to call finalize() (" in output
+    assert "rank 1: its host program waits for ranks 0 and 2 to call finalize() (" in output
 
 
 def test_a_rank_that_misses_a_collective():
@@ -340,12 +340,12 @@ def test_requests_that_differ():
             try:
                 sk.zeros(3 + world.rank, "int32")
             except ValueError as error:
-                assert "rank 0: int32 (3,); rank 1: int32 (4,)" in str(error), error
+                assert "rank 0 asks for int32 (3,), rank 1 asks for int32 (4,)" in str(error), error
             x, y = sk.zeros(3), sk.zeros(3)
             try:
                 sk.free([x, y][world.rank])
             except ValueError as error:
-                assert "rank 0: number 1, float32 (3,); rank 1: number 2" in str(error), error
+                assert "rank 0 frees array 1 (float32 (3,)), rank 1 frees array 2" in str(error), error
             try:
                 sk.zeros(2**40, "int8")
             except MemoryError as error:

@@ -40,7 +40,7 @@ def test_different_collective_calls(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import shmemkit as sk\nworld = sk.init('emulator')\nif world.rank == 0: sk.zeros(3)\n")
     job = launch("-n", "3", script)
-    assert job.returncode == 1 and "program.py:3), ranks 1, 2 in finalize()." in job.stderr, job.stderr
+    assert job.returncode == 1 and "program.py:3), ranks 1 and 2 call finalize()." in job.stderr, job.stderr
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -2,6 +2,7 @@
 errors."""
 
 import gc
+import re
 
 import ml_dtypes
 import numpy as np
@@ -56,9 +57,22 @@ def test_names_of_dtypes(given, meant):
     assert as_dtype(given) == np.dtype(meant) and as_dtype(given).isnative
 
 
-@pytest.mark.parametrize("dtype", [None, "float8", "U3", object, "S1", "M8[s]", "i4,i4", np.longdouble])
-def test_wrong_dtypes(world, dtype):
-    with pytest.raises(ValueError, match="allowed are float16, bfloat16"):
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        ("float8", "'float8'"),
+        ("U3", "<U3"),
+        (object, "object"),
+        ("S1", r"\|S1"),
+        ("M8[s]", r"datetime64\[s\]"),
+        (np.longdouble, "float128"),
+        (None, "None"),
+        (3, "3"),
+    ],
+)
+def test_wrong_dtypes(world, dtype, text):
+    kind = TypeError if dtype in (None, 3) else ValueError
+    with pytest.raises(kind, match=rf"zeros\(\): dtype is {text}; it must be float16, .* or complex128"):
         sk.zeros(3, dtype)
 
 
@@ -74,8 +88,33 @@ def test_shapes(world, shape, meant):
 
 @pytest.mark.parametrize("shape", [-1, (2, -3), 2.0, "3", (2, None)])
 def test_wrong_shapes(world, shape):
-    with pytest.raises(ValueError, match="a non-negative integer or a tuple"):
-        sk.zeros(shape)
+    kind = ValueError if shape in (-1, (2, -3)) else TypeError
+    for call in (sk.zeros, sk.empty, sk.signals):
+        text = f"{call.__name__}(): shape is {shape!r}; it must be an integer of 0 or more, or a tuple"
+        with pytest.raises(kind, match=re.escape(text)):
+            call(shape)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3, "x"), TypeError, "fill_value is 'x'; it must be a number of float32, or an array of shape"),
+        ((3, None), TypeError, "fill_value is None; it must be"),
+        ((3, 300, "uint8"), ValueError, "fill_value is 300; it must be a number of uint8"),
+        ((3, float("nan"), "int32"), ValueError, "fill_value is nan"),
+        ((3, [1, 2]), ValueError, r"fill_value is int64 \(2,\); it must be .* of shape \(3,\)"),
+    ],
+)
+def test_wrong_fills(world, arguments, error, message):
+    with pytest.raises(error, match=rf"full\(\): {message}"):
+        sk.full(*arguments)
+    assert sk.full((2, 3), [1, 2, 3], "int8").tolist() == [[1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("values", [["a"], [[1], [1, 2]], None, object()])
+def test_wrong_values(world, values):
+    with pytest.raises((TypeError, ValueError), match=r"array\(\): .*values.* (dtype is|not an array)"):
+        sk.array(values, "float32")
 
 
 def test_array_copies(world):
@@ -131,28 +170,35 @@ def test_every_rank_has_its_own_and_sees_the_others():
 
 def test_peer_view_errors(world):
     x = sk.zeros(3)
-    with pytest.raises(ValueError, match="rank 1 does not exist; ranks are 0 to 0"):
+    with pytest.raises(ValueError, match=r"peer_view\(\): rank is 1; it must be 0"):
         sk.peer_view(x, 1)
-    with pytest.raises(ValueError, match="rank -1 does not exist"):
+    with pytest.raises(ValueError, match="rank is -1; it must be 0"):
         sk.peer_view(x, -1)
 
     def main(world):
         sk.peer_view(np.zeros(3), 1 - world.rank)
 
-    with pytest.raises(ValueError, match="not a symmetric array: float64"):
+    with pytest.raises(ValueError, match=r"peer_view\(\): array, float64 \(3,\), is not in symmetric memory"):
         spmd(2, main)
 
 
 # ---- the ranks agree, or all raise
 
 MISMATCHES = {
-    "ranks 0, 2: float32 (3,); rank 1: float32 (4,)": lambda w: sk.zeros(3 + (w.rank == 1)),
-    "rank 0: float32 (3,); ranks 1, 2: int32 (3,)": lambda w: sk.empty(3, "int32" if w.rank else "float32"),
-    "ranks 0, 1: something invalid; rank 2: float32 (1,)": lambda w: sk.full(1 if w.rank == 2 else -1, 5),
-    "rank 0: int64 (1, 2); rank 1: int64 (2, 1); rank 2: int64 (2,)": lambda w: sk.array(
-        np.ones([(1, 2), (2, 1), (2,)][w.rank], int)
+    "ranks 0 and 2 ask for float32 (3,), rank 1 asks for float32 (4,).": lambda w: sk.zeros(
+        3 + (w.rank == 1)
     ),
-    "rank 0: uint64 (1,); rank 1: uint64 (2,); rank 2: uint64 (3,)": lambda w: sk.signals(w.rank + 1),
+    "rank 0 asks for float32 (3,), ranks 1 and 2 ask for int32 (3,).": lambda w: sk.empty(
+        3, "int32" if w.rank else "float32"
+    ),
+    "rank 0 asks for int64 (1, 2), rank 1 asks for int64 (2, 1), rank 2 asks for int64 (2,).": lambda w: (
+        sk.array(np.ones([(1, 2), (2, 1), (2,)][w.rank], int))
+    ),
+    "rank 0 asks for uint64 (1,), rank 1 asks for uint64 (2,), rank 2 asks for uint64 (3,).": lambda w: (
+        sk.signals(w.rank + 1)
+    ),
+    "rank 2: full(): shape is -1; it must be": lambda w: sk.full(-1 if w.rank == 2 else 1, 5),
+    "rank 1: empty(): dtype is None; it must be": lambda w: sk.empty(1, None if w.rank == 1 else "int8"),
 }
 
 
@@ -161,15 +207,17 @@ def test_different_requests_raise_on_every_rank(message):
     def main(world):
         try:
             MISMATCHES[message](world)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             caught = str(error)
         x = sk.zeros(5)  # and all can go on
         assert sk.peer_view(x, 0).shape == (5,)
         return caught
 
-    for caught in spmd(3, main):
-        assert message in caught or "allowed" in caught
-        assert "on every rank, but they asked for" in caught or "non-negative integer" in caught
+    for me, caught in enumerate(spmd(3, main)):
+        if message.startswith(f"rank {me}: "):
+            assert caught.startswith(message.removeprefix(f"rank {me}: "))
+        else:
+            assert message in caught and ("ranks disagree: " in caught) == ("ask" in message)
 
 
 def test_freeing_different_arrays_raises_on_every_rank():
@@ -185,9 +233,12 @@ def test_freeing_different_arrays_raises_on_every_rank():
         return messages
 
     first, second, third = spmd(3, main)
-    assert "ranks 0, 2: number 1, int8 (3,); rank 1: number 2, int8 (3,)" in first[0]
-    assert "ranks 0, 1: number 1, int8 (3,); rank 2: something invalid" in first[1] == second[1]
-    assert "not a symmetric array" in third[1]
+    assert first[0] == (
+        "ranks disagree: ranks 0 and 2 free array 1 (int8 (3,)), rank 1 frees array 2 (int8 (3,)). All ranks "
+        "must free the same array"
+    )
+    assert first[1] == second[1] == f"rank 2: {third[1]}"
+    assert third[1] == "free(): array is not in symmetric memory of this World, or it was freed before"
 
 
 # ---- freeing
@@ -195,9 +246,15 @@ def test_freeing_different_arrays_raises_on_every_rank():
 
 def test_free_errors(world):
     x = sk.zeros((4, 2))
-    for wrong in (np.zeros(3), x[1:], x[:2], x.T, x.view("int32"), x.ravel(), 3, None, [1]):
+    view, other = "is a view of the symmetric array 'array 1'. Give that", "not in symmetric memory"
+    for wrong in (x[1:], x[:2], x.T, x.view("int32"), x.ravel()):
+        with pytest.raises(ValueError, match=view):
+            sk.free(wrong)
+    with pytest.raises(ValueError, match=other):
+        sk.free(np.zeros(3))
+    for wrong in (3, None, [1]):
         with pytest.raises(
-            ValueError, match="not a symmetric array of this World, a view of one, or freed before"
+            TypeError, match=r"free\(\): array is .*; it must be a numpy.ndarray in symmetric"
         ):
             sk.free(wrong)
     sk.free(x)

@@ -42,10 +42,10 @@ for call in ("host_barrier", "free"):
     )
     assert status == 0, output
     text = (
-        "[1] host_barrier True rank 1 has not come to host_barrier() within 1 s; ranks 0, 2 are there{}. "
-        "The ranks cannot meet again: end the program"
+        "[1] host_barrier True rank 1 has not come to host_barrier() within 1 s; ranks 0 and 2 are there{}. "
+        "The ranks cannot meet again. End the program"
     )
-    expected = [f"{r} " + text.format("; rank 1 has come too late" if r == 1 else "") for r in range(3)]
+    expected = [f"{r} " + text.format("; rank 1 came too late" if r == 1 else "") for r in range(3)]
     assert sorted(output.splitlines()) == sorted(expected * 2)
 
 
@@ -65,7 +65,10 @@ else:
 """,
     )
     assert status == 0, output
-    assert output.count("[1, 3] ranks 1, 3 have not come to zeros() within 0.5 s; ranks 0, 2 are there") == 2
+    assert (
+        output.count("[1, 3] ranks 1 and 3 have not come to zeros() within 0.5 s; ranks 0 and 2 are there")
+        == 2
+    )
 
 
 def test_without_a_limit_one_rank_says_who_is_missing_and_all_wait_on():
@@ -83,7 +86,7 @@ say("met")
 """,
     )
     assert status == 0, output
-    said = "shmemkit: rank 0 has not come to finalize() within 0.5 s; ranks 1, 2 are there, waiting"
+    said = "shmemkit: rank 0 has not come to finalize() within 0.5 s; ranks 1 and 2 are there, waiting"
     assert sorted(output.splitlines()) == ["met"] * 3 + [said]
 
 
@@ -100,7 +103,7 @@ def test_host_barrier_of_the_emulator():
     )
     assert status == 1 and seconds < 20
     assert "RankTimeout: rank 1 has not come to host_barrier() (" in output
-    assert "script.py:12) within 1 s; ranks 0, 2 are there" in output, output
+    assert "script.py:12) within 1 s; ranks 0 and 2 are there" in output, output
     assert len(re.findall(r"rank \d of 3 failed", output)) == 1
 
 

@@ -36,7 +36,7 @@ import time
 import numpy as np
 
 from shmemkit import timeouts
-from shmemkit.memory import ranks_text
+from shmemkit.agreement import ranks_text
 from shmemkit.notebook import watch_cells
 from shmemkit.site import Call
 
@@ -226,9 +226,8 @@ class Processes:
         text, *timeout = json.loads(_text(self.causes[failed]))
         if timeout:  # these are the same for all
             call, missing = timeout
-            text = text.partition(": ")[2] + (
-                f"; rank {self.rank} has come too late" if self.rank in missing else ""
-            )
+            text = text.partition(": ")[2]
+            text += f"; rank {self.rank} came too late" if self.rank in missing else ""
             error = timeouts.RankTimeout(f"{text}. {GO_ON}", self.rank, call, missing)
         else:
             error = EmulatorError(f"rank {failed} has failed: {text}. {GO_ON}")
@@ -333,7 +332,7 @@ class Processes:
 
     def _late(self, target, call):
         late = np.flatnonzero(self.arrived < target).tolist()
-        return f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} to call {Call(call)}, too"
+        return f"{ranks_text(late)} to call {Call(call)}, too"
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""

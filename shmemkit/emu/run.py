@@ -6,7 +6,7 @@ import os
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from ..memory import ranks_text
+from ..agreement import ranks_text
 from ..settings import switch
 from ..site import Call
 from .choice import Seeded

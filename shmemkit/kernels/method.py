@@ -1,27 +1,35 @@
 """What the methods of host objects share: their symmetric memory, and their kernels, bound once for each
 grid."""
 
+from shmemkit.agreement import check_equal, raise_alike, told
 from shmemkit.launch import bind
+from shmemkit.settings import listed
 
 
 def agree(world, prepare, free):
-    """``prepare()``, which either all ranks get done or none. Collective.
+    """Call ``prepare()``: all ranks complete it, or none. Collective.
 
-    When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise:
-    their own error or, prefixed by its rank, another's, as ValueError or MemoryError. They agree on that when
-    prepare has ended: so in it no collective call may follow what one rank alone refuses.
+    When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise: their
+    own error, or that of the first rank that has one, with its rank in front. The ranks compare notes only
+    when prepare has ended: in it no collective call may follow what one rank alone refuses.
     """
-    refusal = None
+    error = None
     try:
         prepare()
-    except (TypeError, ValueError, MemoryError) as error:
-        refusal = error
-    kind = MemoryError if isinstance(refusal, MemoryError) else ValueError
-    reasons = world.host_allgather(None if refusal is None else (kind, str(refusal)))
-    for rank, reason in enumerate(reasons):
-        if reason is not None:
-            free()
-            raise refusal or reason[0](f"rank {rank}: {reason[1]}")
+    except (TypeError, ValueError, MemoryError) as e:
+        error = e
+    errors = world.host_allgather(told(error))
+    if any(errors):
+        free()
+    raise_alike(error, errors)
+
+
+def agree_on(world, who, arguments):
+    """Raise ValueError, on all ranks, unless they give the same `arguments`, {name: value}. Collective."""
+    given = world.host_allgather(arguments)
+    differ = [name for name in arguments if any(other[name] != arguments[name] for other in given)]
+    texts = [", ".join(f"{name}={other[name]!r}" for name in differ) for other in given]
+    check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")
 
 
 class Method:

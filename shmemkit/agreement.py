@@ -1,0 +1,63 @@
+"""What all ranks must give alike: errors that say which rank gave what, and that all ranks raise."""
+
+from .settings import listed
+
+
+def ranks_text(ranks):
+    """ "rank 3", "ranks 1 and 2" or "ranks 0 and 4 to 7", of ranks in ascending order"""
+    runs = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = []
+    for run in runs:
+        words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else run
+    return f"rank{'s' * (len(ranks) > 1)} {listed(words, 'and')}"
+
+
+def check_equal(given, rule, verb="give", kind=ValueError):
+    """Raise `kind`, on all ranks, unless `given`, a text for each rank, are equal.
+
+    "ranks disagree: rank 0 calls broadcast, ranks 1 to 3 call gather. `rule`", of the verb "call"
+    """
+    if len(set(given)) > 1:
+        says = [(ranks, f"{verb}{'s' * (len(ranks) == 1)} {text}") for ranks, text in by_text(given)]
+        said = ", ".join(f"{ranks_text(ranks)} {text}" for ranks, text in says)
+        raise shown_by(0, kind(f"ranks disagree: {said}. {rule}"))
+
+
+def raise_alike(error, answers):
+    """Raise on all ranks if any of them has an error: its own, else that of the first rank which has one.
+
+    error    this rank's, or None
+    answers  of each rank, what ``told`` makes of its own
+    """
+    if error is not None:
+        raise error
+    for rank, answer in enumerate(answers):
+        if answer is not None:
+            kind, text = answer
+            raise shown_by(rank, kind(f"rank {rank}: {text}"))
+
+
+def told(error):
+    """What another rank needs to know of `error`, a TypeError, ValueError, MemoryError or None."""
+    if error is None:
+        return None
+    return next(kind for kind in (MemoryError, TypeError, ValueError) if isinstance(error, kind)), str(error)
+
+
+def by_text(given):
+    """-> [(ranks, text), ...] of `given`, a text for each rank, equal ones together"""
+    ranks = {}
+    for rank, text in enumerate(given):
+        ranks.setdefault(text, []).append(rank)
+    return [(k, text) for text, k in ranks.items()]
+
+
+def shown_by(rank, error):
+    """`error`, which all ranks raise and `rank` alone shows: see ``ending``."""
+    error.shown_by = rank
+    return error
