@@ -31,6 +31,12 @@ def shown(value):
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
+def array_text(array):
+    """ "float32 (4, 8)", and the strides of an array that is not C-contiguous"""
+    strides = "" if array.flags.c_contiguous else f" with strides {array.strides}"
+    return f"{array.dtype} {array.shape}{strides}"
+
+
 def integer(who, argument, value, least=None, most=None):
     """`value` as an int. TypeError if it is not an integer (True and False are not), ValueError if it is less
     than `least` or more than `most`."""

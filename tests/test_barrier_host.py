@@ -145,5 +145,5 @@ def test_who_is_missing(pes):
 
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match="Barrier: the first argument is the World, of shmemkit.init"):
+    with pytest.raises(TypeError, match="Barrier: world is 3; it must be the World that"):
         sk.Barrier(3)

@@ -35,11 +35,10 @@ from shmemkit.device import (
     symm_at,
     threadfence,
 )
-from shmemkit.kernels.method import Method
+from shmemkit.kernels.method import Method, check_world
 from shmemkit.launch import MAX_THREADS
 from shmemkit.stream_barrier import arrive_and_wait, barrier_kernel
 from shmemkit.stream_order import shared_order
-from shmemkit.world import World
 
 ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
@@ -76,19 +75,20 @@ def barrier_2d(local_size, arrivals, passed, epoch):
 
 
 class Barrier(Method):
-    """A barrier of all ranks on a stream, in a kernel of a few microseconds. Collective.
+    """A barrier of all ranks on a stream: one kernel, which takes a few microseconds. Collective.
 
-    ``barrier()`` enqueues one: what is enqueued after it, on any rank, sees what was done before it, on every
-    rank. Any number may follow each other, on any streams, also in CUDA graphs; the ranks make all such calls
-    in the same order. Calls on another stream wait for those before, also of collectives; graphs are launched
-    in that order by whoever launches them.
+    ``barrier()`` enqueues it. Work that any rank enqueues after it sees all stores that every rank enqueued
+    before it. Calls may follow each other on any streams, also in CUDA graphs; all ranks make them in the
+    same order. A call on another stream waits for the calls before it, those of collectives included. The
+    program launches graphs in that order itself.
 
-    It does not complete puts: `quiet` in the kernels that make them, or ``World.barrier``, which does.
+    It does not complete puts: call `quiet` in the kernels that make them, or use ``World.barrier``.
+
+    TypeError if `world` is not a World.
     """
 
     def __init__(self, world):
-        if not isinstance(world, World):
-            raise TypeError(f"Barrier: the first argument is the World, of shmemkit.init(), not {world!r}")
+        check_world("Barrier", world)
         super().__init__(world)
         self._order = shared_order(world)
 
@@ -109,11 +109,10 @@ class Barrier(Method):
             self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
 
     def __call__(self, stream=None):
-        """Enqueue one on `stream`, default the World's. RuntimeError after ``free``, which is collective."""
+        """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``."""
         if not self._arrays:
             raise RuntimeError("Barrier: it was freed; make a new one")
-        if self.world.finalized:
-            raise RuntimeError("Barrier: its World is finalized; call shmemkit.init() again")
+        check_world("Barrier", self.world)
         if stream is self.world.stream:
             stream = None
         self._order.before(stream, "Barrier")

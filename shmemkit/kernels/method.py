@@ -3,15 +3,16 @@ grid."""
 
 from shmemkit.agreement import check_equal, raise_alike, told
 from shmemkit.launch import bind
-from shmemkit.settings import listed
+from shmemkit.settings import listed, shown
+from shmemkit.world import World
 
 
 def agree(world, prepare, free):
     """Call ``prepare()``: all ranks complete it, or none. Collective.
 
-    When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise: their
-    own error, or that of the first rank that has one, with its rank in front. The ranks compare notes only
-    when prepare has ended: in it no collective call may follow what one rank alone refuses.
+    When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise
+    their own error, or else the error of the first rank that has one. They agree on that when prepare has
+    ended: so in it no collective call may follow what one rank alone refuses.
     """
     error = None
     try:
@@ -32,11 +33,19 @@ def agree_on(world, who, arguments):
     check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")
 
 
+def check_world(who, world):
+    """TypeError unless `world` is a World, RuntimeError if it is finalized."""
+    if not isinstance(world, World):
+        raise TypeError(f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns")
+    if world.finalized:
+        raise RuntimeError(f"{who}: its World is finalized; call shmemkit.init() again")
+
+
 class Method:
     """One way to do a collective operation. A subclass has
 
     prepare(*args)   called once, by all ranks; ValueError, which says why, where it cannot run. First come
-                     all collective calls: ``World.check_reach`` and others that refuse on all ranks,
+                     all collective calls: ``World.check_reach`` and others that raise on all ranks,
                      ``zeros``, ``empty``. Then what one rank alone may refuse: each kernel is bound for each
                      dtype, so that none is compiled while others wait
     bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's

@@ -28,15 +28,13 @@ and the receiver pops as many items as the sender pushes.
 After: "Distributed Notify and Wait", a tutorial of Triton-distributed.
 """
 
-import operator
-
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
-from shmemkit.kernels.method import agree
+from shmemkit.kernels.method import agree, check_world
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
-from shmemkit.world import World
+from shmemkit.settings import array_text, integer, shown
 
 # ---- pieces for users' kernels; all threads of a block, of any shape, call them
 
@@ -110,20 +108,22 @@ def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n
 
 
 class Queue:
-    """A queue from this rank to rank `to`, and from the rank that sends to this one. Collective.
+    """A queue from this rank to rank `to`. Every rank sends to one rank and receives from one. Collective.
 
     world        the World
-    n_slots      items that fit into the queue
-    item_size    elements of an item
-    dtype        any that symmetric arrays have
-    to           the receiving rank; default: the next rank. Every rank has one sender
-    n_producers, n_consumers   blocks that push and pop, 1 or more each; `block` threads each
+    n_slots      items that the queue can hold, 1 or more
+    item_size    elements of an item, 1 or more
+    dtype        of the elements: any that symmetric arrays have
+    to           the receiving rank, another one for each rank. Default: the next rank
+    n_producers  blocks that push, 1 or more
+    n_consumers  blocks that pop, 1 or more
+    block        threads of each block
 
-    ``queue(inputs)`` enqueues one transfer; any number may follow each other, also in CUDA graphs and with
-    different numbers of items. Transfers of one queue are enqueued on one stream, or ordered by events.
+    ``queue(inputs)`` enqueues one transfer. Transfers may follow each other, also in CUDA graphs and with
+    different numbers of items. Enqueue the transfers of one queue on one stream, or order them by events.
 
-    ValueError, on all ranks, where one rank's arguments are wrong, or its GPU has no room for all blocks at
-    once; MemoryError on all ranks.
+    TypeError or ValueError, on all ranks, if one rank's arguments are wrong, or its GPU cannot hold all
+    blocks at once; MemoryError on all ranks.
     """
 
     def __init__(
@@ -138,8 +138,7 @@ class Queue:
         block=128,
         name="queue",
     ):
-        if not isinstance(world, World):
-            raise TypeError(f"Queue: the first argument is the World, of shmemkit.init(), not {world!r}")
+        check_world("Queue", world)
         self.world, self._arrays, self._launch = world, [], None
         numbers = dict(
             n_slots=n_slots,
@@ -152,22 +151,22 @@ class Queue:
         agree(world, lambda: self._prepare(**numbers, name=name), self.free)
 
     def _take(self, numbers, dtype, to):
-        """The arguments, which one rank alone may have wrong."""
+        """Check the arguments: one rank alone may have wrong ones."""
+        world = self.world
         for label, value in numbers.items():
-            if not hasattr(value, "__index__") or value < 1:
-                raise ValueError(f"Queue: {label}={value!r}: an integer of 1 or more is allowed")
-        if not (to is None or hasattr(to, "__index__")):
-            raise ValueError(f"Queue: to={to!r}: a rank or None is allowed")
-        world, self.dtype = self.world, as_dtype(dtype)
+            numbers[label] = integer("Queue", label, value, 1)
+        self.dtype = as_dtype(dtype, "Queue: ")
         self.n_slots, self.item_size = numbers["n_slots"], numbers["item_size"]
-        self.receiver = (world.rank + 1) % world.n_ranks if to is None else operator.index(to)
+        to = (world.rank + 1) % world.n_ranks if to is None else to
+        self.receiver = integer("Queue", "to", to, 0, world.n_ranks - 1)
 
     def _prepare(self, n_slots, item_size, n_producers, n_consumers, block, name):
         world = self.world
         receivers = world.host_allgather(self.receiver)
         if sorted(receivers) != list(range(world.n_ranks)):
             raise ValueError(
-                f"Queue: to={receivers} over the ranks: each of 0 to {world.n_ranks - 1} must be there once"
+                f"Queue: to is {receivers} on ranks 0 to {world.n_ranks - 1}; each rank must be the receiver "
+                "of one other rank"
             )
         self.sender = receivers.index(world.rank)
         self._arrays.append(world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots"))
@@ -181,15 +180,17 @@ class Queue:
         self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
 
     def __call__(self, inputs, outputs=None, stream=None):
-        """Push the rows of `inputs` to rank `to` and pop what is sent to this rank. -> outputs
+        """Push the rows of `inputs` to rank `to`, pop the rows that are sent to this rank, and return
+        `outputs`.
 
         inputs     (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
-        outputs    likewise, (m, item_size): m is the sender's n. Default: a new array like `inputs`
+        outputs    (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
         stream     default: the World's
 
-        Enqueued; row i of `outputs` is row i of the sender's inputs when the stream has run it. ValueError
-        for other arrays.
+        The call enqueues the transfer. When the stream has run it, row i of `outputs` is row i of the
+        sender's inputs. TypeError or ValueError for other arrays.
         """
+        check_world("Queue", self.world)
         if self._launch is None:
             raise RuntimeError("Queue: it was freed; make a new one")
         self._check("inputs", inputs)
@@ -202,16 +203,12 @@ class Queue:
         return outputs
 
     def _check(self, label, array):
-        if (
-            getattr(array, "ndim", None) != 2
-            or array.shape[1] != self.item_size
-            or array.dtype != self.dtype
-            or not array.flags.c_contiguous
-        ):
-            raise ValueError(
-                f"Queue: {label} is {getattr(array, 'dtype', type(array))} {getattr(array, 'shape', '')}: "
-                f"a C-contiguous {self.dtype} array of shape (n, {self.item_size}) is allowed"
-            )
+        needed = f"a C-contiguous {self.dtype} array of shape (n, {self.item_size})"
+        if not isinstance(array, self.world.xp.ndarray):
+            raise TypeError(f"Queue: {label} is {shown(array)}; it must be {needed}")
+        as_needed = array.ndim == 2 and array.shape[1] == self.item_size and array.dtype == self.dtype
+        if not (as_needed and array.flags.c_contiguous):
+            raise ValueError(f"Queue: {label} is {array_text(array)}; it must be {needed}")
 
     def free(self):
         """Give the symmetric memory back; the Queue cannot be used any more. Collective."""

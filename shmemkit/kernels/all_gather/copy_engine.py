@@ -141,8 +141,8 @@ class CopyEngine(Method):
         return barrier, bind(await_segments, 1, threads, (signals,), stream=world.stream)
 
     def view(self, array, k):
-        """`array`, symmetric, on the k-th of the ranks."""
-        return self.world.peer_view(array, self.ranks[k])
+        """`array` on the k-th of the ranks: symmetric, if that is another one."""
+        return array if k == self.me else self.world.peer_view(array, self.ranks[k])
 
     def bind(self, x, out, in_place):
         return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
