@@ -28,7 +28,9 @@ TITLES = {
 LAYERS = ("ag_gemm", "gemm_rs", "gemm_ar")
 EXPERTS = {"expert_dispatch": "dispatch", "expert_combine": "combine", "expert_parallel": "both"}
 COMPETITORS = {kind.method for kind in PEERS.values()}
-PACKAGES = ("shmemkit", "nvidia-nvshmem-", "nvshmem4py-", "numba-cuda", "cupy-", "nccl", "torch")
+# Which versions of a file the page shows. Older files name NVSHMEM by a package, whatever was loaded; their
+# "nccl" is of the loaded library, which CuPy had asked.
+VERSIONS = ("shmemkit", "NVSHMEM library", "NCCL library", "nvshmem4py-", "numba-cuda", "cupy-", "torch")
 
 
 def table(header, rows):
@@ -189,9 +191,8 @@ def body(results):
 
 def section(path, results):
     op = next(row.op for row in results.rows if row.op in TITLES)
-    versions = [
-        f"{name} {version}" for name, version in results.versions.items() if name.startswith(PACKAGES)
-    ]
+    named = [("NCCL library" if name == "nccl" else name, text) for name, text in results.versions.items()]
+    versions = [f"{name} {text}" for name, text in named if name.startswith(VERSIONS)]
     about = (
         f"Python {results.machine['python']}, {', '.join(versions)}; {results.date[:10]}. "
         f"Timing: {results.method}."

@@ -18,6 +18,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 DOCS = Path(__file__).parent.parent / "docs"
+OF_OLD_FILES = {"numpy": "2", "nvidia-nvshmem-cu13": "3.4", "nccl": "2.28", "nccl through torch": "2.27"}
 MACHINE = {"gpu": "G", "gpus": {"G": 4}, "driver": "1.2", "cuda": "13.0", "python": "3.12.3"}
 
 
@@ -34,7 +35,7 @@ def measure(path, *arguments):
 
 
 def write(path, *rows, p2p=400.0):
-    data = {"machine": MACHINE, "versions": {"nccl": "2.28", "numpy": "2"}, "environment": {}}
+    data = {"machine": MACHINE, "versions": OF_OLD_FILES, "environment": {}}
     data |= {
         "command": "python3 -m shmemkit.bench x",
         "date": "2026-11-21T00:00:00+00:00",
@@ -68,7 +69,7 @@ def test_all_gather(pages, tmp_path):
     assert pages[0].text(tmp_path).split("\n\n") == [
         "### All-gather: 4 ranks on 4 x G; driver 1.2, CUDA 13.0",
         "```bash\nmpirun -n 4 python3 -m shmemkit.bench x\n```",
-        "Python 3.12.3, nccl 2.28; 2026-11-21. Timing: A clock.",
+        "Python 3.12.3, NCCL library 2.28; 2026-11-21. Timing: A clock.",
         "One rank sends to another 400 GB/s at most: 100 % of p2p.",
         "Into private memory:",
         "| gathered | NCCL, us | NCCL of torch, us | fastest | us | x NCCL | x NCCL of torch | bus GB/s "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, measure, results
+from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure, results
 from shmemkit.bench import nccl as nccl_peer
 from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl
@@ -114,16 +114,61 @@ def gpu_case():
     return SimpleNamespace(world=gpu_world(0), segment=16)
 
 
-def test_versions(monkeypatch):
-    fake_nccl(monkeypatch, get_version=lambda: 22809)
-    nccl = sys.modules["cupy.cuda"].nccl
-    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+class FakeLibrary:
+    """What ctypes.CDLL makes of a path: NVSHMEM or NCCL, whose versions the file's folder says."""
+
+    def __init__(self, path):
+        if "deleted" in path:
+            raise OSError("no such file")
+        self.numbers = [int(number) for number in path.split("/")[-2].split(".")]
+
+    def nvshmemx_vendor_get_version_info(self, *results):
+        for result, number in zip(results, self.numbers, strict=True):
+            result._obj.value = number
+
+    def ncclGetVersion(self, result):
+        major, minor, patch = self.numbers
+        result._obj.value = 10000 * major + 100 * minor + patch
+
+
+def mapped(tmp_path, *paths):
+    line = "7f00-7f10 r-xp 00000000 08:01 42                         {}\n"
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f10 rw-p 00000000 00:00 0 \n" + "".join(2 * line.format(path) for path in paths))
+    return libraries.loaded(maps)
+
+
+def test_loaded_libraries(monkeypatch, tmp_path):
+    monkeypatch.setattr(ctypes, "CDLL", FakeLibrary)
+    monkeypatch.setattr(sys, "path", ["", "/", "/home/u", "/home/u/env/site-packages"])
+    site = "/home/u/env/site-packages"
+    assert mapped(tmp_path, f"{site}/numpy/core.so", "/lib/libnccl-net.so") == {}
+    found = mapped(tmp_path, f"{site}/nvshmem/3.8.0/libnvshmem_host.so.3", "/usr/lib/2.28.9/libnccl.so.2")
+    assert found == {
+        "NVSHMEM library": "3.8.0",
+        "file of the NVSHMEM library": "nvshmem/3.8.0/libnvshmem_host.so.3",
+        "NCCL library": "2.28.9",
+        "file of the NCCL library": "/usr/lib/2.28.9/libnccl.so.2",
+    }
+    gone = "/libnccl.so (deleted)"
+    found = mapped(tmp_path, f"{site}/2.28.9/libnccl.so.2", "/a b/2.27.3/libnccl.so.2", gone)
+    assert found["NCCL library"] == "2.27.3 and 2.28.9 and unknown"
+    files = "libnccl.so.2 and 2.28.9/libnccl.so.2 and libnccl.so (deleted)"
+    assert found["file of the NCCL library"] == files
+
+
+def test_the_loaded_nvshmem():
+    core = pytest.importorskip("nvshmem.core")
+    version = core.get_version().libnvshmem_version  # loads the library
+    assert libraries.loaded()["NVSHMEM library"] == version
+
+
+def test_results_name_what_was_loaded(monkeypatch):
+    monkeypatch.setattr(libraries, "loaded", lambda: {"NVSHMEM library": "3.8.0"})
     FakeTorch(monkeypatch)
-    found = results._versions()
-    assert found["nccl"] == found["nccl through torch"] == "2.28.9"
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace()))
-    nccl.available = False
-    assert not {"nccl", "nccl through torch"} & set(results._versions())
+    found = sk.emu.run(lambda: results.Results(sk.init(), []).as_dict()["versions"], 1)[0]
+    assert found["NVSHMEM library"] == "3.8.0" and found["NCCL that PyTorch was built with"] == "2.28.9"
+    assert not {"nvidia-nvshmem-cu13", "nvidia-nccl-cu13", "nccl"} & set(found)
 
 
 def failing(*_):

@@ -8,6 +8,7 @@ from shmemkit import tuning
 from shmemkit.bench import launch, results, tune
 from shmemkit.bench.__main__ import measure, parse
 
+nvshmem = pytest.importorskip("nvshmem")
 pytest.importorskip("rich")
 pytestmark = pytest.mark.gpu
 
@@ -39,8 +40,11 @@ def test_all_gather_and_nccl(world, out):
     assert found.p2p_GBps > 1
     nccl = [row for row in found.rows if row.method == "nccl"]
     assert all(row.us or row.note.startswith("refused") for row in nccl)
+    versions = found.as_dict()["versions"]
+    assert versions["NVSHMEM library"] == nvshmem.core.get_version().libnvshmem_version
     if nccl[0].us:
         assert all(row.vs_nccl for row in ours)
+        assert versions["NCCL library"].count(".") == 2
 
 
 def test_pytorch(world):

@@ -11,6 +11,8 @@ import re
 import shlex
 import sys
 
+from . import libraries
+
 # How it was measured (``shmemkit.Timer``).
 METHOD = (
     "iters calls in one CUDA graph, replayed between CUDA events; median over replays of elapsed / iters, "
@@ -43,7 +45,7 @@ DRIVER = "cuLaunchKernel, arguments packed before"
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
     "shmemkit numpy numba numba-cuda cuda-bindings cuda-core mpi4py torch nvshmem4py-cu12 nvshmem4py-cu13 "
-    "nvidia-nvshmem-cu12 nvidia-nvshmem-cu13 cupy-cuda12x cupy-cuda13x nvidia-nccl-cu12 nvidia-nccl-cu13"
+    "cupy-cuda12x cupy-cuda13x"
 ).split()
 
 
@@ -243,11 +245,8 @@ def _versions():
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if nccl := sys.modules.get("cupy.cuda.nccl"):
-        if getattr(nccl, "available", False):
-            code = nccl.get_version()
-            found[NCCL] = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    found |= libraries.loaded()
     if torch := sys.modules.get("torch"):
         with contextlib.suppress(AttributeError):  # a PyTorch without CUDA
-            found[TORCH_NCCL] = ".".join(map(str, torch.cuda.nccl.version()))
+            found["NCCL that PyTorch was built with"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
