@@ -54,6 +54,37 @@ def run(*args, races=False, **options):
 small = bound(Sm80, SMALL, grouping(2))
 
 
+# ---- an order of one's own
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_order(method):
+    """It is asked for each tile once, by each method."""
+    asked = []
+
+    def backwards(turn, n_m, n_n):
+        asked.append((turn, n_m, n_n))
+        return n_m - 1 - turn // n_n, n_n - 1 - turn % n_n
+
+    gemm = sk.Gemm(method, order=backwards)
+    asked.clear()
+    run(gemm, 300, 136, 24, "bfloat16")
+    (n_m, n_n), turns = asked[0][1:], {turn for turn, *_ in asked}
+    assert n_m > 1 and turns == set(range(n_m * n_n))
+
+
+@pytest.mark.parametrize(
+    "order, error, message",
+    [
+        (8, TypeError, "Gemm: order is a int; it must be a function"),
+        (lambda turn, n_m, n_n: (turn // n_n, 0), ValueError, r"order misses tile \(0, 1\) of 1 by 7 tiles"),
+    ],
+)
+def test_orders_that_are_refused(order, error, message):
+    with pytest.raises(error, match=message):
+        sk.Gemm(order=order)
+
+
 # ---- simt
 
 

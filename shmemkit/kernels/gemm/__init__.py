@@ -19,9 +19,11 @@ On the emulator "auto" is simt, which is emulated fastest; the others by name.
 import functools
 
 import numpy as np
+from numba import cuda
 
 from shmemkit import world as _world
 from shmemkit.device.elements import ELEMENTS
+from shmemkit.device.swizzle import order_of
 
 from .arrays import converted, keyed, new_output, overlap, with_shape
 from .epilogue import ACTIVATIONS
@@ -42,12 +44,19 @@ class Gemm:
     strides and dtypes, so that a call for arrays that it has seen is a launch.
 
     method  "auto" or one of METHODS
+    order   the order of the result's tiles: a function (turn, n_m, n_n) -> (m, n), the row and column of the
+            tile that comes after `turn` others, of n_m by n_n tiles. Each tile comes once. The function
+            computes with integers, as those of ``shmemkit.device.swizzle`` do; it becomes a device function.
+            The method decides how large a tile is. The results are the same in every order. Default: the
+            method's own order
+
+    TypeError for an order that is no function, ValueError for one that misses tiles.
     """
 
-    def __init__(self, method="auto"):
+    def __init__(self, method="auto", order=None):
         if method != "auto" and method not in METHODS:
             raise ValueError(f"Gemm: method={method!r}: 'auto', {', '.join(map(repr, METHODS))} are allowed")
-        self.method, self._plans = method, {}
+        self.method, self.order, self._plans = method, _device_function(order), {}
 
     def __call__(self, a, b, out=None, *, bias=None, activation=None, stream=None):
         """out = activation(a @ b + bias), enqueued. -> out
@@ -84,7 +93,7 @@ class Gemm:
         run = self._plans.get(key)
         if run is None:
             problem = Problem(**converted(arrays, gpu.arrays), activation=activation)
-            run = bind_product(problem, gpu, self.method)
+            run = bind_product(problem, gpu, self.method, self.order)
             if len(self._plans) == PLANS:
                 if gpu.arrays.ndarray is not np.ndarray:
                     _cupy().cuda.runtime.deviceSynchronize()  # their memory may be in use
@@ -96,19 +105,36 @@ class Gemm:
         return out
 
 
-def bind_product(problem, gpu, method="auto"):
-    """-> run(stream): a Problem of arrays of `gpu.arrays`, by a method as of Gemm. The caller keeps the
-    arrays alive. ValueError for what is not allowed."""
+def _device_function(order):
+    """The `order` of a Gemm, for kernels."""
+    if order is None:
+        return None
+    function = getattr(order, "py_func", order)
+    if not callable(function):
+        raise TypeError(
+            f"Gemm: order is a {type(order).__name__}; it must be a function (turn, n_m, n_n) -> (m, n)"
+        )
+    for shape in ((1, 1), (1, 7), (7, 1), (3, 5), (8, 5)):
+        turns = order_of(lambda turn, shape=shape: function(turn, *shape), *shape)
+        if len(np.unique(turns)) < turns.size:
+            missing = tuple(map(int, np.argwhere(turns < 0)[0]))
+            raise ValueError(f"Gemm: order misses tile {missing} of {shape[0]} by {shape[1]} tiles")
+    return order if order is not function else cuda.jit(device=True)(function)
+
+
+def bind_product(problem, gpu, method="auto", order=None):
+    """-> run(stream): a Problem of arrays of `gpu.arrays`, by a method and in an order as of Gemm. The caller
+    keeps the arrays alive. ValueError for what is not allowed."""
     check(problem)
     if not problem.out.size:
         return lambda stream: None
     if method != "auto":
         if reason := METHODS[method].unsupported(problem, gpu):
             raise ValueError(f"Gemm: method={method!r}: {reason}; method='auto' takes another one")
-        return METHODS[method](problem, gpu)
+        return METHODS[method](problem, gpu, order=order)
     for kind in METHODS.values() if gpu.arrays.ndarray is not np.ndarray else [Simt]:
         if kind.unsupported(problem, gpu) is None:
-            return kind(problem, gpu)
+            return kind(problem, gpu, order=order)
     raise AssertionError("simt computes what was checked")
 
 

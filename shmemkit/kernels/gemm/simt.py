@@ -24,11 +24,11 @@ from shmemkit.device.elements import ELEMENTS, element
 from shmemkit.device.ptx import gpu, gpu_function
 from shmemkit.device.registers import for_each_part
 from shmemkit.device.spans import span
-from shmemkit.device.swizzle import grouped
 from shmemkit.emu.thread import current_thread
 from shmemkit.launch import bind
 
 from .epilogue import finishing, inline
+from .sm80 import grouping
 
 TILE, DEPTH, PART, THREADS = 64, 16, 4, 256
 # In shared memory, four rows (of B, columns) lie together: 4 of each k, as a thread reads them. Four elements
@@ -101,11 +101,13 @@ def _products(dtype):
 
 
 @functools.cache
-def simt_kernel(dtype, out_dtype, a_by_k, b_by_k, bias_dtype=None, activation=None):
+def simt_kernel(dtype, out_dtype, a_by_k, b_by_k, bias_dtype=None, activation=None, order=None):
     """-> the kernel, which takes arrays (M, K), (K, N) and (M, N), of any strides, as ``stored`` says
 
     a_by_k, b_by_k   whether K is where A's, B's elements are closest: neighbouring threads load along it
+    order            the tiles' order, a device function (turn, n_m, n_n) -> (m, n), as of ``grouping``
     """
+    order = order or grouping(GROUP)
     sum_dtype = wide(dtype, out_dtype)
     shared_type = getattr(types, sum_dtype)
     zeros, add = _products(sum_dtype)
@@ -153,7 +155,7 @@ def simt_kernel(dtype, out_dtype, a_by_k, b_by_k, bias_dtype=None, activation=No
         mine_of_a = span(a_slab, (cuda.threadIdx.x >> 4) * FOUR_ROWS, DEPTH * PART)
         mine_of_b = span(b_slab, (cuda.threadIdx.x & 15) * FOUR_ROWS, DEPTH * PART)
         m, n, depth = out.shape[0], out.shape[1], a.shape[1]
-        i, j = grouped(cuda.blockIdx.x, (m + TILE - 1) >> 6, (n + TILE - 1) >> 6, GROUP)
+        i, j = order(cuda.blockIdx.x, (m + TILE - 1) >> 6, (n + TILE - 1) >> 6)
         row0, column0 = i * TILE, j * TILE
         row, column = (cuda.threadIdx.x >> 4) * PART, (cuda.threadIdx.x & 15) * PART
         acc = zeros()
@@ -188,14 +190,14 @@ class Simt:
         dtype = problem.a.dtype.name
         return None if dtype in DTYPES else f"dtype {dtype}: {', '.join(DTYPES)} are allowed"
 
-    def __init__(self, problem, gpu):
+    def __init__(self, problem, gpu, order=None):
         a, b, out, bias, activation = problem
         (m, n, _), dtype = problem.size, a.dtype.name
         a_by_k = abs(a.strides[1]) <= abs(a.strides[0])
         b_by_k = abs(b.strides[0]) <= abs(b.strides[1])
         bias_dtype = None if bias is None else bias.dtype.name
         bias = out[0] if bias is None else bias
-        kernel = simt_kernel(dtype, out.dtype.name, a_by_k, b_by_k, bias_dtype, activation)
+        kernel = simt_kernel(dtype, out.dtype.name, a_by_k, b_by_k, bias_dtype, activation, order)
         arrays = [x.view(stored(x.dtype.name)) for x in (a, b, out, bias)]
         self._launch = bind(kernel, math.ceil(m / TILE) * math.ceil(n / TILE), THREADS, tuple(arrays))
         self._launch.forget_arrays()

@@ -542,9 +542,20 @@ def gemm_body(
 
 
 @functools.cache
-def gemm_kernel(tile, kinds):
-    """-> the kernel for tiles like `tile` of products like `kinds`."""
-    gemm = gemm_body(tile, kinds)
+def ordered(order):
+    """-> `order`, a device function (turn, n_m, n_n) -> (m, n), as of ``gemm_body``; None for None"""
+
+    @inline
+    def without_extra(tile, n_m, n_n, extra):
+        return order(tile, n_m, n_n)
+
+    return None if order is None else without_extra
+
+
+@functools.cache
+def gemm_kernel(tile, kinds, order=None):
+    """-> the kernel for tiles like `tile` of products like `kinds`, in an `order` as of ``ordered``."""
+    gemm = gemm_body(tile, kinds, ordered(order))
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def gemm_sm90(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals):

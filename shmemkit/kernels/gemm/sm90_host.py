@@ -1,5 +1,6 @@
 """The Hopper GEMM on given arrays: what the TMA takes, which tiles, how many parts of K, and its launch."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -192,9 +193,11 @@ class Sm90:
                 )
         return None
 
-    def __init__(self, problem, gpu, choice=None):
+    def __init__(self, problem, gpu, choice=None, order=None):
         choice = choice or choose(*problem.size, gpu.multiprocessors)
-        self._launch = bind_gemm(gemm_kernel, problem, choice, gpu.multiprocessors)
+        self._launch = bind_gemm(
+            functools.partial(gemm_kernel, order=order), problem, choice, gpu.multiprocessors
+        )
         self._kept = gpu.arrays.ndarray is np.ndarray  # what the emulator captures has its arguments
 
     def __call__(self, stream=None):
