@@ -6,6 +6,7 @@ import os
 import threading
 
 from . import jit_cache, multicast, timeouts
+from .agreement import by_text, check_equal, ranks_text
 from .device import deadline, peers
 from .emu.backend import SingleComm
 from .settings import switch
@@ -36,7 +37,9 @@ class NvshmemBackend:
         self.comm = SingleComm() if comm is None else comm
         self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
         if self.n_ranks > peers.MAX_RANKS:
-            raise RuntimeError(f"{self.n_ranks} ranks: shmemkit supports {peers.MAX_RANKS} at most")
+            raise RuntimeError(
+                f"init(): there are {self.n_ranks} ranks; shmemkit takes {peers.MAX_RANKS} at most"
+            )
         local_rank, self.default_local_size = self._place()
         self.device = self._choose_device(local_rank)
 
@@ -70,8 +73,9 @@ class NvshmemBackend:
         self._event = None  # of order
         self._bounded_barrier = self._arrivals = None
         limits, offsets = zip(*self.allgather((timeouts.default(), self.offsets)), strict=True)
-        if len(set(limits)) > 1:
-            raise ValueError(f"{timeouts.VARIABLE} differs: {limits} over the ranks; set it alike on all")
+        variable = timeouts.VARIABLE
+        given = [f"no {variable}" if limit is None else f"{variable}={limit:g}" for limit in limits]
+        check_equal(given, "Set it to the same value on all ranks, or on none", "set")
         if limits[0] is not None and not any(peers.UNREACHABLE in of_rank for of_rank in offsets):
             self._bind_bounded_barrier()
 
@@ -97,11 +101,9 @@ class NvshmemBackend:
         except RuntimeError as e:
             error = str(e)
         found = self.comm.allgather((error, uuid, count))
-        failed = [f"rank {rank}: {e}" for rank, (e, _, _) in enumerate(found) if e]
+        failed = [f"{ranks_text(ranks)}: {e}" for ranks, e in by_text([e for e, *_ in found]) if e]
         if failed:
-            raise RuntimeError(
-                "backend 'nvshmem' cannot start. " + "; ".join(dict.fromkeys(failed)) + f". {HINT}"
-            )
+            raise RuntimeError(f"init(): the backend 'nvshmem' cannot start. {'; '.join(failed)}. {HINT}")
         sharing = {}
         for rank, (_, gpu, _) in enumerate(found):
             sharing.setdefault(gpu, []).append(rank)
@@ -109,10 +111,10 @@ class NvshmemBackend:
         self._uuids = [gpu for _, gpu, _ in found]
         if shared and not switch("SHMEMKIT_OVERSUBSCRIBE", False):
             raise RuntimeError(
-                f"{self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees {count}): ranks "
-                f"{', '.join(map(str, shared[0]))} would share one. Start one rank per GPU, or set "
-                "SHMEMKIT_OVERSUBSCRIBE=1: results are the same, times are not, and kernels that wait for "
-                "each other take turns"
+                f"init(): there are {self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees "
+                f"{count}), and {ranks_text(shared[0])} would share one. Start one rank per GPU, or set "
+                "SHMEMKIT_OVERSUBSCRIBE=1 to share them: results are the same, but kernels that wait for "
+                "each other take turns, which takes longer"
             )
         return device
 
@@ -127,8 +129,8 @@ class NvshmemBackend:
             )
         except Exception as error:
             raise RuntimeError(
-                f"NVSHMEM could not be initialized on rank {self.rank} (GPU {self.device}): {error}. "
-                "Set NVSHMEM_DEBUG=INFO to see why; 'python -m shmemkit doctor' checks the installation"
+                f"init(): NVSHMEM does not start on rank {self.rank} (GPU {self.device}): {error}. Set "
+                "NVSHMEM_DEBUG=INFO to see why; 'python -m shmemkit doctor' checks the installation"
             ) from error
 
     def _bind_bounded_barrier(self):
@@ -179,7 +181,10 @@ class NvshmemBackend:
         ranks = range(len(mapped)) if ranks is None else ranks
         for pe in ranks:
             if not mapped[pe]:
-                return f"rank {pe}'s memory is not mapped on rank {self.rank} (no NVLink or PCIe peer access)"
+                return (
+                    f"rank {self.rank} cannot access the memory of rank {pe}: their GPUs have no NVLink or "
+                    "PCIe peer access"
+                )
         if nvlink:
             from cuda.bindings import driver
 
@@ -191,8 +196,8 @@ class NvshmemBackend:
                     continue
                 if uuid not in here:
                     return (
-                        f"rank {self.rank} does not see the GPU of rank {pe} and cannot tell whether NVLink "
-                        "connects them: CUDA_VISIBLE_DEVICES must name all GPUs"
+                        f"rank {self.rank} does not see the GPU of rank {pe}, and so cannot tell whether "
+                        "NVLink connects them. CUDA_VISIBLE_DEVICES must name all GPUs of the host"
                     )
                 devices = [_checked(driver.cuDeviceGet(number))[0] for number in (self.device, here[uuid])]
                 if not _checked(driver.cuDeviceGetP2PAttribute(atomics, *devices))[0]:  # PCIe has none
@@ -239,11 +244,11 @@ class NvshmemBackend:
         symmetric = os.environ.get("NVSHMEM_SYMMETRIC_SIZE", "not set, 1 GiB")
         maximum = os.environ.get("NVSHMEM_MAX_MEMORY_PER_GPU", "not set, 128 GiB")
         return (
-            f"the symmetric heap cannot hold {n_bytes} bytes more ({n_bytes / 2**30:.3g} GiB) on every rank; "
-            f"rank {self.rank} has {self._in_use} bytes of it in use, and its GPU {free / 2**30:.3g} of "
+            f"the symmetric heap has no room for {n_bytes} bytes ({n_bytes / 2**30:.3g} GiB) on every rank. "
+            f"Rank {self.rank} uses {self._in_use} bytes of it, and its GPU has {free / 2**30:.3g} of "
             f"{total / 2**30:.3g} GiB free. Free symmetric arrays, ask for less, or raise the heap's limit: "
-            f"NVSHMEM_SYMMETRIC_SIZE ({symmetric}) for a heap of fixed size (NVSHMEM_DISABLE_CUDA_VMM=1), "
-            f"NVSHMEM_MAX_MEMORY_PER_GPU ({maximum}) for one that grows (the default)"
+            f"NVSHMEM_MAX_MEMORY_PER_GPU ({maximum}) for a heap that grows (the default), "
+            f"NVSHMEM_SYMMETRIC_SIZE ({symmetric}) for one of fixed size (NVSHMEM_DISABLE_CUDA_VMM=1)"
         )
 
     def _view(self, address, size, owner, shape, dtype, strides=None, offset=0):
@@ -269,19 +274,12 @@ class NvshmemBackend:
     def peer_view(self, array, pe):
         """`array`, symmetric or a view of a symmetric array, as it is on PE `pe`: a CuPy array over NVLink.
 
-        ValueError when it is not symmetric, or `pe`'s memory is not mapped here (no peer access).
+        ValueError when `pe`'s memory is not mapped here (no peer access).
         """
         memory = array.data.mem
         address = self._bindings.ptr(memory.ptr, pe)
         if not address:
-            if not self._bindings.ptr(memory.ptr, self.rank):
-                raise ValueError(
-                    "peer_view: the array is not in symmetric memory; make it with shmemkit.zeros or the like"
-                )
-            raise ValueError(
-                f"peer_view: rank {pe}'s memory is not mapped on rank {self.rank}: there is no NVLink or "
-                "PCIe peer access between them; use put and get"
-            )
+            raise ValueError(f"peer_view(): {self.unreached(nvlink=False, ranks=[pe])}. Use put and get")
         offset = array.data.ptr - memory.ptr
         return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
 
@@ -449,7 +447,7 @@ def _checked(result):
     """The values that a function of the driver returned; RuntimeError if it failed."""
     error, *values = result
     if int(error) != 0:
-        raise RuntimeError(f"the CUDA driver refused: {error!r}")
+        raise RuntimeError(f"the CUDA driver returned an error: {error!r}")
     return values
 
 
@@ -464,9 +462,9 @@ def _count_devices():
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise RuntimeError(f"no usable NVIDIA GPU or driver ({error})") from error
+        raise RuntimeError(f"there is no usable NVIDIA GPU or driver ({error})") from error
     if count == 0:
-        raise RuntimeError("the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)")
+        raise RuntimeError("the driver sees no GPU. Look at CUDA_VISIBLE_DEVICES")
     return count
 
 

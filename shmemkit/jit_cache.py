@@ -63,7 +63,7 @@ def folder():
     try:
         return chosen.expanduser()
     except RuntimeError as error:  # no such user, or no home
-        _warn(f"no JIT cache: cannot use {chosen} ({error}); set SHMEMKIT_CACHE_DIR to a writable folder")
+        _warn(f"no JIT cache: cannot use {chosen} ({error}). Set SHMEMKIT_CACHE_DIR to a writable folder")
         return None
 
 
@@ -80,9 +80,9 @@ def digest(*parts):
 def _check_owner(status, what):
     """OSError unless `what`, of this os.stat result, is this user's, and nobody else may write to it."""
     if status.st_uid != os.geteuid():
-        raise PermissionError(f"{what} belongs to user {status.st_uid}, and this is user {os.geteuid()}")
+        raise PermissionError(f"{what} belongs to user {status.st_uid}, not to you, user {os.geteuid()}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may write to {what}: chmod go-w it once you trust what is there")
+        raise PermissionError(f"other users may write to {what}. If you trust its content, chmod go-w it")
 
 
 def _open(path, flags):
@@ -92,7 +92,7 @@ def _open(path, flags):
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     return handle
 
 
@@ -106,7 +106,7 @@ def read(path):
     except FileNotFoundError:
         return None
     except OSError as error:
-        _warn_once(path.parent, f"JIT cache: an entry is not used, but made anew: {error}")
+        _warn_once(path.parent, f"JIT cache: an entry is not used, and its code is compiled again: {error}")
         return None
     head = len(MAGIC) + 32
     if data[:head] != MAGIC + hashlib.sha256(data[head:]).digest():
@@ -156,7 +156,7 @@ def locked(path):
                     told = True
                     print(
                         "shmemkit: waiting for another process that compiles for the JIT cache and holds the "
-                        f"lock {path}; in {LOCK_TIMEOUT - waited:.0f} s this process compiles by itself",
+                        f"lock {path}; in {LOCK_TIMEOUT - waited:.0f} s this one compiles the code itself",
                         file=sys.stderr,
                         flush=True,
                     )
@@ -200,7 +200,7 @@ def cached(key, make):
                 return found
             stack.enter_context(locked(where / f"lock-{key[:2]}"))
         except OSError as error:
-            _warn(f"no JIT cache: cannot use {where} ({error}); set SHMEMKIT_CACHE_DIR to a writable folder")
+            _warn(f"no JIT cache: cannot use {where} ({error}). Set SHMEMKIT_CACHE_DIR to a writable folder")
             return make()
         found = read(entry)
         if found is not None:
@@ -209,7 +209,7 @@ def cached(key, make):
         try:
             write(entry, payload)
         except OSError as error:
-            _warn(f"no JIT cache: cannot write to {where} ({error}); set SHMEMKIT_CACHE_DIR elsewhere")
+            _warn(f"no JIT cache: cannot write to {where} ({error}). Set SHMEMKIT_CACHE_DIR to another")
         return payload
 
 

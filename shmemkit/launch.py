@@ -25,7 +25,7 @@ from . import world as _world
 from .armed import compile_armed
 from .device import deadline
 from .garbage import uncollected
-from .settings import integer
+from .settings import integer, listed, shown
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -47,66 +47,66 @@ def bind(
     pdl=False,
     timeout=None,
 ):
-    """Bind `kernel` to a launch configuration and arguments. -> a bound launch `b`.
+    """Bind `kernel` to a launch configuration and arguments, and return a bound launch `b`.
 
     kernel        a @cuda.jit function
     grid, block   blocks, and threads per block: an integer or a tuple of one to three
-    args          the kernel's arguments: arrays of the World's array module (on GPUs anything with the CUDA
-                  Array Interface), NumPy and Python numbers (int is int64, float is float64, as in Numba),
-                  enum members, tuples of those
-    stream        where ``b()`` launches: the World's stream unless given. A CuPy, Numba, cuda.core or PyTorch
+    args          a tuple of the kernel's arguments: arrays of the World's array module (on GPUs any with the
+                  CUDA Array Interface), NumPy and Python numbers (int is int64, float is float64, as in
+                  Numba), enum members, and tuples of those
+    stream        where ``b()`` launches. Default: the World's stream. A CuPy, Numba, cuda.core or PyTorch
                   stream, or an address
-    shared        dynamic shared memory per block in bytes. More than 48 KiB is asked of the driver here,
-                  once, for `kernel`, so that Numba's own launches of it may use as much
+    shared        dynamic shared memory per block, in bytes. bind() asks the driver for more than 48 KiB once,
+                  for `kernel`, so that Numba's own launches of it may use as much
     cluster       blocks per cluster, like grid; the grid must be a multiple of it in each direction
-    cooperative   launch cooperatively, as kernels with Numba's grid.sync() are anyway; implies co_resident
-    co_resident   the kernel's blocks wait for each other: refuse a grid that does not fit on the GPU all at
-                  once (what else runs there is not taken into account). The emulator starts the blocks that
-                  fit, and reports a wait for one that could not start
-    pdl           programmatic dependent launch: the kernel's blocks may begin while the kernel before on the
-                  stream still runs, if that calls griddepcontrol_launch_dependents(); so all threads must
-                  call griddepcontrol_wait(), before they touch what it does. Not for cooperative launches.
-                  Before Hopper it changes nothing
-    timeout       seconds that a wait in the kernel may take: SignalTimeout then, instead of a hang (see
-                  docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, or without limit. The emulator, which finds
-                  deadlocks by itself, checks the number only
+    cooperative   launch cooperatively; implies co_resident. Kernels with Numba's grid.sync() do so anyway
+    co_resident   the kernel's blocks wait for each other: raise ValueError unless the whole grid fits on the
+                  GPU at once (other kernels that run there are not counted). The emulator starts the blocks
+                  that fit, and reports a wait for one that could not start
+    pdl           programmatic dependent launch: the kernel's blocks may start while the previous kernel on
+                  the stream still runs, if that one calls griddepcontrol_launch_dependents(). All threads
+                  must call griddepcontrol_wait() before they touch its data. Not for cooperative launches.
+                  No effect before Hopper
+    timeout       seconds that a wait in the kernel may take before it raises SignalTimeout (see
+                  docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, else no limit. The emulator, which finds
+                  deadlocks by itself, only checks the number
 
-    ``b()`` launches; ``b(stream=s)`` on another stream. ``b.set(which, value)`` replaces an argument by
-    position or name, from the next launch on; its type must stay. Both may be used while a stream captures a
-    CUDA graph; the graph keeps the arguments that it was captured with, and the caller keeps their arrays
-    alive for it. `b` keeps its current arguments alive. Compiling, linking and loading happen here, so that
-    no launch waits for them (loading waits for running kernels).
+    ``b()`` launches; ``b(stream=s)`` launches on another stream. ``b.set(which, value)`` replaces an
+    argument, by position or name, from the next launch on; the type stays the same. Both work while a stream
+    captures a CUDA graph: the graph keeps the arguments that it was captured with, and the caller keeps their
+    arrays alive for it. `b` keeps its current arguments alive. bind() compiles, links and loads the kernel,
+    so that no launch waits for that (loading waits for running kernels).
 
-    Not for kernels with debug=True that should raise: only Numba's own launch looks for their exceptions.
+    It does not raise the exceptions of kernels with debug=True: only Numba's own launch looks for them.
 
-    Raises TypeError for arguments that a kernel cannot take, ValueError for a configuration that cannot run:
-    it says what was given and what is allowed. RuntimeError without a World on a machine without a GPU.
-    ``b()`` raises SignalTimeout, and launches nothing, when waits of an earlier launch have expired.
+    TypeError for arguments that a kernel cannot take, ValueError for a configuration that cannot run,
+    RuntimeError without a World on a machine without a GPU. ``b()`` raises SignalTimeout, and launches
+    nothing, when waits of an earlier launch have expired.
     """
     if not isinstance(kernel, CUDADispatcher):
-        raise TypeError(f"bind: {kernel!r} is not a kernel; decorate it with @cuda.jit")
+        raise TypeError(f"bind(): kernel is {shown(kernel)}; it must be a function decorated with @cuda.jit")
     grid, block = _dimensions(grid, "grid", MAX_GRID), _dimensions(block, "block", MAX_BLOCK)
     threads = block[0] * block[1] * block[2]
     if threads > MAX_THREADS:
-        raise ValueError(f"bind: block {block} has {threads} threads; {MAX_THREADS} are allowed")
-    shared = integer("bind", "shared", shared)
-    if shared < 0:
-        raise ValueError(f"bind: shared={shared}: zero or more bytes are allowed")
+        raise ValueError(f"bind(): block is {block}, {threads} threads; it must have {MAX_THREADS} at most")
+    shared = integer("bind()", "shared", shared, 0)
     if cluster is not None:
         cluster = _dimensions(cluster, "cluster", grid)
         if any(g % c for g, c in zip(grid, cluster, strict=True)):
-            raise ValueError(f"bind: grid {grid} is not a multiple of cluster {cluster} in every direction")
+            raise ValueError(
+                f"bind(): grid is {grid}; it must be a multiple of cluster, {cluster}, in each direction"
+            )
     for name, flag in (("cooperative", cooperative), ("co_resident", co_resident), ("pdl", pdl)):
-        if flag not in (True, False):
-            raise TypeError(f"bind: {name}={flag!r}: True or False is allowed")
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"bind(): {name} is {shown(flag)}; it must be True or False")
     if pdl and cooperative:
-        raise ValueError("bind: pdl=True and cooperative=True: CUDA allows one of them")
+        raise ValueError("bind(): pdl and cooperative are both True; CUDA takes only one of them")
     if timeout is not None:
-        timeout = timeouts.as_seconds(timeout, "bind: timeout")
+        timeout = timeouts.as_seconds(timeout, "bind(): timeout")
     timeouts.default()  # a bad one is refused here, not while a kernel is compiled
     world = _world.current()
     if world is None and _world.n_gpus() == 0:
-        raise RuntimeError("bind: no GPU, and no World that would be emulated: call shmemkit.init() first")
+        raise RuntimeError("bind(): there is no GPU, and no World to emulate one. Call shmemkit.init() first")
     emulated = world is not None and world.backend.name == "emulator"
     if stream is None:
         stream = world.stream if world is not None else None
@@ -118,22 +118,24 @@ def _dimensions(value, name, most):
     """`value` as three integers between 1 and `most`."""
     sizes = value if isinstance(value, (tuple, list)) else (value,)
     try:
-        result = tuple(integer("bind", name, size) for size in sizes)
+        result = tuple(integer("bind()", name, size) for size in sizes)
     except TypeError:
-        raise TypeError(f"bind: {name}={value!r}: an integer or a tuple of one to three is allowed") from None
+        given = value if sizes is value else shown(value)
+        needed = "an integer or a tuple of one to three integers"
+        raise TypeError(f"bind(): {name} is {given}; it must be {needed}") from None
     if not 1 <= len(result) <= 3:
-        raise ValueError(f"bind: {name}={value!r}: one to three numbers are allowed")
-    result += (1,) * (3 - len(result))
-    if any(not 1 <= size <= limit for size, limit in zip(result, most, strict=True)):
-        raise ValueError(f"bind: {name}={value!r}: 1 to {most} are allowed")
-    return result
+        raise ValueError(f"bind(): {name} is {value}; it must have one to three numbers")
+    full = result + (1,) * (3 - len(result))
+    if any(not 1 <= size <= limit for size, limit in zip(full, most, strict=True)):
+        limits = " by ".join(map(str, most[: len(result)]))
+        raise ValueError(f"bind(): {name} is {value}; it must be 1 or more, and {limits} at most")
+    return full
 
 
 class Launch:
     """What ``bind`` returns. `kernel`, `grid`, `block`, `shared`, `cluster` and `stream` are read-only.
 
-    `resident_blocks`: of a launch that is bound with co_resident, how many blocks the grid of one like it may
-    have; on the emulator, any number.
+    resident_blocks   with co_resident, how many blocks such a grid may have; on the emulator, any number
     """
 
     resident_blocks = 2**31 - 1
@@ -145,13 +147,13 @@ class Launch:
         self._names = list(inspect.signature(kernel.py_func).parameters)
         if not isinstance(args, (tuple, list)):
             raise TypeError(
-                f"bind: args is a tuple of the kernel's arguments, not {_described(args)}: (x,) for one"
+                f"bind(): args is {shown(args)}; it must be a tuple of the kernel's arguments: (x,) for one"
             )
         args = list(args)
         if len(args) != len(self._names):
             raise TypeError(
-                f"bind: kernel {self.name} takes {len(self._names)} arguments ({', '.join(self._names)}), "
-                f"not {len(args)}"
+                f"bind(): args has {len(args)} arguments; kernel {self.name} takes {len(self._names)}: "
+                f"{', '.join(self._names)}"
             )
         self._args = args
         self._types = [self._type_of(name, value) for name, value in zip(self._names, args, strict=True)]
@@ -164,25 +166,27 @@ class Launch:
         """Replace argument `which` (position or name) from the next launch on.
 
         Earlier launches and captured graphs keep the old value. TypeError when the type changes: bind the
-        kernel again for that. A Python number takes the type of a NumPy number that it replaces, if it fits.
+        kernel again for that. A Python number takes the type of the NumPy number that it replaces, if it
+        fits.
         """
         index = self._index(which)
         name, declared = self._names[index], self._types[index]
         if not _accepts(declared, self._type_of(name, value), value):
             raise TypeError(
-                f"argument {name} of {self.name} was bound as {declared}, and {_described(value)} is "
-                f"{self._type_of(name, value)}: bind the kernel again for another type"
+                f"set(): argument {name} of kernel {self.name} was bound as {declared}, and the new value is "
+                f"{self._type_of(name, value)}. Bind the kernel again for another type"
             )
         self._replace(index, value)
 
     def with_args(self, *args):
-        """-> a launch of the same kernel and configuration with other arguments, of the same types.
+        """Return a launch of the same kernel and configuration with other arguments of the same types.
 
-        Nothing is compiled or loaded, so that it may be made while kernels wait.
+        It compiles and loads nothing, so that it may be called while kernels wait.
         """
         if len(args) != len(self._names):
             raise TypeError(
-                f"with_args: kernel {self.name} takes {len(self._names)} arguments, not {len(args)}"
+                f"with_args() has {len(args)} arguments; kernel {self.name} takes {len(self._names)}: "
+                f"{', '.join(self._names)}"
             )
         other = copy.copy(self)
         other._own_arguments()
@@ -204,15 +208,16 @@ class Launch:
         if isinstance(which, str):
             if which not in self._names:
                 raise ValueError(
-                    f"kernel {self.name} has no argument {which!r}; it has {', '.join(self._names)}"
+                    f"set(): kernel {self.name} has no argument {which!r}; it has {', '.join(self._names)}"
                 )
             return self._names.index(which)
-        index = integer(f"set of {self.name}", "the position", which)
-        if not 0 <= index < len(self._names):
+        if not isinstance(which, int) or isinstance(which, bool):
+            which = integer("set()", "which", which)
+        if not 0 <= which < len(self._names):
             raise ValueError(
-                f"kernel {self.name} has no argument {index}; it has 0 to {len(self._names) - 1}"
+                f"set(): kernel {self.name} has no argument {which}; it has {len(self._names)}, from 0 on"
             )
-        return index
+        return which
 
     def _type_of(self, name, value):
         try:
@@ -223,19 +228,13 @@ class Launch:
             reason = ""
         if found is None or not _can_be_passed(found):
             raise TypeError(
-                f"argument {name} of {self.name}: {_described(value)} cannot be passed to a kernel{reason}; "
-                "allowed are arrays, NumPy and Python numbers, enum members, and tuples of those"
+                f"argument {name} of kernel {self.name} is {shown(value)}; it must be an array, a NumPy or "
+                f"Python number, an enum member, or a tuple of those{reason}"
             )
         return found
 
     def __repr__(self):
         return f"<{self.name} bound to grid {self.grid}, block {self.block}, {self.shared} bytes shared>"
-
-
-def _described(value):
-    return f"{type(value).__module__}.{type(value).__qualname__}" + (
-        "" if hasattr(value, "shape") else f" {value!r:.40}"
-    )
 
 
 def _can_be_passed(ty):
@@ -310,7 +309,7 @@ class _GpuLaunch(Launch):
         self._cooperative = cooperative or compiled.cooperative
         if pdl and self._cooperative:
             raise ValueError(
-                f"bind: kernel {self.name} has grid.sync(), and pdl=True: CUDA allows one of them"
+                f"bind(): kernel {self.name} calls grid.sync(), and pdl is True; CUDA takes only one of them"
             )
         self._pdl = pdl and self._device_attribute("COMPUTE_CAPABILITY_MAJOR") >= 9
         self._configure_shared()
@@ -337,8 +336,8 @@ class _GpuLaunch(Launch):
             if all(map(_accepts, declared, wanted, self._args)):
                 return declared
         raise TypeError(
-            f"bind: kernel {self.name} was declared for {', '.join(map(str, kernel.overloads))} only, not "
-            f"for {wanted}"
+            f"bind(): the arguments' types are {wanted}, and kernel {self.name} was declared only for "
+            f"{listed(kernel.overloads)}. Declare it without types, or give arguments of these"
         )
 
     def _load(self, compiled):
@@ -368,8 +367,8 @@ class _GpuLaunch(Launch):
         total, most = self._static + self.shared, self._device_attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         if total > most:
             raise ValueError(
-                f"bind: kernel {self.name} would use {total} bytes of shared memory per block "
-                f"({self.shared} dynamic and {self._static} static); this GPU allows {most}"
+                f"bind(): kernel {self.name} needs {total} bytes of shared memory per block ({self.shared} "
+                f"dynamic and {self._static} static); this GPU has {most}"
             )
         which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         # A maximum for all launches of the kernel: never lowered, since another bound launch may need it.
@@ -382,7 +381,7 @@ class _GpuLaunch(Launch):
             return
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         if not self._device_attribute("CLUSTER_LAUNCH"):
-            raise ValueError("bind: this GPU has no clusters (they came with compute capability 9.0)")
+            raise ValueError("bind(): cluster needs a GPU of compute capability 9.0 or newer")
         if size > PORTABLE_CLUSTER:
             which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._check(self._driver.cuFuncSetAttribute(self._function, which, 1))
@@ -392,8 +391,8 @@ class _GpuLaunch(Launch):
         threads = self.block[0] * self.block[1] * self.block[2]
         if threads > most:
             raise ValueError(
-                f"bind: block {self.block} has {threads} threads, and kernel {self.name} with "
-                f"{self._registers} registers per thread allows {most}: use smaller blocks, or "
+                f"bind(): block is {self.block}, {threads} threads; it must have {most} at most, since "
+                f"kernel {self.name} uses {self._registers} registers per thread. Use smaller blocks, or "
                 "@cuda.jit(max_registers=...) or launch_bounds"
             )
 
@@ -416,10 +415,11 @@ class _GpuLaunch(Launch):
         self.resident_blocks = fit
         if blocks > fit:
             raise ValueError(
-                f"bind: kernel {self.name} {why}, and its grid {self.grid} of {blocks} blocks does not fit "
-                f"on this GPU at once: {fit} do ({how}) with {threads} threads, {self._registers} registers "
-                f"per thread and {self._static + self.shared} bytes of shared memory per block. Use at most "
-                f"{fit} blocks and loop in the kernel, or smaller blocks, or less shared memory"
+                f"bind(): grid is {self.grid}, {blocks} blocks; it must have {fit} at most ({how}), since "
+                f"kernel {self.name} {why}, and this GPU holds no more blocks of {threads} threads, "
+                f"{self._registers} registers per thread and {self._static + self.shared} bytes of shared "
+                "memory at once. Use fewer blocks and loop in the kernel, or smaller blocks, or less shared "
+                "memory"
             )
 
     # -- arguments
@@ -563,7 +563,7 @@ def address_of_stream(stream):
         return operator.index(stream)
     except TypeError:
         raise TypeError(
-            f"{stream!r} is not a stream: a CuPy, Numba, cuda.core or PyTorch stream or an address is allowed"
+            f"stream is {shown(stream)}; it must be a CuPy, Numba, cuda.core or PyTorch stream, or an address"
         ) from None
 
 
@@ -577,7 +577,7 @@ def _flatten(name, ty, value):
         return _flatten(name, ty.dtype, value.value)
     if isinstance(ty, types.Integer):
         if not ty.minval <= value <= ty.maxval:
-            raise ValueError(f"argument {name}: {value} does not fit into {ty} ({ty.minval} to {ty.maxval})")
+            raise ValueError(f"argument {name} is {value}; an {ty} is {ty.minval} to {ty.maxval}")
         letter = {8: "b", 16: "h", 32: "i", 64: "q"}[ty.bitwidth]
         return [("<" + (letter if ty.signed else letter.upper()), int(value))]
     if isinstance(ty, types.Boolean):
@@ -603,8 +603,8 @@ def _flatten_array(name, array):
             )
     else:
         raise TypeError(
-            f"argument {name}: {_described(array)} is in host memory; a bound launch takes arrays on the "
-            "GPU, such as CuPy's (cupy.asarray copies it there)"
+            f"argument {name} is {shown(array)} in host memory; it must be on the GPU. cupy.asarray() copies "
+            "it there"
         )
     size = int(np.prod(shape, dtype=np.int64))
     return [("<q", 0), ("<q", 0), ("<q", size), ("<q", itemsize), ("<Q", address)] + [

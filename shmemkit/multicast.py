@@ -2,6 +2,8 @@
 
 import os
 
+from .agreement import ranks_text
+
 
 def disabled():
     """What in the environment turns multicast off, as NAME=value, or None."""
@@ -36,21 +38,22 @@ def address(bindings, device, ranks, symmetric):
     capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
     if capability < (9, 0):
         raise ValueError(
-            f"the GPU has compute capability {capability[0]}.{capability[1]}, and NVLink multicast needs 9.0"
+            f"the GPU has compute capability {capability[0]}.{capability[1]}; NVLink multicast needs 9.0 or "
+            "newer"
         )
     if not attribute("MULTICAST_SUPPORTED"):
-        raise ValueError("the GPU or its driver has no multicast: it needs NVLink through an NVSwitch")
+        raise ValueError("the GPU or its driver has no multicast; that needs NVLink through an NVSwitch")
     team, world = bindings.Team_id.TEAM_NODE, bindings.Team_id.TEAM_WORLD
     members = [bindings.team_translate_pe(team, i, world) for i in range(bindings.team_n_pes(team))]
     if members != list(ranks):
         raise ValueError(
-            f"NVSHMEM's multicast is for ranks {', '.join(map(str, members))}, those of the host, and the "
-            f"node is declared as ranks {', '.join(map(str, ranks))}: SHMEMKIT_LOCAL_SIZE or local_size"
+            f"NVSHMEM's multicast reaches {ranks_text(members)} of the host, but the node is declared as "
+            f"{ranks_text(ranks)}, by SHMEMKIT_LOCAL_SIZE or local_size. Leave them unset"
         )
     found = bindings.mc_ptr(team, symmetric)
     if not found:
         raise ValueError(
-            "NVSHMEM has no multicast address for it (nvshmemx_mc_ptr is null; NVSHMEM_DEBUG=INFO with "
-            "NVSHMEM_DEBUG_SUBSYS=ALL says why when it begins)"
+            "NVSHMEM has no multicast address for the array (nvshmemx_mc_ptr is null). Set "
+            "NVSHMEM_DEBUG=INFO and NVSHMEM_DEBUG_SUBSYS=ALL to see why when it starts"
         )
     return found

@@ -5,13 +5,13 @@ class StreamOrder:
     """Makes each call run after those before it, whatever their streams.
 
     ``before(stream, name, *arrays, shared=None)`` precedes a call; a stream of None is the World's. It does
-    nothing as long as the stream is the same. Captured calls follow those of the same capture only: a graph's
-    launches are ordered by who launches it. And while the stream of the last call captures, nobody can wait
-    for what it did before.
+    nothing as long as the stream is the same. Captured calls follow only those of the same capture: who
+    launches a graph orders it. And while the stream of the last call captures, no stream can wait for the
+    work before the capture.
 
-    On the emulator, ValueError if the call of this number is another one on another rank: of another name, or
-    of arrays of another dtype or size; or if `shared`, an array that peers use where it is symmetric, is
-    another part of symmetric memory there, or private.
+    On the emulator, ValueError if the call with this number is a different one on another rank: it has
+    another name, or arrays of another dtype or size; or `shared`, an array that peers use if it is symmetric,
+    is another part of symmetric memory there, or private.
     """
 
     def __init__(self, world):

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 
 from .agreement import ranks_text
+from .settings import shown
 from .site import Call
 
 VARIABLE = "SHMEMKIT_TIMEOUT"
@@ -23,8 +24,8 @@ class SignalTimeout(RuntimeError):
     """Waits of this rank's kernels have expired. The message is a table of them.
 
     rank      this rank
-    records   a list of WaitRecord: every wait that was under way when the first one expired, as many as there
-              is room for; the one that had waited longest comes first
+    records   a list of WaitRecord: the waits that were in progress when the first one expired, as many as
+              there is room for, the longest wait first
     """
 
     def __init__(self, message, rank=0, records=()):
@@ -33,7 +34,7 @@ class SignalTimeout(RuntimeError):
 
 
 class RankTimeout(RuntimeError):
-    """Ranks did not come to a meeting of all host programs.
+    """Ranks did not come to a collective call of the host programs in time.
 
     rank      this rank
     call      the collective function that waited, as "host_barrier"
@@ -113,12 +114,12 @@ def signal_timeout(rank, records, total, limit, trouble=""):
     if late:
         lines.append(f"  {ranks_text(late)} {'have' if len(late) > 1 else 'has'} not come to {BARRIER}")
     if any(not r.expired for r in records):
-        lines.append("  *: ended because another wait had expired")
+        lines.append("  *: this wait ended because another one had expired")
     if total > len(records):
-        lines.append(f"  and {total - len(records)} more, for which there was no room")
+        lines.append(f"  and {total - len(records)} more waits, which are not recorded")
     lines.append(
-        "Everything that this rank had enqueued has ended. Its results are not valid, and the signals that "
-        "took part must be made anew"
+        "All work that this rank had enqueued has ended. Its results are not valid. Allocate the signals "
+        "that took part again before you use them"
     )
     if trouble:
         lines.append(trouble)
@@ -140,11 +141,11 @@ def as_seconds(value, source):
     except (TypeError, ValueError):
         seconds = math.nan
     if source != VARIABLE and (isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__")):
-        raise TypeError(f"{source}={value!r}: a number of seconds is needed")
+        raise TypeError(f"{source} is {shown(value)}; it must be a number of seconds")
     if not 0 < seconds <= MOST:
         raise ValueError(
-            f"{source}={value!r}: a number of seconds greater than 0 (at most {MOST:g}) is allowed"
-            + ("; unset it to wait without limit" if source == VARIABLE else "")
+            f"{source} is {value!r}; it must be a number of seconds greater than 0, and {MOST:g} at most"
+            + (". Unset it to wait without limit" if source == VARIABLE else "")
         )
     return seconds
 

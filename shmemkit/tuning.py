@@ -27,6 +27,9 @@ import math
 import os
 from pathlib import Path
 
+from .agreement import shown_by
+from .settings import listed
+
 VARIABLE = "SHMEMKIT_TUNING"
 PACKAGED = Path(__file__).with_name("tuning.json")
 EMULATOR = "emulator"  # in the place of the GPU model
@@ -72,7 +75,7 @@ def user_file():
         try:
             return Path(chosen).expanduser()
         except RuntimeError as error:
-            raise ValueError(f"{VARIABLE}={chosen!r}: {error}") from None
+            raise ValueError(f"{VARIABLE} is {chosen!r}, which is not a path: {error}") from None
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shmemkit" / "tuning.json"
 
 
@@ -84,7 +87,7 @@ def read(path):
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{path} is no tuning table: {problem}. Mend it, or remove it and write it anew with "
+            f"{path} is not a tuning table: {problem}. Repair it, or remove it and make a new one with "
             "'python -m shmemkit.bench all_gather --tune' and the like"
         ) from error
     return table
@@ -104,7 +107,7 @@ def _check(table):
         or not table.keys() & DEFAULTS.keys()
         or not all(isinstance(entries, list) for entries in table.values())
     ):
-        raise ValueError('{"all_gather": [...]} is expected')
+        raise ValueError('it must have the form {"all_gather": [...]}')
     for op, entries in table.items():
         for number, entry in enumerate(entries):
             with _naming(f"{op}, entry {number}"):
@@ -113,14 +116,14 @@ def _check(table):
 
 def _check_entry(entry):
     if not isinstance(entry, dict) or not isinstance(entry.get("gpu"), str):
-        raise ValueError('"gpu" must be a name')
+        raise ValueError('"gpu" must be the name of a GPU model')
     for key in ("n_ranks", "n_nodes"):
         if not _is_positive(entry.get(key)):
             raise ValueError(f'"{key}" must be a positive integer')
     for key in OUTPUTS:
         if not _are_choices(entry.get(key)):
             raise ValueError(
-                f'"{key}" must be [[limit, method], ...] with limits that grow, the last of them null'
+                f'"{key}" must be [[limit, method], ...] with increasing limits, the last one null'
             )
 
 
@@ -178,9 +181,7 @@ def choices_of(world, op):
             error = str(e)
     found, error = world.host_allgather((found, error))[0]
     if error is not None:
-        raised = ValueError(error)
-        raised.shown_by = 0
-        raise raised
+        raise shown_by(0, ValueError(error))
     return found
 
 
@@ -247,12 +248,12 @@ def _none_is_left(refused, full):
     others = {name: why for name, why in refused.items() if name not in full}
     reasons = "; ".join(f"{name}: {why}" for name, why in others.items())
     if not full:
-        return ValueError(f"no method can run here: {reasons}")
+        return ValueError(f"no method can run here. {reasons}")
     names = [name for name in refused if name in full]
     return MemoryError(
-        f"no method can run here: there is not enough memory for {', '.join(names)}. {names[0]}: "
-        f"{refused[names[0]]}, and more for what it allocates next: some times max_nbytes (docs/host.md, the "
-        f"tables of methods)" + (f". Others cannot run at all: {reasons}" if others else "")
+        f"no method can run here. There is not enough memory for {listed(names, 'and')}. {names[0]}: "
+        f"{refused[names[0]]}. That is one array; a method allocates several times max_nbytes (docs/host.md "
+        f"says how many times)" + (f". Others cannot run at all. {reasons}" if others else "")
     )
 
 

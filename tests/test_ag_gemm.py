@@ -393,7 +393,7 @@ def test_refusals(pes):
             ((None, weight, room), {}, "x is None: an array"),
             ((x, (weight, None), (None, room)), {}, "weight"),
             ((x, weight), {"activation": ["relu"]}, r"activation=\['relu'\]: a name or None"),
-            ((x, weight), {"stream": "x"}, "'x' is not a stream"),
+            ((x, weight), {"stream": "x"}, "stream is 'x'; on the emulator"),
         ]:
             with pytest.raises((TypeError, ValueError), match=text):
                 multiply(*arguments, **options)

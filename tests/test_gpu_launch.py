@@ -169,7 +169,7 @@ def test_much_shared_memory(world):
     sk.bind(reverse, 1, 256, (x,), shared=8)  # does not take it away
     reverse[1, 256, world.stream, 8 * n](x)  # Numba's own launch may use it now
     np.testing.assert_array_equal(x.get(), np.arange(n))
-    with pytest.raises(ValueError, match="1000000 dynamic and 0 static.*allows"):
+    with pytest.raises(ValueError, match="1000000 dynamic and 0 static.*this GPU has"):
         sk.bind(reverse, 1, 256, (x,), shared=1_000_000)
 
 
@@ -178,7 +178,7 @@ def test_co_resident(world):
     xp = world.xp
     arrived, state = xp.zeros(1, "int64"), xp.zeros(2, "uint32")
     with pytest.raises(
-        ValueError, match=f"waits across blocks.*{100 * sms} blocks does not fit.*Use at most"
+        ValueError, match=f"{100 * sms} blocks; it must have .* waits across blocks.*Use fewer blocks"
     ):
         seen = xp.zeros(100 * sms, "int64")
         sk.bind(all_blocks_meet, 100 * sms, 1024, (arrived, seen, state), co_resident=True)
@@ -226,7 +226,7 @@ def test_put_signal(world, bound):
 
 def test_errors(world):
     x, out = world.xp.ones(4), world.xp.zeros(4)
-    with pytest.raises(TypeError, match="argument x: .*host memory"):
+    with pytest.raises(TypeError, match="argument x is .*host memory"):
         sk.bind(scale, 1, 4, (np.ones(4), 1.0, out))
     step = sk.bind(scale, 1, 4, (x, 1.0, out))
     with pytest.raises(TypeError, match="was bound as array.float64, 1d, C."):

@@ -276,14 +276,14 @@ def test_the_environment_leaves_it_on(gpu, monkeypatch, setting):
 @pytest.mark.parametrize(
     "bindings, driver, message",
     [
-        ({}, {"capability": (8, 0)}, "compute capability 8.0, and NVLink multicast needs 9.0"),
-        ({}, {"multicast": 0}, "no multicast: it needs NVLink through an NVSwitch"),
+        ({}, {"capability": (8, 0)}, "compute capability 8.0; NVLink multicast needs 9.0"),
+        ({}, {"multicast": 0}, "no multicast; that needs NVLink through an NVSwitch"),
         (
             {"members": (0, 1, 2, 3, 4, 5, 6, 7)},
             {},
-            "those of the host, and the node is declared as ranks 4",
+            "but the node is declared as ranks 4",
         ),
-        ({"members": (4,)}, {}, "NVSHMEM's multicast is for ranks 4, those of the host"),
+        ({"members": (4,)}, {}, "NVSHMEM's multicast reaches rank 4 of the host"),
         ({"address": 0}, {}, "nvshmemx_mc_ptr is null"),
     ],
 )

@@ -308,6 +308,6 @@ def test_where_gpus_cannot_copy(driver, backend):
     driver.attribute = 0
     assert "rank 1 has no 64-bit stream memory operations" in backend.no_copies()
     backend.offsets[0] = peers.UNREACHABLE
-    assert "rank 0's memory is not mapped on rank 1" in backend.no_copies()
-    assert "rank 0's memory is not mapped on rank 1" in backend.unreached(nvlink=False, ranks=[1, 0])
+    assert "rank 1 cannot access the memory of rank 0" in backend.no_copies()
+    assert "rank 1 cannot access the memory of rank 0" in backend.unreached(nvlink=False, ranks=[1, 0])
     assert backend.unreached(nvlink=False, ranks=[1]) is None

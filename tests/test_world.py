@@ -311,11 +311,11 @@ def test_ranks_of_other_nodes_are_out_of_reach():
             if other in world.node_ranks:
                 assert world.peer_view(x, other)[0] == other
             else:
-                with pytest.raises(ValueError, match=f"rank {other}'s memory is not mapped on rank {me}"):
+                with pytest.raises(ValueError, match=f"rank {me} cannot access the memory of rank {other}"):
                     world.peer_view(x, other)
         world.check_reach("this", ranks=world.node_ranks)
         for ranks in (None, range(n), [3] if me == 1 else []):
-            with pytest.raises(ValueError, match="this cannot be used here: .* which is of another node"):
+            with pytest.raises(ValueError, match="this cannot be used here: .* which is on another node"):
                 world.check_reach("this", ranks=ranks)
 
     sk.emu.run(main, 4, local_size=2)

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from ..settings import shown
 from . import hook
 from .array_module import ArrayModule
 from .arrays import address
@@ -114,7 +115,7 @@ class EmulatorBackend:
         mapped = self.mapped()
         for pe in range(len(mapped)) if ranks is None else ranks:
             if not mapped[pe]:
-                return f"rank {pe}'s memory is not mapped on rank {self.pe}, which is of another node"
+                return f"rank {self.pe} cannot access the memory of rank {pe}, which is on another node"
         return None
 
     def set_local_size(self, local_size):
@@ -166,7 +167,7 @@ class EmulatorBackend:
     def peer_view(self, array, pe):
         there = self.heap.on(array, pe)
         if reason := self.unreached(nvlink=False, ranks=[pe]):
-            raise ValueError(f"peer_view: {reason}; use put and get")
+            raise ValueError(f"peer_view(): {reason}. Use put and get")
         return there
 
     def multicast_view(self, array, ranks):
@@ -193,7 +194,7 @@ class EmulatorBackend:
     # -- copies and memory operations of streams: see ``shmemkit.gpu``
     def handle(self, stream):
         if stream is not None and not isinstance(stream, Stream):
-            raise TypeError(f"{stream!r} is not a stream: on the emulator numba's are allowed, or None")
+            raise TypeError(f"stream is {shown(stream)}; on the emulator it must be one of Numba's, or None")
         return stream or self.stream
 
     def new_stream(self):
