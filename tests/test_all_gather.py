@@ -416,7 +416,7 @@ def test_a_flag_that_the_words_have_already(pes, protocol, form, flags, wrong):
         pes(2).run(main)
     else:
         word = 15 if protocol == "ll128" else 0
-        message = rf"{protocol.upper()}: lines\[1, {word}\] on rank [01] has the flag {wrong} already"
+        message = rf"{protocol}_pack_{form}\(\): lines\[1, {word}\] on rank [01] has the flag {wrong} already"
         with pytest.raises(sk.emu.EmulatorError, match=f"ValueError: {message}"):
             pes(2).run(main)
 
@@ -471,7 +471,7 @@ def test_a_unit_is_of_integers(pes, argument):
         kernel[1, 1](sk.zeros(4, "uint64"), *arguments.values())
 
     pes(1).run(main)
-    with pytest.raises(sk.emu.EmulatorError, match=f"{argument} must be an integer, given 3.5"):
+    with pytest.raises(sk.emu.EmulatorError, match=f"{argument} is of type float64; it must be an integer"):
         pes(1).run(lambda: main(**{argument: 3.5}))
     with pytest.raises(sk.emu.EmulatorError, match=r"lines\[2\] on rank 0 has the flag 0 already"):
         pes(1).run(lambda: main(flag=0))
@@ -600,7 +600,7 @@ def test_ll128_needs_whole_warps_and_lines(pes):
     for threads, first, message in (
         (33, 0, "whole warps"),
         (32, 2, "multiple of 128"),
-        (32, 144, "128 words"),
+        (32, 144, "it must have 128 or more"),
     ):
         with pytest.raises(sk.emu.EmulatorError, match=message):
             pes(1).run(main, threads, first)
@@ -609,9 +609,21 @@ def test_ll128_needs_whole_warps_and_lines(pes):
 @pytest.mark.parametrize(
     "words, data, message",
     [
-        (np.zeros(4, "uint32"), np.zeros(3, uint8.name), "lines must be a 1-D contiguous array of uint64"),
-        (np.zeros(2, "uint64"), np.zeros(9, uint8.name), "9 bytes need 4 words, given 2"),
-        (np.zeros(8, "uint64"), np.zeros(9, "int32")[::2], "must be contiguous"),
+        (
+            np.zeros(4, "uint32"),
+            np.zeros(3, uint8.name),
+            "lines is .* uint32; it must be a contiguous 1-D array of uint64",
+        ),
+        (
+            np.zeros(2, "uint64"),
+            np.zeros(9, uint8.name),
+            "lines has 2 words; it must have 4 or more for 9 bytes",
+        ),
+        (
+            np.zeros(8, "uint64"),
+            np.zeros(9, "int32")[::2],
+            "(src|dst) is a non-contiguous 1-D array of int32",
+        ),
     ],
 )
 def test_wrong_lines(pes, words, data, message):

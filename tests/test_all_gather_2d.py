@@ -182,9 +182,9 @@ def test_words_arrive_one_by_one(delivery, together):
 @pytest.mark.parametrize(
     "lines, source, n_words, message",
     [
-        (4, 4, 3, "3 words of 4, to 4: an even number"),
-        (4, 2, 4, "4 words of 2, to 4: an even number"),
-        (2, 4, 4, "4 words of 4, to 2: an even number"),
+        (4, 4, 3, "n_words is 3; it must be even"),
+        (4, 2, 4, "source has 2 words; it must have 4 or more"),
+        (2, 4, 4, "lines has 2 words; it must have 4 or more"),
         (4, None, 4, "not a symmetric array"),
     ],
 )

@@ -172,11 +172,11 @@ def test_one_row_is_not_enough_for_two_calls(rows, right):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"flags": 1}, r"LL128: lines\[[23], 15\] on rank [01] has the flag 1 already"),
-        ({"threads": 33}, "whole warps are needed, of 32 threads; the block has 33"),
-        ({"words": 48}, "need 64 words, given 48"),
+        ({"flags": 1}, r"ll128_store_tiles\(\): lines\[[23], 15\] on rank [01] has the flag 1 already"),
+        ({"threads": 33}, "the block has 33 threads; it must have a multiple of 32"),
+        ({"words": 48}, "lines has 48 words; it must have 64"),
         ({"words": 72}, "multiple of 128 bytes"),
-        ({"first": 2}, r"ll128_store_tiles: rows [23] to [23] of lines of shape \(2, 64\)"),
+        ({"first": 2}, r"the rows are [23] to [23]; lines has rows 0 to 1"),
     ],
 )
 def test_wrong_lines(pes, wrong, message):
@@ -187,8 +187,8 @@ def test_wrong_lines(pes, wrong, message):
 @pytest.mark.parametrize(
     "x, message",
     [
-        (np.zeros(9, "float32"), "complex128, uint64 or uint8 are allowed, given float32"),
-        (np.zeros((2, 60), "uint64"), "1-D arrays"),
+        (np.zeros(9, "float32"), "is a 1-D array of float32; it must be .* of complex128, uint64 or uint8"),
+        (np.zeros((2, 60), "uint64"), "x is a 2-D array of uint64; it must be a contiguous 1-D array"),
         (np.zeros(120, "uint64")[::2], "contiguous"),
         (np.zeros(800, "uint8")[8:-8].view("complex128"), "multiple of 16 bytes"),
     ],

@@ -61,8 +61,8 @@ def test_after_the_world(pes, kind):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda w, bad: sk.AllReduce(w, 64, "mean" if bad else "sum"), "op='mean': 'sum'"),
-        (lambda w, bad: sk.ReduceScatter(w, 64, "mean" if bad else "sum"), "op='mean': 'sum'"),
+        (lambda w, bad: sk.AllReduce(w, 64, "mean" if bad else "sum"), "op is 'mean'; it must be 'sum'"),
+        (lambda w, bad: sk.ReduceScatter(w, 64, "mean" if bad else "sum"), "op is 'mean'; it must be 'sum'"),
         (lambda w, bad: sk.Broadcast(w, 64, 2 * bad), "Broadcast: root=2: 0 to 1 are allowed"),
         (lambda w, bad: sk.Gather(w, 64, 1.0 if bad else 1), "Gather: root is 1.0; it must be an integer"),
         (lambda w, bad: sk.AllToAll(w, "64" if bad else 64), "AllToAll: max_nbytes is '64'; it must be"),
@@ -88,7 +88,7 @@ reductions = pytest.mark.parametrize("kind", [sk.AllReduce, sk.ReduceScatter])
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (lambda w: (w, 8, "mean"), "op='mean': 'sum', 'prod', 'max', 'min', 'avg' are allowed"),
+        (lambda w: (w, 8, "mean"), "op is 'mean'; it must be 'sum', 'prod', 'max', 'min' or 'avg'"),
         (lambda w: (w, 8, "sum", "shot"), "method='shot': '.*', .* or 'auto' are allowed"),
         (lambda w: (w, -1), "max_nbytes=-1: 0 or more"),
         (lambda w: (w, 8 + w.rank), "were given over the ranks"),

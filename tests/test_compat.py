@@ -133,7 +133,7 @@ def put_of_words(signal):
         (notify_other_nodes, r"notify\(\): comm_scope.*'inter_node'.*put_signal\(\) and signal_op\(\)"),
         (rank_of_an_axis, r"rank\(\): axis.*0.* -1"),
         (wait_that_releases, r"wait\(\): semantic.*'release'.*'acquire' or 'relaxed'"),
-        (put_of_words, r"putmem\(\): dest.*uint8, int8"),
+        (put_of_words, r"putmem\(\): dest.*1-D array of uint8 or int8. Pass a view of it"),
     ],
 )
 def test_what_is_refused_when_compiling_and_on_the_emulator(function, message):

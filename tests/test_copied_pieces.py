@@ -54,10 +54,10 @@ def test_copies_to_places(pes):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"calls": 2}, r"a copy: lines\[\d\] on rank [01] (is not empty|has been made empty by a launch)"),
+        ({"calls": 2}, r"a copy: lines\[\d\] on rank [01] (is not empty|was made empty by a launch)"),
         ({"first": (5, 0)}, r"a copy: lines\[4\] on rank [01] is not empty"),
-        ({"piece": [3, 4]}, r"a copy: the piece is the pattern of an empty place"),
-        ({"at": 1}, r"a copy: 48 bytes at 0x\w+8 to 0x\w+0: whole pieces at multiples of 16 bytes"),
+        ({"piece": [3, 4]}, r"a copy: the piece equals the pattern of an empty place"),
+        ({"at": 1}, r"a copy of 48 bytes at 0x\w+8 to 0x\w+0: size and addresses must be multiples of 16"),
     ],
 )
 def test_wrong_copies(wrong, message):

@@ -32,5 +32,7 @@ def test_words_of_vectors_are_computed_in_64_bits_and_wrap_when_stored():
 
 
 def test_16_bytes_at_no_integer():
-    with pytest.raises(sk.emu.EmulatorError, match=r"load_vec16\(\): index must be an integer, given 4.0"):
+    with pytest.raises(
+        sk.emu.EmulatorError, match=r"load_vec16\(\): index is of type float64; it must be an integer"
+    ):
         sk.emu.run(lambda: at[1, 1, sk.init().stream](np.zeros(8, "uint32"), 4.0), 1)

@@ -56,7 +56,7 @@ def test_layout(tables, monkeypatch):
 
 def test_refuses_what_does_not_fit():
     for rank, n_ranks, offsets in ((0, 2, [0]), (2, 2, [0, 0]), (0, 2000, [0] * 2000)):
-        with pytest.raises(ValueError, match="one offset per rank"):
+        with pytest.raises(ValueError, match="there must be one offset for each rank"):
             peers.publish(rank, n_ranks, offsets)
 
 

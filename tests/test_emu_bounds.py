@@ -164,5 +164,5 @@ def test_a_rank_that_does_not_exist():
 def test_matrices_where_a_row_is_needed(access):
     scope = {"ld_acquire": ld_acquire, "st_release": st_release, "notify": notify}
     exec(f"def kernel(m):\n    {access}", scope)
-    with pytest.raises(EmulatorError, match="must be a 1-D array of .*; take a row or a slice of it"):
+    with pytest.raises(EmulatorError, match="must be a 1-D array of .*. Pass a row or a slice of it"):
         spmd(1, lambda world: cuda.jit(scope["kernel"])[1, 1](sk.zeros((2, 3), "uint64")))

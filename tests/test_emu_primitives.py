@@ -162,7 +162,10 @@ def test_put_copies_as_much_as_both_hold_and_checks():
         assert target.tolist() == [0, 0, 1, 2, 3, 0, 0, 0]
         with pytest.raises(sk.emu.EmulatorError, match="dst is int32, src is float32"):
             kernel[1, 1](target, sk.zeros(2))
-        with pytest.raises(sk.emu.EmulatorError, match="not contiguous"):
+        with pytest.raises(
+            sk.emu.EmulatorError,
+            match=r"put\(\): src is a non-contiguous 1-D array of int32; it must be a contiguous array",
+        ):
             kernel[1, 1](target, sk.zeros((4, 2), "int32")[:, 0])
         with pytest.raises(sk.emu.EmulatorError, match="not a symmetric array"):
             kernel[1, 1](np.zeros(8, "int32"), target)
@@ -366,8 +369,8 @@ def test_notify_at(n):
     [
         ((2, np.zeros(1, "int64"), 0, 1), "IndexError"),
         ((0, np.zeros(1, "int64"), 1, 1), "rank 1 does not exist"),
-        ((0, np.zeros(1, "int64"), 0, 1, "sub"), "sig_op='sub' is not allowed"),
-        ((0, np.zeros(1, "int32"), 0, 1), "offsets must be a 1-D array of int64"),
+        ((0, np.zeros(1, "int64"), 0, 1, "sub"), "sig_op is 'sub'; it must be 'set' or 'add'"),
+        ((0, np.zeros(1, "int32"), 0, 1), "offsets is a 1-D array of int32; it must be a 1-D array of int64"),
     ],
 )
 def test_wrong_notify_at(arguments, message):
@@ -769,10 +772,10 @@ def test_wrong_collectives():
         device.sync(17)
 
     messages = {
-        too_small: "fcollect: dst has 4 elements, 8 are needed",
-        no_op: "reduce: op='average'",
-        no_root: "root=2: the team has members 0 to 1",
-        no_team: "team 17 is not emulated",
+        too_small: r"fcollect\(\): dst has 4 elements; it must have 8",
+        no_op: r"reduce\(\): op is 'average'; it must be 'sum', ",
+        no_root: "root is 2; it must be 0 to 1",
+        no_team: "team is 17; on the emulator it must be TEAM_WORLD",
     }
     for kernel, message in messages.items():
         with pytest.raises(sk.emu.EmulatorError, match=message):
@@ -824,19 +827,31 @@ def test_primitives_need_a_kernel():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: device.notify(FLAGS[0], 0, 1), r"notify\(\): signal must be a 1-D array.*write x\[3:\]"),
-        (lambda: device.notify(FLAGS.astype("float32"), 0, 1), r"notify\(\): signal must .* given float32"),
+        (lambda: device.notify(FLAGS[0], 0, 1), r"notify\(\): signal is of type uint64; .*Write x\[3:\]"),
+        (
+            lambda: device.notify(FLAGS.astype("float32"), 0, 1),
+            r"notify\(\): signal is a 1-D array of float32; it must ",
+        ),
         (
             lambda: device.wait(FLAGS.astype("int16"), 1, "sys", "acquire", 0),
-            r"wait\(\): signals must .*int16",
+            r"wait\(\): signals is .*int16; it must ",
         ),
-        (lambda: device.grid_barrier(FLAGS.astype("int64")), r"grid_barrier\(\): state must .*int64"),
-        (lambda: device.grid_barrier(FLAGS + 1), r"grid_barrier\(\): state must be 2 zeros at first"),
-        (lambda: device.ld_acquire(FLAGS.astype("uint8"), 0), r"ld_acquire\(\): array must .* given uint8"),
-        (lambda: device.signal_op(FLAGS.astype("int32"), 1, 9, 0), r"signal_op\(\): signal_var must .*int32"),
+        (
+            lambda: device.grid_barrier(FLAGS.astype("int64")),
+            r"grid_barrier\(\): state is .* int64; it must .* uint32 or uint64",
+        ),
+        (
+            lambda: device.grid_barrier(FLAGS + 1),
+            r"grid_barrier\(\): state is \[1, 1, 1, 1\]; it must be two zeros at first",
+        ),
+        (lambda: device.ld_acquire(FLAGS.astype("uint8"), 0), r"ld_acquire\(\): array is .* uint8; it must "),
+        (
+            lambda: device.signal_op(FLAGS.astype("int32"), 1, 9, 0),
+            r"signal_op\(\): signal_var is .*int32; it must ",
+        ),
         (
             lambda: device.put_signal(FLAGS, FLAGS, FLAGS.astype("uint32"), 1, device.SignalOp.SIGNAL_SET, 0),
-            r"put_signal\(\): signal_var must .*uint32",
+            r"put_signal\(\): signal_var is .*uint32; it must ",
         ),
     ],
 )
@@ -871,21 +886,21 @@ class State(enum.IntEnum):
     [
         (
             lambda f: device.signal_wait_until(f, 1, GE),
-            "value is ComparisonType.CMP_GE, which is for compare",
+            "value is a ComparisonType, which is for compare. The order of these arguments is compare, value",
         ),
-        (lambda f: device.signal_wait(f, 1, GE), "value is ComparisonType.CMP_GE, .* for compare"),
-        (lambda f: device.signal_wait_until(f, _SET, 1), "compare is SignalOp.SIGNAL_SET, .* for signal_op"),
+        (lambda f: device.signal_wait(f, 1, GE), "value is a ComparisonType, .* for compare"),
+        (lambda f: device.signal_wait_until(f, _SET, 1), "compare is a SignalOp, .* for signal_op"),
         (lambda f: device.signal_wait_until(f, device.Teams.TEAM_SHARED, 1), "which is for team"),
-        (lambda f: device.signal_op(f, _SET, 1, 0), "signal_val is SignalOp.SIGNAL_SET, .* signal_op, pe"),
-        (lambda f: device.signal_op(f, 1, 0, _SET), "pe is SignalOp.SIGNAL_SET"),
-        (lambda f: device.signal_op(f, 1, GE, 0), "signal_op is ComparisonType.CMP_GE"),
+        (lambda f: device.signal_op(f, _SET, 1, 0), "signal_val is a SignalOp, .* signal_op, pe"),
+        (lambda f: device.signal_op(f, 1, 0, _SET), "pe is a SignalOp"),
+        (lambda f: device.signal_op(f, 1, GE, 0), "signal_op is a ComparisonType"),
         (
             lambda f: device.put_signal(f, f, f, _ADD, 1, 0),
-            r"put_signal\(\): signal_val is SignalOp",
+            r"put_signal\(\): signal_val is a SignalOp",
         ),
-        (lambda f: device.put_signal_nbi(f, f, f, 1, NE, 0), r"put_signal_nbi\(\): signal_op is Comparis"),
-        (lambda f: device.put_signal_block(f, f, f, 1, 0, _SET), r"put_signal_block\(\): pe is SignalOp"),
-        (lambda f: device.signal_wait_until(f, 5, 1.5), "value must be an integer"),
+        (lambda f: device.put_signal_nbi(f, f, f, 1, NE, 0), r"put_signal_nbi\(\): signal_op is a Comp"),
+        (lambda f: device.put_signal_block(f, f, f, 1, 0, _SET), r"put_signal_block\(\): pe is a SignalOp"),
+        (lambda f: device.signal_wait_until(f, 5, 1.5), "value is of type float64; it must be an integer"),
     ],
 )
 def test_enums_in_the_wrong_place(call, message):

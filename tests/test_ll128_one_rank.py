@@ -47,8 +47,8 @@ def test_a_tile_for_one_rank(pes):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"threads": 48}, "whole warps are needed, of 32 threads; the block has 48"),
-        ({"tiles": 3}, "LL128: 0 bytes need 256 words, given 192"),
+        ({"threads": 48}, "the block has 48 threads; it must have a multiple of 32"),
+        ({"tiles": 3}, r"ll128_\w+\(\): lines has 192 words; it must have 256 or more"),
         ({"flags": 1}, "has the flag 1 already"),
     ],
 )

@@ -201,7 +201,7 @@ def test_mma(dtype):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="'bfloat16' or 'float16' is allowed"):
+    with pytest.raises(ValueError, match="dtype is 'float32'; it must be 'bfloat16' or 'float16'"):
         warp_mma(4, 8, "float32")
     with pytest.raises(RuntimeError, match="inside a kernel"):
         cp_async_commit()
@@ -216,7 +216,10 @@ def test_refusals():
         room = cuda.shared.array(64, types.uint16)
         cp_async(room, 8, x, 0, 16, 16)
 
-    for kernel, threads, text in (half_a_warp, 16, "32 are needed"), (unaligned, 1, "byte 8"):
+    for kernel, threads, text in (
+        (half_a_warp, 16, "the warp has 16 threads; it must have 32"),
+        (unaligned, 1, "offset is 8; it must"),
+    ):
         with pytest.raises(EmulatorError, match=text):
             spmd(1, lambda world, k=kernel, t=threads: k[1, t](np.zeros(64, "uint32")))
 

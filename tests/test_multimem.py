@@ -134,7 +134,9 @@ def test_reduce_and_store_of_vectors(pes, dtype, op):
         assert world.asnumpy(x)[:n].tolist() == [expected] * n and not world.asnumpy(x)[n:16].any()
 
     if dtype in ("float32", "float64") and op != "add":
-        message = f"must be of int32, uint32, int64, uint64, float16, bfloat16 for '{op}', given {dtype}"
+        message = (
+            f"is of {dtype}; for op '{op}' it must be of int32, uint32, int64, uint64, float16 or bfloat16"
+        )
         with pytest.raises(sk.emu.EmulatorError, match=message):
             pes(3).run(main)
     else:
@@ -187,9 +189,9 @@ def test_copies(pes, copy, threads, dtype, size, offset):
 @pytest.mark.parametrize(
     "view_of, size, message",
     [
-        (lambda view: view[:20], 21, "21 bytes of src need 24 of dst, given 20"),
+        (lambda view: view[:20], 21, "dst has 20 bytes; it must have 24 or more for the 21 of src"),
         (lambda view: view[4:], 8, "begin at a multiple of 16 bytes"),
-        (lambda view: view[::2], 8, "must be contiguous"),
+        (lambda view: view[::2], 8, "dst is a non-contiguous 1-D array"),
     ],
 )
 def test_wrong_copies(pes, view_of, size, message):

@@ -31,5 +31,5 @@ def test_words_on_the_gpu(form, put):
     words = types.Array(types.uint64, 1, "C")
     ptx = compile_ptx(kernel, (words, words, types.int64))
     assert f"uint64_put_nbi_{form}" in ptx
-    with pytest.raises(TypingError, match="lines must be a 1-D contiguous array of uint64"):
+    with pytest.raises(TypingError, match="it must be a contiguous 1-D array of uint64"):
         compile_ptx(kernel, (words, types.Array(types.uint32, 1, "C"), types.int64))

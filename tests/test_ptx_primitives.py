@@ -87,9 +87,9 @@ def test_ll_moves_two_words_at_a_time(form, cc):
 @pytest.mark.parametrize(
     ("lines", "data", "message"),
     [
-        (array(types.uint32), array(types.uint8), "1-D contiguous array of uint64"),
-        (array(types.uint64), types.Array(types.uint8, 1, "A"), "must be a contiguous array"),
-        (array(types.uint64), types.float32, "must be a contiguous array"),
+        (array(types.uint32), array(types.uint8), "contiguous 1-D array of uint64"),
+        (array(types.uint64), types.Array(types.uint8, 1, "A"), "it must be a contiguous array"),
+        (array(types.uint64), types.float32, "it must be a contiguous array"),
     ],
 )
 def test_ll_refuses(lines, data, message):
@@ -108,11 +108,11 @@ SET, GE = sk.SignalOp.SIGNAL_SET, sk.ComparisonType.CMP_GE
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f: sk.signal_wait_until(f, 1, GE), "value is ComparisonType, which is for compare"),
-        (lambda f: sk.signal_wait(f, 1, GE), "value is ComparisonType, which is for compare"),
-        (lambda f: sk.signal_op(f, SET, 1, 0), "signal_val is SignalOp, which is for signal_op"),
-        (lambda f: sk.signal_op(f, 1, GE, 0), "signal_op is ComparisonType, which is for compare"),
-        (lambda f: sk.put_signal(f, f, f, 1, 0, SET), "pe is SignalOp, which is for signal_op"),
+        (lambda f: sk.signal_wait_until(f, 1, GE), "value is a ComparisonType, which is for compare"),
+        (lambda f: sk.signal_wait(f, 1, GE), "value is a ComparisonType, which is for compare"),
+        (lambda f: sk.signal_op(f, SET, 1, 0), "signal_val is a SignalOp, which is for signal_op"),
+        (lambda f: sk.signal_op(f, 1, GE, 0), "signal_op is a ComparisonType, which is for compare"),
+        (lambda f: sk.put_signal(f, f, f, 1, 0, SET), "pe is a SignalOp, which is for signal_op"),
     ],
 )
 def test_enums_in_the_wrong_place(call, message):
@@ -517,25 +517,29 @@ def misuse(call, *argument_types):
 def test_errors_say_what_was_given_and_what_is_allowed():
     signals, value = array(types.uint64), types.int64
     wrong = {
-        "scope='cluster' is not allowed: use 'gpu' or 'sys'": lambda s, v: sk.wait(
+        "wait(): scope is 'cluster'; it must be 'gpu' or 'sys'": lambda s, v: sk.wait(
             s, 1, "cluster", "acquire", v
         ),
-        "semantic='release' is not allowed: use 'acquire' or 'relaxed'": lambda s, v: sk.wait(
-            s, 1, "sys", "release", v
+        "semantic is 'release'; it must be 'acquire' or 'relaxed'. A wait or a load acquires": lambda s, v: (
+            sk.wait(s, 1, "sys", "release", v)
         ),
-        "compare='geq' is not allowed: use 'ge' or 'eq'": lambda s, v: sk.wait(
+        "compare is 'geq'; it must be 'ge', 'eq', 'ne', 'gt', 'le' or 'lt'": lambda s, v: sk.wait(
             s, 1, "sys", "acquire", v, "geq"
         ),
-        "scope must be written out in the call": lambda s, v: sk.wait(s, 1, v, "acquire", v),
-        "value must be an integer, given float64": lambda s, v: sk.wait(s, 1, "sys", "acquire", 1.5),
-        "sig_op='sub' is not allowed: use 'set' or 'add'": lambda s, v: sk.notify(s, 0, v, "sub"),
-        "scope='block' is not allowed": lambda s, v: sk.ld_acquire(s, 0, "block"),
-        "scope='host' is not allowed: use 'block' or 'gpu' or 'sys'": lambda s, v: sk.threadfence("host"),
-        "needs a symmetric array, given int64": lambda s, v: sk.symm_at(v, 0),
-        "must be contiguous": lambda s, v: sk.copy_block(s, s[::2]),
-        "must be an array or an integer, given float64": lambda s, v: sk.consume_token(1.5, v),
-        "a tuple of 4 uint32": lambda s, v: sk.store_vec16(s, 0, v),
-        "both arrivals and epoch, or neither": lambda s, v: sk.barrier_all_block(s),
+        "scope is a variable of type int64; it must be a literal in the call, 'gpu' or 'sys'": lambda s, v: (
+            sk.wait(s, 1, v, "acquire", v)
+        ),
+        "value is of type float64; it must be an integer": lambda s, v: sk.wait(s, 1, "sys", "acquire", 1.5),
+        "sig_op is 'sub'; it must be 'set' or 'add'": lambda s, v: sk.notify(s, 0, v, "sub"),
+        "scope is 'block'; it must be": lambda s, v: sk.ld_acquire(s, 0, "block"),
+        "scope is 'host'; it must be 'block', 'gpu' or 'sys'": lambda s, v: sk.threadfence("host"),
+        "array is of type int64; it must be an array": lambda s, v: sk.symm_at(v, 0),
+        "src is a non-contiguous 1-D array of uint64; it must be a contiguous array. Slice": lambda s, v: (
+            sk.copy_block(s, s[::2])
+        ),
+        "value is of type float64; it must be an array or an integer": lambda s, v: sk.consume_token(1.5, v),
+        "words is of type int64; it must be a tuple of 4 uint32": lambda s, v: sk.store_vec16(s, 0, v),
+        "arrivals or epoch is missing": lambda s, v: sk.barrier_all_block(s),
     }
     for message, call in wrong.items():
         assert message in misuse(call, signals, value)
@@ -545,8 +549,11 @@ def test_signals_must_be_integers():
     def kernel(signals):
         sk.wait(signals, 1, "sys", "acquire", 1)
 
-    assert "given array(float32, 1d, C)" in misuse(kernel, array(types.float32))
-    assert "take a row or a slice" in misuse(kernel, types.Array(types.uint64, 2, "C"))
+    assert "signals is a 1-D array of float32; it must be" in misuse(kernel, array(types.float32))
+    assert (
+        "is a 2-D array of uint64; it must be a 1-D array of int32, uint32, int64 or uint64. Pass a row"
+        in misuse(kernel, types.Array(types.uint64, 2, "C"))
+    )
 
 
 def test_literals_by_keyword_and_default():

@@ -165,5 +165,5 @@ def test_quotient(a, b):
 @pytest.mark.parametrize(("a", "b"), [(1 << 32, 3), (-1, 3), (3, 0), (3, 1 << 32)])
 def test_a_quotient_is_of_32_bits(a, b):
     assert quotient((1 << 32) - 1, 2) == (1 << 31) - 1
-    with pytest.raises(ValueError, match=r"quotient\(.*\): 0 to 2\*\*32 - 1 are allowed"):
+    with pytest.raises(ValueError, match=r"quotient\(\): a is .*, b is .*; both must be 0 to 2\*\*32 - 1"):
         quotient(a, b)

@@ -10,8 +10,8 @@ or `quiet`.
 from shmemkit.emu.ints import wrap
 from shmemkit.emu.thread import current_thread
 
-from .checks import INTEGERS, NUMBERS, check_integer
-from .ptx import TypingError, data_pointer, gpu, types
+from .checks import INTEGERS, NUMBERS, check_array, check_integer
+from .ptx import data_pointer, gpu, types
 from .shim import nvshmem
 
 __all__ = [
@@ -46,8 +46,7 @@ def _send(name, array, pe, function):
 
 
 def _check(name, array, dtypes, pe):
-    if not (isinstance(array, types.Array) and array.dtype in dtypes):
-        raise TypingError(f"{name}(): needs an array of {', '.join(map(str, dtypes))}, given {array}")
+    check_array(name, "src" if name == "atomic_fetch" else "dst", array, dtypes=dtypes, contiguous=False)
     check_integer(name, pe=pe)
 
 

@@ -1,11 +1,13 @@
-"""Who is there, and meeting them: ranks, teams, barriers of ranks and of a grid's blocks.
+"""Ranks, teams, and barriers: of ranks, and of a grid's blocks.
 
-A *barrier* of PEs completes the caller's puts (`quiet`) and then meets; a *sync* only meets. The plain form
-is called by one thread, `_warp` and `_block` by all threads of one warp or block; one such caller per PE
-takes part.
+At a *barrier* of PEs each caller first completes its puts (`quiet`), then waits for the other PEs. A *sync*
+only waits for them. One thread calls the plain form; all threads of one warp or block call `_warp` and
+`_block`. Each PE has one such caller.
 
-What the callers did before it comes before what they do after it. What two PEs do between the same two
-barriers has no order.
+What a caller did before the barrier precedes what all callers do after it. Nothing orders what two PEs do
+between the same two barriers.
+
+Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
 
 import functools
@@ -53,7 +55,7 @@ _GRID_STATES = (types.uint32, types.uint64)
 
 
 def rank():
-    """My rank, 0 .. num_ranks() - 1. Any thread; one load from constant memory."""
+    """This rank, 0 .. num_ranks() - 1. Any thread; one load from constant memory."""
     return current_thread("rank").pe
 
 
@@ -66,7 +68,7 @@ def _():
 
 
 def num_ranks():
-    """How many ranks there are. Any thread; one load from constant memory."""
+    """The number of ranks. Any thread; one load from constant memory."""
     return current_thread("num_ranks").n_pes
 
 
@@ -100,7 +102,7 @@ def _of_team(primitive):
 
 @_of_team
 def team_my_pe(team):
-    """My number in `team` (Teams.TEAM_WORLD, ...), -1 if I am not in it. Any thread."""
+    """This PE's number in `team` (Teams.TEAM_WORLD, ...), or -1 if it is not a member. Any thread."""
     thread = current_thread("team_my_pe")
     members = list(thread.team(team))
     return members.index(thread.pe) if thread.pe in members else -1
@@ -108,7 +110,7 @@ def team_my_pe(team):
 
 @_of_team
 def team_n_pes(team):
-    """How many PEs `team` has. Any thread."""
+    """The number of PEs in `team`. Any thread."""
     return len(current_thread("team_n_pes").team(team))
 
 
@@ -133,8 +135,11 @@ def _of_all(primitive):
 
 @_of_all
 def barrier_all():
-    """All PEs meet, and their puts before it have been delivered. One thread per PE, which speaks for
-    other threads after a `syncthreads` only; over NVLink or the network."""
+    """Barrier of all PEs, over NVLink or the network: their puts before it have been delivered.
+
+    One thread per PE. It speaks for other threads of its block only if they met it at a ``syncthreads``
+    before.
+    """
     current_thread("barrier_all").barrier_all("thread")
 
 
@@ -145,20 +150,20 @@ def barrier_all_warp():
 
 
 def barrier_all_block(arrivals=None, epoch=None):
-    """All PEs meet, by all threads of one block per PE.
+    """Barrier of all PEs, by all threads of one block per PE.
 
     Without arguments: OpenSHMEM's barrier, as `barrier_all`, over NVLink or the network.
 
-    With arguments: over NVLink directly, for ranks whose memory is mapped here (as `symm_at`), in
-    microseconds:
+    With arguments: directly over NVLink, in microseconds, for ranks whose memory is mapped here (as for
+    `symm_at`):
 
     arrivals   symmetric, 1-D, at least num_ranks() zeros of uint64 (or int64, uint32, int32);
-               arrivals[k] counts how often rank k has arrived here
-    epoch      local, 1-D, one zero of the same dtype: how often I have
+               arrivals[k] counts the arrivals of rank k
+    epoch      local, 1-D, one zero of the same dtype: counts this rank's arrivals
 
-    What any thread of a block did before it is seen by every thread of every rank's block after it. Nothing
-    is reset: the same arrays serve any number of calls (32-bit ones 2**31), in any number of launches, if
-    only this barrier uses them. It does not complete puts: `quiet` first.
+    After it, every thread of these blocks sees what any thread of any of them did before it. Nothing is
+    reset: the same arrays serve any number of calls (2**31 if they are of 32 bits), in any number of
+    launches, if only this barrier uses them. It does not complete puts: call `quiet` first.
     """
     thread = group_thread("block", "barrier_all_block", arrivals, epoch)
     if arrivals is None and epoch is None:
@@ -188,7 +193,7 @@ def _(arrivals=None, epoch=None):
         return impl
 
     if len(given) == 1:
-        raise TypingError("barrier_all_block(): give both arrivals and epoch, or neither")
+        raise TypingError("barrier_all_block(): arrivals or epoch is missing; give both or neither")
     check_words("barrier_all_block", "arrivals", arrivals)
     check_words("barrier_all_block", "epoch", epoch, (arrivals.dtype,))
     one = arrivals.dtype(1)
@@ -224,8 +229,8 @@ def _(arrivals=None, epoch=None):
 
 @_of_all
 def sync_all():
-    """All PEs meet; their loads and stores before it are done, puts not. One thread per PE, as in
-    `barrier_all`; over NVLink or the network."""
+    """Barrier of all PEs that completes their loads and stores before it, but not their puts. One thread per
+    PE, as for `barrier_all`; over NVLink or the network."""
     current_thread("sync_all").sync_all("thread")
 
 
@@ -284,19 +289,19 @@ def sync_block(team):
 
 
 def grid_barrier(state):
-    """All threads of all blocks of this grid meet; what each did before it, all see after it.
+    """Barrier of all threads of this grid: after it, all of them see what each did before it.
 
-    state   local, 1-D, at least 2 zeros of uint32 or uint64: blocks that have arrived, and barriers passed.
-            Left ready for the next barrier, of this grid or of a later one of any size; one grid at a time
-            uses it
+    state   local, 1-D, at least 2 zeros of uint32 or uint64: the blocks that have arrived, and the barriers
+            passed. It is ready for the next barrier afterwards, of this grid or of a later one of any size.
+            Only one grid at a time may use it
 
     All threads of all blocks call it. All blocks must be on the GPU at once, or it never ends: launch with
-    ``shmemkit.bind(..., co_resident=True)``. Orders memory at scope "gpu": for peers it orders nothing.
+    ``shmemkit.bind(..., co_resident=True)``. It orders memory at scope "gpu", and nothing for peers.
     """
     thread = group_thread("block", "grid_barrier", state)
     check_emulated_words("grid_barrier", "state", state, _GRID_STATES)
     if state.size < 2 or state[0] != 0:
-        raise ValueError(f"grid_barrier(): state must be 2 zeros at first, given {state.tolist()[:4]}")
+        raise ValueError(f"grid_barrier(): state is {state.tolist()[:4]}; it must be two zeros at first")
     thread.grid_barrier()
 
 

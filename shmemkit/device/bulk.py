@@ -11,7 +11,7 @@ from numba import cuda
 
 from shmemkit.emu.thread import group_thread
 
-from .checks import check_contiguous, check_integer, check_words
+from .checks import check_contiguous, check_emulated_words, check_integer, check_words
 from .copies import copy_on_gpu, copy_share
 from .memory import symm_at
 from .ptx import asm, data_address, gpu, gpu_function, itemsize, load_bytes, store_bytes, types
@@ -40,7 +40,7 @@ def bulk_copy_warp(dst, src, buffer):
     """
     thread = group_thread("warp", "bulk_copy_warp", dst, src, buffer)
     _check_buffer("bulk_copy_warp", buffer)
-    copy_share(dst, src, thread.lane, thread.warp_size())
+    copy_share("bulk_copy_warp", dst, src, thread.lane, thread.warp_size())
     thread.syncwarp()
 
 
@@ -59,11 +59,14 @@ def bulk_put_warp(dst, src, buffer, signal, value, step, peer):
     thread = group_thread("warp", "bulk_put_warp", dst, src, buffer, signal, value, step, peer)
     _check_buffer("bulk_put_warp", buffer)
     if step < 1 or step * src.itemsize % PIECE:
-        raise ValueError(f"bulk_put_warp: step must be a multiple of {PIECE} bytes, given {step} elements")
+        raise ValueError(
+            f"bulk_put_warp(): step is {step} elements, {step * src.itemsize} bytes; it must be a positive "
+            f"multiple of {PIECE} bytes"
+        )
     there, n, begin = thread.peer(dst, peer), min(dst.size, src.size), 0
     while begin < n or begin == 0:
         until = min(begin + step, n)
-        copy_share(there[begin:until], src[begin:until], thread.lane, thread.warp_size())
+        copy_share("bulk_put_warp", there[begin:until], src[begin:until], thread.lane, thread.warp_size())
         thread.syncwarp()
         value += 1
         if thread.lane == 0:
@@ -73,10 +76,11 @@ def bulk_put_warp(dst, src, buffer, signal, value, step, peer):
 
 def _check_buffer(primitive, buffer):
     """In the emulator."""
-    if buffer.size < BULK_WORDS or buffer.dtype != "uint64":
+    check_emulated_words(primitive, "buffer", buffer, (types.uint64,))
+    if buffer.size < BULK_WORDS:
         raise ValueError(
-            f"{primitive}: buffer must be uint64 of {BULK_WORDS} elements (BULK_WORDS), given "
-            f"{buffer.dtype} {buffer.shape}"
+            f"{primitive}(): buffer has {buffer.size} elements; it must have BULK_WORDS, {BULK_WORDS}, or "
+            "more"
         )
 
 

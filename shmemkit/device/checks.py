@@ -1,10 +1,12 @@
-"""What a primitive may be given: the messages, the same in the emulator (ValueError) and on the GPU
-(TypingError)."""
+"""What a primitive may be given. The messages are the same in the emulator (TypeError or ValueError) and on
+the GPU, where compiling fails (TypingError)."""
 
 import enum
 import functools
 
 import numpy as np
+
+from shmemkit.emu.arrays import address
 
 from .ptx import TypingError, types
 
@@ -18,12 +20,18 @@ NUMBERS = (*INTEGERS, types.float32, types.float64)
 
 # What other libraries call so, and what does it here.
 _INSTEAD = {
-    "release": "; who waits or reads acquires, notify() releases",
-    "acq_rel": "; who waits or reads acquires, notify() releases",
-    "intra_node": "; 'sys' reaches all ranks of a node",
-    "inter_node": "; 'sys' reaches all ranks over NVLink, put_signal() and signal_op() those of other nodes",
-    "cta": "; cuda.syncthreads() orders the threads of a block",
+    "release": ". A wait or a load acquires, notify() releases",
+    "acq_rel": ". A wait or a load acquires, notify() releases",
+    "intra_node": ". 'sys' reaches all ranks of a node",
+    "inter_node": ". put_signal() and signal_op() reach other nodes, and signal_wait_until() waits there",
+    "cta": ". cuda.syncthreads() orders the threads of a block",
 }
+
+
+def either(names):
+    """ "a, b or c" """
+    *others, last = map(str, names)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def not_allowed(primitive, name, given, allowed):
@@ -31,7 +39,13 @@ def not_allowed(primitive, name, given, allowed):
     instead = _INSTEAD.get(given, "") if isinstance(given, str) else ""
     if given in ("release", "acq_rel") and "acquire" not in allowed:
         instead = ""
-    return f"{primitive}(): {name}={given!r} is not allowed: use {' or '.join(map(repr, allowed))}{instead}"
+    return f"{primitive}(): {name} is {given!r}; it must be {_choices(allowed)}{instead}"
+
+
+def _choices(allowed):
+    if isinstance(allowed, range):
+        return f"{allowed[0]} to {allowed[-1]}"
+    return either(map(repr, allowed))
 
 
 def check_choice(primitive, name, given, allowed):
@@ -41,20 +55,25 @@ def check_choice(primitive, name, given, allowed):
 
 
 def literal_choice(primitive, name, given, allowed):
-    """On the GPU, at compile time: the string that `given`, a numba type, stands for; one of `allowed`."""
+    """On the GPU, at compile time: what `given`, a numba type, stands for; one of `allowed`."""
     value = given
     if isinstance(given, types.Omitted):
         value = given.value
     elif isinstance(given, types.Literal):
         value = given.literal_value
     elif not isinstance(given, (str, int)):  # as a default is given
-        raise TypingError(
-            f"{primitive}(): {name} must be written out in the call, as {' or '.join(map(repr, allowed))}: "
-            f"it decides which instruction is compiled; given a variable of type {given}"
-        )
+        raise TypingError(not_literal(primitive, name, given, _choices(allowed)))
     if value not in allowed:
         raise TypingError(not_allowed(primitive, name, value, allowed))
     return value
+
+
+def not_literal(primitive, name, given, needed):
+    """The message for a variable of type `given`, a numba type, where a literal is needed."""
+    return (
+        f"{primitive}(): {name} is a variable of type {given}; it must be a literal in the call, {needed}. "
+        "It decides which instruction is compiled"
+    )
 
 
 def is_one(n):
@@ -79,45 +98,94 @@ def check_integer(primitive, **given):
     """At compile time: these arguments must be integers, and no enum members that are for another one."""
     for name, value in given.items():
         if not isinstance(value, (types.Integer, types.Boolean, types.IntEnumMember, int)):
-            raise TypingError(f"{primitive}(): {name} must be an integer, given {value}")
+            raise TypingError(f"{primitive}(): {name} is {described(value)}; it must be an integer")
         if isinstance(value, types.IntEnumMember):
-            _check_enum(f"{primitive}()", name, value.instance_class, "", given, TypingError)
+            _check_enum(primitive, name, value.instance_class, given, TypingError)
 
 
-def check_emulated_integer(who, **given):
+def check_emulated_integer(primitive, **given):
     """The same in the emulator (TypeError)."""
     for name, value in given.items():
         if not isinstance(value, (int, np.integer, np.bool_)):
-            raise TypeError(f"{who}: {name} must be an integer, given {value!r}")
+            raise TypeError(f"{primitive}(): {name} is {described(value)}; it must be an integer")
         if isinstance(value, enum.Enum):
-            _check_enum(who, name, type(value), f".{value.name}", given, TypeError)
+            _check_enum(primitive, name, type(value), given, TypeError)
 
 
-def _check_enum(who, name, kind, member, given, error):
+def _check_enum(primitive, name, kind, given, error):
     right = _ENUMS.get(kind.__name__, name)
     if name != right:
         raise error(
-            f"{who}: {name} is {kind.__name__}{member}, which is for {right}: the order of the arguments is "
-            f"... {', '.join(given)}"
+            f"{primitive}(): {name} is a {kind.__name__}, which is for {right}. The order of these arguments "
+            f"is {', '.join(given)}"
         )
 
 
+_NOT_CONTIGUOUS = "non-contiguous "
+_TYPES = {"float": "float64", "unicode_type": "str"}  # as both sides call them
+
+
+def described(given):
+    """What an argument is: a numba type at compile time, an object in the emulator."""
+    if isinstance(given, types.Array):
+        contiguous = given.layout == "C"
+    elif isinstance(given, np.ndarray):
+        contiguous = given.flags.c_contiguous
+    else:
+        kind = str(types.unliteral(given)) if isinstance(given, types.Type) else type(given).__name__
+        return f"of type {_TYPES.get(kind, kind)}"
+    return f"a {'' if contiguous else _NOT_CONTIGUOUS}{given.ndim}-D array of {given.dtype}"
+
+
+def check_array(primitive, name, array, ndim=None, dtypes=None, contiguous=True):
+    """At compile time: `array` must be an array, of so many dimensions, of one of `dtypes` (None: any), and
+    contiguous."""
+    if not (
+        isinstance(array, types.Array)
+        and ndim in (None, array.ndim)
+        and (dtypes is None or array.dtype in dtypes)
+        and (array.layout == "C" or not contiguous)
+    ):
+        raise TypingError(_wrong_array(primitive, name, array, ndim, dtypes, contiguous))
+
+
+def check_emulated_array(primitive, name, array, ndim=None, dtypes=None, contiguous=True):
+    """The same in the emulator (TypeError), for a NumPy array."""
+    if not (
+        isinstance(array, np.ndarray)
+        and ndim in (None, array.ndim)
+        and (dtypes is None or array.dtype in _numpy_dtypes(dtypes))
+        and (array.flags.c_contiguous or not contiguous)
+    ):
+        raise TypeError(_wrong_array(primitive, name, array, ndim, dtypes, contiguous))
+
+
+def _wrong_array(primitive, name, array, ndim, dtypes, contiguous):
+    kind = " ".join(["contiguous"] * contiguous + [f"{ndim}-D"] * bool(ndim))
+    needed = f"{f'a {kind}' if kind else 'an'} array{f' of {either(dtypes)}' if dtypes else ''}"
+    given = described(array)
+    hint = ""
+    if not isinstance(array, (types.Array, np.ndarray)):
+        hint = ". Write x[3:] for the element x[3]" if ndim == 1 else ""
+    elif dtypes and types.uint8 in dtypes and str(array.dtype) not in map(str, dtypes):
+        hint = ". Pass a view of it, such as x.view('uint8')"
+    elif ndim == 1 < array.ndim:
+        hint = ". Pass a row or a slice of it"
+    elif contiguous and _NOT_CONTIGUOUS in given:
+        hint = ". Slice only the first axis, without a step, and pass contiguous arrays to the kernel"
+    return f"{primitive}(): {name} is {given}; it must be {needed}{hint}"
+
+
 def check_words(primitive, name, array, allowed=INTEGERS):
-    """At compile time: `array` must be a 1-D array of one of the `allowed` dtypes."""
-    if isinstance(array, types.Array) and array.ndim == 1 and array.dtype in allowed:
-        return
-    raise TypingError(_not_words(primitive, name, array, getattr(array, "ndim", 0), allowed))
+    """At compile time: `array` must be a 1-D array of one of the `allowed` dtypes, of any stride."""
+    check_array(primitive, name, array, 1, allowed, contiguous=False)
 
 
 def check_emulated_words(primitive, name, array, allowed=INTEGERS):
     """The same in the emulator (TypeError), for a NumPy array."""
-    if isinstance(array, np.ndarray):
-        if array.ndim == 1 and array.dtype in _numpy_dtypes(allowed):
-            return
-        given, ndim = f"{array.dtype} {array.shape}", array.ndim
-    else:
-        given, ndim = f"the {type(array).__name__} {array!r}", 0
-    raise TypeError(_not_words(primitive, name, given, ndim, allowed))
+    if isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype in _numpy_dtypes(allowed):
+        return
+    raise TypeError(_wrong_array(primitive, name, array, 1, allowed, False))
 
 
 @functools.cache
@@ -125,24 +193,30 @@ def _numpy_dtypes(allowed):
     return frozenset(np.dtype(str(dtype)) for dtype in allowed)
 
 
-def _not_words(primitive, name, given, ndim, allowed):
-    hint = {0: "; an element is not enough, write x[3:] for x[3]", 1: ""}.get(
-        ndim, "; take a row or a slice of it"
-    )
-    return f"{primitive}(): {name} must be a 1-D array of {', '.join(map(str, allowed))}, given {given}{hint}"
+def check_aligned(primitive, name, array, alignment):
+    """In the emulator: `array` begins at a multiple of `alignment` bytes."""
+    if array.size and address(array) % alignment:  # without elements it is anywhere
+        raise ValueError(
+            f"{primitive}(): {name} begins at address {address(array):#x}; it must begin at a multiple of "
+            f"{alignment} bytes"
+        )
 
 
 def check_contiguous(primitive, **arrays):
     """At compile time: C-contiguous arrays, all of one dtype."""
     for name, array in arrays.items():
-        if not isinstance(array, types.Array):
-            raise TypingError(f"{primitive}(): {name} must be an array, given {array}")
-        if array.layout != "C":
-            raise TypingError(
-                f"{primitive}(): {name} must be contiguous (layout C), given {array}: slice only the first "
-                "axis, without a step, and pass contiguous arrays to the kernel"
-            )
-    dtypes = {array.dtype for array in arrays.values()}
-    if len(dtypes) > 1:
-        given = ", ".join(f"{name} of {array.dtype}" for name, array in arrays.items())
-        raise TypingError(f"{primitive}(): the arrays must have one dtype, given {given}")
+        check_array(primitive, name, array)
+    _check_dtypes(primitive, TypingError, **arrays)
+
+
+def check_emulated_contiguous(primitive, **arrays):
+    """The same in the emulator (TypeError)."""
+    for name, array in arrays.items():
+        check_emulated_array(primitive, name, array)
+    _check_dtypes(primitive, TypeError, **arrays)
+
+
+def _check_dtypes(primitive, error, **arrays):
+    if len({array.dtype for array in arrays.values()}) > 1:
+        given = ", ".join(f"{name} is {array.dtype}" for name, array in arrays.items())
+        raise error(f"{primitive}(): {given}; they must have the same dtype")

@@ -12,7 +12,7 @@ These are all PEs of the team; in a broadcast, the root alone. No collective com
 from shmemkit.emu import multicast
 from shmemkit.emu.thread import current_thread, group_thread
 
-from .checks import check_contiguous, check_integer, literal_choice
+from .checks import check_array, check_contiguous, check_integer, described, literal_choice
 from .ptx import (
     TypingError,
     data_address,
@@ -102,7 +102,10 @@ def _reducing(primitive):
         check_integer(name, team=team)
         dtype = dst_array.dtype
         if not (isinstance(dtype, types.Integer) or dtype in _FLOATS):
-            raise TypingError(f"{name}(): arrays of integers, float16, float32 or float64, given {dst_array}")
+            raise TypingError(
+                f"{name}(): dst_array is {described(dst_array)}; it must be of integers, float16, float32 or "
+                "float64"
+            )
         operation = literal_choice(
             name, "op", op, _INTEGER_OPS if isinstance(dtype, types.Integer) else _FLOAT_OPS
         )
@@ -297,8 +300,7 @@ def get_multicast_array(team, arr):
 @gpu_moved(get_multicast_array)
 def _(team, arr):
     check_integer("get_multicast_array", team=team)
-    if not isinstance(arr, types.Array):
-        raise TypingError(f"get_multicast_array(): arr must be an array, given {arr}")
+    check_array("get_multicast_array", "arr", arr, contiguous=False)
     call = nvshmem("mc_ptr")
 
     def impl(team, arr):

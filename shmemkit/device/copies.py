@@ -7,7 +7,7 @@ used to which both can be aligned: 8, 4, 2 bytes or 1.
 
 from shmemkit.emu.thread import current_thread, group_thread
 
-from .checks import check_contiguous
+from .checks import check_contiguous, check_emulated_contiguous
 from .ptx import asm, data_address, gpu, gpu_function, itemsize, load_bytes, store_bytes
 from .threads import block_thread, block_threads, warp_thread, warp_threads
 
@@ -28,7 +28,7 @@ def copy_block(dst, src):
     others of the block use `dst`; then one thread's `notify` or `st_release` publishes all of it.
     """
     thread = group_thread("block", "copy_block", dst, src, meets=False)
-    copy_share(dst, src, thread.thread_id, thread.n_threads)
+    copy_share("copy_block", dst, src, thread.thread_id, thread.n_threads)
 
 
 @gpu(copy_block)
@@ -47,7 +47,7 @@ def copy_warp(dst, src):
     As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` in the place of ``cuda.syncthreads()``.
     """
     thread = group_thread("warp", "copy_warp", dst, src, meets=False)
-    copy_share(dst, src, thread.lane, thread.warp_size())
+    copy_share("copy_warp", dst, src, thread.lane, thread.warp_size())
 
 
 @gpu(copy_warp)
@@ -60,13 +60,9 @@ def _(dst, src):
     return impl
 
 
-def copy_share(dst, src, thread, threads):
+def copy_share(primitive, dst, src, thread, threads):
     """In the emulator: share number `thread` of `threads`."""
-    if dst.dtype != src.dtype or not (dst.flags.c_contiguous and src.flags.c_contiguous):
-        raise ValueError(
-            f"copy: dst and src must be contiguous and of one dtype, given {dst.dtype} and {src.dtype}, "
-            f"strides {dst.strides} and {src.strides}"
-        )
+    check_emulated_contiguous(primitive, dst=dst, src=src)
     n = min(dst.size, src.size)
     current_thread("copy").copy(dst, src, n * thread // threads, n * (thread + 1) // threads)
 

@@ -15,6 +15,7 @@ import numpy as np
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 
+from .checks import check_choice
 from .ptx import asm, bitcast, extend_half, gpu, round_to_half, types
 
 __all__ = ["Element", "element"]
@@ -46,8 +47,7 @@ class Element(NamedTuple):
 @functools.cache
 def element(dtype):
     """-> the Element of "bfloat16", "float16" or "float32". ValueError for others."""
-    if dtype not in ELEMENTS:
-        raise ValueError(f"element: dtype={dtype!r}: {', '.join(map(repr, ELEMENTS))} are allowed")
+    check_choice("element", "dtype", dtype, ELEMENTS)
     stored, pair = _STORED[dtype]
     functions = _emulated(np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), stored, pair)
     for function, implementation in zip(functions, _on_gpu(dtype), strict=True):

@@ -46,19 +46,20 @@ _SIGNAL_OPS = {int(op): op.name[len("SIGNAL_") :].lower() for op in SignalOp}
 _COMPARISONS = {int(compare): compare.name[len("CMP_") :].lower() for compare in ComparisonType}
 
 
-def signal_op_name(op):
+def signal_op_name(primitive, op):
     """9 or ``SignalOp.SIGNAL_SET`` -> "set", 10 or ``SignalOp.SIGNAL_ADD`` -> "add"."""
-    return _name(_SIGNAL_OPS, SignalOp, op)
+    return _name(primitive, "signal_op", _SIGNAL_OPS, SignalOp, op)
 
 
-def comparison_name(compare):
+def comparison_name(compare, primitive="signal_wait_until"):
     """0 or ``ComparisonType.CMP_EQ`` -> "eq", and so on."""
-    return _name(_COMPARISONS, ComparisonType, compare)
+    return _name(primitive, "compare", _COMPARISONS, ComparisonType, compare)
 
 
-def _name(names, enum, value):
+def _name(primitive, argument, names, enum, value):
     try:
         return names[int(value)]
     except (KeyError, TypeError, ValueError):
-        allowed = ", ".join(f"{enum.__name__}.{member.name} ({int(member)})" for member in enum)
-        raise ValueError(f"{value!r} is not a {enum.__name__}: use one of {allowed}") from None
+        *others, last = (f"{enum.__name__}.{member.name} ({int(member)})" for member in enum)
+        allowed = f"{', '.join(others)} or {last}"
+        raise ValueError(f"{primitive}(): {argument} is {value!r}; it must be {allowed}") from None

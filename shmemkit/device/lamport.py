@@ -25,14 +25,13 @@ import sys
 
 import numpy as np
 
-from shmemkit.emu.arrays import address
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.report import place
 from shmemkit.emu.thread import address_of, current_thread
 
 from . import deadline
-from .checks import check_emulated_integer, check_integer
-from .lines import check_emulated_lines, check_lines
+from .checks import check_emulated_integer, check_integer, described
+from .lines import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces
 from .peers import offset_of
 from .ptx import TypingError, asm, element_address, gpu, gpu_function, load_bytes, store_bytes, types
 from .words import load_word, n_words, store_word
@@ -48,7 +47,7 @@ def load_piece(x, i):
     x   1-D, contiguous: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or uint8 at
         any address, a byte at a time. Less than 2**31 pieces, of which `i` is one
     """
-    thread, (first, last) = current_thread("load_piece"), _bytes_of("load_piece", x, i)
+    thread, (first, last) = current_thread("load_piece"), _bytes_of("load_piece", "x", x, i)
     piece = np.zeros(PIECE_BYTES, np.uint8)
     piece[: last - first] = thread.bytes_of("read", x, first, last)
     return tuple(map(from_scalar, piece.view(np.uint64)))
@@ -56,7 +55,7 @@ def load_piece(x, i):
 
 def store_piece(out, i, words):
     """Store what ``load_piece(out, i)`` would load: ordinary stores. What the last one lacks is dropped."""
-    thread, (first, last) = current_thread("store_piece"), _bytes_of("store_piece", out, i)
+    thread, (first, last) = current_thread("store_piece"), _bytes_of("store_piece", "out", out, i)
     piece = np.array([int(word) for word in words], np.uint64).view(np.uint8)
     thread.bytes_of("write", out, first, last)[:] = piece[: last - first]
 
@@ -73,7 +72,7 @@ def lamport_store(lines, i, words, low, high, pe):
     It orders nothing.
     """
     thread = current_thread("lamport_store")
-    check_emulated_integer("lamport_store()", i=i, low=low, high=high, pe=pe)
+    check_emulated_integer("lamport_store", i=i, low=low, high=high, pe=pe)
     empty, words = (int(low), int(high)), tuple(map(int, words))
     _check_piece("lamport_store()", words, empty)
     there = thread.peer(_place("lamport_store", lines, i), int(pe))
@@ -92,9 +91,9 @@ def lamport_load(lines, places, low, high):
     """
     thread = current_thread("lamport_load")
     if not isinstance(places, tuple):
-        raise TypeError(f"lamport_load(): places {places!r}: a tuple is needed, as (i,)")
-    numbers = {f"places_{k}": i for k, i in enumerate(places)}
-    check_emulated_integer("lamport_load()", low=low, high=high, **numbers)
+        raise TypeError(_not_places(places))
+    numbers = {f"places[{k}]": i for k, i in enumerate(places)}
+    check_emulated_integer("lamport_load", low=low, high=high, **numbers)
     empty = int(low), int(high)
     places = [_place("lamport_load", lines, i) for i in places]
     pieces = [thread.wait_line(here, _unlike(here, empty), "to be a piece") for here in places]
@@ -102,6 +101,10 @@ def lamport_load(lines, places, low, high):
         thread.store_line(here, np.array(empty, np.uint64))
         thread.block.machine.emptied[address_of(here, 0)] = thread
     return tuple(tuple(map(from_scalar, words)) for words in pieces)
+
+
+def _not_places(given):
+    return f"lamport_load(): places is {described(given)}; it must be a tuple of integers, such as (i,)"
 
 
 # ---- in the emulator
@@ -114,8 +117,9 @@ def emulated_copy(arguments):
     for array in (places, pieces):
         if address_of(array, 0) % PIECE_BYTES or pieces.size % PIECE_BYTES:
             raise ValueError(
-                f"a copy: {pieces.size} bytes at {address_of(pieces, 0):#x} to {address_of(places, 0):#x}: "
-                f"whole pieces at multiples of {PIECE_BYTES} bytes are allowed; others need not come whole"
+                f"a copy of {pieces.size} bytes at {address_of(pieces, 0):#x} to {address_of(places, 0):#x}: "
+                f"size and addresses must be multiples of {PIECE_BYTES} bytes; other pieces may arrive in "
+                "parts"
             )
     for first in range(pieces.size - PIECE_BYTES, -1, -PIECE_BYTES):
         words = np.array(thread.bytes_of("read", pieces, first, first + PIECE_BYTES)).view(np.uint64)
@@ -126,33 +130,27 @@ def emulated_copy(arguments):
 
 def _check_piece(what, words, empty):
     if tuple(map(int, words)) == empty:
-        raise ValueError(f"{what}: the piece is the pattern of an empty place, and would not arrive")
+        raise ValueError(
+            f"{what}: the piece equals the pattern of an empty place; it must differ, or nobody sees it "
+            "arrive"
+        )
 
 
-def _bytes_of(primitive, array, i):
+def _bytes_of(primitive, name, array, i):
     """Where piece `i` begins and ends."""
-    check_emulated_integer(f"{primitive}()", i=i)
-    if array.dtype not in (np.complex128, np.uint64, np.uint8) or array.ndim != 1:
-        raise ValueError(
-            f"{primitive}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
-            f"{array.shape}: give a view of it, as x.view('uint8')"
-        )
-    if not array.flags.c_contiguous or array.size and address(array) % array.itemsize:
-        raise ValueError(
-            f"{primitive}: the array must be contiguous, and at a multiple of {array.itemsize} bytes"
-        )
+    check_emulated_integer(primitive, i=i)
+    check_emulated_pieces(primitive, name, array)
     first = PIECE_BYTES * int(i)
     if not 0 <= first < array.nbytes:
-        raise IndexError(f"{primitive}: piece {i} of {-(-array.nbytes // PIECE_BYTES)}")
+        last = -(-array.nbytes // PIECE_BYTES) - 1
+        raise IndexError(f"{primitive}(): i is {i}; {name} has pieces 0 to {last}")
     return first, min(array.nbytes, first + PIECE_BYTES)
 
 
 def _place(primitive, lines, i):
-    check_emulated_lines(primitive, lines, lines[:0], PIECE_BYTES, 0)
+    check_emulated_lines(primitive, lines, PIECE_BYTES, 0)
     if not 0 <= i < lines.size // 2:
-        raise IndexError(
-            f"{primitive}(): place {i}: lines of {lines.size} words have 0 to {lines.size // 2 - 1}"
-        )
+        raise IndexError(f"{primitive}(): the place is {i}; lines has places 0 to {lines.size // 2 - 1}")
     return lines[2 * int(i) : 2 * int(i) + 2]
 
 
@@ -168,16 +166,16 @@ def _check_empty(what, empty):
         machine, key = thread.block.machine, address_of(line, 0)
         if (line.item(0), line.item(last)) != empty:
             reason = (
-                "is not empty: its receiver has not taken the piece there, or the place has not been made "
-                "empty at first"
+                "is not empty; it must be. Its receiver has not taken the piece there yet, or the host has "
+                "not filled the place with the pattern"
             )
         else:
             by = machine.emptied.get(key)
             if by is None or by is thread or by.block.launch.done:
                 return
             reason = (
-                "has been made empty by a launch that is under way: nothing orders that with this piece, "
-                "which may be lost. A launch that comes later must answer first"
+                "was made empty by a launch that is still running, so this piece may be lost. A later launch "
+                "of the receiver must send something first"
             )
         raise ValueError(f"{what}: {place(machine, thread, key, sys._getframe())} {reason}")
 
@@ -200,19 +198,10 @@ _load = asm(
 _stopped = deadline.stopped
 
 
-def _check_data(primitive, array):
-    if not isinstance(array, types.Array) or (array.ndim, array.layout) != (1, "C"):
-        raise TypingError(f"{primitive}(): a 1-D contiguous array is needed, given {array}")
-    if array.dtype not in (types.complex128, types.uint64, types.uint8):
-        raise TypingError(
-            f"{primitive}(): arrays of complex128, uint64 or uint8 are allowed, given {array.dtype}"
-        )
-
-
 @gpu(load_piece)
 def _(x, i):
     check_integer("load_piece", i=i)
-    _check_data("load_piece", x)
+    check_pieces("load_piece", "x", x)
 
     def whole(x, i):
         a, b, c, d = _load_16(x, 16 * types.int64(i))
@@ -232,7 +221,7 @@ def _(x, i):
 @gpu(store_piece)
 def _(out, i, words):
     check_integer("store_piece", i=i)
-    _check_data("store_piece", out)
+    check_pieces("store_piece", "out", out)
 
     def whole(out, i, words):
         (low, high), half = words, types.uint64(32)
@@ -378,7 +367,7 @@ def _(lines, places, low, high):
     check_integer("lamport_load", low=low, high=high)
     check_lines("lamport_load", lines)
     if not isinstance(places, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in places):
-        raise TypingError(f"lamport_load(): places must be a tuple of integers, given {places}")
+        raise TypingError(_not_places(places))
     n = len(places)
     at, make_empty = _at(n), _emptying(n)
     arrived = (_arrived_or_late if deadline.armed() else _arrived)(n)

@@ -4,32 +4,38 @@ to the GPU, for a warp or a block, in armed kernels (``deadline.py``) and others
 import functools
 import sys
 
-import numpy as np
-
-from shmemkit.emu.arrays import address
 from shmemkit.emu.report import place
 from shmemkit.emu.thread import address_of
 
 from . import deadline
-from .checks import check_integer
-from .ptx import TypingError, element_address, gpu, gpu_function, itemsize, types
+from .checks import check_aligned, check_array, check_emulated_array, check_integer
+from .ptx import element_address, gpu, gpu_function, itemsize, types
+
+_WORDS = (types.uint64,)
+_PIECES = (types.complex128, types.uint64, types.uint8)
 
 
-def check_emulated_lines(name, lines, data, alignment, n_words):
-    """In the emulator: `lines` may hold `data`."""
-    at = address(lines) if lines.size else 0  # without elements it is anywhere
-    if lines.dtype != np.uint64 or lines.ndim != 1 or not lines.flags.c_contiguous or at % alignment:
-        raise ValueError(
-            f"{name}: lines must be a 1-D contiguous array of uint64 at a multiple of {alignment} bytes, "
-            f"given {lines.dtype} {lines.shape} at {at:#x}"
-        )
-    if not data.flags.c_contiguous:
-        raise ValueError(f"{name}: the data must be contiguous, given strides {data.strides}")
+def check_emulated_lines(primitive, lines, alignment, n_words, data=None, name="lines"):
+    """In the emulator: `lines` may hold `n_words` words, which the array `data` takes, if there is one."""
+    check_emulated_array(primitive, name, lines, 1, _WORDS)
+    check_aligned(primitive, name, lines, alignment)
     if lines.size < n_words:
-        raise IndexError(f"{name}: {data.nbytes} bytes need {n_words} words, given {lines.size}")
+        why = "" if data is None else f" for {data.nbytes} bytes"
+        raise IndexError(f"{primitive}(): {name} has {lines.size} words; it must have {n_words} or more{why}")
 
 
-def check_reuse(name, flag, flag_of):
+def check_pieces(primitive, name, array):
+    """On the GPU, when a kernel is compiled: an array that is loaded or stored by pieces of 16 bytes."""
+    check_array(primitive, name, array, 1, _PIECES)
+
+
+def check_emulated_pieces(primitive, name, array):
+    """The same in the emulator."""
+    check_emulated_array(primitive, name, array, 1, _PIECES)
+    check_aligned(primitive, name, array, array.itemsize)
+
+
+def check_reuse(primitive, flag, flag_of):
     """In the emulator -> ``check(thread, lines, i)`` for ``Thread.store``: ValueError where word `i`, whose
     flag is ``flag_of(word)``, has `flag` already."""
 
@@ -37,9 +43,9 @@ def check_reuse(name, flag, flag_of):
         if flag_of(lines.item(i)) == flag:
             word = place(thread.block.machine, thread, address_of(lines, i), sys._getframe())
             raise ValueError(
-                f"{name}: {word} has the flag {flag} already, so that who waits for it may take the old data "
-                "for the new: a word needs another flag each time, such as the number of the call, and one "
-                "other than 0 where it was zeroed"
+                f"{primitive}(): {word} has the flag {flag} already, so its receiver may take the old data "
+                "for the new. Use another flag each time, such as a count of the calls, and not the 0 of "
+                "words that were zeroed"
             )
 
     return check
@@ -48,10 +54,7 @@ def check_reuse(name, flag, flag_of):
 def check_lines(primitive, *arrays):
     """On the GPU, when a kernel is compiled."""
     for array in arrays:
-        if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C") or (
-            array.dtype != types.uint64
-        ):
-            raise TypingError(f"{primitive}(): lines must be a 1-D contiguous array of uint64, given {array}")
+        check_array(primitive, "lines", array, 1, _WORDS)
 
 
 class Protocol:
@@ -106,8 +109,7 @@ class Protocol:
 
     def _transfer(self, primitive, make, data, lines):
         """``transfer(data, lines, flag, number, numbers)`` for arrays of these types."""
-        if not (isinstance(data, types.Array) and data.layout == "C"):
-            raise TypingError(f"{primitive}(): the data must be a contiguous array (layout C), given {data}")
+        check_array(primitive, "the data", data)
         check_lines(primitive, lines)
         size, flag_type = itemsize(data.dtype), self.flag
         share = self.by_alignment(make, size)

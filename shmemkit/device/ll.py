@@ -24,7 +24,7 @@ from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread, group_thread
 
 from . import deadline
-from .checks import check_emulated_integer, check_integer
+from .checks import check_emulated_array, check_emulated_integer, check_integer
 from .lines import Protocol, check_emulated_lines, check_lines, check_reuse
 from .memory import load
 from .ptx import (
@@ -80,9 +80,9 @@ def ll_store(lines, i, value, flag):
     Relaxed, of scope "sys": it orders nothing.
     """
     thread = current_thread("ll_store")
-    check_emulated_integer("ll_store()", i=i, value=value, flag=flag)
-    check_emulated_lines("LL", lines, lines[:0], 16, 2 * int(i) + 2)
-    check = unlike(flag)
+    check_emulated_integer("ll_store", i=i, value=value, flag=flag)
+    check_emulated_lines("ll_store", lines, 16, 2 * int(i) + 2)
+    check = unlike("ll_store", flag)
     for k, half in enumerate((int(value) & 0xFFFFFFFF, int(value) >> 32 & 0xFFFFFFFF)):
         thread.store(lines, 2 * int(i) + k, flagged(half, flag), "sys", "relaxed", check)
 
@@ -93,8 +93,8 @@ def ll_load(lines, i, flag):
     It orders nothing. When the time of the wait is up (docs/timeouts.md), the data are undefined.
     """
     thread = current_thread("ll_load")
-    check_emulated_integer("ll_load()", i=i, flag=flag)
-    check_emulated_lines("LL", lines, lines[:0], 16, 2 * int(i) + 2)
+    check_emulated_integer("ll_load", i=i, flag=flag)
+    check_emulated_lines("ll_load", lines, 16, 2 * int(i) + 2)
     low, high = (awaited(thread, lines, 2 * int(i) + k, flag) for k in (0, 1))
     return from_scalar(np.uint64(high << 32 | low))
 
@@ -111,13 +111,13 @@ def ll_pack_block(lines, src, flag):
     with earlier stores, also: publish those by other means.
     """
     thread = group_thread("block", "ll_pack_block", lines, src, flag, meets=False)
-    _pack(thread, lines, src, flag, thread.thread_id, thread.n_threads)
+    _pack("ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
 def ll_pack_warp(lines, src, flag):
     """`ll_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_pack_warp", lines, src, flag, meets=False)
-    _pack(thread, lines, src, flag, thread.lane, thread.warp_size())
+    _pack("ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
 
 
 def ll_recv_block(dst, lines, flag):
@@ -131,26 +131,26 @@ def ll_recv_block(dst, lines, flag):
     others use `dst`.
     """
     thread = group_thread("block", "ll_recv_block", dst, lines, flag, meets=False)
-    _recv(thread, dst, lines, flag, thread.thread_id, thread.n_threads)
+    _recv("ll_recv_block", thread, dst, lines, flag, thread.thread_id, thread.n_threads)
 
 
 def ll_recv_warp(dst, lines, flag):
     """`ll_recv_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_recv_warp", dst, lines, flag, meets=False)
-    _recv(thread, dst, lines, flag, thread.lane, thread.warp_size())
+    _recv("ll_recv_warp", thread, dst, lines, flag, thread.lane, thread.warp_size())
 
 
 def ll_recv_pack_block(there, lines, n_words, flag):
     """Wait for `n_words` words in `lines`, and store them to `there` as they are, with the flag: to pass them
     on to another rank. `n_words` is even. Otherwise as `ll_recv_block`."""
     thread = group_thread("block", "ll_recv_pack_block", there, lines, n_words, flag, meets=False)
-    _forward(thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
+    _forward("ll_recv_pack_block", thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
 
 
 def ll_recv_pack_warp(there, lines, n_words, flag):
     """`ll_recv_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
-    _forward(thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
+    _forward("ll_recv_pack_warp", thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
 
 
 def ll_put_block(lines, source, n_words, pe):
@@ -167,13 +167,13 @@ def ll_put_block(lines, source, n_words, pe):
     `pe` has received all of these words.
     """
     thread = group_thread("block", "ll_put_block", lines, source, n_words, pe)
-    thread.together("block", lambda: _put(thread, lines, source, n_words, pe))
+    thread.together("block", lambda: _put("ll_put_block", thread, lines, source, n_words, pe))
 
 
 def ll_put_warp(lines, source, n_words, pe):
     """`ll_put_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_put_warp", lines, source, n_words, pe)
-    thread.together("warp", lambda: _put(thread, lines, source, n_words, pe))
+    thread.together("warp", lambda: _put("ll_put_warp", thread, lines, source, n_words, pe))
 
 
 # ---- in the emulator: each thread has a share of neighbouring units of 8 bytes, two words
@@ -184,21 +184,21 @@ def share(n_units, thread, threads):
     return range(n_units * thread // threads, n_units * (thread + 1) // threads)
 
 
-def _pack(thread, lines, src, flag, number, threads):
-    check_emulated(lines, src, flag)
+def _pack(name, thread, lines, src, flag, number, threads):
+    check_emulated(name, lines, flag, "src", src)
     n = src.nbytes
     units = share((n + 7) // 8, number, threads)
     if units:
         data = np.zeros(2 * len(units), np.uint32)
         part = thread.bytes_of("read", src, 8 * units.start, min(n, 8 * units.stop))
         data.view(np.uint8)[: part.size] = part
-        check = unlike(flag)
+        check = unlike(name, flag)
         for i, word in enumerate(data.tolist(), 2 * units.start):
             thread.store(lines, i, flagged(word, flag), "sys", "relaxed", check)
 
 
-def _recv(thread, dst, lines, flag, number, threads):
-    check_emulated(lines, dst, flag)
+def _recv(name, thread, dst, lines, flag, number, threads):
+    check_emulated(name, lines, flag, "dst", dst)
     n = dst.nbytes
     units = share((n + 7) // 8, number, threads)
     if units:
@@ -208,29 +208,29 @@ def _recv(thread, dst, lines, flag, number, threads):
         part[:] = data[: part.size]
 
 
-def _forward(thread, there, lines, n_words, flag, number, threads):
-    check_emulated_integer("LL", n_words=n_words, flag=flag)
-    check = unlike(flag, there, lines)
+def _forward(name, thread, there, lines, n_words, flag, number, threads):
+    check_emulated_integer(name, n_words=n_words, flag=flag)
+    check = unlike(name, flag, there, lines)
     for unit in share(n_words // 2, number, threads):
         for i in (2 * unit, 2 * unit + 1):
             thread.store(there, i, flagged(awaited(thread, lines, i, flag), flag), "sys", "relaxed", check)
 
 
-def _put(thread, lines, source, n_words, pe):
-    for words in (lines, source):
-        check_emulated_lines("LL", words, words, 16, 0)
-    if n_words % 2 or not 0 <= n_words <= min(lines.size, source.size):
-        raise IndexError(f"LL: {n_words} words of {source.size}, to {lines.size}: an even number is allowed")
+def _put(name, thread, lines, source, n_words, pe):
+    check_emulated_lines(name, lines, 16, n_words)
+    check_emulated_lines(name, source, 16, n_words, name="source")
+    if n_words % 2 or n_words < 0:
+        raise ValueError(f"{name}(): n_words is {n_words}; it must be even, and 0 or more")
     thread.peer(source, thread.pe)  # it is symmetric
     if n_words:
         thread.put(lines[:n_words], source[:n_words], pe, nbi=True, word=True)
 
 
-def unlike(flag, there=None, lines=None):
+def unlike(name, flag, there=None, lines=None):
     """The check of the words that `flag` replaces; None where the words of `lines` replace themselves."""
     if there is not None and address(there) == address(lines):
         return None
-    return check_reuse("LL", int(flag) & 0xFFFFFFFF, lambda word: word >> 32)
+    return check_reuse(name, int(flag) & 0xFFFFFFFF, lambda word: word >> 32)
 
 
 def flagged(data, flag):
@@ -245,9 +245,10 @@ def awaited(thread, lines, i, flag):
     return int(word) & 0xFFFFFFFF
 
 
-def check_emulated(lines, data, flag):
-    check_emulated_integer("LL", flag=flag)
-    check_emulated_lines("LL", lines, data, 16, ll_words(data.nbytes))
+def check_emulated(name, lines, flag, what, data):
+    check_emulated_integer(name, flag=flag)
+    check_emulated_array(name, what, data)
+    check_emulated_lines(name, lines, 16, ll_words(data.nbytes), data)
 
 
 # ---- on the GPU: unit i, of bytes 8 * i to 8 * i + 7, belongs to thread i modulo their number

@@ -27,7 +27,7 @@ from shmemkit.emu.arrays import address
 from shmemkit.emu.thread import group_thread
 
 from . import deadline
-from .checks import check_emulated_integer, check_integer
+from .checks import check_emulated_array, check_emulated_integer, check_integer
 from .lines import Protocol, check_emulated_lines, check_lines, check_reuse
 from .ptx import (
     asm,
@@ -82,13 +82,13 @@ def ll128_pack_block(lines, src, flag):
     barrier.
     """
     thread = group_thread("block", "ll128_pack_block", lines, src, flag, meets=False)
-    _pack(thread, lines, src, flag, thread.thread_id, thread.n_threads)
+    _pack("ll128_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
 def ll128_pack_warp(lines, src, flag):
     """`ll128_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll128_pack_warp", lines, src, flag, meets=False)
-    _pack(thread, lines, src, flag, thread.lane, 32)
+    _pack("ll128_pack_warp", thread, lines, src, flag, thread.lane, 32)
 
 
 def ll128_recv_block(dst, lines, flag):
@@ -102,26 +102,26 @@ def ll128_recv_block(dst, lines, flag):
     ``cuda.syncthreads()`` before others use `dst`.
     """
     thread = group_thread("block", "ll128_recv_block", dst, lines, flag, meets=False)
-    _recv(thread, dst, lines, flag, thread.thread_id, thread.n_threads)
+    _recv("ll128_recv_block", thread, dst, lines, flag, thread.thread_id, thread.n_threads)
 
 
 def ll128_recv_warp(dst, lines, flag):
     """`ll128_recv_block` by the threads of a warp."""
     thread = group_thread("warp", "ll128_recv_warp", dst, lines, flag, meets=False)
-    _recv(thread, dst, lines, flag, thread.lane, 32)
+    _recv("ll128_recv_warp", thread, dst, lines, flag, thread.lane, 32)
 
 
 def ll128_recv_pack_block(there, lines, n_words, flag):
     """Wait for `n_words` words in `lines`, a multiple of 128, and store them to `there` as they are, with the
     flags: to pass them on to another rank. Otherwise as `ll128_recv_block`."""
     thread = group_thread("block", "ll128_recv_pack_block", there, lines, n_words, flag, meets=False)
-    _forward(thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
+    _forward("ll128_recv_pack_block", thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
 
 
 def ll128_recv_pack_warp(there, lines, n_words, flag):
     """`ll128_recv_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll128_recv_pack_warp", there, lines, n_words, flag, meets=False)
-    _forward(thread, there, lines, n_words, flag, thread.lane, 32)
+    _forward("ll128_recv_pack_warp", thread, there, lines, n_words, flag, thread.lane, 32)
 
 
 # ---- in the emulator: each thread has a share of lines, with 120 neighbouring bytes each
@@ -135,9 +135,9 @@ def _share(lines, n_bytes, number, threads):
         yield lines[LINE * line : LINE * (line + 1)], first, min(n_bytes, first + DATA)
 
 
-def _pack(thread, lines, src, flag, number, threads):
-    _check_emulated(thread, lines, src, flag)
-    check = _unlike(flag)
+def _pack(name, thread, lines, src, flag, number, threads):
+    _check_emulated(name, thread, lines, flag, "src", src)
+    check = _unlike(name, flag)
     for line, first, last in _share(lines, src.nbytes, number, threads):
         words = np.zeros(LINE, np.uint64)
         words[LINE - 1] = _bits(flag)
@@ -146,17 +146,17 @@ def _pack(thread, lines, src, flag, number, threads):
         thread.store_line(line, words, check)
 
 
-def _recv(thread, dst, lines, flag, number, threads):
-    _check_emulated(thread, lines, dst, flag)
+def _recv(name, thread, dst, lines, flag, number, threads):
+    _check_emulated(name, thread, lines, flag, "dst", dst)
     for line, first, last in _share(lines, dst.nbytes, number, threads):
         words = _poll(thread, line, flag)
         if last > first:
             thread.bytes_of("write", dst, first, last)[:] = words.view(np.uint8)[: last - first]
 
 
-def _forward(thread, there, lines, n_words, flag, number, threads):
-    check_emulated_integer("LL128", n_words=n_words, flag=flag)
-    check = None if address(there) == address(lines) else _unlike(flag)  # they may replace themselves
+def _forward(name, thread, there, lines, n_words, flag, number, threads):
+    check_emulated_integer(name, n_words=n_words, flag=flag)
+    check = None if address(there) == address(lines) else _unlike(name, flag)  # they may replace themselves
     n = int(n_words) // LINE
     for line in range(n * number // threads, n * (number + 1) // threads):
         words = slice(LINE * line, LINE * (line + 1))
@@ -167,8 +167,8 @@ def _bits(flag):
     return int(flag) & 0xFFFFFFFFFFFFFFFF
 
 
-def _unlike(flag):
-    return check_reuse("LL128", _bits(flag), lambda word: word)
+def _unlike(name, flag):
+    return check_reuse(name, _bits(flag), lambda word: word)
 
 
 def _poll(thread, line, flag):
@@ -176,11 +176,19 @@ def _poll(thread, line, flag):
     return thread.wait_line(line, lambda word: word == flag, f"to be the flag {flag}")
 
 
-def _check_emulated(thread, lines, data, flag):
-    check_emulated_integer("LL128", flag=flag)
-    check_emulated_lines("LL128", lines, data, 128, ll128_words(data.nbytes))
+def _check_emulated(name, thread, lines, flag, what, data):
+    check_emulated_integer(name, flag=flag)
+    check_emulated_array(name, what, data)
+    check_emulated_lines(name, lines, 128, ll128_words(data.nbytes), data)
+    check_whole_warps(name, thread)
+
+
+def check_whole_warps(name, thread):
+    """In the emulator."""
     if thread.n_threads % 32:
-        raise ValueError(f"LL128: whole warps are needed, of 32 threads; the block has {thread.n_threads}")
+        raise ValueError(
+            f"{name}(): the block has {thread.n_threads} threads; it must have a multiple of 32, whole warps"
+        )
 
 
 # ---- on the GPU

@@ -11,13 +11,20 @@ import functools
 import numpy as np
 from numba import cuda
 
-from shmemkit.emu.arrays import address
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread, group_thread
 
 from . import deadline
-from .checks import check_emulated_integer, check_integer
-from .lines import check_emulated_lines, check_lines, check_reuse
+from .checks import (
+    check_array,
+    check_emulated_array,
+    check_emulated_integer,
+    check_integer,
+    described,
+    not_literal,
+)
+from .lines import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces, check_reuse
+from .ll128 import check_whole_warps
 from .peers import offset_of
 from .ptx import TypingError, asm, element_address, gpu, gpu_function, load_bytes, store_bytes, types
 from .words import load_word, n_words, store_word
@@ -47,7 +54,7 @@ def tile_piece(i):
     i   an integer; less than 2**31 pieces
     """
     thread = current_thread("tile_piece")
-    check_emulated_integer("tile_piece()", i=i)
+    check_emulated_integer("tile_piece", i=i)
     return from_scalar(np.int32(_first_byte(thread.lane, i) // 16))
 
 
@@ -60,7 +67,7 @@ def load_tile(x, i):
     What lies beyond the end of `x` is undefined, and so is the second word of threads 7, 15, 23 and 31.
     """
     thread = group_thread("warp", "load_tile", x, i, meets=False)
-    first, last = _bytes_of(thread, "load_tile", x, i)
+    first, last = _bytes_of(thread, "load_tile", "x", x, i)
     words = np.full(2, ~np.uint64(0))  # what is undefined shows
     if last > first:
         words.view(np.uint8)[: last - first] = thread.bytes_of("read", x, first, last)
@@ -71,7 +78,7 @@ def store_tile(out, i, words):
     """Store what ``load_tile(out, i)`` would load, by all threads of a warp: ordinary stores. What lies
     beyond the end of `out` is dropped."""
     thread = group_thread("warp", "store_tile", out, i, meets=False)
-    first, last = _bytes_of(thread, "store_tile", out, i)
+    first, last = _bytes_of(thread, "store_tile", "out", out, i)
     if last > first:
         part = np.array([int(word) for word in words], np.uint64).view(np.uint8)
         thread.bytes_of("write", out, first, last)[:] = part[: last - first]
@@ -90,10 +97,10 @@ def ll128_store_tiles(lines, row, i, tiles, flag):
     It orders nothing.
     """
     thread = group_thread("warp", "ll128_store_tiles", lines, row, i, None, flag)
-    check_emulated_integer("ll128_store_tiles()", row=row, i=i, flag=flag)
+    check_emulated_integer("ll128_store_tiles", row=row, i=i, flag=flag)
     (lines,) = _rows_of("ll128_store_tiles", lines, row, 1, i)
     flag = int(flag) & 0xFFFFFFFF
-    check = check_reuse("LL128", flag, lambda word: word)
+    check = check_reuse("ll128_store_tiles", flag, lambda word: word)
 
     def store(pairs):
         words = np.array([pairs[t] for t in sorted(pairs)], np.uint64)  # thread, rank, low or high
@@ -118,7 +125,7 @@ def ll128_load_tiles(lines, row, n, i, flag):
     time of the wait is up (docs/timeouts.md).
     """
     thread = group_thread("warp", "ll128_load_tiles", lines, row, n, i, flag)
-    check_emulated_integer("ll128_load_tiles()", row=row, n=n, i=i, flag=flag)
+    check_emulated_integer("ll128_load_tiles", row=row, n=n, i=i, flag=flag)
     rows = _rows_of("ll128_load_tiles", lines, row, n, i)
     tiles = _load_all(thread, "ll128_load_tiles", [(line, TILE_WORDS * int(i)) for line in rows], flag)
     return tuple(_pair(tile[2 * thread.lane :]) for tile in tiles)
@@ -136,10 +143,10 @@ def ll128_store_tile(lines, i, words, flag, pe):
     It orders nothing.
     """
     thread = group_thread("warp", "ll128_store_tile", lines, i, None, flag, pe)
-    check_emulated_integer("ll128_store_tile()", i=i, flag=flag, pe=pe)
-    check_emulated_lines("LL128", lines, lines[:0], 128, TILE_WORDS * (int(i) + 1))
+    check_emulated_integer("ll128_store_tile", i=i, flag=flag, pe=pe)
+    check_emulated_lines("ll128_store_tile", lines, 128, TILE_WORDS * (int(i) + 1))
     flag, pe = int(flag) & 0xFFFFFFFF, int(pe)
-    check = check_reuse("LL128", flag, lambda word: word)
+    check = check_reuse("ll128_store_tile", flag, lambda word: word)
 
     def store(pairs):
         there = thread.peer(lines, pe)
@@ -161,9 +168,11 @@ def ll128_load_some(lines, tiles, flag):
     It orders nothing. What is undefined is as in ``ll128_load_tiles``.
     """
     thread = group_thread("warp", "ll128_load_some", lines, tiles, flag)
-    check_emulated_integer("ll128_load_some()", flag=flag, **{f"tiles_{k}": i for k, i in enumerate(tiles)})
+    if not isinstance(tiles, tuple):
+        raise TypeError(_not_tiles(tiles))
+    check_emulated_integer("ll128_load_some", flag=flag, **{f"tiles[{k}]": i for k, i in enumerate(tiles)})
     for i in tiles:
-        check_emulated_lines("LL128", lines, lines[:0], 128, TILE_WORDS * (int(i) + 1))
+        check_emulated_lines("ll128_load_some", lines, 128, TILE_WORDS * (int(i) + 1))
     firsts = [TILE_WORDS * int(i) for i in tiles]
     loaded = _load_all(thread, "ll128_load_some", [(lines, first) for first in firsts], flag)
     return tuple(_pair(tile[2 * thread.lane :]) for tile in loaded)
@@ -172,16 +181,10 @@ def ll128_load_some(lines, tiles, flag):
 # ---- in the emulator
 
 
-def _bytes_of(thread, name, array, i):
+def _bytes_of(thread, primitive, name, array, i):
     """The first and last byte of a thread's words of the tile; the last is the first where there are none."""
-    check_emulated_integer(f"{name}()", i=i)
-    if array.dtype not in (np.complex128, np.uint64, np.uint8) or array.ndim != 1:
-        raise ValueError(
-            f"{name}: 1-D arrays of complex128, uint64 or uint8 are allowed, given {array.dtype} "
-            f"{array.shape}"
-        )
-    if not array.flags.c_contiguous or array.size and address(array) % array.itemsize:
-        raise ValueError(f"{name}: the array must be contiguous, and at a multiple of {array.itemsize} bytes")
+    check_emulated_integer(primitive, i=i)
+    check_emulated_pieces(primitive, name, array)
     first = min(array.nbytes, _first_byte(thread.lane, i))
     return first, min(array.nbytes, first + (8 if thread.lane % 8 == 7 else 16))
 
@@ -193,13 +196,13 @@ def _first_byte(lane, i):
 
 def _rows_of(name, lines, row, n, i):
     """The `n` rows from `row` on, in which there is a tile `i`."""
-    if lines.ndim != 2 or not 0 <= row < row + n <= lines.shape[0]:
-        raise ValueError(
-            f"{name}: rows {row} to {row + n - 1} of lines of shape {lines.shape}: give 2-D lines"
-        )
+    check_emulated_array(name, "lines", lines, 2, (types.uint64,))
+    if not 0 <= row < row + n <= lines.shape[0]:
+        last = lines.shape[0] - 1
+        raise IndexError(f"{name}(): the rows are {row} to {row + n - 1}; lines has rows 0 to {last}")
     rows = [lines[k] for k in range(int(row), int(row) + int(n))]
     for line in rows:
-        check_emulated_lines("LL128", line, line[:0], 128, TILE_WORDS * (int(i) + 1))
+        check_emulated_lines(name, line, 128, TILE_WORDS * (int(i) + 1))
     return rows
 
 
@@ -228,8 +231,7 @@ def _pair(words):
 
 def _together(thread, name, value, function):
     """``function(values by thread)``, by the last of the warp to come. -> its result. It orders no memory."""
-    if thread.n_threads % 32:
-        raise ValueError(f"LL128: whole warps are needed, of 32 threads; the block has {thread.n_threads}")
+    check_whole_warps(name, thread)
     return thread.block.meeting(thread, "warp", what=name).join(thread, value, function)
 
 
@@ -268,17 +270,11 @@ def _line_address(lines, row, i):
 
 
 def _check_rows(primitive, lines):
-    if lines != types.Array(types.uint64, 2, "C"):
-        raise TypingError(f"{primitive}(): lines must be a 2-D contiguous array of uint64, given {lines}")
+    check_array(primitive, "lines", lines, 2, (types.uint64,))
 
 
-def _check_data(primitive, array):
-    if not isinstance(array, types.Array) or (array.ndim, array.layout) != (1, "C"):
-        raise TypingError(f"{primitive}(): a 1-D contiguous array is needed, given {array}")
-    if array.dtype not in (types.complex128, types.uint64, types.uint8):
-        raise TypingError(
-            f"{primitive}(): arrays of complex128, uint64 or uint8 are allowed, given {array.dtype}"
-        )
+def _not_tiles(given):
+    return f"ll128_load_some(): tiles is {described(given)}; it must be a tuple of integers, such as (i,)"
 
 
 @gpu(tile_piece)
@@ -290,7 +286,7 @@ def _(i):
 @gpu(load_tile)
 def _(x, i):
     check_integer("load_tile", i=i)
-    _check_data("load_tile", x)
+    check_pieces("load_tile", "x", x)
 
     def by_pieces(x, i):
         a, b, c, d = _load_16(x, 16 * min(_piece(i), types.int32(x.size - 1)))
@@ -308,7 +304,7 @@ def _(x, i):
 @gpu(store_tile)
 def _(out, i, words):
     check_integer("store_tile", i=i)
-    _check_data("store_tile", out)
+    check_pieces("store_tile", "out", out)
 
     def by_pieces(out, i, words):
         (low, high), piece, half = words, _piece(i), types.uint64(32)
@@ -485,7 +481,7 @@ def _arrived_or_late(n, primitive="ll128_load_tiles", looking=_looking, address_
 def _(lines, row, n, i, flag):
     check_integer("ll128_load_tiles", row=row, i=i, flag=flag)
     if not isinstance(n, (types.IntegerLiteral, int)):
-        raise TypingError(f"ll128_load_tiles(): n must be a constant, given a variable of type {n}")
+        raise TypingError(not_literal("ll128_load_tiles", "n", n, "such as 4"))
     _check_rows("ll128_load_tiles", lines)
     rows = n if isinstance(n, int) else n.literal_value
     arrived = (_arrived_or_late if deadline.armed() else _arrived)(rows)
@@ -575,7 +571,7 @@ def _(lines, tiles, flag):
     check_integer("ll128_load_some", flag=flag)
     check_lines("ll128_load_some", lines)
     if not isinstance(tiles, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in tiles):
-        raise TypingError(f"ll128_load_some(): tiles must be a tuple of integers, given {tiles}")
+        raise TypingError(_not_tiles(tiles))
     n = len(tiles)
     addresses = _addresses(n)
     if deadline.armed():

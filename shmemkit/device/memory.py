@@ -18,11 +18,15 @@ from shmemkit.emu.thread import current_thread
 from .checks import (
     NUMBERS,
     SCOPES,
+    check_aligned,
+    check_array,
     check_choice,
+    check_emulated_array,
     check_emulated_integer,
     check_emulated_words,
     check_integer,
     check_words,
+    described,
     literal_choice,
 )
 from .peers import offset_of
@@ -140,8 +144,7 @@ def _(array, offsets, rank):
 
 
 def _check_peer(primitive, array, rank):
-    if not isinstance(array, types.Array):
-        raise TypingError(f"{primitive}(): needs a symmetric array, given {array}")
+    check_array(primitive, "array", array, contiguous=False)
     check_integer(primitive, rank=rank)
 
 
@@ -277,7 +280,7 @@ def load_vec16(array, index):
     One thread. An ordinary load; orders nothing.
     """
     thread = current_thread("load_vec16")
-    index, _ = _vector_at("load_vec16", array, index)
+    index, _ = vector_at("load_vec16", array, index)
     first = index * array.itemsize
     part = thread.bytes_of("read", array, first, first + 16)
     return tuple(map(Unsigned, struct.unpack("4I", part)))
@@ -285,7 +288,7 @@ def load_vec16(array, index):
 
 @gpu(load_vec16)
 def _(array, index):
-    size = _check_vector("load_vec16", array, index)
+    size = check_vector("load_vec16", array, index)
     read = load_bytes(16)
 
     def impl(array, index):
@@ -297,18 +300,15 @@ def _(array, index):
 def store_vec16(array, index, words):
     """Store 4 uint32 to the 16 bytes that start at ``array[index]``, in one store. See `load_vec16`."""
     current_thread("store_vec16")
-    index, count = _vector_at("store_vec16", array, index)
+    index, count = vector_at("store_vec16", array, index)
     elements = np.array([int(word) & 0xFFFFFFFF for word in words], np.uint32).view(array.dtype)
     array[index : index + count] = elements
 
 
 @gpu(store_vec16)
 def _(array, index, words):
-    size = _check_vector("store_vec16", array, index)
-    if not (
-        isinstance(words, types.UniTuple) and words.count == 4 and isinstance(words.dtype, types.Integer)
-    ):
-        raise TypingError(f"store_vec16(): words must be a tuple of 4 uint32, given {words}")
+    size = check_vector("store_vec16", array, index)
+    check_quad("store_vec16", words)
     write = store_bytes(16)
 
     def impl(array, index, words):
@@ -317,25 +317,35 @@ def _(array, index, words):
     return impl
 
 
-def _vector_at(primitive, array, index):
+def vector_at(primitive, array, index):
     """In the emulator: -> the index, and how many elements 16 bytes are, if they are aligned."""
-    check_emulated_integer(primitive + "()", index=index)
-    index = int(index)
-    if 16 % array.itemsize or array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{primitive}(): array must be 1-D, contiguous, of elements of 1, 2, 4, 8 or 16 bytes, "
-            f"given {array.ndim}-D of {array.dtype}"
+    check_emulated_integer(primitive, index=index)
+    check_emulated_array(primitive, "array", array, 1)
+    index, count = int(index), 16 // array.itemsize
+    if 16 % array.itemsize:
+        raise TypeError(
+            f"{primitive}(): array has elements of {array.itemsize} bytes; they must have 1, 2, 4, 8 or 16"
+        )
+    if not 0 <= index <= array.size - count:
+        raise IndexError(
+            f"{primitive}(): index is {index}; it must be 0 to {array.size - count}, since 16 bytes are "
+            f"{count} of the {array.size} elements"
         )
     if (address(array) + index * array.itemsize) % 16:
-        raise ValueError(f"{primitive}(): element {index} does not start at a multiple of 16 bytes")
-    count = 16 // array.itemsize
-    if not 0 <= index <= array.size - count:
-        raise IndexError(f"{primitive}(): elements {index} to {index + count - 1} of {array.size}")
+        check_aligned(primitive, f"array[{index}]", array[index:], 16)
     return index, count
 
 
-def _check_vector(primitive, array, index):
+def check_vector(primitive, array, index):
+    """On the GPU, at compile time. -> bytes of an element"""
     check_integer(primitive, index=index)
-    if isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C":
-        return itemsize(array.dtype)
-    raise TypingError(f"{primitive}(): array must be 1-D and contiguous, given {array}")
+    check_array(primitive, "array", array, 1)
+    return itemsize(array.dtype)
+
+
+def check_quad(primitive, words):
+    """On the GPU, at compile time."""
+    if not (
+        isinstance(words, types.UniTuple) and words.count == 4 and isinstance(words.dtype, types.Integer)
+    ):
+        raise TypingError(f"{primitive}(): words is {described(words)}; it must be a tuple of 4 uint32")

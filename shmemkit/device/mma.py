@@ -21,7 +21,7 @@ from shmemkit.emu.async_copies import copies_of
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread, group_thread
 
-from .checks import check_choice, check_integer, literal_choice
+from .checks import check_aligned, check_array, check_choice, check_integer, literal_choice
 from .ptx import TypingError, asm, element_address, float_zeros, gpu, shared_address, types
 
 __all__ = [
@@ -56,12 +56,20 @@ def cp_async(shared, offset, array, index, n_bytes, width):
     check_choice("cp_async", "width", width, WIDTHS)
     offset, index, n_bytes = int(offset), int(index), int(n_bytes)
     size = array.itemsize
-    if not 0 <= n_bytes <= width or not 0 <= offset <= shared.nbytes - width or offset % width:
-        raise ValueError(f"cp_async: {n_bytes} of {width} bytes to byte {offset} of {shared.nbytes}")
+    if not 0 <= n_bytes <= width:
+        raise ValueError(f"cp_async(): n_bytes is {n_bytes}; it must be 0 to {width}, the width")
+    if not 0 <= offset <= shared.nbytes - width or offset % width:
+        raise ValueError(
+            f"cp_async(): offset is {offset}; it must be a multiple of {width}, the width, 0 to "
+            f"{shared.nbytes - width} in shared memory of {shared.nbytes} bytes"
+        )
     if n_bytes and not 0 <= index * size <= array.nbytes - n_bytes:
-        raise IndexError(f"cp_async: {n_bytes} bytes from element {index} of {array.size} on")
-    if n_bytes and (np.asarray(array).__array_interface__["data"][0] + index * size) % width:
-        raise ValueError(f"cp_async: element {index} is at no multiple of {width} bytes")
+        raise IndexError(
+            f"cp_async(): index is {index} and n_bytes {n_bytes}; the bytes must lie in array, which has "
+            f"{array.size} elements of {size} bytes"
+        )
+    if n_bytes:
+        check_aligned("cp_async", f"array[{index}]", np.asarray(array)[index:], width)
 
     def arrive():
         room = thread.bytes_of("write", shared, offset, offset + width)
@@ -113,7 +121,10 @@ def _loaded(thread, primitive, shared, offset, turned):
     """In the emulator."""
     offset = int(offset)
     if not 0 <= offset <= shared.nbytes - 16 or offset % 16:
-        raise ValueError(f"{primitive}: the 16 bytes at {offset} of {shared.nbytes} are no row")
+        raise ValueError(
+            f"{primitive}(): offset is {offset}; it must be a multiple of 16, 0 to {shared.nbytes - 16} in "
+            f"shared memory of {shared.nbytes} bytes"
+        )
     row = thread.bytes_of("read", shared, offset, offset + 16).view(np.uint16)
 
     def distribute(rows):
@@ -126,7 +137,7 @@ def _loaded(thread, primitive, shared, offset, turned):
 def _together(thread, what, value, function):
     """All lanes of a warp meet; no memory is ordered."""
     if thread.warp_size() < 32:
-        raise ValueError(f"{what}: the warp has {thread.warp_size()} threads; 32 are needed")
+        raise ValueError(f"{what}(): the warp has {thread.warp_size()} threads; it must have 32")
     return thread.block.meeting(thread, "warp", what=what).join(thread, value, function)
 
 
@@ -151,8 +162,7 @@ class WarpMma(NamedTuple):
 @functools.cache
 def warp_mma(m, n, dtype):
     """-> the WarpMma of 16 * m by 8 * n results, of "bfloat16" or "float16" operands"""
-    if dtype not in MMA_DTYPES:
-        raise ValueError(f"warp_mma: dtype={dtype!r}: {' or '.join(map(repr, MMA_DTYPES))} is allowed")
+    check_choice("warp_mma", "dtype", dtype, MMA_DTYPES)
     functions = _emulated(m, n, dtype)
     _register(*functions, m, n, dtype)
     return functions
@@ -183,8 +193,8 @@ def _emulated(m, n, dtype):
         thread = group_thread("warp", "mma")
         if (len(acc), len(a), len(b)) != (4 * m * n, 4 * m, 2 * n):
             raise ValueError(
-                f"mma: {4 * m * n}, {4 * m} and {2 * n} registers are needed, given {len(acc)}, {len(a)} and "
-                f"{len(b)}"
+                f"mma(): acc, a and b have {len(acc)}, {len(a)} and {len(b)} elements; they must have "
+                f"{4 * m * n}, {4 * m} and {2 * n}"
             )
         return _together(thread, "mma", (acc, a, b), multiply)[thread.lane]
 
@@ -221,14 +231,15 @@ def _register(zero, mma, m, n, dtype):
     @gpu(mma)
     def _(acc, a, b):
         if (acc, a, b) != (accumulators, *operands):
-            needed = ", ".join(map(str, (accumulators, *operands)))
-            raise TypingError(f"mma(): {needed} are needed, given {acc}, {a}, {b}")
+            raise TypingError(
+                f"mma(): acc, a and b are of types {acc}, {a} and {b}; they must be {accumulators}, "
+                f"{operands[0]} and {operands[1]}"
+            )
         return lambda acc, a, b: multiply(acc, a, b)
 
 
 def _check_shared(primitive, shared):
-    if not isinstance(shared, types.Array) or shared.layout != "C":
-        raise TypingError(f"{primitive}(): a contiguous array in shared memory is needed, given {shared}")
+    check_array(primitive, "shared", shared)
 
 
 @functools.cache
@@ -245,8 +256,7 @@ def _copy(width):
 def _(shared, offset, array, index, n_bytes, width):
     _check_shared("cp_async", shared)
     check_integer("cp_async", offset=offset, index=index, n_bytes=n_bytes)
-    if not isinstance(array, types.Array) or (array.ndim, array.layout) != (1, "C"):
-        raise TypingError(f"cp_async(): array must be 1-D and contiguous, given {array}")
+    check_array("cp_async", "array", array, 1)
     copy = _copy(literal_choice("cp_async", "width", width, WIDTHS))
 
     def impl(shared, offset, array, index, n_bytes, width):

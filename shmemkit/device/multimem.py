@@ -20,17 +20,22 @@ import functools
 import numpy as np
 
 from shmemkit.emu import multicast
-from shmemkit.emu.arrays import address, device_view
+from shmemkit.emu.arrays import device_view
 from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import (
     NUMBERS,
+    check_aligned,
+    check_array,
     check_choice,
+    check_emulated_array,
     check_emulated_words,
     check_integer,
     check_words,
+    either,
     literal_choice,
 )
+from .memory import check_quad, check_vector, vector_at
 from .ptx import (
     TypingError,
     asm,
@@ -227,11 +232,8 @@ def multimem_store_vec16(array, index, words, semantic="weak"):
 
 @gpu(multimem_store_vec16)
 def _(array, index, words, semantic="weak"):
-    size = _check_vector("multimem_store_vec16", array, index)
-    if not (
-        isinstance(words, types.UniTuple) and words.count == 4 and isinstance(words.dtype, types.Integer)
-    ):
-        raise TypingError(f"multimem_store_vec16(): words must be a tuple of 4 uint32, given {words}")
+    size = check_vector("multimem_store_vec16", array, index)
+    check_quad("multimem_store_vec16", words)
     store = _store_vector(literal_choice("multimem_store_vec16", "semantic", semantic, STORES))
 
     def impl(array, index, words, semantic="weak"):
@@ -277,7 +279,7 @@ def multimem_reduce_vec16(array, index, op="add"):
 
 @gpu(multimem_reduce_vec16)
 def _(array, index, op="add"):
-    size = _check_vector("multimem_reduce_vec16", array, index)
+    size = check_vector("multimem_reduce_vec16", array, index)
     op = literal_choice("multimem_reduce_vec16", "op", op, OPS)
     if array.dtype not in (*_reducible(op), *_HALVES.values()):
         raise TypingError(_not_reducible(array.dtype, op))
@@ -295,8 +297,8 @@ def vec16_dtypes(op):
 
 
 def _not_reducible(dtype, op):
-    allowed = ", ".join(vec16_dtypes(op))
-    return f"multimem_reduce_vec16(): array must be of {allowed} for {op!r}, given {dtype}"
+    allowed = either(vec16_dtypes(op))
+    return f"multimem_reduce_vec16(): array is of {dtype}; for op {op!r} it must be of {allowed}"
 
 
 @functools.cache
@@ -344,13 +346,14 @@ def _copy_share(name, thread, dst, src, number, threads):
     arrays = multicast.replicas(thread, dst, name)
     n = src.nbytes
     padded = (n + 3) & -4
-    if not (dst.local.flags.c_contiguous and src.flags.c_contiguous) or address(dst.local) % 16:
-        raise ValueError(
-            f"{name}(): dst and src must be contiguous, and dst begin at a multiple of 16 bytes, given "
-            f"strides {dst.strides} and {src.strides}, and dst at {address(dst.local):#x}"
-        )
+    check_emulated_array(name, "dst", dst.local)
+    check_emulated_array(name, "src", src)
+    check_aligned(name, "dst", dst.local, 16)
     if dst.nbytes < padded:
-        raise IndexError(f"{name}(): {n} bytes of src need {padded} of dst, given {dst.nbytes}")
+        raise IndexError(
+            f"{name}(): dst has {dst.nbytes} bytes; it must have {padded} or more for the {n} of src, "
+            "rounded up to a multiple of 4"
+        )
     units = (n + 15) // 16
     first, last = 16 * (units * number // threads), min(padded, 16 * (units * (number + 1) // threads))
     if first < last:
@@ -365,8 +368,7 @@ def _implement(primitive, thread, threads):
     def _(dst, src):
         name = primitive.__name__
         for what, array in (("dst", dst), ("src", src)):
-            if not (isinstance(array, types.Array) and array.layout == "C"):
-                raise TypingError(f"{name}(): {what} must be a contiguous array (layout C), given {array}")
+            check_array(name, what, array)
         size = itemsize(src.dtype)
         copy = _copying(min(size & -size, 8))
 
@@ -496,31 +498,15 @@ def _replicas_of_words(primitive, thread, array, index, allowed=NUMBERS):
     arrays = multicast.replicas(thread, array, primitive)
     check_emulated_words(primitive, "array", array.local, allowed)
     if not 0 <= index < array.size:
-        raise IndexError(f"{primitive}(): index {index} is out of bounds for size {array.size}")
+        raise IndexError(f"{primitive}(): index is {index}; it must be 0 to {array.size - 1}")
     return arrays
 
 
 def _replicas_of_vector(primitive, thread, array, index):
     """In the emulator: `array` on each PE of the node; 16 bytes, aligned, begin at its element `index`."""
     arrays = multicast.replicas(thread, array, primitive)
-    if 16 % array.itemsize or array.ndim != 1 or not array.local.flags.c_contiguous:
-        raise ValueError(
-            f"{primitive}(): array must be 1-D, contiguous, of elements of 1, 2, 4, 8 or 16 bytes, "
-            f"given {array.ndim}-D of {array.dtype}"
-        )
-    if (address(array.local) + index * array.itemsize) % 16:
-        raise ValueError(f"{primitive}(): element {index} does not start at a multiple of 16 bytes")
-    if not 0 <= index <= array.size - 16 // array.itemsize:
-        raise IndexError(f"{primitive}(): 16 bytes from element {index} of {array.size}")
+    vector_at(primitive, array.local, index)
     return arrays
-
-
-def _check_vector(primitive, array, index):
-    """On the GPU, at compile time. -> bytes of an element"""
-    check_integer(primitive, index=index)
-    if isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C":
-        return itemsize(array.dtype)
-    raise TypingError(f"{primitive}(): array must be 1-D and contiguous, given {array}")
 
 
 @gpu_function

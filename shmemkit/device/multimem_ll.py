@@ -74,8 +74,8 @@ def multimem_ll_recv_pack_warp(there, lines, n_words, flag):
 
 def _pack(name, thread, lines, src, flag, number, threads):
     arrays = multicast.replicas(thread, lines, name)
-    check_emulated(lines.local, src, flag)
-    checks = [unlike(flag)] * len(arrays)
+    check_emulated(name, lines.local, flag, "src", src)
+    checks = [unlike(name, flag)] * len(arrays)
     n = src.nbytes
     for unit in share((n + 7) // 8, number, threads):
         part = thread.bytes_of("read", src, 8 * unit, min(n, 8 * unit + 8)).tobytes()
@@ -85,9 +85,9 @@ def _pack(name, thread, lines, src, flag, number, threads):
 
 
 def _forward(name, thread, there, lines, n_words, flag, number, threads):
-    check_emulated_integer(f"{name}()", n_words=n_words, flag=flag)
+    check_emulated_integer(name, n_words=n_words, flag=flag)
     arrays = multicast.replicas(thread, there, name)
-    checks = [unlike(flag, array, lines) for array in arrays]
+    checks = [unlike(name, flag, array, lines) for array in arrays]
     for unit in share(n_words // 2, number, threads):
         for i in (2 * unit, 2 * unit + 1):
             _store_all(thread, arrays, i, awaited(thread, lines, i, flag), flag, checks)

@@ -10,6 +10,7 @@ nothing.
 
 from shmemkit.emu.thread import current_thread
 
+from .checks import described
 from .ptx import TypingError, any_bits, asm, gpu, types
 
 __all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
@@ -62,7 +63,9 @@ _launch_dependents = asm("griddepcontrol.launch_dependents;", since=(9, 0))
 def _(*needed):
     for given in needed:
         if not isinstance(given, (types.Array, types.Integer)):
-            raise TypingError(f"griddepcontrol_wait(): arrays and integers are allowed, given {given}")
+            raise TypingError(
+                f"griddepcontrol_wait(): an argument is {described(given)}; it must be an array or an integer"
+            )
 
     def plain(*needed):
         _wait()

@@ -34,8 +34,8 @@ def publish(rank, n_ranks, offsets):
     """
     if len(offsets) != n_ranks or not 0 <= rank < n_ranks <= MAX_RANKS:
         raise ValueError(
-            f"publish({rank}, {n_ranks}, {len(offsets)} offsets): one offset per rank and "
-            f"0 <= rank < n_ranks <= {MAX_RANKS}"
+            f"publish(): rank is {rank}, n_ranks {n_ranks}, and there are {len(offsets)} offsets; there must "
+            f"be one offset for each rank, and 0 <= rank < n_ranks <= {MAX_RANKS}"
         )
     words = [rank, n_ranks] + [0] * (_HEADER - 2) + [offset % (1 << 64) for offset in offsets]
     _tables.publish(struct.pack(f"<{len(words)}Q", *words))
@@ -83,7 +83,7 @@ class _Tables:
 def _checked(result):
     error, *values = result
     if int(error) != 0:
-        raise RuntimeError(f"writing the table of peers to the GPU failed: {error!r}")
+        raise RuntimeError(f"the table of peers could not be written to the GPU: {error!r}")
     return values
 
 

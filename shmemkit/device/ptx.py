@@ -156,7 +156,10 @@ def gpu_parts(primitive, size, function, mapped):
 
     def definition(typing_context, values, arguments):
         if not isinstance(values, types.UniTuple) or values.count % size:
-            raise TypingError(f"{primitive.__name__}(): a tuple of {size}, or n times as many, of one type")
+            raise TypingError(
+                f"{primitive.__name__}(): the values are of type {values}; they must be a tuple of one type, "
+                f"with a multiple of {size} elements"
+            )
         part = types.UniTuple(values.dtype, size)
         signature = (part if mapped else types.void)(part, types.int64, arguments)
 

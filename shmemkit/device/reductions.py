@@ -21,6 +21,7 @@ import numpy as np
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 
+from .checks import either
 from .ptx import asm, bitcast, extend_half, gpu, gpu_function, round_to_half, types
 
 __all__ = ["OPS", "Reduction", "reduction"]
@@ -46,11 +47,13 @@ def reduction(op, dtype):
     dtype  a name, as "float16": bfloat16, floats and integers of 8 to 64 bits
     """
     if op not in OPS:
-        raise ValueError(f"op={op!r}: {', '.join(map(repr, OPS))} are allowed")
+        raise ValueError(f"op is {op!r}; it must be {either(map(repr, OPS))}")
     if dtype not in DTYPES:
-        raise ValueError(f"{dtype} cannot be reduced: {', '.join(DTYPES)} are allowed; view or cast it")
+        raise ValueError(f"dtype is {dtype}; it must be {either(DTYPES)}. View or cast the array")
     if op == "avg" and "float" not in dtype:
-        raise ValueError(f"op='avg' of {dtype}: floating-point dtypes are allowed; take 'sum' and divide")
+        raise ValueError(
+            f"op is 'avg' and dtype {dtype}; it must be a floating-point dtype. Use 'sum' and divide"
+        )
     combined = _emulated(op, dtype)
     for primitive, implementation in zip(combined, _of_words(op, dtype), strict=True):
         _register(primitive, implementation)

@@ -1,13 +1,15 @@
 """OpenSHMEM's one-sided transfers, through NVSHMEM: any PE, over NVLink or the network.
 
-A *put* has read its source when it returns; it has arrived at the target after `quiet`, or, for the target,
-once a signal that follows it has been seen. A *non-blocking* (`_nbi`) put or get has not even read its
-source (a get: written its destination) before the caller's `quiet`. Puts to one PE stay in order across a
-`fence`, and not otherwise.
+A *put* has read its source when it returns. Its data has arrived after the caller's `quiet`; or, as the
+target sees it, once the target has read a signal that follows the put. A *non-blocking* (`_nbi`) put may
+read its source, and a non-blocking get may write its destination, at any time until the caller's `quiet`. A
+`fence` keeps puts to one PE in order; nothing else does.
 
-The plain form is called by one thread; `_warp` and `_block` by all threads of a warp or block with the same
-arguments, who share the work. Such a call begins and ends with a barrier of the warp or block, so that what
-its threads stored before is sent, and its own local part is done for all of them when it returns.
+One thread calls the plain form. All threads of a warp or block call `_warp` and `_block`, with the same
+arguments, and share the work. Such a call begins and ends with a barrier of the warp or block. So it sends
+what its threads stored before, and its local part is complete for all of them when it returns.
+
+Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
 
 from shmemkit.emu.arrays import uninitialised
@@ -15,6 +17,7 @@ from shmemkit.emu.thread import current_thread, group_thread
 
 from .checks import (
     SIGNALS,
+    check_array,
     check_contiguous,
     check_emulated_integer,
     check_emulated_words,
@@ -107,8 +110,8 @@ def _together(thread, group, transfer):
 def _checked(name, signal_var, signal_val, signal_op, pe):
     """In the emulator: "set" or "add", if the signal can be one."""
     check_emulated_words(name, "signal_var", signal_var, SIGNALS)
-    check_emulated_integer(f"{name}()", signal_val=signal_val, signal_op=signal_op, pe=pe)
-    return signal_op_name(signal_op)
+    check_emulated_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
+    return signal_op_name(name, signal_op)
 
 
 # ---- one element
@@ -120,7 +123,8 @@ def p(dst, src, pe):
     dst   symmetric array of elements of 1, 2, 4 or 8 bytes
     src   a number, converted to dst's dtype
 
-    One thread. Delivered after `quiet`, in one piece, so that it may be a flag that the target waits for.
+    One thread. It has arrived after `quiet`. It arrives in one piece, so it may be a flag that the target
+    waits for.
     """
     thread = current_thread("p")
     value = uninitialised(1, dst.dtype)
@@ -130,7 +134,7 @@ def p(dst, src, pe):
 
 @gpu(p)
 def _(dst, src, pe):
-    _check_element("p", dst)
+    _check_element("p", "dst", dst)
     check_integer("p", pe=pe)
     call = nvshmem("p")
 
@@ -141,9 +145,9 @@ def _(dst, src, pe):
 
 
 def g(src, pe):
-    """``src[0]`` of PE `pe`; returns when it is here. One thread; elements of 1, 2, 4 or 8 bytes.
+    """Load ``src[0]`` of PE `pe`. One thread; elements of 1, 2, 4 or 8 bytes. -> the value, once it is here
 
-    An earlier `p` of this thread to it may still be under way: `quiet` between them.
+    An earlier `p` of this thread to that element may still be in flight: call `quiet` between them.
     """
     thread = current_thread("g")
     value = uninitialised(1, src.dtype)
@@ -153,7 +157,7 @@ def g(src, pe):
 
 @gpu(g)
 def _(src, pe):
-    _check_element("g", src)
+    _check_element("g", "src", src)
     check_integer("g", pe=pe)
     call = nvshmem("g")
 
@@ -163,10 +167,13 @@ def _(src, pe):
     return impl
 
 
-def _check_element(primitive, array):
-    check_contiguous(primitive, array=array)
+def _check_element(primitive, name, array):
+    check_array(primitive, name, array)
     if itemsize(array.dtype) not in (1, 2, 4, 8):
-        raise TypingError(f"{primitive}(): elements must have 1, 2, 4 or 8 bytes, given {array}")
+        raise TypingError(
+            f"{primitive}(): {name} has elements of {itemsize(array.dtype)} bytes; they must have 1, 2, 4 "
+            "or 8"
+        )
 
 
 # ---- put
@@ -179,7 +186,7 @@ def put(dst, src, pe):
     dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
                copied
 
-    One thread. `src` may be overwritten when it returns; delivered after `quiet`.
+    One thread. `src` may be overwritten when it returns. The data has arrived after `quiet`.
     """
     current_thread("put").put(dst, src, pe)
 
@@ -229,7 +236,7 @@ def put_nbi_block(dst, src, pe):
 
 @_transfer
 def get(dst, src, pe):
-    """Copy the symmetric `src` of PE `pe` to the local `dst`; returns when it is here.
+    """Copy the symmetric `src` of PE `pe` to the local `dst`, and return when the data is here.
 
     dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
                copied
@@ -255,7 +262,7 @@ def get_block(dst, src, pe):
 
 @_transfer
 def get_nbi(dst, src, pe):
-    """`get` that returns at once: `dst` is here after `quiet`. One thread."""
+    """`get` that returns at once: `dst` has the data after `quiet`. One thread."""
     current_thread("get_nbi").get(dst, src, pe, nbi=True)
 
 
@@ -284,16 +291,17 @@ def get_nbi_block(dst, src, pe):
 
 @_transfer_and_signal
 def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
-    """`put`, then set or add to a signal on the same PE: who sees the signal finds the data.
+    """`put`, then set ``signal_var[0]`` on the same PE, or add to it. When PE `pe` reads the new value with
+    `signal_wait_until`, the data has arrived.
 
-    dst, src     as `put`
-    signal_var   symmetric, 1-D, of uint64 (or int64); its first element on PE `pe` is meant
+    dst, src     as for `put`
+    signal_var   symmetric, 1-D, of uint64 (or int64)
     signal_val   an integer
     signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
     pe           the PE that gets both
 
-    One thread. `src` may be overwritten when it returns. The signal follows this put's data, not that of
-    other puts: several puts under way need a signal each, or a `fence` between them.
+    One thread. `src` may be overwritten when it returns. The signal follows the data of this put, not that of
+    other puts: give each of several puts in flight its own signal, or put a `fence` between them.
     """
     current_thread("put_signal").put(
         dst,
@@ -396,9 +404,9 @@ def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
 
 
 def fence():
-    """Order: this thread's puts and signals so far reach each PE before those after it. One thread.
+    """Order puts: this thread's puts and signals before it reach each PE before those after it. One thread.
 
-    Says nothing about when, and nothing about the order between different PEs.
+    It does not say when they arrive, and orders nothing between different PEs.
     """
     current_thread("fence").fence()
 
@@ -414,7 +422,8 @@ def _():
 
 
 def quiet():
-    """Complete: this thread's puts, signals and non-blocking gets so far have been delivered. One thread."""
+    """Complete transfers: when it returns, this thread's earlier puts, signals and non-blocking gets have
+    been delivered. One thread."""
     current_thread("quiet").quiet()
 
 

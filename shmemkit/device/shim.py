@@ -17,9 +17,9 @@ def nvshmem(name):
             return getattr(importlib.import_module(module), name)
         except ImportError as error:
             raise TypingError(
-                f"{name}() on a GPU needs nvshmem4py with its numba bindings "
-                f"(pip install 'shmemkit[cu13]', or [cu12]): {error}"
+                f"{name}(): nvshmem4py's Numba bindings, which it needs on a GPU, cannot be imported: "
+                f"{error}. Install them: pip install 'shmemkit[cu13]' (or [cu12])"
             ) from error
         except AttributeError:
             continue
-    raise TypingError(f"this nvshmem4py has no device function {name}(): update nvshmem4py")
+    raise TypingError(f"{name}(): the installed nvshmem4py has no such device function. Update nvshmem4py")

@@ -1,9 +1,11 @@
 """Signals: integers in symmetric memory that one rank sets and another waits for.
 
-`notify` and `wait` are a release and an acquire, over NVLink directly. What precedes a `notify` in the
-notifying thread - its own stores, and those of threads that it met at a barrier before - is seen by what
-follows, in the waiting thread, the `wait` that takes the notified value; and by threads that meet the
-waiting one at a barrier afterwards.
+`notify` is a release and `wait` an acquire, directly over NVLink. When a `wait` reads the notified value,
+the waiting thread sees everything that the notifying thread did before its `notify`. That includes the
+stores of threads that met the notifying thread at a barrier before. Threads that meet the waiting thread at
+a barrier afterwards see it, too.
+
+Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
 
 import operator
@@ -21,6 +23,7 @@ from .checks import (
     check_emulated_words,
     check_integer,
     check_words,
+    described,
     is_one,
     literal_choice,
 )
@@ -54,27 +57,29 @@ _zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
 
 
 def wait(signals, n, scope, semantic, value=1, compare="ge"):
-    """Wait until each of ``signals[0] .. signals[n - 1]`` compares to `value` as asked. -> a token
+    """Wait until each of ``signals[0] .. signals[n - 1]`` satisfies the comparison with `value`. -> a token
 
     signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
-    n         how many; ``signals[3:], 1`` waits for one, the literal 1 compiles to no loop over n
-    scope     "gpu" if the notifying threads run on this GPU, "sys" if on any of the host; a literal
-    semantic  "acquire": what the calling thread does afterwards sees what preceded each notify that it
-              waited for; "relaxed": no ordering; a literal
+    n         how many; ``signals[3:], 1`` waits for one. The literal 1 compiles without a loop over n
+    scope     "gpu" if the notifying threads run on this GPU, "sys" if they run on any GPU of the host; a
+              literal
+    semantic  "acquire": the calling thread's later accesses see what preceded each notify that it waited
+              for; "relaxed": no ordering; a literal
     value     an integer, converted to the signals' dtype; 1 if it is left out
     compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
-    ->        the value read of the last signal; for `consume_token`, or to go on by, as a tail index
+    ->        the value read of the last signal: for `consume_token`, or to use, such as a tail index
 
-    What is ordered is what preceded the value that was read, and nothing that preceded a later one. The
-    emulator, if it looks for races, takes the first value that satisfies the condition and that the thread
-    may still read, although the signal may hold a later one: a program has to be right with it.
+    The wait orders what preceded the value that it read, and nothing that preceded a later value. When the
+    emulator looks for races, it returns the first value that satisfies the condition and that the thread may
+    still read, although the signal may hold a later one. A program must be correct with it.
 
-    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired: in the PTX
-    memory model the notify's release comes before the acquire, the acquire before the barrier, and the
-    barrier before what any thread of the block does next; causality is transitive, whatever the scopes on
-    the way. Polls with loads over NVLink if the signals are a peer's: prefer signals of the waiting rank. A
-    signal that arrives over the network (put_signal, signal_op of a remote rank) is waited for with
-    `signal_wait_until`.
+    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired to the other
+    threads of the block. In the PTX memory model the notify's release precedes the acquire, the acquire
+    precedes the barrier, and the barrier precedes what any thread of the block does next. Causality is
+    transitive, whatever the scopes on the way.
+
+    Prefer signals of the waiting rank: for a peer's, the wait polls with loads over NVLink. For a signal that
+    arrives over the network (put_signal, or signal_op of a remote rank), use `signal_wait_until`.
     """
     thread = current_thread("wait")
     if (scope, semantic, compare) not in _WAITS:
@@ -94,7 +99,7 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
 def wait_warp(signals, n, scope, semantic, value=1, compare="ge"):
     """`wait` by a whole warp: its threads share the n signals, then meet as at ``cuda.syncwarp()``.
 
-    All threads of the warp call it with the same arguments; afterwards each of them has acquired all n
+    All threads of the warp call it with the same arguments. Afterwards each of them has acquired all n
     signals.
     """
     thread = group_thread("warp", "wait_warp", signals, n, scope, semantic, value, compare)
@@ -108,11 +113,11 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
 
 
 def wait_block(signals, n, scope, semantic, value=1, compare="ge"):
-    """`wait` by a whole block: its threads share the n signals (one: thread 0), then meet as at syncthreads.
+    """`wait` by a whole block: its threads share the n signals, then meet as at ``cuda.syncthreads()``.
 
-    All threads of the block call it with the same arguments; afterwards each of them has acquired all n
-    signals: see `wait` for why one thread's acquire and a barrier are enough. It returns the last value that
-    the calling thread itself has read, and `value` to threads that have read none.
+    All threads of the block call it with the same arguments. Thread 0 waits if there is only one signal.
+    Afterwards each thread has acquired all n signals: `wait` says why one thread's acquire and a barrier are
+    enough. It returns the last value that the calling thread itself read, or `value` if it read none.
     """
     thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
     first, step = thread.thread_id, thread.n_threads
@@ -195,15 +200,15 @@ def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
 
 
 def consume_token(value, token):
-    """`value` again, but not before `token`: makes visible that what is done with `value` needs the wait.
+    """Return `value`, which then depends on `token`: what uses the result needs the wait.
 
     value   an array or an integer
     token   what `wait` returned
 
-    The acquire in `wait` orders the calling thread's later accesses by itself; this states which of them are
-    meant, to the reader, and to the compilers as a data dependency: the pointer (or integer) that comes back
-    is computed from the token, by an instruction that stays in its place among all memory accesses. One
-    thread; costs an addition.
+    The acquire in `wait` already orders the calling thread's later accesses. `consume_token` states which of
+    them need it: for the reader, and for the compilers as a data dependency. The returned pointer (or
+    integer) is computed from the token, by an instruction that stays in its place among all memory accesses.
+    One thread; it costs an addition.
     """
     current_thread("consume_token")
     return value
@@ -213,7 +218,7 @@ def consume_token(value, token):
 def _(value, token):
     check_integer("consume_token", token=token)
     if not isinstance(value, (types.Array, types.Integer)):
-        raise TypingError(f"consume_token(): value must be an array or an integer, given {value}")
+        raise TypingError(f"consume_token(): value is {described(value)}; it must be an array or an integer")
 
     def impl(value, token):
         return _zero_from(token)
@@ -225,29 +230,34 @@ def _(value, token):
 
 
 def notify(signal, rank, value, sig_op="set", scope="sys"):
-    """Set `signal` on `rank` to `value`, or add `value` to it, directly over NVLink, as a release.
+    """Set ``signal[0]`` on `rank` to `value`, or add `value` to it, directly over NVLink, as a release.
 
-    signal    symmetric, 1-D, of uint64, int64, uint32 or int32; ``signal[0]`` is meant:
-              ``notify(signals[3:], ...)``
-    rank      0 .. num_ranks() - 1, me included, not checked on the GPU; its memory must be mapped here (as
-              `symm_at`)
-    value     converted to the signal's dtype
-    sig_op    "set", or "add" (atomic), a literal
-    scope     "sys"; or "gpu" if the waiting threads are on this GPU (`rank` is me); a literal
+    signal    symmetric, 1-D, of uint64, int64, uint32 or int32: ``notify(signals[3:], ...)`` notifies
+              signals[3]
+    rank      0 .. num_ranks() - 1, this rank included; not checked on the GPU. Its memory must be mapped
+              here (as for `symm_at`)
+    value     an integer, converted to the signal's dtype
+    sig_op    "set", or "add" (atomic); a literal
+    scope     "sys"; or "gpu" if the waiting threads run on this GPU (`rank` is this rank); a literal
 
-    One thread. Who waits for the value with acquire sees what this thread did and saw before. To publish a
-    whole block's stores: ``cuda.syncthreads()``, then one thread notifies. Says nothing about puts still
-    under way: a put is followed by its signal with `put_signal`, or by `fence` and `signal_op`.
+    One thread. A thread that acquires the value sees everything that this thread did and saw before. To
+    publish the stores of a whole block, call ``cuda.syncthreads()``, then let one thread notify. It does not
+    wait for puts that are still in flight: send their signal with `put_signal`, or with `fence` and
+    `signal_op`.
 
-    One thread's sets of a signal are in order. If another thread sets or adds to it, too, something has to
-    order the two, or one of them may be lost, with what it stands for: let all add, or give each a signal.
+    Sets of a signal by one thread stay in order. If several threads set it or add to it, and nothing orders
+    them, an update may be lost, and what it announced with it. Let all threads add, or give each its own
+    signal.
     """
     thread = current_thread("notify")
     check_choice("notify", "sig_op", sig_op, _SIG_OPS)
     check_choice("notify", "scope", scope, SCOPES)
     check_emulated_words("notify", "signal", signal)
     if scope == "gpu" and rank != thread.pe:
-        raise ValueError(f"notify(): scope 'gpu' does not reach rank {rank} from rank {thread.pe}: use 'sys'")
+        raise ValueError(
+            f"notify(): scope is 'gpu' and rank is {rank}, but this is rank {thread.pe}; scope must be "
+            "'sys' for other ranks"
+        )
     theirs = thread.peer(signal, rank)
     if sig_op == "set":
         thread.store(theirs, 0, value, scope)
@@ -276,7 +286,7 @@ def _(signal, rank, value, sig_op="set", scope="sys"):
 
 
 def notify_at(array, index, offsets, rank, value, sig_op="set"):
-    """`notify` for ``array[index]``, by a table that the kernel is given; of scope "sys".
+    """`notify` for ``array[index]``, of scope "sys", with a table that the kernel gets as an argument.
 
     array    symmetric, 1-D, of uint64, int64, uint32 or int32
     index    0 <= index < array.size, not checked on the GPU
@@ -320,21 +330,21 @@ def _(array, index, offsets, rank, value, sig_op="set"):
 
 
 def signal_op(signal_var, signal_val, signal_op, pe):
-    """Set or add to a signal on PE `pe`, over NVLink or the network.
+    """Set ``signal_var[0]`` on PE `pe`, or add to it, over NVLink or the network.
 
-    signal_var   symmetric, 1-D, of uint64 (or int64); its first element is meant
+    signal_var   symmetric, 1-D, of uint64 (or int64)
     signal_val   an integer
     signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
     pe           0 .. n_pes() - 1
 
-    One thread. Not ordered after earlier puts and signals of this thread: `fence` (same PE) or `quiet` (all
-    PEs) before it. So a later set may be overtaken by an earlier one, unless a fence or an answer of PE `pe`
-    is between them. Sets and adds of one signal that nothing orders may be lost.
+    One thread. It is not ordered after this thread's earlier puts and signals: call `fence` (for the same
+    PE) or `quiet` (for all PEs) before it. Two sets by one thread may arrive in either order, unless a fence
+    or an answer of PE `pe` is between them. Sets and adds of one signal that nothing orders may be lost.
     """
     thread = current_thread("signal_op")
     check_emulated_words("signal_op", "signal_var", signal_var, SIGNALS)
-    check_emulated_integer("signal_op()", signal_val=signal_val, signal_op=signal_op, pe=pe)
-    thread.signal(signal_var, signal_val, signal_op_name(signal_op), pe)
+    check_emulated_integer("signal_op", signal_val=signal_val, signal_op=signal_op, pe=pe)
+    thread.signal(signal_var, signal_val, signal_op_name("signal_op", signal_op), pe)
 
 
 @gpu(signal_op)
@@ -356,19 +366,19 @@ def _(signal_var, signal_val, signal_op, pe):
 
 
 def signal_wait_until(signal, compare, value):
-    """Wait until this PE's `signal` compares to `value` as asked. -> the value seen
+    """Wait until this PE's ``signal[0]``, as uint64, satisfies the comparison with `value`. -> the value read
 
-    signal    symmetric, 1-D, of uint64 (or int64), this PE's; its first element is meant, as uint64
+    signal    symmetric, 1-D, of uint64 (or int64), this PE's
     compare   ComparisonType.CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT or CMP_LE
     value     an integer
 
-    One thread. Afterwards the data of the put_signal that set this value, or of the puts fenced before that
-    signal_op, is here, over NVLink and over the network. As in `wait`, later values say nothing: a slot that
-    the sender fills again needs an answer that it was read.
+    One thread. Afterwards the data of the put_signal that set this value has arrived, or that of the puts
+    before the `fence` before that signal_op; over NVLink and over the network. As in `wait`, nothing follows
+    for later values: before the sender fills a slot again, it needs an answer that the slot was read.
     """
     thread = current_thread("signal_wait_until")
     check_emulated_words("signal_wait_until", "signal", signal, SIGNALS)
-    check_emulated_integer("signal_wait_until()", compare=compare, value=value)
+    check_emulated_integer("signal_wait_until", compare=compare, value=value)
     return thread.wait(signal, 0, comparison_name(compare), value)
 
 

@@ -2,8 +2,8 @@
 
 from shmemkit.emu.thread import current_thread
 
-from .checks import check_emulated_integer, check_integer
-from .ptx import TypingError, gpu_part, types
+from .checks import check_array, check_emulated_array, check_emulated_integer, check_integer
+from .ptx import gpu_part
 
 __all__ = ["span"]
 
@@ -18,16 +18,17 @@ def span(array, first, size):
     Any thread may call it. It touches no memory, and orders nothing.
     """
     current_thread("span")
-    check_emulated_integer("span()", first=first, size=size)
-    if array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(f"span: a 1-D contiguous array is needed, given {array.shape}, {array.strides}")
+    check_emulated_integer("span", first=first, size=size)
+    check_emulated_array("span", "array", array, 1)
     if first < 0 or size < 0 or first + size > array.size:
-        raise IndexError(f"span: elements {first} to {first + size} of an array of {array.size}")
+        raise IndexError(
+            f"span(): first is {first}, size {size}; both must be 0 or more, and first + size at most "
+            f"{array.size}, the size of the array"
+        )
     return array[int(first) : int(first) + int(size)]
 
 
 @gpu_part(span)
 def _(array, first, size):
     check_integer("span", first=first, size=size)
-    if not isinstance(array, types.Array) or (array.ndim, array.layout) != (1, "C"):
-        raise TypingError(f"span(): a 1-D contiguous array is needed, given {array}")
+    check_array("span", "array", array, 1)

@@ -23,7 +23,7 @@ from shmemkit.emu import tensor_maps as emulated
 from shmemkit.emu.proxies import fence, reads_shared
 from shmemkit.emu.thread import current_thread
 
-from .checks import check_contiguous, check_integer, check_words
+from .checks import check_contiguous, check_integer, check_words, not_literal
 from .ptx import TypingError, asm, data_address, gpu, itemsize, shared_address, types
 
 __all__ = [
@@ -295,10 +295,7 @@ def _waiting(primitive, n, kind):
 def literal_integer(primitive, name, given):
     """At compile time: the integer that `given`, a numba type, stands for."""
     if not isinstance(given, types.IntegerLiteral):
-        raise TypingError(
-            f"{primitive}(): {name} must be written out in the call: it decides which instruction "
-            f"is compiled; given {given}"
-        )
+        raise TypingError(not_literal(primitive, name, given, "such as 1"))
     return given.literal_value
 
 
@@ -379,7 +376,7 @@ def tensor_map(array, box):
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if error:
-        raise RuntimeError(f"tensor_map: cuTensorMapEncodeTiled: {error}")
+        raise RuntimeError(f"tensor_map(): cuTensorMapEncodeTiled failed: {error}")
     import cupy
 
     return cupy.asarray(np.array([int(word) for word in encoded.opaque], np.uint64))
@@ -387,23 +384,28 @@ def tensor_map(array, box):
 
 def _checked(array, box):
     """-> rows, columns, bytes from row to row, bytes per element, address"""
-    given = f"{array.dtype} {array.shape} with strides {array.strides}"
+    given = f"of {array.dtype}, shape {array.shape} and strides {array.strides}"
     if array.ndim != 2 or str(array.dtype) not in ("bfloat16", "float16", "float32"):
-        raise ValueError(f"tensor_map: a 2-D array of bfloat16, float16 or float32 is allowed, given {given}")
+        raise ValueError(
+            f"tensor_map(): array is {given}; it must be a 2-D array of bfloat16, float16 or float32"
+        )
     rows, columns = array.shape
     itemsize = array.dtype.itemsize
     pitch = array.strides[0] if rows > 1 else -(-columns * itemsize // 16) * 16
     if 0 in array.shape or (columns > 1 and array.strides[1] != itemsize):
-        raise ValueError(f"tensor_map: rows of consecutive elements, at least one, are needed, given {given}")
+        raise ValueError(
+            f"tensor_map(): array is {given}; it must not be empty, and the elements of a row must be "
+            "consecutive"
+        )
     address = emulated.address(array) if isinstance(array, np.ndarray) else array.data.ptr
     if pitch % 16 or pitch < 0 or address % 16:
         raise ValueError(
-            f"tensor_map: each row must begin at a multiple of 16 bytes; given {given}, at "
-            f"address {address:#x}: pad the rows, or copy the array"
+            f"tensor_map(): array is {given}, at address {address:#x}; each row must begin at a multiple of "
+            "16 bytes. Pad the rows, or copy the array"
         )
     if box[1] * itemsize not in SWIZZLED_ROWS or not 1 <= box[0] <= 256:
         raise ValueError(
-            f"tensor_map: boxes of up to 256 rows of 128, 64 or 32 bytes are allowed, given {box} of "
-            f"{array.dtype}"
+            f"tensor_map(): box is {box} and array of {array.dtype}; a box must have 1 to 256 rows, of 128, "
+            "64 or 32 bytes"
         )
     return rows, columns, pitch, itemsize, address

@@ -21,6 +21,7 @@ from shmemkit.emu import tensor_cores as emulated
 from shmemkit.emu.proxies import reads_shared
 from shmemkit.emu.thread import current_thread, group_thread
 
+from .checks import check_choice, described
 from .ptx import TypingError, asm, float_zeros, gpu, gpu_function, shared_address, types
 from .tma import literal_integer
 
@@ -68,12 +69,10 @@ def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
     `fence_proxy_async`.
     """
     if n % 8 or not 8 <= n <= 256:
-        raise ValueError(f"warpgroup_mma: n={n}: multiples of 8 from 8 to 256 are allowed")
-    if dtype not in DTYPES:
-        raise ValueError(f"warpgroup_mma: dtype={dtype!r}: {' and '.join(map(repr, DTYPES))} are allowed")
-    for major in (a_major, b_major):
-        if major not in MAJORS:
-            raise ValueError(f"warpgroup_mma: major={major!r}: {' and '.join(map(repr, MAJORS))} are allowed")
+        raise ValueError(f"warpgroup_mma(): n is {n}; it must be a multiple of 8, 8 to 256")
+    check_choice("warpgroup_mma", "dtype", dtype, tuple(DTYPES))
+    check_choice("warpgroup_mma", "a_major", a_major, tuple(MAJORS))
+    check_choice("warpgroup_mma", "b_major", b_major, tuple(MAJORS))
 
     def zeros():
         current_thread("wgmma zeros")
@@ -178,7 +177,8 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
     def _(acc, a, b, add):
         if acc != accumulators:
             raise TypingError(
-                f"wgmma multiply(): the accumulators of this WarpgroupMma, {accumulators}, given {acc}"
+                f"multiply(): acc is {described(acc)}; it must be {accumulators}, which zeros() of this "
+                "WarpgroupMma returns"
             )
 
         def impl(acc, a, b, add):

@@ -9,10 +9,12 @@ import numpy as np
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 
-from .checks import check_integer
-from .ptx import TypingError, gpu, load_bytes, store_bytes, types
+from .checks import check_array, check_emulated_array, check_integer
+from .ptx import gpu, load_bytes, store_bytes, types
 
 __all__ = ["load_word", "n_words", "store_word"]
+
+_DTYPES = (types.uint64, types.uint8)
 
 
 def n_words(array):
@@ -22,8 +24,9 @@ def n_words(array):
 
 def load_word(array, i):
     """Word `i`, as uint64; what the last one lacks is 0. An ordinary load, or up to 8 of them."""
-    thread, last = current_thread("load_word"), min(array.nbytes, 8 * int(i) + 8)
+    thread = current_thread("load_word")
     _check_emulated("load_word", array, i)
+    last = min(array.nbytes, 8 * int(i) + 8)
     part = np.zeros(8, np.uint8)
     part[: last - 8 * int(i)] = thread.bytes_of("read", array, 8 * int(i), last)
     return from_scalar(part.view(np.uint64)[0])
@@ -31,34 +34,24 @@ def load_word(array, i):
 
 def store_word(array, i, word):
     """Make `word` word `i`; what the last one lacks is dropped. An ordinary store, or up to 8 of them."""
-    thread, last = current_thread("store_word"), min(array.nbytes, 8 * int(i) + 8)
+    thread = current_thread("store_word")
     _check_emulated("store_word", array, i)
+    last = min(array.nbytes, 8 * int(i) + 8)
     part = np.array([int(word)], np.uint64).view(np.uint8)
     thread.bytes_of("write", array, 8 * int(i), last)[:] = part[: last - 8 * int(i)]
 
 
 def _check_emulated(primitive, array, i):
-    if array.dtype not in (np.uint64, np.uint8) or array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{primitive}: 1-D contiguous arrays of uint64 or uint8 are allowed, given {array.dtype} "
-            f"{array.shape}"
-        )
+    check_emulated_array(primitive, "array", array, 1, _DTYPES)
     if not 0 <= i < (array.nbytes + 7) // 8:
-        raise IndexError(f"{primitive}: word {i} of {(array.nbytes + 7) // 8}")
+        raise IndexError(f"{primitive}(): i is {i}; array has words 0 to {(array.nbytes + 7) // 8 - 1}")
 
 
 # ---- on the GPU
 
 
 def _is_bytes(primitive, array):
-    if (
-        not isinstance(array, types.Array)
-        or (array.ndim, array.layout) != (1, "C")
-        or array.dtype not in (types.uint64, types.uint8)
-    ):
-        raise TypingError(
-            f"{primitive}(): 1-D contiguous arrays of uint64 or uint8 are allowed, given {array}"
-        )
+    check_array(primitive, "array", array, 1, _DTYPES)
     return array.dtype == types.uint8
 
 

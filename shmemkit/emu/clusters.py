@@ -17,18 +17,18 @@ def there(block, at, number):
     """Address `at` in the shared memory of `block` -> (block `number` of its cluster, the address there)."""
     blocks = blocks_of(block)
     if not 0 <= number < len(blocks):
-        raise EmulatorError(f"block {number} of a cluster of {len(blocks)}")
+        raise EmulatorError(f"the block is number {number}; the cluster has blocks 0 to {len(blocks) - 1}")
     for site, array in block.shared.items():
         offset = at - address(array)
         if 0 <= offset < array.nbytes:
             other = blocks[number]
             if site not in other.shared or other.alive == 0:
                 raise EmulatorError(
-                    f"block {number} of the cluster has not begun, or has ended: cluster_sync comes before "
-                    "its shared memory is used, and after that"
+                    f"block {number} of the cluster has not begun, or has ended. Call cluster_sync() before "
+                    "its shared memory is used, and again afterwards"
                 )
             return other, address(other.shared[site]) + offset
-    raise EmulatorError("an address that is not in shared memory")
+    raise EmulatorError("the address is not in shared memory")
 
 
 def sync(thread, frame):

@@ -73,8 +73,8 @@ class Collectives:
             return
         if through is None or not through.before(thread.clock):
             raise EmulatorError(
-                f"{call}: one thread of a PE at a time calls it, or one warp or block; {who(thread)} and "
-                f"{who(before)} do, and no barrier orders them\n  {kernel_line(sys._getframe())}"
+                f"{call}: {who(thread)} and {who(before)} call it, and no barrier orders them; only one "
+                f"thread, warp or block of a rank may call it at a time\n  {kernel_line(sys._getframe())}"
             )
 
     def _come(self, thread, pes, epoch, call):
@@ -85,15 +85,15 @@ class Collectives:
         for pe, (other, *_) in meeting.items():
             if other != call:
                 raise EmulatorError(
-                    f"the ranks are in different collective calls: rank {pe} in {other}, rank {me} in "
-                    f"{call}. All PEs of a team make the same calls, in the same order"
+                    f"ranks disagree: rank {pe} calls {other}, rank {me} calls {call}. All ranks of a team "
+                    "must make the same calls in the same order"
                 )
         return meeting
 
     def broadcast(self, thread, pes, dst, src, root=0):
         """dst of every PE = src of the team's member `root`."""
         if not 0 <= root < len(pes):
-            raise ValueError(f"broadcast: root={root}: the team has members 0 to {len(pes) - 1}")
+            raise ValueError(f"broadcast(): root is {root}; it must be 0 to {len(pes) - 1}, in the team")
         call = f"broadcast(root={root}) of {_described(src)}"
 
         def pull(peer):
@@ -139,7 +139,8 @@ class Collectives:
 
     def _reduce(self, name, thread, pes, dst, src, part, op):
         if op not in _REDUCE:
-            raise ValueError(f"{name}: op={op!r}: {', '.join(_REDUCE)} are allowed")
+            *others, last = map(repr, _REDUCE)
+            raise ValueError(f"{name}(): op is {op!r}; it must be {', '.join(others)} or {last}")
         call = f"{name}(op={op!r}) of {_described(src)}"
         self.meet(thread, pes, call)
         thread.touch("read", src)
@@ -173,7 +174,7 @@ def _ranks(pes):
 
 def _check_size(name, label, array, n):
     if array.size < n:
-        raise ValueError(f"{name}: {label} has {array.size} elements, {n} are needed")
+        raise ValueError(f"{name}(): {label} has {array.size} elements; it must have {n} or more")
 
 
 _REDUCE = {

@@ -106,7 +106,8 @@ class Machine:
         if team == TEAM_SAME_MYPE_NODE:
             return list(range(pe % self.local_size, self.n_pes, self.local_size))
         raise NotImplementedError(
-            f"team {team!r} is not emulated: TEAM_WORLD (0), SHARED (1), NODE (2) and SAME_MYPE_NODE (3) are"
+            f"team is {team!r}; on the emulator it must be TEAM_WORLD (0), TEAM_SHARED (1), TEAM_NODE (2) or "
+            "TEAM_SAME_MYPE_NODE (3)"
         )
 
     def synchronize(self, pe):

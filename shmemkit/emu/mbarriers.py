@@ -51,7 +51,7 @@ class Load:
 
 def init(thread, barriers, i, count):
     if count < 1:
-        raise ValueError(f"mbarrier_init: count={count}: at least one arrival is needed")
+        raise ValueError(f"mbarrier_init(): count is {count}; it must be 1 or more")
     thread.block.mbarriers[_key(barriers, i)] = Mbarrier(int(count), thread)
 
 
@@ -74,7 +74,7 @@ def arrive(thread, barriers, i, block=None, n_bytes=0):
     barrier.n_bytes += int(n_bytes)
     barrier.pending -= 1
     if barrier.pending < 0:
-        raise EmulatorError(f"mbarrier {i}: more than the {barrier.count} arrivals that its phase expects")
+        raise EmulatorError(f"mbarrier {i}: its phase expects {barrier.count} arrivals, and got more")
     _look(owner, key, barrier)
 
 
@@ -99,7 +99,7 @@ def _look(owner, key, barrier):
 
 def wait(thread, barriers, i, parity):
     if parity not in (0, 1):
-        raise ValueError(f"mbarrier_wait: parity={parity}: 0 or 1 is allowed")
+        raise ValueError(f"mbarrier_wait(): parity is {parity}; it must be 0 or 1")
     key = _key(barriers, i)
     barrier = found(thread, thread.block, key, i)
     thread.wait_until(
@@ -117,15 +117,20 @@ def found(thread, owner, key, i):
     """The Mbarrier at address `key` of block `owner`, which asynchronous copies and `thread` may use."""
     barrier = owner.mbarriers.get(key)
     if barrier is None:
-        raise EmulatorError(f"mbarrier {i}: there is none: mbarrier_init comes first")
+        raise EmulatorError(f"mbarrier {i} does not exist. Call mbarrier_init() first")
     if not barrier.fenced:
-        raise EmulatorError(f"mbarrier {i}: no fence_mbarrier_init since it was made, by the same thread")
+        raise EmulatorError(
+            f"mbarrier {i}: the thread that made it must call fence_mbarrier_init() before others use it"
+        )
     if barrier.made is not None and barrier.maker is not thread and not barrier.made.before(thread.clock):
-        raise EmulatorError(f"mbarrier {i}: this thread has not met the one that made it")
+        raise EmulatorError(
+            f"mbarrier {i}: nothing orders its initialization before this call. Call cuda.syncthreads() "
+            "between"
+        )
     return barrier
 
 
 def _key(barriers, i):
     if not 0 <= i < barriers.size:
-        raise IndexError(f"mbarrier {i} of {barriers.size}")
+        raise IndexError(f"the mbarrier is number {i}; there are 0 to {barriers.size - 1}")
     return address(barriers) + 8 * int(i)

@@ -78,7 +78,7 @@ def view(thread, team, array):
     pes, node = thread.team(team), thread.team(_TEAM_NODE)
     if pes != node:
         raise ValueError(
-            f"get_multicast_array(): team {team} is PEs {pes}, and multicast is for {node}, a node"
+            f"get_multicast_array(): team {team} has ranks {pes}; it must have those of a node, {node}"
         )
     thread.peer(array, thread.pe)  # it is symmetric
     return Multicast(untracked(array))
@@ -88,7 +88,8 @@ def replicas(thread, array, name):
     """`array`, a Multicast, as `thread` accesses it on each PE of its node."""
     if not isinstance(array, Multicast):
         raise TypeError(
-            f"{name}() needs a multicast view, as World.multicast_view makes it, given {type(array).__name__}"
+            f"{name}(): the array is of type {type(array).__name__}; it must be a multicast view, as "
+            "World.multicast_view returns"
         )
     peer, block = thread.block.machine.peer, thread.block
     return [peer(block, array.local, pe) for pe in thread.team(_TEAM_NODE)]

@@ -45,7 +45,7 @@ class Network:
         target = machine.peer(thread.block, dst, pe)
         there, here = matching(target, src, "put")
         if word and not there.size:
-            raise IndexError("p: dst has no element")
+            raise IndexError("p(): dst has no elements; it must have one or more")
         flag = None if signal is None else machine.peer(thread.block, signal, pe)
         operation = machine.races and machine.races.put(thread, target, src, pe, nbi, flag, op, word)
         by = None if flag is None else machine.writers.by(thread)
@@ -96,7 +96,7 @@ class Network:
         source = self.machine.peer(thread.block, src, pe)
         here, there = matching(dst, source, "get")
         if word and not there.size:
-            raise IndexError("g: src has no element")
+            raise IndexError("g(): src has no elements; it must have one or more")
         if word:
             self.machine.scheduler.effect(thread, "read", address(there))
         if there.size and thread.look(address(there), there.item(0)) and word:  # it was a poll
@@ -197,7 +197,7 @@ class Network:
         elif op == "add":
             self._update(thread, "add", flag, lambda old: old + value, operation, by=by)
         else:
-            raise ValueError(f"signal operation {op!r}: 'set' or 'add' is allowed")
+            raise ValueError(f"the signal operation is {op!r}; it must be 'set' or 'add'")
 
     def _update(self, thread, kind, there, function, operation, op="add", by=None):
         machine = self.machine
@@ -223,7 +223,7 @@ def _addresses(array):
 def matching(dst, src, name):
     """As many elements of both contiguous arrays as the smaller holds, as plain one-dimensional arrays."""
     if dst.dtype != src.dtype:
-        raise TypeError(f"{name}: dst is {dst.dtype}, src is {src.dtype}; they must have the same dtype")
+        raise TypeError(f"{name}(): dst is {dst.dtype}, src is {src.dtype}; they must have the same dtype")
     dst, src = flat(dst, name, "dst"), flat(src, name, "src")
     n = min(dst.size, src.size)
     return dst[:n], src[:n]
@@ -237,8 +237,9 @@ def copy(dst, src, name):
 def flat(array, name, label):
     """The elements of `array`, which must be contiguous, in one dimension."""
     if not array.flags.c_contiguous:
-        raise ValueError(
-            f"{name}: {label} {array.shape} with strides {array.strides} is not contiguous; "
-            "copy rows one by one"
+        raise TypeError(
+            f"{name}(): {label} is a non-contiguous {array.ndim}-D array of {array.dtype}; it must be a "
+            "contiguous array. Slice only the first axis, without a step, and pass contiguous arrays to the "
+            "kernel"
         )
     return np.asarray(array).reshape(-1)

@@ -101,7 +101,7 @@ class UnderWay:
 
     def _refuse(self, *_):
         raise EmulatorError(
-            "accumulators are used while products are under way: WarpgroupMma.wait comes first"
+            "the accumulators are used before their products are complete. Call wait(acc) first"
         )
 
     __getitem__ = __iter__ = __len__ = _refuse
@@ -113,7 +113,8 @@ def zeros(n):
 
 def _warpgroup(thread):
     if thread.block.n_threads % WARPGROUP:
-        raise EmulatorError(f"wgmma: blocks of n times {WARPGROUP} threads are allowed")
+        n = thread.n_threads
+        raise EmulatorError(f"wgmma: the block has {n} threads; it must have a multiple of {WARPGROUP}")
     return thread.thread_id // WARPGROUP
 
 

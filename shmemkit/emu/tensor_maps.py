@@ -130,10 +130,11 @@ def tile_bytes(tile, n_bytes, alignment, what):
     uint8."""
     view = np.asarray(tile).reshape(-1).view(np.uint8)
     if view.size < n_bytes:
-        raise IndexError(f"{what}: a tile of {n_bytes} bytes is needed, given {view.size}")
+        raise IndexError(f"{what}: the tile has {view.size} bytes; it must have {n_bytes} or more")
     if address(view) % alignment:
         raise EmulatorError(
-            f"{what}: the tile must begin at a multiple of {alignment} bytes of shared memory"
+            f"{what}: the tile begins at address {address(view):#x}; it must begin at a multiple of "
+            f"{alignment} bytes of shared memory"
         )
     return view[:n_bytes]
 
@@ -201,7 +202,7 @@ class Described:
         words = [int(w) for w in np.asarray(tensor_map)[:9]]
         if words[0] != _MAGIC:
             raise EmulatorError(
-                "a tensor map is needed, what shmemkit.device.tensor_map returned on the host"
+                "this is not a tensor map; it must be what shmemkit.device.tensor_map() returned on the host"
             )
         (_, self.address, self.rows, self.columns, self.pitch, self.itemsize, *self.box) = words[:8]
         self.row_bytes = self.box[1] * self.itemsize
@@ -228,8 +229,9 @@ class Described:
         x, y = int(x), int(y)
         if x * self.itemsize % _PIECE:
             raise EmulatorError(
-                f"{what}: a box begins at a multiple of {_PIECE} bytes of its rows, x at one of "
-                f"{_PIECE // self.itemsize}; given x={x} (a GPU stops: illegal instruction)"
+                f"{what}: x is {x}; it must be a multiple of {_PIECE // self.itemsize}, so that the box "
+                f"begins at a multiple of {_PIECE} bytes of its rows (a GPU stops with an illegal "
+                "instruction)"
             )
         return x, y
 
@@ -248,7 +250,7 @@ def described(thread, tensor_map):
 
 def _described(thread, tensor_map, what):
     if (thread.thread_id, address(tensor_map)) not in thread.block.asynchronous.described:
-        raise EmulatorError(f"{what}: this thread has not called tensormap_acquire")
+        raise EmulatorError(f"{what}: this thread has not called tensormap_acquire(). Call it first")
     return Described(tensor_map)
 
 
@@ -261,7 +263,7 @@ def load(thread, tile, tensor_map, x, y, barriers, i, blocks):
     here, me = tile_bytes(tile, box.n_bytes, 8 * box.row_bytes, what), thread.block
     key = address(barriers) + 8 * int(i)
     if not 0 <= i < barriers.size:
-        raise IndexError(f"{what}: mbarrier {i} of {barriers.size}")
+        raise IndexError(f"{what}: the mbarrier is number {i}; there are 0 to {barriers.size - 1}")
     targets = (
         [me.in_cluster] if blocks is None else [b for b in range(len(blocks_of(me))) if int(blocks) >> b & 1]
     )
@@ -307,7 +309,7 @@ def bulk_load(thread, tile, src, barriers, i):
     there = tile_bytes(tile, src.nbytes, 16, "bulk_load")
     _check_bulk("bulk_load", src)
     if not 0 <= i < barriers.size:
-        raise IndexError(f"bulk_load: mbarrier {i} of {barriers.size}")
+        raise IndexError(f"bulk_load(): the mbarrier is number {i}; there are 0 to {barriers.size - 1}")
     thread.turn()
     reading = mbarriers.found(thread, block, key, i).reading(thread, "bulk_load")
     if isinstance(src, Tracked):  # as `_reads`
@@ -319,8 +321,8 @@ def bulk_load(thread, tile, src, barriers, i):
 def _check_bulk(what, array):
     if address(array) % 16 or array.nbytes % 16 or not array.nbytes:
         raise EmulatorError(
-            f"{what}: multiples of 16 bytes, at multiples of 16, are moved; given {array.nbytes} bytes at "
-            f"address {address(array):#x}"
+            f"{what}: an array has {array.nbytes} bytes at address {address(array):#x}; both must be "
+            "multiples of 16, and the size not 0"
         )
 
 

@@ -64,8 +64,8 @@ class Thread(greenlet):
         size = machine.local_size
         if self.pe // size != int(pe) // size:
             raise ValueError(
-                f"rank {pe} is on another node than rank {self.pe}: loads, stores and notify do not reach "
-                "it; put, get, put_signal and signal_op do"
+                f"rank {pe} is on another node than rank {self.pe}. Loads, stores and notify() do not reach "
+                "it; use put(), get(), put_signal() or signal_op()"
             )
         return there
 
@@ -393,7 +393,7 @@ def address_of(array, index):
     """The address of ``array[index]``; IndexError when there is no such element."""
     if array.ndim != 1:
         raise ValueError(
-            f"a 1-D array is needed here, given one of shape {array.shape}: take a row or a slice of it"
+            f"the array has shape {array.shape}; it must be 1-D. Pass a row or a slice of it"
         )
     if not 0 <= index < array.shape[0]:
         raise IndexError(f"index {index} is out of bounds for size {array.shape[0]}")
