@@ -2,6 +2,7 @@
 end."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,19 @@ def test_the_queue_example():
     for rank in range(4):
         assert f"rank {rank} of 4 (emulator)" in output
     assert output.count("passed") == 4
+
+
+def test_the_pytorch_example():
+    """It prints what it says, of 2 ranks."""
+    pytest.importorskip("torch")
+    status, output, _ = mpirun(2, "examples/11_torch_mlp.py", timeout=120)
+    assert status == 0, output
+    text = (ROOT / "examples" / "11_torch_mlp.py").read_text()
+    expected = re.search(r"emulator it prints\n\n(.*?)\n\n", text, re.S)[1]
+    sizes = "4 ranks (emulator): 16 tokens, 16 hidden, 32 inside"
+    assert sizes in expected
+    expected = expected.replace(sizes, "2 ranks (emulator): 8 tokens, 16 hidden, 16 inside")
+    assert textwrap.dedent(expected) in output
 
 
 def test_what_processes_share():

@@ -1,6 +1,7 @@
-"""examples/07_ag_gemm.py and 08_gemm_rs.py: they print what they say; other sizes; no races."""
+"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py: they print what they say; other sizes; no races."""
 
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -49,3 +50,15 @@ def test_refused_methods_and_sizes(capsys, monkeypatch):
         assert out.count("passed") == passed and "compute capability 8.0: 9.0 is allowed" in out
     assert emulate(["-n", "1", str(EXAMPLES / "07_ag_gemm.py"), "--hidden", "12"]) != 0
     assert "--hidden is 12; it must be a multiple of 8" in capsys.readouterr().err
+
+
+def test_the_pytorch_example_says_what_it_needs(capsys, monkeypatch):
+    """Under mpirun it is in test_emu_mpi.py."""
+    program = str(EXAMPLES / "11_torch_mlp.py")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        assert emulate(["-n", "2", program]) == 1
+    assert "pip install torch" in capsys.readouterr().err
+    pytest.importorskip("torch")
+    assert emulate(["-n", "2", program]) == 0
+    assert "a process for each rank" in capsys.readouterr().out
