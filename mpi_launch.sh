@@ -53,14 +53,14 @@ venv_current() {
 
 find_base_python() {
   local name
-  for name in python3 python3.13 python3.12 python3.11 python3.10 python; do
+  for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do
     command -v "$name" >/dev/null || continue
-    if "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    if "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; then
       echo "$name"
       return
     fi
   done
-  die "no Python 3.10 to 3.13 on PATH; install one, or name one that has shmemkit in SHMEMKIT_PYTHON"
+  die "no Python 3.10 to 3.14 on PATH; install one, or name one that has shmemkit in SHMEMKIT_PYTHON"
 }
 
 # A distribution's python3 may lack ensurepip; its pip can serve the environment then.

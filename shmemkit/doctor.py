@@ -106,7 +106,7 @@ def packages(report):
     if version("numba-cuda")[1]:
         worked, text = python_child("from numba import cuda")
         if not worked:
-            report.advise(f"numba-cuda is not usable ({text}): pip install nvidia-cuda-runtime-cu12", "both")
+            report.advise(f"numba-cuda is not usable ({text}): pip install 'cuda-toolkit[cudart]'", "both")
     numpy = version("numpy")[1] or "0"
     if tuple(map(int, numpy.split(".")[:2])) >= (2, 5):
         report.advise(f"numba-cuda does not work with NumPy {numpy}: pip install 'numpy<2.5'", "both")
