@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from numba import cuda
 from numba.core.errors import TypingError
@@ -17,6 +18,7 @@ from ptx import (
     resources,
 )
 
+import shmemkit
 from shmemkit import device as sk
 
 ARCHITECTURES = pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
@@ -543,6 +545,32 @@ def test_errors_say_what_was_given_and_what_is_allowed():
     }
     for message, call in wrong.items():
         assert message in misuse(call, signals, value)
+
+
+def test_the_emulator_says_the_same():
+    calls = [
+        lambda s, f: sk.wait(s, 1, "cta", "acquire", 1),
+        lambda s, f: sk.wait_block(s, 1, "sys", "acq_rel", 1),
+        lambda s, f: sk.notify(s, 0, 1, "set", "inter_node"),
+        lambda s, f: sk.notify(s[0], 0, 1),
+        lambda s, f: sk.signal_op(s, 1.5, 9, 0),
+        lambda s, f: sk.signal_wait_until(s, 1, GE),
+        lambda s, f: sk.copy_block(s, s[::2]),
+        lambda s, f: sk.put(s, f, 0),
+        lambda s, f: sk.put(s, s[::2], 0),
+        lambda s, f: sk.load_vec16(s[::2], 0),
+        lambda s, f: sk.ll128_pack_block(f, s, 1),
+        lambda s, f: sk.load_tile(f, 0),
+        lambda s, f: sk.cp_async_wait(9),
+    ]
+    for call in calls:
+        kernel = cuda.jit(call)
+        with pytest.raises(shmemkit.emu.EmulatorError) as caught:
+            shmemkit.emu.run(
+                lambda k=kernel: (shmemkit.init(), k[1, 32](shmemkit.signals(8), np.zeros(8, "f4"))), 1
+            )
+        said = re.match(r"\w+: (.*)", str(caught.value))[1]
+        assert said in misuse(call, array(types.uint64), array(types.float32))
 
 
 def test_signals_must_be_integers():

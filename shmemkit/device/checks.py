@@ -122,7 +122,8 @@ def _check_enum(primitive, name, kind, given, error):
 
 
 _NOT_CONTIGUOUS = "non-contiguous "
-_TYPES = {"float": "float64", "unicode_type": "str"}  # as both sides call them
+# What one side calls the types of the other.
+_TYPES = {"int": "int64", "Int32": "int32", "Unsigned": "uint64", "float": "float64", "unicode_type": "str"}
 
 
 def described(given):

@@ -2,9 +2,9 @@
 Hopper and later.
 
 An mbarrier goes from phase to phase: one ends when the arrivals that it expects have come, and all bytes that
-were announced; then it expects as many arrivals again. Who waits names the parity of the phase: the first is
-0, the next 1, then 0 again. As long as nobody may be two phases ahead, that is enough: so a ring of buffers
-has two mbarriers for each, "full" and "empty".
+were announced; then it expects as many arrivals again. A wait names the parity of the phase: the first is 0,
+the next 1, then 0 again. That is enough as long as no thread can be two phases ahead, so a ring of buffers
+has two mbarriers for each buffer, "full" and "empty".
 
 PTX ISA: mbarrier, "Parallel Synchronization and Communication Instructions".
 """
@@ -43,7 +43,8 @@ def fence_mbarrier_init():
 
 
 def mbarrier_arrive(barriers, i):
-    """One arrival at barriers[i]. Release: who waits for the phase's end sees what this thread did before."""
+    """One arrival at barriers[i], a release: threads that wait for the end of the phase see what this thread
+    did before."""
     mbarriers.arrive(current_thread("mbarrier_arrive"), barriers, i)
 
 

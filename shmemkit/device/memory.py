@@ -121,7 +121,7 @@ def _(arr, pe):
 
 
 def peer_at(array, offsets, rank):
-    """`symm_at`, by a table that the kernel is given.
+    """`symm_at`, with a table that the kernel gets as an argument.
 
     offsets  int64, in global memory: for each rank the bytes from a symmetric array of mine to its own, which
              are the same for all arrays
@@ -152,7 +152,7 @@ def _check_peer(primitive, array, rank):
 
 
 def ld_acquire(array, index, scope="sys"):
-    """``array[index]``, an acquire load: what this thread does afterwards sees what preceded the store it
+    """``array[index]``, an acquire load: this thread's later accesses see what preceded the release that it
     read.
 
     array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (mine or `symm_at`)
@@ -180,15 +180,16 @@ def _(array, index, scope="sys"):
 
 
 def st_release(array, index, value, scope="sys"):
-    """``array[index] = value``, a release store: who acquires it sees what this thread did and saw before.
+    """``array[index] = value``, a release store.
 
     array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (mine or `symm_at`)
     index   0 <= index < array.size, not checked on the GPU
     value   converted to the array's dtype
     scope   "gpu" or "sys", a literal
 
-    One thread. To publish a whole block's stores: ``cuda.syncthreads()``, then one thread releases. Says
-    nothing about non-blocking puts still under way: `quiet` first.
+    One thread. A thread that acquires the value sees everything that this thread did and saw before. To
+    publish a whole block's stores: ``cuda.syncthreads()``, then one thread releases. It does not wait for
+    non-blocking puts that are still in flight: call `quiet` first.
     """
     thread = current_thread("st_release")
     check_choice("st_release", "scope", scope, SCOPES)
@@ -212,8 +213,8 @@ def _(array, index, value, scope="sys"):
 def red_release(array, index, value, scope="sys"):
     """``array[index] += value``, atomically and as a release, without a result; otherwise like `st_release`.
 
-    Several threads and ranks may add to one element; who acquires a sum sees what preceded each of its
-    additions.
+    Several threads and ranks may add to one element. A thread that acquires a sum sees what preceded each of
+    its additions.
     """
     thread = current_thread("red_release")
     check_choice("red_release", "scope", scope, SCOPES)

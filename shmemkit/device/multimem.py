@@ -92,9 +92,10 @@ def multimem_store(array, index, value, semantic="weak"):
     array      a multicast view, 1-D, of int32, uint32, int64, uint64, float32 or float64
     index      0 <= index < array.size, not checked on the GPU
     value      converted to the array's dtype
-    semantic   "weak": an ordinary store. "relaxed": one that others may poll, whole. "release": who acquires
-               it (`wait`, `ld_acquire` with scope "sys", of its own array) sees what this thread did and saw
-               before; so one instruction signals all. Relaxed and release are of scope "sys". A literal
+    semantic   "weak": an ordinary store. "relaxed": one that others may poll; it arrives whole. "release":
+               a thread that acquires it (`wait`, `ld_acquire` with scope "sys", of its own array) sees what
+               this thread did and saw before. So one instruction signals all ranks. Relaxed and release are
+               of scope "sys". A literal
 
     One thread; for a block's stores ``cuda.syncthreads()`` first.
     """
