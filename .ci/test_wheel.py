@@ -52,5 +52,6 @@ def test_programs():
     Path("ring.py").write_text(f"from {Path(__file__).stem} import main\n\nprint(main())\n")
     for command in (["python", "-m", "shmemkit.emu"], ["shmemkit-emu"]):
         assert sorted(program(*command, "-n", "4", "--races", "ring.py").split()) == ["0", "1", "2", "3"]
+    assert sorted(program("shmemkit", "run", "-n", "3", "ring.py").split()) == ["0", "1", "2"]
     assert "The emulator backend is ready." in program("python", "-m", "shmemkit", "doctor")
     assert "auto" in program("shmemkit-bench", "all_gather", "--sizes", "8K", "--vs", "", "--iters", "1")

@@ -7,12 +7,13 @@ import io
 import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 
 import shmemkit as sk
-from shmemkit import device
+from shmemkit import device, mpirun
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,3 +128,21 @@ def test_programs_named_in_the_docs_exist():
             r"\b(?:examples|benchmarks|docs|tests)/[\w/]+\.(?:py|md|json)\b", page.read_text()
         ):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_install_page_has_the_extras():
+    text = (ROOT / "docs" / "install.md").read_text()
+    rows = " ".join(re.findall(r"^\| (`.*?) \|", text.partition("## Starting ranks")[0], re.M))
+    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(metadata("shmemkit").get_all("Provides-Extra"))
+
+
+def test_commands_of_the_install_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("script.py", "hosts"):
+        (tmp_path / name).touch()
+    text = (ROOT / "docs" / "install.md").read_text()
+    commands = re.findall(r"^shmemkit run (.*?)(?:  #.*)?$", text, re.M)
+    assert len(commands) > 5
+    for command in commands:
+        _, program = mpirun.parse(command.split())
+        assert program in (["script.py"], ["-m", "pytest", "-m", "gpu"])

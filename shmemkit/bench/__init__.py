@@ -1,9 +1,9 @@
 """``python -m shmemkit.bench``: how fast the operations are on this machine, beside what one might use
 otherwise.
 
-    ./mpi_launch.sh -n 4 -m shmemkit.bench all_gather --sizes 8K:256M --vs nccl --json F --plot F.png
-    ./mpi_launch.sh -n 4 -m shmemkit.bench p2p
-    ./mpi_launch.sh -n 1 -m shmemkit.bench launch
+    shmemkit run -n 4 -m shmemkit.bench all_gather --sizes 8K:256M --vs nccl --json F --plot F.png
+    shmemkit run -n 4 -m shmemkit.bench p2p
+    shmemkit-bench launch
 
 What is compared is measured in one run, in the same way (``shmemkit.Timer``), and checked bit for bit in that
 run.
