@@ -7,10 +7,12 @@ python docs/tables.py --check   exit status 1 if one is out of date
 
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -22,9 +24,11 @@ sys.path.insert(0, str(ROOT))  # this shmemkit, installed or not
 
 import bench_page  # noqa: E402
 from bench_page import table  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 import shmemkit as sk  # noqa: E402
-from shmemkit.bench.results import DRIVER, Results  # noqa: E402
+from shmemkit.bench import report  # noqa: E402
+from shmemkit.bench.results import CUBLAS, DRIVER, NCCL, NCCL_CUBLAS, TORCH_AG_GEMM, Results  # noqa: E402
 from shmemkit.bench.sizes import size_text  # noqa: E402
 
 
@@ -88,16 +92,103 @@ def race_cases():
     return table(header, rows)
 
 
+def hello_without_wait():
+    """What the emulator says about examples/00_hello.py without its wait."""
+    program = (ROOT / "examples" / "00_hello.py").read_text().split('"""', 2)[2].lstrip()
+    lines = program.splitlines(keepends=True)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "hello.py").write_text("".join(x for x in lines if not x.strip().startswith("wait(")))
+        return output("python -m shmemkit.emu -n 2 --races hello.py", folder)
+
+
+# README's table: title, file, size or shape in it, {contender: its methods in the file}, the command.
+SYMMETRIC_MEMORY = ("torch symm_mem one_shot", "torch symm_mem two_shot")
+HEADLINES = (
+    (
+        "all-reduce of 8 KB, 2 H200",
+        "all_reduce_h200x2",
+        8 << 10,
+        {"NCCL": (NCCL,), "PyTorch symmetric memory": SYMMETRIC_MEMORY},
+        "mpirun -n 2 python -m shmemkit.bench all_reduce --sizes 8K --vs nccl,torch_one_shot,torch_two_shot",
+    ),
+    (
+        "all-gather and bf16 product, 8192 x 8192 x 8192 over 2 H200",
+        "ag_gemm_h200x2",
+        "8192x8192x8192",
+        {"NCCL, then cuBLAS": (NCCL_CUBLAS,), "PyTorch": (TORCH_AG_GEMM,)},
+        "mpirun -n 2 python -m shmemkit.bench ag_gemm",
+    ),
+    (
+        "bf16 product, 8192 x 8192 x 8192, one H200",
+        "gemm_h200",
+        "8192x8192x8192",
+        {"cuBLAS": (CUBLAS,)},
+        "python -m shmemkit.bench gemm",
+    ),
+)
+
+
+def headline():
+    """README's table."""
+    lines = []
+    for title, file, case, contenders, command in HEADLINES:
+        rows = [r for r in Results.read(RESULTS / f"{file}.json").rows if case in (r.bytes, r.shape)]
+        times = {r.method: r.us for r in reversed(rows) if r.us and not r.note and not r.alone and not r.out}
+        times |= {r.method: r.us for r in rows if r.method == CUBLAS}
+        beside = [
+            f"{name} {bench_page.us_text(min(times[method] for method in methods if method in times))} us"
+            for name, methods in contenders.items()
+        ]
+        ours = f"**{bench_page.us_text(times['auto'])} us**"
+        lines.append([title, ours, ", ".join(beside), f"`{command}`"])
+    return table(["", "shmemkit", "in the same run", "measured by"], lines)
+
+
+def draw_headline(path):
+    """README's plot: the time of an all-reduce against its size, ours, NCCL's and PyTorch's best."""
+    results = Results.read(RESULTS / "all_reduce_h200x2.json")
+    times = {}
+    for row in results.rows:
+        if row.us and not row.note and not row.out:
+            times.setdefault(row.method, {})[row.bytes] = row.us
+    sizes = sorted(times["auto"])
+    best = {size: min(times[method][size] for method in SYMMETRIC_MEMORY) for size in sizes}
+    nccl = f"NCCL {results.versions[NCCL]}, plain buffers"
+    torch = f"PyTorch {results.versions['torch']}, symmetric memory, its best"
+    lines = {nccl: (times[NCCL], "0.45"), torch: (best, "tab:orange")}
+    lines["shmemkit"] = times["auto"], "tab:green"
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot(xscale="log", yscale="log")
+    for label, (line, colour) in lines.items():
+        axes.plot(sizes, [line[size] for size in sizes], "-o", ms=4, lw=2, color=colour, label=label)
+    axes.set_xticks(sizes, map(size_text, sizes), minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="float32 data of each rank", ylabel="time, us")
+    axes.set_title(f"All-reduce, {results.heading()}", fontsize="medium")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    report.save(figure, path, mark_of_headline())
+
+
+def mark_of_headline():
+    return bench_page.mark_of(RESULTS / "all_reduce_h200x2.json")
+
+
 def machine(results):
     about = results.machine
     return f"{about['gpu']}, CUDA {about['cuda']}, {results.date[:10]}."
 
 
-def output(command):
-    """`command`, a Python one, and what it prints."""
+def output(command, folder=ROOT):
+    """`command`, a Python one, and what it prints when it runs in `folder`."""
     _, *arguments = shlex.split(command)
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     return f"```console\n$ {command}\n{done.stdout.replace(f'{ROOT}/', '')}```"
 
@@ -113,7 +204,7 @@ def with_tables(text):
 
 def main():
     stale = []
-    for page in sorted(DOCS.glob("*.md")):
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         text = page.read_text()
         new = with_tables(text)
         if new != text:
@@ -124,6 +215,11 @@ def main():
         stale.append(f"plots/{plot.name}")
         if "--check" not in sys.argv:
             bench_page.draw(plot, results)
+    picture = DOCS / "all_reduce.svg"
+    if not picture.exists() or mark_of_headline() not in picture.read_text():
+        stale.append(picture.name)
+        if "--check" not in sys.argv:
+            draw_headline(picture)
     if stale:
         print(("out of date: " if "--check" in sys.argv else "written: ") + ", ".join(stale))
     return bool(stale) and "--check" in sys.argv

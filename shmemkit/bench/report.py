@@ -181,6 +181,13 @@ def plot(results, path, mark=None):
     axes.grid(alpha=0.3)
     if lines:
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, path, mark)
+
+
+def save(figure, path, mark=None):
+    """Write a figure; the same figure gives the same SVG file, in which `mark` stands."""
+    import matplotlib
+
     about = {"Description": mark, "Date": None} if mark else None
     with matplotlib.rc_context({"svg.hashsalt": "shmemkit", "svg.fonttype": "none"}):
         figure.savefig(path, metadata=about)
