@@ -30,4 +30,4 @@ with sk.init() as world:
     inbox, flag = sk.zeros(1, "int64", "inbox"), sk.signals(1, "flag")  # symmetric: on every rank
     out = world.xp.zeros(1, "int64")
     pass_right[1, 1, world.stream](inbox, flag, out)
-    print(f"rank {world.rank} got {world.asnumpy(out)[0]}")
+    world.print(f"rank {world.rank} got {world.asnumpy(out)[0]}")

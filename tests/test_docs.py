@@ -146,3 +146,11 @@ def test_commands_of_the_install_page(tmp_path, monkeypatch):
     for command in commands:
         _, program = mpirun.parse(command.split())
         assert program in (["script.py"], ["-m", "pytest", "-m", "gpu"])
+
+
+def test_links_of_the_page_on_pypi_are_whole():
+    """The installed metadata carries README as PyPI shows it."""
+    text = re.sub(r"```.*?```|`.*?`", "", metadata("shmemkit").get_payload(), flags=re.S)
+    links = re.findall(r"\]\((.*?)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
