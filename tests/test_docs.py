@@ -34,10 +34,9 @@ def output_of(run):
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("program", programs("README.md", "with sk.init()"))
-def test_readme_program(program):
-    lines = output_of(lambda: sk.emu.run(lambda: exec(program, {}), 3)).splitlines()
-    assert sorted(lines) == [f"rank {r} got {(r - 1) % 3}" for r in range(3)]
+def test_readme_shows_example_00():
+    (program,) = programs("README.md", "with sk.init()")
+    assert (ROOT / "examples" / "00_hello.py").read_text().endswith(program)
 
 
 COMPLETE = [
