@@ -33,6 +33,7 @@ import time
 import warnings
 from pathlib import Path
 
+from .progress import showing
 from .settings import switch
 
 MAGIC = b"shmemkit-cache-1"
@@ -348,13 +349,25 @@ def _ordered_modules(library):
     return [library._module] + [module for callee in callees for module in callee.modules]
 
 
+def _telling_compile(original):
+    @functools.wraps(original)
+    def compile(self, sig):
+        with showing(f"compiling {self.py_func.__name__}"):
+            return original(self, sig)
+
+    return compile
+
+
 @functools.cache
 def install():
-    """Wrap numba-cuda's compiler and linker with the cache. Calling it again does nothing."""
+    """Wrap numba-cuda's compiler and linker with the cache; kernels that compile long say so on the terminal.
+    Calling it again does nothing."""
     from numba.cuda.codegen import CUDACodeLibrary
     from numba.cuda.cudadrv import driver, nvrtc
+    from numba.cuda.dispatcher import CUDADispatcher
 
     folder()  # a bad SHMEMKIT_CACHE is refused here, not while a kernel is compiled
     CUDACodeLibrary.modules = property(_ordered_modules)
     nvrtc.compile = _caching_compile(nvrtc.compile)
     driver._Linker.complete = _caching_complete(driver._Linker.complete)
+    CUDADispatcher.compile = _telling_compile(CUDADispatcher.compile)

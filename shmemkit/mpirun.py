@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 
+from . import progress
+
 HELP = "start a Python program on N ranks, under Open MPI, MPICH or Slurm's srun"
 USAGE = """shmemkit run [options] SCRIPT [ARG...]
        shmemkit run [options] -m MODULE [ARG...]
@@ -325,6 +327,9 @@ def command_for(launcher, options):
         default("OMP_NUM_THREADS", "1")
     if launcher is not None and launcher.libmpi:
         default("MPI4PY_LIBMPI", launcher.libmpi)
+    # The ranks' standard error is a pipe: they are told where to draw the line of progress.
+    if launcher is not None and here and progress.place() is sys.stderr:
+        default("SHMEMKIT_PROGRESS", os.ttyname(2))
     # Open MPI takes a second to look for a fabric, which one host does not need.
     if launcher is None or (launcher.kind == "Open MPI" and here):
         default("OMPI_MCA_btl", "^ofi")

@@ -14,6 +14,7 @@ import shlex
 
 import pytest
 
+from . import progress
 from .settings import switch
 
 DELIVERIES = ("eager", "ordered", "unordered")
@@ -40,12 +41,15 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(trylast=True)  # after the terminal's
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
         "schedules(deliveries=('eager', 'unordered'), seeds=range(20)): the deliveries and seeds under which "
         "a test runs that uses the fixture pes",
     )
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    progress.end_line = reporter and reporter.ensure_newline
 
 
 def pytest_generate_tests(metafunc):

@@ -15,7 +15,7 @@ from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
 from shmemkit import tuning
-from shmemkit.bench import cases, first_launch, launch, report, results
+from shmemkit.bench import cases, first_launch, launch, results
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
 from shmemkit.bench.refusal import Refused, agreed, allocated
@@ -792,17 +792,3 @@ def test_a_plot_has_a_format(capsys):
     with pytest.raises(SystemExit):
         main(["all_gather", "--plot", "x.foo"])
     assert "'x.foo': a name that ends with .svg, .png, .pdf is allowed" in capsys.readouterr().err
-
-
-# ---- progress
-
-
-def test_progress_is_on_rank_0s_terminal_only(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    for rank, stream in ((0, io.StringIO()), (1, terminal), (0, terminal)):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with report.progress_of(SimpleNamespace(rank=rank))(2) as step:
-            step("8K, push")
-            step("64K, push")
-        assert ("64K, push" in stream.getvalue()) == (rank == 0 and stream is terminal)

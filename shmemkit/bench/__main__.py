@@ -1,6 +1,7 @@
 """``python -m shmemkit.bench``: the command line."""
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
@@ -11,6 +12,7 @@ import shmemkit as sk
 from shmemkit import program, tuning
 from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
+from shmemkit.progress import showing
 from shmemkit.world import launched_by_mpi
 
 from . import (
@@ -272,9 +274,20 @@ def measure(world, options):
         emulated = world.backend.name == "emulator"
         options.sizes = parse_sizes(EMULATED_SIZES if emulated else options.usual_sizes)
     results = Results(world, options.arguments)
-    options.run(world, results, options, report.progress_of(world))
+    options.run(world, results, options, functools.partial(_progress, options.command))
     results.compare()
     return results
+
+
+@contextlib.contextmanager
+def _progress(command, total):
+    """-> step(text), which says that the next of `total` steps begins"""
+    with showing(command, total) as task:
+
+        def step(text):
+            task.done, task.detail = task.done + bool(task.detail), text
+
+        yield step
 
 
 def main(arguments=None):

@@ -1,9 +1,7 @@
-"""What the user sees: a table (rich), progress on a terminal (rich), a plot (matplotlib)."""
+"""What the user sees: a table (rich), a plot (matplotlib)."""
 
-import contextlib
 import importlib.util
 import shutil
-import sys
 
 from shmemkit.tuning import OUTPUTS
 
@@ -128,31 +126,6 @@ def show_choices(entry, path):
             table.add_row(out, size_text(limit) if limit else "", Text(method))
         table.add_section()
     console.print(table)
-
-
-def progress_of(world):
-    """-> progress(total), a context manager that gives step(text): a bar on rank 0's terminal, if any."""
-
-    @contextlib.contextmanager
-    def silent(total):
-        yield lambda text: None
-
-    @contextlib.contextmanager
-    def bar(total):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=total, completed=-1)
-
-            def step(text):
-                progress.update(task, advance=1, description=text)
-                progress.refresh()
-
-            yield step
-
-    return bar if world.rank == 0 and sys.stderr.isatty() else silent
 
 
 def plot(results, path, mark=None):

@@ -18,10 +18,11 @@ class Calls:
 
     def __init__(self, table, pe):
         self._table, self._pe, self._number = table, pe, 0
+        self.last = ""  # my last call, without the place in memory
 
     def enter(self, text):
         """My next call is `text`. ValueError if that of another rank is not."""
-        self._number += 1
+        self._number, self.last = self._number + 1, text.partition(" in ")[0]
         slot, text = self._number % SLOTS, text[:TEXT]
         mine = self._table[self._pe : self._pe + 1, slot]
         mine["number"] = 0  # nobody reads half a text

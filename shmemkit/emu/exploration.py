@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from ..progress import showing
 from .dpor import Explorer, Redundant, Replay, TooLong
 from .network import DELIVERIES
 from .run import check_arguments, run, schedule_of
@@ -119,37 +120,39 @@ def _several(name, values, at_least=1):
 
 def _random(main, n_pes, deliveries, seeds, options):
     found = Exploration(False, options["races"])
-    for seed in seeds:
-        for delivery in deliveries:
-            found.runs += 1
-            try:
-                run(main, n_pes, delivery=delivery, seed=seed, **options)
-            except Exception as error:
-                found.failure, found.seed, found.delivery = error, seed, delivery
-                return found
+    with showing("explore", len(seeds) * len(deliveries), "schedules") as task:
+        for seed in seeds:
+            for delivery in deliveries:
+                task.done, found.runs = found.runs, found.runs + 1
+                try:
+                    run(main, n_pes, delivery=delivery, seed=seed, **options)
+                except Exception as error:
+                    found.failure, found.seed, found.delivery = error, seed, delivery
+                    return found
     found.finished = True
     return found
 
 
 def _all(main, n_pes, deliveries, max_runs, options):
     found, begun = Exploration(True, True), 0
-    for delivery in deliveries:
-        explorer, more = Explorer(), True
-        while more:
-            if begun == max_runs:
-                return found
-            begun += 1
-            try:
-                run(main, n_pes, delivery=delivery, choice=explorer, **options)
-                found.runs += 1
-            except Redundant:
-                pass
-            except TooLong:
-                raise
-            except Exception as error:
-                found.runs += 1
-                found.failure, found.delivery, found.schedule = error, delivery, explorer.schedule
-                return found
-            more = explorer.advance()
+    with showing("explore", unit="runs") as task:
+        for delivery in deliveries:
+            explorer, more = Explorer(), True
+            while more:
+                if begun == max_runs:
+                    return found
+                task.done, begun = begun, begun + 1
+                try:
+                    run(main, n_pes, delivery=delivery, choice=explorer, **options)
+                    found.runs += 1
+                except Redundant:
+                    pass
+                except TooLong:
+                    raise
+                except Exception as error:
+                    found.runs += 1
+                    found.failure, found.delivery, found.schedule = error, delivery, explorer.schedule
+                    return found
+                more = explorer.advance()
     found.finished = True
     return found

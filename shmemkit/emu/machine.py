@@ -6,6 +6,8 @@ import weakref
 
 import numpy as np
 
+from shmemkit.progress import showing
+
 from .arrays import address
 from .calls import SLOT, SLOTS, Calls
 from .checked import CheckedBlock
@@ -110,6 +112,17 @@ class Machine:
             "TEAM_SAME_MYPE_NODE (3)"
         )
 
+    def under_way(self):
+        """What kernels do at the moment, in a line. (For another thread: nothing here changes anything.)"""
+        launches = list(self.scheduler.launches)
+        if not launches:
+            return "host code"
+        first = launches[0]
+        ours = first.function.__module__.startswith("shmemkit.kernels.")
+        name = self.calls[first.pe].last if ours else first.name
+        ended, n_blocks = sum(la.ended for la in launches), sum(la.n_blocks for la in launches)
+        return f"{name}: {ended} of {n_blocks} blocks ended, {self.scheduler.progress:,} steps"
+
     def synchronize(self, pe):
         """The host program of `pe` waits for all its work."""
         for stream in list(self.streams[pe]):
@@ -130,8 +143,9 @@ class Machine:
     def _run_here(self, pe, is_done, key, can_go_on):
         """The only PE of the only process: its host program runs the scheduler."""
         try:
-            if not self.scheduler.run_until(is_done) and not can_go_on:
-                raise self.deadlock()
+            with showing(self.under_way):
+                if not self.scheduler.run_until(is_done) and not can_go_on:
+                    raise self.deadlock()
         except BaseException as error:
             self.clear()
             self.blame(error)

@@ -38,6 +38,7 @@ import numpy as np
 from shmemkit import timeouts
 from shmemkit.agreement import ranks_text
 from shmemkit.notebook import watch_cells
+from shmemkit.progress import showing
 from shmemkit.site import Call
 
 from .calls import SLOT, SLOTS
@@ -195,8 +196,9 @@ class Processes:
         self.seen_progress = self.seen_epoch = None  # the host program may have changed memory
         self.state[self.rank] = RUNNING
         try:
-            if not self.machine.scheduler.run_until(is_done) and not can_go_on:
-                raise self.deadlock()
+            with showing(self.machine.under_way):
+                if not self.machine.scheduler.run_until(is_done) and not can_go_on:
+                    raise self.deadlock()
         except BaseException as error:
             self.fail(error)
             self.machine.clear()

@@ -7,6 +7,7 @@ import os
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..agreement import ranks_text
+from ..progress import showing
 from ..settings import switch
 from ..site import Call
 from .choice import Seeded
@@ -79,15 +80,16 @@ class Program:
         if races is not None:
             gc.set_threshold(200_000, *thresholds[1:])  # the record of all accesses is no garbage
         try:
-            while not scheduler.run_until(lambda: not self.running):
-                can_go_on = [h for h in self.hosts if h.can_go_on]
-                if not can_go_on:
-                    raise self.machine.deadlock()
-                for host in can_go_on:
-                    host.goes_on = True
-            self.machine.network.settle()
-            if races is not None:
-                races.judge()
+            with showing(self.machine.under_way):
+                while not scheduler.run_until(lambda: not self.running):
+                    can_go_on = [h for h in self.hosts if h.can_go_on]
+                    if not can_go_on:
+                        raise self.machine.deadlock()
+                    for host in can_go_on:
+                        host.goes_on = True
+                self.machine.network.settle()
+                if races is not None:
+                    races.judge()
         except Exception as error:
             self.machine.blame(error)
             raise
