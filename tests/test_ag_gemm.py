@@ -147,7 +147,7 @@ def test_what_the_kernel_cannot_compute(pes):
 
 def test_on_several_nodes(pes):
     assert pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "auto") == [2] * 4
-    with pytest.raises(ValueError, match="method='overlap': .* of another node"):
+    with pytest.raises(ValueError, match="method='overlap': .* on another node"):
         pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "overlap")
 
 
@@ -356,24 +356,32 @@ def test_refusals(pes):
             x, weight = integers(8, 16), integers(16, 24)
             for arguments, options, text in [
                 ((x[0], weight), {}, "2-D is allowed"),
-                ((x[:, ::2], weight[:8]), {}, "C-contiguous, is allowed; copy it"),
-                ((integers(9, 16), weight), {}, "576 bytes of gathered rows, max_nbytes=512"),
-                ((x, weight[:8]), {}, r"weight is bfloat16 \(8, 24\): bfloat16 \(16, N\)"),
+                ((x[:, ::2], weight[:8]), {}, "it must be a C-contiguous .* Give a copy"),
+                (
+                    (integers(9, 16), weight),
+                    {},
+                    "ranks have 576 bytes, more than max_nbytes=512. Make",
+                ),
+                ((x, weight[:8]), {}, r"weight is bfloat16 \(8, 24\); it must be bfloat16 \(16, N\)"),
                 ((x, weight.astype("float16")), {}, "weight is float16"),
-                ((x, weight, room[:8]), {}, r"out is \(8, 24\): \(16, 24\)"),
+                ((x, weight, room[:8]), {}, r"out is \(8, 24\); it must be \(16, 24\)"),
                 (
                     (x, (weight, weight), (room,)),
                     {},
-                    "out: a tuple of 2, as many as weights, is allowed, given 1",
+                    "out is a tuple of 1; it must be a tuple of 2, one for each weight",
                 ),
                 ((x, (weight, weight), (room, room)), {}, "out overlaps another"),
                 ((x, square, room[:, :16]), {"gathered": square}, "gathered overlaps another"),
                 ((x, square), {"gathered": integers(16, 16), "bias": x[0], "out": square}, "out overlaps b"),
                 ((x, weight[:, :16]), {"gathered": square, "bias": square[0]}, "gathered overlaps another"),
-                ((x, ()), {}, "no weight"),
+                ((x, ()), {}, "weight is an empty tuple"),
                 ((x, weight), {"bias": integers(23)}, "bias is"),
-                ((x, weight), {"activation": "tanh"}, "activation='tanh'"),
-                ((x, weight), {"gathered": integers(16, 15)}, r"gathered is .*: bfloat16 \(16, 16\)"),
+                ((x, weight), {"activation": "tanh"}, "activation is 'tanh'; it must be None, 'relu'"),
+                (
+                    (x, weight),
+                    {"gathered": integers(16, 15)},
+                    r"gathered is .*; it must be bfloat16 \(16, 16\)",
+                ),
             ]:
                 with pytest.raises(ValueError, match=text):
                     multiply(*arguments, **options)
@@ -381,18 +389,18 @@ def test_refusals(pes):
             with pytest.raises(RuntimeError, match="freed; make a new one"):
                 multiply(x, weight)
         with pytest.raises(
-            ValueError, match="'push', 'overlap', 'overlap_2d', 'sequential' or 'auto' are allowed"
+            ValueError, match="it must be 'push', 'overlap', 'overlap_2d', 'sequential' or 'auto'"
         ):
             sk.AllGatherGemm(world, 8, "fast")
-        with pytest.raises(ValueError, match="max_nbytes, method"):
+        with pytest.raises(ValueError, match="rank 0 gives max_nbytes=8, rank 1 gives max_nbytes=9"):
             sk.AllGatherGemm(world, 8 + world.rank)
-        with pytest.raises(TypeError, match="max_nbytes='8': an integer"):
+        with pytest.raises(TypeError, match="max_nbytes is '8'; it must be an integer"):
             sk.AllGatherGemm(world, "8")
         multiply = sk.AllGatherGemm(world, 512)
         for arguments, options, text in [
             ((None, weight, room), {}, "x is None: an array"),
             ((x, (weight, None), (None, room)), {}, "weight"),
-            ((x, weight), {"activation": ["relu"]}, r"activation=\['relu'\]: a name or None"),
+            ((x, weight), {"activation": ["relu"]}, r"activation is a list; it must be None"),
             ((x, weight), {"stream": "x"}, "stream is 'x'; on the emulator"),
         ]:
             with pytest.raises((TypeError, ValueError), match=text):

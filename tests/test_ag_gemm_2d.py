@@ -119,7 +119,7 @@ def test_graphs_and_streams(pes, local_size):
 def test_refusals_and_choice(pes):
     def main():
         world = sk.init()
-        with pytest.raises(ValueError, match="method='overlap': .* of another node"):
+        with pytest.raises(ValueError, match="method='overlap': .* on another node"):
             sk.AllGatherGemm(world, 1 << 10, "overlap")
         auto = sk.AllGatherGemm(world, 1 << 10)
         assert not auto.refused and auto.method_for((4, 8), "bfloat16", 8) == "sequential"  # emulated
@@ -134,7 +134,7 @@ def test_refusals_and_choice(pes):
         )
         for arguments, text in [
             ({"out": room[4:12], "gathered": room[8:]}, "out overlaps another"),
-            ({"out": room[:4]}, r"out is \(4, 8\): \(8, 8\)"),
+            ({"out": room[:4]}, r"out is \(4, 8\); it must be \(8, 8\)"),
         ]:
             with pytest.raises(ValueError, match=text):
                 multiply(x, integers(8, 8), **arguments)
@@ -142,7 +142,7 @@ def test_refusals_and_choice(pes):
     pes(2, local_size=1).run(main)
 
     def on_one_node():
-        with pytest.raises(ValueError, match="one node: several are allowed"):
+        with pytest.raises(ValueError, match="there is one node; 'overlap_2d' is for several"):
             sk.AllGatherGemm(sk.init(), 64, "overlap_2d")
 
     pes(2).run(on_one_node)

@@ -79,7 +79,7 @@ def test_many_ranks_are_refused(pes, method, monkeypatch):
     monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
 
     def main():
-        with pytest.raises(ValueError, match=f"all_reduce {method}: 3 ranks: up to 2 are allowed"):
+        with pytest.raises(ValueError, match=f"all_reduce {method}: there are 3 ranks; it is for 2 at most"):
             sk.AllReduce(sk.init(), 64, "sum", method)
 
     pes(3).run(main)

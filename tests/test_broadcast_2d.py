@@ -84,7 +84,7 @@ def test_others_where_it_spans_them(pes, monkeypatch):
 
 def test_refusals_say_what_to_take(pes):
     def main():
-        with pytest.raises(ValueError, match="of another node. method='auto' takes one that can be used"):
+        with pytest.raises(ValueError, match="on another node. method='auto' takes one that can be used"):
             sk.Broadcast(sk.init(), 8, 0, "scatter")
 
     pes(4, local_size=2).run(main)

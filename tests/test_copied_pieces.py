@@ -147,7 +147,7 @@ def test_what_cannot_be_counted_is_refused(pes, module, method):
 
     def main():
         options = ("sum",) * (module is reduce_scatter)
-        with pytest.raises(ValueError, match=f"{method}: lines of .* are allowed; it is for smaller"):
+        with pytest.raises(ValueError, match=f"{method}: its lines would take .*; it is for smaller"):
             module.METHODS[method](sk.init(), 18 << 30, *options)
 
     pes(1).run(main)
@@ -162,7 +162,7 @@ def test_many_ranks_are_not_combined(pes, monkeypatch):
     monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
 
     def main():
-        with pytest.raises(ValueError, match="copy_engine: 3 ranks: up to 2 are allowed"):
+        with pytest.raises(ValueError, match="copy_engine: there are 3 ranks; it is for 2 at most"):
             reduce_scatter.METHODS["copy_engine"](sk.init(), 64, "sum")
 
     pes(3).run(main)

@@ -76,7 +76,7 @@ def test_what_cannot_be_counted_is_refused(pes, kind, method):
 
     def main():
         made, _, options = KINDS[kind]
-        with pytest.raises(ValueError, match=f"{kind} {method}: lines of .* are allowed; it is for smaller"):
+        with pytest.raises(ValueError, match=f"{kind} {method}: its lines would take .*; it is for smaller"):
             made[method](sk.init(), 9 << 30, *options)
 
     pes(1).run(main)
@@ -95,7 +95,7 @@ def test_many_ranks_are_refused(pes, kind, method, monkeypatch):
 
     def main():
         made, _, options = KINDS[kind]
-        with pytest.raises(ValueError, match=f"{kind} {method}: 3 ranks: up to 2 are allowed"):
+        with pytest.raises(ValueError, match=f"{kind} {method}: there are 3 ranks; it is for 2 at most"):
             made[method](sk.init(), 64, *options)
 
     pes(3).run(main)

@@ -202,14 +202,14 @@ def test_sm80_few_rows_of_columns():
 
 @pytest.mark.parametrize("tile", [SMALL._replace(k=16), SMALL._replace(k=128), SMALL._replace(stages=10)])
 def test_sm80_tiles_that_it_does_not_have(tile):
-    with pytest.raises(ValueError, match="k of 32 or 64, and 3 to 9 stages are allowed"):
+    with pytest.raises(ValueError, match="k must be 32 or 64, and stages 3 to 9"):
         run(bound(Sm80, tile), 8, 8, 8, "float16")
 
 
 def test_sm80_one_column_of_rows_that_go_backwards():
     def main(world):
         a, b, out = np.ones((8, 16), "float16"), np.ones((16, 1), "float16"), np.zeros((8, 1), "float16")
-        with pytest.raises(ValueError, match="contiguous rows are allowed"):
+        with pytest.raises(ValueError, match="must have contiguous rows"):
             sk.matmul(a, b, out[::-1], method="sm80")
 
     spmd(1, main)
@@ -425,33 +425,58 @@ FIELD = np.zeros(4, [("x", "float32", 5), ("y", "uint8")])["x"]  # whose rows ar
 @pytest.mark.parametrize(
     ("a", "b", "options", "text"),
     [
-        (zeros(4, 5), zeros(6, 7), {}, r"\(4, 5\) and \(6, 7\): \(M, K\) and \(K, N\)"),
+        (zeros(4, 5), zeros(6, 7), {}, r"\(4, 5\) and \(6, 7\); they must be \(M, K\) and \(K, N\)"),
         (zeros(5), zeros(5, 2), {}, r"\(5,\) and"),
-        (zeros(4, 5), zeros(5, 2, dtype="float16"), {}, "a is float32, b float16: one dtype"),
-        (zeros(4, 5, dtype="complex64"), zeros(5, 2, dtype="complex64"), {}, "one dtype of bfloat16"),
-        (zeros(4, 5), zeros(5, 2), {"out": zeros(2, 4)}, r"out is \(2, 4\): \(4, 2\) is allowed"),
-        (zeros(4, 5), zeros(5, 2), {"out": zeros(4, 2, dtype="float64")}, "of float32 operands float32"),
+        (zeros(4, 5), zeros(5, 2, dtype="float16"), {}, "a is float32 and b is float16; both must be one of"),
+        (
+            zeros(4, 5, dtype="complex64"),
+            zeros(5, 2, dtype="complex64"),
+            {},
+            "must be one of bfloat16, ",
+        ),
+        (zeros(4, 5), zeros(5, 2), {"out": zeros(2, 4)}, r"out is \(2, 4\); it must be \(4, 2\)"),
+        (
+            zeros(4, 5),
+            zeros(5, 2),
+            {"out": zeros(4, 2, dtype="float64")},
+            "operands it must be float32",
+        ),
         (zeros(4, 5), zeros(5, 2), {"out": np.broadcast_to(zeros(2), (4, 2))}, "broadcast"),
         (
             FIELD,
             zeros(5, 2),
             {},
-            r"a has strides \(21, 4\), .* its elements' 4 bytes are",
+            r"a has strides \(21, 4\) and .* multiples of its elements' 4 bytes. Give a copy",
         ),
         (zeros(4, 5), zeros(5, 5), {"out": FIELD}, r"out has strides \(21, 4\)"),
-        (zeros(4, 5), zeros(3, 5), {}, r"are allowed; a weight \(N, K\) is given as b.T"),
-        (zeros(4, 5), zeros(5, 2), {"bias": zeros(4)}, r"float32 \(4,\): float32 \(2,\) is allowed"),
-        (zeros(4, 5), zeros(5, 2), {"bias": zeros(2, dtype="float16")}, "float32 .* is allowed"),
-        (zeros(4, 5), zeros(5, 2), {"activation": "tanh"}, "'tanh': None, 'relu', 'gelu', 'silu'"),
-        (zeros(4, 5, dtype="int8"), zeros(5, 2, dtype="int8"), {"activation": "gelu"}, "None, 'relu' are"),
-        (zeros(4, 5), zeros(5, 2), {"method": "sm80"}, "float32 operands, .* method='auto' takes another"),
+        (
+            zeros(4, 5),
+            zeros(3, 5),
+            {},
+            r"must be \(M, K\) and \(K, N\)\. Give a weight of shape \(N, K\) as b.T",
+        ),
+        (zeros(4, 5), zeros(5, 2), {"bias": zeros(4)}, r"float32 \(4,\); it must be float32 \(2,\)"),
+        (zeros(4, 5), zeros(5, 2), {"bias": zeros(2, dtype="float16")}, "float16 .* it must be float32"),
+        (
+            zeros(4, 5),
+            zeros(5, 2),
+            {"activation": "tanh"},
+            "it must be None, 'relu', 'gelu' or 'silu'",
+        ),
+        (
+            zeros(4, 5, dtype="int8"),
+            zeros(5, 2, dtype="int8"),
+            {"activation": "gelu"},
+            "None or 'relu'",
+        ),
+        (zeros(4, 5), zeros(5, 2), {"method": "sm80"}, "the operands are float32 .* Use method='auto'"),
         (
             zeros(8, 16, dtype="float16"),
             zeros(16, 70, dtype="float16"),
             {"method": "sm90"},
-            r"out is float16 \(8, 70\): .* multiple of 16 bytes",
+            r"out is float16 \(8, 70\); its rows must be a multiple of 16 bytes",
         ),
-        (zeros(4, 5), zeros(5, 2), {"method": "sm100"}, "'auto', 'sm90', 'sm80', 'simt' are allowed"),
+        (zeros(4, 5), zeros(5, 2), {"method": "sm100"}, "it must be 'auto', 'sm90', 'sm80' or 'simt'"),
     ],
 )
 def test_what_is_refused(a, b, options, text):

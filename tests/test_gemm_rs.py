@@ -169,34 +169,37 @@ def test_the_same_bits_every_time_and_added_up_in_float32(pes, tiles):
 # ---- what is refused
 
 
-def test_what_is_not_allowed_is_refused(pes):
+def test_wrong_arguments(pes):
     def main():
         world = sk.init()
         refused = [
-            (dict(max_m=0, max_n=8), "1 or more are allowed"),
-            (dict(max_m=8, max_n=8, dtype="int32"), "float64 is allowed"),
-            (dict(max_m=8, max_n=8, part_dtype="float16"), "or float32 is allowed"),
-            (dict(max_m=8, max_n=8, method="fast"), "'auto' are allowed"),
-            (dict(max_m=8 + world.rank, max_n=8), "the same are allowed"),
-            (dict(max_m=8, max_n=8, dtype="float32", method="fused"), "bfloat16 or float16 is allowed"),
+            (dict(max_m=0, max_n=8), "max_m is 0; it must be 1 or more"),
+            (dict(max_m=8, max_n=8, dtype="int32"), "dtype is 'int32'; it must be .* or 'float64'"),
+            (
+                dict(max_m=8, max_n=8, part_dtype="float16"),
+                "part_dtype is 'float16'; it must be 'bfloat16' or",
+            ),
+            (dict(max_m=8, max_n=8, method="fast"), "or 'auto'"),
+            (dict(max_m=8 + world.rank, max_n=8), "rank 0 gives max_m=8, rank 1 gives max_m=9"),
+            (dict(max_m=8, max_n=8, dtype="float32", method="fused"), "it is for bfloat16 and float16"),
             (
                 dict(max_m=8, max_n=8, part_dtype="float32", method="sequential"),
-                "float32: bfloat16, the dtype",
+                "part_dtype is float32; with .* it must be the dtype, bfloat16",
             ),
         ]
         for arguments, reason in refused:
             with pytest.raises(ValueError, match=reason):
                 sk.GemmReduceScatter(world, **arguments)
-        with pytest.raises(TypeError, match="the first argument is the World"):
+        with pytest.raises(TypeError, match="world is .*; it must be the World"):
             sk.GemmAllReduce(8, 8, 8)
         product = sk.GemmReduceScatter(world, 8, 16, method="fused")
         x = np.zeros((8, 16), BFLOAT16)
         for arrays, reason in [
-            ((x, x), r"\(K, N\) are allowed"),
-            ((x[:7], x.T), "a multiple of 2, the ranks"),
-            ((x, x.T, x[:8, :8]), r"\(4, 8\) is allowed"),
-            ((x.astype("float16"), x.T), "the dtype, is allowed"),
-            ((np.zeros((16, 16), BFLOAT16), x.T), "make a larger one"),
+            ((x, x), r"must be \(M, K\) and \(K, N\)"),
+            ((x[:7], x.T), "a multiple of the number of ranks, 2"),
+            ((x, x.T, x[:8, :8]), r"it must be \(4, 8\)"),
+            ((x.astype("float16"), x.T), "it must be this object's dtype"),
+            ((np.zeros((16, 16), BFLOAT16), x.T), "Make a GemmReduceScatter with larger ones"),
             ((x[:, :0], x.T[:0]), "K is 0"),
             ((x, x.T, x[:4, :8]), "out overlaps a"),
         ]:
@@ -213,7 +216,7 @@ def test_what_is_not_allowed_is_refused(pes):
 
 def test_one_rank_has_nothing_to_exchange(pes):
     def main():
-        with pytest.raises(ValueError, match="2 to 16 are allowed"):
+        with pytest.raises(ValueError, match="it is for 2 to 16"):
             sk.GemmReduceScatter(sk.init(), 8, 8, method="fused")
 
     pes(1).run(main)

@@ -202,7 +202,7 @@ def test_all_gather_is_refused_and_leaves_nothing(pes, monkeypatch, capfd, metho
 
 def test_multimem_ends_at_the_node(pes):
     def main():
-        with pytest.raises(ValueError, match="multicast ends at the node, and there are 2: 'll_2d_multimem'"):
+        with pytest.raises(ValueError, match="multicast ends; there are 2. Use 'll_2d_multimem'"):
             sk.AllGather(sk.init(local_size=2), 64, "multimem")
 
     pes(4).run(main)

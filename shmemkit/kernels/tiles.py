@@ -143,12 +143,14 @@ class Tiles(Method):
         """Whether it can run here, with so many tiles of lines in an array; collective."""
         if tiles * 8 * TILE_WORDS > MOST_BYTES:
             raise ValueError(
-                f"{name}: lines of {tiles * 8 * TILE_WORDS} bytes: {MOST_BYTES} are allowed; it is for "
-                "smaller arrays"
+                f"{name}: its lines would take {tiles * 8 * TILE_WORDS} bytes, more than {MOST_BYTES}; it is "
+                "for smaller arrays"
             )
         self.world.check_reach(name, nvlink=True)
         if self.world.n_ranks > self.most_ranks:
-            raise ValueError(f"{name}: {self.world.n_ranks} ranks: up to {self.most_ranks} are allowed")
+            raise ValueError(
+                f"{name}: there are {self.world.n_ranks} ranks; it is for {self.most_ranks} at most"
+            )
         self.most = {}  # blocks of a row, by kernel and dtype
 
     def wide(self, x, out, unit):

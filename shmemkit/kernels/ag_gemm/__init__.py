@@ -18,14 +18,15 @@ Methods:
 from shmemkit.kernels.all_gather import AllGather
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.all_gather.push_ahead import PushAhead
-from shmemkit.kernels.collective import integer
 from shmemkit.kernels.gemm import METHODS as GEMMS
 from shmemkit.kernels.gemm import bind_product, check, gpu_of
 from shmemkit.kernels.gemm.arrays import new_output, overlap, with_shape
+from shmemkit.kernels.gemm.epilogue import ACTIVATIONS
 from shmemkit.kernels.gemm.problem import Problem
 from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90_host import CLOCK, choose, estimate
 from shmemkit.memory import as_dtype
+from shmemkit.settings import array_text, integer, one_of, shown
 
 from . import columns
 from .host import Fused
@@ -70,9 +71,7 @@ class AllGatherGemm(Products):
 
     def __init__(self, world, max_nbytes, method="auto"):
         def check():
-            self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes)
-            if self.max_nbytes < 0:
-                raise ValueError(f"AllGatherGemm: max_nbytes={max_nbytes}: 0 or more are allowed")
+            self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
 
         super().__init__(world, method, check)
@@ -126,7 +125,7 @@ class AllGatherGemm(Products):
     def _prepare_overlap(self, capacity):
         world, ranks = self.world, None
         if self._preferred == "overlap_2d" and world.n_nodes == 1:
-            raise ValueError("one node: several are allowed; 'overlap' is for one")
+            raise ValueError("there is one node; 'overlap_2d' is for several. Use 'overlap'")
         self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap"))
         if self._preferred == "overlap_2d":
             self._nodes = self._part(Nodes, world, capacity // world.n_ranks)
@@ -162,8 +161,7 @@ class AllGatherGemm(Products):
         self._check_alive()
         if stream is self.world.stream:
             stream = None
-        if not (activation is None or isinstance(activation, str)):
-            raise TypeError(f"AllGatherGemm: activation={activation!r}: a name or None is allowed")
+        one_of("AllGatherGemm", "activation", activation, ACTIVATIONS)
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
@@ -182,10 +180,10 @@ class AllGatherGemm(Products):
     def method_for(self, shape, dtype, n):
         """The method for an x of this shape and dtype, and weights of `n` columns in all. ValueError if there
         is none."""
-        (rows, k), dtype = shape, as_dtype(dtype)
+        (rows, k), dtype = shape, as_dtype(dtype, "AllGatherGemm: ")
         unpushed = Push.refuses(k, dtype, n)
         if self.method == "push" and unpushed:
-            raise ValueError(f"AllGatherGemm: method='push': {unpushed}")
+            raise ValueError(f"AllGatherGemm: method 'push' cannot be used: {unpushed}. Use method='auto'")
         if self.method != "auto":
             return self.method
         n_ranks = self.world.n_ranks
@@ -208,11 +206,11 @@ class AllGatherGemm(Products):
             return None
         if not several:
             return [given]
-        if not isinstance(given, (tuple, list)) or len(given) != len(weights):
-            what = f"{len(given)}" if isinstance(given, (tuple, list)) else type(given).__name__
-            raise ValueError(
-                f"AllGatherGemm: {name}: a tuple of {len(weights)}, as many as weights, is allowed, given "
-                f"{what}"
+        a_tuple = isinstance(given, (tuple, list))
+        if not a_tuple or len(given) != len(weights):
+            what = f"a {type(given).__name__} of {len(given)}" if a_tuple else shown(given)
+            raise (ValueError if a_tuple else TypeError)(
+                f"AllGatherGemm: {name} is {what}; it must be a tuple of {len(weights)}, one for each weight"
             )
         return list(given)
 
@@ -265,45 +263,42 @@ class AllGatherGemm(Products):
     def _check_products(self, x, weights, outs, biases, gathered):
         name, m = type(self).__name__, self.world.n_ranks * x.shape[0]
         if not weights:
-            raise ValueError(f"{name}: no weight: a (K, N) array, or a tuple of at least one, is allowed")
+            raise ValueError(f"{name}: weight is an empty tuple; it must have one (K, N) array or more")
         for weight in weights:
             if weight.ndim != 2 or weight.shape[0] != x.shape[1] or weight.dtype != x.dtype:
                 raise ValueError(
-                    f"{name}: weight is {weight.dtype} {weight.shape}: {x.dtype} ({x.shape[1]}, N), as x is "
-                    f"{x.shape}, is allowed"
+                    f"{name}: weight is {weight.dtype} {weight.shape}; it must be {x.dtype} "
+                    f"({x.shape[1]}, N), since x is {x.dtype} {x.shape}"
                 )
         for weight, out in zip(weights, outs, strict=True):
             if out.shape != (m, weight.shape[1]):
                 raise ValueError(
-                    f"{name}: out is {out.shape}: {(m, weight.shape[1])}, of {self.world.n_ranks} times x's "
-                    f"{x.shape[0]} rows, is allowed"
+                    f"{name}: out is {out.shape}; it must be {(m, weight.shape[1])}, with x's {x.shape[0]} "
+                    f"rows from each of {self.world.n_ranks} ranks"
                 )
         apart = [("gathered", gathered, weights + biases)]  # besides what ``check`` finds
         apart += [("out", out, [x, gathered, *outs[:i]]) for i, out in enumerate(outs)]
         for what, array, others in apart:
             if any(array is not None and other is not None and overlap(array, other) for other in others):
-                raise ValueError(
-                    f"{name}: {what} overlaps another array that is given: arrays that lie apart are allowed"
-                )
+                raise ValueError(f"{name}: {what} overlaps another argument; it must be an array of its own")
 
     def _check_rows(self, x, gathered):
         n, name = self.world.n_ranks, type(self).__name__
         if x.ndim != 2 or not x.flags.c_contiguous:
             raise ValueError(
-                f"{name}: x is {x.shape} with strides {x.strides}: (m, K), C-contiguous, is allowed; copy it"
+                f"{name}: x is {array_text(x)}; it must be a C-contiguous (m, K) array. Give a copy"
             )
         if n * x.nbytes > self.max_nbytes:
             raise ValueError(
-                f"{name}: {n * x.nbytes} bytes of gathered rows, max_nbytes={self.max_nbytes}: make a larger "
-                "one"
+                f"{name}: the rows of all ranks have {n * x.nbytes} bytes, more than "
+                f"max_nbytes={self.max_nbytes}. Make an AllGatherGemm with a larger max_nbytes"
             )
         if gathered is None:
             return
         shape = n * x.shape[0], x.shape[1]
         if gathered.shape != shape or gathered.dtype != x.dtype or not gathered.flags.c_contiguous:
             raise ValueError(
-                f"{name}: gathered is {gathered.dtype} {gathered.shape} with strides {gathered.strides}: "
-                f"{x.dtype} {shape}, C-contiguous, is allowed"
+                f"{name}: gathered is {array_text(gathered)}; it must be {x.dtype} {shape}, C-contiguous"
             )
 
 

@@ -57,6 +57,7 @@ from shmemkit.kernels.gemm.products import multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90 import WATCHING, Kinds, Tile, gemm_body, signature
 from shmemkit.kernels.gemm.sm90_host import CLOCK, Choice, bind_gemm, choose, estimate, map_of_operand, taken
 from shmemkit.kernels.method import Method
+from shmemkit.settings import listed
 
 from . import columns
 from .host import aligned_groups
@@ -330,7 +331,7 @@ class Push(Method):
         world.check_reach("push")
         self.multiprocessors = multiprocessors_of_all(world, "push")
         if self.multiprocessors < 2:
-            raise ValueError("push: a GPU of one multiprocessor: 2 or more are needed, of which some send")
+            raise ValueError("push: the GPU has one multiprocessor; it must have 2 or more, to send by some")
         self.room = -(-max(max_nbytes, 1) // 128) * 128
         self.staged = self.empty((2 * self.room,), "uint8", "ag_gemm.staged")
         self.arrived = self.zeros((world.n_ranks * PARTS,), "uint64", "ag_gemm.arrived")
@@ -341,9 +342,9 @@ class Push(Method):
     def refuses(k, dtype, n):
         """-> why it does not compute products of such rows, with n columns, alike on all ranks, or None"""
         if not n:
-            return "no weight has columns: at least one is allowed"
+            return "the weights have no columns; they must have 1 or more"
         if dtype.name not in HALVES or k % 8:
-            return f"x is {dtype}, K is {k}: {' or '.join(HALVES)}, and a multiple of 8 are allowed"
+            return f"x is {dtype} and K is {k}; they must be {listed(HALVES)}, and a multiple of 8"
         return None
 
     def bind(self, x, problems, gathered=None):

@@ -76,6 +76,7 @@ from shmemkit.kernels.lanes import Lanes
 from shmemkit.kernels.method import Method
 from shmemkit.kernels.own import bind_store
 from shmemkit.launch import MAX_THREADS, bind
+from shmemkit.settings import array_text
 from shmemkit.stream_barrier import bind_team_barrier, team_barrier_kernel
 
 
@@ -110,7 +111,7 @@ class CopyEngine(Method):
         world = self.world
         reason = next(filter(None, world.host_allgather(world.backend.no_copies(ranks))), None)
         if reason:
-            raise ValueError(f"all-gather by copy engines cannot be used here: {reason}")
+            raise ValueError(f"all_gather by copy engines cannot be used here: {reason}")
         self.max_nbytes = max_nbytes
         self.ranks = range(world.n_ranks) if ranks is None else ranks
         self.me, self.n_ranks = world.rank - self.ranks.start, len(self.ranks)
@@ -173,14 +174,14 @@ class CopyEngine(Method):
             or out.nbytes > self.max_nbytes
         ):
             raise ValueError(
-                f"overlap: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: C-contiguous arrays of one "
-                f"dtype are allowed, out {self.n_ranks} times as large, of at most {self.max_nbytes} bytes"
+                f"overlap(): x is {array_text(x)} and out is {array_text(out)}; they must be C-contiguous "
+                f"and of one dtype, and out {self.n_ranks} times as large, {self.max_nbytes} bytes at most"
             )
         address = self.world.backend.address
         at, to = address(x), address(out)
         in_place = at == to + self.me * x.nbytes
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
-            raise ValueError("overlap: x may be its own part of out, out[rank], but not overlap it otherwise")
+            raise ValueError("overlap(): x and out overlap; x must be out[rank], or lie outside of out")
         return in_place
 
     def check_alive(self):
@@ -319,14 +320,15 @@ class Transfer:
         self.engine.check_alive()
         if self.engine.started is not started:
             raise RuntimeError(
-                "a Transfer was started and not finished: finish it or, after an error, make a new engine"
+                "start(): another Transfer was started and not finished. Finish it or, after an error, make "
+                "a new engine"
                 if started is None
-                else "a Transfer that waits, or is finished, has to be started before"
+                else "wait() or finish(): this Transfer was not started. Call start() first"
             )
         if started is not None and self.capture != self.backend.capture_of(stream):
             raise RuntimeError(
-                "a Transfer was started in one capture of a graph, or in none, and is finished in another: "
-                "both in the same one are allowed; after a capture that has failed make a new engine"
+                "finish(): this Transfer was started in another capture of a graph, or in none. Start and "
+                "finish it in the same one; after a capture that failed, make a new engine"
             )
 
 

@@ -89,8 +89,8 @@ class Multimem(Method):
         world = self.world
         if world.n_nodes > 1:
             raise ValueError(
-                f"AllGather: method='multimem': multicast ends at the node, and there are {world.n_nodes}: "
-                "'ll_2d_multimem' or methods without multicast are allowed"
+                f"AllGather: method 'multimem' is for one node, where multicast ends; there are "
+                f"{world.n_nodes}. Use 'll_2d_multimem', or a method without multicast"
             )
         n = world.n_ranks
         segment = max(1, -(-max_nbytes // n))

@@ -41,17 +41,17 @@ class PushAhead(CopyEngine):
         self.buffer = self.empty(self.max_nbytes, "uint8", "all_gather.ahead.buffer")
 
     def bind(self, x, out, in_place):
-        raise NotImplementedError("PushAhead: overlap is allowed")
+        raise NotImplementedError("PushAhead: only overlap() can be used")
 
     def overlap(self, x, out, own="first", by_columns=False):
-        """-> the Transfer, as of ``CopyEngine``; start, wait and finish are allowed, not run.
+        """-> the Transfer, as of ``CopyEngine``; with start, wait and finish, without run.
 
         out         a part of `buffer`, from its beginning on
         by_columns  x is 2-D and comes in parts of columns, all of its rows: see ``columns_of``
         """
         in_place, address = self._check_arrays(x, out), self.world.backend.address
         if address(out) != address(self.buffer):
-            raise ValueError("overlap: out begins where the buffer of PushAhead does")
+            raise ValueError("overlap(): out must begin where the buffer of PushAhead does")
         return (AheadByColumns if by_columns else Ahead)(self, x, out, in_place, own)
 
     def columns_of(self, row_bytes):
@@ -68,7 +68,7 @@ class Ahead(Transfer):
         super().__init__(engine, flat, out, in_place, own)
 
     def run(self, stream=None):
-        raise RuntimeError("a Transfer of PushAhead: start and finish are allowed, not run")
+        raise RuntimeError("run(): a Transfer of PushAhead has only start(), wait() and finish()")
 
 
 class AheadByColumns(Ahead):

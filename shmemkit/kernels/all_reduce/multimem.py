@@ -77,6 +77,7 @@ from shmemkit.device import (
 from shmemkit.device.multimem import vec16_dtypes
 from shmemkit.kernels.method import Method
 from shmemkit.memory import as_dtype
+from shmemkit.settings import listed
 
 OPS = {"sum": "add", "max": "max", "min": "min"}
 PART = 1 << 13  # bytes that are worth a block
@@ -199,13 +200,13 @@ class _Multimem(Method):
         world, self.op = self.world, op
         if op not in OPS:
             raise ValueError(
-                f"AllReduce: method={self.name!r}: op={op!r}: {', '.join(map(repr, OPS))} are allowed: the "
-                "NVSwitch does no others"
+                f"AllReduce: op is {op!r}; with method {self.name!r} it must be {listed(map(repr, OPS))}, "
+                "which the NVSwitch can do"
             )
         if world.n_nodes > 1:
             raise ValueError(
-                f"AllReduce: method={self.name!r}: multicast ends at the node, and there are "
-                f"{world.n_nodes}: methods without multicast are allowed"
+                f"AllReduce: method {self.name!r} is for one node, where multicast ends; there are "
+                f"{world.n_nodes}. Use a method without multicast"
             )
         self.blocks = max(1, min(MAX_BLOCKS, -(-nbytes // PART)))
         self.calls = world.xp.zeros(self.blocks, "uint64")
@@ -220,8 +221,8 @@ class _Multimem(Method):
         allowed = vec16_dtypes(OPS[self.op])
         if dtype.name not in allowed:
             raise ValueError(
-                f"AllReduce: method={self.name!r}: op={self.op!r} of {dtype.name}: {', '.join(allowed)} are "
-                "allowed: the NVSwitch does no others"
+                f"AllReduce: x is {dtype.name}; with method {self.name!r} and op={self.op!r} it must be "
+                f"{listed(allowed)}, which the NVSwitch can do"
             )
 
     def _parts(self, nbytes):

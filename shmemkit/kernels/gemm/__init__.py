@@ -24,6 +24,7 @@ from numba import cuda
 from shmemkit import world as _world
 from shmemkit.device.elements import ELEMENTS
 from shmemkit.device.swizzle import order_of
+from shmemkit.settings import listed, one_of
 
 from .arrays import converted, keyed, new_output, overlap, with_shape
 from .epilogue import ACTIVATIONS
@@ -54,8 +55,7 @@ class Gemm:
     """
 
     def __init__(self, method="auto", order=None):
-        if method != "auto" and method not in METHODS:
-            raise ValueError(f"Gemm: method={method!r}: 'auto', {', '.join(map(repr, METHODS))} are allowed")
+        one_of("Gemm", "method", method, ("auto", *METHODS))
         self.method, self.order, self._plans = method, _device_function(order), {}
 
     def __call__(self, a, b, out=None, *, bias=None, activation=None, stream=None):
@@ -76,8 +76,9 @@ class Gemm:
         not inside the capture of a graph. The caller keeps the arrays and this Gemm alive until it has been
         computed; for a graph that captures calls the arrays, as long as it is used.
 
-        TypeError or ValueError for what is not allowed; RuntimeError without GPU and World.
+        TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
         """
+        one_of("Gemm", "activation", activation, ACTIVATIONS)
         world = _world.current()
         gpu = gpu_of(world)
         if world is not None and stream is world.stream:
@@ -124,13 +125,13 @@ def _device_function(order):
 
 def bind_product(problem, gpu, method="auto", order=None):
     """-> run(stream): a Problem of arrays of `gpu.arrays`, by a method and in an order as of Gemm. The caller
-    keeps the arrays alive. ValueError for what is not allowed."""
+    keeps the arrays alive. ValueError for what no method computes."""
     check(problem)
     if not problem.out.size:
         return lambda stream: None
     if method != "auto":
         if reason := METHODS[method].unsupported(problem, gpu):
-            raise ValueError(f"Gemm: method={method!r}: {reason}; method='auto' takes another one")
+            raise ValueError(f"Gemm: method {method!r} cannot be used: {reason}. Use method='auto'")
         return METHODS[method](problem, gpu, order=order)
     for kind in METHODS.values() if gpu.arrays.ndarray is not np.ndarray else [Simt]:
         if kind.unsupported(problem, gpu) is None:
@@ -168,7 +169,7 @@ def gpu_of(world):
 @functools.cache
 def _check_gpus():
     if _world.n_gpus() == 0:
-        raise RuntimeError("Gemm: no GPU, and no World that would be emulated: call shmemkit.init() first")
+        raise RuntimeError("Gemm: there is no GPU, and no World to emulate one. Call shmemkit.init() first")
 
 
 @functools.cache
@@ -194,8 +195,8 @@ def _shapes(a, b):
     shapes = [getattr(x, "shape", ()) for x in (a, b)]
     given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
     weight = all(len(shape) == 2 for shape in shapes) and shapes[0][1] == shapes[1][1]
-    hint = "; a weight (N, K) is given as b.T" if weight else ""
-    return f"Gemm: a and b are {given}: (M, K) and (K, N) are allowed{hint}"
+    hint = ". Give a weight of shape (N, K) as b.T" if weight else ""
+    return f"Gemm: a and b are {given}; they must be (M, K) and (K, N){hint}"
 
 
 def check(problem):
@@ -205,34 +206,34 @@ def check(problem):
         raise ValueError(_shapes(a, b))
     dtype = a.dtype.name
     if b.dtype != a.dtype or dtype not in DTYPES:
-        raise ValueError(f"Gemm: a is {a.dtype}, b {b.dtype}: one dtype of {', '.join(DTYPES)} is allowed")
+        raise ValueError(f"Gemm: a is {a.dtype} and b is {b.dtype}; both must be one of {listed(DTYPES)}")
     shape = a.shape[0], b.shape[1]
     if out.shape != shape:
-        raise ValueError(f"Gemm: out is {out.shape}: {shape} is allowed")
+        raise ValueError(f"Gemm: out is {out.shape}; it must be {shape}")
     integers = a.dtype.kind in "iu"
     allowed = list(ELEMENTS) if dtype in HALVES else [dtype]
     if integers:
         allowed = [name for name in DTYPES if "int" in name]
     if out.dtype.name not in allowed:
-        raise ValueError(f"Gemm: out is {out.dtype}: of {dtype} operands {', '.join(allowed)} are allowed")
+        raise ValueError(f"Gemm: out is {out.dtype}; of {dtype} operands it must be {listed(allowed)}")
     if bias is not None:
         allowed = [out.dtype.name] + (["float32"] if out.dtype.name in HALVES else [])
         if bias.shape != shape[1:] or bias.dtype.name not in allowed:
             raise ValueError(
-                f"Gemm: bias is {bias.dtype} {bias.shape}: {' or '.join(allowed)} {shape[1:]} is allowed"
+                f"Gemm: bias is {bias.dtype} {bias.shape}; it must be {listed(allowed)} {shape[1:]}"
             )
     if activation not in ACTIVATIONS or (integers and activation in ("gelu", "silu")):
         activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
-        raise ValueError(f"Gemm: activation={activation!r}: {', '.join(map(repr, activations))} are allowed")
+        one_of("Gemm", "activation", activation, activations)
     for name, array in (("a", a), ("b", b), ("out", out), ("bias", bias)):
         if array is not None and not is_aligned(array):
             raise ValueError(
-                f"Gemm: {name} has strides {array.strides}, and its address is {address_of(array):#x}: "
-                f"multiples of its elements' {array.dtype.itemsize} bytes are allowed; give a copy"
+                f"Gemm: {name} has strides {array.strides} and address {address_of(array):#x}; they must be "
+                f"multiples of its elements' {array.dtype.itemsize} bytes. Give a copy"
             )
     for name, array in (("a", a), ("b", b), ("bias", bias)):
         if array is not None and overlap(array, out):
-            raise ValueError(f"Gemm: out overlaps {name}: arrays that lie apart are allowed")
+            raise ValueError(f"Gemm: out overlaps {name}; it must be another array")
     steps = zip(out.strides, out.shape, strict=True)
     if out.size and any(stride == 0 and size > 1 for stride, size in steps):
-        raise ValueError("Gemm: elements of out are one in memory: give an array that was not broadcast")
+        raise ValueError("Gemm: out is a broadcast array, whose elements share memory; it must not be one")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shmemkit.device.elements import ELEMENTS
+from shmemkit.settings import listed
 
 HALVES = ("bfloat16", "float16")
 
@@ -29,12 +30,15 @@ def not_of_tensor_cores(problem):
     """-> why tensor cores do not compute it, or None."""
     given, result = problem.a.dtype.name, problem.out.dtype.name
     if given not in HALVES or result not in ELEMENTS:
-        return f"{given} operands, {result} results: bfloat16 or float16, and those or float32, are allowed"
+        return (
+            f"the operands are {given} and the result is {result}; they must be {listed(HALVES)}, and the "
+            f"result {listed(ELEMENTS)}"
+        )
     if not all(problem.size):
-        return f"sizes {problem.size}: at least 1 is allowed"
+        return f"M, N and K are {problem.size}; they must be 1 or more"
     bias = problem.bias
     if bias is not None and bias.size > 1 and bias.strides[0] != bias.dtype.itemsize:
-        return f"a bias with a stride of {bias.strides[0]} bytes: a contiguous one is allowed"
+        return f"bias has a stride of {bias.strides[0]} bytes; it must be contiguous"
     return None
 
 
@@ -45,6 +49,11 @@ class Gpu(NamedTuple):
     multiprocessors: int
     shared_bytes: int  # that a block may have
     arrays: object
+
+    @property
+    def capability(self):
+        """ "9.0" """
+        return ".".join(map(str, self.compute_capability))
 
 
 def arrays_of(array):

@@ -8,11 +8,12 @@ in which the host makes them: the same on all ranks. (Calls in graphs follow tho
 are ordered by who launches them.)
 """
 
-from shmemkit.kernels.method import agree
+from shmemkit.kernels.method import agree, agree_on, check_world
+from shmemkit.settings import listed, one_of
 from shmemkit.stream_order import shared_order
-from shmemkit.world import World
 
 from .arrays import converted, keyed, unowned
+from .problem import HALVES
 
 PLANS = 256  # bound calls that are kept
 
@@ -25,36 +26,29 @@ class Products:
     alike                 names of arrays that have the same size and dtype on all ranks
     methods_for(n_nodes)  those of them that are for so many nodes
     _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None},
-                          which the caller keeps alive; TypeError or ValueError for what is not allowed
+                          which the caller keeps alive; TypeError or ValueError for wrong ones
 
     world   the World
     method  one of `methods`, or "auto"
-    check   () -> {name: value}, of arguments, which are alike on all ranks; TypeError or ValueError for what
-            is not allowed, on any
+    check   () -> {name: value}, of arguments, which are alike on all ranks; TypeError or ValueError, on any
+            rank, for wrong ones
     """
 
     optional = ()
 
     def __init__(self, world, method, check):
         name = type(self).__name__
-        if not isinstance(world, World):
-            raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
+        check_world(name, world)
         self.world, self.method = world, method
         self._parts, self._outputs, self._plans, self._of_graphs = [], [], {}, set()
         arguments = {}
 
         def checked():
-            if method not in ("auto", *self.methods):
-                allowed = ", ".join(map(repr, self.methods))
-                raise ValueError(f"{name}: method={method!r}: {allowed} or 'auto' are allowed")
+            one_of(name, "method", method, (*self.methods, "auto"))
             arguments.update(check(), method=method)
 
         agree(world, checked, lambda: None)
-        given = world.host_allgather(tuple(arguments.values()))
-        if len(set(given)) > 1:
-            raise ValueError(
-                f"{name}: {given} were given over the ranks ({', '.join(arguments)}): the same are allowed"
-            )
+        agree_on(world, name, arguments)
         self._order = shared_order(world)
 
     def _part(self, kind, *args):
@@ -116,8 +110,16 @@ class Products:
     def _check_alive(self):
         if self._parts is None:
             raise RuntimeError(f"{type(self).__name__}: it was freed; make a new one")
-        if self.world.finalized:
-            raise RuntimeError(f"{type(self).__name__}: its World is finalized; call shmemkit.init() again")
+        check_world(type(self).__name__, self.world)
+
+
+def not_for(n_ranks, dtype, most, least=1):
+    """-> why a kernel for `least` to `most` ranks, of bfloat16 and float16, cannot be used, or None"""
+    if not least <= n_ranks <= most:
+        return f"there are {n_ranks} ranks; it is for {least} to {most}"
+    if dtype not in HALVES:
+        return f"dtype is {dtype}; it is for {listed(HALVES, 'and')}. 'sequential' takes others"
+    return None
 
 
 def multiprocessors_of_all(world, what, reason=None):
@@ -126,7 +128,7 @@ def multiprocessors_of_all(world, what, reason=None):
     a name, cannot be used there."""
     major, minor = world.backend.compute_capability
     if major != 9:
-        reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}: 9.0 is allowed"
+        reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}; it must be 9.0"
     reasons, numbers = zip(*world.host_allgather((reason, world.backend.multiprocessors)), strict=True)
     if reason := next(filter(None, reasons), None):
         raise ValueError(f"{what} cannot be used here: {reason}")

@@ -26,6 +26,7 @@ from shmemkit.device.registers import for_each_part
 from shmemkit.device.spans import span
 from shmemkit.emu.thread import current_thread
 from shmemkit.launch import bind
+from shmemkit.settings import listed
 
 from .epilogue import finishing, inline
 from .sm80 import grouping
@@ -188,7 +189,7 @@ class Simt:
     def unsupported(problem, gpu):
         """-> why it cannot compute `problem`, or None."""
         dtype = problem.a.dtype.name
-        return None if dtype in DTYPES else f"dtype {dtype}: {', '.join(DTYPES)} are allowed"
+        return None if dtype in DTYPES else f"the dtype is {dtype}; it must be {listed(DTYPES)}"
 
     def __init__(self, problem, gpu, order=None):
         a, b, out, bias, activation = problem

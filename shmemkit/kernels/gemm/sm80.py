@@ -311,7 +311,7 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
     rows, columns = tile_m // warps_m, tile_n // warps_n  # of a warp
     log_warps_m, log_tile_k = warps_m.bit_length() - 1, tile_k.bit_length() - 1
     if tile_k not in (32, 64) or not 3 <= stages <= MAX_GROUPS + 1:
-        raise ValueError(f"{tile}: k of 32 or 64, and 3 to {MAX_GROUPS + 1} stages are allowed")
+        raise ValueError(f"the tile is {tile}; k must be 32 or 64, and stages 3 to {MAX_GROUPS + 1}")
     of_a = _operand(False, *a_layout, tile_m, tile_k, rows, threads, steps)
     of_b = _operand(True, *b_layout, tile_n, tile_k, columns, threads, steps)
     begin_a, fill_a, end_a, along_a, place_a, load_a = of_a
@@ -506,14 +506,14 @@ class Sm80:
         """-> why it cannot compute `problem`, or None."""
         a, b, out, _, _ = problem
         if gpu.compute_capability < (8, 0):
-            return f"compute capability {gpu.compute_capability}: 8.0 and later are allowed"
+            return f"the GPU has compute capability {gpu.capability}; it must be 8.0 or newer"
         if reason := not_of_tensor_cores(problem):
             return reason
         if _layout(a) is None or _layout(b.T) is None:
-            return f"strides {a.strides} and {b.strides}: contiguous rows or columns are allowed"
+            return f"a and b have strides {a.strides} and {b.strides}; rows or columns must be contiguous"
         rows, columns = out.shape
         if rows > 1 and out.strides[0] < 0 or columns > 1 and out.strides[1] != out.dtype.itemsize:
-            return f"strides {out.strides} of out: contiguous rows are allowed"
+            return f"out has strides {out.strides}; it must have contiguous rows"
         return None
 
     def __init__(self, problem, gpu, tile=None, order=None):

@@ -51,8 +51,8 @@ def rows_that_cannot_be_stored(out):
     """-> why `tma_store` would write beyond the rows of `out`, or None."""
     if out.shape[1] * out.dtype.itemsize % ALIGNED:
         return (
-            f"out is {out.dtype} {out.shape}: the TMA writes {ALIGNED} bytes at a time, rows of a multiple "
-            f"of {ALIGNED} bytes are allowed"
+            f"out is {out.dtype} {out.shape}; its rows must be a multiple of {ALIGNED} bytes, as much as the "
+            "TMA writes at a time"
         )
     return None
 
@@ -182,14 +182,14 @@ class Sm90:
         """-> why it cannot compute `problem`, or None."""
         a, b, out, _, _ = problem
         if gpu.compute_capability[0] != 9:
-            return f"compute capability {gpu.compute_capability}: 9.0 is allowed"
+            return f"the GPU has compute capability {gpu.capability}; it must be 9.0"
         if reason := not_of_tensor_cores(problem) or rows_that_cannot_be_stored(out):
             return reason
         for array, lines in (a, lines_of(a)), (b, lines_of(b.T)), (out, out):
             if not taken(lines):
                 return (
-                    f"strides {array.strides}, or the address: contiguous rows (operands: or columns) that "
-                    f"begin at multiples of {ALIGNED} bytes are allowed"
+                    f"an array has strides {array.strides} and address {address_of(array):#x}; its rows (of "
+                    f"operands: or columns) must be contiguous, and begin at multiples of {ALIGNED} bytes"
                 )
         return None
 

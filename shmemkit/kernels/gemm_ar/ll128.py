@@ -73,8 +73,8 @@ from shmemkit.kernels.gemm.packets import (
     place_of,
     rounding,
 )
-from shmemkit.kernels.gemm.problem import HALVES, Problem
-from shmemkit.kernels.gemm.products import multiprocessors_of_all
+from shmemkit.kernels.gemm.problem import Problem
+from shmemkit.kernels.gemm.products import multiprocessors_of_all, not_for
 from shmemkit.kernels.gemm.sm90 import ALONE, Kinds, Tile, gemm_body, signature
 from shmemkit.kernels.gemm.sm90_host import bind_gemm, choices_of, estimate
 from shmemkit.kernels.method import Method
@@ -327,11 +327,7 @@ class OneShot(Method):
     def prepare(self, max_m, max_n, dtype, part_dtype):
         world, n_ranks = self.world, self.world.n_ranks
         world.check_reach(self.name, nvlink=True)
-        reason = None
-        if n_ranks > MOST_RANKS:
-            reason = f"{n_ranks} ranks: up to {MOST_RANKS} are allowed"
-        elif dtype not in HALVES:
-            reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
+        reason = not_for(n_ranks, dtype, MOST_RANKS)
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
         widths = [w for w in WIDTHS if w < max_n + 32]
@@ -342,7 +338,7 @@ class OneShot(Method):
 
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
-        return f"M is {m}: up to {self.rows} are allowed; it is for few rows" if m > self.rows else None
+        return f"M is {m}; it is for {self.rows} rows at most" if m > self.rows else None
 
     def is_for(self, m, k, n):
         """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""

@@ -71,13 +71,14 @@ class GemmReduceScatter(GemmCollective):
         places binds kernels, and perhaps compiles them: not inside the capture of a graph. The caller keeps
         the arrays alive until it has been computed, and as long as graphs that have captured it are used.
 
-        TypeError or ValueError for what is not allowed.
+        TypeError or ValueError for wrong arguments.
         """
         return super().__call__(a, b, out, stream)
 
     def _rows(self, m):
         if m % self.world.n_ranks:
             raise ValueError(
-                f"GemmReduceScatter: M is {m}: a multiple of {self.world.n_ranks}, the ranks, is allowed"
+                f"GemmReduceScatter: M is {m}; it must be a multiple of the number of ranks, "
+                f"{self.world.n_ranks}"
             )
         return m // self.world.n_ranks

@@ -1,10 +1,10 @@
 """What the host objects of products that are reduced over the ranks share: their arguments and methods."""
 
-from shmemkit.kernels.collective import integer
 from shmemkit.kernels.gemm.arrays import new_output, overlap, with_shape
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import Products
 from shmemkit.memory import as_dtype
+from shmemkit.settings import array_text, integer, one_of
 
 
 class GemmCollective(Products):
@@ -15,7 +15,7 @@ class GemmCollective(Products):
                     is_for(m, k, n)   whether it is then faster than those after it
                     bind(a, b, out)   -> run(stream)
                     several_nodes     whether it is for several nodes or for one; if it has that
-    _rows(m)      -> rows of the result that a rank gets, of m; ValueError for what is not allowed
+    _rows(m)      -> rows of the result that a rank gets, of m; ValueError for a wrong m
     """
 
     alike = "a", "b", "out"
@@ -24,17 +24,12 @@ class GemmCollective(Products):
         name = type(self).__name__
 
         def check():
-            self.dtype = as_dtype(dtype)
-            self.part_dtype = self.dtype if part_dtype is None else as_dtype(part_dtype)
-            if self.dtype.name not in (*HALVES, "float32", "float64"):
-                raise ValueError(f"{name}: dtype={dtype}: bfloat16, float16, float32 or float64 is allowed")
-            halves = self.dtype.name in HALVES
-            if self.part_dtype.name not in (self.dtype.name, "float32" if halves else self.dtype.name):
-                allowed = f"{self.dtype.name}, the dtype," + " or float32" * halves
-                raise ValueError(f"{name}: part_dtype={part_dtype}: {allowed} is allowed")
-            self.max_m, self.max_n = integer(name, "max_m", max_m), integer(name, "max_n", max_n)
-            if min(self.max_m, self.max_n) < 1:
-                raise ValueError(f"{name}: max_m={max_m}, max_n={max_n}: 1 or more are allowed")
+            self.dtype = as_dtype(dtype, f"{name}: ")
+            self.part_dtype = self.dtype if part_dtype is None else as_dtype(part_dtype, f"{name}: part_")
+            one_of(name, "dtype", self.dtype.name, (*HALVES, "float32", "float64"))
+            parts = [self.dtype.name] + ["float32"] * (self.dtype.name in HALVES)
+            one_of(name, "part_dtype", self.part_dtype.name, parts)
+            self.max_m, self.max_n = integer(name, "max_m", max_m, 1), integer(name, "max_n", max_n, 1)
             dtypes = {"dtype": self.dtype.name, "part_dtype": self.part_dtype.name}
             return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
 
@@ -50,7 +45,7 @@ class GemmCollective(Products):
                     raise
         if not self._methods:
             reasons = "; ".join(f"{each!r}: {reason}" for each, reason in self.refused.items())
-            raise ValueError(f"{name}: no method can be used here: {reasons}")
+            raise ValueError(f"{name}: no method can be used here. {reasons}")
 
     @classmethod
     def methods_for(cls, n_nodes):
@@ -80,7 +75,8 @@ class GemmCollective(Products):
         shapes = [tuple(x.shape) for x in (a, b)]
         if not (len(shapes[0]) == len(shapes[1]) == 2) or shapes[0][1] != shapes[1][0]:
             raise ValueError(
-                f"{type(self).__name__}: a is {shapes[0]}, b {shapes[1]}: (M, K) and (K, N) are allowed"
+                f"{type(self).__name__}: a is {shapes[0]} and b is {shapes[1]}; they must be (M, K) and "
+                "(K, N)"
             )
         return *shapes[0], shapes[1][1]
 
@@ -89,23 +85,26 @@ class GemmCollective(Products):
         m, k, n = self._sizes(a, b)
         rows = self._rows(m)
         if out.shape != (rows, n):
-            raise ValueError(f"{name}: out is {out.shape}: {(rows, n)} is allowed")
+            raise ValueError(f"{name}: out is {out.shape}; it must be {(rows, n)}")
         for argument, array in arrays.items():
             if array.dtype != self.dtype:
                 raise ValueError(
-                    f"{name}: {argument} is {array.dtype}: {self.dtype}, the dtype, is allowed; for another "
-                    "one make an object with dtype="
+                    f"{name}: {argument} is {array.dtype}; it must be this object's dtype, {self.dtype}. For "
+                    "other arrays make an object with dtype="
                 )
             if argument != "out" and overlap(array, out):
-                raise ValueError(f"{name}: out overlaps {argument}: arrays that lie apart are allowed")
+                raise ValueError(f"{name}: out overlaps {argument}; it must be another array")
         if m > self.max_m or n > self.max_n:
-            raise ValueError(f"{name}: {m} by {n}, max_m={self.max_m}, max_n={self.max_n}: make a larger one")
+            raise ValueError(
+                f"{name}: the product is {m} by {n}, more than max_m={self.max_m} by max_n={self.max_n}. "
+                f"Make a {name} with larger ones"
+            )
         if not out.flags.c_contiguous:
-            raise ValueError(f"{name}: out {out.shape} has strides {out.strides}: contiguous is allowed")
+            raise ValueError(f"{name}: out is {array_text(out)}; it must be C-contiguous")
         if 0 in (m, n):
             return lambda stream: None
         if k == 0:
-            raise ValueError(f"{name}: K is 0: 1 or more are allowed")
+            raise ValueError(f"{name}: K is 0; it must be 1 or more")
         return self._methods[self.method_for(m, k, n)].bind(a, b, out)
 
     def method_for(self, m, k, n):
@@ -117,10 +116,11 @@ class GemmCollective(Products):
             reasons |= self.refused
             if len(reasons) == 1:
                 ((method, reason),) = reasons.items()
-                said = f"method={method!r} does not compute {m} by {k} by {n}: {reason}. 'auto' takes another"
+                said = f"method {method!r} does not compute {m} by {k} by {n}: {reason}"
+                said += ". Use method='auto'"
             else:
                 said = "; ".join(f"{method!r}: {reason}" for method, reason in reasons.items())
-                said = f"no method computes {m} by {k} by {n}: {said}"
+                said = f"no method computes {m} by {k} by {n}. {said}"
             raise ValueError(f"{type(self).__name__}: {said}")
         return next((name for name in able if self._methods[name].is_for(m, k, n)), able[-1])
 

@@ -25,7 +25,7 @@ class Copied(Fused):
         world, xp = self.world, self.world.xp
         reason = next(filter(None, world.host_allgather(world.backend.no_copies())), None)
         if reason:
-            raise ValueError(f"copies of parts cannot be used here: {reason}. Take another method")
+            raise ValueError(f"copies by the driver cannot be used here: {reason}. Use another method")
         self.staged = self.empty((others * self.room,), "uint8", "gemm.staged")
         self.ready = self.zeros((others + 1,), "uint64", "gemm.ready")
         with world.stream:

@@ -67,6 +67,7 @@ from shmemkit.kernels.method import Method
 from shmemkit.kernels.partials import floats
 from shmemkit.kernels.reduce_scatter.rows import combining
 from shmemkit.memory import as_dtype
+from shmemkit.settings import listed
 
 from .methods import Fused
 
@@ -182,9 +183,11 @@ class Fused2D(Method):
     def prepare(self, max_m, max_n, dtype, part_dtype):
         world, n_nodes = self.world, self.world.n_nodes
         if n_nodes == 1:
-            raise ValueError("fused_2d: one node: several are allowed; 'fused' is for one")
+            raise ValueError("fused_2d: there is one node; it is for several. Use 'fused'")
         if dtype not in HALVES:
-            raise ValueError(f"fused_2d: {dtype}: {' or '.join(HALVES)} is allowed")
+            raise ValueError(
+                f"fused_2d: dtype is {dtype}; it is for {listed(HALVES, 'and')}. 'sequential' takes others"
+            )
         self.part_dtype = as_dtype(part_dtype)
         self.width = self.part_dtype.itemsize // 2  # words of a partial result for one of the result
         if world.local_size > 1:
@@ -204,7 +207,10 @@ class Fused2D(Method):
         """-> why it does not compute that, alike on all ranks, or None"""
         n_ranks = self.world.n_ranks
         if m % n_ranks or n % 8:
-            return f"M is {m}, N {n}: M a multiple of {n_ranks}, the ranks, N of 8 are allowed"
+            return (
+                f"M is {m} and N is {n}; M must be a multiple of the number of ranks, {n_ranks}, and N a "
+                "multiple of 8"
+            )
         return None
 
     def is_for(self, m, k, n):

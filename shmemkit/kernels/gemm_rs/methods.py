@@ -4,7 +4,7 @@ from shmemkit.kernels.all_reduce import AllReduce
 from shmemkit.kernels.gemm import bind_product, gpu_of
 from shmemkit.kernels.gemm.aligned import aligned
 from shmemkit.kernels.gemm.problem import HALVES, Problem
-from shmemkit.kernels.gemm.products import multiprocessors_of_all
+from shmemkit.kernels.gemm.products import multiprocessors_of_all, not_for
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, estimate
 from shmemkit.kernels.method import Method
@@ -41,11 +41,7 @@ class Fused(Method):
         self.ranks = range(world.n_ranks) if ranks is None else ranks
         n_ranks = len(self.ranks)
         world.check_reach("a fused GEMM", ranks=self.ranks)
-        reason = None
-        if not 2 <= n_ranks <= MOST_RANKS:
-            reason = f"{n_ranks} ranks: 2 to {MOST_RANKS} are allowed"
-        elif dtype not in HALVES:
-            reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
+        reason = not_for(n_ranks, dtype, MOST_RANKS, 2)
         self.multiprocessors = multiprocessors_of_all(world, "a fused GEMM", reason)
         self.part_dtype, self.me = part_dtype, world.rank - self.ranks.start
         rows = -(-max_m // n_ranks)
@@ -71,7 +67,7 @@ class Fused(Method):
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
         if m % len(self.ranks):
-            return f"M is {m}: a multiple of {len(self.ranks)}, the ranks, is allowed"
+            return f"M is {m}; it must be a multiple of the number of ranks, {len(self.ranks)}"
         return None
 
     def is_for(self, m, k, n):
@@ -154,7 +150,7 @@ class Sequential:
 
     def __init__(self, world, max_m, max_n, dtype, part_dtype):
         if part_dtype != dtype:
-            raise ValueError(f"part_dtype={part_dtype}: {dtype}, the dtype, is allowed with 'sequential'")
+            raise ValueError(f"part_dtype is {part_dtype}; with 'sequential' it must be the dtype, {dtype}")
         self.world = world
         itemsize = 2 if dtype in HALVES else int(dtype[-2:]) // 8
         self._reduce = self.kind(world, max_m * max_n * itemsize)

@@ -84,8 +84,8 @@ from shmemkit.kernels.gemm.packets import (
     place_of,
     rounding,
 )
-from shmemkit.kernels.gemm.problem import HALVES, Problem
-from shmemkit.kernels.gemm.products import multiprocessors_of_all
+from shmemkit.kernels.gemm.problem import Problem
+from shmemkit.kernels.gemm.products import multiprocessors_of_all, not_for
 from shmemkit.kernels.gemm.sm90 import ALONE, BESIDE, Kinds, Layout, Tile, gemm_body, signature
 from shmemkit.kernels.gemm.sm90_host import Choice, bind_gemm, choose, estimate
 from shmemkit.kernels.method import Method
@@ -445,11 +445,7 @@ class Overlap(Method):
     def prepare(self, max_m, max_n, dtype, part_dtype):
         world, n_ranks = self.world, self.world.n_ranks
         world.check_reach(self.name, nvlink=True)
-        reason = None
-        if n_ranks > MOST_RANKS:
-            reason = f"{n_ranks} ranks: up to {MOST_RANKS} are allowed"
-        elif dtype not in HALVES:
-            reason = f"dtype={dtype}: {' or '.join(HALVES)} is allowed; 'sequential' takes others"
+        reason = not_for(n_ranks, dtype, MOST_RANKS)
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
         self.most = most_bytes(n_ranks, self.everywhere)
@@ -467,8 +463,8 @@ class Overlap(Method):
         if n_bytes <= self.most:
             return None
         return (
-            f"{m} by {n} take {n_bytes} bytes as {self.part_dtype} in whole tiles, of {ROWS} rows"
-            f"{'' if self.everywhere else ' of a rank'}: up to {self.most} are allowed"
+            f"{m} by {n} takes {n_bytes} bytes as {self.part_dtype} in whole tiles of {ROWS} rows"
+            f"{'' if self.everywhere else ' of each rank'}; it is for {self.most} at most"
         )
 
     def is_for(self, m, k, n):

@@ -129,7 +129,9 @@ class Ring(Method):
         world, n = self.world, self.world.n_ranks
         world.check_reach("reduce_scatter ring", ranks=[(world.rank + 1) % n])
         if n * MAX_CHUNKS >= STEPS:
-            raise ValueError(f"reduce_scatter ring: {n} ranks: {STEPS // MAX_CHUNKS - 1} are allowed")
+            raise ValueError(
+                f"reduce_scatter ring: there are {n} ranks; it is for {STEPS // MAX_CHUNKS - 1} at most"
+            )
         self.op, words = op, max(1, -(-max_nbytes // (8 * n)))
         self.blocks = max(1, min(MAX_BLOCKS, -(-8 * words // PART)))
         room = max(min(PART // 8, words), -(-words // self.blocks)) + 15 & -16
