@@ -15,11 +15,13 @@ from shmemkit.kernels.gemm.sm90 import Kinds, Tile, gemm_kernel, signature
 PROGRAM = Path(__file__).parent.parent / "examples" / "06_swizzled_gemm.py"
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_it_prints_what_it_says(capsys, n):
+@pytest.mark.parametrize(
+    "options", [["-n", "1", str(PROGRAM)], ["-n", "2", "--races", str(PROGRAM), "--size", "65"]]
+)
+def test_it_prints_what_it_says(capsys, options):
     """Once, also on several ranks."""
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", PROGRAM.read_text(), re.S)[1]
-    assert emulate(["-n", str(n), "--races", str(PROGRAM)]) == 0
+    assert emulate(options) == 0
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
