@@ -171,19 +171,74 @@ def all_gather_push_1d(symm_ptr, bytes_per_rank, symm_flag, WORLD_SIZE, rank, si
         )
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_the_all_gather_of_the_third_tutorial(n):
-    kernel = cuda.jit(all_gather_push_1d)
+def all_gather_push_2d(symm_ptr, bytes_per_rank, symm_flag, NNODES, WORLD_SIZE, rank, signal_value):
+    pid, thread_idx = cuda.blockIdx.x, cuda.threadIdx.x
+    LOCAL_WORLD_SIZE = WORLD_SIZE // NNODES
+    node_id = rank // LOCAL_WORLD_SIZE
+    local_rank = rank % LOCAL_WORLD_SIZE
 
+    peer_rank = pid
+    peer_node_id = peer_rank // LOCAL_WORLD_SIZE
+    peer_local_rank = peer_rank % LOCAL_WORLD_SIZE
+
+    if peer_local_rank == local_rank:
+        if peer_rank != rank:
+            peer = peer_node_id * LOCAL_WORLD_SIZE + local_rank
+            segment = rank
+            libshmem_device.putmem_signal_nbi_block(
+                symm_ptr[segment * bytes_per_rank :],
+                symm_ptr[segment * bytes_per_rank :],
+                bytes_per_rank,
+                symm_flag[segment:],
+                signal_value,
+                libshmem_device.NVSHMEM_SIGNAL_SET,
+                peer,
+            )
+        else:
+            if thread_idx < WORLD_SIZE and thread_idx != rank:
+                libshmem_device.signal_wait_until(
+                    symm_flag[thread_idx:],
+                    libshmem_device.NVSHMEM_CMP_EQ,
+                    signal_value,
+                )
+            cuda.syncthreads()
+    else:
+        peer = node_id * LOCAL_WORLD_SIZE + peer_local_rank
+        segment = peer_node_id * LOCAL_WORLD_SIZE + local_rank
+        if peer_node_id != node_id:
+            if thread_idx == 0:
+                libshmem_device.signal_wait_until(
+                    symm_flag[segment:],
+                    libshmem_device.NVSHMEM_CMP_EQ,
+                    signal_value,
+                )
+            cuda.syncthreads()
+        libshmem_device.putmem_signal_block(
+            symm_ptr[segment * bytes_per_rank :],
+            symm_ptr[segment * bytes_per_rank :],
+            bytes_per_rank,
+            symm_flag[segment:],
+            signal_value,
+            libshmem_device.NVSHMEM_SIGNAL_SET,
+            peer,
+        )
+
+
+@pytest.mark.parametrize("delivery", ["eager", "unordered"])
+@pytest.mark.parametrize(("n", "local"), [(1, 1), (3, 3), (5, 5), (2, 1), (4, 2), (6, 3)])
+def test_the_all_gathers_of_the_third_tutorial(n, local, delivery):
     def main(world):
+        nodes = n // local
+        kernel = cuda.jit(all_gather_push_2d if nodes > 1 else all_gather_push_1d)
+        shape = (nodes, n) if nodes > 1 else (n,)
         data, flags = sk.zeros(n * 24, "uint8"), sk.signals(n)
         data[24 * world.rank :][:24] = world.rank + 1
         world.barrier()
-        kernel[n, 32, world.stream](data, 24, flags, n, world.rank, 15)
+        kernel[n, 32, world.stream](data, 24, flags, *shape, world.rank, 15)
         world.barrier()
         np.testing.assert_array_equal(data, np.repeat(np.arange(1, n + 1), 24))
 
-    spmd(n, main, races=True)
+    spmd(n, main, races=True, local_size=local, delivery=delivery)
 
 
 @pytest.mark.parametrize("verb", ["get", "put"])
@@ -231,7 +286,6 @@ def test_more_bytes_than_there_are():
 
 def test_libshmem_device_compiles():
     pytest.importorskip("nvshmem.core.device.numba")
-    ptx = compile_ptx(
-        all_gather_push_1d, (BYTES, types.int64, SIGNALS, types.int64, types.int64, types.int64)
-    )
-    assert "nvshmem" in ptx and "NRT_" not in ptx
+    for kernel, numbers in (all_gather_push_1d, 3), (all_gather_push_2d, 4):
+        ptx = compile_ptx(kernel, (BYTES, types.int64, SIGNALS, *[types.int64] * numbers))
+        assert "nvshmem" in ptx and "NRT_" not in ptx
