@@ -109,6 +109,13 @@ def test_auto_takes_what_there_is():
     product("auto", 16, 16, 0, "float32", bias="float32")
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_an_order(method):
+    if method == "sm90" and gpu_of(world()).compute_capability[0] != 9:
+        pytest.skip("needs compute capability 9.0")
+    product(Gemm(method, order=lambda turn, n_m, n_n: (n_m - 1 - turn // n_n, turn % n_n)), 1000, 520, 200)
+
+
 def test_a_graph():
     xp = world().xp
     rng = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """The World on GPUs: its stream, symmetric arrays, peer views, barriers and errors."""
 
+import io
+
 import gpu
 import numpy as np
 import pytest
@@ -64,6 +66,22 @@ def test_world(world):
     assert cupy.cuda.runtime.getDevice() == world.backend.device
     with pytest.raises(RuntimeError, match="already"):
         sk.init()
+
+
+def test_print_in_the_order_of_ranks(world):
+    file = io.StringIO()
+    world.print(world.rank, file=file)
+    world.print("last", world.rank, ranks=world.n_ranks - 1, file=file)
+    lines = [*map(str, range(world.n_ranks)), f"last {world.n_ranks - 1}"]
+    assert file.getvalue().splitlines() == (lines if world.rank == 0 else [])
+
+
+def test_a_timer(world):
+    """To add to 64 MiB takes longer than to 64 KiB; all ranks get the same figures."""
+    large = world.xp.zeros(1 << 26, "uint8")
+    small, timer = large[: 1 << 16], sk.Timer(world)
+    us = [timer(lambda x=x: x.__iadd__(1)) for x in (small, large)]
+    assert 0 < 2 * us[0] < us[1] and set(world.host_allgather(tuple(us))) == {tuple(us)}
 
 
 def test_one_stream_for_all(world):
