@@ -85,7 +85,7 @@ class SymmetricMemory:
 
         shape   an integer of 0 or more, or a tuple of them
         dtype   float16, bfloat16, float32, float64, a signed or unsigned integer, bool or complex
-        name    appears in reports
+        name    a string that appears in reports
 
         On the emulator floats are NaN at first, and the check for races reports kernels that read elements
         which nobody has written. TypeError or ValueError, on every rank, for a wrong shape or dtype, or if
@@ -257,6 +257,8 @@ class SymmetricMemory:
         try:
             shape, dtype = checked()
             shape, dtype = as_shape(shape, who), as_dtype(dtype, who)
+            if not (name is None or isinstance(name, str)):
+                raise TypeError(f"{who}name is {shown(name)}; it must be a string or None")
             request = f"for {dtype.name} {shape}"
         except (TypeError, ValueError) as e:
             error = e
@@ -310,7 +312,8 @@ def _check_fill(value, shape, dtype):
     try:
         if not hasattr(value, "dtype") or isinstance(value, (np.ndarray, np.generic)):
             fill = np.asarray(value)
-            kind = ValueError if fill.dtype.name in DTYPES else TypeError
+            numbers = fill.dtype.name in DTYPES and (fill.dtype.kind != "c" or dtype.kind == "c")
+            kind = ValueError if numbers else TypeError
             with np.errstate(all="ignore"):
                 np.empty(fill.shape, dtype)[...] = value
             value = fill

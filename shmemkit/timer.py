@@ -17,7 +17,8 @@ import statistics
 import time
 from itertools import pairwise
 
-from .settings import integer
+from .settings import integer, shown
+from .world import World
 
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 
@@ -35,10 +36,12 @@ class Timer:
     On the emulator there is no GPU and no graph: one call is timed by the host's clock. That number says
     nothing about GPUs; it lets the same program run there.
 
-    TypeError for numbers that are no integers, ValueError for numbers below 1.
+    TypeError if `world` is not a World or a number is not an integer, ValueError for numbers below 1.
     """
 
     def __init__(self, world, iters=None, replays=None):
+        if not isinstance(world, World):
+            raise TypeError(f"Timer: world is {shown(world)}; it must be the World that init() returns")
         self.world, self.emulated = world, world.backend.name == "emulator"
         self._iters = _count("iters", iters)
         self.replays = _count("replays", replays) or (1 if self.emulated else 20)
@@ -79,7 +82,7 @@ class Timer:
         try:
             graph = self._captured(call, iters)
         except RuntimeError as error:
-            raise ValueError(f"no CUDA graph of it: {error}") from error
+            raise ValueError(f"Timer: a CUDA graph cannot capture the call: {error}") from error
         return lambda: graph.launch(self.world.stream)
 
     def _captured(self, call, iters):

@@ -391,8 +391,14 @@ class World(SymmetricMemory):
         what  begins the message: the name of what needs them
         """
         self._check_alive("check_reach")
-        for rank in () if ranks is None else ranks:
-            integer("check_reach()", "rank", rank, 0, self.n_ranks - 1)
+        if ranks is not None:
+            try:
+                ranks = list(ranks)
+            except TypeError:
+                text = f"check_reach(): ranks is {shown(ranks)}; it must be a list of ranks"
+                raise TypeError(text) from None
+            for rank in ranks:
+                integer("check_reach()", "rank", rank, 0, self.n_ranks - 1)
         reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
         if reason := next(filter(None, reasons), None):
             raise OutOfReach(f"{what} cannot be used here: {reason}")

@@ -39,6 +39,41 @@ def test_refused(call, error, words):
     assert spmd(2, main, heap_size=1 << 14) == [[1, 2]] * 2
 
 
+M = np.ones((4, 4), "float32")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda w: sk.zeros(4, name=np.zeros(2)), TypeError, "name is a numpy.ndarray; it must be a string"),
+        (lambda w: sk.full(4, 1j), TypeError, "fill_value is 1j; it must be a number of float32"),
+        (lambda w: w.is_symmetric([1]), TypeError, r"is_symmetric\(\): array is a list"),
+        (lambda w: w.place_of(None), TypeError, r"place_of\(\): array is None"),
+        (lambda w: w.check_reach("x", ranks=1), TypeError, "ranks is 1; it must be a list of ranks"),
+        (lambda w: sk.peer_view(M, w.rank), ValueError, "is not in symmetric memory"),
+        (lambda w: sk.Timer(3), TypeError, "Timer: world is 3"),
+        (lambda w: sk.Queue(None, 2, 4), TypeError, "Queue: world is None"),
+        (lambda w: sk.matmul(M, M, method=["simt"]), TypeError, "method is a list; it must be 'auto', "),
+        (lambda w: sk.matmul(M, M, activation=[]), TypeError, "activation is a list; it must be None, "),
+        (lambda w: sk.Gemm(1), TypeError, "Gemm: method is 1; it must be 'auto'"),
+        (lambda w: sk.AllGatherGemm(w, 64, ["push"]), TypeError, "AllGatherGemm: method is a list"),
+        (lambda w: sk.AllGatherGemm(w, 64).method_for(3, "int8", 1), ValueError, r"shape is \(3,\)"),
+        (lambda w: sk.AllGatherGemm(w, 64)(M, (M, M), M), TypeError, "out is a numpy.ndarray; it must be a"),
+        (lambda w: sk.GemmAllReduce(w, 8, 8).method_for(-1, 1, 1), ValueError, "m is -1; it must be 0"),
+        (lambda w: sk.GemmAllReduce(w, 8, 8, part_dtype=3), TypeError, "GemmAllReduce: part_dtype is 3"),
+    ],
+)
+def test_refused_on_all_ranks(call, error, words):
+    """At once: all ranks raise, and meet afterwards."""
+
+    def main(world):
+        with pytest.raises(error, match=words):
+            call(world)
+        return world.host_allgather(world.rank)
+
+    assert spmd(2, main) == [[0, 1]] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -25,7 +25,7 @@ from shmemkit.kernels.gemm.epilogue import ACTIVATIONS
 from shmemkit.kernels.gemm.problem import Problem
 from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90_host import CLOCK, choose, estimate
-from shmemkit.memory import as_dtype
+from shmemkit.memory import as_dtype, as_shape
 from shmemkit.settings import array_text, integer, one_of, shown
 
 from . import columns
@@ -180,7 +180,11 @@ class AllGatherGemm(Products):
     def method_for(self, shape, dtype, n):
         """The method for an x of this shape and dtype, and weights of `n` columns in all. ValueError if there
         is none."""
-        (rows, k), dtype = shape, as_dtype(dtype, "AllGatherGemm: ")
+        who = type(self).__name__
+        shape, dtype, n = as_shape(shape, f"{who}: "), as_dtype(dtype, f"{who}: "), integer(who, "n", n, 0)
+        if len(shape) != 2:
+            raise ValueError(f"{who}: shape is {shape}; it must be (m, K)")
+        rows, k = shape
         unpushed = Push.refuses(k, dtype, n)
         if self.method == "push" and unpushed:
             raise ValueError(f"AllGatherGemm: method 'push' cannot be used: {unpushed}. Use method='auto'")

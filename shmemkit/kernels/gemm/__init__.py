@@ -24,7 +24,7 @@ from numba import cuda
 from shmemkit import world as _world
 from shmemkit.device.elements import ELEMENTS
 from shmemkit.device.swizzle import order_of
-from shmemkit.settings import listed, one_of
+from shmemkit.settings import listed, one_of, shown
 
 from .arrays import converted, keyed, new_output, overlap, with_shape
 from .epilogue import ACTIVATIONS
@@ -113,7 +113,7 @@ def _device_function(order):
     function = getattr(order, "py_func", order)
     if not callable(function):
         raise TypeError(
-            f"Gemm: order is a {type(order).__name__}; it must be a function (turn, n_m, n_n) -> (m, n)"
+            f"Gemm: order is {shown(order)}; it must be a function (turn, n_m, n_n) -> (m, n)"
         )
     for shape in ((1, 1), (1, 7), (7, 1), (3, 5), (8, 5)):
         turns = order_of(lambda turn, shape=shape: function(turn, *shape), *shape)
@@ -146,6 +146,7 @@ def matmul(a, b, out=None, *, bias=None, activation=None, stream=None, method="a
 
 
 def _kept(method, world):
+    one_of("matmul()", "method", method, ("auto", *METHODS))
     kept = _without_world if world is None else world.kept
     key = Gemm, method
     if key not in kept:

@@ -110,6 +110,8 @@ class GemmCollective(Products):
     def method_for(self, m, k, n):
         """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. (Whether
         a call takes these sizes, by max_m, max_n and the ranks, is not checked.)"""
+        for name, size in (("m", m), ("k", k), ("n", n)):
+            integer(type(self).__name__, name, size, 0)
         reasons = {name: method.refuses(m, k, n) for name, method in self._methods.items()}
         able = [name for name, reason in reasons.items() if reason is None]
         if not able:
