@@ -18,7 +18,6 @@ import time
 from itertools import pairwise
 
 from .settings import integer, shown
-from .world import World
 
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 
@@ -40,7 +39,7 @@ class Timer:
     """
 
     def __init__(self, world, iters=None, replays=None):
-        if not isinstance(world, World):
+        if not hasattr(world, "backend"):
             raise TypeError(f"Timer: world is {shown(world)}; it must be the World that init() returns")
         self.world, self.emulated = world, world.backend.name == "emulator"
         self._iters = _count("iters", iters)
