@@ -426,8 +426,13 @@ class NvshmemBackend:
             self.xp.cuda.runtime.deviceSynchronize()
 
     def to_host(self, array, stream=None):
+        from .launch import address_of_stream
+
+        stream = self.stream if stream is None else stream
+        if not hasattr(stream, "ptr"):  # CuPy takes its own alone
+            stream = self.xp.cuda.ExternalStream(address_of_stream(stream))
         with deadline.checked():
-            return self.xp.asnumpy(array, stream=self.stream if stream is None else stream)
+            return self.xp.asnumpy(array, stream=stream)
 
     def finalize(self):
         """Leave NVSHMEM. Collective; no work may be running."""

@@ -15,6 +15,7 @@ import functools
 import inspect
 import operator
 import struct
+import sys
 
 import numpy as np
 from numba.cuda import types
@@ -23,6 +24,7 @@ from numba.cuda.dispatcher import CUDADispatcher
 from . import timeouts
 from . import world as _world
 from .armed import compile_armed
+from .arrays import as_array, is_tensor
 from .device import deadline
 from .garbage import uncollected
 from .settings import integer, listed, shown
@@ -51,11 +53,11 @@ def bind(
 
     kernel        a @cuda.jit function
     grid, block   blocks, and threads per block: an integer or a tuple of one to three
-    args          a tuple of the kernel's arguments: arrays of the World's array module (on GPUs any with the
-                  CUDA Array Interface), NumPy and Python numbers (int is int64, float is float64, as in
-                  Numba), enum members, and tuples of those
-    stream        where ``b()`` launches. Default: the World's stream. A CuPy, Numba, cuda.core or PyTorch
-                  stream, or an address
+    args          a tuple of the kernel's arguments: arrays of the World's array module, PyTorch tensors and
+                  others with __cuda_array_interface__ or DLPack, NumPy and Python numbers (int is int64,
+                  float is float64, as in Numba), enum members, and tuples of those
+    stream        where ``b()`` launches. Default: the World's stream, also of PyTorch tensors. A CuPy,
+                  Numba, cuda.core or PyTorch stream, or an address
     shared        dynamic shared memory per block, in bytes. bind() asks the driver for more than 48 KiB once,
                   for `kernel`, so that Numba's own launches of it may use as much
     cluster       blocks per cluster, like grid; the grid must be a multiple of it in each direction
@@ -139,6 +141,7 @@ class Launch:
     """
 
     resident_blocks = 2**31 - 1
+    _module = np  # of the arrays that it takes; None if that is not there
 
     def __init__(self, kernel, grid, block, args, stream, shared, cluster):
         self.kernel, self.grid, self.block, self.shared, self.cluster = kernel, grid, block, shared, cluster
@@ -155,7 +158,7 @@ class Launch:
                 f"bind(): args has {len(args)} arguments; kernel {self.name} takes {len(self._names)}: "
                 f"{', '.join(self._names)}"
             )
-        self._args = args
+        self._args = args = [self._shared(*each) for each in zip(self._names, args, strict=True)]
         self._types = [self._type_of(name, value) for name, value in zip(self._names, args, strict=True)]
 
     def __call__(self, stream=None):
@@ -171,6 +174,7 @@ class Launch:
         """
         index = self._index(which)
         name, declared = self._names[index], self._types[index]
+        value = self._shared(name, value)
         if not _accepts(declared, self._type_of(name, value), value):
             raise TypeError(
                 f"set(): argument {name} of kernel {self.name} was bound as {declared}, and the new value is "
@@ -218,6 +222,17 @@ class Launch:
                 f"set(): kernel {self.name} has no argument {which}; it has {len(self._names)}, from 0 on"
             )
         return which
+
+    def _shared(self, name, value):
+        """`value`; a PyTorch tensor, and others that Numba does not take, as an array of the same memory."""
+        module = self._module
+        if module is None or isinstance(value, (int, float, np.generic, np.ndarray, module.ndarray)):
+            return value
+        known = module is not np and hasattr(value, "__cuda_array_interface__")
+        shares = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+        if is_tensor(value) or (shares and not known):
+            return as_array(f"kernel {self.name}", name, value, module)
+        return value
 
     def _type_of(self, name, value):
         try:
@@ -296,8 +311,8 @@ class _GpuLaunch(Launch):
     ):
         from cuda.bindings import driver
 
-        self._driver = driver
         _prepare_process()
+        self._driver, self._module = driver, sys.modules.get("cupy")
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         compiled = self._compile(timeout)
         self._types = list(compiled.argument_types)

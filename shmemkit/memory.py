@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 
 from .agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
+from .arrays import as_array, is_tensor, stream_of
 from .settings import integer, listed, shown
 from .site import users_call
 
@@ -20,8 +21,10 @@ DTYPES += ["complex64", "complex128"]
 
 
 def as_dtype(dtype, who=""):
-    """`dtype` as a NumPy dtype; bfloat16 is that of ml_dtypes. TypeError for what is not a dtype, ValueError
-    for one that kernels cannot hold. `who`, as "zeros(): ", begins the message."""
+    """`dtype`, also PyTorch's, as NumPy's; bfloat16 is that of ml_dtypes. TypeError for what is not a dtype,
+    ValueError for one that kernels cannot hold. `who`, as "zeros(): ", begins the message."""
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
     if name == "bfloat16":
         import ml_dtypes
@@ -131,8 +134,8 @@ class SymmetricMemory:
     def array(self, values, dtype=None, name=None):
         """Allocate a symmetric array and copy `values` to it. Collective; see ``empty``.
 
-        values  an array or a nested list of numbers; its shape is the same on every rank, the numbers may
-                differ
+        values  an array, a PyTorch tensor or a nested list of numbers; its shape is the same on every rank,
+                the numbers may differ
         dtype   default: that of `values`
         """
         self._check_alive("array")
@@ -146,6 +149,8 @@ class SymmetricMemory:
             return source.shape, native if dtype is None else dtype
 
         _, result = self._allocate("array", checked, name)
+        if is_tensor(values) and values.is_cuda:
+            self.backend.follow(None, stream_of(values, None))
         with self.stream:
             result[...] = self.xp.asarray(source)
         self._content_is_there("array")
@@ -193,6 +198,7 @@ class SymmetricMemory:
         """
         self._check_alive("peer_view")
         rank = integer("peer_view()", "rank", rank, 0, self.n_ranks - 1)
+        array = self._as_array(array)
         if not self.is_symmetric(array):
             raise ValueError(
                 f"peer_view(): array, {array.dtype} {array.shape}, is not in symmetric memory of this World. "
@@ -209,8 +215,7 @@ class SymmetricMemory:
         """Return (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not
         collective."""
         self._check_alive("place_of")
-        self._check_array(array)
-        at = self.backend.address(array)
+        at = self.backend.address(self._as_array(array))
         for start, allocation in self._allocations.items():
             if 0 <= at - start < allocation.raw.nbytes:
                 return allocation.name, at - start
@@ -244,6 +249,12 @@ class SymmetricMemory:
         return view
 
     # -- inside
+    def _as_array(self, array):
+        """`array`, also a PyTorch tensor or another of the same memory, as one of the World's."""
+        if isinstance(array, self.xp.ndarray):
+            return array
+        return as_array(f"{users_call('place_of')!s}()", "array", array, self.xp)
+
     def _check_array(self, array):
         if not isinstance(array, kind := self.xp.ndarray):
             raise TypeError(
@@ -300,7 +311,13 @@ def _numbers(values, module):
     """`values` as an array of NumPy or `module`."""
     if isinstance(values, (np.ndarray, module.ndarray)):
         return values
+    on_gpu = module.ndarray is not np.ndarray
+    if is_tensor(values):
+        values = (values if on_gpu else values.cpu()).detach().resolve_conj().resolve_neg()
+        return as_array("array()", "values", values, module if values.is_cuda else np)
     try:
+        if on_gpu and hasattr(values, "__cuda_array_interface__"):
+            return module.asarray(values)
         return module.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise ValueError(f"array(): values is {shown(values)} that is not an array: {error}") from None

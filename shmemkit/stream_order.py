@@ -24,15 +24,20 @@ class StreamOrder:
             given = " and ".join(f"{array.size} {array.dtype}" for array in arrays)
             where = "" if shared is None else _where(self._world.place_of(shared))
             self._calls.enter(f"{name} of {given}{where}" if given else name)
-        if stream is self._stream and not self._captured:
+        if not self._captured and _same(stream, self._stream):
             return
         capture = self._backend.capture_of(stream)
         # A call on the same stream, when it began to capture, was not noticed.
         earlier = self._last.get(capture, self._stream)
-        if earlier is not stream:
+        if not _same(earlier, stream):
             self._backend.follow(stream, earlier)
         self._last = {None: self._last[None], capture: stream}
         self._stream, self._captured = stream, capture is not None
+
+
+def _same(stream, other):
+    """Also of two objects, or addresses, of one stream. (Those of different libraries are not compared.)"""
+    return stream is other or (type(stream) is type(other) and stream == other)
 
 
 def _where(place):

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import notebook, timeouts
 from .agreement import check_equal
+from .arrays import as_array, stream_of
 from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory
@@ -285,11 +286,13 @@ class World(SymmetricMemory):
         return chosen
 
     def asnumpy(self, array, stream=None):
-        """Return a NumPy copy of `array`, once the work enqueued on `stream` (default: the World's) has
-        finished. SignalTimeout as ``synchronize``."""
+        """Return a NumPy copy of `array`, also of a PyTorch tensor, once the work enqueued on `stream` has
+        finished (default: the World's, of a tensor on a GPU PyTorch's current one). SignalTimeout as
+        ``synchronize``."""
         self._check_alive("asnumpy")
-        if not hasattr(array, "dtype"):
-            raise TypeError(f"asnumpy(): array is {shown(array)}; it must be an array")
+        stream = stream_of(array, stream)
+        if not isinstance(array, (self.xp.ndarray, np.ndarray)):
+            array = as_array("asnumpy()", "array", array, self.xp)
         return self.backend.to_host(array, stream)
 
     def synchronize(self):

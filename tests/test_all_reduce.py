@@ -181,17 +181,21 @@ def test_wrong_arrays(pes):
         reduce = sk.AllReduce(world, 64, "avg")
         x = np.zeros(8, "float32")
         for array, out, message in [
-            (x, np.zeros(7, "float32"), "one dtype is allowed, and as many elements"),
-            (x, np.zeros(8), "one dtype is allowed"),
-            (np.zeros(17, "float32"), None, "68 bytes, max_nbytes=64"),
+            (x, np.zeros(7, "float32"), "out must be float32 with 8 elements"),
+            (x, np.zeros(8), "out is float64 .*; out must be float32"),
+            (
+                np.zeros(17, "float32"),
+                None,
+                "x has 68 bytes, more than max_nbytes=64. Make an AllReduce with",
+            ),
             (np.zeros(8, "int32"), None, "op is 'avg' and dtype int32; it must be a floating"),
             (np.zeros(4, "complex64"), None, "dtype is complex64; it must be "),
-            (np.zeros(16, "float32")[::2], None, "C-contiguous arrays are allowed"),
+            (np.zeros(16, "float32")[::2], None, "it must be C-contiguous"),
         ]:
             with pytest.raises(ValueError, match=message):
                 reduce(array, out)
         room = np.zeros(12, "float32")
-        with pytest.raises(ValueError, match="overlap: x may be out"):
+        with pytest.raises(ValueError, match="overlap; they must lie apart, or be the same"):
             reduce(room[:8], room[4:])
 
     pes(2).run(main)

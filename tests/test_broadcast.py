@@ -177,12 +177,12 @@ def test_two_warps_in_every_schedule():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (lambda w: (w, 8, 2), "root=2: 0 to 1 are allowed"),
+        (lambda w: (w, 8, 2), "root is 2; it must be 0 to 1"),
         (
             lambda w: (w, 8, 0, "tree"),
-            "method='tree': 'll', 'll128', 'lamport', 'scatter', 'push_2d' or 'auto' are allowed",
+            "method is 'tree'; it must be 'll', 'll128', 'lamport', 'scatter', 'push_2d' or 'auto'",
         ),
-        (lambda w: (w, 8, w.rank), "were given over the ranks"),
+        (lambda w: (w, 8, w.rank), "rank 0 gives root=0, rank 1 gives root=1. Broadcast needs the same root"),
     ],
 )
 def test_wrong_arguments(pes, arguments, message):

@@ -54,6 +54,8 @@ COMPLETE = [
 
 @pytest.mark.parametrize("program", COMPLETE)
 def test_program_prints_what_its_comments_say(program):
+    if "import torch" in program:
+        pytest.importorskip("torch")
     expected = re.findall(r"print\(.*\)  # (.*)", program)
     assert expected
     if "emu.run" in program or "emu.explore" in program:

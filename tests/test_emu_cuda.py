@@ -650,7 +650,7 @@ def test_views_of_other_dtypes():
 def test_wrong_arguments(world):
     with pytest.raises(TypeError, match=r"takes 1 arguments \(out\), not 2"):
         indices_2d[1, 1](1, 2)
-    with pytest.raises(TypeError, match="cannot pass a dict"):
+    with pytest.raises(TypeError, match="out is a dict; it must be an array"):
         indices_2d[1, 1]({})
 
 

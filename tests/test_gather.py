@@ -151,9 +151,9 @@ def test_right_in_every_schedule(method, n_pes, calls):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (lambda w: (w, 8, 2), "root=2: 0 to 1 are allowed"),
-        (lambda w: (w, 8, 0, "tree"), "method='tree': 'll', 'push', 'push_2d' or 'auto' are allowed"),
-        (lambda w: (w, 8, w.rank), "were given over the ranks"),
+        (lambda w: (w, 8, 2), "root is 2; it must be 0 to 1"),
+        (lambda w: (w, 8, 0, "tree"), "method is 'tree'; it must be 'll', 'push', 'push_2d' or 'auto'"),
+        (lambda w: (w, 8, w.rank), "rank 0 gives root=0, rank 1 gives root=1"),
     ],
 )
 def test_wrong_arguments(pes, arguments, message):
@@ -171,24 +171,28 @@ def test_wrong_arrays(pes):
         gather = sk.Gather(world, 64, 1)
         x = np.zeros(8, "float32")
         wrong = [
-            (np.zeros(9, "float32"), None, "72 bytes, max_nbytes=64"),
-            (np.zeros(16, "float32")[::2], None, "C-contiguous arrays are allowed"),
+            (np.zeros(9, "float32"), None, "has 72 bytes, more than max_nbytes=64"),
+            (np.zeros(16, "float32")[::2], None, "it must be C-contiguous"),
         ]
         if world.rank == 1:
             room = np.zeros(20, "float32")
             wrong += [
-                (x, np.zeros((2, 8), "int32"), "one dtype is allowed"),
-                (x, np.zeros(8, "float32"), "out 2 times as large"),
-                (room[:8], room[:16], "overlap: x may be the part of out that it belongs to"),
+                (x, np.zeros((2, 8), "int32"), "out is int32 .*; out must be float32"),
+                (x, np.zeros(8, "float32"), "out must be float32 with 16 elements"),
+                (room[:8], room[:16], "overlap; they must lie apart, or x must be its own part"),
             ]
         else:
             wrong += [
-                (x, np.zeros((2, 8), "float32"), "out is given on rank 0: the root, rank 1, gets the result")
+                (
+                    x,
+                    np.zeros((2, 8), "float32"),
+                    "out is given on rank 0; it must be None there. The root, rank 1, gets",
+                )
             ]
         for array, out, message in wrong:
             with pytest.raises(ValueError, match=message):
                 gather(array, out)
-        with pytest.raises(TypeError, match="Gather: x must be of numpy.ndarray, on each rank, given list"):
+        with pytest.raises(TypeError, match="Gather: x is a list; it must be a NumPy array"):
             gather([1, 2])
 
     pes(2).run(main)

@@ -1,6 +1,7 @@
 """What AllGatherGemm, GemmReduceScatter and GemmAllReduce have in common, on the emulator: arrays that lie
 otherwise on each rank, GPUs of other sizes, several objects on several streams, and what they keep."""
 
+import functools
 import gc
 import weakref
 from types import SimpleNamespace
@@ -12,13 +13,13 @@ from test_ag_gemm import BF16, integers, weight_of
 from test_gemm_rs import BFLOAT16, OBJECTS, expected, given
 
 import shmemkit as sk
+from shmemkit.arrays import new_output, unowned
 from shmemkit.emu.stream import Stream
 from shmemkit.kernels import ag_gemm
 from shmemkit.kernels.ag_gemm import columns, host
 from shmemkit.kernels.all_gather import AllGather
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
-from shmemkit.kernels.gemm import Simt
-from shmemkit.kernels.gemm.arrays import new_output, unowned
+from shmemkit.kernels.gemm import Simt, follow
 from shmemkit.kernels.gemm.sm90 import Tile
 from shmemkit.kernels.gemm.sm90_host import Choice
 from shmemkit.kernels.gemm_rs import copied, fused_2d, methods
@@ -129,22 +130,8 @@ class Foreign:
         return self.array.__dlpack_device__()
 
 
-class Tensor(Foreign):
-    """As PyTorch's."""
-
-    def data_ptr(self):
-        return self.array.ctypes.data
-
-    def stride(self):
-        return tuple(step // self.array.itemsize for step in self.array.strides)
-
-    def new_empty(self, shape):
-        return Tensor(np.empty(shape, self.dtype))
-
-
-@pytest.mark.parametrize("foreign", [Foreign, Tensor])
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_of_others(pes, kind, foreign):
+def test_arrays_of_others(pes, kind):
     def main():
         world = sk.init()
         a, b = np.ones((4, 8), "float32"), np.ones((8, 2), "float32")
@@ -152,9 +139,9 @@ def test_arrays_of_others(pes, kind, foreign):
             rows, made = 8, kind(world, 2 * a.nbytes)
         else:
             rows, made = (2 if kind is sk.GemmReduceScatter else 4), kind(world, 4, 2, "float32")
-        out = foreign(np.zeros((rows, 2), "float32"))
-        assert made(foreign(a), foreign(b), out) is out
-        assert isinstance(made(foreign(a), foreign(b)), np.ndarray if foreign is Foreign else Tensor)
+        out = Foreign(np.zeros((rows, 2), "float32"))
+        assert made(Foreign(a), Foreign(b), out) is out
+        assert isinstance(made(Foreign(a), Foreign(b)), np.ndarray)
         world.synchronize()
         assert (out.array == (8 if kind is sk.AllGatherGemm else 16)).all()
 
@@ -259,7 +246,7 @@ def test_graphs_keep_each_call_once(pes):
 @pytest.mark.parametrize("op", OBJECTS)
 def test_what_is_bound_does_not_depend_on_others(pes, monkeypatch, op):
     bound, init = [], Simt.__init__
-    monkeypatch.setattr(Simt, "__init__", lambda self, *args: bound.append(init(self, *args)))
+    monkeypatch.setattr(Simt, "__init__", lambda self, *args, **how: bound.append(init(self, *args, **how)))
     monkeypatch.setattr("shmemkit.kernels.gemm.PLANS", 2)
 
     def main():
@@ -309,9 +296,9 @@ def test_without_a_world_a_stream_follows_the_one_that_new_results_are_made_on(c
         Event=lambda **_: SimpleNamespace(ptr=99),
         get_current_stream=lambda: SimpleNamespace(ptr=5),
     )
-    module = SimpleNamespace(cuda=cuda, empty=np.empty)
+    after = functools.partial(follow, SimpleNamespace(cuda=cuda))
     for stream in (None, SimpleNamespace(ptr=5), SimpleNamespace(ptr=7)):
-        assert new_output(np.zeros(1), (2, 3), "float16", module, None, stream).shape == (2, 3)
+        assert new_output(np.zeros(1), (2, 3), "float16", np, stream, after).shape == (2, 3)
     assert done == ([] if captures else [("record", 99, 5), ("wait", 7, 99)])
 
 

@@ -200,8 +200,10 @@ def test_wrong_inputs(pes, inputs):
     def main():
         Queue(sk.init(), 2, 4)(inputs, np.ones((3, 4), "float32"))
 
-    kind = TypeError if isinstance(inputs, list) else ValueError
-    with pytest.raises(kind, match="inputs is .*; it must be a C-contiguous float32 array of shape"):
+    kind, needed = ValueError, "C-contiguous float32 of shape"
+    if isinstance(inputs, list):
+        kind, needed = TypeError, "a NumPy array, a PyTorch CPU tensor"
+    with pytest.raises(kind, match=f"inputs is .*; it must be {needed}"):
         pes(1).run(main)
 
 

@@ -300,15 +300,19 @@ def test_wrong_arrays(pes):
         scatter = ReduceScatter(world, 64, "avg", "ll")
         x = np.zeros((2, 8), "float32")
         for array, out, message in [
-            (x, np.zeros(7, "float32"), "one dtype is allowed, and x 2 times as large"),
-            (x, np.zeros(16, "float32"), "one dtype is allowed, and x 2 times as large"),
-            (x, np.zeros(8), "one dtype is allowed"),
-            (np.zeros(5, "float32"), None, r"x is \(5,\): a multiple of 2 elements, the ranks, is allowed"),
-            (np.zeros(18, "float32"), None, "72 bytes, max_nbytes=64"),
+            (x, np.zeros(7, "float32"), "out must be float32 with 8 elements"),
+            (x, np.zeros(16, "float32"), "out must be float32 with 8 elements"),
+            (x, np.zeros(8), "out is float64 .*; out must be float32"),
+            (
+                np.zeros(5, "float32"),
+                None,
+                r"x is \(5,\); the number of its elements must be a multiple of 2",
+            ),
+            (np.zeros(18, "float32"), None, "x has 72 bytes, more than max_nbytes=64"),
             (np.zeros(8, "int32"), None, "op is 'avg' and dtype int32; it must be a floating"),
             (np.zeros(4, "complex64"), None, "dtype is complex64; it must be "),
-            (np.zeros(32, "float32")[::2], None, "C-contiguous arrays are allowed"),
-            (x, x[1 - world.rank], "overlap: out may be the part of x"),
+            (np.zeros(32, "float32")[::2], None, "it must be C-contiguous"),
+            (x, x[1 - world.rank], "overlap; they must lie apart, or out must be its own part of x"),
         ]:
             with pytest.raises(ValueError, match=message):
                 scatter(array, out)

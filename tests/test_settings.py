@@ -60,19 +60,6 @@ def bound(world, **arguments):
     return sk.bind(**{**given, **arguments})
 
 
-class OnlyDLPack:
-    """As little as DLPack needs."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
 @pytest.mark.parametrize(
     "call, error, message",
     [
@@ -100,8 +87,8 @@ class OnlyDLPack:
             TypeError,
             "stream is 'x'; on the emulator it must be one of Numba's",
         ),
-        (lambda w: w.asnumpy(None), TypeError, "asnumpy\\(\\): array is None; it must be an array"),
-        (lambda w: w.asnumpy([1, 2]), TypeError, "asnumpy\\(\\): array is a list; it must be an array"),
+        (lambda w: w.asnumpy(None), TypeError, "asnumpy\\(\\): array is None; it must be a NumPy array"),
+        (lambda w: w.asnumpy([1, 2]), TypeError, "asnumpy\\(\\): array is a list; it must be a NumPy array"),
         (lambda w: w.check_reach("x", ranks=[5]), ValueError, "check_reach\\(\\): rank is 5; it must be 0"),
         (
             lambda w: w.check_reach("x", ranks="a"),
@@ -116,8 +103,8 @@ class OnlyDLPack:
             "Broadcast: root is True; it must be",
         ),
         (lambda w: sk.Gather(w, "8"), TypeError, "Gather: max_nbytes is '8'; it must be an integer"),
-        (lambda w: sk.matmul([[1.0]], np.ones((1, 1))), TypeError, "a is a builtins.list: NumPy arrays are"),
-        (lambda w: sk.matmul(np.ones((1, 1)), None), ValueError, "a and b are .* NoneType"),
+        (lambda w: sk.matmul([[1.0]], np.ones((1, 1))), TypeError, "Gemm: a is a list; it must be a NumPy"),
+        (lambda w: sk.matmul(np.ones((1, 1)), None), TypeError, "Gemm: b is None; it must be a"),
     ],
 )
 def test_bad_calls(call, error, message):
@@ -139,19 +126,6 @@ def test_bad_calls(call, error, message):
 def test_bad_calls_of_run(arguments, error, message):
     with pytest.raises(error, match=message):
         sk.emu.run(lambda *_: None, 1, **arguments)
-
-
-def test_objects_with_dlpack_alone():
-    with sk.init("emulator") as world:
-        x = np.arange(64, dtype="float32").reshape(8, 8)
-        mine = OnlyDLPack(x)
-        assert (sk.matmul(mine, OnlyDLPack(x.T)) == x @ x.T).all()
-        assert (sk.AllGatherGemm(world, 1024)(mine, mine) == x @ x).all()
-        assert (sk.GemmAllReduce(world, 8, 8, dtype="float32")(mine, mine) == x @ x).all()
-        copy = sk.array(mine)
-        assert copy.dtype == x.dtype and (copy == x).all() and copy is not x
-        with pytest.raises(TypeError, match="given OnlyDLPack"):
-            sk.all_reduce(mine)
 
 
 def test_what_a_wait_is_given_instead():

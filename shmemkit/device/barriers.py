@@ -13,6 +13,7 @@ Wrong arguments are TypingError when a kernel is compiled, and TypeError or Valu
 import functools
 
 from numba import cuda
+from numba.cuda.np.numpy_support import from_dtype
 
 from shmemkit.emu.thread import current_thread, group_thread
 
@@ -169,6 +170,10 @@ def barrier_all_block(arrivals=None, epoch=None):
     if arrivals is None and epoch is None:
         thread.barrier_all("block")
         return
+    if arrivals is None or epoch is None:
+        raise TypeError("barrier_all_block(): give both arrivals and epoch, or neither")
+    check_emulated_words("barrier_all_block", "arrivals", arrivals)
+    check_emulated_words("barrier_all_block", "epoch", epoch, (from_dtype(arrivals.dtype),))
     thread.syncthreads()
     target = epoch[:1].copy()[0] + 1
     peers = range(thread.thread_id, thread.n_pes, thread.n_threads)

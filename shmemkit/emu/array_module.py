@@ -20,7 +20,7 @@ class ArrayModule(types.ModuleType):
 
     def __init__(self, machine):
         super().__init__("numpy")
-        self._machine = machine
+        self._machine, self.ndarray = machine, np.ndarray  # which is asked for at each call
         for name in ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray"):
             setattr(self, name, functools.partial(self._converted, getattr(np, name)))
 

@@ -7,7 +7,9 @@ from collections import deque
 
 import numpy as np
 
+from shmemkit.arrays import as_array
 from shmemkit.garbage import uncollected
+from shmemkit.settings import shown
 
 from .arrays import address, device_view, uninitialised
 from .clock import STEP
@@ -130,7 +132,7 @@ class Launch:
         self.machine, self.pe = stream.machine, stream.pe
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
-        self.arguments = [self._argument(a) for a in arguments]
+        self.arguments = list(map(self._argument, arguments, parameters))
         named = zip(parameters, self.arguments, strict=True)
         self.arrays = {name: a for name, a in named if isinstance(a, np.ndarray)}
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
@@ -289,7 +291,7 @@ class Launch:
             array.region.simple = None  # no store takes the short way
         return array
 
-    def _argument(self, value):
+    def _argument(self, value, name):
         """A launch argument as the kernel sees it."""
         if isinstance(value, (np.ndarray, Multicast)):
             memory = value.local if isinstance(value, Multicast) else value
@@ -301,11 +303,13 @@ class Launch:
         if isinstance(value, np.generic):
             return from_scalar(value)
         if isinstance(value, tuple):
-            elements = [self._argument(v) for v in value]
+            elements = [self._argument(v, name) for v in value]
             return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
         if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
             return value
+        if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
+            return self._argument(as_array(f"kernel {self.name}", name, value, np), name)
         raise TypeError(
-            f"kernel {self.name}: cannot pass a {type(value).__name__} to a kernel; allowed are arrays, "
-            "numbers, booleans, enum members and tuples of them"
+            f"kernel {self.name}: {name} is {shown(value)}; it must be an array, a number, an enum member "
+            "or a tuple of those"
         )

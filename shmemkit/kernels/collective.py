@@ -2,11 +2,12 @@
 symmetric outputs."""
 
 from shmemkit import tuning
+from shmemkit.arrays import converted, keyed, new_output, stream_of, with_shape
 from shmemkit.device import reduction
-from shmemkit.kernels.method import agree
-from shmemkit.settings import integer
+from shmemkit.kernels.method import agree, agree_on, check_world
+from shmemkit.settings import array_text, integer, one_of
 from shmemkit.stream_order import shared_order
-from shmemkit.world import OutOfReach, World
+from shmemkit.world import OutOfReach
 
 PLANS = 64  # bound calls that are kept
 
@@ -17,13 +18,13 @@ class Collective:
     table     its name in the tuning table, as "all_gather"
     METHODS   {name: a class like ``Method``}, called with the World, the bytes of the largest full array, and
               what ``_options`` gives; and `methods`, their names
-    _shape    (x) -> the shape of a new output
-    _sizes    (x, out): ValueError, with what is allowed, unless their sizes fit
+    _shape    (shape of x) -> the shape of a new output
+    _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
     _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
               `_overlap` says it
 
-    and may have ``_checked_options()``: what else its methods are made with; TypeError or ValueError for what
-    is not allowed.
+    and may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or
+    ValueError for what cannot be.
 
     The full array is the larger one of a call's two.
     """
@@ -31,28 +32,18 @@ class Collective:
     _one_place = True  # whether what ``_shared`` gives is the same part of symmetric memory on all ranks
 
     def __init__(self, world, max_nbytes, method):
-        name = type(self).__name__
-        if not isinstance(world, World):
-            raise TypeError(f"{name}: the first argument is the World, of shmemkit.init(), not {world!r}")
+        self._name = name = type(self).__name__
+        check_world(name, world)
         self.world, self.method = world, method
+        self._address, self._array = world.backend.address, world.xp.ndarray
 
         def check():
-            if method not in ("auto", *self.METHODS):
-                raise ValueError(
-                    f"{name}: method={method!r}: {', '.join(map(repr, self.METHODS))} or 'auto' are allowed"
-                )
-            self.max_nbytes = integer(name, "max_nbytes", max_nbytes)
-            if self.max_nbytes < 0:
-                raise ValueError(f"{name}: max_nbytes={max_nbytes}: 0 or more are allowed")
+            one_of(name, "method", method, (*self.METHODS, "auto"))
+            self.max_nbytes = integer(name, "max_nbytes", max_nbytes, 0)
             self._options = self._checked_options()
 
         agree(world, check, lambda: None)
-        given = world.host_allgather((name, self.max_nbytes, method, *self._options))
-        if len(set(given)) > 1:
-            raise ValueError(
-                f"{name}: {given} were given over the ranks (the object, max_nbytes, method, and what else "
-                "it takes): the same are allowed"
-            )
+        agree_on(world, name, {"max_nbytes": self.max_nbytes, "method": method, **self._options})
         self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
         self._order = shared_order(world)
         try:
@@ -64,69 +55,68 @@ class Collective:
         except (ValueError, MemoryError) as error:
             self.free()
             if isinstance(error, OutOfReach) and method != "auto":
-                error.args = (f"{error}. method='auto' takes one that can be used, if there is one",)
+                error.args = (f"{error}. method='auto' takes one that can be used here, if there is one",)
             raise
 
     def _checked_options(self):
-        return ()
+        return {}
 
     def _make(self, name, max_nbytes):
         if name not in self.METHODS:
             raise ValueError("there is no such method")
-        return self.METHODS[name](self.world, max_nbytes, *self._options)
+        return self.METHODS[name](self.world, max_nbytes, *self._options.values())
 
     def _call(self, x, out, stream):
-        if stream is self.world.stream:
+        world, array, result = self.world, self._array, out
+        if world.finalized:
+            check_world(self._name, world)
+        if not isinstance(x, array):
+            stream, given = stream_of(x, stream), x
+            x = with_shape(self._name, "x", x, world.xp)
+            if out is given:
+                out = x
+        if stream is world.stream:
             stream = None
-        if self.world.finalized:
-            raise RuntimeError(f"{type(self).__name__}: its World is finalized; call shmemkit.init() again")
-        backend = self.world.backend
-        address = backend.address
-        if out is None and hasattr(x, "dtype"):
-            out = self.world.xp.empty(self._shape(x), x.dtype)
-            if stream is not None:  # what used the memory before may be under way on the World's stream
-                backend.follow(stream, None)
-        try:
+        if out is None:
+            shape, follow = self._shape(x.shape), world.backend.follow
+            result = out = new_output(x, shape, x.dtype, world.xp, stream, follow)
+        if isinstance(x, array) and isinstance(out, array):
+            address = self._address
             key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
-        except AttributeError:
-            array = self.world.xp.ndarray
-            given = {"x": x} if out is x or out is None else {"x": x, "out": out}
-            wrong = {name: type(v).__name__ for name, v in given.items() if not isinstance(v, array)}
-            raise TypeError(
-                f"{type(self).__name__}: {' and '.join(wrong)} must be of {array.__module__}."
-                f"{array.__name__}, on each rank, given {' and '.join(wrong.values())}"
-            ) from None
+        else:
+            key, arrays = keyed(self._name, {"x": x, "out": out}, world.xp)
+            x, out = arrays.values()
         run = self._plans.get(key)
         if run is None:
-            run = self._plan(key, x, out)
+            run = self._plan(key, *converted(self._name, {"x": x, "out": out}, world.xp).values())
         shared = self._shared(x, out) if self._one_place else None
-        self._order.before(stream, type(self).__name__, x, shared=shared)
+        self._order.before(stream, self._name, x, shared=shared)
         run(stream)
-        return out
+        return result
 
     def _plan(self, key, x, out):
         """Bind the method for these arrays; bound calls are kept by address."""
-        name = type(self).__name__
+        name = self._name
         self._check_alive()
         for argument, array in (("x", x), ("out", out)):
             if array.dtype.hasobject:
-                raise TypeError(f"{name}: {argument} is of Python objects: numbers, as float32, are allowed")
-            if not array.flags.c_contiguous:
-                raise ValueError(
-                    f"{name}: {argument} {array.shape} has strides {array.strides}: C-contiguous arrays are "
-                    "allowed; copy it"
-                )
+                raise TypeError(f"{name}: {argument} has Python objects; it must have numbers, as float32")
+            check_contiguous(name, argument, array)
         if not getattr(out.flags, "writeable", True):  # NumPy's
-            raise ValueError(f"{name}: the result would go to a read-only array: give another `out`")
+            raise ValueError(f"{name}: the output is a read-only array; give `out`, one that can be written")
         self._sizes(x, out)
         full = self._full(x, out)
         if full > self.max_nbytes:
-            raise ValueError(f"{name}: {full} bytes, max_nbytes={self.max_nbytes}: make a larger one")
-        at, to = key[:2]
+            of = {out.nbytes: "out", x.nbytes: "x"}.get(full, "the gathered array")
+            raise ValueError(
+                f"{name}: {of} has {full} bytes, more than max_nbytes={self.max_nbytes}. Make "
+                f"{'an' if name[0] == 'A' else 'a'} {name} with a larger max_nbytes"
+            )
+        at, to = self._address(x), self._address(out)
         offset = self._in_place(x, out)
         in_place = offset is not None and at == to + offset
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
-            raise ValueError(f"{name}: x and out overlap: {self._overlap}")
+            raise ValueError(f"{name}: x and out overlap; {self._overlap}")
         run = _nothing
         if x.size:
             method = self.method_for(full, self.world.is_symmetric(self._shared(x, out)))
@@ -149,17 +139,18 @@ class Collective:
 
     def _words(self, x, out):
         """Both as uint64 where their addresses and sizes allow, else as uint8."""
-        address = self.world.backend.address
+        address = self._address
         unit = "uint8" if (address(x) | address(out) | x.nbytes | out.nbytes) % 8 else "uint64"
         return x.view(unit), out.view(unit)
 
     def _check_alive(self):
         if self._methods is None:
-            raise RuntimeError(f"{type(self).__name__}: it was freed; make a new one")
+            raise RuntimeError(f"{self._name}: it was freed; make a new one")
 
     def output(self, shape, dtype):
-        """-> a symmetric array for a result, of this shape and dtype on all ranks. It lives as long as this
-        object, which frees it. Collective."""
+        """-> a symmetric array for a result, of this shape and dtype on all ranks: CuPy's, on the emulator
+        NumPy's, also where x is a PyTorch tensor. It lives as long as this object, which frees it.
+        Collective."""
         self._check_alive()
         self._outputs.append(self.world.empty(shape, dtype, f"{self.table}.output[{len(self._outputs)}]"))
         return self._outputs[-1]
@@ -167,9 +158,7 @@ class Collective:
     def method_for(self, nbytes, symmetric=False):
         """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
         in symmetric memory. TypeError or ValueError for any other `nbytes`."""
-        name = type(self).__name__
-        if not 0 <= integer(name, "nbytes", nbytes) <= self.max_nbytes:
-            raise ValueError(f"{name}: nbytes={nbytes}: 0 to max_nbytes, {self.max_nbytes}, are allowed")
+        integer(self._name, "nbytes", nbytes, 0, self.max_nbytes)
         if self.method != "auto":
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)
@@ -187,18 +176,22 @@ class Collective:
                 self.world.free(output)
 
 
+def check_contiguous(name, argument, array):
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: {argument} is {array_text(array)}; it must be C-contiguous. Give a copy")
+
+
 def checked_root(name, world, root):
     """`root` as a rank; TypeError or ValueError for what is none."""
-    rank = integer(name, "root", root)
-    if not 0 <= rank < world.n_ranks:
-        raise ValueError(f"{name}: root={root}: 0 to {world.n_ranks - 1} are allowed")
-    return rank
+    return integer(name, "root", root, 0, world.n_ranks - 1)
 
 
 def check_reducible(name, op, dtype):
     """ValueError for what `op` cannot combine."""
     if not dtype.isnative:
-        raise ValueError(f"{name}: {dtype} is of another byte order than this machine's; convert it")
+        raise ValueError(
+            f"{name}: x has dtype {dtype.str}; it must be of this machine's byte order. Convert it"
+        )
     reduction(op, dtype.name)
 
 

@@ -5,9 +5,12 @@ For a size, rounded up to a power of two of at least 64 KB, and an op or root, t
 that stays until the World ends, several times the rounded size (docs/host.md): so the first call of each, on
 all ranks, does not belong into a graph. Whoever wants another method, or the memory back, makes the object.
 
-All functions take x as their object does, and `out` and `stream`, by name; they enqueue, and return out.
+All functions take x as their object does, an array or a tensor, and `out` and `stream`, by name; they
+enqueue, and return out.
 """
 
+from shmemkit.arrays import as_array, stream_of, with_shape
+from shmemkit.settings import shown
 from shmemkit.world import current
 
 from .all_gather import AllGather
@@ -23,54 +26,57 @@ LEAST = 1 << 16  # bytes
 
 
 def all_gather(x, *, out=None, stream=None):
-    """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new array (n_ranks, *x.shape)"""
-    return _kept_for(AllGather, x, current(required=True).n_ranks)(x, out, stream)
+    """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new one (n_ranks, *x.shape), of x's
+    kind"""
+    return _kept_for(AllGather, x, stream, current(required=True).n_ranks)(x, out, stream)
 
 
 def all_reduce(x, op="sum", *, out=None, stream=None):
-    """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new array"""
-    return _kept_for(AllReduce, x, 1, op)(x, out, stream)
+    """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new one of x's
+    kind"""
+    return _kept_for(AllReduce, x, stream, 1, op)(x, out, stream)
 
 
 def all_to_all(x, *, out=None, stream=None):
-    """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new array"""
-    return _kept_for(AllToAll, x, 1)(x, out, stream)
+    """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new one of x's kind"""
+    return _kept_for(AllToAll, x, stream, 1)(x, out, stream)
 
 
 def broadcast(x, root=0, *, out=None, stream=None):
     """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
-    return _kept_for(Broadcast, x, 1, root)(x, out, stream)
+    return _kept_for(Broadcast, x, stream, 1, root)(x, out, stream)
 
 
 def gather(x, root=0, *, out=None, stream=None):
-    """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new array
-    (n_ranks, *x.shape); None on all others"""
-    return _kept_for(Gather, x, current(required=True).n_ranks, root)(x, out, stream)
+    """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new one
+    (n_ranks, *x.shape), of x's kind; None on all others"""
+    return _kept_for(Gather, x, stream, current(required=True).n_ranks, root)(x, out, stream)
 
 
 def reduce_scatter(x, op="sum", *, out=None, stream=None):
-    """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new array"""
-    return _kept_for(ReduceScatter, x, 1, op)(x, out, stream)
+    """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new one of x's
+    kind"""
+    return _kept_for(ReduceScatter, x, stream, 1, op)(x, out, stream)
 
 
-def _kept_for(kind, x, times, *options):
-    world = current(required=True)
-    if not hasattr(x, "nbytes"):
-        raise TypeError(f"{kind.__name__}: x must be an array of the World's, given {type(x).__name__}")
-    nbytes = max(LEAST, 1 << max(0, times * x.nbytes - 1).bit_length())
+def _kept_for(kind, x, stream, times, *options):
+    world, who = current(required=True), f"{kind.table}()"
+    nbytes = with_shape(who, "x", x, world.xp).nbytes
+    nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
     key = kind, nbytes, options
     try:
         hash(key)
     except TypeError:
+        argument = "root" if kind in (Broadcast, Gather) else "op"
         raise TypeError(
-            f"{kind.__name__}: op or root is {type(options[0]).__name__}: `out` and `stream` are given by "
-            "name"
+            f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name"
         ) from None
-    if key not in world.kept and world.backend.capture_of(None) is not None:
-        raise RuntimeError(
-            f"{kind.__name__}: the stream is capturing a graph, and the first call for up to {nbytes} bytes "
-            "allocates: make one before the capture"
-        )
     if key not in world.kept:
+        as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
+        if any(world.backend.capture_of(s) is not None for s in (None, stream_of(x, stream))):
+            raise RuntimeError(
+                f"{who}: the stream captures a graph, and the first call for up to {nbytes} bytes allocates "
+                "memory. Make one call before the capture"
+            )
         world.kept[key] = kind(world, nbytes, *options)
     return world.kept[key]

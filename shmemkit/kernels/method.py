@@ -26,8 +26,10 @@ def agree(world, prepare, free):
 
 
 def agree_on(world, who, arguments):
-    """Raise ValueError, on all ranks, unless they give the same `arguments`, {name: value}. Collective."""
-    given = world.host_allgather(arguments)
+    """Raise ValueError, on all ranks, unless all make a `who` with the same `arguments`, {name: value}.
+    Collective."""
+    made, given = zip(*world.host_allgather((who, arguments)), strict=True)
+    check_equal(made, "All ranks must make the same objects in the same order", "make")
     differ = [name for name in arguments if any(other[name] != arguments[name] for other in given)]
     texts = [", ".join(f"{name}={other[name]!r}" for name in differ) for other in given]
     check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")

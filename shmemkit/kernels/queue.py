@@ -30,11 +30,12 @@ After: "Distributed Notify and Wait", a tutorial of Triton-distributed.
 
 from numba import cuda, types
 
+from shmemkit.arrays import as_array, new_output, stream_of
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.kernels.method import agree, check_world
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
-from shmemkit.settings import array_text, integer, shown
+from shmemkit.settings import array_text, integer
 
 # ---- pieces for users' kernels; all threads of a block, of any shape, call them
 
@@ -185,7 +186,10 @@ class Queue:
 
         inputs     (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
         outputs    (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
-        stream     default: the World's
+        stream     default: PyTorch's current one if `inputs` is a tensor on a GPU, else the World's
+
+        They are arrays of the World's, PyTorch tensors, or others on the GPU with __cuda_array_interface__ or
+        DLPack.
 
         The call enqueues the transfer. When the stream has run it, row i of `outputs` is row i of the
         sender's inputs. TypeError or ValueError for other arrays.
@@ -193,22 +197,27 @@ class Queue:
         check_world("Queue", self.world)
         if self._launch is None:
             raise RuntimeError("Queue: it was freed; make a new one")
-        self._check("inputs", inputs)
+        world, stream = self.world, stream_of(inputs, stream)
+        if stream is world.stream:
+            stream = None
+        given = self._checked("inputs", inputs)
         if outputs is None:
-            outputs = self.world.xp.empty_like(inputs)
-        self._check("outputs", outputs)
-        self._launch.set("inputs", inputs)
-        self._launch.set("outputs", outputs)
+            follow = world.backend.follow
+            outputs = new_output(inputs, given.shape, self.dtype, world.xp, stream, follow)
+        self._launch.set("outputs", self._checked("outputs", outputs))
+        self._launch.set("inputs", given)
         self._launch(stream=stream)
         return outputs
 
-    def _check(self, label, array):
-        needed = f"a C-contiguous {self.dtype} array of shape (n, {self.item_size})"
-        if not isinstance(array, self.world.xp.ndarray):
-            raise TypeError(f"Queue: {label} is {shown(array)}; it must be {needed}")
+    def _checked(self, label, array):
+        array = as_array("Queue", label, array, self.world.xp)
         as_needed = array.ndim == 2 and array.shape[1] == self.item_size and array.dtype == self.dtype
         if not (as_needed and array.flags.c_contiguous):
-            raise ValueError(f"Queue: {label} is {array_text(array)}; it must be {needed}")
+            raise ValueError(
+                f"Queue: {label} is {array_text(array)}; it must be C-contiguous {self.dtype} of shape "
+                f"(n, {self.item_size})"
+            )
+        return array
 
     def free(self):
         """Give the symmetric memory back; the Queue cannot be used any more. Collective."""

@@ -15,12 +15,12 @@ Methods:
   sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
 """
 
+from shmemkit.arrays import new_output, overlap, stream_of, with_shape
 from shmemkit.kernels.all_gather import AllGather
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.all_gather.push_ahead import PushAhead
 from shmemkit.kernels.gemm import METHODS as GEMMS
 from shmemkit.kernels.gemm import bind_product, check, gpu_of
-from shmemkit.kernels.gemm.arrays import new_output, overlap, with_shape
 from shmemkit.kernels.gemm.epilogue import ACTIVATIONS
 from shmemkit.kernels.gemm.problem import Problem
 from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
@@ -148,7 +148,7 @@ class AllGatherGemm(Products):
                     they are kept nowhere
         bias        (N,), as of ``Gemm``, or None; for several weights a tuple of those
         activation  None, "relu", "gelu" or "silu"
-        stream      default: the World's
+        stream      default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
         Arrays are CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator
         NumPy's. When the stream has run it, out and gathered are filled in, and x may be written again. The
@@ -159,15 +159,16 @@ class AllGatherGemm(Products):
         TypeError or ValueError for what this rank can see to be wrong, and nothing is enqueued.
         """
         self._check_alive()
-        if stream is self.world.stream:
+        world, stream = self.world, stream_of(x, stream)
+        if stream is world.stream:
             stream = None
         one_of("AllGatherGemm", "activation", activation, ACTIVATIONS)
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
         outs = self._as_list("out", out, weights, several) or [None] * len(weights)
-        x = with_shape("x", x, self.world.xp)
-        weights = [with_shape("weight", weight, self.world.xp) for weight in weights]
+        x = with_shape("AllGatherGemm", "x", x, world.xp)
+        weights = [with_shape("AllGatherGemm", "weight", weight, world.xp) for weight in weights]
         if any(out is None for out in outs):
             new = self._new_outputs(x, weights, outs, stream)
             outs = [next(new) if out is None else out for out in outs]
@@ -221,13 +222,13 @@ class AllGatherGemm(Products):
     def _new_outputs(self, x, weights, outs, stream):
         """-> those in the place of None, one after another"""
         for name, array in (("x", x), *(("weight", weight) for weight in weights)):
-            if getattr(array, "ndim", 0) != 2:
-                given = getattr(array, "shape", type(array).__name__)
-                raise ValueError(f"AllGatherGemm: {name} is {given}: 2-D is allowed")
+            if array.ndim != 2:
+                raise ValueError(f"AllGatherGemm: {name} is {tuple(array.shape)}: 2-D is allowed")
         rows, world = self.world.n_ranks * x.shape[0], self.world
         wanted = [weight for weight, out in zip(weights, outs, strict=True) if out is None]
         shapes = [(rows, weight.shape[1]) for weight in wanted]
-        return iter([new_output(x, shape, x.dtype, world.xp, world, stream) for shape in shapes])
+        follow = world.backend.follow
+        return iter([new_output(x, shape, x.dtype, world.xp, stream, follow) for shape in shapes])
 
     def _plan(self, arrays, activation, n_weights):
         world, arrays = self.world, list(arrays.values())

@@ -67,7 +67,7 @@ class AllGather(Collective):
     """
 
     table, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
-    _overlap = "x may be the part of out that it belongs to, out[k] on rank k"
+    _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
     def __init__(self, world, max_nbytes, method="auto"):
         super().__init__(world, max_nbytes, method)
@@ -76,26 +76,27 @@ class AllGather(Collective):
         """Gather `x`. -> out
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks. May be the part of `out`
-                 that it belongs to
-        out      C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new array of shape
-                 (n_ranks, *x.shape). If it lies in symmetric memory, of ``output()`` or other, then on all
-                 ranks, as the same part of the same array: the peers write it themselves, or read from it,
-                 where the method can do without a copy between
-        stream   default: the World's
+                 that it belongs to. A CuPy array (on the emulator NumPy's), a PyTorch tensor, or another
+                 array on the GPU with __cuda_array_interface__ or DLPack, as `out`
+        out      C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new one of shape
+                 (n_ranks, *x.shape), a tensor if x is. If it lies in symmetric memory, of ``output()`` or
+                 other, then on all ranks, as the same part of the same array: the peers write it themselves,
+                 or read from it, where the method can do without a copy between
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._call(x, out, stream)
 
-    def _shape(self, x):
-        return self.world.n_ranks, *x.shape
+    def _shape(self, shape):
+        return self.world.n_ranks, *shape
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
         if x.dtype != out.dtype or out.size != n * x.size:
             raise ValueError(
-                f"AllGather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
-                f"and out {n} times as large, of one x for each rank"
+                f"AllGather: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {n * x.size} elements, x of each of {n} ranks"
             )
 
     def _in_place(self, x, out):

@@ -69,7 +69,7 @@ class AllReduce(Collective):
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
-    _overlap = "x may be out, all of it"
+    _overlap = "they must lie apart, or be the same"
 
     def __init__(self, world, max_nbytes, op="sum", method="auto"):
         self.op = op
@@ -78,26 +78,27 @@ class AllReduce(Collective):
     def __call__(self, x, out=None, stream=None):
         """Combine `x` with those of the other ranks. -> out
 
-        x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks
-        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new array. If it lies in
-                 symmetric memory, of ``output()`` or other, then on all ranks, as the same part of the same
-                 array (not checked): the peers write it themselves, where the method can
-        stream   default: the World's
+        x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks.
+                 An array or tensor, as of ``AllGather``
+        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new one of x's kind. If it
+                 lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part of
+                 the same array (not checked): the peers write it themselves, where the method can
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
         """
         return self._call(x, out, stream)
 
     def _checked_options(self):
         reduction(self.op, "float32")  # an op that is not there is refused
-        return (self.op,)
+        return {"op": self.op}
 
-    def _shape(self, x):
-        return x.shape
+    def _shape(self, shape):
+        return shape
 
     def _sizes(self, x, out):
         if x.dtype != out.dtype or x.size != out.size:
             raise ValueError(
-                f"AllReduce: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
-                "and as many elements"
+                f"AllReduce: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size} elements"
             )
         check_reducible("AllReduce", self.op, x.dtype)
 

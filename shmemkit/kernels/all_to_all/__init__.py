@@ -47,7 +47,7 @@ class AllToAll(Collective):
     """
 
     table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
-    _overlap = "arrays that lie apart are allowed"
+    _overlap = "they must lie apart"
 
     def __init__(self, world, max_nbytes, method="auto"):
         super().__init__(world, max_nbytes, method)
@@ -55,26 +55,31 @@ class AllToAll(Collective):
     def __call__(self, x, out=None, stream=None):
         """Exchange `x` for the parts of all ranks. -> out
 
-        x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks
-        out      C-contiguous, as large, of the same dtype, apart from x. Default: a new array of x's shape.
-                 If it lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part
-                 of the same array: the peers write it themselves, where the method can
-        stream   default: the World's
+        x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks. An
+                 array or tensor, as of ``AllGather``
+        out      C-contiguous, as large, of the same dtype, apart from x. Default: a new one of x's kind and
+                 shape. If it lies in symmetric memory, of ``output()`` or other, then on all ranks, as the
+                 same part of the same array: the peers write it themselves, where the method can
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is what rank k has in
         x.reshape(n_ranks, -1)[my rank].
         """
         return self._call(x, out, stream)
 
-    def _shape(self, x):
-        return x.shape
+    def _shape(self, shape):
+        return shape
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
-        if x.dtype != out.dtype or x.size != out.size or x.size % n:
+        if x.size % n:
             raise ValueError(
-                f"AllToAll: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, and "
-                f"as many elements, a multiple of {n}, the ranks"
+                f"AllToAll: x is {x.shape}; the number of its elements must be a multiple of {n}, the ranks"
+            )
+        if x.dtype != out.dtype or x.size != out.size:
+            raise ValueError(
+                f"AllToAll: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size} elements"
             )
 
     def _in_place(self, x, out):

@@ -46,6 +46,7 @@ for what the blocks of its number do when they have it; all blocks are resident.
 
 from numba import cuda, int64, types
 
+from shmemkit.arrays import converted, keyed, stream_of
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
@@ -59,7 +60,7 @@ from shmemkit.device import (
     wait,
     wait_block,
 )
-from shmemkit.kernels.collective import PLANS, Collective
+from shmemkit.kernels.collective import PLANS, Collective, check_contiguous
 from shmemkit.kernels.method import Method
 
 PART = 1 << 15  # bytes that are worth a block
@@ -260,7 +261,9 @@ class PushV(Method):
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
         if n > MAX_RANKS:
-            raise ValueError(f"AllToAllV: {n} ranks: up to {MAX_RANKS} are allowed; AllToAll has no limit")
+            raise ValueError(
+                f"AllToAllV: there are {n} ranks; at most {MAX_RANKS} can be. AllToAll has no limit"
+            )
         reached = world.host_allgather((world.near(), world.backend.multiprocessors))
         near = [mine and theirs[world.rank] for mine, (theirs, _) in zip(world.near(), reached, strict=True)]
         far = not all(all(of_rank) for of_rank, _ in reached)
@@ -325,7 +328,9 @@ class AllToAllV(Collective):
                     memory, then on all ranks, as the same part of the same array: the peers write it
                     themselves. What lies behind the rows that land stays as it is
         out_splits  int64 (n_ranks,), contiguous: how many rows each rank has sent here; may be `splits`
-        stream      default: the World's
+        stream      default: PyTorch's current one if x is a tensor on a GPU, else the World's
+
+        Each is an array or tensor, as of ``AllGather``.
 
         Enqueued: when the stream has run it, the rows of rank 0 are at the beginning of out, those of rank 1
         behind them, and so on. What one rank sends lands whole or not at all: where out has not enough room
@@ -333,56 +338,48 @@ class AllToAllV(Collective):
         -m, and the rows of the next rank take their place. So as many rows of out are valid as the positive
         numbers of out_splits add up to.
         """
-        if stream is self.world.stream:
+        world, stream = self.world, stream_of(x, stream)
+        if stream is world.stream:
             stream = None
-        arrays, address = (x, splits, out, out_splits), self.world.backend.address
-        try:
-            key = tuple((address(a), a.shape, a.strides, a.dtype) for a in arrays)
-        except AttributeError:
-            array = self.world.xp.ndarray
-            raise TypeError(
-                f"AllToAllV: x, splits, out and out_splits must be of {array.__module__}.{array.__name__}, "
-                f"given {', '.join(type(a).__name__ for a in arrays)}"
-            ) from None
+        arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
+        key, arrays = keyed("AllToAllV", arrays, world.xp)
         run = self._plans.get(key)
         if run is None:
-            self._check(*arrays)
+            arrays = converted("AllToAllV", arrays, world.xp)
+            self._check(**arrays)
             if len(self._plans) == PLANS:
                 self._plans.clear()
-            run = self._plans[key] = self._methods["push"].bind(*arrays)
-        self._order.before(stream, f"AllToAllV of rows of {x.dtype} {x.shape[1:]}")
+            run = self._plans[key] = self._methods["push"].bind(*arrays.values())
+        rows = arrays["x"]
+        self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
         run(stream)
         return out, out_splits
 
     def _check(self, x, splits, out, out_splits):
         self._check_alive()
         for name, array in (("x", x), ("splits", splits), ("out", out), ("out_splits", out_splits)):
-            if not array.flags.c_contiguous:
-                raise ValueError(
-                    f"AllToAllV: {name} {array.shape} has strides {array.strides}: C-contiguous arrays are "
-                    "allowed; copy it"
-                )
-        n, address = self.world.n_ranks, self.world.backend.address
+            check_contiguous("AllToAllV", name, array)
+        n, address = self.world.n_ranks, self._address
         for name, array in (("splits", splits), ("out_splits", out_splits)):
             if array.dtype != "int64" or array.shape != (n,):
                 raise ValueError(
-                    f"AllToAllV: {name} is {array.dtype} {array.shape}: int64 ({n},) is allowed, a number "
+                    f"AllToAllV: {name} is {array.dtype} {array.shape}; it must be int64 ({n},), a number "
                     "for each rank"
                 )
         if x.dtype != out.dtype or not x.ndim or x.shape[1:] != out.shape[1:] or x.ndim != out.ndim:
             raise ValueError(
-                f"AllToAllV: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: rows of one dtype and "
-                "shape are allowed, any number of them"
+                f"AllToAllV: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; both must have "
+                "rows of one dtype and shape, any number of them"
             )
-        full = max(x.nbytes, out.nbytes)
-        if full > self.max_nbytes:
-            raise ValueError(
-                f"AllToAllV: x has {x.nbytes} bytes, out {out.nbytes}, max_nbytes={self.max_nbytes}: make a "
-                "larger one"
-            )
+        for name, array in (("x", x), ("out", out)):
+            if array.nbytes > self.max_nbytes:
+                raise ValueError(
+                    f"AllToAllV: {name} has {array.nbytes} bytes, more than max_nbytes={self.max_nbytes}. "
+                    "Make an AllToAllV with a larger max_nbytes"
+                )
         apart = address(x) >= address(out) + out.nbytes or address(out) >= address(x) + x.nbytes
         if x.nbytes and out.nbytes and not apart:
-            raise ValueError("AllToAllV: x and out overlap: arrays that lie apart are allowed")
+            raise ValueError("AllToAllV: x and out overlap; they must lie apart")
 
 
 _x, _splits, _integers = (

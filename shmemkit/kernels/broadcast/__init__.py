@@ -36,7 +36,7 @@ class Broadcast(Collective):
 
     table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
     _one_place = False
-    _overlap = "x may be out, all of it"
+    _overlap = "they must lie apart, or be the same"
 
     def __init__(self, world, max_nbytes, root=0, method="auto"):
         self.root = root
@@ -44,22 +44,23 @@ class Broadcast(Collective):
 
     def _checked_options(self):
         self.root = checked_root(type(self).__name__, self.world, self.root)
-        return (self.root,)
+        return {"root": self.root}
 
     def __call__(self, x, out=None, stream=None):
         """-> out, with the root's `x`
 
-        x        C-contiguous, any dtype, of the same shape and dtype on all ranks; only the root's is read
+        x        C-contiguous, any dtype, of the same shape and dtype on all ranks; only the root's is read.
+                 An array or tensor, as of ``AllGather``
         out      C-contiguous, as large, of the same dtype; it may be x. Default: x itself
-        stream   default: the World's
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
         """
         return self._call(x, x if out is None else out, stream)
 
     def _sizes(self, x, out):
         if x.dtype != out.dtype or x.size != out.size:
             raise ValueError(
-                f"Broadcast: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
-                "and as many elements"
+                f"Broadcast: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size} elements"
             )
 
     def _in_place(self, x, out):

@@ -7,16 +7,17 @@ to theirs and come back.
 A file each, which says how it works: made for few tokens, whose latency counts.
 """
 
-import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmemkit.arrays import converted, is_tensor, keyed, new_output, stream_of, tensor_of, with_shape
 from shmemkit.device import TILE_BYTES
-from shmemkit.kernels.method import agree
+from shmemkit.kernels.collective import check_contiguous
+from shmemkit.kernels.method import agree, agree_on, check_world
 from shmemkit.memory import as_dtype
+from shmemkit.settings import array_text, integer, listed
 from shmemkit.stream_order import shared_order
-from shmemkit.world import World
 
 from .combine import Combine
 from .dispatch import Dispatch
@@ -29,7 +30,8 @@ PLANS = 64  # bound calls that are kept
 
 
 class Received(NamedTuple):
-    """What ``ExpertParallel.dispatch`` returns: arrays of the object, the same at each call.
+    """What ``ExpertParallel.dispatch`` returns: arrays of the object, the same at each call; where `x` is a
+    PyTorch tensor, tensors of the same memory.
 
     rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are those of local expert e,
             by rank and token; what is behind them is undefined
@@ -101,27 +103,21 @@ class ExpertParallel:
         dispatch_dtype=None,
         n_scales=0,
     ):
-        if not isinstance(world, World):
-            raise TypeError(
-                f"ExpertParallel: the first argument is the World, of shmemkit.init(), not {world!r}"
-            )
+        check_world("ExpertParallel", world)
         self._dispatch = self._combine = None
         given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales
-        sizes = refusal = None
-        try:
+        sizes = None
+
+        def check():
+            nonlocal sizes
             sizes = _sizes(world.n_ranks, *given)
-        except (TypeError, ValueError) as error:
-            refusal = error
-        of_all = world.host_allgather(str(refusal) if sizes is None else tuple(map(str, sizes)))
-        if refusal is not None:
-            raise refusal
-        if len(set(of_all)) > 1:
-            raise ValueError(
-                f"ExpertParallel: {_differences(of_all)} over the ranks: the same arguments are allowed"
-            )
+
+        agree(world, check, lambda: None)
+        arguments = {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
+        agree_on(world, "ExpertParallel", arguments)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
         self.capacity = world.n_ranks * sizes.max_tokens
-        self._plans, self._order = {}, shared_order(world)
+        self._plans, self._order, self._tensors = {}, shared_order(world), None
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             self._dispatch = Dispatch(world, sizes)
@@ -153,20 +149,26 @@ class ExpertParallel:
                  -1, is none. A token's experts differ
         weights  float32 (tokens, top_k), by which ``combine`` multiplies; default: ones
         scales   float32 (tokens, n_scales)
-        stream   default: the World's
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
-        All are C-contiguous. Enqueued: when the stream has run it, Received is filled in, and x, experts,
-        weights and scales may be written again.
+        All are C-contiguous, arrays or tensors, as of ``AllGather``. Enqueued: when the stream has run it,
+        Received is filled in, and x, experts, weights and scales may be written again.
         """
         self._check_alive()
-        tokens = x.shape[0] if getattr(x, "ndim", 0) else 0
+        world, stream = self.world, stream_of(x, stream)
+        x = with_shape("ExpertParallel", "x", x, world.xp)
+        tokens = x.shape[0] if x.ndim else 0
         weights = self._ones[:tokens] if weights is None else weights
         scales = self._no_scales[:tokens] if scales is None and not self.sizes.n_scales else scales
-        run = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
+        run, _ = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
         self._run(run, stream)
         self._tokens = tokens
-        self._captured = self._captured or self.world.backend.capture_of(stream) is not None
-        return self.received
+        self._captured = self._captured or world.backend.capture_of(stream) is not None
+        if not is_tensor(x):
+            return self.received
+        if self._tensors is None:
+            self._tensors = Received(*(a if a is None else tensor_of(a, x.device) for a in self.received))
+        return self._tensors
 
     def combine(self, y, out=None, stream=None):
         """Bring the experts' rows back to the tokens of the last dispatch, and add them up. -> out
@@ -175,8 +177,8 @@ class ExpertParallel:
                 ``Received.rows``, in the same places; may be those themselves
         out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched, which is not
                 checked once a dispatch was captured: the host knows nothing of graphs' launches. Default: a
-                new array, for those of the last call of ``dispatch``
-        stream  default: the World's
+                new one of y's kind, for those of the last call of ``dispatch``
+        stream  default: PyTorch's current one if y is a tensor on a GPU, else the World's
 
         y and out are C-contiguous, at multiples of 16 bytes. Enqueued: when the stream has run it, out[t] is
         the sum of weights[t, j] times the row that expert experts[t, j] has for token t. What the experts of
@@ -184,17 +186,20 @@ class ExpertParallel:
         likewise, by rank. A token without experts gets zeros. Equal calls give equal bits.
         """
         self._check_alive()
+        world, stream = self.world, stream_of(y, stream)
+        y = with_shape("ExpertParallel", "y", y, world.xp)
+        if stream is world.stream:
+            stream = None
         if out is None:
             if self._tokens is None:
-                raise ValueError("ExpertParallel: combine: a dispatch comes before it, or `out` is given")
-            out = self.world.xp.empty((self._tokens, self.sizes.hidden), self.sizes.dtype)
-            if stream not in (None, self.world.stream):  # what used the memory before may be under way
-                self.world.backend.follow(stream, None)
-        run = self._planned("combine", y=y, out=out)
-        if out.shape[0] != self._tokens and self._tokens is not None and not self._captured:
+                raise ValueError("ExpertParallel: combine before any dispatch; it needs `out` then")
+            shape, dtype = (self._tokens, self.sizes.hidden), self.sizes.dtype
+            out = new_output(y, shape, dtype, world.xp, stream, world.backend.follow)
+        run, arrays = self._planned("combine", y=y, out=out)
+        tokens = arrays["out"].shape[0]
+        if tokens != self._tokens and self._tokens is not None and not self._captured:
             raise ValueError(
-                f"ExpertParallel: out has {out.shape[0]} tokens, the last dispatch had {self._tokens}: as "
-                "many are allowed"
+                f"ExpertParallel: out has {tokens} tokens; it must have {self._tokens}, as the last dispatch"
             )
         self._run(run, stream)
         return out
@@ -216,22 +221,17 @@ class ExpertParallel:
         run(stream)
 
     def _planned(self, call, **arrays):
-        """Bind the call for these arrays; bound calls are kept by address."""
-        address = self.world.backend.address
-        try:
-            key = call, *((address(a), a.shape, a.strides, a.dtype) for a in arrays.values())
-        except AttributeError:
-            array = self.world.xp.ndarray
-            raise TypeError(
-                f"ExpertParallel: {call}: {', '.join(arrays)} must be of {array.__module__}."
-                f"{array.__name__}, given {', '.join(type(a).__name__ for a in arrays.values())}"
-            ) from None
+        """-> (run, arrays): the call bound for these arrays, and they, as ``keyed`` gives them. Bound calls
+        are kept by address."""
+        key, arrays = keyed("ExpertParallel", arrays, self.world.xp)
+        key = call, *key
         run = self._plans.get(key)
         if run is None:
             if len(self._plans) == PLANS:
                 self._plans.clear()
-            run = self._plans[key] = getattr(self, f"_plan_{call}")(**arrays)
-        return run
+            plan, known = getattr(self, f"_plan_{call}"), converted("ExpertParallel", arrays, self.world.xp)
+            run = self._plans[key] = plan(**known)
+        return run, arrays
 
     def _plan_dispatch(self, x, experts, weights, scales):
         sizes, tokens = self.sizes, self._tokens_of("x", x)
@@ -258,43 +258,34 @@ class ExpertParallel:
         """-> how many it has, when they are rows and not too many."""
         if array.ndim != 2:
             raise ValueError(
-                f"ExpertParallel: {name} is {array.ndim}-D: 2-D, (tokens, {self.sizes.hidden}), is allowed"
+                f"ExpertParallel: {name} has shape {array.shape}; it must be (tokens, {self.sizes.hidden})"
             )
         if array.shape[0] > self.sizes.max_tokens:
             raise ValueError(
-                f"ExpertParallel: {name} has {array.shape[0]} tokens, max_tokens={self.sizes.max_tokens}: "
-                "make a larger one"
+                f"ExpertParallel: {name} has {array.shape[0]} tokens, more than max_tokens="
+                f"{self.sizes.max_tokens}. Make an ExpertParallel with a larger max_tokens"
             )
         return array.shape[0]
 
     def _check(self, name, array, shape, dtypes, aligned=False):
         if array.shape != shape or array.dtype not in dtypes:
-            allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            needed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            raise ValueError(f"ExpertParallel: {name} is {array_text(array)}; it must be {needed} {shape}")
+        check_contiguous("ExpertParallel", name, array)
+        if aligned and array.size and (at := self.world.backend.address(array)) % 16:
             raise ValueError(
-                f"ExpertParallel: {name} is {array.dtype} {array.shape}: {allowed} {shape} is allowed"
-            )
-        if not array.flags.c_contiguous:
-            raise ValueError(
-                f"ExpertParallel: {name} {array.shape} has strides {array.strides}: C-contiguous arrays are "
-                "allowed; copy it"
-            )
-        if aligned and array.size and self.world.backend.address(array) % 16:
-            raise ValueError(
-                f"ExpertParallel: {name} begins at no multiple of 16 bytes, which rows are moved by; copy it"
+                f"ExpertParallel: {name} begins at address {at:#x}; it must be a multiple of 16. Give a copy"
             )
 
     def _check_apart(self, name, array, other_name, other):
         at, to = map(self.world.backend.address, (array, other))
         if array.nbytes and other.nbytes and at < to + other.nbytes and to < at + array.nbytes:
-            raise ValueError(
-                f"ExpertParallel: {name} and {other_name} overlap: arrays that lie apart are allowed"
-            )
+            raise ValueError(f"ExpertParallel: {name} and {other_name} overlap; they must lie apart")
 
     def _check_alive(self):
         if self._dispatch is None:
             raise RuntimeError("ExpertParallel: it was freed; make a new one")
-        if self.world.finalized:
-            raise RuntimeError("ExpertParallel: its World is finalized; call shmemkit.init() again")
+        check_world("ExpertParallel", self.world)
 
 
 def _pieces(rows):
@@ -312,50 +303,38 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
         "n_scales": (n_scales, 0, 1 << 20),
     }
     for name, (number, least, most) in numbers.items():
-        try:
-            number = operator.index(number)
-        except TypeError:
-            raise TypeError(f"ExpertParallel: {name}={number!r}: an integer is allowed") from None
-        if not least <= number <= most:
-            raise ValueError(f"ExpertParallel: {name}={number}: {least} to {most} are allowed")
+        integer("ExpertParallel", name, number, least, most)
     if n_ranks > MAX_RANKS:
-        raise ValueError(f"ExpertParallel: {n_ranks} ranks: up to {MAX_RANKS} are allowed")
+        raise ValueError(f"ExpertParallel: there are {n_ranks} ranks; at most {MAX_RANKS} can be")
     if top_k > n_experts:
-        raise ValueError(f"ExpertParallel: top_k={top_k}: up to {n_experts}, n_experts, are allowed")
+        raise ValueError(f"ExpertParallel: top_k is {top_k}; it must be at most n_experts, {n_experts}")
     if n_experts % n_ranks:
         raise ValueError(
-            f"ExpertParallel: n_experts={n_experts}: a multiple of {n_ranks}, the ranks, is allowed"
+            f"ExpertParallel: n_experts is {n_experts}; it must be a multiple of {n_ranks}, the ranks"
         )
     dtype = as_dtype(dtype)
     moved = dtype if dispatch_dtype is None else as_dtype(dispatch_dtype)
     if dtype.name not in DTYPES:
-        raise ValueError(f"ExpertParallel: dtype={dtype.name}: {', '.join(DTYPES)} are allowed")
+        raise ValueError(f"ExpertParallel: dtype is {dtype.name}; it must be {listed(DTYPES)}")
     if moved.name not in (dtype.name, "uint8"):
         raise ValueError(
-            f"ExpertParallel: dispatch_dtype={moved.name}: {dtype.name}, the dtype, or uint8 is allowed"
+            f"ExpertParallel: dispatch_dtype is {moved.name}; it must be {dtype.name}, the dtype, or uint8"
         )
     for kind in (dtype, moved):
         if hidden * kind.itemsize % 16:
             raise ValueError(
-                f"ExpertParallel: hidden={hidden}: rows of {hidden * kind.itemsize} bytes, of {kind.name}; "
-                "multiples of 16 bytes are allowed"
+                f"ExpertParallel: hidden is {hidden}, and a row of {kind.name} has {hidden * kind.itemsize} "
+                "bytes; it must have a multiple of 16"
             )
     if n_experts * max_tokens >= 1 << 31:
         raise ValueError(
-            f"ExpertParallel: n_experts * max_tokens = {n_experts * max_tokens}: less than 2**31 is allowed"
+            f"ExpertParallel: n_experts * max_tokens is {n_experts * max_tokens}; it must be less than 2**31"
         )
     units = 2 * n_ranks * max_tokens * max(-(-hidden * dtype.itemsize // TILE_BYTES), -(-n_scales // 2))
     if units >= MAX_UNITS:
         raise ValueError(
-            f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden}, n_scales={n_scales}: {units} lines, "
-            f"of {TILE_BYTES} bytes of a row or of two scales: less than {MAX_UNITS} are allowed"
+            f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden} and n_scales={n_scales} take {units} "
+            f"lines, of {TILE_BYTES} bytes of a row or of two scales; it must be less than {MAX_UNITS}"
         )
     sizes = *map(int, (max_tokens, hidden, n_experts, top_k)), dtype, moved, int(n_scales)
     return Sizes(*sizes, n_experts // n_ranks)
-
-
-def _differences(of_all):
-    """What differs, of what the ranks were given: their Sizes as texts, or why they are refused."""
-    refused = [f"rank {k}: {given}" for k, given in enumerate(of_all) if isinstance(given, str)]
-    columns = zip(Sizes._fields, *of_all, strict=True) if not refused else ()
-    return "; ".join(refused or [f"{n}={', '.join(given)}" for n, *given in columns if len({*given}) > 1])

@@ -31,7 +31,7 @@ class Gather(Collective):
 
     table, METHODS, methods = "gather", METHODS, tuple(METHODS)
     _one_place = False
-    _overlap = "x may be the part of out that it belongs to, out[root] on the root"
+    _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
     def __init__(self, world, max_nbytes, root=0, method="auto"):
         self.root = root
@@ -39,16 +39,16 @@ class Gather(Collective):
 
     def _checked_options(self):
         self.root = checked_root(type(self).__name__, self.world, self.root)
-        return (self.root,)
+        return {"root": self.root}
 
     def __call__(self, x, out=None, stream=None):
         """Gather `x`. -> out on the root, None on all other ranks
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks. On the root it may be the
-                 part of `out` that it belongs to
+                 part of `out` that it belongs to. An array or tensor, as of ``AllGather``
         out      on the root: C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new
-                 array of shape (n_ranks, *x.shape). On all other ranks: None
-        stream   default: the World's
+                 one of x's kind, of shape (n_ranks, *x.shape). On all other ranks: None
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
         Enqueued: when the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x. When the
         stream of another rank has run it, its x may be written again.
@@ -57,21 +57,21 @@ class Gather(Collective):
             return self._call(x, out, stream)
         if out is not None:
             raise ValueError(
-                f"Gather: out is given on rank {self.world.rank}: the root, rank {self.root}, gets the "
-                "result; None is allowed on all others"
+                f"Gather: out is given on rank {self.world.rank}; it must be None there. The root, rank "
+                f"{self.root}, gets the result"
             )
         self._call(x, x, stream)
         return None
 
-    def _shape(self, x):
-        return self.world.n_ranks, *x.shape
+    def _shape(self, shape):
+        return self.world.n_ranks, *shape
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
         if self.world.rank == self.root and (x.dtype != out.dtype or out.size != n * x.size):
             raise ValueError(
-                f"Gather: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is allowed, "
-                f"and out {n} times as large, of one x for each rank"
+                f"Gather: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {n * x.size} elements, x of each of {n} ranks"
             )
 
     def _in_place(self, x, out):

@@ -22,13 +22,14 @@ import numpy as np
 from numba import cuda
 
 from shmemkit import world as _world
+from shmemkit.arrays import address_of, converted, keyed, new_output, overlap, stream_of, with_shape
 from shmemkit.device.elements import ELEMENTS
 from shmemkit.device.swizzle import order_of
+from shmemkit.launch import address_of_stream
 from shmemkit.settings import listed, one_of, shown
 
-from .arrays import converted, keyed, new_output, overlap, with_shape
 from .epilogue import ACTIVATIONS
-from .problem import HALVES, Gpu, Problem, address_of, is_aligned
+from .problem import HALVES, Gpu, Problem, is_aligned
 from .simt import DTYPES, Simt
 from .sm80 import Sm80
 from .sm90_host import Sm90
@@ -69,7 +70,8 @@ class Gemm:
                     operands' dtype
         bias        (N,), of out's dtype, or float32 where that is narrower; added to each row
         activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; of integers None or "relu"
-        stream      default: the World's, or without one CuPy's current stream
+        stream      default: of PyTorch's tensors PyTorch's current stream, else the World's, or without one
+                    CuPy's current stream
 
         Added up in float32 (float64 of float64; integers modulo 2**64), and rounded once. Equal calls on one
         GPU give equal bits. The first call for arrays at new places binds a kernel, and perhaps compiles it:
@@ -81,19 +83,22 @@ class Gemm:
         one_of("Gemm", "activation", activation, ACTIVATIONS)
         world = _world.current()
         gpu = gpu_of(world)
+        stream = stream_of(a, stream)
         if world is not None and stream is world.stream:
             stream = None
-        a, b = with_shape("a", a, gpu.arrays), with_shape("b", b, gpu.arrays)
+        a, b = with_shape("Gemm", "a", a, gpu.arrays), with_shape("Gemm", "b", b, gpu.arrays)
         if out is None:
-            if not (getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2):
+            if not a.ndim == b.ndim == 2:
                 raise ValueError(_shapes(a, b))
             shape = a.shape[0], b.shape[1]
-            out = new_output(a, shape, getattr(a, "dtype", None), gpu.arrays, world, stream)
-        key, arrays = keyed({"a": a, "b": b, "out": out, "bias": bias}, gpu.arrays)
+            after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
+            out = new_output(a, shape, a.dtype, gpu.arrays, stream, after)
+        given = {"a": a, "b": b, "out": out, "bias": bias}
+        key, arrays = keyed("Gemm", given, gpu.arrays, "bias")
         key = activation, world, *key
         run = self._plans.get(key)
         if run is None:
-            problem = Problem(**converted(arrays, gpu.arrays), activation=activation)
+            problem = Problem(**converted("Gemm", arrays, gpu.arrays, "bias"), activation=activation)
             run = bind_product(problem, gpu, self.method, self.order)
             if len(self._plans) == PLANS:
                 if gpu.arrays.ndarray is not np.ndarray:
@@ -184,6 +189,17 @@ def _of_device(number):
         attributes["MaxSharedMemoryPerBlockOptin"],
         cupy,
     )
+
+
+def follow(cupy, later, earlier):
+    """As a World's ``backend.follow``, without one: a stream of None is CuPy's current one."""
+    current = cupy.cuda.get_current_stream()
+    later, earlier = (address_of_stream(current if stream is None else stream) for stream in (later, earlier))
+    captures = cupy.cuda.runtime.streamIsCapturing
+    if later != earlier and not captures(later) and not captures(earlier):
+        event = cupy.cuda.Event(disable_timing=True)
+        cupy.cuda.runtime.eventRecord(event.ptr, earlier)
+        cupy.cuda.runtime.streamWaitEvent(later, event.ptr)
 
 
 def _cupy():

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shmemkit.arrays import address_of
 from shmemkit.device.elements import ELEMENTS
 from shmemkit.settings import listed
 
@@ -63,11 +64,6 @@ def arrays_of(array):
     import cupy
 
     return cupy
-
-
-def address_of(array):
-    """Of the first element of a CuPy or NumPy array."""
-    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def is_aligned(array):

@@ -8,11 +8,11 @@ in which the host makes them: the same on all ranks. (Calls in graphs follow tho
 are ordered by who launches them.)
 """
 
+from shmemkit.arrays import converted, keyed, unowned
 from shmemkit.kernels.method import agree, agree_on, check_world
 from shmemkit.settings import listed, one_of
 from shmemkit.stream_order import shared_order
 
-from .arrays import converted, keyed, unowned
 from .problem import HALVES
 
 PLANS = 256  # bound calls that are kept
@@ -58,15 +58,12 @@ class Products:
 
     def _enqueue(self, arrays, stream, *how):
         """Enqueue what ``_plan`` gives; it is kept by how the arrays, {name: array or None}, are and lie."""
-        world = self.world
-        for name, array in arrays.items():
-            if array is None and not name.startswith(self.optional):
-                raise TypeError(f"{type(self).__name__}: {name} is None: an array is allowed")
-        key, arrays = keyed(arrays, world.xp)
+        world, who = self.world, type(self).__name__
+        key, arrays = keyed(who, arrays, world.xp, self.optional)
         key = *how, *key
         run = self._plans.get(key)
         if run is None:
-            those = converted(arrays, world.xp).items()
+            those = converted(who, arrays, world.xp, self.optional).items()
             run = self._plan({name: None if x is None else unowned(x) for name, x in those}, *how)
             if len(self._plans) == PLANS:
                 world.synchronize()  # their memory may be in use
@@ -74,14 +71,8 @@ class Products:
             self._plans[key] = run
         if world.backend.capture_of(stream) is not None:
             self._of_graphs.add(run)  # the graph uses what it has
-        self._order.before(stream, type(self).__name__, *self._compared(arrays))
+        self._order.before(stream, who, *(arrays[name] for name in self.alike))
         run(stream)
-
-    def _compared(self, arrays):
-        """What the emulator compares."""
-        if self.world.backend.calls is None:
-            return ()
-        return converted({name: arrays[name] for name in self.alike}, self.world.xp).values()
 
     def output(self, shape, dtype):
         """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which

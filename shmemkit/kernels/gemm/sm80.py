@@ -41,6 +41,7 @@ from typing import NamedTuple
 
 from numba import cuda, types
 
+from shmemkit.arrays import address_of
 from shmemkit.device.elements import element
 from shmemkit.device.mma import (
     MAX_GROUPS,
@@ -56,7 +57,7 @@ from shmemkit.device.swizzle import grouped
 from shmemkit.launch import bind
 
 from .epilogue import finishing, inline
-from .problem import address_of, flat, not_of_tensor_cores
+from .problem import flat, not_of_tensor_cores
 
 CHUNK = 8  # elements of 16 bits in 16 bytes
 GROUP_ROWS = 2048  # of out, whose tiles are computed together: their operands fit the L2 cache

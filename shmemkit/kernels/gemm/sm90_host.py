@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shmemkit.arrays import address_of
 from shmemkit.device.tma import tensor_map
 from shmemkit.device.wgmma import SLAB
 from shmemkit.launch import address_of_stream, bind
 
-from .problem import address_of, arrays_of, not_of_tensor_cores
+from .problem import arrays_of, not_of_tensor_cores
 from .sm90 import (
     Kinds,
     Layout,

@@ -1,6 +1,6 @@
 """What the host objects of products that are reduced over the ranks share: their arguments and methods."""
 
-from shmemkit.kernels.gemm.arrays import new_output, overlap, with_shape
+from shmemkit.arrays import new_output, overlap, stream_of, with_shape
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import Products
 from shmemkit.memory import as_dtype
@@ -56,22 +56,18 @@ class GemmCollective(Products):
 
     def __call__(self, a, b, out=None, stream=None):
         self._check_alive()
-        if stream is self.world.stream:
+        world, who, stream = self.world, type(self).__name__, stream_of(a, stream)
+        if stream is world.stream:
             stream = None
-        a, b = with_shape("a", a, self.world.xp), with_shape("b", b, self.world.xp)
+        a, b = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
         if out is None:
             m, _, n = self._sizes(a, b)
-            out = new_output(a, (self._rows(m), n), self.dtype, self.world.xp, self.world, stream)
+            out = new_output(a, (self._rows(m), n), self.dtype, world.xp, stream, world.backend.follow)
         self._enqueue({"a": a, "b": b, "out": out}, stream)
         return out
 
     def _sizes(self, a, b):
         """-> M, K, N"""
-        for argument, x in (("a", a), ("b", b)):
-            if not hasattr(x, "shape"):
-                raise TypeError(
-                    f"{type(self).__name__}: {argument} is a {type(x).__name__}: an array is allowed"
-                )
         shapes = [tuple(x.shape) for x in (a, b)]
         if not (len(shapes[0]) == len(shapes[1]) == 2) or shapes[0][1] != shapes[1][0]:
             raise ValueError(

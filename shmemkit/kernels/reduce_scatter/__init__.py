@@ -15,6 +15,8 @@ The methods, a file each, which says how it works:
          for several nodes: inside the node first, and then once across nodes, through NVSHMEM
 """
 
+import math
+
 from shmemkit.device import reduction
 from shmemkit.kernels.collective import Collective, check_reducible
 
@@ -56,7 +58,7 @@ class ReduceScatter(Collective):
     """
 
     table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
-    _overlap = "out may be the part of x that it belongs to, x[k] on rank k"
+    _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
     def __init__(self, world, max_nbytes, op="sum", method="auto"):
         self.op = op
@@ -68,10 +70,11 @@ class ReduceScatter(Collective):
         x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:
                  n_ranks parts, one after another. If it lies in symmetric memory, of ``output()`` or other,
                  then on all ranks, as the same part of the same array: the peers read it there, where the
-                 method can do without a copy
+                 method can do without a copy. An array or tensor, as of ``AllGather``
         out      C-contiguous, of x's dtype, as large as a part. It may be the part of x that it belongs to.
-                 Default: a new array of shape x.shape[1:] if x.shape[0] is n_ranks, else of one dimension
-        stream   default: the World's
+                 Default: a new one of x's kind, of shape x.shape[1:] if x.shape[0] is n_ranks, else of one
+                 dimension
+        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k, combined over the
         ranks.
@@ -80,22 +83,23 @@ class ReduceScatter(Collective):
 
     def _checked_options(self):
         reduction(self.op, "float32")  # an op that is not there is refused
-        return (self.op,)
+        return {"op": self.op}
 
-    def _shape(self, x):
+    def _shape(self, shape):
         n = self.world.n_ranks
-        return x.shape[1:] if x.shape[:1] == (n,) else (x.size // n,)
+        return shape[1:] if shape[:1] == (n,) else (math.prod(shape) // n,)
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
         if x.size % n:
             raise ValueError(
-                f"ReduceScatter: x is {x.shape}: a multiple of {n} elements, the ranks, is allowed"
+                f"ReduceScatter: x is {x.shape}; the number of its elements must be a multiple of {n}, the "
+                "ranks"
             )
         if x.dtype != out.dtype or x.size != n * out.size:
             raise ValueError(
-                f"ReduceScatter: x is {x.dtype} {x.shape}, out {out.dtype} {out.shape}: one dtype is "
-                f"allowed, and x {n} times as large, of one part for each rank"
+                f"ReduceScatter: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size // n} elements, the part of one of {n} ranks"
             )
         check_reducible("ReduceScatter", self.op, x.dtype)
 

@@ -1,0 +1,346 @@
+"""Arrays that are not the World's: PyTorch tensors, and what has DLPack or ``__array_interface__`` alone. On
+GPUs: test_gpu_arrays.py."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.memory import as_dtype
+
+
+class ByDlpack:
+    """An array that has DLPack, and hides the rest."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class ByInterface:
+    def __init__(self, array):
+        self.array, self.__array_interface__ = array, array.__array_interface__
+
+
+def tensor(array):
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(np.array(array))
+
+
+KINDS = [ByDlpack, ByInterface, tensor]
+kinds = pytest.mark.parametrize("kind", KINDS)
+RANKS = 2
+
+
+def like(kind):
+    """What new results are."""
+    return pytest.importorskip("torch").Tensor if kind is tensor else np.ndarray
+
+
+def numbers(x):
+    return np.asarray(getattr(x, "array", x))
+
+
+def collectives(world):
+    """{name: (object, function, x, expected result)}, of integers"""
+    n, me = world.n_ranks, world.rank
+    xs = [10 * r + np.arange(2 * n) for r in range(n)]
+    rows, total = np.array(xs), sum(xs)
+    return {
+        "AllGather": (sk.AllGather(world, 1024), sk.all_gather, xs[me], rows),
+        "AllReduce": (sk.AllReduce(world, 1024), sk.all_reduce, xs[me], total),
+        "ReduceScatter": (sk.ReduceScatter(world, 1024), sk.reduce_scatter, xs[me], total.reshape(n, -1)[me]),
+        "AllToAll": (sk.AllToAll(world, 1024), sk.all_to_all, xs[me], rows.reshape(n, n, -1)[:, me].ravel()),
+        "Broadcast": (sk.Broadcast(world, 1024), sk.broadcast, xs[me], xs[0]),
+        "Gather": (sk.Gather(world, 1024), sk.gather, xs[me], rows if me == 0 else None),
+    }
+
+
+@kinds
+def test_collectives(pes, kind):
+    """Results are of x's kind, and `out` of any; it is returned as it was given."""
+    new = like(kind)
+
+    def main():
+        world = sk.init()
+        for name, (made, function, x, wanted) in collectives(world).items():
+            for call in (made, function):
+                results = [call(kind(x.copy()))]  # a broadcast writes it
+                for other in (kind, np.array):
+                    out = None if wanted is None else other(np.zeros_like(wanted))
+                    results.append(call(kind(x), out=out))
+                    assert results[-1] is out
+                    results.append(call(x.copy(), out=out))
+                world.synchronize()
+                if wanted is None:
+                    assert results == [None] * 5
+                    continue
+                assert isinstance(results[0], kind if name == "Broadcast" and kind is not tensor else new)
+                for result in results:
+                    np.testing.assert_array_equal(numbers(result), wanted)
+
+    pes(RANKS).run(main)
+
+
+@kinds
+def test_rows_of_different_numbers(pes, kind):
+    def main():
+        world = sk.init()
+        exchange, me = sk.AllToAllV(world, 1024), world.rank
+        splits, x = np.array([1, 2]), 10 * me + np.arange(6).reshape(3, 2)
+        out, out_splits = kind(np.zeros((4, 2), x.dtype)), kind(np.zeros(2, "int64"))
+        for of_x in (kind(x), x):
+            results = exchange(of_x, kind(splits), out, out_splits)
+            assert results[0] is out and results[1] is out_splits
+            world.synchronize()
+            assert numbers(out_splits).tolist() == [me + 1] * 2
+            wanted = [[0, 1], [10, 11]] if me == 0 else [[2, 3], [4, 5], [12, 13], [14, 15]]
+            assert numbers(out)[: len(wanted)].tolist() == wanted
+
+    pes(RANKS).run(main)
+
+
+@pytest.mark.parametrize("kind, dtype", [*((kind, "float32") for kind in KINDS), (tensor, "bfloat16")])
+def test_experts(pes, kind, dtype):
+    """What dispatch returns are tensors if x is one, always the same ones."""
+    torch = pytest.importorskip("torch") if kind is tensor else None
+
+    def main():
+        world = sk.init()
+        ep = sk.ExpertParallel(world, 3, 8, RANKS, 1, dtype)
+        x = np.repeat(np.arange(3) + 3 * world.rank, 8).reshape(3, 8).astype("float32")
+        experts, weights = np.array([[0], [1], [0]]), np.full((3, 1), 2, "float32")
+        given = kind(x) if torch is None else kind(x).to(getattr(torch, dtype))
+        received = ep.dispatch(given, kind(experts), kind(weights))
+        world.synchronize()
+        assert isinstance(received.rows, like(kind)) and received.scales is None
+        assert int(received.counts[0]) == (4 if world.rank == 0 else 2)
+        first = [0, 2, 3, 5] if world.rank == 0 else [1, 4]
+        assert received.rows[0, : len(first), 0].tolist() == first
+        assert ep.dispatch(given, experts, weights) is received
+        new = ep.combine(received.rows)
+        out = kind(np.zeros((3, 8), "float32")) if torch is None else torch.zeros_like(given)
+        assert ep.combine(received.rows, out) is out
+        world.synchronize()
+        assert isinstance(new, like(kind))
+        for result in (new, out):
+            assert (as_float(result) == 2 * x).all()
+
+    pes(RANKS).run(main)
+
+
+def as_float(x):
+    return np.asarray(x.float() if hasattr(x, "float") else numbers(x))
+
+
+@kinds
+def test_the_world_and_its_arrays(pes, kind):
+    def main():
+        world = sk.init()
+        x = np.arange(4.0) + world.rank
+        mine = sk.array(kind(x))
+        assert isinstance(mine, np.ndarray) and (mine == x).all() and mine.dtype == x.dtype
+        assert sk.array(kind(x), "float32").dtype == "float32"
+        assert (world.asnumpy(kind(x)) == x).all()
+        assert not world.is_symmetric(kind(x))
+
+    pes(RANKS).run(main)
+
+
+@kinds
+def test_kernels(pes, kind):
+    """Launched by Numba, and bound."""
+
+    @cuda.jit
+    def add(x, number):
+        x[cuda.threadIdx.x] += number
+
+    def main():
+        world = sk.init()
+        first, second = (kind(np.zeros(4, "int64")) for _ in range(2))
+        add[1, 4, world.stream](first, 3)
+        step = sk.bind(add, 1, 4, (first, 4))
+        step()
+        step.set("x", second)
+        step()
+        world.synchronize()
+        assert numbers(first).tolist() == [7] * 4 and numbers(second).tolist() == [4] * 4
+
+    pes(1).run(main)
+
+
+@kinds
+def test_queues(pes, kind):
+    def main():
+        world = sk.init()
+        queue, x = (
+            sk.Queue(world, 2, 4, n_producers=1, n_consumers=1, block=32),
+            np.full((3, 4), world.rank, "float32"),
+        )
+        new, out = queue(kind(x)), kind(np.zeros((3, 4), "float32"))
+        assert isinstance(new, like(kind)) and queue(kind(x), out) is out
+        world.synchronize()
+        assert (numbers(new) == 1 - world.rank).all() and (numbers(out) == 1 - world.rank).all()
+
+    pes(RANKS).run(main)
+
+
+# ---- PyTorch's
+
+
+def test_views_of_symmetric_memory_are_symmetric(pes):
+    torch = pytest.importorskip("torch")
+
+    def main():
+        world = sk.init()
+        room = sk.zeros((4, 4), "int64")
+        view = torch.from_dlpack(np.asarray(room))
+        assert world.is_symmetric(view) and world.is_symmetric(view[2:])
+        assert not world.is_symmetric(torch.zeros(4))
+        sk.peer_view(view, 1 - world.rank)[3, 3] = 5 + world.rank
+        world.barrier()
+        world.synchronize()
+        assert int(view[3, 3]) == 6 - world.rank
+        gather = sk.AllGather(world, room.nbytes, "push_1d")
+        out = gather.output((2, 3), torch.float32)
+        gathered = torch.from_dlpack(np.asarray(out))
+        assert gather(torch.full((3,), 1.0 + world.rank), gathered) is gathered
+        world.synchronize()
+        assert gathered.tolist() == out.tolist() == [[1.0] * 3, [2.0] * 3]
+
+    pes(RANKS).run(main)
+
+
+DTYPES = "bool uint8 int16 int64 float16 bfloat16 float32 complex64 float8_e4m3fn float8_e5m2".split()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(pes, dtype):
+    torch = pytest.importorskip("torch")
+
+    def main():
+        world = sk.init()
+        kind = getattr(torch, dtype)
+        x = torch.tensor([0.0, 1.0, 2.0, world.rank]).to(kind)
+        gathered, sent = sk.all_gather(x), sk.broadcast(x.clone(), root=1)
+        parts = sk.all_to_all(x)
+        world.synchronize()
+        assert {gathered.dtype, sent.dtype, parts.dtype} == {kind}
+        assert (
+            gathered[:, 3].to(torch.complex64).tolist()
+            == torch.arange(2).to(kind).to(torch.complex64).tolist()
+        )
+        assert sent[3].to(torch.complex64).item() == 1
+        assert world.asnumpy(x).dtype == getattr(ml_dtypes, dtype, dtype)
+        if dtype in ("bool", "complex64") or "float8" in dtype:
+            with pytest.raises(ValueError, match=f"{dtype}.* cannot be reduced|must be"):
+                sk.all_reduce(x)
+            return
+        total = sk.all_reduce(x)
+        world.synchronize()
+        assert total.dtype == kind and total.tolist() == [0, 2, 4, 1]
+        assert as_dtype(kind) == sk.zeros(1, kind).dtype == as_dtype(dtype)
+
+    pes(RANKS).run(main)
+
+
+def test_gradients_are_not_recorded(pes):
+    torch = pytest.importorskip("torch")
+
+    def main():
+        world = sk.init()
+        x = torch.ones(4, requires_grad=True)
+        w = torch.nn.Parameter(torch.eye(4))
+        total, product = sk.all_reduce(x), sk.matmul(x[None], w)
+        world.synchronize()
+        assert not total.requires_grad and not product.requires_grad
+        assert total.tolist() == [2.0] * 4 and product.tolist() == [[1.0] * 4]
+
+    pes(RANKS).run(main)
+
+
+def test_products(pes):
+    torch = pytest.importorskip("torch")
+
+    def main():
+        world, kind = sk.init(), torch.bfloat16
+        x, w = torch.full((4, 8), 1.0 + world.rank).to(kind), torch.ones(8, 2).to(kind)
+        results = {
+            "matmul": (sk.matmul(x, w), [8.0 + 8 * world.rank] * 4),
+            "gather": (sk.AllGatherGemm(world, 1024)(x, w), [8.0] * 4 + [16.0] * 4),
+            "scatter": (sk.GemmReduceScatter(world, 4, 2)(x, w), [24.0] * 2),
+            "reduce": (sk.GemmAllReduce(world, 4, 2)(x, w), [24.0] * 4),
+        }
+        world.synchronize()
+        for result, wanted in results.values():
+            assert result.dtype == kind and result[:, 1].tolist() == wanted
+
+    pes(RANKS).run(main)
+
+
+def test_tensors_that_are_refused(pes):
+    torch = pytest.importorskip("torch")
+
+    def main():
+        gather = sk.AllGather(sk.init(), 1024)
+        whole = torch.zeros(4, 4)
+        for x, kind, message in [
+            (whole[:, 0], ValueError, r"x is float32 \(4,\) with strides \(16,\); it must be C-contiguous"),
+            (
+                whole.to_sparse(),
+                TypeError,
+                "x is a tensor of torch.sparse_coo and torch.float32; it must be dense",
+            ),
+            (torch.zeros(4, dtype=torch.complex64).conj(), ValueError, r"give x.resolve_conj\(\)"),
+            (whole.to("meta"), TypeError, r"x is a META torch.Tensor; on the emulator .*: x.cpu\(\)"),
+        ]:
+            for call in (gather, sk.all_gather):
+                with pytest.raises(kind, match=message):
+                    call(x)
+        with pytest.raises(ValueError, match="out is float64 .*; out must be float32"):
+            gather(whole[0], torch.zeros(4, dtype=torch.float64))
+
+    pes(1).run(main)
+
+
+# ---- wrong types
+
+
+WRONG = [([1.0], "a list"), (None, "None"), (1.5, "1.5"), (np.float32(1), "a numpy.float32"), (b"1", "b'1'")]
+
+
+@pytest.mark.parametrize("wrong, text", WRONG, ids=[text for _, text in WRONG])
+def test_wrong_types(pes, wrong, text):
+    needed = "it must be a NumPy array, a PyTorch CPU tensor, or another array in host memory"
+
+    def main():
+        world, x = sk.init(), np.zeros(2)
+        splits = np.ones(1, "int64")
+        ep = sk.ExpertParallel(world, 2, 8, 2, 1, "float32")
+        rows, experts = np.zeros((2, 8), "float32"), np.zeros((2, 1), "int32")
+        calls = [
+            (lambda: ep.dispatch(wrong, experts), "ExpertParallel: x"),
+            (lambda: ep.dispatch(rows, wrong), "ExpertParallel: experts"),
+            (lambda: ep.combine(wrong, rows), "ExpertParallel: y"),
+            (lambda: sk.AllToAllV(world, 64)(wrong, splits, x, splits), "AllToAllV: x"),
+            (lambda: sk.AllToAllV(world, 64)(x, splits, x.copy(), wrong), "AllToAllV: out_splits"),
+            (lambda: sk.matmul(wrong, x), "Gemm: a"),
+            (lambda: sk.GemmAllReduce(world, 1, 1)(rows, wrong), "GemmAllReduce: b"),
+            (lambda: sk.AllGatherGemm(world, 1)(wrong, rows), "AllGatherGemm: x"),
+        ]
+        for name, (made, function, *_) in collectives(world).items():
+            calls.append((lambda made=made: made(wrong), f"{name}: x"))
+            calls.append((lambda function=function: function(wrong), rf"{function.__name__}\(\): x"))
+            if wrong is not None:
+                calls.append((lambda made=made: made(x, wrong), f"{name}: out"))
+        for call, who in calls:
+            with pytest.raises(TypeError, match=f"{who} is {text}; {needed}"):
+                call()
+
+    pes(1).run(main)
