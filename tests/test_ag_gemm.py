@@ -355,7 +355,7 @@ def test_refusals(pes):
             square = integers(16, 16)
             x, weight = integers(8, 16), integers(16, 24)
             for arguments, options, text in [
-                ((x[0], weight), {}, "2-D is allowed"),
+                ((x[0], weight), {}, "it must be 2-D"),
                 ((x[:, ::2], weight[:8]), {}, "it must be a C-contiguous .* Give a copy"),
                 (
                     (integers(9, 16), weight),

@@ -142,7 +142,7 @@ def test_what_ahead_does_not_do(pes):
     def main():
         world = sk.init()
         engine, x = PushAhead(world, 16 * world.n_ranks + 8), np.zeros(2)
-        with pytest.raises(ValueError, match="out begins where the buffer"):
+        with pytest.raises(ValueError, match="out must begin where the buffer"):
             engine.overlap(x, engine.buffer.view("float64")[1:])
         with pytest.raises(RuntimeError, match="has only start\\(\\), wait\\(\\) and finish\\(\\)"):
             engine.overlap(x, engine.buffer.view("float64")[:-1]).run()

@@ -91,7 +91,7 @@ reductions = pytest.mark.parametrize("kind", [sk.AllReduce, sk.ReduceScatter])
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (lambda w: (w, 8, "mean"), "op is 'mean'; it must be 'sum', 'prod', 'max', 'min' or 'avg'"),
+        (lambda w: (w, 8, "mean"), ": op is 'mean'; it must be 'sum', 'prod', 'max', 'min' or 'avg'"),
         (lambda w: (w, 8, "sum", "shot"), "method is 'shot'; it must be '.*', .* or 'auto'"),
         (lambda w: (w, -1), "max_nbytes is -1; it must be 0 or more"),
         (

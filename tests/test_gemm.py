@@ -76,7 +76,7 @@ def test_an_order(method):
 @pytest.mark.parametrize(
     "order, error, message",
     [
-        (8, TypeError, "Gemm: order is a int; it must be a function"),
+        (8, TypeError, "Gemm: order is 8; it must be a function"),
         (lambda turn, n_m, n_n: (turn // n_n, 0), ValueError, r"order misses tile \(0, 1\) of 1 by 7 tiles"),
     ],
 )

@@ -128,7 +128,7 @@ def test_activations_of_floats(activation):
 def test_rows_that_a_does_not_have_are_not_loaded(monkeypatch, m, majors, loaded):
     kernel, tiles = sm90_host.gemm_kernel, []
     monkeypatch.setattr(
-        sm90_host, "gemm_kernel", lambda tile, kinds: tiles.append(tile) or kernel(tile, kinds)
+        sm90_host, "gemm_kernel", lambda tile, kinds, order: tiles.append(tile) or kernel(tile, kinds)
     )
     assert Product((m, 40, 72), majors).compute((64, 32), delivery="unordered")
     assert [tile.loaded for tile in tiles] == [loaded]

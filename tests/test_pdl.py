@@ -86,7 +86,7 @@ def test_a_kernel_that_does_not_wait_hides_those_before_it():
 
 
 def test_cooperative_launches_are_refused():
-    with sk.init("emulator") as world, pytest.raises(ValueError, match="pdl=True and cooperative=True"):
+    with sk.init("emulator") as world, pytest.raises(ValueError, match="pdl and cooperative are both True"):
         sk.bind(add_one, 1, 1, (world.zeros(1, "int64"),), pdl=True, cooperative=True)
 
 

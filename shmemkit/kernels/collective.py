@@ -192,7 +192,10 @@ def check_reducible(name, op, dtype):
         raise ValueError(
             f"{name}: x has dtype {dtype.str}; it must be of this machine's byte order. Convert it"
         )
-    reduction(op, dtype.name)
+    try:
+        reduction(op, dtype.name)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _nothing(stream):

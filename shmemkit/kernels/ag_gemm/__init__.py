@@ -223,7 +223,7 @@ class AllGatherGemm(Products):
         """-> those in the place of None, one after another"""
         for name, array in (("x", x), *(("weight", weight) for weight in weights)):
             if array.ndim != 2:
-                raise ValueError(f"AllGatherGemm: {name} is {tuple(array.shape)}: 2-D is allowed")
+                raise ValueError(f"AllGatherGemm: {name} has shape {tuple(array.shape)}; it must be 2-D")
         rows, world = self.world.n_ranks * x.shape[0], self.world
         wanted = [weight for weight, out in zip(weights, outs, strict=True) if out is None]
         shapes = [(rows, weight.shape[1]) for weight in wanted]

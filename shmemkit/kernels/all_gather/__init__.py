@@ -61,7 +61,7 @@ class AllGather(Collective):
     stream wait for those before, also of other collectives, and of products: their blocks wait for those of
     the other ranks, and may fill the GPU, and two of them at a time might each wait for ever on some ranks.
     Graphs are launched in that order by whoever launches them (on one stream, or with events), and so are
-    those beside kernels of others that fill GPUs and wait for ranks. ValueError for what is not allowed.
+    those beside kernels of others that fill GPUs and wait for ranks. ValueError for wrong arguments.
 
     `refused`, {method: why}: what "auto" would have taken, but cannot run here.
     """

@@ -22,8 +22,9 @@ The methods, a file each, which says how it works:
             and of some ops and dtypes only
 """
 
-from shmemkit.device import reduction
+from shmemkit.device.reductions import OPS
 from shmemkit.kernels.collective import Collective, check_reducible
+from shmemkit.settings import one_of
 
 from .composed import CopyEngine, Push
 from .double_tree import DoubleTree
@@ -88,7 +89,7 @@ class AllReduce(Collective):
         return self._call(x, out, stream)
 
     def _checked_options(self):
-        reduction(self.op, "float32")  # an op that is not there is refused
+        one_of(self._name, "op", self.op, OPS)
         return {"op": self.op}
 
     def _shape(self, shape):

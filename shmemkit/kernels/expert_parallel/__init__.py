@@ -294,7 +294,7 @@ def _pieces(rows):
 
 
 def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales):
-    """-> Sizes; ValueError, or TypeError, for what is not allowed."""
+    """-> Sizes; TypeError or ValueError for wrong arguments."""
     numbers = {
         "max_tokens": (max_tokens, 1, MAX_TOKENS),
         "hidden": (hidden, 1, 1 << 20),

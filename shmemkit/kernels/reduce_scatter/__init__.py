@@ -17,8 +17,9 @@ The methods, a file each, which says how it works:
 
 import math
 
-from shmemkit.device import reduction
+from shmemkit.device.reductions import OPS
 from shmemkit.kernels.collective import Collective, check_reducible
+from shmemkit.settings import one_of
 
 from .copy_engine import CopyEngine
 from .lamport import Lamport
@@ -82,7 +83,7 @@ class ReduceScatter(Collective):
         return self._call(x, out, stream)
 
     def _checked_options(self):
-        reduction(self.op, "float32")  # an op that is not there is refused
+        one_of(self._name, "op", self.op, OPS)
         return {"op": self.op}
 
     def _shape(self, shape):
