@@ -1,6 +1,8 @@
 """Arrays that are not the World's: PyTorch tensors, and what has DLPack or ``__array_interface__`` alone. On
 GPUs: test_gpu_arrays.py."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -307,6 +309,46 @@ def test_tensors_that_are_refused(pes):
             gather(whole[0], torch.zeros(4, dtype=torch.float64))
 
     pes(1).run(main)
+
+
+def test_on_pytorchs_current_stream(monkeypatch):
+    """Of a tensor on a GPU, as which one of the host is taken here: after what is on that stream, before what
+    comes there next."""
+    torch = pytest.importorskip("torch")
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    @cuda.jit
+    def fill(x, number):
+        x[cuda.threadIdx.x] = number
+
+    @cuda.jit
+    def double(x):
+        x[cuda.threadIdx.x] *= 2
+
+    def main():
+        world = sk.init()
+        current = streams[world.rank] = cuda.stream()
+        x, weight = torch.zeros(4).as_subclass(OnGpu), torch.eye(4)
+        queue = sk.Queue(world, 2, 4, n_producers=1, n_consumers=1, block=32)
+        for i in range(2):
+            fill[1, 4, current](x, 10 * i + world.rank)
+            results = sk.all_reduce(x), sk.matmul(x[None], weight), queue(x[None])
+            fill[1, 4, current](x, -1)
+            for result in results:
+                double[1, 4, current](result.view(-1))
+            current.synchronize()
+            wanted = 2 * (20 * i + 1), 2 * (10 * i + world.rank), 2 * (10 * i + 1 - world.rank)
+            assert [result.flatten()[3].item() for result in results] == list(wanted)
+        assert sk.all_reduce(x, stream=world.stream).shape == (4,)
+        world.synchronize()
+
+    streams = {}
+    current_stream = lambda device: SimpleNamespace(cuda_stream=streams[sk.current().rank])  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    for seed in (None, 0):
+        sk.emu.run(main, RANKS, races=True, delivery="unordered", seed=seed)
 
 
 # ---- wrong types

@@ -582,6 +582,27 @@ def test_barrier_over_signals(n):
         assert epoch[0] == 12 and (arrivals == 12).all() and wrong[0] == 0
 
 
+@pytest.mark.parametrize(
+    "arrivals, epoch, message",
+    [
+        (lambda: sk.signals(1), lambda: 1, "epoch"),
+        (lambda: 3, lambda: np.zeros(1, "uint64"), "arrivals"),
+        (lambda: sk.signals(1), lambda: np.zeros(1, "int32"), "epoch is a 1-D array of int32"),
+        (lambda: sk.signals(1), lambda: None, "give both arrivals and epoch"),
+    ],
+)
+def test_wrong_signals_of_a_barrier(arrivals, epoch, message):
+    @cuda.jit
+    def kernel(arrivals, epoch):
+        barrier_all_block(arrivals, epoch)
+
+    with (
+        sk.init("emulator") as world,
+        pytest.raises(sk.emu.EmulatorError, match=rf"barrier_all_block\(\): {message}"),
+    ):
+        kernel[1, 4, world.stream](arrivals(), epoch())
+
+
 @pytest.mark.parametrize("team", Teams)
 @every_form
 def test_teams(team, form):

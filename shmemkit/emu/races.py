@@ -21,6 +21,7 @@ from bisect import bisect_right
 
 import numpy as np
 
+from shmemkit.arrays import is_tensor
 from shmemkit.settings import switch
 
 from . import report
@@ -130,14 +131,18 @@ class Races:
         return region
 
     def _of_owner(self, array):
-        """The Region of an array that is not symmetric: of the one that owns its memory."""
+        """The Region of an array that is not symmetric: of the one that owns its memory, or of the storage of
+        PyTorch tensors, of which each launch makes a new array."""
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
+        if is_tensor(owner.base):
+            owner = owner.base.untyped_storage()
         known = self.regions.get(id(owner))
         if known is None:
-            key = id(owner)
-            region = Region(self, address(owner), owner.nbytes, array.itemsize)
+            key, of_numpy = id(owner), isinstance(owner, np.ndarray)
+            extent = (address(owner), owner.nbytes) if of_numpy else (owner.data_ptr(), owner.nbytes())
+            region = Region(self, *extent, array.itemsize)
             known = weakref.ref(owner, lambda _: self._forget(key)), region
             self.regions[key] = known
         return known[1]
