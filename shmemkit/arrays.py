@@ -176,7 +176,7 @@ def new_output(like, shape, dtype, module, stream, follow):
         out, made_on = like.new_empty(shape), stream_of(like, None)
     else:
         out, made_on = module.empty(shape, dtype), None
-    if stream is not made_on and stream != made_on:
+    if stream is not None if made_on is None else stream != made_on:
         follow(stream, made_on)
     return out
 

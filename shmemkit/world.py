@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 
 from . import notebook, timeouts
-from .agreement import check_equal
+from .agreement import check_equal, raise_alike, told
 from .arrays import as_array, stream_of
 from .emu.run import current_host
 from .ending import Ending
@@ -256,34 +256,26 @@ class World(SymmetricMemory):
         that give different `ranks`; all ranks raise it, and nothing is printed.
         """
         self._check_alive("print")
-        text = io.StringIO()
+        chosen, error, text = None, None, io.StringIO()
         try:
             chosen = self._chosen(ranks)
             if self.rank in chosen:
                 print(*values, sep=sep, end=end, file=text)
-        except (TypeError, ValueError) as error:
-            chosen = error  # all ranks raise it
-        answers = self._meet("print", (chosen, text.getvalue()))
-        for rank, (theirs, _) in enumerate(answers):
-            if not isinstance(theirs, Exception) and theirs != answers[0][0]:
-                theirs = ValueError(
-                    f"print: ranks is not the same on ranks 0 and {rank}. All ranks must give the same ranks"
-                )
-            if isinstance(theirs, Exception):
-                theirs.shown_by = rank
-                raise theirs
+        except (TypeError, ValueError) as e:
+            error = e
+        answers = self._meet("print", (told(error), f"ranks={chosen}", text.getvalue()))
+        errors, given, texts = zip(*answers, strict=True)
+        raise_alike(error, errors)
+        check_equal(given, "All ranks must give print() the same ranks")
         if self.rank == 0:
-            print(*(text for _, text in answers), sep="", end="", file=file, flush=flush)
+            print(*texts, sep="", end="", file=file, flush=flush)
 
     def _chosen(self, ranks):
         """The `ranks` of ``print``, in order."""
         if ranks is None:
             return list(range(self.n_ranks))
         several = ranks if hasattr(ranks, "__iter__") and not isinstance(ranks, str) else [ranks]
-        chosen = sorted({integer("print", "ranks", rank) for rank in several})
-        if chosen and not 0 <= chosen[0] <= chosen[-1] < self.n_ranks:
-            raise ValueError(f"print: ranks is {ranks!r}; ranks must be from 0 to {self.n_ranks - 1}")
-        return chosen
+        return sorted({integer("print()", "a rank", rank, 0, self.n_ranks - 1) for rank in several})
 
     def asnumpy(self, array, stream=None):
         """Return a NumPy copy of `array`, also of a PyTorch tensor, once the work enqueued on `stream` has

@@ -504,11 +504,11 @@ def test_print_has_the_options_of_the_built_in_print(capsys):
 @pytest.mark.parametrize(
     "ranks, error, message",
     [
-        ([4], ValueError, "print: ranks is \\[4\\]; ranks must be from 0 to 1"),
-        (-1, ValueError, "print: ranks is -1"),
-        ("01", TypeError, "print: ranks.*'01'"),
-        (1.0, TypeError, "print: ranks.*1.0"),
-        (True, TypeError, "print: ranks.*True"),
+        ([4], ValueError, r"print\(\): a rank is 4; it must be 0 to 1"),
+        (-1, ValueError, "a rank is -1"),
+        ("01", TypeError, "a rank is '01'"),
+        (1.0, TypeError, "a rank is 1.0"),
+        (True, TypeError, "a rank is True"),
     ],
 )
 def test_ranks_that_print_refuses(ranks, error, message):
@@ -518,7 +518,7 @@ def test_ranks_that_print_refuses(ranks, error, message):
         for given in (ranks, ranks if world.rank == 1 else None):
             with pytest.raises(error, match=message):
                 world.print("here", ranks=given)
-        with pytest.raises(ValueError, match="not the same on ranks 0 and 1"):
+        with pytest.raises(ValueError, match=r"rank 0 gives ranks=\[0\], rank 1 gives ranks=\[1\]"):
             world.print("here", ranks=world.rank)
         with pytest.raises(TypeError, match="sep must be None or a string"):
             world.print("here", sep=1)

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 
 from shmemkit.emu.arrays import address
+from shmemkit.settings import listed
 
 from .ptx import TypingError, types
 
@@ -28,12 +29,6 @@ _INSTEAD = {
 }
 
 
-def either(names):
-    """ "a, b or c" """
-    *others, last = map(str, names)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def not_allowed(primitive, name, given, allowed):
     """The message for an argument that is not one of `allowed`."""
     instead = _INSTEAD.get(given, "") if isinstance(given, str) else ""
@@ -45,7 +40,7 @@ def not_allowed(primitive, name, given, allowed):
 def _choices(allowed):
     if isinstance(allowed, range):
         return f"{allowed[0]} to {allowed[-1]}"
-    return either(map(repr, allowed))
+    return listed(map(repr, allowed))
 
 
 def check_choice(primitive, name, given, allowed):
@@ -163,7 +158,7 @@ def check_emulated_array(primitive, name, array, ndim=None, dtypes=None, contigu
 
 def _wrong_array(primitive, name, array, ndim, dtypes, contiguous):
     kind = " ".join(["contiguous"] * contiguous + [f"{ndim}-D"] * bool(ndim))
-    needed = f"{f'a {kind}' if kind else 'an'} array{f' of {either(dtypes)}' if dtypes else ''}"
+    needed = f"{f'a {kind}' if kind else 'an'} array{f' of {listed(dtypes)}' if dtypes else ''}"
     given = described(array)
     hint = ""
     if not isinstance(array, (types.Array, np.ndarray)):

@@ -22,6 +22,7 @@ import numpy as np
 from shmemkit.emu import multicast
 from shmemkit.emu.arrays import device_view
 from shmemkit.emu.thread import current_thread, group_thread
+from shmemkit.settings import listed
 
 from .checks import (
     NUMBERS,
@@ -32,7 +33,6 @@ from .checks import (
     check_emulated_words,
     check_integer,
     check_words,
-    either,
     literal_choice,
 )
 from .memory import check_quad, check_vector, vector_at
@@ -298,7 +298,7 @@ def vec16_dtypes(op):
 
 
 def _not_reducible(dtype, op):
-    allowed = either(vec16_dtypes(op))
+    allowed = listed(vec16_dtypes(op))
     return f"multimem_reduce_vec16(): array is of {dtype}; for op {op!r} it must be of {allowed}"
 
 

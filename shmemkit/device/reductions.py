@@ -20,8 +20,8 @@ import numpy as np
 
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
+from shmemkit.settings import listed
 
-from .checks import either
 from .ptx import asm, bitcast, extend_half, gpu, gpu_function, round_to_half, types
 
 __all__ = ["OPS", "Reduction", "reduction"]
@@ -47,9 +47,9 @@ def reduction(op, dtype):
     dtype  a name, as "float16": bfloat16, floats and integers of 8 to 64 bits
     """
     if op not in OPS:
-        raise ValueError(f"op is {op!r}; it must be {either(map(repr, OPS))}")
+        raise ValueError(f"op is {op!r}; it must be {listed(map(repr, OPS))}")
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype}; it must be {either(DTYPES)}. View or cast the array")
+        raise ValueError(f"dtype is {dtype}; it must be {listed(DTYPES)}. View or cast the array")
     if op == "avg" and "float" not in dtype:
         raise ValueError(
             f"op is 'avg' and dtype {dtype}; it must be a floating-point dtype. Use 'sum' and divide"
