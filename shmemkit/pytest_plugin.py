@@ -15,7 +15,7 @@ import shlex
 import pytest
 
 from . import progress
-from .settings import switch
+from .settings import listed, shown, switch
 
 DELIVERIES = ("eager", "ordered", "unordered")
 _FAILED = pytest.StashKey()  # of a test: what is said about the run that failed
@@ -71,13 +71,13 @@ def _schedules(config, marker):
         try:
             seeds = [int(seed)]
         except ValueError:
-            raise pytest.UsageError(f"SHMEMKIT_SEED={seed!r}: an integer is allowed") from None
+            raise pytest.UsageError(f"SHMEMKIT_SEED is {seed!r}; it must be an integer") from None
     given, n = config.getoption("shmem_delivery"), config.getoption("shmem_seeds")
     if given:
         deliveries = DELIVERIES if "all" in given else list(dict.fromkeys(given))
     if n is not None:
         if n < 0:
-            raise pytest.UsageError(f"--shmem-seeds {n}: a number of seeds is allowed, 0 or more")
+            raise pytest.UsageError(f"--shmem-seeds is {n}; it must be 0 or more")
         seeds = range(n) if n else [None]
     return _product(deliveries, seeds) or None
 
@@ -96,26 +96,30 @@ def _of_marker(marker):
 def _marked(*args, deliveries=("eager", "unordered"), seeds=range(20), **others):
     if args or others:
         raise pytest.UsageError(
-            f"@pytest.mark.schedules: deliveries= and seeds= are allowed, given {args or others}"
+            f"@pytest.mark.schedules: {args or others} is given; it must be deliveries= or seeds="
         )
     deliveries = (deliveries,) if isinstance(deliveries, str) else tuple(deliveries)
     try:
         seeds = list(seeds)
     except TypeError:
         raise pytest.UsageError(
-            f"@pytest.mark.schedules: seeds={seeds!r}: a sequence is needed, such as range(20)"
+            f"@pytest.mark.schedules: seeds is {shown(seeds)}; it must be a sequence, such as range(20)"
         ) from None
     if not deliveries or not seeds:
-        raise pytest.UsageError("@pytest.mark.schedules: at least one delivery and one seed are needed")
+        raise pytest.UsageError(
+            "@pytest.mark.schedules: deliveries or seeds is empty; it must have one element or more"
+        )
     for seed in seeds:
         if seed is not None and not hasattr(seed, "__index__"):
-            raise pytest.UsageError(f"@pytest.mark.schedules: seed {seed!r}: integers or None are allowed")
-    return [_checked("@pytest.mark.schedules: delivery", d) for d in deliveries], seeds
+            raise pytest.UsageError(
+                f"@pytest.mark.schedules: a seed is {shown(seed)}; it must be an integer or None"
+            )
+    return [_checked("@pytest.mark.schedules: a delivery", d) for d in deliveries], seeds
 
 
 def _checked(source, delivery):
     if delivery not in DELIVERIES:
-        raise pytest.UsageError(f"{source} {delivery!r}: {', '.join(DELIVERIES)} are allowed")
+        raise pytest.UsageError(f"{source} is {shown(delivery)}; it must be {listed(map(repr, DELIVERIES))}")
     return delivery
 
 
@@ -151,7 +155,9 @@ class _Pes:
         return PEs(self._request, n, {**self._defaults, **options})
 
     def __getattr__(self, name):
-        raise AttributeError(f"pes.{name}: call pes with the number of PEs first, as in pes(4).run(main)")
+        raise AttributeError(
+            f"pes has no {name}. Call pes with the number of PEs first, as in pes(4).run(main)"
+        )
 
     def __repr__(self):
         return f"<pes: {', '.join(f'{name} {value}' for name, value in self._defaults.items())}>"

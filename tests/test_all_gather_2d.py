@@ -185,7 +185,7 @@ def test_words_arrive_one_by_one(delivery, together):
         (4, 4, 3, "n_words is 3; it must be even"),
         (4, 2, 4, "source has 2 words; it must have 4 or more"),
         (2, 4, 4, "lines has 2 words; it must have 4 or more"),
-        (4, None, 4, "not a symmetric array"),
+        (4, None, 4, "is not symmetric"),
     ],
 )
 def test_wrong_words(pes, lines, source, n_words, message):

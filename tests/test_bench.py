@@ -111,7 +111,7 @@ def test_without_memory_nothing_is_left():
     def main():
         with sk.init() as world:
             makers = [functools.partial(world.zeros, n, "uint8") for n in (3 << 18, 3 << 18, 8)]
-            with pytest.raises(Refused, match="symmetric heap exhausted"):
+            with pytest.raises(Refused, match="symmetric heap is full"):
                 allocated(world, *makers)
             assert [array.size for array in allocated(world, *makers[1:])] == [3 << 18, 8]
 
@@ -508,8 +508,8 @@ def test_without_symmetric_memory_there_is_a_row_that_says_so(sizes, tmp_path):
         if row["bytes"] == 64:
             assert "note" not in row and row["us"] > 0
         else:
-            assert "symmetric heap exhausted" in row["note"] and "us" not in row
-    assert len(data["rows"]) == 12 and "symmetric heap exhausted" in " ".join(printed.split())
+            assert "symmetric heap is full" in row["note"] and "us" not in row
+    assert len(data["rows"]) == 12 and "symmetric heap is full" in " ".join(printed.split())
 
 
 def test_the_method_is_freed_where_there_is_no_memory_for_the_result(tmp_path):
@@ -584,9 +584,9 @@ def test_p2p(n, tmp_path):
 
 def test_p2p_without_memory(tmp_path):
     data, _ = measured(tmp_path, 2, "p2p", "--sizes", "8,4M,16", "--blocks", "1", heap_size=1 << 20)
-    rows = [(row["bytes"], row["method"], row.get("note", "")[:33]) for row in data["rows"][2:]]
+    rows = [(row["bytes"], row["method"], row.get("note", "")[:35]) for row in data["rows"][2:]]
     methods = ("push", "pull", "put_signal", "copy engine")
-    refused = "refused: symmetric heap exhausted"
+    refused = "refused: the symmetric heap is full"
     assert rows == [(n, m, refused if n == 4 << 20 else "") for n in (8, 4 << 20, 16) for m in methods]
     assert data["p2p_GBps"] == max(row["bus_GBps"] for row in data["rows"] if row["bytes"] == 16)
 
@@ -636,7 +636,7 @@ def test_p2p_over_no_link_is_a_refusal(tmp_path, monkeypatch):
 
 
 def test_p2p_needs_two_ranks():
-    with pytest.raises(SystemExit, match="two ranks"):
+    with pytest.raises(SystemExit, match="there is one rank; it needs two"):
         main(["p2p"])
     assert sk.current() is None
 
@@ -696,7 +696,7 @@ def test_first_launches(tmp_path, monkeypatch):
     rows = [(row["method"], row["us"]) for row in data["rows"] if row["op"] == "first_launch"]
     assert rows == [("cache off", 4e6), ("cache cold", 5e6), ("cache warm", 0.3e6)]
     assert "4000000" in printed and len(folders) == 1
-    with pytest.raises(SystemExit, match="--first needs one rank"):
+    with pytest.raises(SystemExit, match="--first: there are several ranks"):
         run(2, *arguments)
 
 
@@ -731,14 +731,14 @@ def test_ratio_to_the_driver():
         (["all_gather", "--methods", "ll,warp"], "'warp'"),
         (
             ["all_gather", "--vs", "mpi"],
-            "'mpi': nccl, torch_nccl, torch_symm, torch_one_shot, torch_two_shot are allowed",
+            "'mpi' is given; it must be nccl, torch_nccl, torch_symm, torch_one_shot or torch_two_shot",
         ),
         (["all_gather", "--dtype", "int3"], "bfloat16"),
-        (["all_gather", "--out", "shared"], "private, symmetric"),
+        (["all_gather", "--out", "shared"], "private or symmetric"),
         (["all_gather", "--iters", "0"], "1 or more"),
-        (["all_gather", "--json", "/no/such/folder/f.json"], "folder does not exist"),
-        (["all_gather", "--tune", "/no/such/folder/f.json"], "folder does not exist"),
-        (["p2p", "--json", "/"], "it is a folder"),
+        (["all_gather", "--json", "/no/such/folder/f.json"], "f.json' does not exist"),
+        (["all_gather", "--tune", "/no/such/folder/f.json"], "f.json' does not exist"),
+        (["p2p", "--json", "/"], "'/' is a folder; it must be a file"),
         (["p2p", "--blocks", "4,x"], "'x'"),
         (["launch", "--replays", "-1"], "1 or more"),
         (["launch", "--plot", "f.png"], "--plot"),
@@ -791,4 +791,4 @@ def test_the_emulator_measures_small_sizes(tmp_path):
 def test_a_plot_has_a_format(capsys):
     with pytest.raises(SystemExit):
         main(["all_gather", "--plot", "x.foo"])
-    assert "'x.foo': a name that ends with .svg, .png, .pdf is allowed" in capsys.readouterr().err
+    assert "it is 'x.foo'; it must end with .svg, .png or .pdf" in capsys.readouterr().err

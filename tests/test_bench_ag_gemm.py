@@ -96,7 +96,8 @@ def test_wrong_results_are_found(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "text"), [(["--shapes", "3x4"], "'3x4': MxNxK"), (["--methods", "ring"], "'ring'")]
+    ("options", "text"),
+    [(["--shapes", "3x4"], "it has '3x4'; it must be MxNxK"), (["--methods", "ring"], "'ring'")],
 )
 def test_refusals(options, text, capsys):
     with pytest.raises(SystemExit):

@@ -84,9 +84,9 @@ def test_the_steps_with_an_all_to_all_do_the_same(pes, monkeypatch, n, op, once)
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--experts", "7"], "--experts 7 --top-k 4: experts, a multiple of 2, the ranks"),
-        (["--top-k", "7"], "no more of them for a token"),
-        (["--hidden", "9"], "--hidden 9: rows of a multiple of 16 bytes"),
+        (["--experts", "7"], "--experts is 7; it must be a multiple of 2"),
+        (["--top-k", "7"], "--top-k is 7; it must be 1 to 6"),
+        (["--hidden", "9"], "--hidden is 9; its rows must have a multiple of 16 bytes"),
     ],
 )
 def test_wrong_arguments(arguments, message):

@@ -63,7 +63,11 @@ def test_wrong_results_are_found(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [(["--shapes", "3x4"], "'3x4': MxNxK"), (["--methods", "sm70"], "'sm70'"), (["--dtype", "int8"], "int8")],
+    [
+        (["--shapes", "3x4"], "it has '3x4'; it must be MxNxK"),
+        (["--methods", "sm70"], "'sm70'"),
+        (["--dtype", "int8"], "int8"),
+    ],
 )
 def test_refusals(options, text, capsys):
     with pytest.raises(SystemExit):

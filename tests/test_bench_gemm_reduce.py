@@ -78,7 +78,7 @@ def test_refusals(op, capsys):
     if op == "gemm_ar":
         with pytest.raises(SystemExit):
             parse([op, "--vs", "torch"])
-        assert "'torch': nccl are allowed" in capsys.readouterr().err
-    for shapes, text in (("8x15x8", "multiples of 2, the ranks, are allowed"), ("8192x8192x64", "up to")):
+        assert "'torch' is given; it must be nccl" in capsys.readouterr().err
+    for shapes, text in (("8x15x8", "of 2, the number of ranks"), ("8192x8192x64", "up to")):
         with pytest.raises(SystemExit, match=text):
             sk.emu.run(main, 2, ([op, "--shapes", shapes],))

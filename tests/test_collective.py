@@ -144,7 +144,7 @@ def test_memory_that_is_not_there(pes):
     """MemoryError also where all methods of "auto" were tried."""
 
     def main():
-        with pytest.raises(MemoryError, match="no method can run here\\. .*symmetric heap exhausted"):
+        with pytest.raises(MemoryError, match="no method can run here\\. .*symmetric heap is full"):
             sk.AllReduce(sk.init(), 1 << 22)
 
     pes(2, heap_size=1 << 16).run(main)

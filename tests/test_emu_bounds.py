@@ -156,7 +156,7 @@ def test_a_rank_that_does_not_exist():
     def kernel(x):
         symm_at(x, num_ranks())[0] = 1
 
-    with pytest.raises(EmulatorError, match="rank 2 does not exist: ranks are 0 to 1"):
+    with pytest.raises(EmulatorError, match="rank is 2; it must be 0 to 1"):
         spmd(2, lambda world: kernel[1, 1](sk.zeros(4)))
 
 

@@ -558,25 +558,25 @@ def test_a_loop_that_counts_its_polls_forever(monkeypatch):
         while d.ld_acquire(word, 0) == 0:
             polls += 1
 
-    with pytest.raises(RuntimeError, match="500 steps in one run: too many"):
+    with pytest.raises(RuntimeError, match="a run has more than 500 steps"):
         every_schedule(lambda world: kernel[1, 1](sk.signals(1)), 2)
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(n_pes=0), "n_pes=0: at least one"),
-        (dict(local_size=3), "local_size=3: a divisor"),
-        (dict(deliveries="late"), "delivery='late': 'eager', 'ordered', 'unordered' are allowed"),
-        (dict(seeds=["x"]), "seed='x': an integer"),
-        (dict(exhaustive=True, races=False), "exhaustive=True, races=False"),
+        (dict(n_pes=0), "n_pes is 0; it must be 1 to 1024"),
+        (dict(local_size=3), "local_size is 3; it must be a divisor of n_pes"),
+        (dict(deliveries="late"), "delivery is 'late'; it must be 'eager', 'ordered' or 'unordered'"),
+        (dict(seeds=["x"]), "seed is 'x'; it must be an integer"),
+        (dict(exhaustive=True, races=False), "exhaustive=True and races=False"),
     ],
 )
 def test_wrong_arguments(wrong, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         sk.emu.explore(lambda: 1 / 0, **{"n_pes": 2, **wrong})
 
 
 def test_not_inside_of_a_run():
-    with pytest.raises(RuntimeError, match="PEs cannot be nested"):
+    with pytest.raises(RuntimeError, match="cannot be called by a program that they run"):
         spmd(2, lambda world: sk.emu.explore(racy_counter, 2))

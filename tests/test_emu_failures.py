@@ -129,19 +129,19 @@ def test_results_come_back_in_rank_order():
 @pytest.mark.parametrize(
     "n, options, message",
     [
-        (0, {}, "n_pes=0"),
-        (2.0, {}, "n_pes=2.0"),
-        (4, {"local_size": 3}, "local_size=3: a divisor"),
-        (2, {"local_size": 0}, "local_size=0"),
+        (0, {}, "n_pes is 0; it must be 1"),
+        (2.0, {}, "n_pes is 2.0; it must be an integer"),
+        (4, {"local_size": 3}, "local_size is 3; it must be a divisor"),
+        (2, {"local_size": 0}, "local_size is 0; it must be 1 or more"),
     ],
 )
 def test_wrong_runs(n, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         sk.emu.run(print, n, **options)
 
 
 def test_runs_do_not_nest():
-    with pytest.raises(RuntimeError, match="cannot be nested"):
+    with pytest.raises(RuntimeError, match="cannot be called by a program that they run"):
         sk.emu.run(lambda: sk.emu.run(print, 2), 2)
 
 

@@ -348,7 +348,7 @@ def test_requests_that_differ():
         try:
             sk.init()
         except RuntimeError as error:
-            assert "heaps differ (ranks [0]: 1048576 bytes; ranks [1]: 2097152 bytes)" in str(error), error
+            assert "symmetric heap: rank 0: 1048576 bytes; rank 1: 2097152 bytes" in str(error), error
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = "1M"
         with sk.init() as world:
             try:
@@ -572,7 +572,7 @@ def test_a_kernel_that_waits_for_a_rank_in_host_code_times_out():
 @pytest.mark.parametrize("size", ["60T", "900T"])
 def test_absurd_heap(size):
     status, output, _ = mpirun(2, "sk.init()\n", NVSHMEM_SYMMETRIC_SIZE=size)
-    assert status != 0 and "take a smaller NVSHMEM_SYMMETRIC_SIZE" in output, output
+    assert status != 0 and "Use a smaller NVSHMEM_SYMMETRIC_SIZE" in output, output
 
 
 def test_folder_that_is_full():

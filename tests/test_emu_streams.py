@@ -67,7 +67,7 @@ def test_the_default_stream_and_captures():
             cuda.default_stream().begin_capture()
         x, other = np.zeros(1), cuda.stream()
         other.begin_capture()
-        with pytest.raises(RuntimeError, match="end the capture first"):
+        with pytest.raises(RuntimeError, match="End the capture first"):
             add_one[1, 1](x)
         other.end_capture()
         world.stream.begin_capture()
@@ -84,9 +84,9 @@ def test_streams_have_addresses():
         assert cuda.external_stream(2) is cuda.per_thread_default_stream() is not cuda.default_stream()
         for stream in (world.stream, other):
             assert cuda.external_stream(stream.ptr) is stream
-        with pytest.raises(ValueError, match="not the address of a stream"):
+        with pytest.raises(ValueError, match="must be the address of a stream"):
             add_one[1, 1, 99](np.zeros(1))
-        with pytest.raises(TypeError, match="is no stream"):
+        with pytest.raises(TypeError, match="it must be a stream of numba"):
             add_one[1, 1, "a"](np.zeros(1))
 
 
@@ -232,13 +232,13 @@ def test_captures_whose_streams_are_not_joined():
 
 def test_misused_captures():
     with sk.init("emulator") as world:
-        with pytest.raises(RuntimeError, match="begin_capture was not called"):
+        with pytest.raises(RuntimeError, match="Call begin_capture"):
             world.stream.end_capture()
         world.stream.begin_capture()
         event = world.stream.record()
-        with pytest.raises(RuntimeError, match="already capturing"):
+        with pytest.raises(RuntimeError, match="captures a graph already"):
             world.stream.begin_capture()
-        with pytest.raises(RuntimeError, match="capturing a graph"):
+        with pytest.raises(RuntimeError, match="captures a graph"):
             world.stream.synchronize()
         world.stream.end_capture()
         with pytest.raises(RuntimeError, match="captured into a graph"):

@@ -147,11 +147,11 @@ def test_through_a_fixture(two):
 @pytest.mark.parametrize(
     "marker, words",
     [
-        ("deliveries=['late']", "'late': eager, ordered, unordered are allowed"),
-        ("seeds=[1.5]", "seed 1.5: integers or None are allowed"),
-        ("seeds=[]", "at least one delivery and one seed"),
-        ("seed=3", "deliveries= and seeds= are allowed, given {'seed': 3}"),
-        ("'eager'", "deliveries= and seeds= are allowed, given ('eager',)"),
+        ("deliveries=['late']", "a delivery is 'late'; it must be 'eager', 'ordered' or 'unordered'"),
+        ("seeds=[1.5]", "a seed is 1.5; it must be an integer or None"),
+        ("seeds=[]", "it must have one element or more"),
+        ("seed=3", "{'seed': 3} is given; it must be deliveries= or seeds="),
+        ("'eager'", "('eager',) is given; it must be deliveries= or seeds="),
     ],
 )
 def test_wrong_markers(run, marker, words):
@@ -162,10 +162,10 @@ def test_wrong_markers(run, marker, words):
 @pytest.mark.parametrize(
     "options, environment, words",
     [
-        (["--shmem-seeds", "-1"], {}, "--shmem-seeds -1: a number of seeds is allowed"),
+        (["--shmem-seeds", "-1"], {}, "--shmem-seeds is -1; it must be 0 or more"),
         (["--shmem-delivery", "late"], {}, "invalid choice: 'late'"),
-        ([], {"DELIVERY": "late"}, "SHMEMKIT_DELIVERY 'late'"),
-        ([], {"SEED": "x"}, "SHMEMKIT_SEED='x'"),
+        ([], {"DELIVERY": "late"}, "SHMEMKIT_DELIVERY is 'late'"),
+        ([], {"SEED": "x"}, "SHMEMKIT_SEED is 'x'"),
     ],
 )
 def test_wrong_options(run, monkeypatch, options, environment, words):
@@ -276,7 +276,7 @@ def test_wrong_argument(pes):
     pes(0).run(main)
 """
     ).stdout.str()
-    assert "assert [0, 7] == [0, 8]" in text and "assert 1 == 2" in text and "n_pes=0: at least" in text
+    assert "assert [0, 7] == [0, 8]" in text and "assert 1 == 2" in text and "n_pes is 0; it must be" in text
     assert text.count("the same again") == 1  # of the last one
 
 

@@ -224,7 +224,7 @@ def test_a_module_as_python_runs_it(package, capfd):
         ("some_package.empty", "No module named some_package.empty.__main__\n"),
         ("some_package.of_others", "ModuleNotFoundError: No module named 'not_installed'\n"),
         ("some_package.needy.module", "ModuleNotFoundError: No module named 'not_installed'\n"),
-        ("math", "math is no module of Python code\n"),
+        ("math", "math is not a module of Python code\n"),
     ],
 )
 def test_a_module_that_is_not_there(module, message, package, capsys):

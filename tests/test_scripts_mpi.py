@@ -127,7 +127,7 @@ def test_mpi_splits(n, script):
 
 def test_ranks_in_different_mpi_calls(script):
     text = "from mpi4py import MPI\nc = MPI.COMM_WORLD\nc.bcast(1) if c.rank else c.gather(1)"
-    with pytest.raises(Exception, match="rank 0 in gather, rank 1 in bcast"):
+    with pytest.raises(Exception, match="ranks disagree: rank 0 calls gather, rank 1 calls bcast"):
         script(text, 2)
 
 
@@ -145,7 +145,7 @@ def test_a_truncated_message(script):
     MPI.COMM_SELF.Send(np.zeros(3), 0)
     MPI.COMM_SELF.Recv(np.zeros(2), 0)
     """
-    with pytest.raises(Exception, match="MPI_ERR_TRUNCATE: Recv: 24 bytes came, the buffer has 16") as caught:
+    with pytest.raises(Exception, match="MPI_ERR_TRUNCATE: .* 24 bytes came, more than the 16") as caught:
         script(text, 1)
     assert f"{type(caught.value).__module__}.{type(caught.value).__qualname__}" == "mpi4py.MPI.Exception"
 

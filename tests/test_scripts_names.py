@@ -46,7 +46,7 @@ def test_all_names_for_kernels():
         (f"from {NUMBA} import putt", ImportError, rf"module '{NUMBA}' has no attribute 'putt'(\n|$)"),
         (f"import {NUMBA} as nv; nv.fence()", AttributeError, rf"'fence'; {BINDINGS}\.fence is there"),
         (f"from {BINDINGS} import signal_wait_until", NotImplementedError, "until is not emulated"),
-        (f"from {BINDINGS} import signal_op", NotImplementedError, rf"pointers, .* use {NUMBA}\.signal_op"),
+        (f"from {BINDINGS} import signal_op", NotImplementedError, rf"pointers, .* Use {NUMBA}\.signal_op"),
         (f"from {BINDINGS} import int_p", NotImplementedError, rf"{BINDINGS}\.int_p is not emulated"),
     ],
 )

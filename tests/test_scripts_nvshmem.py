@@ -57,13 +57,13 @@ else:
     "call, error",
     [
         ("nv.init(initializer_method='guess')", "'mpi', 'uid' or 'emulated_mpi'"),
-        ("nv.init(initializer_method='uid')", "give uid, rank and nranks"),
+        ("nv.init(initializer_method='uid')", "it needs uid, rank and nranks"),
         (
             "nv.init(uid=nv.get_unique_id(empty=True), rank=me, nranks=2, initializer_method='uid')",
             "uid is empty",
         ),
         ("nv.init(uid=nv.get_unique_id(), rank=me, nranks=2, initializer_method='uid')", "different uids"),
-        ("nv.init(mpi_comm=MPI.COMM_SELF, initializer_method='mpi')", "as rank 0 of 1 on PE"),
+        ("nv.init(mpi_comm=MPI.COMM_SELF, initializer_method='mpi')", "this is rank 0 of 1; on the emulator"),
         ("nv.array((1,))", "not initialized"),
     ],
 )
@@ -171,16 +171,16 @@ def test_a_race_of_a_stream_operation_names_the_line_of_the_script(script):
 @pytest.mark.parametrize(
     "call, error",
     [
-        ("nv.put(a, a, 0)", "give a stream"),
-        ("nv.barrier(world)", "Stream may not be None"),
-        ("nv.put(a[1:], a, 0, stream)", "a slice from further on"),
+        ("nv.put(a, a, 0)", "put: stream is None; it must be a stream"),
+        ("nv.barrier(world)", "barrier: stream is None; it must be a stream"),
+        ("nv.put(a[1:], a, 0, stream)", "a slice that does not begin where"),
         ("nv.put(cp.zeros(3), a, 0, stream)", "not symmetric"),
         ("nv.signal_op(a, 1, nv.SignalOp.SIGNAL_SET, 0, stream)", "must be a Buffer"),
-        ("nv.reduce(world, a, a, 'prod', stream)", "sum, max, min are allowed"),
-        ("nv.array((2,), morder='F')", "is not emulated"),
-        ("nv.team_n_pes(17)", "is not emulated"),
-        ("nv.free_array(cp.zeros(3))", "not an array of nvshmem.core.array"),
-        ("nv.put(a, a, 0, 12345)", "is not the address of a stream"),
+        ("nv.reduce(world, a, a, 'prod', stream)", "op is 'prod'; it must be sum, max or min"),
+        ("nv.array((2,), morder='F')", "morder is 'F'"),
+        ("nv.team_n_pes(17)", "team is 17; on the emulator it must be TEAM_WORLD"),
+        ("nv.free_array(cp.zeros(3))", "not one of nvshmem.core.array"),
+        ("nv.put(a, a, 0, 12345)", "must be the address of a stream"),
     ],
 )
 def test_calls_that_are_wrong(call, error, script):

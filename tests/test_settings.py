@@ -46,7 +46,7 @@ def test_the_rest_is_refused(monkeypatch, text):
 
 @pytest.mark.parametrize("races", ["yes", "0", [], 2])
 def test_the_argument(races):
-    with pytest.raises(TypeError, match="races=.*: True, False or None is allowed"):
+    with pytest.raises(TypeError, match="races is .*; it must be True, False or None"):
         sk.emu.run(lambda: None, 1, races=races)
 
 
@@ -115,12 +115,12 @@ def test_bad_calls(call, error, message):
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ({"args": "ab"}, TypeError, "args='ab': a tuple of main's arguments"),
-        ({"args": 5}, TypeError, "args=5: a tuple of main's arguments"),
-        ({"local_size": True}, ValueError, "local_size=True: a divisor of n_pes"),
-        ({"local_size": "1"}, ValueError, "local_size='1': a divisor of n_pes"),
-        ({"seed": True}, ValueError, "seed=True: an integer, or None"),
-        ({"choice": 5}, TypeError, "choice=5: that of an Exploration"),
+        ({"args": "ab"}, TypeError, "args is 'ab'; it must be a tuple of main's arguments"),
+        ({"args": 5}, TypeError, "args is 5; it must be a tuple of main's arguments"),
+        ({"local_size": True}, TypeError, "local_size is True; it must be an integer"),
+        ({"local_size": "1"}, TypeError, "local_size is '1'; it must be an integer"),
+        ({"seed": True}, TypeError, "seed is True; it must be an integer or None"),
+        ({"choice": 5}, TypeError, "choice is 5; it must be an Exploration's"),
     ],
 )
 def test_bad_calls_of_run(arguments, error, message):

@@ -254,10 +254,10 @@ def test_launches_after_finalize():
         bound = sk.bind(store_one, 1, 1, (x,))
         other = cuda.stream()
     for launch in (bound, lambda: bound(stream=other)):
-        with pytest.raises(RuntimeError, match="store_one: .*World.* call shmemkit.init"):
+        with pytest.raises(RuntimeError, match="store_one: .*World.* (?i:call) shmemkit.init"):
             launch()
     for configuration in ((1, 1), (1, 1, stream), (1, 1, other)):
-        with pytest.raises(RuntimeError, match="kernel store_one: no World is alive here"):
+        with pytest.raises(RuntimeError, match="kernel store_one: this rank has no World"):
             store_one[configuration](x)
     with sk.init("emulator") as world:
         y = world.xp.zeros(1)
@@ -467,7 +467,7 @@ def test_kernel_without_a_block_size():
     def add_one(x):
         x[cuda.threadIdx.x] += 1
 
-    with pytest.raises(ValueError, match=r"add_one\[4\]: give the number of blocks and of threads"):
+    with pytest.raises(ValueError, match="add_one: the launch configuration is 4; it must be"):
         sk.emu.run(main, 1)
 
 

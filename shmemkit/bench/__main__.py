@@ -13,6 +13,7 @@ from shmemkit import program, tuning
 from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.progress import showing
+from shmemkit.settings import listed
 from shmemkit.world import launched_by_mpi
 
 from . import (
@@ -83,7 +84,7 @@ def _shapes(text):
 
 def _positive(text):
     if not text.strip().isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: an integer of 1 or more is allowed")
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be 1 or more")
     return int(text)
 
 
@@ -98,7 +99,7 @@ def _some_of(allowed):
         words = list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
         for word in words:
             if word not in allowed():
-                raise argparse.ArgumentTypeError(f"{word!r}: {', '.join(allowed())} are allowed")
+                raise argparse.ArgumentTypeError(f"{word!r} is given; it must be {listed(allowed())}")
         return words
 
     return parse
@@ -107,15 +108,15 @@ def _some_of(allowed):
 def _file(path):
     """A file that is written at the end: what cannot be one is refused before anything runs."""
     if _is_first() and os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"{path!r}: it is a folder")
+        raise argparse.ArgumentTypeError(f"{path!r} is a folder; it must be a file")
     if _is_first() and not os.path.isdir(os.path.dirname(path) or "."):
-        raise argparse.ArgumentTypeError(f"{path!r}: its folder does not exist")
+        raise argparse.ArgumentTypeError(f"the folder of {path!r} does not exist. Make it first")
     return path
 
 
 def _plot(path):
     if Path(path).suffix not in PLOTS:
-        raise argparse.ArgumentTypeError(f"{path!r}: a name that ends with {', '.join(PLOTS)} is allowed")
+        raise argparse.ArgumentTypeError(f"it is {path!r}; it must end with {listed(PLOTS)}")
     return _file(path)
 
 
@@ -267,9 +268,13 @@ def _complete(options):
 def measure(world, options):
     """-> Results, the same on every rank. Collective."""
     if options.command == "p2p" and world.n_ranks == 1:
-        raise SystemExit("p2p needs two ranks or more: shmemkit run -n 2 -m shmemkit.bench p2p")
+        raise SystemExit(
+            "p2p: there is one rank; it needs two or more, as in shmemkit run -n 2 -m shmemkit.bench p2p"
+        )
     if options.tune and not options.file_named and world.backend.name == "emulator":
-        raise SystemExit("--tune: the emulator's times mean nothing; to try it out, name a FILE")
+        raise SystemExit(
+            "--tune: this is the emulator, whose times mean nothing. To try the option out, name a FILE"
+        )
     if "sizes" in options and not options.sizes:
         emulated = world.backend.name == "emulator"
         options.sizes = parse_sizes(EMULATED_SIZES if emulated else options.usual_sizes)
@@ -315,7 +320,7 @@ def _tune(world, results, options):
     try:
         entry = tune.entry_of(world, results.rows, collectives.host_of(op).methods)
     except ValueError as error:
-        raise SystemExit(f"--tune: {error}; {path} is as it was") from None
+        raise SystemExit(f"--tune: {error}. {path} is unchanged") from None
     tuning.update(path, op, entry)
     report.show_choices(entry, path)
 

@@ -143,7 +143,7 @@ class BroadcastCase(_Bytes):
         comm.broadcast(x, out, self.bytes, nccl.NCCL_UINT8, 0, stream)
 
     def torch(self, distributed, x, out):
-        raise ValueError("PyTorch's broadcast works in place: the root would not have its result in `out`")
+        raise ValueError("PyTorch's broadcast works in place, so that the root has no result in `out`")
 
 
 class GatherCase(AllGatherCase):
@@ -208,7 +208,7 @@ class AllReduceCase(_Sums):
         comm.allReduce(x, out, count, dtype, nccl.NCCL_SUM, stream)
 
     def torch(self, distributed, x, out):
-        raise ValueError("PyTorch's all_reduce works in place: calls in a row would add up")
+        raise ValueError("PyTorch's all_reduce works in place, so that repeated calls would add up")
 
 
 class ReduceScatterCase(_Sums):

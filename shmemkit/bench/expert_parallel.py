@@ -51,13 +51,16 @@ class Data:
         n, tokens = world.n_ranks, options.tokens
         self.world, self.dtype, self.hidden = world, as_dtype(options.dtype), options.hidden
         self.tokens, self.n_experts, self.top_k = tokens, options.experts, options.top_k
-        if self.n_experts % n or self.top_k > self.n_experts:
+        if self.n_experts % n:
             raise SystemExit(
-                f"--experts {self.n_experts} --top-k {self.top_k}: experts, a multiple of {n}, the ranks, "
-                "and no more of them for a token are allowed"
+                f"--experts is {self.n_experts}; it must be a multiple of {n}, the number of ranks"
+            )
+        if self.top_k > self.n_experts:
+            raise SystemExit(
+                f"--top-k is {self.top_k}; it must be 1 to {self.n_experts}, the number of experts"
             )
         if self.hidden * self.dtype.itemsize % 16:
-            raise SystemExit(f"--hidden {self.hidden}: rows of a multiple of 16 bytes are allowed")
+            raise SystemExit(f"--hidden is {self.hidden}; its rows must have a multiple of 16 bytes")
         self.n_local, self.capacity = self.n_experts // n, n * tokens
         rng = np.random.default_rng(0)
         self.x = rng.integers(1, 3, (n, tokens, self.hidden), "int8")

@@ -82,7 +82,10 @@ def host_costs(world, ways, batches, size, step):
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     if options.first and world.n_ranks > 1:
-        raise SystemExit("--first needs one rank: shmemkit run -m shmemkit.bench launch --first")
+        raise SystemExit(
+            "--first: there are several ranks; it needs one, as in shmemkit run -m shmemkit.bench "
+            "launch --first"
+        )
     timer = sk.Timer(world, IN_GRAPH, options.replays)
     if not timer.emulated:
         results.method = METHOD

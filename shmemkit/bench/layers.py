@@ -20,8 +20,9 @@ def share(world, op, shape):
     shared = {"N": n} if op == "gemm_ar" else {"M": m, "N": n}
     if any(size % world.n_ranks for size in shared.values()):
         raise SystemExit(
-            f"--shapes {m}x{n}x{k}: {' and '.join(shared)}: multiples of {world.n_ranks}, the ranks, are "
-            "allowed"
+            f"--shapes has {m}x{n}x{k}; {' and '.join(shared)} must be "
+            f"{'multiples' if len(shared) > 1 else 'a multiple'} "
+            f"of {world.n_ranks}, the number of ranks"
         )
     return m, n // world.n_ranks, k
 

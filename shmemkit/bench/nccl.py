@@ -39,7 +39,8 @@ class Nccl(Contender):
 
         if not nccl.available:
             raise ValueError(
-                "CuPy finds no NCCL: pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12), as CuPy's version"
+                "CuPy finds no NCCL. Install the one of CuPy's CUDA version: pip install "
+                "nvidia-nccl-cu13, or -cu12"
             )
         self._nccl = nccl
         number = self.world.comm.bcast(nccl.get_unique_id() if self.world.rank == 0 else None, root=0)

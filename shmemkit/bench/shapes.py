@@ -23,7 +23,7 @@ def parse_shapes(text):
     for part in text.split(","):
         sizes = part.lower().split("x")
         if len(sizes) != 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
-            raise ValueError(f"{part!r}: MxNxK, of integers of 1 or more, is allowed")
+            raise ValueError(f"it has {part!r}; it must be MxNxK, of integers of 1 or more")
         shapes.append(tuple(map(int, sizes)))
     return shapes
 
@@ -48,7 +48,10 @@ def measure_shapes(world, results, options, progress, entries, cases_of):
     """
     op, emulated, dtype = options.command, world.backend.name == "emulator", as_dtype(options.dtype)
     if emulated and max(2 * math.prod(shape) for shape in options.shapes) > EMULATED:
-        raise SystemExit(f"{op}: the emulator takes --shapes of up to {EMULATED} operations, as 128x128x128")
+        raise SystemExit(
+            f"{op}: --shapes has one that is too large for the emulator; it must have up to {EMULATED} "
+            "operations, as 128x128x128"
+        )
     if not emulated:
         results.method = METHOD_OF_ROUNDS
     todo = [(shape, cases_of(shape, dtype)) for shape in options.shapes]  # what is refused is so at once

@@ -11,7 +11,7 @@ def parse_size(text):
     """ "8K" -> 8192: bytes; K, M and G are powers of 1024. ValueError for anything else, and for 0."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None or int(match[1]) == 0:
-        raise ValueError(f"size {text.strip()!r}: {ALLOWED} is allowed")
+        raise ValueError(f"it has {text.strip()!r}; it must be {ALLOWED}")
     return int(match[1]) * UNITS[match[2].upper()]
 
 
@@ -29,10 +29,10 @@ def parse_sizes(text):
             continue
         factor = rest[1].strip() if len(rest) == 2 else str(FACTOR)
         if len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
-            raise ValueError(f"sizes {part.strip()!r}: {ALLOWED} is allowed, FACTOR being 2 or more")
+            raise ValueError(f"it has {part.strip()!r}; it must be {ALLOWED}, with a FACTOR of 2 or more")
         size, last = parse_size(first), parse_size(rest[0])
         if size > last:
-            raise ValueError(f"sizes {part.strip()!r}: a range goes from the smaller size to the larger")
+            raise ValueError(f"it has {part.strip()!r}; a range must go from the smaller size to the larger")
         while size <= last:
             sizes.append(size)
             size *= int(factor)

@@ -130,7 +130,7 @@ class _TorchSymmetric(TorchCall):
 
     def prepare(self):
         if self._case.op != self.op:
-            raise ValueError(f"compared for {self.op} only")
+            raise ValueError(f"it is compared for {self.op} only")
         import torch.distributed._symmetric_memory as symmetric
 
         torch, x = self._torch, self._case.x

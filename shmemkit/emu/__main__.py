@@ -58,7 +58,7 @@ def parser():
 
 def _positive(text):
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a positive integer is allowed")
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be 1 or more")
     return int(text)
 
 

@@ -12,6 +12,7 @@ from .thread import group_thread
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
 _U64 = (1 << 64) - 1
+LISTED = "docs/emulator.md lists what is; the rest needs GPUs"
 
 
 class Namespace:
@@ -23,10 +24,10 @@ class Namespace:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NotImplementedError(f"{self._name}.{name} is not emulated")
+        raise NotImplementedError(f"{self._name}.{name} is not emulated. {LISTED}")
 
     def __call__(self, *_, **__):
-        raise NotImplementedError(f"{self._name} is not emulated")
+        raise NotImplementedError(f"{self._name} is not emulated. {LISTED}")
 
 
 class _Shared(Namespace):
@@ -67,7 +68,10 @@ class _Atomic(Namespace):
     def _update(self, array, index, function):
         if isinstance(index, tuple):
             if len(index) != array.ndim:
-                raise IndexError(f"{len(index)} indices for an array of {array.ndim} dimensions")
+                raise IndexError(
+                    f"{self._name}: the index is {index}; it must have {array.ndim} numbers, one for "
+                    "each dimension of the array"
+                )
             array, index = array[index[:-1]] if len(index) > 1 else array, index[-1]
         return getcurrent().atomic(array, index + len(array) if index < 0 else index, function)
 
@@ -177,7 +181,7 @@ class Cuda:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NotImplementedError(f"cuda.{name} is not emulated")
+        raise NotImplementedError(f"cuda.{name} is not emulated. {LISTED}")
 
     def grid(self, ndim):
         thread = getcurrent()

@@ -180,8 +180,9 @@ class Explorer(Choice):
         i = len(self.steps)
         if i == MAX_STEPS:
             raise TooLong(
-                f"{MAX_STEPS} steps in one run: too many to explore all schedules. Take fewer threads, PEs "
-                "or rounds; a loop that counts its polls has no end here"
+                f"explore(): a run has more than {MAX_STEPS} steps; an exhaustive exploration takes no "
+                "more. Use "
+                "fewer threads, PEs or rounds, and no loop that counts its polls"
             )
         mine.append(i)
         self.steps.append(Step(process, key, len(mine), past | 1 << i))

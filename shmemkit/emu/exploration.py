@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..progress import showing
+from ..settings import shown
 from .dpor import Explorer, Redundant, Replay, TooLong
 from .network import DELIVERIES
 from .run import check_arguments, run, schedule_of
@@ -35,7 +36,9 @@ class Exploration:
     @property
     def choice(self):
         if not self.schedule:
-            raise AttributeError("no schedule: an exhaustive exploration that has found a failure has one")
+            raise AttributeError(
+                "this Exploration has no `choice`; an exhaustive one that found a failure has it"
+            )
         return Replay(self.schedule)
 
     def __repr__(self):
@@ -91,11 +94,18 @@ def explore(
     The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,
     RuntimeError for a program with too many steps for `exhaustive`.
     """
-    check_arguments(main, n_pes, local_size, heap_size)
+    check_arguments("explore()", main, n_pes, local_size, heap_size)
     if exhaustive and not races:
-        raise ValueError("exhaustive=True, races=False: what is proven holds only if there is no race")
+        raise ValueError(
+            "explore(): exhaustive=True and races=False; an exhaustive exploration must look for "
+            "races, since "
+            "what it proves holds only without them"
+        )
     if exhaustive and seeds is not None:
-        raise ValueError(f"exhaustive=True, seeds={seeds!r}: all schedules have no seeds")
+        raise ValueError(
+            "explore(): exhaustive=True and seeds= are given; an exhaustive exploration has no seeds. Leave "
+            "one of them out"
+        )
     if deliveries is None:
         deliveries = ("unordered",) if exhaustive else DELIVERIES
     deliveries = (deliveries,) if isinstance(deliveries, str) else _several("deliveries", deliveries)
@@ -112,9 +122,9 @@ def _several(name, values, at_least=1):
     try:
         values = tuple(values)
     except TypeError:
-        raise TypeError(f"{name}={values!r}: a sequence is needed") from None
+        raise TypeError(f"explore(): {name} is {shown(values)}; it must be a sequence") from None
     if len(values) < at_least:
-        raise ValueError(f"{name}={values!r}: at least one is needed")
+        raise ValueError(f"explore(): {name} is empty; it must have one element or more")
     return values
 
 

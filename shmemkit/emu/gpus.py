@@ -3,6 +3,8 @@
 import os
 from typing import NamedTuple
 
+from shmemkit.settings import listed
+
 VARIABLE = "SHMEMKIT_EMULATED_GPU"
 
 
@@ -44,9 +46,9 @@ GPUS = {
 def gpu_of(text=None):
     """The Gpu that `text` names, or the variable SHMEMKIT_EMULATED_GPU; default H200. "H200,sms=8" is one
     with other numbers. ValueError for what is none."""
-    source = "gpu="
+    source = "gpu"
     if text is None:
-        source, text = f"{VARIABLE}=", os.environ.get(VARIABLE, "").strip() or "H200"
+        source, text = VARIABLE, os.environ.get(VARIABLE, "").strip() or "H200"
     try:
         name, *changes = text.replace(" ", "").split(",")
         numbers = {key: int(value) for key, value in (c.split("=") for c in changes)}
@@ -55,7 +57,7 @@ def gpu_of(text=None):
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
-            f"{source}{text!r}: one of {', '.join(GPUS)} is allowed, also with other numbers, as in "
-            f"'H200,sms=8': of {', '.join(Gpu._fields[1:])}"
+            f"{source} is {text!r}; it must be {listed(GPUS)}, and may change {listed(Gpu._fields[1:])}, as "
+            "'H200,sms=8' does"
         ) from None
     return gpu

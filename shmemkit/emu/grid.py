@@ -183,9 +183,9 @@ class Launch:
         """What of the grid does not fit on the GPU."""
         gpu = self.machine.gpu
         return (
-            f"{self.fit} of the {self.n_blocks} blocks of {self.name} are on an {gpu.name} at "
+            f"{self.fit} of the {self.n_blocks} blocks of {self.name} fit on an {gpu.name} at "
             f"once ({self.limit}; a block has {len(self.thread_indices)} threads and "
-            f"{self.dynamic_shared} bytes of dynamic shared memory): launch fewer or smaller blocks, that "
+            f"{self.dynamic_shared} bytes of dynamic shared memory). Launch fewer or smaller blocks that "
             "loop, or name another GPU (SHMEMKIT_EMULATED_GPU)"
         )
 
@@ -198,7 +198,8 @@ class Launch:
         if self.alive:
             if self.meeting.round.values:
                 text = (
-                    f"grid barrier: all threads of all blocks call it; {who(thread)} has returned without it"
+                    f"grid barrier: {who(thread)} has returned without calling it. All threads of all blocks "
+                    "must call it"
                 )
                 self.fail(thread, EmulatorError(text))
         else:
@@ -235,10 +236,13 @@ class Launch:
     def check_grid_barrier(self):
         """A thread comes to a barrier of the grid."""
         if self.n_blocks > self.fit:
-            raise EmulatorError(f"grid barrier: not all blocks are there at once. {self.not_resident()}")
+            raise EmulatorError(
+                f"grid barrier: not all blocks of the grid run at once: {self.not_resident()}"
+            )
         if self.alive < self.n_blocks * len(self.thread_indices):
             raise EmulatorError(
-                "grid barrier: all threads of all blocks call it; some have returned without it"
+                "grid barrier: some threads have returned without calling it. All threads of all blocks must "
+                "call it"
             )
 
     def thaw(self):

@@ -39,7 +39,7 @@ def heap_size(default=DEFAULT_SIZE):
         size = 0
     if size < 1:
         raise ValueError(
-            f"NVSHMEM_SYMMETRIC_SIZE={text!r}: a number of bytes with K, M or G is allowed, such as 512M"
+            f"NVSHMEM_SYMMETRIC_SIZE is {text!r}; it must be a number of bytes, with K, M or G, such as 512M"
         )
     return whole_pages(size)
 
@@ -58,8 +58,9 @@ def private_memory(n_bytes):
 
 def too_large(n_bytes):
     return MemoryError(
-        f"the symmetric heaps of all ranks need {n_bytes} bytes ({n_bytes / 2**30:.3g} GiB) of addresses, "
-        "which this system does not give: take a smaller NVSHMEM_SYMMETRIC_SIZE or heap_size=, or fewer ranks"
+        f"the symmetric heaps of all ranks need {n_bytes} bytes ({n_bytes / 2**30:.3g} GiB) of address "
+        "space, "
+        "which this system does not give. Use a smaller NVSHMEM_SYMMETRIC_SIZE or heap_size=, or fewer ranks"
     )
 
 
@@ -126,8 +127,9 @@ class Heap:
             self.freed.popleft()
         used = sum(a.size for a in self.allocations)
         raise MemoryError(
-            f"symmetric heap exhausted: {n_bytes} bytes asked for, {used} of {self.size} in use on each "
-            f"rank; set NVSHMEM_SYMMETRIC_SIZE (now {self.size}) to at least {used + need}"
+            f"the symmetric heap is full: {n_bytes} bytes are asked for, and {used} of {self.size} are "
+            "in use on "
+            f"each rank. Set NVSHMEM_SYMMETRIC_SIZE, now {self.size}, to {used + need} or more"
         )
 
     def find(self, array):
@@ -142,7 +144,7 @@ class Heap:
         """Give `array` back; `line` of the program does it. -> its Allocation"""
         allocation = self.find(array)
         if allocation is None:
-            raise ValueError("free: not an array of the symmetric heap, or freed before")
+            raise ValueError("free(): the array is not in the symmetric heap, or was freed before")
         self.allocations.remove(allocation)
         allocation.freed = line
         self.freed.append(allocation)
@@ -172,12 +174,12 @@ class Heap:
         """The same place in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any
         PE's heap."""
         if not 0 <= pe < self.n_pes:
-            raise IndexError(f"rank {pe} does not exist: ranks are 0 to {self.n_pes - 1}")
+            raise IndexError(f"rank is {pe}; it must be 0 to {self.n_pes - 1}")
         begin = address(array) - address(self.memory)
         if not 0 <= begin < self.memory.size:
             raise ValueError(
-                f"not a symmetric array: {array.dtype} {array.shape} lies outside of the symmetric heap; "
-                "allocate it with shmemkit.zeros, empty, full, array or signals"
+                f"the array {array.dtype} {array.shape} is not symmetric; it must be in the symmetric heap. "
+                "Allocate it with shmemkit.zeros, empty, full, array or signals"
             )
         offset = begin % self.size + pe * self.size
         return np.ndarray.__new__(type(array), array.shape, array.dtype, self.memory, offset, array.strides)

@@ -13,7 +13,7 @@ from numba import cuda
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.errors import normalize_kernel_dimensions
 
-from ..settings import integer
+from ..settings import integer, shown
 from .grid import Launch
 from .rebind import rebind
 from .stream import Event, Stream, default_stream, find
@@ -34,19 +34,22 @@ class Configured:
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
             raise ValueError(
-                f"kernel {kernel.py_func.__name__}: grid {self.grid}, block {self.block}: at least one "
-                f"block, and 1 to {MAX_THREADS_PER_BLOCK} threads per block are allowed"
+                f"kernel {kernel.py_func.__name__}: the grid is {self.grid}, the block {self.block}; "
+                "it must be "
+                f"one block or more, and 1 to {MAX_THREADS_PER_BLOCK} threads per block"
             )
         self.stream = find(stream)
         if not hasattr(shared, "__index__") or isinstance(shared, bool):
             raise TypeError(
-                f"kernel {kernel.py_func.__name__}: {shared!r} bytes of dynamic shared memory: an integer is "
-                "needed"
+                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shown(shared)}; it "
+                "must be an "
+                "integer, in bytes"
             )
         if not 0 <= shared <= MAX_SHARED:
             raise ValueError(
-                f"kernel {kernel.py_func.__name__}: {shared} bytes of dynamic shared memory: 0 to "
-                f"{MAX_SHARED} per block are allowed, as on an H100 or H200; loop over smaller pieces"
+                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shared} bytes; it "
+                "must be 0 to "
+                f"{MAX_SHARED} per block, as on an H100 or H200. Loop over smaller pieces"
             )
         self.shared = int(shared)
 
@@ -55,8 +58,8 @@ class Configured:
         parameters = list(inspect.signature(function).parameters)
         if len(arguments) != len(parameters):
             raise TypeError(
-                f"kernel {function.__name__} takes {len(parameters)} arguments ({', '.join(parameters)}), "
-                f"not {len(arguments)}"
+                f"kernel {function.__name__}: {len(arguments)} arguments are given; it takes "
+                f"{len(parameters)}: {', '.join(parameters)}"
             )
         launch = Launch(
             self.stream,
@@ -77,9 +80,9 @@ def _configure(kernel, configuration):
     """``kernel[configuration]``"""
     if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
         raise ValueError(
-            f"kernel {kernel.py_func.__name__}[{configuration!r}]: give the number of blocks and of "
-            "threads per block, then, if you like, a stream and the bytes of dynamic shared memory, as "
-            "kernel[20, 128](...)"
+            f"kernel {kernel.py_func.__name__}: the launch configuration is {configuration!r}; it must be "
+            "[blocks, threads per block], as in kernel[20, 128](...), and may have a stream and the bytes of "
+            "dynamic shared memory after these"
         )
     return Configured(kernel, *configuration)
 
@@ -197,7 +200,7 @@ def _configure_without_world(kernel, grid, block, stream=0, *more):
 
     if isinstance(stream, Stream) or n_gpus() == 0:
         raise RuntimeError(
-            f"kernel {kernel.py_func.__name__}: no World is alive here, and the emulator has ended with the "
-            "last one: launch before finalize(), or call shmemkit.init() again"
+            f"kernel {kernel.py_func.__name__}: this rank has no World, and the emulator ended with the last "
+            "one. Launch before finalize(), or call shmemkit.init() again"
         )
     return _numba[-1](kernel, grid, block, stream, *more)

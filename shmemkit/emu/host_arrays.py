@@ -92,7 +92,9 @@ def perform(function, reads=(), writes=(), stream=None):
             return None  # on its way, or captured
         if not operation.done:
             if stream.captured is not None:
-                raise RuntimeError("the host reads an array while the stream captures a graph: end it first")
+                raise RuntimeError(
+                    "the host reads an array while the stream captures a graph. End the capture first"
+                )
             stream.settle()
         result = operation.result
     if result is not None and not isinstance(result, (np.ndarray, tuple)) and stream.captured is None:

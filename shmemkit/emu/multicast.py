@@ -45,17 +45,17 @@ class Multicast:
     def __getitem__(self, index):
         part = self.local[index]
         if not isinstance(part, np.ndarray):
-            raise TypeError(f"element {index} is read of {_REFUSED}")
+            raise TypeError(f"element {index} is read from {_REFUSED}")
         return Multicast(part)
 
     def __setitem__(self, index, value):
-        raise TypeError(f"element {index} is written of {_REFUSED}")
+        raise TypeError(f"element {index} is written to {_REFUSED}")
 
     def __array__(self, *_, **__):
-        raise TypeError(f"elements are used of {_REFUSED}")
+        raise TypeError(f"the elements are read from {_REFUSED}")
 
     def __getattr__(self, name):
-        raise AttributeError(f"there is no {name!r} of {_REFUSED}")
+        raise AttributeError(f"{name!r} is asked of {_REFUSED}")
 
     def reshape(self, *shape):
         return Multicast(self.local.reshape(*shape))

@@ -39,6 +39,7 @@ from shmemkit import timeouts
 from shmemkit.agreement import ranks_text
 from shmemkit.notebook import watch_cells
 from shmemkit.progress import showing
+from shmemkit.settings import listed
 from shmemkit.site import Call
 
 from .calls import SLOT, SLOTS
@@ -117,15 +118,18 @@ class Processes:
         hosts, sizes = sorted({h for h, _ in everybody}), {}
         if len(hosts) > 1:
             raise RuntimeError(
-                f"the emulator runs on one host, but these ranks are on {hosts}: "
-                "start all ranks on the same machine, or use GPUs"
+                f"the ranks are on {listed(hosts, 'and')}; the emulator runs on one host. Start all "
+                "ranks on the "
+                "same host, or use GPUs"
             )
         for rank, (_, n_bytes) in enumerate(everybody):
             sizes.setdefault(n_bytes, []).append(rank)
         if len(sizes) > 1:
-            given = "; ".join(f"ranks {ranks}: {n_bytes} bytes" for n_bytes, ranks in sizes.items())
+            given = "; ".join(f"{ranks_text(ranks)}: {n_bytes} bytes" for n_bytes, ranks in sizes.items())
             raise RuntimeError(
-                f"the symmetric heaps differ ({given}): set NVSHMEM_SYMMETRIC_SIZE alike on all ranks"
+                f"ranks disagree on the size of the symmetric heap: {given}. Set "
+                "NVSHMEM_SYMMETRIC_SIZE to the "
+                "same value on all ranks"
             )
         size = front + self.n * heap
         if size >= 1 << 47:  # the addresses of a process
@@ -161,7 +165,7 @@ class Processes:
         name, error = self.comm.bcast((name, error))
         if error is not None:
             raise MemoryError(
-                f"the shared memory of the ranks, {name} of {size} bytes, cannot be made: {error}. Set "
+                f"the ranks' shared memory, {size} bytes in {name}, cannot be made: {error}. Set "
                 "TMPDIR to a folder with more room, or a smaller NVSHMEM_SYMMETRIC_SIZE"
             )
         self.reserve, self.name = self._reserve, name
@@ -178,7 +182,7 @@ class Processes:
             os.posix_fallocate(self.file.fileno(), self.front + first, n_bytes)
         except OSError as error:
             raise MemoryError(
-                f"{n_bytes} bytes of symmetric memory cannot be had in {os.path.dirname(self.name)}: "
+                f"{os.path.dirname(self.name)} has no room for {n_bytes} bytes of symmetric memory: "
                 f"{error.strerror}. Make room there, or set TMPDIR to a folder with more"
             ) from None
 

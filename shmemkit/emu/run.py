@@ -8,7 +8,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from ..agreement import ranks_text
 from ..progress import showing
-from ..settings import switch
+from ..settings import integer, listed, shown, switch
 from ..site import Call
 from .choice import Seeded
 from .errors import DeadlockError, EmulatorError, add_text
@@ -193,16 +193,17 @@ def run(
     can go on. Races that were found before are in its report, too, and in its attribute `races`.
     ``RaceError`` lists them when nothing else has failed.
     """
-    check_arguments(main, n_pes, local_size, heap_size)
+    check_arguments("run()", main, n_pes, local_size, heap_size)
     races, delivery, seed = schedule_of(races, delivery, seed)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
     if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__"):
-        raise TypeError(f"args={args!r}: a tuple of main's arguments is allowed: (x,) for one")
+        raise TypeError(f"run(): args is {shown(args)}; it must be a tuple of main's arguments, as (x,)")
     if choice is not None:
         if not hasattr(choice, "needs_races"):
             raise TypeError(
-                f"choice={choice!r}: that of an Exploration is allowed, or a schedule of your own"
+                f"run(): choice is {shown(choice)}; it must be an Exploration's `choice` or a schedule "
+                "of your own"
             )
         seed, races = None, races or choice.needs_races
         again = f"the same again: delivery={delivery!r}, choice=exploration.choice"
@@ -226,28 +227,25 @@ def run(
         raise
 
 
-def check_arguments(main, n_pes, local_size, heap_size):
+def check_arguments(who, main, n_pes, local_size, heap_size):
     """Of ``run`` and ``explore``."""
     if current_host() is not None:
         raise RuntimeError(
-            "shmemkit.emu.run or explore inside of a program that they run: PEs cannot be nested"
+            "shmemkit.emu.run() and explore() cannot be called by a program that they run. Call them "
+            "one after "
+            "the other"
         )
     if not callable(main):
         raise TypeError(
-            f"main={main!r}: the function is needed, not what it returns; give its arguments as args="
+            f"{who}: main is {shown(main)}; it must be a function. Pass the function itself, and its "
+            "arguments "
+            "as args=(...)"
         )
-    if not _is_integer(n_pes) or not 1 <= n_pes <= MAX_PES:
-        raise ValueError(f"n_pes={n_pes!r}: at least one PE is needed, and at most {MAX_PES} are emulated")
-    if heap_size is not None and not _is_integer(heap_size):
-        raise TypeError(f"heap_size={heap_size!r}: a number of bytes is allowed, or None")
-    if heap_size is not None and heap_size < 1:
-        raise ValueError(f"heap_size={heap_size}: at least one byte per PE is needed, such as 1 << 20")
-    if local_size is not None and (not _is_integer(local_size) or local_size < 1 or n_pes % local_size):
-        raise ValueError(f"local_size={local_size!r}: a divisor of n_pes ({n_pes}) is allowed")
-
-
-def _is_integer(value):
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    integer(who, "n_pes", n_pes, 1, MAX_PES)
+    if heap_size is not None:
+        integer(who, "heap_size", heap_size, 1)
+    if local_size is not None and n_pes % integer(who, "local_size", local_size, 1):
+        raise ValueError(f"{who}: local_size is {local_size}; it must be a divisor of n_pes ({n_pes})")
 
 
 def schedule_of(races=None, delivery=None, seed=None):
@@ -255,20 +253,21 @@ def schedule_of(races=None, delivery=None, seed=None):
     if races is None:
         races = switch("SHMEMKIT_RACES", False)
     elif races not in (True, False):
-        raise TypeError(f"races={races!r}: True, False or None is allowed")
-    source = "delivery="
+        raise TypeError(f"races is {shown(races)}; it must be True, False or None")
+    source = "delivery"
     if delivery is None:
-        source, delivery = "SHMEMKIT_DELIVERY=", os.environ.get("SHMEMKIT_DELIVERY") or "eager"
+        source, delivery = "SHMEMKIT_DELIVERY", os.environ.get("SHMEMKIT_DELIVERY") or "eager"
     if delivery not in DELIVERIES:
-        raise ValueError(f"{source}{delivery!r}: {', '.join(map(repr, DELIVERIES))} are allowed")
+        kind = ValueError if isinstance(delivery, str) else TypeError
+        raise kind(f"{source} is {shown(delivery)}; it must be {listed(map(repr, DELIVERIES))}")
     if seed is None:
         text = os.environ.get("SHMEMKIT_SEED", "").strip()
         try:
             seed = int(text) if text else None
         except ValueError:
-            raise ValueError(f"SHMEMKIT_SEED={text!r}: an integer is allowed") from None
-    elif not _is_integer(seed):
-        raise ValueError(f"seed={seed!r}: an integer, or None, is allowed")
+            raise ValueError(f"SHMEMKIT_SEED is {text!r}; it must be an integer") from None
+    elif isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed is {shown(seed)}; it must be an integer or None")
     return bool(races), delivery, seed
 
 

@@ -16,6 +16,8 @@ from collections import deque
 import numpy as np
 from numba import cuda
 
+from shmemkit.settings import shown
+
 from .grid import Launch
 from .thread import current_thread
 
@@ -54,7 +56,7 @@ class Stream:
         """Run `operation` after what is on the stream already. Blocks as the module says."""
         if self.ended:
             raise RuntimeError(
-                f"{operation.name}: the World of its stream is finalized; call shmemkit.init() again, and "
+                f"{operation.name}: the World of its stream is finalized. Call shmemkit.init() again, and "
                 "use the stream and the arrays of the new World"
             )
         if self.captured is not None:
@@ -84,8 +86,9 @@ class Stream:
             if other is not self and other.blocking:
                 if other.captured is not None:
                     raise RuntimeError(
-                        "the default stream waits for a stream that is capturing a graph: end the capture "
-                        "first, or use a non-blocking stream, such as the World's"
+                        "the default stream waits for a stream that captures a graph. End the capture "
+                        "first, or "
+                        "use a non-blocking stream, such as the World's"
                     )
                 self._follow(other)
 
@@ -100,7 +103,7 @@ class Stream:
     def synchronize(self):
         """Wait until everything enqueued has finished."""
         if self.captured is not None:
-            raise RuntimeError("synchronize: the stream is capturing a graph; end the capture first")
+            raise RuntimeError("synchronize(): the stream captures a graph. End the capture first")
         self.settle()
         if self.machine.races is not None:
             self.machine.races.synchronized(self.pe, self.clock)
@@ -173,28 +176,35 @@ class Stream:
             return
         if event.captured is not None and self.captured is None:
             if not any(s.captured is event.captured for s in self.machine.streams[self.pe]):
-                raise RuntimeError("wait_event: the event was recorded in a capture that has ended")
+                raise RuntimeError(
+                    "wait_event(): the event was recorded in a capture that has ended. Record it again"
+                )
             self.captured = event.captured
         self.enqueue(WaitFor(event.marker))
 
     def begin_capture(self, mode=None):
         if self.captured is not None:
-            raise RuntimeError("begin_capture: the stream is already capturing")
+            raise RuntimeError("begin_capture(): the stream captures a graph already. End that capture first")
         if self is self.machine.defaults.get(self.pe):
-            raise RuntimeError("begin_capture: the default stream cannot capture; use another one")
+            raise RuntimeError(
+                "begin_capture(): the default stream cannot capture a graph. Use another stream"
+            )
         self.captured = []
 
     def end_capture(self):
         if self.captured is None:
-            raise RuntimeError("end_capture: begin_capture was not called")
+            raise RuntimeError(
+                "end_capture(): the stream does not capture a graph. Call begin_capture() first"
+            )
         captured = self.captured
         for stream in self.machine.streams[self.pe]:
             if stream.captured is captured:
                 stream.captured = None
         if (apart := _unjoined(self, captured)) is not None:
             raise RuntimeError(
-                f"end_capture: {apart.name}, on another stream that takes part in the capture, is not "
-                "joined: have the stream that captures wait for an event behind it (wait_event)"
+                f"end_capture(): {apart.name}, on another stream of the capture, is not joined. Let "
+                "the stream "
+                "that began the capture wait for an event behind it (wait_event)"
             )
         return Graph(self, captured)
 
@@ -333,7 +343,10 @@ class Event:
             return
         stream = marker.stream
         if stream is None:
-            raise RuntimeError("synchronize: the event was captured into a graph")
+            raise RuntimeError(
+                "synchronize(): the event was captured into a graph; the host cannot wait for it. "
+                "Synchronize the stream"
+            )
         stream.machine.wait_on_host(
             stream.pe, lambda: marker.done, id(stream), lambda: "an event of its stream", can_go_on=False
         )
@@ -373,7 +386,7 @@ def find(stream):
         stream = stream.__cuda_stream__()[1]
     if not hasattr(stream, "__index__"):
         raise TypeError(
-            f"{stream!r} is no stream: one of numba.cuda, CuPy or cuda.core, or its address, is allowed"
+            f"stream is {shown(stream)}; it must be a stream of numba.cuda, CuPy or cuda.core, or its address"
         )
     if int(stream) in (0, 1):
         return default
@@ -383,7 +396,9 @@ def find(stream):
     for known in default.machine.streams[default.pe]:
         if known.ptr == int(stream):
             return known
-    raise ValueError(f"{int(stream):#x} is not the address of a stream of this PE ({default.pe})")
+    raise ValueError(
+        f"stream is {int(stream):#x}; it must be the address of a stream of this rank ({default.pe})"
+    )
 
 
 class Graph:

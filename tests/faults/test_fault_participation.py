@@ -272,7 +272,7 @@ def test_several_threads_in_a_barrier_of_ranks(races):
         barrier_all()
         out[0] = 1
 
-    with pytest.raises(EmulatorError, match="one thread of a PE at a time"):
+    with pytest.raises(EmulatorError, match="only one thread, warp or block of a rank may call it"):
         sk.emu.run(lambda: result(sk.init(), kernel[1, 2]), 2, races=races)
 
 

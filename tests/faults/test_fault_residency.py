@@ -60,12 +60,12 @@ def test_threads_and_shared_memory_decide(given, limit):
 def test_a_barrier_of_a_grid_that_does_not_fit(monkeypatch):
     main = lambda: meet[5, 2](np.zeros(2, "uint32")) if sk.init() else None  # noqa: E731
     monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "A100,sms=1,blocks=4")
-    with pytest.raises(EmulatorError, match="grid barrier: not all blocks are there at once. 4 of the 5"):
+    with pytest.raises(EmulatorError, match="not all blocks of the grid run at once: 4 of the 5"):
         sk.emu.run(main, 1)
     sk.emu.run(main, 1, gpu="A100,sms=1,blocks=5")
 
 
 @pytest.mark.parametrize("gpu", ["H300", "H200,sms=0", "H200,sms", "H200,name=3", 7])
 def test_unknown_gpus(gpu):
-    with pytest.raises(ValueError, match="one of H200, H100"):
+    with pytest.raises(ValueError, match="it must be H200, H100"):
         sk.emu.run(lambda: None, 1, gpu=gpu)

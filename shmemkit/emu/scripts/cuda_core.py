@@ -15,7 +15,10 @@ class Device(Served):
         n = process.machine.n_pes
         device_id = process.device if device_id is None else device_id
         if not 0 <= device_id < n:
-            raise ValueError(f"Device({device_id}): the emulator has as many devices as PEs, 0 to {n - 1}")
+            raise ValueError(
+                f"Device(): device_id is {device_id}; it must be 0 to {n - 1}: the emulator has a "
+                "device for each rank"
+            )
         self.device_id = int(device_id)
         self.name, self.arch = "shmemkit emulator", "".join(map(str, COMPUTE_CAPABILITY))
         self.pci_bus_id = f"0000:{self.device_id:02X}:00.0"
@@ -27,7 +30,9 @@ class Device(Served):
 
     def set_current(self, ctx=None):
         if ctx is not None:
-            raise NotImplementedError("Device.set_current(ctx) is not emulated: set_current() is")
+            raise NotImplementedError(
+                "Device.set_current(ctx) is not emulated. Call set_current() without a context"
+            )
         current("set_current").device = self.device_id
 
     def sync(self):

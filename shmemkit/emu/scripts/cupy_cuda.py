@@ -24,7 +24,10 @@ class Device(Served):
         self.id = process.device if device is None else int(device)
         n = process.machine.n_pes
         if not 0 <= self.id < n:
-            raise ValueError(f"cupy.cuda.Device({self.id}): the emulator has as many devices as PEs, {n}")
+            raise ValueError(
+                f"cupy.cuda.Device(): the number is {self.id}; it must be 0 to {n - 1}: the emulator "
+                "has a device for each rank"
+            )
         self.compute_capability = "".join(map(str, COMPUTE_CAPABILITY))
         self.attributes = {"MultiProcessorCount": 132, "WarpSize": 32, "CooperativeLaunch": 1}
 

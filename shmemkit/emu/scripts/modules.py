@@ -18,8 +18,8 @@ class NoAttribute(NotImplementedError, AttributeError):
     __module__, __qualname__ = "builtins", "NotImplementedError"
 
 
-def not_served(name, instead="docs/scripts.md lists what is", error=NotImplementedError):
-    return error(f"{name} is not emulated; {instead}")
+def not_served(name, instead="docs/scripts.md lists what is; the rest needs GPUs", error=NotImplementedError):
+    return error(f"{name} is not emulated. {instead}")
 
 
 class StandIn(types.ModuleType):

@@ -50,7 +50,7 @@ class Comm(Messages):
     rank, size, name = property(Get_rank), property(Get_size), property(Get_name)
 
     def __reduce__(self):
-        raise TypeError("communicators cannot be sent")
+        raise TypeError("MPI: the message holds a communicator, which cannot be sent. Send its ranks")
 
     # -- meeting
     def _meet(self, call, value=None):
@@ -71,8 +71,10 @@ class Comm(Messages):
             machine.host_waits.pop(process.pe, None)
         calls = {theirs for theirs, _ in values.values()}
         if len(calls) > 1:
-            where = ", ".join(f"rank {members.index(pe)} in {c}" for pe, (c, _) in sorted(values.items()))
-            raise MPIError(f"the ranks are in different collective calls: {where}")
+            where = ", ".join(f"rank {members.index(pe)} calls {c}" for pe, (c, _) in sorted(values.items()))
+            raise MPIError(
+                f"ranks disagree: {where}. All ranks must make the same collective calls in the same order"
+            )
         return [values[pe][1] for pe in members]
 
     @staticmethod
@@ -104,13 +106,18 @@ class Comm(Messages):
         mine = None
         if self.rank == self._checked(root):
             if len(sendobj) != self.size:
-                raise ValueError(f"scatter: expecting {self.size} items, got {len(sendobj)}")
+                raise ValueError(
+                    f"scatter(): sendobj has {len(sendobj)} items; it must have {self.size}, one for "
+                    "each rank"
+                )
             mine = [pickle.dumps(v) for v in sendobj]
         return pickle.loads(self._meet("scatter", mine)[root][self.rank])
 
     def alltoall(self, sendobj):
         if len(sendobj) != self.size:
-            raise ValueError(f"alltoall: expecting {self.size} items, got {len(sendobj)}")
+            raise ValueError(
+                f"alltoall(): sendobj has {len(sendobj)} items; it must have {self.size}, one for each rank"
+            )
         values = self._meet("alltoall", [pickle.dumps(v) for v in sendobj])
         return [pickle.loads(v[self.rank]) for v in values]
 
@@ -198,7 +205,9 @@ class Comm(Messages):
         if split_type == UNDEFINED:
             return self.Split(UNDEFINED, key)
         if split_type != COMM_TYPE_SHARED:
-            raise NotImplementedError(f"Split_type({split_type}) is not emulated: COMM_TYPE_SHARED is")
+            raise NotImplementedError(
+                f"Split_type(): split_type is {split_type}; on the emulator it must be COMM_TYPE_SHARED"
+            )
         process = current("Split_type")
         return self.Split(process.pe // process.machine.local_size, key)
 

@@ -77,7 +77,7 @@ def _flat(buffer):
             np.frombuffer(buffer, np.uint8) if isinstance(buffer, (bytes, bytearray)) else np.asarray(buffer)
         )
     if not buffer.flags.c_contiguous:
-        raise BufferError("MPI: the array is not contiguous")
+        raise BufferError("MPI: the array is not contiguous; a buffer must be. Copy it")
     return buffer.view(np.ndarray).reshape(-1)
 
 
@@ -125,7 +125,10 @@ class Parts:
         if counts is None or np.ndim(counts) == 0:
             each = array.size // n if counts is None else int(counts)
             if counts is None and array.size % n:
-                raise ValueError(f"MPI: a buffer of {array.size} elements has no equal parts for {n} ranks")
+                raise ValueError(
+                    f"MPI: the buffer has {array.size} elements; it must have a multiple of {n}, an "
+                    "equal part for each rank"
+                )
             counts = [each] * n
         if displacements is None:
             displacements = np.cumsum([0, *counts[:-1]])
@@ -145,5 +148,7 @@ class Parts:
 def chunk(call, out, data):
     """Copy the bytes of `data` to the beginning of `out`."""
     if data.nbytes > out.nbytes:
-        raise MPIError(f"MPI_ERR_TRUNCATE: {call}: {data.nbytes} bytes came, the buffer has {out.nbytes}")
+        raise MPIError(
+            f"MPI_ERR_TRUNCATE: {call}(): {data.nbytes} bytes came, more than the {out.nbytes} of the buffer"
+        )
     out.view(np.uint8)[: data.nbytes] = data.view(np.uint8)

@@ -278,5 +278,5 @@ class Messages(Served):
 
     def _checked(self, rank):
         if not 0 <= rank < self.size:
-            raise MPIError(f"MPI_ERR_RANK: rank {rank} does not exist: ranks are 0 to {self.size - 1}")
+            raise MPIError(f"MPI_ERR_RANK: rank is {rank}; it must be 0 to {self.size - 1}")
         return rank

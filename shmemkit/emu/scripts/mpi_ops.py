@@ -18,7 +18,7 @@ class Op:
 
         def refuse(*_):
             raise NotImplementedError(
-                "MPI.Op.Create with buffers is not emulated: use the lower-case methods"
+                "an operation of MPI.Op.Create with buffers is not emulated. Use the lower-case methods"
             )
 
         return cls(getattr(function, "__name__", "an operation"), function, refuse)
@@ -38,7 +38,7 @@ class Op:
     def of_arrays(self, arrays):
         if len({(a.dtype, a.size) for a in arrays}) > 1:
             given = ", ".join(f"{a.size} {a.dtype}" for a in arrays)
-            raise ValueError(f"{self}: the ranks have buffers of different type or size: {given}")
+            raise ValueError(f"{self}: the ranks' buffers are {given}; they must be of one type and size")
         with np.errstate(over="ignore"):
             return functools.reduce(lambda a, b: self._arrays(a, b).astype(a.dtype), arrays)
 
@@ -55,7 +55,7 @@ def _first_of(compare):
 
 
 def _no_pairs(*_):
-    raise NotImplementedError("MINLOC and MAXLOC of buffers are not emulated: use the lower-case methods")
+    raise NotImplementedError("MINLOC and MAXLOC of buffers are not emulated. Use the lower-case methods")
 
 
 OPS = {

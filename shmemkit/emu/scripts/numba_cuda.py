@@ -43,7 +43,10 @@ class _Gpus:
 
     def __getitem__(self, number):
         if not 0 <= number < len(self):
-            raise IndexError(f"cuda.gpus[{number}]: the emulator has as many devices as PEs, {len(self)}")
+            raise IndexError(
+                f"cuda.gpus: the index is {number}; it must be 0 to {len(self) - 1}: the emulator has "
+                "a device for each rank"
+            )
         return NumbaDevice(number)
 
     def __iter__(self):

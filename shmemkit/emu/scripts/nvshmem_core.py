@@ -5,6 +5,8 @@ import itertools
 
 import numpy as np
 
+from shmemkit.settings import listed
+
 from ... import world as worlds
 from ...device.enums import ComparisonType, SignalOp, SmemAmount, Teams
 from ..machine import TEAM_SAME_MYPE_NODE
@@ -65,19 +67,27 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
     process = current("nvshmem.core.init")
     if initializer_method not in ("mpi", "uid", "emulated_mpi"):
         raise NvshmemInvalid(
-            f"initializer_method={initializer_method!r}: 'mpi', 'uid' or 'emulated_mpi' is allowed"
+            f"nvshmem.core.init: initializer_method is {initializer_method!r}; it must be 'mpi', 'uid' or "
+            "'emulated_mpi'"
         )
     if initializer_method == "uid":
         if uid is None or rank is None or nranks is None or mpi_comm:
-            raise NvshmemInvalid("initializer_method='uid': give uid, rank and nranks, and no mpi_comm")
+            raise NvshmemInvalid(
+                "nvshmem.core.init: initializer_method is 'uid'; it needs uid, rank and nranks, "
+                "and no mpi_comm"
+            )
         if not np.any(np.asarray(uid)):
-            raise NvshmemError("the uid is empty: PE 0 gets one by get_unique_id() and broadcasts it")
+            raise NvshmemError(
+                "nvshmem.core.init: the uid is empty. PE 0 must call get_unique_id() and broadcast "
+                "what it returns"
+            )
     elif mpi_comm is not None:
         rank, nranks = mpi_comm.Get_rank(), mpi_comm.Get_size()
     if rank is not None and (rank, nranks) != (process.pe, process.machine.n_pes):
         raise NotImplementedError(
-            f"nvshmem.core.init as rank {rank} of {nranks} on PE {process.pe} of {process.machine.n_pes} is "
-            "not emulated: all PEs of COMM_WORLD take part, in its order"
+            f"nvshmem.core.init: this is rank {rank} of {nranks}; on the emulator it must be as in "
+            "COMM_WORLD, rank "
+            f"{process.pe} of {process.machine.n_pes}"
         )
     process.inits += 1
     if process.inits > 1:
@@ -91,7 +101,9 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
         if len(set(ids)) > 1:
             world.abandon()
             raise NvshmemError(
-                "the PEs have different uids: one gets it by get_unique_id() and broadcasts it"
+                "nvshmem.core.init: the PEs have different uids. One PE must call get_unique_id() and "
+                "broadcast "
+                "what it returns"
             )
 
 
@@ -121,7 +133,10 @@ def n_pes():
 def _members(team, call):
     world = nvshmem_memory.world(call)
     if not 0 <= int(team) <= TEAM_SAME_MYPE_NODE:
-        raise NotImplementedError(f"{call}: {team!r} is not emulated: {', '.join(t.name for t in Teams)} are")
+        raise NotImplementedError(
+            f"nvshmem.core.{call}: team is {team!r}; on the emulator it must be "
+            f"{listed(t.name for t in Teams)}"
+        )
     return world.backend.machine.team(world.rank, int(team))
 
 

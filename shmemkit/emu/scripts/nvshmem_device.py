@@ -37,7 +37,8 @@ class _Bindings(StandIn):
     def __getattr__(self, name):
         if name in NAMES:
             raise not_served(
-                f"{self.__name__}.{name}, which takes pointers,", f"use nvshmem.core.device.numba.{name}"
+                f"{self.__name__}.{name}, which takes pointers,",
+                f"Use nvshmem.core.device.numba.{name}, which takes arrays",
             )
         return super().__getattr__(name)
 

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from shmemkit.settings import shown
+
 from ..arrays import address
 from ..run import current_host
 from .cupy import ndarray
@@ -29,7 +31,7 @@ def world(call):
     found = None if host is None else host.world
     if found is None:
         raise NvshmemInvalid(
-            f"nvshmem.core.{call}: NVSHMEM is not initialized; call nvshmem.core.init() first"
+            f"nvshmem.core.{call}: NVSHMEM is not initialized. Call nvshmem.core.init() first"
         )
     return found
 
@@ -57,7 +59,7 @@ class Buffer(Served):
 def array(shape, dtype="float32", release=False, morder="C", except_on_del=True):
     """A symmetric array of undefined content, as a CuPy array. Collective."""
     if morder != "C":
-        raise NotImplementedError(f"nvshmem.core.array(morder={morder!r}) is not emulated: 'C' is")
+        raise NotImplementedError(f"nvshmem.core.array: morder is {morder!r}; on the emulator it must be 'C'")
     result = world("array").empty(shape, dtype).view(ndarray)
     current("array").allocations[address(result)] = [result, 1]
     return result
@@ -85,8 +87,9 @@ def get_peer_array(array, peer_pe=None):
     local_size = mine.backend.machine.local_size
     if 0 <= peer_pe < mine.n_ranks and peer_pe // local_size != mine.rank // local_size:
         raise NvshmemError(
-            f"nvshmem.core.get_peer_array: PE {peer_pe} is on another node than PE {mine.rank}: loads and "
-            "stores do not reach it; put and get do"
+            f"nvshmem.core.get_peer_array: PE {peer_pe} is on another node than PE {mine.rank}. Loads "
+            "and stores "
+            "do not reach it; use put and get"
         )
     return mine.peer_view(array, peer_pe).view(ndarray)
 
@@ -103,7 +106,9 @@ def free_array(array):
     if entry is None:
         if mine.backend.machine.memory_address <= address(array) < _end(mine) and not _is_mine(mine, array):
             return
-        raise NvshmemInvalid("free_array: not an array of nvshmem.core.array(), or freed before")
+        raise NvshmemInvalid(
+            "nvshmem.core.free_array: the array is not one of nvshmem.core.array(), or was freed before"
+        )
     entry[1] -= 1
     if entry[1] == 0:
         del allocations[address(array)]
@@ -139,13 +144,14 @@ def tracked(array, call):
         array = array.array
     if not isinstance(array, np.ndarray):
         raise NvshmemInvalid(
-            f"nvshmem.core.{call}: an array or a Buffer is needed, given a {type(array).__name__}"
+            f"nvshmem.core.{call}: the array is {shown(array)}; it must be an array or a Buffer"
         )
     entry = current(call).allocations.get(address(array))
     if entry is None:
         raise NvshmemInvalid(
-            f"nvshmem.core.{call}: the array is not where nvshmem.core.array() or buffer() made one: not "
-            "symmetric, a slice from further on, or freed"
+            f"nvshmem.core.{call}: the array is not symmetric, is a slice that does not begin where it "
+            "does, or was "
+            "freed. Pass what nvshmem.core.array() or buffer() returned"
         )
     return entry[0]
 

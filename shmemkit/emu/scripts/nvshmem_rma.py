@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from shmemkit.settings import listed, shown
+
 from ... import device
 from ...device.enums import comparison_name
 from ..arrays import address
@@ -16,7 +18,9 @@ _OPS = ("sum", "max", "min")
 def _stream(call, stream):
     world(call)
     if stream is None:
-        raise NotImplementedError(f"nvshmem.core.{call}: give a stream; nvshmem4py needs one, too")
+        raise NotImplementedError(
+            f"nvshmem.core.{call}: stream is None; it must be a stream, as with nvshmem4py"
+        )
     return find(stream)
 
 
@@ -47,8 +51,9 @@ def _transfer(name, dst, src, pe, stream, signal=None):
 def _signal(call, variable):
     if not isinstance(variable, Buffer) or variable.size < 8:
         raise NvshmemInvalid(
-            f"nvshmem.core.{call}: the signal must be a Buffer of 8 bytes or more, of buffer() or "
-            "array_get_buffer()"
+            f"nvshmem.core.{call}: the signal is {shown(variable)}; it must be a Buffer of 8 bytes or "
+            "more, which "
+            "buffer() or array_get_buffer() returned"
         )
     return variable.array.reshape(-1).view(np.uint8)[:8].view(np.uint64)
 
@@ -117,7 +122,7 @@ def quiet(stream=None):
 def _barrier(name, team, stream):
     if stream is None:
         world(name)
-        raise NvshmemInvalid(f"Stream may not be None for {name}")
+        raise NvshmemInvalid(f"nvshmem.core.{name}: stream is None; it must be a stream")
     arguments = {} if team is None else {"team": int(team)}
     on_stream(name, _stream(name, stream), getattr(device, name), **arguments)
 
@@ -142,7 +147,7 @@ def _collective(name, team, dst, src, stream, **options):
     stream = _stream(name, stream)
     dst, src = _collective_array(name, dst), _collective_array(name, src)
     if "op" in options and options["op"] not in _OPS:
-        raise NvshmemInvalid(f"nvshmem.core.{name}: op={options['op']!r}: {', '.join(_OPS)} are allowed")
+        raise NvshmemInvalid(f"nvshmem.core.{name}: op is {options['op']!r}; it must be {listed(_OPS)}")
     arguments = {"team": int(team), "dst": dst, "src": src}
     primitive = getattr(device, name)
     on_stream(name, stream, lambda *a: primitive(*a, **options), **arguments)
@@ -150,7 +155,7 @@ def _collective(name, team, dst, src, stream, **options):
 
 def _collective_array(name, array):
     if isinstance(array, Buffer):
-        raise NvshmemInvalid("Passed a non-array object into a collective function")
+        raise NvshmemInvalid(f"nvshmem.core.{name}: an argument is a Buffer; it must be an array")
     base = tracked(array, name)
     return base if address(base) == address(array) and base.dtype == array.dtype else array
 

@@ -25,7 +25,10 @@ def current(call="this"):
     """The Process that calls."""
     host = current_host()
     if host is None or host.process is None:
-        raise RuntimeError(f"{call}: call it in the script's main thread, outside of kernels")
+        raise RuntimeError(
+            f"{call}: this is not the script's main thread, or a kernel. Call it in the main thread, "
+            "outside of kernels"
+        )
     return host.process
 
 

@@ -95,7 +95,7 @@ class Module(Script):
         spec = _spec_of(self.name)  # imports its package: each PE has its own
         code = spec.loader.get_code(spec.name)
         if code is None:
-            raise ScriptExit(FAILED, f"{spec.name} is no module of Python code")
+            raise ScriptExit(FAILED, f"{spec.name} is not a module of Python code")
         main.__spec__, main.__package__, main.__loader__ = spec, spec.parent, spec.loader
         main.__file__, main.__cached__ = spec.origin, spec.cached
         sys.argv[0] = spec.origin

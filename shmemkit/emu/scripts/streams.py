@@ -50,7 +50,9 @@ class ScriptStream(Stream, Served):
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, *, process=None):
         if null or ptds:
-            raise NotImplementedError("Stream(null=True), Stream(ptds=True): use Stream.null")
+            raise NotImplementedError(
+                "Stream(null=True) and Stream(ptds=True) are not emulated. Use Stream.null"
+            )
         self.process = process or _process()
         super().__init__(self.process.machine, self.process.pe, not non_blocking)
 
