@@ -57,6 +57,8 @@ M = np.ones((4, 4), "float32")
         (lambda w: sk.matmul(M, M, activation=[]), TypeError, "activation is a list; it must be None, "),
         (lambda w: sk.AllReduce(w, 64, ["sum"]), TypeError, "AllReduce: op is a list; it must be 'sum', "),
         (lambda w: sk.all_reduce(M, "mean"), ValueError, "AllReduce: op is 'mean'"),
+        (lambda w: sk.AllGather(w, 64)(M, None, M), TypeError, "stream is a numpy.ndarray; "),
+        (lambda w: sk.bind(nothing, 1, 1, ())(M), TypeError, "stream is a numpy.ndarray; it must be"),
         (lambda w: sk.Gemm(1), TypeError, "Gemm: method is 1; it must be 'auto'"),
         (lambda w: sk.AllGatherGemm(w, 64, ["push"]), TypeError, "AllGatherGemm: method is a list"),
         (lambda w: sk.AllGatherGemm(w, 64).method_for(3, "int8", 1), ValueError, r"shape is \(3,\)"),

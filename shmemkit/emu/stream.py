@@ -384,7 +384,7 @@ def find(stream):
         return default
     if hasattr(type(stream), "__cuda_stream__"):
         stream = stream.__cuda_stream__()[1]
-    if not hasattr(stream, "__index__"):
+    if not hasattr(stream, "__index__") or isinstance(stream, np.ndarray):
         raise TypeError(
             f"stream is {shown(stream)}; it must be a stream of numba.cuda, CuPy or cuda.core, or its address"
         )
