@@ -21,8 +21,7 @@ def share(world, op, shape):
     if any(size % world.n_ranks for size in shared.values()):
         raise SystemExit(
             f"--shapes has {m}x{n}x{k}; {' and '.join(shared)} must be "
-            f"{'multiples' if len(shared) > 1 else 'a multiple'} "
-            f"of {world.n_ranks}, the number of ranks"
+            f"{'multiples' if len(shared) > 1 else 'a multiple'} of {world.n_ranks}, the number of ranks"
         )
     return m, n // world.n_ranks, k
 

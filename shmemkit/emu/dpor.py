@@ -181,8 +181,7 @@ class Explorer(Choice):
         if i == MAX_STEPS:
             raise TooLong(
                 f"explore(): a run has more than {MAX_STEPS} steps; an exhaustive exploration takes no "
-                "more. Use "
-                "fewer threads, PEs or rounds, and no loop that counts its polls"
+                "more. Use fewer threads, PEs or rounds, and no loop that counts its polls"
             )
         mine.append(i)
         self.steps.append(Step(process, key, len(mine), past | 1 << i))

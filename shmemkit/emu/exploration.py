@@ -97,9 +97,8 @@ def explore(
     check_arguments("explore()", main, n_pes, local_size, heap_size)
     if exhaustive and not races:
         raise ValueError(
-            "explore(): exhaustive=True and races=False; an exhaustive exploration must look for "
-            "races, since "
-            "what it proves holds only without them"
+            "explore(): exhaustive=True and races=False; an exhaustive exploration must look for races, "
+            "since what it proves holds only without them"
         )
     if exhaustive and seeds is not None:
         raise ValueError(

@@ -59,8 +59,8 @@ def private_memory(n_bytes):
 def too_large(n_bytes):
     return MemoryError(
         f"the symmetric heaps of all ranks need {n_bytes} bytes ({n_bytes / 2**30:.3g} GiB) of address "
-        "space, "
-        "which this system does not give. Use a smaller NVSHMEM_SYMMETRIC_SIZE or heap_size=, or fewer ranks"
+        "space, which this system does not give. Use a smaller NVSHMEM_SYMMETRIC_SIZE or heap_size=, or "
+        "fewer ranks"
     )
 
 
@@ -127,9 +127,8 @@ class Heap:
             self.freed.popleft()
         used = sum(a.size for a in self.allocations)
         raise MemoryError(
-            f"the symmetric heap is full: {n_bytes} bytes are asked for, and {used} of {self.size} are "
-            "in use on "
-            f"each rank. Set NVSHMEM_SYMMETRIC_SIZE, now {self.size}, to {used + need} or more"
+            f"the symmetric heap is full: {n_bytes} bytes are asked for, and {used} of {self.size} are in "
+            f"use on each rank. Set NVSHMEM_SYMMETRIC_SIZE, now {self.size}, to {used + need} or more"
         )
 
     def find(self, array):

@@ -34,22 +34,19 @@ class Configured:
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
             raise ValueError(
-                f"kernel {kernel.py_func.__name__}: the grid is {self.grid}, the block {self.block}; "
-                "it must be "
-                f"one block or more, and 1 to {MAX_THREADS_PER_BLOCK} threads per block"
+                f"kernel {kernel.py_func.__name__}: the grid is {self.grid}, the block {self.block}; it "
+                f"must be one block or more, and 1 to {MAX_THREADS_PER_BLOCK} threads per block"
             )
         self.stream = find(stream)
         if not hasattr(shared, "__index__") or isinstance(shared, bool):
             raise TypeError(
-                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shown(shared)}; it "
-                "must be an "
-                "integer, in bytes"
+                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shown(shared)}; it must "
+                "be an integer, in bytes"
             )
         if not 0 <= shared <= MAX_SHARED:
             raise ValueError(
-                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shared} bytes; it "
-                "must be 0 to "
-                f"{MAX_SHARED} per block, as on an H100 or H200. Loop over smaller pieces"
+                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shared} bytes; it must be "
+                f"0 to {MAX_SHARED} per block, as on an H100 or H200. Loop over smaller pieces"
             )
         self.shared = int(shared)
 

@@ -118,18 +118,16 @@ class Processes:
         hosts, sizes = sorted({h for h, _ in everybody}), {}
         if len(hosts) > 1:
             raise RuntimeError(
-                f"the ranks are on {listed(hosts, 'and')}; the emulator runs on one host. Start all "
-                "ranks on the "
-                "same host, or use GPUs"
+                f"the ranks are on {listed(hosts, 'and')}; the emulator runs on one host. Start all ranks "
+                "on the same host, or use GPUs"
             )
         for rank, (_, n_bytes) in enumerate(everybody):
             sizes.setdefault(n_bytes, []).append(rank)
         if len(sizes) > 1:
             given = "; ".join(f"{ranks_text(ranks)}: {n_bytes} bytes" for n_bytes, ranks in sizes.items())
             raise RuntimeError(
-                f"ranks disagree on the size of the symmetric heap: {given}. Set "
-                "NVSHMEM_SYMMETRIC_SIZE to the "
-                "same value on all ranks"
+                f"ranks disagree on the size of the symmetric heap: {given}. Set NVSHMEM_SYMMETRIC_SIZE to "
+                "the same value on all ranks"
             )
         size = front + self.n * heap
         if size >= 1 << 47:  # the addresses of a process

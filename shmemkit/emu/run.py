@@ -231,15 +231,13 @@ def check_arguments(who, main, n_pes, local_size, heap_size):
     """Of ``run`` and ``explore``."""
     if current_host() is not None:
         raise RuntimeError(
-            "shmemkit.emu.run() and explore() cannot be called by a program that they run. Call them "
-            "one after "
-            "the other"
+            "shmemkit.emu.run() and explore() cannot be called by a program that they run. Call them one "
+            "after the other"
         )
     if not callable(main):
         raise TypeError(
             f"{who}: main is {shown(main)}; it must be a function. Pass the function itself, and its "
-            "arguments "
-            "as args=(...)"
+            "arguments as args=(...)"
         )
     integer(who, "n_pes", n_pes, 1, MAX_PES)
     if heap_size is not None:

@@ -87,8 +87,7 @@ class Stream:
                 if other.captured is not None:
                     raise RuntimeError(
                         "the default stream waits for a stream that captures a graph. End the capture "
-                        "first, or "
-                        "use a non-blocking stream, such as the World's"
+                        "first, or use a non-blocking stream, such as the World's"
                     )
                 self._follow(other)
 
@@ -202,9 +201,8 @@ class Stream:
                 stream.captured = None
         if (apart := _unjoined(self, captured)) is not None:
             raise RuntimeError(
-                f"end_capture(): {apart.name}, on another stream of the capture, is not joined. Let "
-                "the stream "
-                "that began the capture wait for an event behind it (wait_event)"
+                f"end_capture(): {apart.name}, on another stream of the capture, is not joined. Let the "
+                "stream that began the capture wait for an event behind it (wait_event)"
             )
         return Graph(self, captured)
 

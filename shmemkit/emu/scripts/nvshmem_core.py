@@ -86,8 +86,7 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
     if rank is not None and (rank, nranks) != (process.pe, process.machine.n_pes):
         raise NotImplementedError(
             f"nvshmem.core.init: this is rank {rank} of {nranks}; on the emulator it must be as in "
-            "COMM_WORLD, rank "
-            f"{process.pe} of {process.machine.n_pes}"
+            f"COMM_WORLD, rank {process.pe} of {process.machine.n_pes}"
         )
     process.inits += 1
     if process.inits > 1:
@@ -102,8 +101,7 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
             world.abandon()
             raise NvshmemError(
                 "nvshmem.core.init: the PEs have different uids. One PE must call get_unique_id() and "
-                "broadcast "
-                "what it returns"
+                "broadcast what it returns"
             )
 
 

@@ -87,9 +87,8 @@ def get_peer_array(array, peer_pe=None):
     local_size = mine.backend.machine.local_size
     if 0 <= peer_pe < mine.n_ranks and peer_pe // local_size != mine.rank // local_size:
         raise NvshmemError(
-            f"nvshmem.core.get_peer_array: PE {peer_pe} is on another node than PE {mine.rank}. Loads "
-            "and stores "
-            "do not reach it; use put and get"
+            f"nvshmem.core.get_peer_array: PE {peer_pe} is on another node than PE {mine.rank}. Loads and "
+            "stores do not reach it; use put and get"
         )
     return mine.peer_view(array, peer_pe).view(ndarray)
 
@@ -150,8 +149,7 @@ def tracked(array, call):
     if entry is None:
         raise NvshmemInvalid(
             f"nvshmem.core.{call}: the array is not symmetric, is a slice that does not begin where it "
-            "does, or was "
-            "freed. Pass what nvshmem.core.array() or buffer() returned"
+            "does, or was freed. Pass what nvshmem.core.array() or buffer() returned"
         )
     return entry[0]
 

@@ -51,9 +51,8 @@ def _transfer(name, dst, src, pe, stream, signal=None):
 def _signal(call, variable):
     if not isinstance(variable, Buffer) or variable.size < 8:
         raise NvshmemInvalid(
-            f"nvshmem.core.{call}: the signal is {shown(variable)}; it must be a Buffer of 8 bytes or "
-            "more, which "
-            "buffer() or array_get_buffer() returned"
+            f"nvshmem.core.{call}: the signal is {shown(variable)}; it must be a Buffer of 8 bytes or more, "
+            "which buffer() or array_get_buffer() returned"
         )
     return variable.array.reshape(-1).view(np.uint8)[:8].view(np.uint64)
 
