@@ -18,7 +18,7 @@ import sys
 from . import __version__, mpirun
 from . import multicast as _multicast
 
-EMULATOR_PACKAGES = "numpy numba numba-cuda greenlet ml_dtypes mpi4py".split()
+EMULATOR_PACKAGES = "numpy numba numba-cuda greenlet ml_dtypes tqdm mpi4py".split()
 GPU_PACKAGES = "cupy nvshmem4py nvidia-nvshmem cuda-core cuda-bindings cffi".split()
 # Names in use for these packages; cuXX stands for the CUDA they are built for.
 VARIANTS = {
