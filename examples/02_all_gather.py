@@ -4,9 +4,9 @@
 
 Push. A rank stores its segment into a buffer in each peer's memory, and then sets a signal there. `notify` is
 a release and `wait` an acquire: a rank that sees the signal also sees the data. No rank asks whether the
-buffer is free. Two buffers, used in turn, are enough. A sender rewrites a buffer two calls later. In the call
-between, it has received the peer's segment of that call. The peer sent it after its previous call had ended,
-so it had read the buffer.
+buffer is free. Two buffers, used in turn, are enough. Rank A rewrites a buffer of rank B two calls
+later. Before that, A has received B's segment of the call in between. B sent that segment after its previous
+call had ended, so B had read the buffer.
 
 LL (low latency). A store followed by a signal makes two trips over the link, one after the other. LL makes
 one: every 8 bytes hold 4 bytes of data and a 4-byte flag, so each word shows that it has arrived. The price

@@ -50,7 +50,8 @@ class Timer:
 
         call   enqueues work on the World's stream. It is called once before the capture, which compiles and
                loads its kernels, and then `iters` times. It must not wait for the GPU, nor allocate memory:
-               a CUDA graph cannot capture that
+               a CUDA graph cannot capture that. It must work any number of times in a row: a
+               signal that is set to 1 each time is a mistake
         iters  calls in the graph; default: the Timer's
 
         Calls in a graph follow each other without a pause, and what they load may still be in the L2 cache.
