@@ -49,8 +49,8 @@ def init(backend="auto", comm=None, local_size=None):
     finalize(); otherwise that happens at exit. If a failure on the emulator has ended the World of all ranks,
     init() makes a new one.
 
-    RuntimeError if this rank has a World already, or the backend cannot be used, with the reason; TypeError
-    or ValueError for wrong arguments.
+    RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun started several
+    ranks and MPI's COMM_WORLD has one; TypeError or ValueError for wrong arguments.
     """
     global _alone
     host, world = current_host(), current()
@@ -84,6 +84,7 @@ def init(backend="auto", comm=None, local_size=None):
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
+        _check_launcher(MPI)
     _alone = world = World(name, comm, local_size)
     return world
 
@@ -137,11 +138,37 @@ def n_gpus():
     return count.value
 
 
+_SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # of the launchers
+
+
+def _under_srun():
+    return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
+
+
 def launched_by_mpi():
     """Whether mpirun or srun started this process, or the program imported mpi4py.MPI."""
-    variables = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
-    under_srun = "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
-    return under_srun or any(v in os.environ for v in variables) or "mpi4py.MPI" in sys.modules
+    by_mpirun = any(variable in os.environ for variable in (*_SIZES, "PMIX_RANK"))
+    return by_mpirun or _under_srun() or "mpi4py.MPI" in sys.modules
+
+
+def _check_launcher(MPI):
+    """RuntimeError if the launcher started several ranks, and each of them takes itself for the only one."""
+    if MPI.COMM_WORLD.Get_size() > 1:
+        return
+    # The shell of `srun --pty` has the variables of its step; what it starts is not a rank of that.
+    of_step = ("SLURM_STEP_NUM_TASKS",) if _under_srun() and "SLURM_PTY_PORT" not in os.environ else ()
+    sizes = {v: int(os.environ[v]) for v in (*_SIZES, *of_step) if os.environ.get(v, "").isdecimal()}
+    variable = max(sizes, key=sizes.get, default=None)
+    if variable is None or sizes[variable] < 2:
+        return
+    name, version = MPI.get_vendor()
+    raise RuntimeError(
+        f"init(): the launcher started {sizes[variable]} ranks ({variable}), but MPI's COMM_WORLD has one: "
+        f"the launcher is not of the MPI that mpi4py loads, {name} {'.'.join(map(str, version))}. Start the "
+        "ranks with 'shmemkit run -n N script.py', which finds the right launcher; 'shmemkit doctor' shows "
+        "what is installed. With srun, try --mpi=pmix or --mpi=pmi2. If one rank is what you want, call "
+        "init(comm=MPI.COMM_SELF)"
+    )
 
 
 class OutOfReach(ValueError):

@@ -41,6 +41,42 @@ def clean(monkeypatch):
 
 # ---- init and finalize
 
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
+
+
+@pytest.mark.parametrize(
+    ("launched", "started"),
+    [
+        ({"PMI_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "1"}, 3),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "4"}, 4),
+        ({"PMI_SIZE": "1", "PMIX_RANK": "0"}, 0),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 0),  # a batch script
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, 0),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "4000"}, 0),  # srun --pty bash
+    ],
+)
+def test_a_launcher_of_another_mpi_is_refused(monkeypatch, launched, started):
+    """Each rank would take itself for the only one."""
+
+    with sk.init("emulator") as world:
+        comm = world.comm
+
+    class MPI:
+        COMM_WORLD = comm
+        get_vendor = staticmethod(lambda: ("Open MPI", (5, 0, 8)))
+
+    for name in [n for n in os.environ if n.startswith(("OMPI_", "PMI", "MPI_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "environ", os.environ | launched)
+    monkeypatch.setattr("mpi4py.MPI", MPI, raising=False)
+    if started:
+        said = rf"started {started} ranks .*COMM_WORLD has one: .* Open MPI 5\.0\.8\. .*shmemkit run"
+        with pytest.raises(RuntimeError, match=said):
+            sk.init("emulator")
+        sk.init("emulator", comm=comm).finalize()
+    else:
+        sk.init("emulator").finalize()
+
 
 def test_a_single_rank():
     with sk.init("emulator") as world:
