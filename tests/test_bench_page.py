@@ -250,7 +250,8 @@ def test_a_page_or_plot_that_is_stale_is_named(pages, tmp_path, monkeypatch, cap
     _, tables = pages
     docs, results = tmp_path / "docs", tmp_path / "results"
     docs.mkdir(), results.mkdir()
-    for name, value in (("DOCS", docs), ("RESULTS", results), ("PLOTS", docs / "plots")):
+    folders = {"ROOT": tmp_path, "DOCS": docs, "RESULTS": results, "PLOTS": docs / "plots"}
+    for name, value in {**folders, "ALL_REDUCE": results / "all_reduce_h200x2.json"}.items():
         monkeypatch.setattr(tables, name, value)
     page, plot = docs / "page.md", docs / "plots" / "x4.svg"
     page.write_text("Before\n<!-- table: benchmarks -->\n<!-- end -->\nafter\n")
