@@ -768,7 +768,7 @@ def test_missing_packages(package, arguments, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["p2p", *arguments])
     assert caught.value.code == 2
-    assert f"needs {package}" in (err := capsys.readouterr().err) and "pip install 'shmemkit[bench]'" in err
+    assert f"needs {package}" in (err := capsys.readouterr().err) and "pip install rich matplotlib" in err
 
 
 def test_matplotlib_is_needed_for_plots_only(monkeypatch):

@@ -194,7 +194,7 @@ def test_no_nccl_is_a_refusal(attributes, message, monkeypatch):
 def test_no_pytorch_is_a_refusal(contender, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     torch = contender(gpu_world(0))
-    with pytest.raises(ValueError, match="PyTorch is not installed"):
+    with pytest.raises(ValueError, match="PyTorch is not installed.*pip install torch"):
         torch.start(SimpleNamespace())
     torch.close()
 
@@ -204,6 +204,7 @@ class FakeTorch:
     host's allgather. All ranks of the emulator share it; `log` has (rank, what)."""
 
     uint8, int16, ops, bfloat16 = "uint8", "int16", None, as_dtype("bfloat16")
+    Tensor = ()  # nothing is one
     fails = ""  # the call that raises
 
     def __init__(self, monkeypatch):

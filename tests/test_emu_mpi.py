@@ -604,3 +604,15 @@ def test_folder_that_is_full():
         output
     )
     assert output.count("sum 0") == 2, output
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("sys.modules['rich'] = None; main(['p2p'])", "needs rich, which is not installed: pip install rich"),
+        ("main(['p2p', '--json', '/'])", "'/' is a folder"),
+    ],
+)
+def test_the_bench_leaves_on_all_ranks(code, said):
+    status, output, _ = mpirun(2, f"from shmemkit.bench.__main__ import main\n{code}", timeout=20)
+    assert status == 2 and output.count(said) == 1, output

@@ -50,11 +50,6 @@ class _Parser(argparse.ArgumentParser):
         if _is_first():
             super()._print_message(message, file)
 
-    def exit(self, status=0, message=None):
-        if status and launched_by_mpi() and not _is_first():
-            time.sleep(1.0)  # let rank 0 speak before the end of this one ends it, too
-        super().exit(status, message)
-
 
 def _is_first():
     """Whether this is rank 0, before there is a World."""
@@ -232,7 +227,25 @@ def _parser():
 
 
 def parse(arguments):
-    """-> the options. SystemExit(2), and a message from rank 0, for what is not allowed."""
+    """-> the options. SystemExit(2) on all ranks, and a message from rank 0, for what is not allowed."""
+    options = status = None
+    try:
+        options = _parse(arguments)
+    except SystemExit as leaving:
+        status = leaving.code
+    if current_host() is None and launched_by_mpi():
+        from mpi4py import MPI
+
+        statuses = MPI.COMM_WORLD.allgather(status)
+        status = next((s for s in statuses if s is not None), None)
+        if status:
+            time.sleep(0.2)  # let the launcher forward what rank 0 says before it ends us
+    if status is not None:
+        sys.exit(status)
+    return options
+
+
+def _parse(arguments):
     parser = _parser()
     options = parser.parse_args(arguments)
     if _is_first() and (found := report.missing(options.plot)):

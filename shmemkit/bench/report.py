@@ -8,7 +8,7 @@ from shmemkit.tuning import OUTPUTS
 from .results import NCCL, ranks_of
 from .sizes import size_text
 
-HINT = "pip install 'shmemkit[bench]'"
+HINT = "pip install rich matplotlib"
 PLAIN_WIDTH = 150  # columns where the output is no terminal, or has no width
 
 

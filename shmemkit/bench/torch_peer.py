@@ -42,7 +42,7 @@ class TorchCall(Contender):
             import torch
             import torch.distributed
         except ImportError as error:
-            raise ValueError(f"PyTorch is not installed ({error})") from error
+            raise ValueError(f"PyTorch is not installed ({error}): pip install torch") from error
         self._torch, self._case = torch, case
         with refusing():
             if not torch.distributed.is_initialized():
