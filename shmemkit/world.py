@@ -374,7 +374,9 @@ class World(SymmetricMemory):
     def __exit__(self, kind, error, trace):
         if isinstance(error, SystemExit):
             self._ending.exit(error.code)
-        if error is None or isinstance(error, SystemExit):
+            if self._host is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
+                error = None
+        if error is None:
             self.finalize()
         elif self.n_ranks == 1 or self._host is not None:
             self.abandon()

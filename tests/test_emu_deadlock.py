@@ -266,3 +266,14 @@ def test_who_has_written_to_the_word():
 
     report = deadlock_of(3, main)
     assert f"written so far: 5 {by(2, '# add')}; 3 {by(1, '# set')}\n" in report, report
+
+
+def test_deadlock_of_a_barrier_of_ranks_names_the_call():
+    def main(world):
+        if world.rank == 1:
+            world.barrier()
+        world.synchronize()
+
+    report = deadlock_of(2, main)
+    first = main.__code__.co_firstlineno
+    assert f"test_emu_deadlock.py:{first + 2}): waits for rank 0 in a barrier" in report

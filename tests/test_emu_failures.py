@@ -11,6 +11,7 @@ import shmemkit as sk
 from shmemkit.device import (
     barrier_all,
     rank,
+    symm_at,
     wait,
 )
 from shmemkit.emu import DeadlockError, EmulatorError, OutOfBoundsError
@@ -43,6 +44,35 @@ def test_an_exception_ends_everything():
     assert line_of(fails, "raise") in text and text.endswith("in kernel fails")
     assert isinstance(caught.value.__cause__, ValueError)
     assert spmd(2, lambda world: world.rank) == [0, 1]  # as good as new
+
+
+@cuda.jit
+def returns(x):
+    return rank()
+
+
+@cuda.jit
+def rank_is_a_float(x):
+    symm_at(x, 1.0)[0] = 1
+
+
+@cuda.jit
+def value_is_a_float(x):
+    x[0] = 1
+    wait(x, 1, "sys", "acquire", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [
+        (returns, "the kernel returns 0; a kernel must return nothing"),
+        (rank_is_a_float, "a rank is 1.0; it must be an integer"),
+        (value_is_a_float, "value is 1.0; it must be an integer"),
+    ],
+)
+def test_what_the_gpus_compiler_refuses(kernel, text):
+    with pytest.raises(EmulatorError, match=f"TypeError: {text}\n  rank 0 block 0 thread 0"):
+        spmd(2, lambda world: kernel[1, 1](sk.signals(2)))
 
 
 def test_an_exception_in_a_device_function():

@@ -139,6 +139,26 @@ def test_scripts_that_exit(ending, status, tmp_path, capsys):
         assert out == "went on\n"
 
 
+@pytest.mark.parametrize("others", ["world.barrier(); world.synchronize()", "world.host_barrier()"])
+@pytest.mark.parametrize(("code", "status"), [("7", 7), ("'bad input'", 1), ("0", 3)])
+def test_an_exit_inside_of_a_world(others, code, status, tmp_path, capsys):
+    text = f"""
+    import sys
+    import shmemkit as sk
+    with sk.init() as world:
+        if world.rank == 2:
+            sys.exit({code})
+        {others}
+    """
+    got, _ = ended(tmp_path, text, "-n", "3")
+    err = capsys.readouterr().err
+    if code == "0":  # it leaves as at the end of the block
+        assert got == (3 if "synchronize" in others else 1) and "exited" not in err
+    else:
+        assert got == status and err.endswith(f"rank 2 exited with status {status}\n")
+        assert ("bad input\n" in err) == ("bad" in code)
+
+
 def test_a_script_that_is_not_there_or_does_not_compile(tmp_path, capsys):
     assert main(["-n", "2", str(tmp_path / "none.py")]) == 1
     assert "none.py" in capsys.readouterr().err

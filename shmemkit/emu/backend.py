@@ -5,6 +5,7 @@ import sys
 import numpy as np
 
 from ..settings import shown
+from ..site import users_call
 from . import hook
 from .array_module import ArrayModule
 from .arrays import address
@@ -177,7 +178,7 @@ class EmulatorBackend:
     def barrier(self, stream):
         stream = self.handle(stream)
         stream.enqueue(
-            Launch(stream, "barrier", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
+            Launch(stream, f"{users_call('barrier')}", _barrier, [], (1, 1, 1), (1, 1, 1), 0, [])
         )
 
     def follow(self, later, earlier):

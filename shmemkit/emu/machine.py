@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 
 from shmemkit.progress import showing
+from shmemkit.settings import shown
 
 from .arrays import address
 from .calls import SLOT, SLOTS, Calls
@@ -74,6 +75,8 @@ class Machine:
 
     def peer(self, block, array, pe):
         """Symmetric `array` of the block's PE, on `pe`."""
+        if isinstance(pe, (float, np.floating)):
+            raise TypeError(f"a rank is {shown(pe)}; it must be an integer")
         views = block.launch.peers.get(id(array))
         if views is None:  # a slice made in the kernel
             return self._on(block.pe, array, int(pe))

@@ -37,7 +37,7 @@ import numpy as np
 
 from shmemkit import timeouts
 from shmemkit.agreement import ranks_text
-from shmemkit.notebook import watch_cells
+from shmemkit.notebook import shell, watch_cells
 from shmemkit.progress import showing
 from shmemkit.settings import listed
 from shmemkit.site import Call
@@ -49,7 +49,7 @@ from .report import deadlock as explain
 
 HOST, RUNNING, FINISHED, RAISED = -1, -2, -3, -4
 REPORT_BYTES, CAUSE_BYTES = 1 << 16, 1 << 12
-GO_ON = "To go on, call shmemkit.init() on all ranks: it makes a new World"
+GO_ON = ". To go on, call shmemkit.init() on all ranks: it makes a new World"
 DEFAULT_HEAP = 256 << 20  # bytes per rank; untouched pages cost nothing
 PATIENCE = 5.0  # seconds without progress, while others are in their host programs
 
@@ -232,9 +232,9 @@ class Processes:
             call, missing = timeout
             text = text.partition(": ")[2]
             text += f"; rank {self.rank} came too late" if self.rank in missing else ""
-            error = timeouts.RankTimeout(f"{text}. {GO_ON}", self.rank, call, missing)
+            error = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         else:
-            error = EmulatorError(f"rank {failed} has failed: {text}. {GO_ON}")
+            error = EmulatorError(f"rank {failed} has failed: {text}{_go_on()}")
         error.shown_by = failed
         raise error
 
@@ -273,7 +273,7 @@ class Processes:
         limit, late = timeouts.default(), ranks_text([r for r, s in enumerate(states) if s == HOST])
         text = f"rank {self.rank} has waited {waited:.3g} s for {late}, still in host code"
         if limit is not None and waited > limit and not self.can_go_on:
-            raise timeouts.SignalTimeout(f"{text}. {GO_ON}\n{explain(self.machine)}", self.rank)
+            raise timeouts.SignalTimeout(f"{text}{_go_on()}\n{explain(self.machine)}", self.rank)
         if waited > min(PATIENCE, limit or PATIENCE) and not self.warned:
             self.warned = True
             text = f"shmemkit: {text}"
@@ -330,7 +330,7 @@ class Processes:
         missing = np.flatnonzero(self.arrived < target).tolist()
         there = [r for r in range(self.n) if r not in missing]
         text = timeouts.missing_text(call, missing, there, limit)
-        error = timeouts.RankTimeout(f"{text}. {GO_ON}", self.rank, call, missing)
+        error = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         error.shown_by = there[0]
         return error
 
@@ -364,9 +364,14 @@ class Processes:
         self.state[self.rank] = FINISHED
 
 
+def _go_on():
+    """What a notebook's user can do after a failure; a program ends."""
+    return GO_ON if shell() else ""
+
+
 def _cause(error):
     """`error` in one line, and of a RankTimeout the call and who is missing, as JSON."""
-    text = f"{type(error).__name__}: {error}".partition("\n")[0].partition(f". {GO_ON}")[0][:500]
+    text = f"{type(error).__name__}: {error}".partition("\n")[0].partition(GO_ON)[0][:500]
     more = [error.call, error.missing] if isinstance(error, timeouts.RankTimeout) else []
     return json.dumps([text.rstrip(": "), *more])
 

@@ -9,6 +9,8 @@ import sys
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from shmemkit.settings import shown
+
 from . import clusters
 from .arrays import address
 from .ints import wrap
@@ -37,7 +39,8 @@ class Thread(greenlet):
     def run(self):
         block = self.block
         try:
-            block.launch.function(*block.launch.arguments)
+            if (result := block.launch.function(*block.launch.arguments)) is not None:
+                raise TypeError(f"the kernel returns {shown(result)}; a kernel must return nothing")
         except Exception as error:
             block.launch.fail(self, error)
         if block.launch.to_start:
@@ -383,6 +386,8 @@ class Thread(greenlet):
 
 def converted(value, dtype):
     """`value`, an integer, as an element of `dtype`."""
+    if isinstance(value, (float, np.floating)):
+        raise TypeError(f"value is {shown(value)}; it must be an integer")
     return value if 0 <= value <= 0x7FFFFFFF else wrap(value, dtype)
 
 
