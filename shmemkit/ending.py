@@ -12,6 +12,7 @@ import time
 import traceback
 
 from .emu.errors import EmulatorError
+from .program import say
 
 _HIDDEN = (f"{os.sep}mpi4py{os.sep}", f"{os.sep}runpy.py", os.path.join(os.path.dirname(__file__), "emu"))
 
@@ -71,7 +72,7 @@ class Ending:
         if self.comm is None or status in (None, 0):
             return
         if not isinstance(status, int):
-            print(f"shmemkit: rank {self.comm.Get_rank()}: {status}", file=sys.stderr, flush=True)
+            say(f"shmemkit: rank {self.comm.Get_rank()}: {status}")
             status = 1
         self._abort(status)
 
@@ -80,7 +81,7 @@ class Ending:
         rank = self.comm.Get_rank() if self.comm is not None else 0
         if getattr(error, "shown_by", rank) == rank:
             of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
-            print(f"shmemkit: {of}\n{told(error)}", file=sys.stderr, flush=True)
+            say(f"shmemkit: {of}\n{told(error)}")
         else:
             time.sleep(2.0)  # another rank shows it
         self._abort(1)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from . import program as commands
-from . import progress
+from . import progress, settings, timeouts
 
 HELP = "start a Python program on N ranks, under Open MPI, MPICH or Slurm's srun"
 USAGE = """shmemkit run [options] SCRIPT [ARG...]
@@ -46,7 +46,14 @@ FORWARDED_NAMES = "OMP_NUM_THREADS", "LD_LIBRARY_PATH"
 def main(arguments):
     """Becomes the program that starts the ranks. -> 0 after --dry-run."""
     options, program = parse(arguments)
-    for line in options.late:
+    try:  # here, and not on each rank
+        timeouts.default()
+        settings.backend()
+        for variable in settings.SWITCHES:
+            settings.switch(variable, None)
+    except ValueError as error:
+        fail(str(error))
+    for line in (*settings.unknown_variables(), *options.late):
         say(line)
     passed_over = []
     try:

@@ -8,9 +8,9 @@ and those who come later, too: the barrier has lost its count, and these ranks c
 Without a limit, the first of those who have come says on standard error, once, who is missing after PATIENCE.
 """
 
-import sys
 import time
 
+from .program import say
 from .timeouts import RankTimeout, missing_text
 
 GRACE = 0.5  # seconds for answers: those who wait look for questions every few milliseconds
@@ -73,7 +73,7 @@ class RollCall:
             self._tell_all("given up", self.number, self.given_up)
         elif self.rank == min({*there, self.rank}):
             text = missing_text(call, missing, sorted({*there, self.rank}), PATIENCE)
-            print(f"shmemkit: {text}, waiting", file=sys.stderr, flush=True)
+            say(f"shmemkit: {text}, waiting")
 
     def _tell_all(self, *message):
         for rank in range(self.n_ranks):

@@ -3,6 +3,14 @@
 import operator
 import os
 
+BACKENDS = ("auto", "nvshmem", "emulator")
+SWITCHES = ("SHMEMKIT_CACHE", "SHMEMKIT_OVERSUBSCRIBE", "SHMEMKIT_RACES", "SHMEMKIT_UNINITIALIZED")
+VARIABLES = (  # the last two are of shmemkit's own tests
+    *SWITCHES,
+    *("SHMEMKIT_BACKEND", "SHMEMKIT_LOCAL_SIZE", "SHMEMKIT_TIMEOUT", "SHMEMKIT_DELIVERY", "SHMEMKIT_SEED"),
+    *("SHMEMKIT_EMULATED_GPU", "SHMEMKIT_TUNING", "SHMEMKIT_CACHE_DIR", "SHMEMKIT_PROGRESS"),
+    *("SHMEMKIT_MPIRUN", "SHMEMKIT_PYTHON", "SHMEMKIT_REQUIRE_PTXAS", "SHMEMKIT_LIST_SKIPPED"),
+)
 _WORDS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 
@@ -14,6 +22,27 @@ def switch(variable, default):
         return _WORDS[text.lower()] if text else default
     except KeyError:
         raise ValueError(f"{variable} is {text!r}; it must be {listed(_WORDS)}") from None
+
+
+def backend():
+    """What SHMEMKIT_BACKEND says, "auto" if nothing. ValueError for any other text than BACKENDS."""
+    text = os.environ.get("SHMEMKIT_BACKEND", "").strip() or "auto"
+    if text not in BACKENDS:
+        raise ValueError(f"SHMEMKIT_BACKEND is {text!r}; it must be {listed(BACKENDS)}")
+    return text
+
+
+def unknown_variables():
+    """-> a line for each SHMEMKIT_ variable of the environment that does not exist, with the nearest one"""
+    lines = []
+    for name in sorted(os.environ):
+        if name.startswith("SHMEMKIT_") and name not in VARIABLES:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, VARIABLES, 1, 0.8)
+            also = f"; do you mean {near[0]}?" if near else ""
+            lines.append(f"the environment variable {name} does not exist, and has no effect{also}")
+    return lines
 
 
 def listed(words, last="or"):

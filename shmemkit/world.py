@@ -11,17 +11,17 @@ import warnings
 
 import numpy as np
 
-from . import notebook, timeouts
+from . import notebook, settings, timeouts
 from .agreement import check_equal, raise_alike, told
 from .arrays import as_array, stream_of
 from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory
+from .program import say
 from .roll_call import RollCall
 from .settings import integer, listed, one_of, shown
 from .site import users_call
 
-BACKENDS = ("auto", "nvshmem", "emulator")
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
 _alone = None  # the World of this process, outside of emu.run
 
@@ -101,10 +101,8 @@ def _size_of(comm):
 
 def _asked_for(requested):
     """-> (backend, who asks for it), by ``init(requested)`` and SHMEMKIT_BACKEND"""
-    one_of("init()", "backend", requested, BACKENDS)
-    variable = os.environ.get("SHMEMKIT_BACKEND", "").strip() or "auto"
-    if variable not in BACKENDS:
-        raise ValueError(f"SHMEMKIT_BACKEND is {variable!r}; it must be {listed(BACKENDS)}")
+    one_of("init()", "backend", requested, settings.BACKENDS)
+    variable = settings.backend()
     if requested != "auto":
         return requested, "the program"
     return variable, "SHMEMKIT_BACKEND"
@@ -337,11 +335,7 @@ class World(SymmetricMemory):
         leaks = self._dropped if self.ends_with_main else self._leaks()
         if leaks:
             names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
-            print(
-                f"shmemkit: rank {self.rank} dropped {len(leaks)} symmetric array(s) without free: {names}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"shmemkit: rank {self.rank} dropped {len(leaks)} symmetric array(s) without free: {names}")
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()

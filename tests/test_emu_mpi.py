@@ -618,3 +618,27 @@ def test_folder_that_is_full():
 def test_the_bench_leaves_on_all_ranks(code, said):
     status, output, _ = mpirun(2, f"from shmemkit.bench.__main__ import main\n{code}", timeout=20)
     assert status == 2 and output.count(said) == 1, output
+
+
+def test_settings_for_one_process_are_told_once():
+    status, output, _ = mpirun(3, "\nsk.init()", SHMEMKIT_RACES="1")
+    assert status == 1 and output.count("need all ranks in one process: 'shmemkit-emu -n 3") == 1, output
+
+
+def test_a_failure_is_written_in_one_piece():
+    """What several ranks write at once cannot mix."""
+    code = """
+    class Pieces:
+        def write(self, text):
+            os.write(2, f"<{text}>".encode())
+        def flush(self):
+            pass
+
+    with sk.init() as world:
+        sys.stderr = Pieces()
+        if world.rank == 1:
+            raise ValueError("boom")
+        time.sleep(30)
+    """
+    output = mpirun(2, code)[1]
+    assert re.search(r"<shmemkit: rank 1 of 2 failed\nTraceback[^<]*<module>[^<>]*: boom\n>", output), output

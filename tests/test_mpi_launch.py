@@ -303,6 +303,26 @@ def test_wrong_usage(arguments, message):
 
 
 @pytest.mark.parametrize(
+    "setting, value", [("SHMEMKIT_TIMEOUT", "abc"), ("SHMEMKIT_BACKEND", "gpu"), ("SHMEMKIT_RACES", "x")]
+)
+def test_a_wrong_setting_is_told_once(setting, value):
+    job = launch("-n", "3", "-c", "pass", **{setting: value})
+    assert job.returncode == 2 and job.stderr.count("\n") == 1, job.stderr
+    assert job.stderr.startswith(f"shmemkit run: {setting} is '{value}'; it must be ")
+
+
+def test_a_variable_that_does_not_exist_is_told():
+    said = launch("--dry-run", "-c", "pass", SHMEMKIT_TIMOUT="5", SHMEMKIT_X="1").stderr.splitlines()
+    assert said == [
+        "shmemkit run: the environment variable SHMEMKIT_TIMOUT does not exist, and has no effect; do you "
+        "mean SHMEMKIT_TIMEOUT?",
+        "shmemkit run: the environment variable SHMEMKIT_X does not exist, and has no effect",
+    ]
+    documented = re.findall(r"SHMEMKIT_[A-Z_]+", (ROOT / "docs" / "install.md").read_text())
+    assert launch("--dry-run", "-c", "pass", **dict.fromkeys(documented, "")).stderr == ""
+
+
+@pytest.mark.parametrize(
     "program, late",
     [
         (["-n", "3"], "-n"),

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from ..agreement import shown_by
 from ..settings import shown
 from ..site import users_call
 from . import hook
@@ -77,11 +78,10 @@ class EmulatorBackend:
             self.machine = Machine(memory, 1, [0], 1, delivery=delivery, choice=choice, races=races)
             self.pe = 0
         else:
-            if schedule_of() != (False, "eager", None):
-                raise RuntimeError(
-                    "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process: "
-                    f"'python -m shmemkit.emu -n {comm.Get_size()} script.py' instead of mpirun"
-                )
+            if any(schedule != (False, "eager", None) for schedule in comm.allgather(schedule_of())):
+                text = "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process"
+                instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
+                raise shown_by(0, RuntimeError(f"{text}: {instead}"))
             self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
             p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)

@@ -29,7 +29,6 @@ import json
 import mmap
 import os
 import socket
-import sys
 import tempfile
 import time
 
@@ -38,6 +37,7 @@ import numpy as np
 from shmemkit import timeouts
 from shmemkit.agreement import ranks_text
 from shmemkit.notebook import shell, watch_cells
+from shmemkit.program import say
 from shmemkit.progress import showing
 from shmemkit.settings import listed
 from shmemkit.site import Call
@@ -278,13 +278,9 @@ class Processes:
             self.warned = True
             text = f"shmemkit: {text}"
             if self.can_go_on:
-                print(
-                    f"{text}; its host program goes on, the kernel stays on its stream",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(f"{text}; its host program goes on, the kernel stays on its stream")
                 return False
-            print(f"{text}:\n{explain(self.machine)}", file=sys.stderr, flush=True)
+            say(f"{text}:\n{explain(self.machine)}")
         return True
 
     def allgather(self, value, call):
