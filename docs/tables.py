@@ -99,7 +99,7 @@ def hello_without_wait():
     lines = program.splitlines(keepends=True)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hello.py").write_text("".join(x for x in lines if not x.strip().startswith("wait(")))
-        return output("python -m shmemkit.emu -n 2 --races hello.py", folder)
+        return output("shmemkit emu -n 2 --races hello.py", folder)
 
 
 # README's table: title, file, size or shape in it, {contender: its methods in the file}, the command.
@@ -110,21 +110,21 @@ HEADLINES = (
         "all_reduce_h200x2",
         8 << 10,
         {"NCCL": (NCCL,), "PyTorch symmetric memory": SYMMETRIC_MEMORY},
-        "shmemkit run -n 2 -m shmemkit.bench all_reduce --sizes 8K --vs nccl,torch_one_shot,torch_two_shot",
+        "shmemkit run -n 2 -m shmemkit bench all_reduce --sizes 8K --vs nccl,torch_one_shot,torch_two_shot",
     ),
     (
         "all-gather and bf16 product, 8192 x 8192 x 8192 over 2 H200",
         "ag_gemm_h200x2",
         "8192x8192x8192",
         {"NCCL, then cuBLAS": (NCCL_CUBLAS,), "PyTorch, without a graph": (TORCH_AG_GEMM,)},
-        "shmemkit run -n 2 -m shmemkit.bench ag_gemm",
+        "shmemkit run -n 2 -m shmemkit bench ag_gemm",
     ),
     (
         "bf16 product, 8192 x 8192 x 8192, one H200",
         "gemm_h200",
         "8192x8192x8192",
         {"cuBLAS": (CUBLAS,)},
-        "shmemkit-bench gemm",
+        "shmemkit bench gemm",
     ),
 )
 
@@ -177,8 +177,10 @@ def machine(results):
 
 
 def output(command, folder=ROOT):
-    """`command`, a Python one, and what it prints when it runs in `folder`."""
-    _, *arguments = shlex.split(command)
+    """`command`, of Python or shmemkit, and what it prints when it runs in `folder`."""
+    program, *arguments = shlex.split(command)
+    if program == "shmemkit":
+        arguments = ["-m", "shmemkit", *arguments]
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
