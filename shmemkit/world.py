@@ -11,6 +11,8 @@ import warnings
 
 import numpy as np
 
+import shmemkit
+
 from . import notebook, settings, timeouts
 from .agreement import check_equal, raise_alike, told
 from .arrays import as_array, stream_of
@@ -237,6 +239,13 @@ class World(SymmetricMemory):
 
     def __repr__(self):
         return f"<World rank {self.rank} of {self.n_ranks}, {self.n_nodes} node(s), {self.backend.name}>"
+
+    def __getattr__(self, name):
+        """Of an attribute that there is not: what to use."""
+        instead = f"sk.{name}" if name in shmemkit.__all__ else shmemkit._AS_IN_MPI.get(name)
+        if instead is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"a World has no {name!r}; use {instead}", name=name)
 
     # -- synchronisation
     def barrier(self, stream=None):

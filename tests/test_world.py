@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import traceback
 
 import numpy as np
 import pytest
@@ -37,6 +38,42 @@ def clean(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     yield
     assert sk.current() is None, "a test has left its World alive"
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("name", "of_sk", "of_world"),
+    [
+        ("size", "world.n_ranks", "world.n_ranks"),
+        ("Get_rank", "world.rank", "world.rank"),
+        ("rank", "world.rank", None),
+        ("barrier", "world.barrier()", None),
+        ("Barrier", None, "sk.Barrier"),
+        ("allgather", "world.host_allgather()", "world.host_allgather()"),
+        ("all_reduce", None, "sk.all_reduce"),
+        ("bcast", "world.comm.bcast() for Python objects, sk.broadcast()", "world.comm.bcast()"),
+    ],
+)
+def test_names_of_mpi(name, of_sk, of_world):
+    with sk.init("emulator") as world:
+        for there, instead in ((sk, of_sk), (world, of_world)):
+            if instead is None:
+                assert hasattr(there, name)
+            else:
+                with pytest.raises(
+                    AttributeError, match=re.escape(f"has no {name!r}; use {instead}")
+                ) as raised:
+                    getattr(there, name)
+                assert "Did you mean" not in "".join(traceback.format_exception_only(raised.value))
+        for there in sk, world:
+            with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+                there.nonsense  # noqa: B018
+
+
+def test_only_public_names_are_listed():
+    assert {name for name in dir(sk) if not name.startswith("__")} == set(sk.__all__)
 
 
 # ---- init and finalize
