@@ -46,6 +46,7 @@ COMPLETE = [
         "docs/host.md",
         "docs/launching.md",
         "docs/primitives.md",
+        "docs/torch.md",
         "docs/triton_distributed.md",
     )
     for i, program in enumerate(programs(page, "import shmemkit"))
