@@ -45,9 +45,9 @@ def as_dtype(dtype, who=""):
     return found
 
 
-def as_shape(shape, who=""):
-    """`shape`, an integer or a sequence of them, as a tuple. TypeError or ValueError for others; `who` as of
-    ``as_dtype``."""
+def as_shape(shape, who="", argument="shape"):
+    """`shape`, an integer or a sequence of them, as a tuple. TypeError or ValueError for others, of this
+    `argument`; `who` as of ``as_dtype``."""
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     kind = ValueError
     try:
@@ -56,7 +56,8 @@ def as_shape(shape, who=""):
         kind, result = TypeError, (-1,)
     if any(n < 0 for n in result):
         text = tuple(sizes) if sizes is shape else shown(shape)
-        raise kind(f"{who}shape is {text}; it must be an integer of 0 or more, or a tuple of such integers")
+        needed = "an integer of 0 or more, or a tuple of such integers"
+        raise kind(f"{who}{argument} is {text}; it must be {needed}")
     return result
 
 
@@ -125,7 +126,10 @@ class SymmetricMemory:
         """Allocate a symmetric array of zeros. Collective; see ``empty``. Every rank's array is zero before
         any rank returns."""
         self._check_alive("zeros")
-        raw, result = self._allocate("zeros", lambda: (shape, dtype), name)
+        return self._zeros(lambda: (shape, dtype), name)
+
+    def _zeros(self, checked, name):
+        raw, result = self._allocate("zeros", checked, name)
         with self.stream:
             raw.fill(0)
         self._content_is_there("zeros")
@@ -160,7 +164,8 @@ class SymmetricMemory:
         """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.
         Collective; see ``empty``."""
         self._check_alive("signals")
-        return self.zeros(n, "uint64", name or "signals")
+        name = "signals" if name is None else name
+        return self._zeros(lambda: (as_shape(n, "signals(): ", "n"), "uint64"), name)
 
     def free(self, array):
         """Give the memory of a symmetric array back. Collective.

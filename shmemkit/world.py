@@ -6,6 +6,7 @@ import importlib.util
 import io
 import math
 import os
+import pickle
 import sys
 import warnings
 
@@ -268,9 +269,16 @@ class World(SymmetricMemory):
         self._meet("host_barrier")
 
     def host_allgather(self, value):
-        """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled.
-        Does not wait for GPU work. Collective."""
+        """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled,
+        else TypeError. Does not wait for GPU work. Collective."""
         self._check_alive("host_allgather")
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"host_allgather(): value is {shown(value)}, which cannot be pickled: {error}. Give numbers, "
+                "strings, arrays, or lists and dicts of them"
+            ) from None
         return self._meet("host_allgather", value)
 
     def print(self, *values, ranks=None, sep=" ", end="\n", file=None, flush=True):

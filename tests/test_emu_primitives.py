@@ -922,6 +922,11 @@ class State(enum.IntEnum):
         (lambda f: device.put_signal_nbi(f, f, f, 1, NE, 0), r"put_signal_nbi\(\): signal_op is a Comp"),
         (lambda f: device.put_signal_block(f, f, f, 1, 0, _SET), r"put_signal_block\(\): pe is a SignalOp"),
         (lambda f: device.signal_wait_until(f, 5, 1.5), "value is of type float64; it must be an integer"),
+        (lambda f: device.signal_wait_until(f, "ge", 1), r"compare is of type str; .* ComparisonType.CMP_GE"),
+        (
+            lambda f: device.put_signal(f, f, f, 1, "set", 0),
+            r"is of type str; it must be SignalOp.SIGNAL_SET \(9\) or SignalOp.SIGNAL_ADD \(10\)",
+        ),
     ],
 )
 def test_enums_in_the_wrong_place(call, message):

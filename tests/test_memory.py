@@ -90,7 +90,8 @@ def test_shapes(world, shape, meant):
 def test_wrong_shapes(world, shape):
     kind = ValueError if shape in (-1, (2, -3)) else TypeError
     for call in (sk.zeros, sk.empty, sk.signals):
-        text = f"{call.__name__}(): shape is {shape!r}; it must be an integer of 0 or more, or a tuple"
+        argument = "n" if call is sk.signals else "shape"
+        text = f"{call.__name__}(): {argument} is {shape!r}; it must be an integer of 0 or more, or a tuple"
         with pytest.raises(kind, match=re.escape(text)):
             call(shape)
 

@@ -593,7 +593,7 @@ def test_what_tune_measures(tmp_path):
 
 def test_tune_needs_a_file_on_the_emulator(tmp_path, monkeypatch):
     monkeypatch.setenv("SHMEMKIT_TUNING", str(tmp_path / "mine.json"))
-    with pytest.raises(SystemExit, match="the emulator's times mean nothing"):
+    with pytest.raises(SystemExit, match="the emulator, whose times mean nothing"):
         tune(1)
     assert [*tmp_path.iterdir()] == []
     tune(1, str(tmp_path / "mine.json"), "--sizes", "64", "--methods", "pull")  # it is named

@@ -523,6 +523,29 @@ def test_different_collective_calls():
     assert len(seen) == 3 and all(re.search(calls, text) for text in seen), seen
 
 
+def test_host_allgather_of_what_cannot_be_pickled():
+    with (
+        sk.init("emulator") as world,
+        pytest.raises(TypeError, match="value is a list, which cannot be pickled"),
+    ):
+        world.host_allgather([lambda: 0])
+
+
+def test_a_barrier_that_a_rank_leaves_out():
+    """Its host program waits elsewhere: docs/host.md says what happens."""
+
+    def main():
+        world = sk.init()
+        if world.rank == 0:
+            sk.zeros(4)
+        else:
+            world.barrier()
+            world.synchronize()
+
+    with pytest.raises(sk.emu.DeadlockError, match=r"(?s)ranks 1 and 2 to call zeros\(\) .* in barrier\(\) "):
+        sk.emu.run(main, 3)
+
+
 def test_host_allgather():
     def main():
         world = sk.init()

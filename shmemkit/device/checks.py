@@ -9,6 +9,7 @@ import numpy as np
 from shmemkit.emu.arrays import address
 from shmemkit.settings import listed
 
+from .enums import ComparisonType, SignalOp, members
 from .ptx import TypingError, types
 
 SCOPES = ("gpu", "sys")
@@ -89,11 +90,15 @@ _ENUMS = {
 }
 
 
+def _wanted(name):
+    return {"signal_op": members(SignalOp), "compare": members(ComparisonType)}.get(name, "an integer")
+
+
 def check_integer(primitive, **given):
     """At compile time: these arguments must be integers, and no enum members that are for another one."""
     for name, value in given.items():
         if not isinstance(value, (types.Integer, types.Boolean, types.IntEnumMember, int)):
-            raise TypingError(f"{primitive}(): {name} is {described(value)}; it must be an integer")
+            raise TypingError(f"{primitive}(): {name} is {described(value)}; it must be {_wanted(name)}")
         if isinstance(value, types.IntEnumMember):
             _check_enum(primitive, name, value.instance_class, given, TypingError)
 
@@ -102,7 +107,7 @@ def check_emulated_integer(primitive, **given):
     """The same in the emulator (TypeError)."""
     for name, value in given.items():
         if not isinstance(value, (int, np.integer, np.bool_)):
-            raise TypeError(f"{primitive}(): {name} is {described(value)}; it must be an integer")
+            raise TypeError(f"{primitive}(): {name} is {described(value)}; it must be {_wanted(name)}")
         if isinstance(value, enum.Enum):
             _check_enum(primitive, name, type(value), given, TypeError)
 

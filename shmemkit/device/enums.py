@@ -6,6 +6,8 @@ The enums of ``nvshmem.core`` and plain integers are accepted wherever these are
 
 from enum import IntEnum
 
+from shmemkit.settings import listed
+
 
 class SignalOp(IntEnum):
     """What a signal does to its word."""
@@ -60,6 +62,9 @@ def _name(primitive, argument, names, enum, value):
     try:
         return names[int(value)]
     except (KeyError, TypeError, ValueError):
-        *others, last = (f"{enum.__name__}.{member.name} ({int(member)})" for member in enum)
-        allowed = f"{', '.join(others)} or {last}"
-        raise ValueError(f"{primitive}(): {argument} is {value!r}; it must be {allowed}") from None
+        raise ValueError(f"{primitive}(): {argument} is {value!r}; it must be {members(enum)}") from None
+
+
+def members(enum):
+    """ "SignalOp.SIGNAL_SET (9) or SignalOp.SIGNAL_ADD (10)" """
+    return listed(f"{enum.__name__}.{member.name} ({int(member)})" for member in enum)
