@@ -154,12 +154,26 @@ def tensor_of(array, device):
     return tensor if known else tensor.view(getattr(torch, array.dtype.name))
 
 
-def stream_of(x, stream):
-    """The stream of a call with `x` and `stream`: where that is None and x a tensor on a GPU, PyTorch's
-    current one there (its address)."""
-    if stream is None and is_tensor(x) and x.is_cuda:
-        return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+def stream_of(stream, *arrays):
+    """The stream of a call with `arrays` that names `stream`: where that is None and one of them is a tensor
+    on a GPU, PyTorch's current one there (its address)."""
+    if stream is None and "torch" in sys.modules:
+        for x in arrays:
+            if is_tensor(x) and x.is_cuda:
+                return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
     return stream
+
+
+def call_on(world, stream, *arrays):
+    """-> (stream, waits), of a call with `arrays`, or None for some, that names `stream`. The stream is None
+    for the World's. If it waits, the call ends with ``world.stream.synchronize()``: on the emulator, for
+    arrays other than NumPy's, unless the call names a stream or is captured. Their results are there when the
+    call returns, as those of PyTorch's own functions of CPU tensors: ``x.item()`` waits for no stream."""
+    stream = stream_of(stream, *arrays)
+    if stream is not None:
+        return (None if stream is world.stream else stream), False
+    emulated = world.xp.ndarray is np.ndarray and world.backend.capture_of(None) is None
+    return None, emulated and not all(x is None or isinstance(x, np.ndarray) for x in arrays)
 
 
 # ---- new ones, and where they lie
@@ -173,7 +187,7 @@ def new_output(like, shape, dtype, module, stream, follow):
     follow  (later stream, earlier stream): orders them
     """
     if is_tensor(like):
-        out, made_on = like.new_empty(shape), stream_of(like, None)
+        out, made_on = like.new_empty(shape), stream_of(None, like)
     else:
         out, made_on = module.empty(shape, dtype), None
     if stream is not None if made_on is None else stream != made_on:

@@ -154,7 +154,7 @@ class SymmetricMemory:
 
         _, result = self._allocate("array", checked, name)
         if is_tensor(values) and values.is_cuda:
-            self.backend.follow(None, stream_of(values, None))
+            self.backend.follow(None, stream_of(None, values))
         with self.stream:
             result[...] = self.xp.asarray(source)
         self._content_is_there("array")

@@ -324,7 +324,7 @@ class World(SymmetricMemory):
         finished (default: the World's, of a tensor on a GPU PyTorch's current one). SignalTimeout as
         ``synchronize``."""
         self._check_alive("asnumpy")
-        stream = stream_of(array, stream)
+        stream = stream_of(stream, array)
         if not isinstance(array, (self.xp.ndarray, np.ndarray)):
             array = as_array("asnumpy()", "array", array, self.xp)
         return self.backend.to_host(array, stream)

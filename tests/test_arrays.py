@@ -91,6 +91,32 @@ def test_collectives(pes, kind):
 
 
 @kinds
+def test_results_are_there_when_the_call_returns(pes, kind):
+    """As those of PyTorch's functions of CPU tensors; but not on a stream that is named, or in a capture."""
+
+    def main():
+        world = sk.init()
+        reduce = sk.AllReduce(world, 1024, "sum", "push")  # at its end it copies, beside the host program
+        x, wanted = np.arange(5.0) + world.rank, 2 * np.arange(5.0) + 1
+        assert numbers(reduce(kind(x))).tolist() == wanted.tolist()
+        out = np.zeros(5)
+        reduce(x, kind(out) if kind is not tensor else pytest.importorskip("torch").from_numpy(out))
+        assert out.tolist() == wanted.tolist()
+        if kind is tensor:
+            assert sk.all_reduce(kind(x)).tolist() == wanted.tolist()
+        out = np.zeros(5)
+        reduce(kind(x), out, stream=world.stream)
+        assert out.tolist() == [0.0] * 5
+        world.synchronize()
+        assert out.tolist() == wanted.tolist()
+        world.stream.begin_capture()
+        reduce(kind(x), out)
+        world.stream.end_capture()
+
+    pes(RANKS).run(main)
+
+
+@kinds
 def test_rows_of_different_numbers(pes, kind):
     def main():
         world = sk.init()

@@ -2,7 +2,7 @@
 symmetric outputs."""
 
 from shmemkit import tuning
-from shmemkit.arrays import converted, keyed, new_output, stream_of, with_shape
+from shmemkit.arrays import call_on, converted, keyed, new_output, with_shape
 from shmemkit.device import reduction
 from shmemkit.kernels.method import agree, agree_on, check_world
 from shmemkit.settings import array_text, integer, one_of
@@ -67,15 +67,15 @@ class Collective:
         return self.METHODS[name](self.world, max_nbytes, *self._options.values())
 
     def _call(self, x, out, stream):
-        world, array, result = self.world, self._array, out
+        world, array, result, waits = self.world, self._array, out, False
         if world.finalized:
             check_world(self._name, world)
-        if not isinstance(x, array):
-            stream, given = stream_of(x, stream), x
+        if not isinstance(x, array) or not (out is None or isinstance(out, array)):
+            (stream, waits), given = call_on(world, stream, x, out), x
             x = with_shape(self._name, "x", x, world.xp)
             if out is given:
                 out = x
-        if stream is world.stream:
+        elif stream is world.stream:
             stream = None
         if out is None:
             shape, follow = self._shape(x.shape), world.backend.follow
@@ -92,6 +92,8 @@ class Collective:
         shared = self._shared(x, out) if self._one_place else None
         self._order.before(stream, self._name, x, shared=shared)
         run(stream)
+        if waits:
+            world.stream.synchronize()
         return result
 
     def _plan(self, key, x, out):

@@ -73,7 +73,7 @@ def _kept_for(kind, x, stream, times, *options):
         ) from None
     if key not in world.kept:
         as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
-        if any(world.backend.capture_of(s) is not None for s in (None, stream_of(x, stream))):
+        if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):
             raise RuntimeError(
                 f"{who}: the stream captures a graph, and the first call for up to {nbytes} bytes allocates "
                 "memory. Make one call before the capture"

@@ -30,7 +30,7 @@ After: "Distributed Notify and Wait", a tutorial of Triton-distributed.
 
 from numba import cuda, types
 
-from shmemkit.arrays import as_array, new_output, stream_of
+from shmemkit.arrays import as_array, call_on, new_output
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.kernels.method import agree, check_world
 from shmemkit.launch import bind
@@ -197,9 +197,8 @@ class Queue:
         check_world("Queue", self.world)
         if self._launch is None:
             raise RuntimeError("Queue: it was freed; make a new one")
-        world, stream = self.world, stream_of(inputs, stream)
-        if stream is world.stream:
-            stream = None
+        world = self.world
+        stream, waits = call_on(world, stream, inputs, outputs)
         given = self._checked("inputs", inputs)
         if outputs is None:
             follow = world.backend.follow
@@ -207,6 +206,8 @@ class Queue:
         self._launch.set("outputs", self._checked("outputs", outputs))
         self._launch.set("inputs", given)
         self._launch(stream=stream)
+        if waits:
+            world.stream.synchronize()
         return outputs
 
     def _checked(self, label, array):

@@ -15,7 +15,7 @@ Methods:
   sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
 """
 
-from shmemkit.arrays import new_output, overlap, stream_of, with_shape
+from shmemkit.arrays import call_on, new_output, overlap, with_shape
 from shmemkit.kernels.all_gather import AllGather
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
 from shmemkit.kernels.all_gather.push_ahead import PushAhead
@@ -159,14 +159,13 @@ class AllGatherGemm(Products):
         TypeError or ValueError for what this rank can see to be wrong, and nothing is enqueued.
         """
         self._check_alive()
-        world, stream = self.world, stream_of(x, stream)
-        if stream is world.stream:
-            stream = None
+        world = self.world
         one_of("AllGatherGemm", "activation", activation, ACTIVATIONS)
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
         outs = self._as_list("out", out, weights, several) or [None] * len(weights)
+        stream, waits = call_on(world, stream, x, gathered, *weights, *outs, *biases)
         x = with_shape("AllGatherGemm", "x", x, world.xp)
         weights = [with_shape("AllGatherGemm", "weight", weight, world.xp) for weight in weights]
         if any(out is None for out in outs):
@@ -175,7 +174,7 @@ class AllGatherGemm(Products):
         arrays = {"x": x, "gathered": gathered}
         for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
             arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
-        self._enqueue(arrays, stream, activation, len(weights))
+        self._enqueue(arrays, stream, waits, activation, len(weights))
         return tuple(outs) if several else outs[0]
 
     def method_for(self, shape, dtype, n):

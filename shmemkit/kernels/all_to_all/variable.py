@@ -46,7 +46,7 @@ for what the blocks of its number do when they have it; all blocks are resident.
 
 from numba import cuda, int64, types
 
-from shmemkit.arrays import converted, keyed, stream_of
+from shmemkit.arrays import call_on, converted, keyed
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
@@ -338,9 +338,8 @@ class AllToAllV(Collective):
         -m, and the rows of the next rank take their place. So as many rows of out are valid as the positive
         numbers of out_splits add up to.
         """
-        world, stream = self.world, stream_of(x, stream)
-        if stream is world.stream:
-            stream = None
+        world = self.world
+        stream, waits = call_on(world, stream, x, splits, out, out_splits)
         arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
         key, arrays = keyed("AllToAllV", arrays, world.xp)
         run = self._plans.get(key)
@@ -353,6 +352,8 @@ class AllToAllV(Collective):
         rows = arrays["x"]
         self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
         run(stream)
+        if waits:
+            world.stream.synchronize()
         return out, out_splits
 
     def _check(self, x, splits, out, out_splits):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmemkit.arrays import converted, is_tensor, keyed, new_output, stream_of, tensor_of, with_shape
+from shmemkit.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
 from shmemkit.device import TILE_BYTES
 from shmemkit.kernels.collective import check_contiguous
 from shmemkit.kernels.method import agree, agree_on, check_world
@@ -155,13 +155,14 @@ class ExpertParallel:
         Received is filled in, and x, experts, weights and scales may be written again.
         """
         self._check_alive()
-        world, stream = self.world, stream_of(x, stream)
+        world = self.world
+        stream, waits = call_on(world, stream, x, experts, weights, scales)
         x = with_shape("ExpertParallel", "x", x, world.xp)
         tokens = x.shape[0] if x.ndim else 0
         weights = self._ones[:tokens] if weights is None else weights
         scales = self._no_scales[:tokens] if scales is None and not self.sizes.n_scales else scales
         run, _ = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
-        self._run(run, stream)
+        self._run(run, stream, waits)
         self._tokens = tokens
         self._captured = self._captured or world.backend.capture_of(stream) is not None
         if not is_tensor(x):
@@ -186,10 +187,9 @@ class ExpertParallel:
         likewise, by rank. A token without experts gets zeros. Equal calls give equal bits.
         """
         self._check_alive()
-        world, stream = self.world, stream_of(y, stream)
+        world = self.world
+        stream, waits = call_on(world, stream, y, out)
         y = with_shape("ExpertParallel", "y", y, world.xp)
-        if stream is world.stream:
-            stream = None
         if out is None:
             if self._tokens is None:
                 raise ValueError("ExpertParallel: combine before any dispatch; it needs `out` then")
@@ -201,7 +201,7 @@ class ExpertParallel:
             raise ValueError(
                 f"ExpertParallel: out has {tokens} tokens; it must have {self._tokens}, as the last dispatch"
             )
-        self._run(run, stream)
+        self._run(run, stream, waits)
         return out
 
     def free(self):
@@ -214,11 +214,11 @@ class ExpertParallel:
                 method.free()
 
     # -- inside
-    def _run(self, run, stream):
-        if stream is self.world.stream:
-            stream = None
+    def _run(self, run, stream, waits):
         self._order.before(stream, "ExpertParallel")
         run(stream)
+        if waits:
+            self.world.stream.synchronize()
 
     def _planned(self, call, **arrays):
         """-> (run, arrays): the call bound for these arrays, and they, as ``keyed`` gives them. Bound calls

@@ -22,7 +22,7 @@ import numpy as np
 from numba import cuda
 
 from shmemkit import world as _world
-from shmemkit.arrays import address_of, converted, keyed, new_output, overlap, stream_of, with_shape
+from shmemkit.arrays import address_of, call_on, converted, keyed, new_output, overlap, stream_of, with_shape
 from shmemkit.device.elements import ELEMENTS
 from shmemkit.device.swizzle import order_of
 from shmemkit.launch import address_of_stream
@@ -83,9 +83,10 @@ class Gemm:
         one_of("Gemm", "activation", activation, ACTIVATIONS)
         world = _world.current()
         gpu = gpu_of(world)
-        stream = stream_of(a, stream)
-        if world is not None and stream is world.stream:
-            stream = None
+        if world is None:
+            stream, waits = stream_of(stream, a, b, out, bias), False
+        else:
+            stream, waits = call_on(world, stream, a, b, out, bias)
         a, b = with_shape("Gemm", "a", a, gpu.arrays), with_shape("Gemm", "b", b, gpu.arrays)
         if out is None:
             if not a.ndim == b.ndim == 2:
@@ -108,6 +109,8 @@ class Gemm:
         if stream is None and world is None:
             stream = _cupy().cuda.get_current_stream()
         run(stream)
+        if waits:
+            world.stream.synchronize()
         return out
 
 

@@ -56,8 +56,9 @@ class Products:
         self._parts.append(kind(*args))
         return self._parts[-1]
 
-    def _enqueue(self, arrays, stream, *how):
-        """Enqueue what ``_plan`` gives; it is kept by how the arrays, {name: array or None}, are and lie."""
+    def _enqueue(self, arrays, stream, waits, *how):
+        """Enqueue what ``_plan`` gives, on the stream that ``call_on`` gives; it is kept by how the arrays,
+        {name: array or None}, are and lie."""
         world, who = self.world, type(self).__name__
         key, arrays = keyed(who, arrays, world.xp, self.optional)
         key = *how, *key
@@ -73,6 +74,8 @@ class Products:
             self._of_graphs.add(run)  # the graph uses what it has
         self._order.before(stream, who, *(arrays[name] for name in self.alike))
         run(stream)
+        if waits:
+            world.stream.synchronize()
 
     def output(self, shape, dtype):
         """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which

@@ -1,6 +1,6 @@
 """What the host objects of products that are reduced over the ranks share: their arguments and methods."""
 
-from shmemkit.arrays import new_output, overlap, stream_of, with_shape
+from shmemkit.arrays import call_on, new_output, overlap, with_shape
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import Products
 from shmemkit.memory import as_dtype
@@ -56,14 +56,13 @@ class GemmCollective(Products):
 
     def __call__(self, a, b, out=None, stream=None):
         self._check_alive()
-        world, who, stream = self.world, type(self).__name__, stream_of(a, stream)
-        if stream is world.stream:
-            stream = None
+        world, who = self.world, type(self).__name__
+        stream, waits = call_on(world, stream, a, b, out)
         a, b = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
         if out is None:
             m, _, n = self._sizes(a, b)
             out = new_output(a, (self._rows(m), n), self.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({"a": a, "b": b, "out": out}, stream)
+        self._enqueue({"a": a, "b": b, "out": out}, stream, waits)
         return out
 
     def _sizes(self, a, b):
