@@ -2,12 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 from emulated import spmd
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.device import notify, rank, symm_at, wait
+from shmemkit.device import notify, num_ranks, rank, symm_at, wait, wait_block
 from shmemkit.emu import RaceError
 
 RIGHT, EARLY_SIGNAL, NO_BARRIER_BEFORE, NO_BARRIER_AFTER, NO_WAIT = range(5)
@@ -50,7 +51,8 @@ HINTS = {
     r"{store}: cuda.syncthreads\(\) between them",
     NO_BARRIER_AFTER: r"the wait of line {wait} is thread 0's, and thread \d has not met it since: "
     r"cuda.syncthreads\(\) after line {wait} and before line {load}",
-    NO_WAIT: "a notify after line {store}, and a wait for it before line {load}",
+    NO_WAIT: r"rank \d announces it with the signal of line {signal}, but rank \d does not wait for that: "
+    r"wait\(arrived, ...\) before line {load}",
 }
 
 
@@ -64,12 +66,112 @@ def test_the_hint_does_not_depend_on_who_comes_first(mistake):
             assert re.search(wanted, race.missing), (seed, race)
 
 
+RING, FORGETS_THE_STEP, FORGETS_ONE, SAME_VALUE = range(4)
+
+
+@cuda.jit
+def ring_all_gather(parts, arrived, mistake):
+    """Each rank passes on what has arrived from the left, one part in each step."""
+    me, n, i = rank(), num_ranks(), cuda.threadIdx.x
+    right = (me + 1) % n
+    for step in range(n - 1):
+        first = (me - step) % n * 4
+        symm_at(parts, right)[first + i] = parts[first + i]  # pass_on
+        cuda.syncthreads()
+        if i == 0:
+            notify(arrived, right, 1 if mistake == SAME_VALUE else step + 1)  # announce
+        value = 1 if mistake in (FORGETS_THE_STEP, SAME_VALUE) else step + (mistake != FORGETS_ONE)
+        wait_block(arrived, 1, "sys", "acquire", value)  # await
+
+
+def ring(world, mistake):
+    parts, arrived = sk.zeros(4 * world.n_ranks, "int32", "parts"), sk.signals(1, "arrived")
+    parts[4 * world.rank : 4 * world.rank + 4] = world.rank
+    world.barrier()
+    ring_all_gather[1, 4, world.stream](parts, arrived, mistake)
+    return parts.tolist()  # host
+
+
+TOO_EARLY = (
+    r"the wait of line {await} on rank \d was satisfied by arrived\[0\] = {{}}; rank \d announces this "
+)
+TOO_EARLY += r"store with arrived\[0\] = {{}} \(line {announce}\){{}}"
+
+
+@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize(
+    ("mistake", "values"),
+    [
+        (FORGETS_THE_STEP, ["1", "[23]", ": wait for [23]$"]),
+        (FORGETS_ONE, ["[012]", "[123]", "(: wait for [123]|. If line)"]),
+        (SAME_VALUE, ["1", "1", ": let the value grow, and wait for the new one$"]),
+    ],
+)
+def test_a_wait_for_an_earlier_value(mistake, values, n):
+    wanted = TOO_EARLY.format(**lines()).format(*values)
+    for seed in [None, *range(10)]:
+        for delivery in ("eager", "unordered"):
+            with pytest.raises(RaceError) as caught:
+                spmd(n, lambda world: ring(world, mistake), races=True, seed=seed, delivery=delivery)
+            for race in caught.value.races:
+                assert re.search(wanted, race.missing), (seed, race)
+                assert re.search(r"\(the same lines also race on ranks? \d", str(race))
+
+
+def test_a_slot_that_is_written_again():
+    """Which of two stores a reader wants, nobody can tell: the report says what to do in both cases."""
+
+    @cuda.jit
+    def kernel(slot, full, out):
+        for turn in range(2):
+            if rank() == 0:
+                symm_at(slot, 1)[0] = turn  # fill
+                notify(full, 1, turn + 1)
+            else:
+                wait(full, 1, "sys", "acquire", turn + 1)
+                out[turn] = slot[0]  # take
+
+    wanted = (
+        r"= 1; rank 0 announces this store with full\[0\] = 2 .*. If line {take} needs what was there "
+        "before, notify after line {take}, and wait for that before line {fill}, or use another slot; if it "
+        "needs what comes then, wait for 2 before line {take}$"
+    )
+    for seed in [None, *range(10)]:
+        with pytest.raises(RaceError) as caught:
+            spmd(2, lambda w: kernel[1, 1](sk.zeros(1), sk.signals(1), np.zeros(2)), races=True, seed=seed)
+        for race in caught.value.races:
+            assert re.search(wanted.format(**lines()), race.missing), (seed, race)
+
+
+def test_a_host_that_reads_what_no_kernel_waits_for():
+    @cuda.jit
+    def send(inbox, arrived):
+        symm_at(inbox, 1 - rank())[0] = 1  # sent
+        if len(arrived):
+            notify(arrived, 1 - rank(), 1)  # told
+
+    def main(world, n_signals):
+        inbox, arrived = sk.zeros(1, "int32"), sk.signals(2, "arrived")
+        send[1, 1, world.stream](inbox, arrived[1 : 1 + n_signals])
+        return inbox.tolist()  # got
+
+    for n_signals, wanted in (
+        (0, r"a notify after line {sent} and a wait for it in a kernel of rank \d, or world.barrier"),
+        (1, r"line {told}, but rank \d does not wait for that: wait\(arrived\[1:\], ...\) in a kernel"),
+    ):
+        with pytest.raises(RaceError) as caught:
+            spmd(2, lambda world, n=n_signals: main(world, n), races=True)
+        assert re.search(wanted.format(**lines()), str(caught.value)), caught.value
+
+
 def test_the_right_exchange_is_not_accused():
     for seed in [None, *range(20)]:
         assert spmd(2, lambda world: main(world, RIGHT), races=True, seed=seed) == [
             [11, 12, 13, 10],
             [1, 2, 3, 0],
         ]
+        whole = [0] * 4 + [1] * 4 + [2] * 4
+        assert spmd(3, lambda world: ring(world, RING), races=True, seed=seed) == [whole] * 3
 
 
 @pytest.mark.parametrize("waits", [False, True])

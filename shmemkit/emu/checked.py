@@ -60,19 +60,27 @@ class CheckedThread(Thread):
     def came(self):
         return self.moment or self.now(), self.released()
 
-    def note_release(self, site, what, target=None):
+    def note_release(self, site, what, target=None, word=None, value=None):
+        """`word`: the address of the signal, `value`: what it holds now, if that is known."""
         time = self.block.phase << 32 | self.releases
         self.noted.append((time, site, what, target))
         del self.noted[:-8]
         if what in SIGNALS:
             self.block.machine.races.events += 1
-            self.block.signals.append(Signal(self.key, self.thread_id, time, site))
+            self.block.signals.append(Signal(self.key, self.thread_id, time, site, word, value))
 
-    def note_wait(self, site, clock, moment):
-        """I have learnt `clock` from what was written to a word at `moment`."""
-        races = self.block.machine.races
+    def note_wait(self, word, write, clock=None):
+        """I have seen `write` in the word at address `word`, and learnt `clock` from it, if any."""
+        races, moment = self.block.machine.races, write.moment
+        by = (None, None, None) if moment is None else (moment.block, moment.thread, moment.time)
+        if clock is None:
+            by, clock = (None, *by[1:]), {}
         races.events += 1
-        self.block.waits.append(Wait(races.events, self.key, self.thread_id, site, clock, *moment))
+        value = int.from_bytes(write.bytes, sys.byteorder, signed=True)
+        mine = self.key, self.thread_id, kernel_site()
+        wait = Wait(races.events, *mine, clock, *by, word, value, self.block.phase)
+        self.block.waits.append(wait)
+        races.waits[self.pe].append(wait)
         self.moment = None  # what I do next comes after it
 
     def learn(self, clock):
@@ -190,7 +198,7 @@ class CheckedThread(Thread):
         moment = self.moment
         self.write(plain, index, value)
         if is_release:
-            self.note_release(kernel_site(), "release")
+            self.note_release(kernel_site(), "release", None, key, plain[index])
             races.released(self, moment, history, scope, keep=False)
         else:
             races.written_relaxed(self, moment, history, scope, keep=False)
@@ -217,7 +225,7 @@ class CheckedThread(Thread):
         if not changed:
             pass  # nobody who reads the word can know that I was here
         elif semantic == "release":
-            self.note_release(kernel_site(), "release")
+            self.note_release(kernel_site(), "release", None, key, plain[index])
             races.released(self, moment, history, scope, keep=True)
         else:
             races.written_relaxed(self, moment, history, scope, keep=True)

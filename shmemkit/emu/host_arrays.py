@@ -40,7 +40,7 @@ class HostAccess:
         races = self.stream.machine.races
         races.kernel_started(self)
         key, number = self.stream_key, self.number
-        access = Moment(0, 0, key, number, key, number, self), *site
+        access = Moment(0, 0, key, number, key, number, self, races.events), *site
         self.result = function()
         for what, parts in (("read", reads), ("write", writes)):
             for array, index in parts:

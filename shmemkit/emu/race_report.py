@@ -7,6 +7,7 @@ import sys
 from collections import namedtuple
 from dataclasses import dataclass, replace
 
+from ..agreement import ranks_text
 from .aliases import AliasedStore
 from .clock import BLOCK, operation_done
 from .host_arrays import HostAccess
@@ -17,9 +18,12 @@ from .report import other_name, place, shown_line, user_frame, who
 SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"])
 
 
-Signal = namedtuple("Signal", "key thread time site")  # by the thread of this key and number, at its time
-# A wait, the number of the event; what it learnt, and who had released that: keys of block and thread, time.
-Wait = namedtuple("Wait", "event key thread site clock by_block by at")
+# By the thread of this key and number, at its time; the word's address, and its value, if that is known.
+Signal = namedtuple("Signal", "key thread time site word value")
+# A wait, the number of the event; what it learnt, and who had released that: keys of block and thread, time;
+# the word that it read; its block's barriers so far. `by_block` is None if it learnt nothing, `by`, too, of a
+# word that nobody wrote.
+Wait = namedtuple("Wait", "event key thread site clock by_block by at word value phase")
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class Race:
     second: Access
     missing: str
     note: str = ""  # the name of the array on the other rank, if that is another one
+    also: tuple = ()  # the other ranks on which the same lines race
 
     def __str__(self):
-        return f"race on {self.element}{self.note}\n{self.second}\n{self.first}\n    {self.missing}"
+        also = f" (the same lines also race on {ranks_text(self.also)})" if self.also else ""
+        return f"race on {self.element}{self.note}{also}\n{self.second}\n{self.first}\n    {self.missing}"
 
 
 def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
@@ -87,10 +93,9 @@ def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
         _access(earlier_what, earlier),
         _access(what, access),
         pair.missing() if kind is None else _ATOMIC[kind](pair),
-        other_name(races.machine, thread.pe, at)
-        or other_name(races.machine, _thread(earlier[0].of).pe, at),
+        other_name(races.machine, thread.pe, at) or other_name(races.machine, _thread(earlier[0].of).pe, at),
     )
-    return race, pair if kind is None and pair.is_between_threads() else None
+    return race, pair if kind is None and pair.may_say_more() else None
 
 
 def _thread(of):
@@ -170,22 +175,116 @@ class _Pair:
         self.a_what, self.b_what, self.a_access, self.b_access = a_what, b_what, a, b
         self.a, self.b = a[0], b[0]
         self.a_line, self.b_line = _line_text(a), _line_text(b)
+        # By which reports name memory when the kernels have ended.
+        self.arrays = {**_thread(self.a.of).block.launch.arrays, **_thread(self.b.of).block.launch.arrays}
+        self.nothing_tells = False  # no other reason is known
 
     # -- what is known when the program has ended: also the signals and waits that came too late
-    def is_between_threads(self):
-        """Whether both are accesses that threads of two blocks make themselves, ordinary ones."""
+    def may_say_more(self):
+        """Whether both are ordinary accesses that threads of two blocks make themselves, or one is a store of
+        another rank's thread, and the other one of a host program."""
         a, b = self.a.of, self.b.of
-        of_threads = all(_thread(of) is of and hasattr(of.block, "waits") for of in (a, b))
-        return of_threads and a.block is not b.block and "atomic" not in (self.a_what, self.b_what)
+        if "atomic" in (self.a_what, self.b_what):
+            return False
+        threads = [of for of in (a, b) if _thread(of) is of and hasattr(of.block, "waits")]
+        if len(threads) == 2:
+            return a.block is not b.block
+        return len(threads) == 1 and HostAccess in (type(a), type(b)) and a.pe != b.pe
 
     def told_in_full(self, race):
         """`race`, with what the signals and waits of both blocks show to be missing."""
         a, b = (self.a, self.a_access, self.a_line), (self.b, self.b_access, self.b_line)
-        if self.a_what == "read" and not self._has_waited_before():
-            missing = self._untold(b, a) or self._untold(a, b)
-        else:
-            missing = self._untold(a, b)
+        store, other = (b, a) if self.a_what == "read" else (a, b)
+        missing = None
+        if not isinstance(store[0].of, HostAccess):
+            missing = self._not_waited_for(store, other)
+        if missing is None and HostAccess not in (type(self.a.of), type(self.b.of)):
+            if self.a_what == "read" and not self._has_waited_before():
+                missing = self._untold(b, a) or self._untold(a, b)
+            else:
+                missing = self._untold(a, b)
         return race if missing is None else replace(race, missing=missing)
+
+    def _not_waited_for(self, x, y):
+        """A signal tells of `x`, but the rank of `y` waits for an earlier value of it, or not at all."""
+        (x, _, x_line), (y, _, y_line) = x, y
+        signal, wait, sure = self._signal_and_wait(x, y)
+        if signal is None:
+            return None
+        if wait is not None:
+            grows = signal.value != wait.value
+            remedy = f"wait for {signal.value}" if grows else "let the value grow, and wait for the new one"
+            if not sure and isinstance(y.of, HostAccess):
+                remedy, sure = f"{remedy}, or world.barrier() between {x_line} and {y_line}", True
+            return f"{self._two_values(x, signal, wait)}: {remedy}" if sure else None
+        if not self.nothing_tells:
+            return None
+        array = self._word(signal.word)
+        array = array.removesuffix("[0]") if array.endswith("[0]") else array.replace("]", ":]")
+        text = (
+            f"rank {x.of.pe} announces it with the signal of line {_line((None, *signal.site))}, but "
+            f"{self._side(y)} does not wait for that: wait({array}, ...) "
+        )
+        if isinstance(y.of, HostAccess):
+            return f"{text}in a kernel, or world.barrier() between {x_line} and {y_line}"
+        return f"{text}before {y_line}"
+
+    def _signal_and_wait(self, x, y):
+        """-> (the signal by which the rank of `y` could know of `x`; the last wait for that word before `y`,
+        or None; whether that took an old value, and not that of a round before `x`). The first is None where
+        there is none, or where the wait is not to blame."""
+        nothing, pe, phase = (None, None, False), _thread(y.of).pe, x.phase
+        all_waits = self.races.waits[pe] if isinstance(y.of, HostAccess) else y.of.block.waits
+        events, phase_of_y = self.events if y is self.b else y.events, y.phase
+        found = nothing
+        for s in x.of.block.signals:
+            if s.word is None or self.races.pe_of(s.word) != pe or s.time < x.time and s.key == x.thread:
+                continue
+            if s.key != x.thread and s.time >> 32 <= phase:
+                if s.time >> 32 == phase:
+                    return nothing  # of a thread that may not have met that of `x`
+                continue
+            waits = [w for w in all_waits if w.word == s.word]
+            if not waits:
+                found = (s, None, False) if found is nothing else found
+                continue
+            before = [w for w in waits if w.event <= events]
+            if not before or (before[-1].by, before[-1].at) == (s.key, s.time):
+                return nothing
+            w = before[-1]
+            if s.value is None or w.value > int(s.value):
+                return nothing
+            came_later = [o for o in waits if (o.by, o.at) == (s.key, s.time)]
+            if any(o.key != y.thread and o.phase <= phase_of_y for o in came_later):
+                return nothing  # another thread has waited for it
+            if self._is_of_an_earlier_launch(w, x):
+                return nothing
+            same = w.key, w.site, w.by, w.at
+            again = any((o.key, o.site, o.by, o.at) == same for o in before[:-1])
+            first = w.by is None or not any(o.by_block == x.block and o.event <= events for o in all_waits)
+            return s, w, first or again and not came_later
+        return found
+
+    def _two_values(self, x, signal, wait):
+        """What the wait took, and what it should have."""
+        word, pe = self._word(signal.word), self.races.pe_of(signal.word)
+        what = "read" if "read" == (self.a_what if x is self.a else self.b_what) else "store"
+        return (
+            f"the wait of line {_line((None, *wait.site))} on rank {pe} was satisfied by {word} = "
+            f"{wait.value}; rank {x.of.pe} announces this {what} with {word} = {signal.value} (line "
+            f"{_line((None, *signal.site))})"
+        )
+
+    def _side(self, moment):
+        """ "rank 1", or its block, if there are several."""
+        thread = _thread(moment.of)
+        alone = isinstance(thread, HostAccess) or thread.block.launch.n_blocks == 1
+        return f"rank {thread.pe}" if alone else who(thread, alone=False)
+
+    def _word(self, at):
+        """ "flag[0]" """
+        thread = _thread(self.b.of)
+        return place(self.races.machine, thread, at, arrays=self.arrays).partition(" on rank ")[0]
 
     def _has_waited_before(self):
         """`a`, a read, follows a wait for an earlier signal of `b`'s block: `b` is of the next round."""
@@ -199,11 +298,12 @@ class _Pair:
         waits = [w for w in y.of.block.waits if w.by_block == x.block]
         before = [w for w in waits if w.event <= events]
         mine = {w.site for w in y.of.block.waits if w.key == y.thread}
-        for w in [w for w in before or waits if x.before(w.clock)]:
+        for w in [w for w in waits if x.before(w.clock)]:
             line = f"line {_line((None, *w.site))}"
-            if w.key == y.thread and w.site[0] is y_access[1] and w.site[1] > y_access[2]:
+            is_later = w.key == y.thread and w.site[0] is y_access[1] and w.site[1] > y_access[2]
+            if not before and (is_later or w.phase > y.phase):
                 return f"{y_line} comes before the wait of {line}, which is for {x_line}: wait first"
-            if w.site not in mine:  # else it is of another round
+            if w.site not in mine and w.phase <= y.phase:  # else it is of another round
                 return (
                     f"the wait of {line} is thread {w.thread}'s, and thread {y.of.thread_id} has not met it "
                     f"since: cuda.syncthreads() after {line} and before {y_line}"
@@ -227,27 +327,33 @@ class _Pair:
                     f"the signal of {line}, which {y_line} follows, is given before {x_line}: give it {after}"
                 )
             if again:
-                return f"{x_line} comes a round after the signal of {line} that {y_line} follows: " + (
-                    self._another_round(x_line, y_line)
-                )
+                signal, wait, _ = self._signal_and_wait(x, y)
+                if wait is not None and signal.value != wait.value:
+                    remedy = self._another_round(x_line, y_line, signal.value)
+                    return f"{self._two_values(x, signal, wait)}. {remedy}"
+                text = f"{y_line} follows the signal of {line}, but {x_line} runs again after that"
+                return f"{text}. {self._another_round(x_line, y_line)}"
         return None if waits else self._of_an_earlier_launch(x, y, events)
 
     def _of_an_earlier_launch(self, x, y, events):
         """`y`'s thread has waited for a signal that a kernel before that of `x` had given."""
         for w in y.of.block.waits:
-            stream, kernel = self.races.kernel_of_block.get(w.by_block, (None, 0))
-            if w.event <= events and stream == x.stream and kernel < x.kernel:
+            if w.event <= events and self._is_of_an_earlier_launch(w, x):
                 return (
                     f"the wait of line {_line((None, *w.site))} took the signal of an earlier launch: let "
                     "its value grow with each launch, or reset it, with a barrier of the ranks behind that"
                 )
         return None
 
+    def _is_of_an_earlier_launch(self, wait, x):
+        stream, kernel = self.races.kernel_of_block.get(wait.by_block, (None, 0))
+        return stream == x.stream and kernel < x.kernel
+
     @staticmethod
-    def _another_round(x_line, y_line):
+    def _another_round(x_line, y_line, signal="the next signal"):
         return (
-            f"to read what was there, a notify after {y_line}, and a wait for that before {x_line}, or "
-            f"another slot; to read what comes then, a wait for the next signal before {y_line}"
+            f"If {y_line} needs what was there before, notify after {y_line}, and wait for that before "
+            f"{x_line}, or use another slot; if it needs what comes then, wait for {signal} before {y_line}"
         )
 
     def missing(self):
@@ -291,9 +397,15 @@ class _Pair:
         if a.pe != b.pe:
             host = a if isinstance(a, HostAccess) else b
             other = b if host is a else a
+            stream = f"what the host program of rank {host.pe} does on its stream"
+            text = f"nothing orders {stream} with rank {other.pe}"
+            if isinstance(other, HostAccess) or (self.a_what if host is a else self.b_what) != "read":
+                return f"{text}: world.barrier() {between}"
+            self.nothing_tells = True
+            line = self.b_line if host is a else self.a_line
             return (
-                f"nothing orders what the host program of rank {host.pe} does on its stream with rank "
-                f"{other.pe}: world.barrier() {between}"
+                f"{text}: a notify after {line} and a wait for it in a kernel of rank {host.pe}, or "
+                f"world.barrier() {between}"
             )
         return (
             "the host's accesses are operations of the current stream (the World's), which does not wait for "
@@ -354,7 +466,8 @@ class _Pair:
                 "put_signal"
             )
         if thread.pe == message.target and self.b_what == "read" and self._round_before(message):
-            return f"{name} comes a round after the one that rank {thread.pe} waited for: {self._one_round()}"
+            text = f"rank {thread.pe} has waited for the {message.what} of {self.a_line} before this one"
+            return f"{text}. {self._one_round()}"
         if message.flag is not None:
             return f"rank {thread.pe} does not wait for the signal of {name} before {self.b_line}"
         return (
@@ -457,8 +570,8 @@ class _Pair:
                 continue
             line = _line((None, *release[1]))
             if releaser is a and release[1][0] is self.a_access[1] and release[1][1] > self.a_access[2]:
-                signal = f"the signal of line {line} that {self.b_line} follows"
-                return f"{self.a_line} comes a round after {signal}: {self._one_round()}"
+                text = f"{self.b_line} follows the signal of line {line}"
+                return f"{text}, but {self.a_line} runs again after that. {self._one_round()}"
             if releaser is a:
                 return (
                     f"the signal of line {line}, which {self.b_line} follows, is given before {self.a_line}: "
@@ -511,6 +624,7 @@ class _Pair:
                     f"thread {mate.thread_id} of the reader's block still waits for a signal: "
                     f"cuda.syncthreads() after its wait, before {line}"
                 )
+        self.nothing_tells = True
         done = {"read": "read", "write": "written", "atomic": "accessed"}[self.a_what]
         remedy = "or another buffer" if self.a_what == "read" else "between kernels, a barrier of the ranks"
         return (

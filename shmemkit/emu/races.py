@@ -14,10 +14,12 @@ concern the operations of the PE that the calling thread knows to have been issu
 memory model of NVSHMEM and, for what goes over NVLink directly, of PTX.
 """
 
+import collections
 import itertools
 import sys
 import weakref
 from bisect import bisect_right
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,6 +48,7 @@ from .race_report import describe, line_of
 from .shadow import UNWRITTEN, Region, Tracked, kernel_site, tracked, untracked
 
 MOST = 20  # different races; then the program is ended
+NOTED = 128  # waits of a rank that are remembered for reports
 _LEVEL = {"block": 0, "gpu": 1, "sys": 2}
 
 
@@ -83,6 +86,8 @@ class Races:
         self.unwritten = {}  # array -> how a kernel has read of it what nobody has written
         self.looks_for_unwritten = switch("SHMEMKIT_UNINITIALIZED", True)
         self.events = 0  # signals and waits so far, for reports
+        self.waits = {pe: collections.deque(maxlen=NOTED) for pe in machine.local_pes}  # the last, likewise
+        self.ranks = collections.defaultdict(set)  # signature -> ranks on whose memory there were such
         self.told = set()  # signatures of those that were reported
         self.histories = {}  # address of a word by which threads signal each other -> History
         self.regions = {}  # (PE, offset) of a symmetric allocation, or id of a local array's owner -> Region
@@ -113,7 +118,10 @@ class Races:
         return self._of_heap(*divmod(address(array) - machine.memory_address, machine.heap_size), array)
 
     def is_symmetric(self, array):
-        return 0 <= address(array) - self.machine.memory_address < self.machine.memory.size
+        return self._is_in_heap(address(array))
+
+    def _is_in_heap(self, at):
+        return 0 <= at - self.machine.memory_address < self.machine.memory.size
 
     def _of_heap(self, pe, offset, array):
         allocations = self.machine.heaps[pe].allocations
@@ -198,12 +206,12 @@ class Races:
         for fence_scope, clock in thread.fences.items():
             narrower = min(scope, fence_scope, key=_LEVEL.get)
             if scope == "sys":  # NVSHMEM's: behind the fences of its puts
-                clock = self.behind_fences(thread, dict(clock), self._pe_of(history.key))
+                clock = self.behind_fences(thread, dict(clock), self.pe_of(history.key))
             who = narrower, thread.pe, thread.block.key if narrower == "block" else None
             clocks[who] = joined(clocks[who], clock) if who in clocks else clock
         self.wrote(history, moment, clocks, keep)
 
-    def _pe_of(self, key):
+    def pe_of(self, key):
         """The PE whose memory address `key` of the symmetric heap lies in."""
         return (key - self.machine.memory_address) // self.machine.heap_size
 
@@ -213,7 +221,7 @@ class Races:
         history = self.history(address(plain) + index * plain.strides[0], plain.itemsize)
         i = history.first(thread, plain.dtype, is_satisfied)
         self.access_word(array, index, thread, scope, True, False, history.moments_after(i))
-        self._learn(thread, history, i, scope, ordered)
+        self._learn(thread, history, i, scope, ordered, waits=ordered)
         return plain[index] if i == len(history.writes) - 1 else history.value(i, plain.dtype)
 
     def acquire(self, thread, key, scope, ordered=True):
@@ -222,9 +230,9 @@ class Races:
         if history is not None:
             self._learn(thread, history, len(history.writes) - 1, scope, ordered)
 
-    def _learn(self, thread, history, i, scope, ordered):
+    def _learn(self, thread, history, i, scope, ordered, waits=False):
         """`thread` has read write `i` of `history`. Not `ordered`, it learns what that releases at its next
-        fence."""
+        fence. `waits`: it has waited for it, perhaps for nothing new."""
         write = history.writes[i]
         if write.moment is not None:
             write.readers.setdefault(thread.key, thread.moment or thread.now())
@@ -232,8 +240,9 @@ class Races:
             if not _reaches(thread, pe, block, released, scope):
                 thread.missed.append(("scope", history.key, kernel_site(), clock, released, scope))
             elif ordered:
-                if clock is not thread.heard and (moment := write.moment) is not None:
-                    thread.note_wait(kernel_site(), clock, (moment.block, moment.thread, moment.time))
+                if waits or clock is not thread.heard:
+                    thread.note_wait(history.key, write, clock)
+                    waits = False
                 thread.learn(clock)
             else:
                 who = released, pe, block, scope
@@ -242,6 +251,8 @@ class Races:
                     # Others may have the same dictionary.
                     thread.unfenced = {**thread.unfenced, who: (joined(seen, clock), clock)}
                     thread.missed.append(("relaxed", history.key, kernel_site(), clock, released, scope))
+        if waits:
+            thread.note_wait(history.key, write)
         del thread.missed[:-8]
 
     def access_word(self, array, index, thread, scope, reads, writes, unread=(), signal=None):
@@ -338,7 +349,7 @@ class Races:
         serial, site = next(self.serials), kernel_site()
         where = None if flag is None else address(flag)
         operation = Operation(serial, thread, int(pe), site, what, where)
-        thread.note_release(site, what, int(pe))
+        thread.note_release(site, what, int(pe), where)
         clock = operation.clock = self.behind_fences(thread, thread.released(), operation.target)
         clock[operation_done(serial)] = 1
         self.live[serial] = self.pending[thread.pe][serial] = operation
@@ -501,6 +512,7 @@ class Races:
         garbage."""
         self.regions.clear()
         self.histories.clear()
+        self.waits.clear()
         self.kernel_of_block.clear()
 
     # -- reports
@@ -515,11 +527,12 @@ class Races:
             if what == "read":
                 self.read_unwritten(region, at, access)
             return
+        place = region.base + at * region.grain
+        self.ranks[signature].add(self.pe_of(place) if self._is_in_heap(place) else access[0].of.pe)
         known = self.found.get(signature)
         # A write that is read too early says more of what is missing than a read that comes before the write.
         if known is not None and (known[0].first.is_write or earlier_what != "write"):
             return
-        place = region.base + at * region.grain
         self.found[signature] = describe(self, place, what, access, clock, earlier_what, earlier, kind)
         if len(self.found) >= MOST:
             raise RaceError(self.untold())
@@ -563,9 +576,15 @@ class Races:
 
     def untold(self):
         """-> the races that were not reported yet; now they are"""
-        races = [found for signature, found in self.found.items() if signature not in self.told]
+        races = [(found, s) for s, found in self.found.items() if s not in self.told]
         self.told.update(self.found)
-        return [race if pair is None else pair.told_in_full(race) for race, pair in races]
+        return [
+            replace(race if pair is None else pair.told_in_full(race), also=self._others(race, signature))
+            for (race, pair), signature in races
+        ]
+
+    def _others(self, race, signature):
+        return tuple(sorted(self.ranks[signature] - {race.rank}))
 
 
 def _merged(dictionaries, merge):

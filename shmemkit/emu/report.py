@@ -124,20 +124,20 @@ def where(thread, traceback):
     return who(thread) + (f" at {_line(entry.tb_frame, entry.tb_lineno)}" if entry else "")
 
 
-def place(machine, thread, at, frame=None):
+def place(machine, thread, at, frame=None, arrays=None):
     """The name of the memory at address `at`, as `thread` knows it: "signals[3] on rank 2". `frame`: where it
-    is, if it runs."""
+    is, if it runs; `arrays`: those of its kernel, if that has ended."""
     launch, heap = thread.block.launch, machine.memory_address
     in_heap = 0 <= at - heap < machine.memory.size
     pe = (at - heap) // machine.heap_size if in_heap else launch.pe
     local = at + (launch.pe - pe) * machine.heap_size if in_heap else at
-    for name, array in [*launch.arrays.items(), *_local_arrays(frame or thread.gr_frame)]:
+    for name, array in [*(arrays or launch.arrays).items(), *_local_arrays(frame or thread.gr_frame)]:
         first = address(array)
         if array.flags.c_contiguous and first <= local < first + array.nbytes:
             return f"{_element(name, array, (local - first) // array.itemsize)} on rank {pe}"
     if in_heap:
         offset = (at - heap) % machine.heap_size
-        for a in machine.heaps[launch.pe].allocations:
+        for a in (*machine.heaps[launch.pe].allocations, *machine.heaps[launch.pe].freed):
             if a.offset <= offset < a.offset + a.size and a.dtype is not None:
                 return f"{a.name}[{(offset - a.offset) // a.dtype.itemsize}] on rank {pe}"
     return f"memory at {at:#x} on rank {pe}"
