@@ -52,8 +52,8 @@ def init(backend="auto", comm=None, local_size=None):
     finalize(); otherwise that happens at exit. If a failure on the emulator has ended the World of all ranks,
     init() makes a new one.
 
-    RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun started several
-    ranks and MPI's COMM_WORLD has one; TypeError or ValueError for wrong arguments.
+    RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun or torchrun
+    started several ranks and MPI knows of one; TypeError or ValueError for wrong arguments.
     """
     global _alone
     host, world = current_host(), current()
@@ -86,8 +86,11 @@ def init(backend="auto", comm=None, local_size=None):
     if comm is None and launched_by_mpi():
         from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD
         _check_launcher(MPI)
+        _check_torchrun(MPI.COMM_WORLD.Get_size())
+        comm = MPI.COMM_WORLD
+    elif comm is None:
+        _check_torchrun(1)
     _alone = world = World(name, comm, local_size)
     return world
 
@@ -170,6 +173,18 @@ def _check_launcher(MPI):
         "what is installed. With srun, try --mpi=pmix or --mpi=pmi2. If one rank is what you want, call "
         "init(comm=MPI.COMM_SELF)"
     )
+
+
+def _check_torchrun(n_ranks):
+    """RuntimeError if torchrun started several processes, and each of them takes itself for the only rank."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if n_ranks > 1 or not size.isdecimal() or int(size) < 2:
+        return
+    if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
+        raise RuntimeError(
+            f"init(): torchrun started {size} processes, but MPI knows of one. Start the script by "
+            f"'shmemkit run -n {size} script.py', or pass comm="
+        )
 
 
 class OutOfReach(ValueError):

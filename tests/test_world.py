@@ -15,6 +15,7 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit import world as world_module
 from shmemkit.device import num_ranks, rank, symm_at
+from shmemkit.emu.backend import SingleComm
 from shmemkit.world import choose_backend
 
 
@@ -111,6 +112,24 @@ def test_a_launcher_of_another_mpi_is_refused(monkeypatch, launched, started):
         with pytest.raises(RuntimeError, match=said):
             sk.init("emulator")
         sk.init("emulator", comm=comm).finalize()
+    else:
+        sk.init("emulator").finalize()
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize("started", [TORCHRUN, TORCHRUN | {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}])
+def test_torchrun_starts_no_ranks(monkeypatch, started):
+    for name in [*(n for n in os.environ if n.startswith(("OMPI_", "PMI", "MPI_", "SLURM_"))), *TORCHRUN]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    with sk.init("emulator", comm=SingleComm()) as world:
+        assert world.n_ranks == 1
+    if started is TORCHRUN:
+        with pytest.raises(RuntimeError, match="started 2 processes, but MPI knows of one.*run -n 2 script"):
+            sk.init("emulator")
     else:
         sk.init("emulator").finalize()
 

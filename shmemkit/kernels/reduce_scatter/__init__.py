@@ -73,8 +73,8 @@ class ReduceScatter(Collective):
                  then on all ranks, as the same part of the same array: the peers read it there, where the
                  method can do without a copy. An array or tensor, as of ``AllGather``
         out      C-contiguous, of x's dtype, as large as a part. It may be the part of x that it belongs to.
-                 Default: a new one of x's kind, of shape x.shape[1:] if x.shape[0] is n_ranks, else of one
-                 dimension
+                 Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
+                 d is a multiple of n_ranks, else of one dimension
         stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k, combined over the
@@ -88,7 +88,9 @@ class ReduceScatter(Collective):
 
     def _shape(self, shape):
         n = self.world.n_ranks
-        return shape[1:] if shape[:1] == (n,) else (math.prod(shape) // n,)
+        if shape and shape[0] % n == 0:
+            return (shape[0] // n, *shape[1:])
+        return (math.prod(shape) // n,)
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
