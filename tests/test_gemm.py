@@ -59,30 +59,49 @@ small = bound(Sm80, SMALL, grouping(2))
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_order(method):
-    """It is asked for each tile once, by each method."""
+    """Each method asks for every tile: the host once, then the kernel."""
     asked = []
 
     def backwards(turn, n_m, n_n):
         asked.append((turn, n_m, n_n))
         return n_m - 1 - turn // n_n, n_n - 1 - turn % n_n
 
-    gemm = sk.Gemm(method, order=backwards)
-    asked.clear()
-    run(gemm, 300, 136, 24, "bfloat16")
-    (n_m, n_n), turns = asked[0][1:], {turn for turn, *_ in asked}
-    assert n_m > 1 and turns == set(range(n_m * n_n))
+    run(sk.Gemm(method, order=backwards), 300, 136, 24, "bfloat16")
+    _, n_m, n_n = asked[0]
+    turns = [turn for turn, *_ in asked]
+    assert n_m > 1 and turns[: n_m * n_n] == list(range(n_m * n_n)) == sorted(set(turns[n_m * n_n :]))
 
 
+def pairs_of_rows(turn, n_m, n_n):
+    """For an even number of rows."""
+    pair, turn = divmod(turn, 2 * n_n)
+    return 2 * pair + turn % 2, turn // 2
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "order, error, message",
+    "order, gives",
     [
-        (8, TypeError, "Gemm: order is 8; it must be a function"),
-        (lambda turn, n_m, n_n: (turn // n_n, 0), ValueError, r"order misses tile \(0, 1\) of 1 by 7 tiles"),
+        (lambda turn, n_m, n_n: (0, 0), r"\(0, 0\) for turn 1"),
+        (lambda turn, n_m, n_n: (turn // n_n, -1), r"\(0, -1\) for turn 0"),
+        (lambda turn, n_m, n_n: (turn // n_n, turn / n_n), r"\(0, 0.0\) for turn 0"),
+        (lambda turn, n_m, n_n: turn, "0 for turn 0"),
+        (pairs_of_rows, r"\(\d, 0\) for turn \d+"),
     ],
 )
-def test_orders_that_are_refused(order, error, message):
-    with pytest.raises(error, match=message):
-        sk.Gemm(order=order)
+def test_orders_that_are_no_permutation(method, order, gives):
+    with pytest.raises(ValueError, match=f"order gives {gives} of . by . tiles; it must give each tile"):
+        run(sk.Gemm(method, order=order), 300, 136, 24, "bfloat16")
+
+
+def test_an_order_for_some_sizes():
+    """The product's own tiles count, not those of other sizes."""
+    run(sk.Gemm("simt", order=pairs_of_rows), 256, 70, 3, "float32")
+
+
+def test_an_order_that_is_no_function():
+    with pytest.raises(TypeError, match="Gemm: order is 8; it must be a function"):
+        sk.Gemm(order=8)
 
 
 # ---- simt

@@ -1,5 +1,6 @@
 """What a GEMM method is given, and what it says."""
 
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +65,23 @@ def arrays_of(array):
     import cupy
 
     return cupy
+
+
+def check_order(order, n_m, n_n):
+    """ValueError unless `order`, of a Gemm's (None: a method's own), gives each of n_m by n_n tiles once."""
+    function, given = getattr(order, "py_func", order), set()
+    for turn in range(n_m * n_n if order is not None else 0):
+        tile = function(turn, n_m, n_n)
+        try:
+            m, n = map(operator.index, tile)
+        except (TypeError, ValueError):
+            m = n = -1
+        if not (0 <= m < n_m and 0 <= n < n_n) or (m, n) in given:
+            raise ValueError(
+                f"Gemm: order gives {tile} for turn {turn} of {n_m} by {n_n} tiles; it must give each tile "
+                "(m, n) once"
+            )
+        given.add((m, n))
 
 
 def is_aligned(array):

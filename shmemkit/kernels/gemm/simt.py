@@ -29,6 +29,7 @@ from shmemkit.launch import bind
 from shmemkit.settings import listed
 
 from .epilogue import finishing, inline
+from .problem import check_order
 from .sm80 import grouping
 
 TILE, DEPTH, PART, THREADS = 64, 16, 4, 256
@@ -198,9 +199,11 @@ class Simt:
         b_by_k = abs(b.strides[0]) <= abs(b.strides[1])
         bias_dtype = None if bias is None else bias.dtype.name
         bias = out[0] if bias is None else bias
+        tiles = math.ceil(m / TILE), math.ceil(n / TILE)
+        check_order(order, *tiles)
         kernel = simt_kernel(dtype, out.dtype.name, a_by_k, b_by_k, bias_dtype, activation, order)
         arrays = [x.view(stored(x.dtype.name)) for x in (a, b, out, bias)]
-        self._launch = bind(kernel, math.ceil(m / TILE) * math.ceil(n / TILE), THREADS, tuple(arrays))
+        self._launch = bind(kernel, math.prod(tiles), THREADS, tuple(arrays))
         self._launch.forget_arrays()
 
     def __call__(self, stream=None):

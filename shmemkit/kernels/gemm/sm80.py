@@ -37,6 +37,7 @@ Edges: what is beyond the operands' rows or K are zeros; what is beyond out's ro
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 from numba import cuda, types
@@ -57,7 +58,7 @@ from shmemkit.device.swizzle import grouped
 from shmemkit.launch import bind
 
 from .epilogue import finishing, inline
-from .problem import flat, not_of_tensor_cores
+from .problem import check_order, flat, not_of_tensor_cores
 
 CHUNK = 8  # elements of 16 bits in 16 bytes
 GROUP_ROWS = 2048  # of out, whose tiles are computed together: their operands fit the L2 cache
@@ -522,6 +523,8 @@ class Sm80:
         m, n, k = problem.size
         a_layout, b_layout = _layout(a), _layout(b.T)
         tile = tile or choose_tile(m, n, k, gpu, 2 in (a_layout.width, b_layout.width))
+        tiles = -(-m // tile.m), -(-n // tile.n)
+        check_order(order, *tiles)
         order = order or grouping(GROUP_ROWS // tile.m)
         out_dtype = out.dtype.name
         to = element(out_dtype)
@@ -539,7 +542,7 @@ class Sm80:
         )
         self._launch = bind(
             kernel,
-            min(-(-m // tile.m) * -(-n // tile.n), gpu.multiprocessors * resident(tile, gpu)),
+            min(math.prod(tiles), gpu.multiprocessors * resident(tile, gpu)),
             tile.threads,
             (*operands, out, bias, m, n, k, a_layout.ld, b_layout.ld, ldo),
             shared=tile.shared_bytes,

@@ -10,7 +10,7 @@ from shmemkit.device.tma import tensor_map
 from shmemkit.device.wgmma import SLAB
 from shmemkit.launch import address_of_stream, bind
 
-from .problem import arrays_of, not_of_tensor_cores
+from .problem import arrays_of, check_order, not_of_tensor_cores
 from .sm90 import (
     Kinds,
     Layout,
@@ -196,6 +196,8 @@ class Sm90:
 
     def __init__(self, problem, gpu, choice=None, order=None):
         choice = choice or choose(*problem.size, gpu.multiprocessors)
+        (m, n, _), tile = problem.size, choice.tile
+        check_order(order, -(-m // tile.m), -(-n // tile.n))
         self._launch = bind_gemm(
             functools.partial(gemm_kernel, order=order), problem, choice, gpu.multiprocessors
         )
