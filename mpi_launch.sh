@@ -93,9 +93,10 @@ prepare_venv() {
   extra=$(cuda_extra "$driver")
   if venv_current "$extra"; then exec 9>&-; return; fi
 
-  # Start afresh unless there is a whole environment to bring up to date.
+  # Start afresh unless there is a whole environment to bring up to date. For other CUDA packages it is not: pip
+  # leaves CUDA 13's runtime library there when cu12 comes, and it is found first.
   if [[ -e $unfinished ]] || { [[ -d $venv ]] && [[ ! -x $venv/bin/python ]]; } ||
-    { [[ -e $stamp ]] && [[ $(head -n 1 "$stamp") != "$root "* ]]; }; then
+    { [[ -e $stamp ]] && [[ $(head -n 1 "$stamp") != "$root "* || ,$(tail -n 1 "$stamp"), != *",${extra:-test},"* ]]; }; then
     rm -rf "$venv"
   fi
   mkdir -p "$venv"

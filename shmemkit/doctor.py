@@ -104,9 +104,19 @@ def packages(report):
         if found is None and package in EMULATOR_PACKAGES:
             report.advise(f"{package} is missing: pip install shmemkit", "both")
     if version("numba-cuda")[1]:
-        worked, text = python_child("from numba import cuda")
+        worked, text = python_child(
+            "from numba import cuda; from cuda.bindings import runtime\n"
+            "print(runtime.getLocalRuntimeVersion()[1] // 1000)"
+        )
+        built_for = (version("cuda-bindings")[1] or "").partition(".")[0]
         if not worked:
             report.advise(f"numba-cuda is not usable ({text}): pip install 'cuda-toolkit[cudart]'", "both")
+        elif text.isdecimal() and text != built_for:
+            report.advise(
+                f"CUDA {text}'s runtime library is loaded, but the packages are for CUDA {built_for}: make a "
+                "new environment, or pip uninstall nvidia-cuda-runtime",
+                "nvshmem",
+            )
     numpy = version("numpy")[1] or "0"
     if tuple(map(int, numpy.split(".")[:2])) >= (2, 5):
         report.advise(f"numba-cuda does not work with NumPy {numpy}: pip install 'numpy<2.5'", "both")

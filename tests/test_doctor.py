@@ -170,6 +170,13 @@ def test_numba_cuda_that_cannot_be_imported(machine, monkeypatch):
     assert status == 1 and "libcudart" in report and "pip install 'cuda-toolkit[cudart]'" in report
 
 
+@pytest.mark.parametrize("loaded, told", [("1", False), ("13", True)])
+def test_runtime_library_of_another_cuda(machine, monkeypatch, loaded, told):
+    """As after `pip install shmemkit` and then `shmemkit[cu12]`: cuda-bindings is 1.0 here."""
+    monkeypatch.setattr(doctor, "child", lambda command, seconds: (0, loaded))
+    assert ("uninstall nvidia-cuda-runtime" in machine("emulator")[1]) == told
+
+
 def test_child_that_hangs_or_is_missing():
     assert doctor.child([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)[0] is None
     assert doctor.child(["no-such-program"], seconds=1)[0] == 127
