@@ -508,6 +508,15 @@ def test_cuda_extra_follows_the_driver(clone, driver, extras):
 
 
 @no_gpu
+def test_other_cuda_packages_make_a_new_environment(clone):
+    for content, driver, made in (("one", "", True), ("two", "", False), ("three", "535.104.05", True)):
+        (clone.root / "pyproject.toml").write_text(content)
+        job, asked = clone(FAKE_DRIVER=driver)
+        assert asked == [f"{clone.root}[test{',cu12' * bool(driver)}]"]
+        assert ("making .venv" in job.stderr) == made
+
+
+@no_gpu
 def test_failed_or_cut_off_environment_is_never_used(clone):
     job, asked = clone(PIP_EXIT="1")
     assert job.returncode == 2 and job.stdout == "" and asked
