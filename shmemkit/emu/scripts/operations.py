@@ -28,7 +28,7 @@ def _called_from(frame, name, primitive):
         frame = frame.f_back
 
     def call(*arguments):
-        return primitive(*arguments)
+        primitive(*arguments)
 
     if frame is not None:
         first = frame.f_lineno - 1  # what `call` does is one line below its head
