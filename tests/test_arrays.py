@@ -356,17 +356,23 @@ def test_on_pytorchs_current_stream(monkeypatch):
     def main():
         world = sk.init()
         current = streams[world.rank] = cuda.stream()
-        x, weight = torch.zeros(4).as_subclass(OnGpu), torch.eye(4)
+        same, weight = np.zeros(4, "float32"), torch.eye(4)
+        x, out = torch.from_numpy(same).as_subclass(OnGpu), torch.zeros(4).as_subclass(OnGpu)
         queue = sk.Queue(world, 2, 4, n_producers=1, n_consumers=1, block=32)
         for i in range(2):
             fill[1, 4, current](x, 10 * i + world.rank)
-            results = sk.all_reduce(x), sk.matmul(x[None], weight), queue(x[None])
+            results = (
+                sk.all_reduce(x),
+                sk.matmul(x[None], weight),
+                queue(x[None]),
+                sk.all_reduce(same, out=out),
+            )
             fill[1, 4, current](x, -1)
             for result in results:
                 double[1, 4, current](result.view(-1))
             current.synchronize()
-            wanted = 2 * (20 * i + 1), 2 * (10 * i + world.rank), 2 * (10 * i + 1 - world.rank)
-            assert [result.flatten()[3].item() for result in results] == list(wanted)
+            total, wanted = 2 * (20 * i + 1), [2 * (10 * i + rank) for rank in (world.rank, 1 - world.rank)]
+            assert [result.flatten()[3].item() for result in results] == [total, *wanted, total]
         assert sk.all_reduce(x, stream=world.stream).shape == (4,)
         world.synchronize()
 

@@ -5,6 +5,7 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
+from shmemkit.kernels.plans import Plans
 
 MAKE = {
     "AllGather": lambda w: sk.AllGather(w, 64),
@@ -148,3 +149,21 @@ def test_memory_that_is_not_there(pes):
             sk.AllReduce(sk.init(), 1 << 22)
 
     pes(2, heap_size=1 << 16).run(main)
+
+
+def test_bound_calls_are_kept():
+    """The newest ones. Those with device memory go by halves, once the GPU has finished, which a capture
+    cannot wait for."""
+    plans = Plans(4)
+    for key in range(6):
+        plans.keep(key, f"run {key}")
+    assert list(plans) == [2, 3, 4, 5] and plans[2] == "run 2"
+
+    waits = []
+    plans = Plans(4, lambda: waits.append(list(plans)))
+    for key in range(4):
+        plans.keep(key, key)
+    plans.keep(4, 4, capturing=True)
+    assert list(plans) == [0, 1, 2, 3, 4] and not waits
+    plans.keep(5, 5)
+    assert list(plans) == [2, 3, 4, 5] and waits == [[0, 1, 2, 3, 4]]

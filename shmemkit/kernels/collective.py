@@ -5,11 +5,12 @@ from shmemkit import tuning
 from shmemkit.arrays import call_on, converted, keyed, new_output, with_shape
 from shmemkit.device import reduction
 from shmemkit.kernels.method import agree, agree_on, check_world
+from shmemkit.kernels.plans import Plans
 from shmemkit.settings import array_text, integer, one_of
 from shmemkit.stream_order import shared_order
 from shmemkit.world import OutOfReach
 
-PLANS = 64  # bound calls that are kept
+PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's keep their arrays alive
 
 
 class Collective:
@@ -44,7 +45,7 @@ class Collective:
 
         agree(world, check, lambda: None)
         agree_on(world, name, {"max_nbytes": self.max_nbytes, "method": method, **self._options})
-        self._methods, self._plans, self._outputs, self.refused = {}, {}, [], {}
+        self._methods, self._plans, self._outputs, self.refused = {}, plans_of(world), [], {}
         self._order = shared_order(world)
         try:
             if method != "auto":
@@ -123,9 +124,7 @@ class Collective:
         if x.size:
             method = self.method_for(full, self.world.is_symmetric(self._shared(x, out)))
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
-        if len(self._plans) == PLANS:
-            self._plans.clear()
-        self._plans[key] = run
+        self._plans.keep(key, run)
         return run
 
     def _full(self, x, out):
@@ -176,6 +175,10 @@ class Collective:
             output = self._outputs.pop(0)
             if self.world.is_symmetric(output):  # not freed already
                 self.world.free(output)
+
+
+def plans_of(world):
+    return Plans(EMULATED_PLANS if world.backend.name == "emulator" else PLANS)
 
 
 def check_contiguous(name, argument, array):

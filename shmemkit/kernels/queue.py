@@ -186,7 +186,7 @@ class Queue:
 
         inputs     (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
         outputs    (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
-        stream     default: PyTorch's current one if `inputs` is a tensor on a GPU, else the World's
+        stream     default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         They are arrays of the World's, PyTorch tensors, or others on the GPU with __cuda_array_interface__ or
         DLPack.

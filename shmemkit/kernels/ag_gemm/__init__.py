@@ -148,7 +148,7 @@ class AllGatherGemm(Products):
                     they are kept nowhere
         bias        (N,), as of ``Gemm``, or None; for several weights a tuple of those
         activation  None, "relu", "gelu" or "silu"
-        stream      default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Arrays are CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator
         NumPy's. When the stream has run it, out and gathered are filled in, and x may be written again. The

@@ -82,7 +82,7 @@ class AllGather(Collective):
                  (n_ranks, *x.shape), a tensor if x is. If it lies in symmetric memory, of ``output()`` or
                  other, then on all ranks, as the same part of the same array: the peers write it themselves,
                  or read from it, where the method can do without a copy between
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """

@@ -84,7 +84,7 @@ class AllReduce(Collective):
         out      C-contiguous, as large, of the same dtype; it may be x. Default: a new one of x's kind. If it
                  lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part of
                  the same array (not checked): the peers write it themselves, where the method can
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
         """
         return self._call(x, out, stream)
 

@@ -60,7 +60,7 @@ class AllToAll(Collective):
         out      C-contiguous, as large, of the same dtype, apart from x. Default: a new one of x's kind and
                  shape. If it lies in symmetric memory, of ``output()`` or other, then on all ranks, as the
                  same part of the same array: the peers write it themselves, where the method can
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is what rank k has in
         x.reshape(n_ranks, -1)[my rank].

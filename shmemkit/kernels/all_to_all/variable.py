@@ -60,7 +60,7 @@ from shmemkit.device import (
     wait,
     wait_block,
 )
-from shmemkit.kernels.collective import PLANS, Collective, check_contiguous
+from shmemkit.kernels.collective import Collective, check_contiguous
 from shmemkit.kernels.method import Method
 
 PART = 1 << 15  # bytes that are worth a block
@@ -328,7 +328,7 @@ class AllToAllV(Collective):
                     memory, then on all ranks, as the same part of the same array: the peers write it
                     themselves. What lies behind the rows that land stays as it is
         out_splits  int64 (n_ranks,), contiguous: how many rows each rank has sent here; may be `splits`
-        stream      default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Each is an array or tensor, as of ``AllGather``.
 
@@ -346,9 +346,8 @@ class AllToAllV(Collective):
         if run is None:
             arrays = converted("AllToAllV", arrays, world.xp)
             self._check(**arrays)
-            if len(self._plans) == PLANS:
-                self._plans.clear()
-            run = self._plans[key] = self._methods["push"].bind(*arrays.values())
+            run = self._methods["push"].bind(*arrays.values())
+            self._plans.keep(key, run)
         rows = arrays["x"]
         self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
         run(stream)

@@ -52,7 +52,7 @@ class Broadcast(Collective):
         x        C-contiguous, any dtype, of the same shape and dtype on all ranks; only the root's is read.
                  An array or tensor, as of ``AllGather``
         out      C-contiguous, as large, of the same dtype; it may be x. Default: x itself
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
         """
         return self._call(x, x if out is None else out, stream)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shmemkit.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
 from shmemkit.device import TILE_BYTES
-from shmemkit.kernels.collective import check_contiguous
+from shmemkit.kernels.collective import check_contiguous, plans_of
 from shmemkit.kernels.method import agree, agree_on, check_world
 from shmemkit.memory import as_dtype
 from shmemkit.settings import array_text, integer, listed
@@ -25,8 +25,6 @@ from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS
 from .weighted import DTYPES
 
 __all__ = ["ExpertParallel", "Received"]
-
-PLANS = 64  # bound calls that are kept
 
 
 class Received(NamedTuple):
@@ -117,7 +115,7 @@ class ExpertParallel:
         agree_on(world, "ExpertParallel", arguments)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
         self.capacity = world.n_ranks * sizes.max_tokens
-        self._plans, self._order, self._tensors = {}, shared_order(world), None
+        self._plans, self._order, self._tensors = plans_of(world), shared_order(world), None
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             self._dispatch = Dispatch(world, sizes)
@@ -149,7 +147,7 @@ class ExpertParallel:
                  -1, is none. A token's experts differ
         weights  float32 (tokens, top_k), by which ``combine`` multiplies; default: ones
         scales   float32 (tokens, n_scales)
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         All are C-contiguous, arrays or tensors, as of ``AllGather``. Enqueued: when the stream has run it,
         Received is filled in, and x, experts, weights and scales may be written again.
@@ -179,7 +177,7 @@ class ExpertParallel:
         out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched, which is not
                 checked once a dispatch was captured: the host knows nothing of graphs' launches. Default: a
                 new one of y's kind, for those of the last call of ``dispatch``
-        stream  default: PyTorch's current one if y is a tensor on a GPU, else the World's
+        stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         y and out are C-contiguous, at multiples of 16 bytes. Enqueued: when the stream has run it, out[t] is
         the sum of weights[t, j] times the row that expert experts[t, j] has for token t. What the experts of
@@ -208,7 +206,7 @@ class ExpertParallel:
         """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
         the object. Collective."""
         methods, self._dispatch, self._combine = (self._combine, self._dispatch), None, None
-        self._plans = {}
+        self._plans.clear()
         for method in methods:
             if method is not None:
                 method.free()
@@ -227,10 +225,9 @@ class ExpertParallel:
         key = call, *key
         run = self._plans.get(key)
         if run is None:
-            if len(self._plans) == PLANS:
-                self._plans.clear()
             plan, known = getattr(self, f"_plan_{call}"), converted("ExpertParallel", arrays, self.world.xp)
-            run = self._plans[key] = plan(**known)
+            run = plan(**known)
+            self._plans.keep(key, run)
         return run, arrays
 
     def _plan_dispatch(self, x, experts, weights, scales):

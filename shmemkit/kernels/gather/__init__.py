@@ -48,7 +48,7 @@ class Gather(Collective):
                  part of `out` that it belongs to. An array or tensor, as of ``AllGather``
         out      on the root: C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new
                  one of x's kind, of shape (n_ranks, *x.shape). On all other ranks: None
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Enqueued: when the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x. When the
         stream of another rank has run it, its x may be written again.

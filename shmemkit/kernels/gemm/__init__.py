@@ -17,6 +17,7 @@ On the emulator "auto" is simt, which is emulated fastest; the others by name.
 """
 
 import functools
+import sys
 
 import numpy as np
 from numba import cuda
@@ -24,6 +25,7 @@ from numba import cuda
 from shmemkit import world as _world
 from shmemkit.arrays import address_of, call_on, converted, keyed, new_output, overlap, stream_of, with_shape
 from shmemkit.device.elements import ELEMENTS
+from shmemkit.kernels.plans import Plans
 from shmemkit.launch import address_of_stream
 from shmemkit.settings import listed, one_of, shown
 
@@ -35,7 +37,7 @@ from .sm90_host import Sm90
 
 __all__ = ["METHODS", "Gemm", "bind_product", "check", "gpu_of", "matmul"]
 
-PLANS = 256  # bound calls that a Gemm keeps
+PLANS = 512  # bound calls that a Gemm keeps
 EMULATED_SHARED = 232448  # bytes of shared memory per block, as on Hopper
 METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
 
@@ -57,7 +59,8 @@ class Gemm:
 
     def __init__(self, method="auto", order=None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
-        self.method, self.order, self._plans = method, _device_function(order), {}
+        self.method, self.order = method, _device_function(order)
+        self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def __call__(self, a, b, out=None, *, bias=None, activation=None, stream=None):
         """out = activation(a @ b + bias), enqueued. -> out
@@ -101,13 +104,13 @@ class Gemm:
         if run is None:
             problem = Problem(**converted("Gemm", arrays, gpu.arrays, "bias"), activation=activation)
             run = bind_product(problem, gpu, self.method, self.order)
-            if len(self._plans) == PLANS:
-                if gpu.arrays.ndarray is not np.ndarray:
-                    _cupy().cuda.runtime.deviceSynchronize()  # their memory may be in use
-                self._plans.clear()
-            self._plans[key] = run
         if stream is None and world is None:
             stream = _cupy().cuda.get_current_stream()
+        capturing = _captures(world, stream)
+        if key not in self._plans:
+            self._plans.keep(key, run, capturing)
+        if capturing:
+            self._of_graphs.add(run)  # the graph uses what it has
         run(stream)
         if waits:
             world.stream.synchronize()
@@ -198,6 +201,18 @@ def follow(cupy, later, earlier):
         event = cupy.cuda.Event(disable_timing=True)
         cupy.cuda.runtime.eventRecord(event.ptr, earlier)
         cupy.cuda.runtime.streamWaitEvent(later, event.ptr)
+
+
+def _captures(world, stream):
+    if world is not None:
+        return world.backend.capture_of(stream) is not None
+    return _cupy().cuda.runtime.streamIsCapturing(address_of_stream(stream))
+
+
+def _synchronize():
+    """On the emulator, where arrays are kept as long as they are used, there is nothing to wait for."""
+    if "cupy" in sys.modules and _world.n_gpus():
+        _cupy().cuda.runtime.deviceSynchronize()
 
 
 def _cupy():

@@ -10,12 +10,13 @@ are ordered by who launches them.)
 
 from shmemkit.arrays import converted, keyed, unowned
 from shmemkit.kernels.method import agree, agree_on, check_world
+from shmemkit.kernels.plans import Plans
 from shmemkit.settings import listed, one_of
 from shmemkit.stream_order import shared_order
 
 from .problem import HALVES
 
-PLANS = 256  # bound calls that are kept
+PLANS = 512  # bound calls that are kept
 
 
 class Products:
@@ -40,7 +41,8 @@ class Products:
         name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
-        self._parts, self._outputs, self._plans, self._of_graphs = [], [], {}, set()
+        self._parts, self._outputs, self._of_graphs = [], [], set()
+        self._plans = Plans(PLANS, world.synchronize)
         arguments = {}
 
         def checked():
@@ -66,11 +68,10 @@ class Products:
         if run is None:
             those = converted(who, arrays, world.xp, self.optional).items()
             run = self._plan({name: None if x is None else unowned(x) for name, x in those}, *how)
-            if len(self._plans) == PLANS:
-                world.synchronize()  # their memory may be in use
-                self._plans.clear()
-            self._plans[key] = run
-        if world.backend.capture_of(stream) is not None:
+        capturing = world.backend.capture_of(stream) is not None
+        if key not in self._plans:
+            self._plans.keep(key, run, capturing)
+        if capturing:
             self._of_graphs.add(run)  # the graph uses what it has
         self._order.before(stream, who, *(arrays[name] for name in self.alike))
         run(stream)

@@ -59,7 +59,7 @@ class GemmAllReduce(GemmCollective):
         out     (M, N), contiguous, apart from a and b. If it lies in symmetric memory, of ``output()`` or
                 other, then on all ranks, as the same part of the same array (not checked): with "fused" and
                 "copy_engine" the peers write it themselves. Default: a new array
-        stream  default: PyTorch's current one if `a` is a tensor on a GPU, else the World's
+        stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
         """
         return super().__call__(a, b, out, stream)
 

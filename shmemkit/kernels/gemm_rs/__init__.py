@@ -62,7 +62,7 @@ class GemmReduceScatter(GemmCollective):
         a       (M, K), K being the rank's share, of any strides
         b       (K, N), likewise
         out     (M / n_ranks, N), contiguous, apart from a and b. Default: a new array
-        stream  default: PyTorch's current one if `a` is a tensor on a GPU, else the World's
+        stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         All ranks give arrays of the same shapes, M a multiple of n_ranks, however they lie on each; CuPy's,
         or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All methods

@@ -75,7 +75,7 @@ class ReduceScatter(Collective):
         out      C-contiguous, of x's dtype, as large as a part. It may be the part of x that it belongs to.
                  Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
                  d is a multiple of n_ranks, else of one dimension
-        stream   default: PyTorch's current one if x is a tensor on a GPU, else the World's
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k, combined over the
         ranks.
