@@ -14,7 +14,10 @@ the launcher passes on whole lines only: `shmemkit run` sets SHMEMKIT_PROGRESS t
 """
 
 import contextlib
+import functools
 import os
+import signal
+import stat
 import sys
 import threading
 import time
@@ -84,14 +87,35 @@ def place():
     if not _first or stream is None:
         return None
     if path:
-        return path if stream is sys.__stderr__ else None  # otherwise somebody captures what is written
+        # If it is another stream, somebody captures what is written.
+        return path if stream is sys.__stderr__ and _is_terminal(path) else None
     return stream if stream.isatty() else None
 
 
-def _terminal(where):
-    if not isinstance(where, str):
-        return where
-    return os.fdopen(os.open(where, os.O_WRONLY | os.O_NOCTTY), "w")
+@functools.cache
+def _is_terminal(path):
+    try:
+        if not stat.S_ISCHR(os.stat(path).st_mode):
+            return False
+        with _opened(path) as file:
+            return file.isatty()
+    except OSError:
+        return False
+
+
+def _opened(path):
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w")
+
+
+@contextlib.contextmanager
+def _not_stopped():
+    """In here, writing to a terminal does not stop the process after ``stty tostop``, though it may be in the
+    background: Open MPI's ranks are."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _look_after():
@@ -120,7 +144,8 @@ class _Line:
         global _line
         from tqdm import tqdm
 
-        self.stream = stream = _terminal(place())
+        where = place()
+        self.stream = stream = _opened(where) if isinstance(where, str) else where
         if end_line is not None:
             end_line()
         _line, self.task = self, task
@@ -149,6 +174,7 @@ class _Line:
             stream.write = write
             self.hooked.append((stream, write))
 
+    @_not_stopped()
     def draw(self):
         task, bar, now = self.task, self.bar, time.time()
         if not self.whole or now - self.since < INTERVAL:
@@ -161,12 +187,14 @@ class _Line:
         bar.refresh()
         self.drawn = True
 
+    @_not_stopped()
     def clear(self):
         if self.drawn:
             self.drawn = False
             self.bar.clear()
             self.stream.flush()
 
+    @_not_stopped()
     def end(self):
         global _line
         self.clear()

@@ -191,6 +191,35 @@ def test_where_it_is_shown():
     assert piped.communicate() == ("end\n", "")
 
 
+def test_what_is_no_terminal_is_not_written_to(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("text")
+    sleep = python("with progress.showing('asleep'): time.sleep(1)")
+    assert written(*sleep, SHMEMKIT_PROGRESS=str(file)) == "" and file.read_text() == "text"
+
+
+def test_a_rank_in_the_background_goes_on():
+    """As mpirun's ranks are, on a terminal that stops what writes to it in the background."""
+    job = python("""
+        with progress.showing("asleep"):
+            time.sleep(1.2)
+    """)
+    leader = f"""
+        import fcntl, os, subprocess, termios
+        os.setsid()
+        fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+        modes = termios.tcgetattr(2)
+        modes[3] |= termios.TOSTOP
+        termios.tcsetattr(2, termios.TCSANOW, modes)
+        null = subprocess.DEVNULL
+        job = subprocess.Popen({job}, preexec_fn=os.setpgrp, stdout=null, stderr=null)
+        print("status", os.waitpid(job.pid, os.WUNTRACED)[1])
+        job.kill()
+    """
+    text = written(*python(leader, begin=""), SHMEMKIT_PROGRESS="/dev/tty")
+    assert "asleep, 00:0" in text and "status 0" in text
+
+
 def test_a_bad_switch_is_refused(monkeypatch):
     monkeypatch.setenv("SHMEMKIT_PROGRESS", "perhaps")
     with pytest.raises(ValueError, match="SHMEMKIT_PROGRESS is 'perhaps'; it must be"):
