@@ -43,10 +43,14 @@ def raise_alike(error, answers):
 
 
 def told(error):
-    """What another rank needs to know of `error`, a TypeError, ValueError, MemoryError or None."""
+    """What another rank needs to know of `error`, an exception or None: there, it is a RuntimeError unless it
+    is a TypeError, ValueError or MemoryError."""
     if error is None:
         return None
-    return next(kind for kind in (MemoryError, TypeError, ValueError) if isinstance(error, kind)), str(error)
+    for kind in (MemoryError, TypeError, ValueError):
+        if isinstance(error, kind):
+            return kind, str(error)
+    return RuntimeError, f"{type(error).__name__}: {error}"
 
 
 def by_text(given):

@@ -285,16 +285,20 @@ class World(SymmetricMemory):
 
     def host_allgather(self, value):
         """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled,
-        else TypeError. Does not wait for GPU work. Collective."""
+        else all ranks raise TypeError. Does not wait for GPU work. Collective."""
         self._check_alive("host_allgather")
+        error = None
         try:
             pickle.dumps(value)
-        except Exception as error:
-            raise TypeError(
-                f"host_allgather(): value is {shown(value)}, which cannot be pickled: {error}. Give numbers, "
+        except Exception as e:
+            error = TypeError(
+                f"host_allgather(): value is {shown(value)}, which cannot be pickled: {e}. Give numbers, "
                 "strings, arrays, or lists and dicts of them"
-            ) from None
-        return self._meet("host_allgather", value)
+            )
+        answers = self._meet("host_allgather", (told(error), value if error is None else None))
+        errors, values = zip(*answers, strict=True)
+        raise_alike(error, errors)
+        return list(values)
 
     def print(self, *values, ranks=None, sep=" ", end="\n", file=None, flush=True):
         """Print the `values` of each rank, in the order of ranks. Collective.
@@ -310,7 +314,8 @@ class World(SymmetricMemory):
         flush      whether rank 0 flushes `file`
 
         A rank that is no integer is a TypeError, and a rank that does not exist a ValueError, as are ranks
-        that give different `ranks`; all ranks raise it, and nothing is printed.
+        that give different `ranks`. If a value's ``__str__`` raises an exception, its rank raises that. In
+        all these cases all ranks raise, and nothing is printed.
         """
         self._check_alive("print")
         chosen, error, text = None, None, io.StringIO()
@@ -318,7 +323,7 @@ class World(SymmetricMemory):
             chosen = self._chosen(ranks)
             if self.rank in chosen:
                 print(*values, sep=sep, end=end, file=text)
-        except (TypeError, ValueError) as e:
+        except Exception as e:
             error = e
         answers = self._meet("print", (told(error), f"ranks={chosen}", text.getvalue()))
         errors, given, texts = zip(*answers, strict=True)

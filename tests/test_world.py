@@ -542,12 +542,28 @@ def test_different_collective_calls():
     assert len(seen) == 3 and all(re.search(calls, text) for text in seen), seen
 
 
-def test_host_allgather_of_what_cannot_be_pickled():
-    with (
-        sk.init("emulator") as world,
-        pytest.raises(TypeError, match="value is a list, which cannot be pickled"),
-    ):
-        world.host_allgather([lambda: 0])
+class Unprintable:
+    def __str__(self):
+        return str(1 // 0)
+
+
+@pytest.mark.parametrize(
+    "call, value, errors, message",
+    [
+        ("host_allgather", [lambda: 0], (TypeError, TypeError), "value is a list, which cannot be pickled"),
+        ("print", Unprintable(), (RuntimeError, ZeroDivisionError), "integer division"),
+    ],
+)
+def test_a_value_that_one_rank_cannot_give(call, value, errors, message):
+    """All ranks raise."""
+
+    def main():
+        with sk.init() as world:
+            mine = world.rank == 1
+            with pytest.raises(errors[mine], match=f"^{'' if mine else 'rank 1: '}.*{message}"):
+                getattr(world, call)(value if mine else "text")
+
+    sk.emu.run(main, 3)
 
 
 def test_a_barrier_that_a_rank_leaves_out():
