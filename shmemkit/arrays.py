@@ -11,6 +11,8 @@ import numpy as np
 
 from .settings import shown
 
+# Tensors without memory of their own -> those that they stand for
+HOLLOW = {"DTensor": "to_local()", "AsyncCollectiveTensor": "wait()", "FakeTensor": None}
 HOST, GPU = (1, 3), (2, 13)  # DLPack's types of devices: of the host, also pinned; CUDA's, also managed
 
 
@@ -69,6 +71,8 @@ def as_array(who, name, x, module):
 
 
 def _needed(name, x, on_host):
+    if is_tensor(x) and x.device.type == "meta":
+        return f"it has no data; it must be on the {'CPU' if on_host else 'GPU'}"
     if on_host:
         if is_tensor(x):
             return f"on the emulator it must be in host memory: {name}.cpu()"
@@ -99,7 +103,12 @@ def is_tensor(x):
 
 
 def _is_dense(x):
-    return is_tensor(x) and x.layout is sys.modules["torch"].strided
+    return is_tensor(x) and x.layout is sys.modules["torch"].strided and not _is_hollow(x)
+
+
+def _is_hollow(x):
+    """Whether a tensor has elements without memory of its own, as those that wrap others."""
+    return type(x).__name__ in HOLLOW or (x.data_ptr() == 0 and x.numel() > 0)
 
 
 @functools.cache
@@ -123,11 +132,17 @@ def _of_tensor(who, name, x, module):
     dtype, known = _dtype_of(x.dtype)
     if x.device.type != ("cpu" if on_host else "cuda"):
         raise TypeError(f"{who}: {name} is {_described(x)}; {_needed(name, x, on_host)}")
-    if not _is_dense(x) or dtype is None:
+    if x.layout is not torch.strided:
         raise TypeError(
-            f"{who}: {name} is a tensor of {x.layout} and {x.dtype}; it must be dense (torch.strided), of a "
-            "dtype that NumPy or ml_dtypes has"
+            f"{who}: {name} is a tensor of {x.layout} and {x.dtype}; it must be dense (torch.strided): give "
+            f"{name}.to_dense()"
         )
+    if _is_hollow(x):
+        of = HOLLOW.get(type(x).__name__)
+        instead = f"give {name}.{of}" if of else "it must be a torch.Tensor with data"
+        raise TypeError(f"{who}: {name} is {shown(x)}, which has no memory of its own; {instead}")
+    if dtype is None:
+        raise TypeError(f"{who}: {name} has {x.dtype}; it must be a dtype that NumPy or ml_dtypes has")
     if x.is_conj() or x.is_neg():
         raise ValueError(
             f"{who}: {name} is conjugated or negated, which PyTorch has not computed yet; give "

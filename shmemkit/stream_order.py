@@ -1,5 +1,7 @@
 """Calls on several streams, in the order of the host's calls."""
 
+from .site import users_call
+
 
 class StreamOrder:
     """Makes each call run after those before it, whatever their streams.
@@ -23,7 +25,7 @@ class StreamOrder:
         if self._calls is not None:
             given = " and ".join(f"{array.size} {array.dtype}" for array in arrays)
             where = "" if shared is None else _where(self._world.place_of(shared))
-            self._calls.enter(f"{name} of {given}{where}" if given else name)
+            self._calls.enter(f"{name} of {given}{where}" if given else name, users_call(name).site)
         if not self._captured and _same(stream, self._stream):
             return
         capture = self._backend.capture_of(stream)

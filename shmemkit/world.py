@@ -26,7 +26,7 @@ from .settings import integer, listed, one_of, shown
 from .site import users_call
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
-_alone = None  # the World of this process, outside of emu.run
+_alone, _ended = None, False  # the World of this process, outside of emu.run; whether there was one
 
 
 def current(required=False):
@@ -34,6 +34,8 @@ def current(required=False):
     host = current_host()
     world = host.world if host else _alone
     if world is None and required:
+        if host.ended if host else _ended:
+            raise RuntimeError("the World is finalized. Call shmemkit.init() again")
         raise RuntimeError("there is no World yet. Call shmemkit.init() first")
     return world
 
@@ -390,14 +392,14 @@ class World(SymmetricMemory):
             self._forget()
 
     def _forget(self):
-        global _alone
+        global _alone, _ended
         self.finalized = True
         self.kept.clear()
         self._ending.forget()
         if self._host is not None:
-            self._host.world = None
+            self._host.world, self._host.ended = None, True
         if _alone is self:
-            _alone = None
+            _alone, _ended = None, True
 
     def __enter__(self):
         return self

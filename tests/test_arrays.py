@@ -312,27 +312,58 @@ def test_products(pes):
     pes(RANKS).run(main)
 
 
+HOLLOW = [
+    ("DTensor", r"give x.to_local\(\)"),
+    ("AsyncCollectiveTensor", r"give x.wait\(\)"),
+    ("FakeTensor", "it must be"),
+    ("Other", "it must be a torch.Tensor with data"),
+]
+
+
 def test_tensors_that_are_refused(pes):
     torch = pytest.importorskip("torch")
 
     def main():
-        gather = sk.AllGather(sk.init(), 1024)
+        reduce = sk.AllReduce(sk.init(), 1024)
         whole = torch.zeros(4, 4)
+
+        def hollow(name):
+            kind = type(name, (torch.Tensor,), {"data_ptr": lambda self: 0})
+            return whole.as_subclass(kind)
+
         for x, kind, message in [
-            (whole[:, 0], ValueError, r"x is float32 \(4,\) with strides \(16,\); it must be C-contiguous"),
+            (
+                whole[:, 0],
+                ValueError,
+                r"\(4,\) with strides \(16,\); it must be C-contiguous.* x.contiguous\(\)",
+            ),
             (
                 whole.to_sparse(),
                 TypeError,
-                "x is a tensor of torch.sparse_coo and torch.float32; it must be dense",
+                r"x is a tensor of torch.sparse_coo and torch.float32; it must be dense .*x.to_dense\(\)",
             ),
             (torch.zeros(4, dtype=torch.complex64).conj(), ValueError, r"give x.resolve_conj\(\)"),
-            (whole.to("meta"), TypeError, r"x is a META torch.Tensor; on the emulator .*: x.cpu\(\)"),
+            (whole.to("meta"), TypeError, "x is a META torch.Tensor; it has no data"),
+            (whole > 0, ValueError, r"dtype bool, which .* x.view\(torch.uint8\)\) with op 'max'"),
+            *(
+                (hollow(kind), TypeError, f"x is a .*{kind}, which has no .* own; {text}")
+                for kind, text in HOLLOW
+            ),
         ]:
-            for call in (gather, sk.all_gather):
+            for call in (reduce, sk.all_reduce):
                 with pytest.raises(kind, match=message):
                     call(x)
-        with pytest.raises(ValueError, match="out is float64 .*; out must be float32"):
-            gather(whole[0], torch.zeros(4, dtype=torch.float64))
+        for wrong, error, message in [
+            (torch.zeros(4, dtype=torch.float64), ValueError, "out is float64 .*; out must be float32"),
+            (whole[:, 0], ValueError, "out is float32 .* must be C-contiguous. Give a C-contiguous `out`"),
+            (hollow("DTensor")[0], TypeError, r"out is a .*DTensor, .*; give out.to_local\(\)"),
+        ]:
+            with pytest.raises(error, match=message):
+                reduce(whole[0], wrong)
+        with pytest.raises(TypeError, match=r"all_reduce\(\): op is a torch.Tensor; give `out` and"):
+            sk.all_reduce(whole, torch.zeros(4, 4))
+        with pytest.raises(ValueError, match="op is 'add'"):
+            sk.all_reduce(whole, "add")
 
     pes(1).run(main)
 

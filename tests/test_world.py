@@ -206,9 +206,16 @@ def test_use_after_finalize(use):
 
 
 @pytest.mark.parametrize("function", ["zeros", "empty", "signals", "free"])
-def test_without_a_world(function):
+def test_without_a_world(monkeypatch, function):
+    monkeypatch.setattr(world_module, "_ended", False)
     with pytest.raises(RuntimeError, match=r"there is no World yet. Call shmemkit.init\(\) first"):
         getattr(sk, function)(3)
+
+
+def test_after_the_end():
+    sk.init("emulator").finalize()
+    with pytest.raises(RuntimeError, match=r"the World is finalized. Call shmemkit.init\(\) again"):
+        sk.zeros(3)
 
 
 def test_at_exit():

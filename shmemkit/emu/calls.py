@@ -9,8 +9,8 @@ been overwritten nothing is known.
 
 import numpy as np
 
-SLOTS, TEXT = 32, 120  # bytes of a text, at most
-SLOT = np.dtype([("number", "int64"), ("text", f"S{TEXT}")])
+SLOTS, TEXT, SITE = 32, 120, 80  # bytes of texts, at most
+SLOT = np.dtype([("number", "int64"), ("text", f"S{TEXT}"), ("site", f"S{SITE}")])
 
 
 class Calls:
@@ -20,19 +20,29 @@ class Calls:
         self._table, self._pe, self._number = table, pe, 0
         self.last = ""  # my last call, without the place in memory
 
-    def enter(self, text):
-        """My next call is `text`. ValueError if that of another rank is not."""
+    def enter(self, text, site=""):
+        """My next call is `text`, from `site`, "file:line". ValueError if that of another rank is not."""
         self._number, self.last = self._number + 1, text.partition(" in ")[0]
-        slot, text = self._number % SLOTS, text[:TEXT]
+        slot = self._number % SLOTS
         mine = self._table[self._pe : self._pe + 1, slot]
         mine["number"] = 0  # nobody reads half a text
-        mine["text"] = text.encode()
+        mine["text"], mine["site"] = text.encode()[:TEXT], site.encode()[-SITE:]
         mine["number"] = self._number
         for pe, there in enumerate(self._table[:, slot : slot + 1]):
-            before, other, after = int(there["number"][0]), bytes(there["text"][0]), int(there["number"][0])
-            if before == after == self._number and other.decode() != text:
+            before, other, after = int(there["number"][0]), there.copy(), int(there["number"][0])
+            if before == after == self._number and other["text"][0] != mine["text"][0]:
+                calls = sorted([(pe, *_said(other)), (self._pe, *_said(mine))])
+                alike = calls[0][1] == calls[1][1]  # but for the memory
+                said = (f"rank {k} calls {what}{where * alike}{at}" for k, what, where, at in calls)
                 raise ValueError(
-                    f"collective call {self._number} of rank {self._pe} is {text}, of rank {pe} it is "
-                    f"{other.decode()}: all ranks make the same calls in the same order, with as many "
-                    "elements of one dtype, and what peers use in symmetric memory is the same part of it"
+                    f"ranks disagree: {', '.join(said)}. All ranks must make the same collective calls in "
+                    "the same order, with as many elements of one dtype, and with the same part of symmetric "
+                    "memory where peers use it"
                 )
+
+
+def _said(slot):
+    """-> what a rank calls, in which memory, and where"""
+    text, site = (slot[field][0].decode(errors="replace") for field in ("text", "site"))
+    what, of, where = text.partition(" in ")
+    return what, of + where, f" ({site})" * bool(site)

@@ -30,7 +30,7 @@ class Host(greenlet):
         self.thread_id, self.block = pe, None  # as Meeting wants them
         self.why, self.at_turn = None, False
         self.can_go_on = self.goes_on = False
-        self.world = None
+        self.world, self.ended = None, False  # whether it had one
         self.process = None  # what a script has as if it had a process of its own (scripts/process.py)
         self.result = None
 

@@ -1,6 +1,8 @@
 """What the host objects of collective operations share: their methods, calls on any stream and in graphs, and
 symmetric outputs."""
 
+import sys
+
 from shmemkit import tuning
 from shmemkit.arrays import call_on, converted, keyed, new_output, with_shape
 from shmemkit.device import reduction
@@ -183,7 +185,12 @@ def plans_of(world):
 
 def check_contiguous(name, argument, array):
     if not array.flags.c_contiguous:
-        raise ValueError(f"{name}: {argument} is {array_text(array)}; it must be C-contiguous. Give a copy")
+        instead = "a C-contiguous `out`" if argument.startswith("out") else "a copy"
+        if argument in ("x", "y") and "torch" in sys.modules:
+            instead += f": of a tensor, {argument}.contiguous()"
+        raise ValueError(
+            f"{name}: {argument} is {array_text(array)}; it must be C-contiguous. Give {instead}"
+        )
 
 
 def checked_root(name, world, root):
@@ -196,6 +203,11 @@ def check_reducible(name, op, dtype):
     if not dtype.isnative:
         raise ValueError(
             f"{name}: x has dtype {dtype.str}; it must be of this machine's byte order. Convert it"
+        )
+    if dtype == "bool":
+        view = "x.view('uint8')" + " (of a tensor, x.view(torch.uint8))" * ("torch" in sys.modules)
+        raise ValueError(
+            f"{name}: x has dtype bool, which cannot be reduced; give {view} with op 'max' (any) or 'min' (all)"
         )
     try:
         reduction(op, dtype.name)

@@ -64,13 +64,9 @@ def _kept_for(kind, x, stream, times, *options):
     nbytes = with_shape(who, "x", x, world.xp).nbytes
     nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
     key = kind, nbytes, options
-    try:
-        hash(key)
-    except TypeError:
+    if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
         argument = "root" if kind in (Broadcast, Gather) else "op"
-        raise TypeError(
-            f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name"
-        ) from None
+        raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if key not in world.kept:
         as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
         if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):
