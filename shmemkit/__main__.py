@@ -12,7 +12,10 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     # These read their own: the options after a script are the script's.
     if arguments[:1] == ["run"]:
-        return mpirun.main(arguments[1:])
+        try:
+            return mpirun.main(arguments[1:])
+        except KeyboardInterrupt:  # while an MPI was asked
+            return 130
     if arguments[:1] in (["emu"], ["bench"]):
         return importlib.import_module(f".{arguments[0]}.__main__", __package__).main(arguments[1:])
     parser = argparse.ArgumentParser(prog="shmemkit", description="SHMEM kernels in Python.")

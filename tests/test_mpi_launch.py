@@ -439,7 +439,32 @@ def test_no_mpi_that_can_be_used(tmp_path, modules, installed, said):
 def test_mpi4py_without_a_library_in_a_slurm_allocation(fake_mpi):
     path = fake_mpi("srun", "slurm 23.11.4")
     job = launch("-n", "2", "-c", "pass", PATH=path, SLURM_JOB_ID="1", MPI4PY_LIBMPI="/none")
-    assert job.returncode == 2 and "cannot load MPI library. Several ranks need one" in job.stderr
+    assert job.returncode == 2 and "unset MPI4PY_LIBMPI" in job.stderr
+
+
+def test_a_library_that_is_not_there(fake_mpi):
+    path = fake_mpi("mpirun", OPEN_MPI, "libmpi.so.40")
+    job = launch("-n", "2", "-c", "pass", PATH=path, MPI4PY_LIBMPI="/none.so")
+    assert job.returncode == 2 and "unset MPI4PY_LIBMPI" in job.stderr and "install" not in job.stderr
+
+
+def test_an_mpirun_that_does_not_answer(fake_mpi, tmp_path):
+    """It is not asked behind one that can be used; an interrupt ends the wait without a traceback."""
+    program(tmp_path / "silent", "mpirun", f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 60\n")
+    good, path = fake_mpi("mpirun", OPEN_MPI, "libmpi.so.40"), f"{tmp_path}/silent:{os.environ['PATH']}"
+    dry_run("-n", "2", "-c", "pass", PATH=f"{good}:{path}")
+    assert not (tmp_path / "asked").exists()
+    command = [*RUN, "-n", "2", "-c", "pass"]
+    job = subprocess.Popen(
+        command,
+        env=environment(PATH=path),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    wait_for((tmp_path / "asked").exists)
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=30)[1] == "" and job.returncode == 130
 
 
 # ---- Environment -----------------------------------------------------------------------------------------
