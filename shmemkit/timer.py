@@ -2,8 +2,9 @@
 
 The calls are captured in one CUDA graph, and the graph is replayed several times between CUDA events. The
 replays are enqueued one after another and the host does not wait between them: the time between two events is
-the GPU's work alone. The time of a call is the median over the replays of elapsed time / calls in the graph,
-then the maximum over the ranks.
+the GPU's work alone, unless the host takes longer to launch a graph (some microseconds) than the GPU to run
+it. The time of a call is the median over the replays of elapsed time / calls in the graph, then the maximum
+over the ranks.
 
 ``times`` compares several graphs. It replays them in rounds, each graph after a barrier of the ranks on the
 stream, so that no rank begins later than the others and makes them wait. Each round has its own order, the
@@ -17,7 +18,9 @@ import statistics
 import time
 from itertools import pairwise
 
-from .settings import integer, shown
+from .agreement import check_equal
+from .kernels.method import check_world
+from .settings import integer
 
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 
@@ -39,8 +42,7 @@ class Timer:
     """
 
     def __init__(self, world, iters=None, replays=None):
-        if not hasattr(world, "backend"):
-            raise TypeError(f"Timer: world is {shown(world)}; it must be the World that init() returns")
+        check_world("Timer", world)
         self.world, self.emulated = world, world.backend.name == "emulator"
         self._iters = _count("iters", iters)
         self.replays = _count("replays", replays) or (1 if self.emulated else 20)
@@ -55,7 +57,7 @@ class Timer:
         iters  calls in the graph; default: the Timer's
 
         Calls in a graph follow each other without a pause, and what they load may still be in the L2 cache.
-        ValueError for a call that cannot be captured.
+        ValueError for a call that cannot be captured, and for `iters` or `replays` that differ between ranks.
         """
         iters = _count("iters", iters) or self.iters_for(0)
         call()
@@ -100,17 +102,18 @@ class Timer:
     def time(self, replay, iters):
         """-> microseconds of each of the `iters` calls that ``replay()`` enqueues, the maximum over the
         ranks. Collective; a rank whose `replay` is None only takes part."""
-        return self._times(lambda: [self._in_a_row(replay)])[0] / iters
+        return self._times(f"iters={iters}", lambda: [self._in_a_row(replay)])[0] / iters
 
     def times(self, replays):
         """-> a list: the microseconds of each of `replays`, timed in rounds; the maximum over the ranks.
         Collective."""
-        return self._times(lambda: self._in_rounds(replays))
+        return self._times(f"{len(replays)} graph(s)", lambda: self._in_rounds(replays))
 
-    def _times(self, replayed):
+    def _times(self, given, replayed):
         world = self.world
         world.synchronize()
-        world.host_barrier()
+        of_ranks = world.host_allgather(f"{given} and replays={self.replays}")  # and a barrier
+        check_equal(of_ranks, "Timer needs the same on all ranks")
         spans = replayed()
         world.synchronize()
         us = [statistics.median(map(self._elapsed, of_one)) if of_one else 0.0 for of_one in spans]

@@ -123,16 +123,17 @@ def test_without_memory_nothing_is_left():
 
 @pytest.mark.parametrize(("n_bytes", "iters"), [(8, 20), (4 << 20, 20), ((4 << 20) + 1, 5)])
 def test_iterations(n_bytes, iters):
-    world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
+    world = FakeGpu(0, ())
     assert sk.Timer(world).iters_for(n_bytes) == iters and sk.Timer(world).replays == 20
     assert sk.Timer(world, 7, 3).iters_for(n_bytes) == 7 and sk.Timer(world, 7, 3).replays == 3
 
 
-class FakeGpu:
+class FakeGpu(sk.World):
     """A World whose stream runs what it is given on a clock of its own: call k of a replay takes k units."""
 
     def __init__(self, rank, durations):
         self.now, self.durations, self.captured, self.log = 0.0, iter(durations), None, []
+        self.finalized = False
         self.backend, self.stream, self.rank = SimpleNamespace(name="nvshmem"), self, rank
         self.xp = SimpleNamespace(
             cuda=SimpleNamespace(Event=self.event, get_elapsed_time=lambda a, b: b.at - a.at)
@@ -144,10 +145,10 @@ class FakeGpu:
     def synchronize(self):
         self.log.append("synchronize")
 
-    def host_barrier(self):
-        self.log.append("barrier")
-
     def host_allgather(self, value):
+        if isinstance(value, str):  # what all ranks must give
+            self.log.append("barrier")
+            return [value, value]
         return [value, [5.0 * 4 for _ in value]]
 
     def begin_capture(self):
@@ -244,9 +245,21 @@ def test_a_timer_on_the_emulator():
     ],
 )
 def test_numbers_that_a_timer_refuses(make, error, message):
-    world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
+    world = FakeGpu(0, ())
     with pytest.raises(error, match=message):
         make(world)
+
+
+def test_a_timer_is_asked_alike_on_all_ranks():
+    def main():
+        with sk.init() as world:
+            text = "ranks disagree: rank 0 gives iters=1 and replays=1, rank 1 gives iters=2 and replays=1"
+            with pytest.raises(ValueError, match=text):
+                sk.Timer(world)(world.barrier, iters=1 + world.rank)
+            with pytest.raises(ValueError, match=r"rank 1 gives 1 graph\(s\) and"):
+                sk.Timer(world).times([world.barrier] * (2 - world.rank))
+
+    sk.emu.run(main, 2)
 
 
 def test_what_cannot_be_captured_is_refused():
