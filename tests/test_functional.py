@@ -63,6 +63,18 @@ def test_of_no_array(pes):
     pes(1).run(main)
 
 
+@pytest.mark.parametrize("call", [sk.broadcast, sk.gather])
+def test_a_root_that_equals_one_that_was_given(pes, call):
+    def main():
+        sk.init()
+        call(np.zeros(2), 1)
+        for root in (True, 1.0):
+            with pytest.raises(TypeError, match=rf"{call.__name__}\(\): root is {root}; it must be an integer"):
+                call(np.zeros(2), root)
+
+    pes(2).run(main)
+
+
 def test_the_first_call_is_not_captured(pes):
     """It allocates; those after it are."""
 

@@ -17,6 +17,7 @@ from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .all_to_all import AllToAll
 from .broadcast import Broadcast
+from .collective import checked_root
 from .gather import Gather
 from .reduce_scatter import ReduceScatter
 
@@ -63,10 +64,12 @@ def _kept_for(kind, x, stream, times, *options):
     world, who = current(required=True), f"{kind.table}()"
     nbytes = with_shape(who, "x", x, world.xp).nbytes
     nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
-    key = kind, nbytes, options
+    argument = "root" if kind in (Broadcast, Gather) else "op"
     if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
-        argument = "root" if kind in (Broadcast, Gather) else "op"
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
+    if argument == "root":  # True and 1.0 have the hash of 1
+        options = (checked_root(who, world, *options),)
+    key = kind, nbytes, options
     if key not in world.kept:
         as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
         if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):
