@@ -54,6 +54,10 @@ def with_shape(who, name, x, module):
 def as_array(who, name, x, module):
     """`x` as an array of `module`, of the same memory. TypeError for what has none where it is needed."""
     if isinstance(x, module.ndarray):
+        if isinstance(x, (np.matrix, np.ma.MaskedArray)):  # their elements are not those of an array
+            raise TypeError(
+                f"{who}: {name} is {shown(x)}; it must be another array. Give numpy.array({name})"
+            )
         return x
     on_host = module.ndarray is np.ndarray
     try:

@@ -203,7 +203,11 @@ class SymmetricMemory:
         """
         self._check_alive("peer_view")
         rank = integer("peer_view()", "rank", rank, 0, self.n_ranks - 1)
-        array = self._as_array(array)
+        try:
+            array = self._as_array(array)
+        except TypeError:
+            needed = "it must be a symmetric array, as shmemkit.zeros() makes"
+            raise TypeError(f"peer_view(): array is {shown(array)}; {needed}") from None
         if not self.is_symmetric(array):
             raise ValueError(
                 f"peer_view(): array, {array.dtype} {array.shape}, is not in symmetric memory of this World. "
@@ -323,9 +327,13 @@ def _numbers(values, module):
     try:
         if on_gpu and hasattr(values, "__cuda_array_interface__"):
             return module.asarray(values)
-        return module.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+        found = module.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise ValueError(f"array(): values is {shown(values)} that is not an array: {error}") from None
+    if not hasattr(values, "dtype") and found.dtype.name not in DTYPES:
+        needed = "it must be an array, a PyTorch tensor or a nested list of numbers"
+        raise TypeError(f"array(): values is {shown(values)}; {needed}")
+    return found
 
 
 def _check_fill(value, shape, dtype):

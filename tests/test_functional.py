@@ -69,7 +69,9 @@ def test_a_root_that_equals_one_that_was_given(pes, call):
         sk.init()
         call(np.zeros(2), 1)
         for root in (True, 1.0):
-            with pytest.raises(TypeError, match=rf"{call.__name__}\(\): root is {root}; it must be an integer"):
+            with pytest.raises(
+                TypeError, match=rf"{call.__name__}\(\): root is {root}; it must be an integer"
+            ):
                 call(np.zeros(2), root)
 
     pes(2).run(main)
