@@ -108,7 +108,9 @@ def bind(
     timeouts.default()  # a bad one is refused here, not while a kernel is compiled
     world = _world.current()
     if world is None and _world.n_gpus() == 0:
-        raise RuntimeError("bind(): there is no GPU, and no World to emulate one. Call shmemkit.init() first")
+        raise RuntimeError(
+            "bind(): there is no GPU, and no World to emulate one. Call shmemkit.init() first, in this thread"
+        )
     emulated = world is not None and world.backend.name == "emulator"
     if stream is None:
         stream = world.stream if world is not None else None

@@ -414,6 +414,26 @@ def test_on_pytorchs_current_stream(monkeypatch):
         sk.emu.run(main, RANKS, races=True, delivery="unordered", seed=seed)
 
 
+def test_each_rank_has_its_own_grad_mode():
+    torch = pytest.importorskip("torch")
+
+    def main():
+        world = sk.init()
+        enabled = []
+        for rank in range(RANKS):
+            with torch.set_grad_enabled(world.rank != rank):
+                world.host_barrier()
+                enabled.append(torch.is_grad_enabled())
+                sk.all_reduce(torch.ones(3))
+                enabled.append(torch.is_grad_enabled())
+        if world.rank == 0:
+            torch.set_grad_enabled(False)
+        return [*enabled, torch.is_grad_enabled()]
+
+    assert sk.emu.run(main, RANKS) == [[False] * 2 + [True] * 2 + [False], [True] * 2 + [False] * 2 + [True]]
+    assert torch.is_grad_enabled()
+
+
 # ---- wrong types
 
 

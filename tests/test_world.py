@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -210,6 +211,25 @@ def test_without_a_world(monkeypatch, function):
     monkeypatch.setattr(world_module, "_ended", False)
     with pytest.raises(RuntimeError, match=r"there is no World yet. Call shmemkit.init\(\) first"):
         getattr(sk, function)(3)
+
+
+@pytest.mark.parametrize("n_pes", [1, 2])
+def test_calls_of_another_thread(n_pes):
+    def main():
+        world, x = sk.init("emulator"), np.ones(4)
+        reduce = sk.AllReduce(world, 64)
+        reduce(x, x)
+        with ThreadPoolExecutor(1) as pool:
+            for call in (lambda: reduce(x, x), world.barrier, world.host_barrier):
+                error = pool.submit(call).exception()
+                if n_pes == 1 and call == world.host_barrier:
+                    assert error is None
+                else:
+                    assert type(error) is RuntimeError
+                    assert "from the thread that called sk.init()" in str(error)
+        world.finalize()
+
+    main() if n_pes == 1 else sk.emu.run(main, n_pes)
 
 
 def test_after_the_end():

@@ -125,6 +125,7 @@ class EmulatorBackend:
     def allgather(self, value, call):
         """`value` of every rank; kernels go on meanwhile. `call` is what the host program calls."""
         if self.host is not None:
+            self.machine.check_thread()
             return self.comm.allgather(value, call)
         if self.processes is not None:
             return self.processes.allgather(value, call)

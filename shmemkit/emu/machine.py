@@ -2,6 +2,7 @@
 others."""
 
 import contextlib
+import threading
 import weakref
 
 import numpy as np
@@ -70,6 +71,7 @@ class Machine:
         self.streams = {pe: [] for pe in self.local_pes}
         self.defaults, self.current = {}, {}  # PE -> its default stream, and CuPy's current one
         self.ended = set()  # PEs whose host program has returned
+        self.os_thread = threading.get_ident()  # that runs everything
         self.host_waits = {}  # PE -> () -> what its host program waits for
         self.host_waiter = self._run_here  # how a host program waits; several PEs or processes replace it
 
@@ -137,11 +139,19 @@ class Machine:
         is a deadlock."""
         if is_done():
             return
+        self.check_thread()
         self.host_waits[pe] = why
         try:
             self.host_waiter(pe, is_done, key, can_go_on)
         finally:
             del self.host_waits[pe]
+
+    def check_thread(self):
+        if threading.get_ident() != self.os_thread:
+            raise RuntimeError(
+                "shmemkit is called from another thread of this process; call it from the thread that called "
+                "sk.init()"
+            )
 
     def _run_here(self, pe, is_done, key, can_go_on):
         """The only PE of the only process: its host program runs the scheduler."""

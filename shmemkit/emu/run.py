@@ -3,6 +3,7 @@ notebooks."""
 
 import gc
 import os
+import sys
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -31,12 +32,14 @@ class Host(greenlet):
         self.why, self.at_turn = None, False
         self.can_go_on = self.goes_on = False
         self.world, self.ended = None, False  # whether it had one
+        self.grad = program.grad
         self.process = None  # what a script has as if it had a process of its own (scripts/process.py)
         self.result = None
 
     def switch(self, *args):
         if self.process is not None:
             self.process.enter()
+        self.program.enter(self)
         return super().switch(*args)
 
     def run(self):
@@ -60,10 +63,22 @@ class Program:
 
     def __init__(self, main, args, machine):
         self.main, self.args, self.machine = main, args, machine
+        torch = sys.modules.get("torch")
         machine.host_waiter = self.wait
+        self.inside, self.grad = self, torch is None or torch.is_grad_enabled()
         self.hosts = [Host(self, pe) for pe in machine.local_pes]
         self.running = len(self.hosts)
         self.meeting = Meeting(machine.scheduler, lambda: len(self.hosts), "a host collective")
+
+    def enter(self, who):
+        """`who`, a Host or this Program at the end, goes on, with PyTorch's grad mode as it left it: that is
+        a thread's, and all run in one."""
+        if who is not self.inside:
+            torch = sys.modules.get("torch")
+            if torch is not None:
+                self.inside.grad = torch.is_grad_enabled()
+                torch.set_grad_enabled(who.grad)
+            self.inside = who
 
     def wait(self, pe, is_done, key, can_go_on):
         host = getcurrent()
@@ -100,6 +115,7 @@ class Program:
                     host.throw(GreenletExit)
                 if host.world is not None:
                     host.world.abandon()
+            self.enter(self)
             if races is not None:
                 races.forget()
             gc.set_threshold(*thresholds)  # now, for there is little left to look at

@@ -54,6 +54,7 @@ class Stream:
 
     def enqueue(self, operation):
         """Run `operation` after what is on the stream already. Blocks as the module says."""
+        self.machine.check_thread()
         if self.ended:
             raise RuntimeError(
                 f"{operation.name}: the World of its stream is finalized. Call shmemkit.init() again, and "

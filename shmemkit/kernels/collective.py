@@ -207,7 +207,8 @@ def check_reducible(name, op, dtype):
     if dtype == "bool":
         view = "x.view('uint8')" + " (of a tensor, x.view(torch.uint8))" * ("torch" in sys.modules)
         raise ValueError(
-            f"{name}: x has dtype bool, which cannot be reduced; give {view} with op 'max' (any) or 'min' (all)"
+            f"{name}: x has dtype bool, which cannot be reduced; give {view} with op 'max' (any) or 'min' "
+            "(all)"
         )
     try:
         reduction(op, dtype.name)
