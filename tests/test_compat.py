@@ -32,6 +32,12 @@ def test_signatures():
     assert {f: str(inspect.signature(f)) for f in expected} == expected
 
 
+def test_public_names():
+    theirs = set(filter(str.isidentifier, libshmem_device.__all__)) - set(device.__all__)  # pytest adds some
+    known = "putmem", "getmem", "NVSHMEM", "int_p", "remote_ptr"
+    assert theirs and [name for name in theirs if not name.startswith(known)] == []
+
+
 # ---- the queue of the first tutorial, from docs/triton_distributed.md
 
 

@@ -2,9 +2,10 @@
 
     from shmemkit.compat import libshmem_device
 
-The arguments are in that project's order. ``putmem...`` and ``getmem...`` take 1-D arrays of uint8 or int8
-(``array.view("uint8")`` on the host) and a number of bytes; a pointer plus an offset is a slice. Otherwise
-they are the functions of ``shmemkit.device`` without ``mem``, whose docstrings have the rest.
+The arguments are in that project's order; some parameters have other names. ``putmem...`` and ``getmem...``
+take 1-D arrays of uint8 or int8 (``array.view("uint8")`` on the host) and a number of bytes; a pointer plus
+an offset is a slice. Otherwise they are the functions of ``shmemkit.device`` without ``mem``, whose docstrings
+have the rest.
 docs/triton_distributed.md has the names side by side.
 """
 
@@ -17,6 +18,7 @@ from shmemkit.device import (  # noqa: F401
     barrier_all,
     barrier_all_block,
     barrier_all_warp,
+    checks,
     fence,
     my_pe,
     n_pes,
@@ -31,7 +33,6 @@ from shmemkit.device import (  # noqa: F401
     team_my_pe,
     team_n_pes,
 )
-from shmemkit.device.checks import check_emulated_words, check_words
 from shmemkit.device.ptx import gpu, types
 
 int_p, remote_ptr = p, symm_at
@@ -90,13 +91,13 @@ def _transfer_and_signal(name):
 
 
 def _check(name, dest, source):
-    check_words(name, "dest", dest, _BYTES)
-    check_words(name, "source", source, _BYTES)
+    checks.check_words(name, "dest", dest, _BYTES)
+    checks.check_words(name, "source", source, _BYTES)
 
 
 def _check_emulated(name, dest, source, n_bytes):
-    check_emulated_words(name, "dest", dest, _BYTES)
-    check_emulated_words(name, "source", source, _BYTES)
+    checks.check_emulated_words(name, "dest", dest, _BYTES)
+    checks.check_emulated_words(name, "source", source, _BYTES)
     if not 0 <= n_bytes <= min(dest.size, source.size):
         raise IndexError(f"{name}(): bytes is {n_bytes}; dest has {dest.size}, source {source.size}")
 
@@ -107,4 +108,5 @@ for _group in ("", "_warp", "_block"):
             globals()[f"{_verb}mem{_nbi}{_group}"] = _transfer(f"{_verb}mem{_nbi}{_group}")
         globals()[f"putmem_signal{_nbi}{_group}"] = _transfer_and_signal(f"putmem_signal{_nbi}{_group}")
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("device", "gpu", "types")]
+_OURS = "checks", "device", "gpu", "types"
+__all__ = [name for name in dir() if not name.startswith("_") and name not in _OURS]

@@ -2,9 +2,9 @@
 
     from shmemkit.compat import triton_distributed as dl
 
-The parameters have that project's names and meaning, its defaults but for one (`notify`'s comm_scope), and a
-pointer plus an offset is a slice: ``signal_ptr + i`` is ``signal_ptr[i:]``. docs/triton_distributed.md has
-the names side by side.
+The parameters have that project's names (but for `symm_at`, ours: give its arguments by position) and
+meaning, its defaults but for one (`notify`'s comm_scope), and a pointer plus an offset is a slice:
+``signal_ptr + i`` is ``signal_ptr[i:]``. docs/triton_distributed.md has the names side by side.
 """
 
 from numba import cuda
