@@ -156,6 +156,8 @@ def test_the_report_of_a_failure_stands_alone():
 def test_an_interrupted_run_leaves_nothing():
     process, terminal = start(
         *python("""
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be inherited as ignored
         def main():
             sk.init()
             time.sleep(0.1)
