@@ -15,12 +15,13 @@ to round.
 import contextlib
 import random
 import statistics
+import sys
 import time
 from itertools import pairwise
 
 from .agreement import check_equal
 from .kernels.method import check_world
-from .settings import integer
+from .settings import integer, shown
 
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 
@@ -50,17 +51,21 @@ class Timer:
     def __call__(self, call, iters=None):
         """-> how long ``call()`` takes, in microseconds: a float, the maximum over the ranks. Collective.
 
-        call   enqueues work on the World's stream. It is called once before the capture, which compiles and
-               loads its kernels, and then `iters` times. It must not wait for the GPU, nor allocate memory:
-               a CUDA graph cannot capture that. It must work any number of times in a row: a
-               signal that is set to 1 each time is a mistake
+        call   enqueues work on the World's stream, which is PyTorch's current stream meanwhile. It is called
+               once before the capture, which compiles and loads its kernels, and then `iters` times. It must
+               not wait for the GPU, nor allocate memory: a CUDA graph cannot capture that. It must work any
+               number of times in a row: a signal that is set to 1 each time is a mistake
         iters  calls in the graph; default: the Timer's
 
         Calls in a graph follow each other without a pause, and what they load may still be in the L2 cache.
-        ValueError for a call that cannot be captured, and for `iters` or `replays` that differ between ranks.
+        ValueError for a call that cannot be captured, and for `iters` or `replays` that differ between ranks;
+        TypeError for a `call` that is no function.
         """
         iters = _count("iters", iters) or self.iters_for(0)
-        call()
+        if not callable(call):
+            raise TypeError(f"Timer: call is {shown(call)}; it must be a function")
+        with self._pytorch_follows():
+            call()
         return self.time(self.capture(call, iters), iters)
 
     def iters_for(self, n_bytes):
@@ -89,15 +94,26 @@ class Timer:
 
     def _captured(self, call, iters):
         stream = self.world.stream
-        stream.begin_capture()
-        try:
-            for _ in range(iters):
-                call()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # the capture may be broken
-                stream.end_capture()
-            raise
-        return stream.end_capture()
+        with self._pytorch_follows():
+            stream.begin_capture()
+            try:
+                for _ in range(iters):
+                    call()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture may be broken
+                    stream.end_capture()
+                raise
+            return stream.end_capture()
+
+    def _pytorch_follows(self):
+        """A context in which PyTorch's current stream is the World's, where calls with its tensors go, after
+        what PyTorch has enqueued before."""
+        torch = sys.modules.get("torch")
+        if self.emulated or torch is None or not torch.cuda.is_initialized():  # it has no tensors on the GPU
+            return contextlib.nullcontext()
+        stream = torch.cuda.ExternalStream(self.world.stream.ptr)
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
 
     def time(self, replay, iters):
         """-> microseconds of each of the `iters` calls that ``replay()`` enqueues, the maximum over the
@@ -114,7 +130,8 @@ class Timer:
         world.synchronize()
         of_ranks = world.host_allgather(f"{given} and replays={self.replays}")  # and a barrier
         check_equal(of_ranks, "Timer needs the same on all ranks")
-        spans = replayed()
+        with self._pytorch_follows():
+            spans = replayed()
         world.synchronize()
         us = [statistics.median(map(self._elapsed, of_one)) if of_one else 0.0 for of_one in spans]
         return [max(of_ranks) for of_ranks in zip(*world.host_allgather(us), strict=True)]

@@ -131,6 +131,8 @@ def test_iterations(n_bytes, iters):
 class FakeGpu(sk.World):
     """A World whose stream runs what it is given on a clock of its own: call k of a replay takes k units."""
 
+    ptr = 7  # of its stream
+
     def __init__(self, rank, durations):
         self.now, self.durations, self.captured, self.log = 0.0, iter(durations), None, []
         self.finalized = False
@@ -222,6 +224,38 @@ def test_a_call_is_timed_by_its_own():
     assert calls == [None, 0, 1]
 
 
+def test_calls_with_tensors_are_captured(monkeypatch):
+    """They go to PyTorch's current stream: while they are captured, that is the World's."""
+    current, seen, waited = ["PyTorch's"], [], []
+
+    class Stream:
+        def __init__(self, address):
+            self.address = address
+
+        def wait_stream(self, other):
+            waited.append(other)
+
+    @contextlib.contextmanager
+    def stream(of_world):
+        current.append(of_world.address)
+        yield
+        current.pop()
+
+    names = {"is_initialized": lambda: True, "current_stream": lambda: current[-1]}
+    cuda = SimpleNamespace(**names, stream=stream, ExternalStream=Stream)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    gpu = FakeGpu(0, [900, 1, 2, 90])
+
+    def call():
+        seen.append((current[-1], gpu.captured is not None))
+        if gpu.captured is not None:
+            gpu.call()
+
+    sk.Timer(gpu, replays=3)(call, iters=1)
+    assert seen == [(gpu.ptr, False), (gpu.ptr, True)]
+    assert current == ["PyTorch's"] and set(waited) == {"PyTorch's"}
+
+
 def test_a_timer_on_the_emulator():
     """It is the same number on all ranks, and calls are few."""
 
@@ -242,6 +276,7 @@ def test_a_timer_on_the_emulator():
         (lambda world: sk.Timer(world, replays=-1), ValueError, "Timer: replays is -1"),
         (lambda world: sk.Timer(world, replays=2.0), TypeError, "Timer: replays"),
         (lambda world: sk.Timer(world)(lambda: None, True), TypeError, "Timer: iters"),
+        (lambda world: sk.Timer(world)(3), TypeError, "Timer: call is 3; it must be a function"),
     ],
 )
 def test_numbers_that_a_timer_refuses(make, error, message):
