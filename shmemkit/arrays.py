@@ -209,7 +209,8 @@ def new_output(like, shape, dtype, module, stream, follow):
         out, made_on = like.new_empty(shape), stream_of(None, like)
     else:
         out, made_on = module.empty(shape, dtype), None
-    if stream is not None if made_on is None else stream != made_on:
+    made_there = stream is None if made_on is None else stream == made_on
+    if not made_there:
         follow(stream, made_on)
     return out
 

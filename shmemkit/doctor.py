@@ -280,7 +280,7 @@ def mpi(report):
 
 def nvshmem(report, driver):
     report.section("NVSHMEM")
-    install = "pip install 'shmemkit[cu13]' (or cu12 with a driver older than 580)"
+    install = f"pip install 'shmemkit[cu13]' (or cu12 with a driver older than {MINIMUM_DRIVER[13]})"
     missing = [package for package in GPU_PACKAGES if version(package)[1] is None]
     if missing:
         report.line("usable", f"no: {', '.join(missing)} not installed")

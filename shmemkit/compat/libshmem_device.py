@@ -4,8 +4,8 @@
 
 The arguments are in that project's order; some parameters have other names. ``putmem...`` and ``getmem...``
 take 1-D arrays of uint8 or int8 (``array.view("uint8")`` on the host) and a number of bytes; a pointer plus
-an offset is a slice. Otherwise they are the functions of ``shmemkit.device`` without ``mem``, whose docstrings
-have the rest.
+an offset is a slice. Otherwise they are the functions of ``shmemkit.device`` without ``mem``, whose
+docstrings have the rest.
 docs/triton_distributed.md has the names side by side.
 """
 

@@ -6,7 +6,7 @@ import sys
 from shmemkit import tuning
 from shmemkit.arrays import call_on, converted, keyed, new_output, with_shape
 from shmemkit.device import reduction
-from shmemkit.kernels.method import agree, agree_on, check_world
+from shmemkit.kernels.method import agree_on, check_world
 from shmemkit.kernels.plans import Plans
 from shmemkit.settings import array_text, integer, one_of
 from shmemkit.stream_order import shared_order
@@ -44,9 +44,9 @@ class Collective:
             one_of(name, "method", method, (*self.METHODS, "auto"))
             self.max_nbytes = integer(name, "max_nbytes", max_nbytes, 0)
             self._options = self._checked_options()
+            return {"max_nbytes": self.max_nbytes, "method": method, **self._options}
 
-        agree(world, check, lambda: None)
-        agree_on(world, name, {"max_nbytes": self.max_nbytes, "method": method, **self._options})
+        agree_on(world, name, check)
         self._methods, self._plans, self._outputs, self.refused = {}, plans_of(world), [], {}
         self._order = shared_order(world)
         try:

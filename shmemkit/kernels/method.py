@@ -25,10 +25,20 @@ def agree(world, prepare, free):
     raise_alike(error, errors)
 
 
-def agree_on(world, who, arguments):
-    """Raise ValueError, on all ranks, unless all make a `who` with the same `arguments`, {name: value}.
-    Collective."""
-    made, given = zip(*world.host_allgather((who, arguments)), strict=True)
+def agree_on(world, who, check):
+    """Call ``check()`` -> {name: value}, the arguments of a `who`. Collective.
+
+    All ranks raise, as of ``agree``, when it raises TypeError or ValueError on any of them; and ValueError
+    unless all make a `who` with the same arguments.
+    """
+    error = arguments = None
+    try:
+        arguments = check()
+    except (TypeError, ValueError) as e:
+        error = e
+    answers = world.host_allgather((told(error), who, arguments))
+    errors, made, given = zip(*answers, strict=True)
+    raise_alike(error, errors)
     check_equal(made, "All ranks must make the same objects in the same order", "make")
     differ = [name for name in arguments if any(other[name] != arguments[name] for other in given)]
     texts = [", ".join(f"{name}={other[name]!r}" for name in differ) for other in given]

@@ -109,10 +109,9 @@ class ExpertParallel:
         def check():
             nonlocal sizes
             sizes = _sizes(world.n_ranks, *given)
+            return {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
 
-        agree(world, check, lambda: None)
-        arguments = {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
-        agree_on(world, "ExpertParallel", arguments)
+        agree_on(world, "ExpertParallel", check)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
         self.capacity = world.n_ranks * sizes.max_tokens
         self._plans, self._order, self._tensors = plans_of(world), shared_order(world), None

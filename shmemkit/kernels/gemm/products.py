@@ -9,7 +9,7 @@ are ordered by who launches them.)
 """
 
 from shmemkit.arrays import converted, keyed, unowned
-from shmemkit.kernels.method import agree, agree_on, check_world
+from shmemkit.kernels.method import agree_on, check_world
 from shmemkit.kernels.plans import Plans
 from shmemkit.settings import listed, one_of
 from shmemkit.stream_order import shared_order
@@ -43,14 +43,12 @@ class Products:
         self.world, self.method = world, method
         self._parts, self._outputs, self._of_graphs = [], [], set()
         self._plans = Plans(PLANS, world.synchronize)
-        arguments = {}
 
         def checked():
             one_of(name, "method", method, (*self.methods, "auto"))
-            arguments.update(check(), method=method)
+            return {**check(), "method": method}
 
-        agree(world, checked, lambda: None)
-        agree_on(world, name, arguments)
+        agree_on(world, name, checked)
         self._order = shared_order(world)
 
     def _part(self, kind, *args):
