@@ -46,6 +46,7 @@ def without_gpu(cc):
 def compile_ptx(kernel, argument_types, cc=HOPPER):
     """The PTX of `kernel`, a @cuda.jit kernel or a plain function, for these numba types."""
     from numba import cuda
+    from numba.core.errors import TypingError
     from numba.cuda.cudadrv.error import NvvmSupportError
 
     with without_gpu(cc):
@@ -55,6 +56,10 @@ def compile_ptx(kernel, argument_types, cc=HOPPER):
             code, _ = cuda.compile_ptx(function, argument_types, cc=cc, launch_bounds=bounds)
         except (NvvmSupportError, ImportError, FileNotFoundError) as error:
             missing(f"NVVM is not installed: {error}")
+        except TypingError as error:
+            if "nvshmem4py's Numba bindings" not in str(error):
+                raise
+            missing("nvshmem4py is not installed")
     return code
 
 
