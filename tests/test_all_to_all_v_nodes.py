@@ -177,7 +177,7 @@ def test_rows_that_differ_are_reported(pes):
         x, splits = np.zeros((4, 4 + world.rank)), np.ones(2, "int64")
         AllToAllV(world, 1024)(x, splits, np.zeros((8, 4 + world.rank)), splits.copy())
 
-    with pytest.raises(ValueError, match=r"rank 0 calls AllToAllV of rows of float64 \(4,\) .*, rank 1 .* \(5,\)"):
+    with pytest.raises(ValueError, match=r"rank 0 calls AllToAllV of rows of float64 \(4,\) .*, rank 1 .*5,"):
         pes(2).run(main)
 
 
