@@ -255,13 +255,13 @@ def test_an_overlap_is_started_and_finished_in_turn(pes):
         world = sk.init()
         engine, out = CopyPush(world, 64), np.zeros((world.n_ranks, 2))
         first, second = (engine.overlap(np.zeros(2), out) for _ in range(2))
-        with pytest.raises(RuntimeError, match="has to be started before"):
+        with pytest.raises(RuntimeError, match="was not started"):
             first.finish()
         first.start()
         for begin in (first.start, second.start, second.run):
             with pytest.raises(RuntimeError, match="was started and not finished"):
                 begin()
-        with pytest.raises(RuntimeError, match="has to be started before"):
+        with pytest.raises(RuntimeError, match="was not started"):
             second.finish()
         first.finish()
         second.run()
@@ -286,7 +286,7 @@ def test_a_start_and_its_finish_are_in_one_capture(pes):
                 transfer.start()
                 stream.begin_capture()
             for end in (transfer.wait, transfer.finish):
-                with pytest.raises(RuntimeError, match="both in the same one"):
+                with pytest.raises(RuntimeError, match="in the same one"):
                     end()
         stream.end_capture()
         world.synchronize()

@@ -205,6 +205,8 @@ class FakeTorch:
 
     uint8, int16, ops, bfloat16 = "uint8", "int16", None, as_dtype("bfloat16")
     Tensor = ()  # nothing is one
+    is_grad_enabled = staticmethod(lambda: True)
+    set_grad_enabled = staticmethod(lambda enabled: None)
     fails = ""  # the call that raises
 
     def __init__(self, monkeypatch):
