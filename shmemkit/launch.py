@@ -230,11 +230,12 @@ class Launch:
         module = self._module
         if module is None or isinstance(value, (int, float, np.generic, np.ndarray, module.ndarray)):
             return value
-        known = module is not np and hasattr(value, "__cuda_array_interface__")
-        shares = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
-        if is_tensor(value) or (shares and not known):
-            return as_array(f"kernel {self.name}", name, value, module)
-        return value
+        if not is_tensor(value):  # one with requires_grad raises where it is asked for an interface
+            if module is not np and hasattr(value, "__cuda_array_interface__"):
+                return value
+            if not (hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")):
+                return value
+        return as_array(f"kernel {self.name}", name, value, module)
 
     def _type_of(self, name, value):
         try:
