@@ -298,7 +298,7 @@ def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
         monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 1)
     if case is RING:  # its own tiles, one behind the other
         monkeypatch.setattr(methods, "LAG", 9)
-    for options in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5))):
+    for options in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5, 68))):
         try:
             results = sk.emu.run(lambda: compute(*arguments), 2, delivery="unordered", **options)
         except (EmulatorError, RaceError, DeadlockError) as report:
