@@ -75,16 +75,11 @@ class Shmemkit:
     def gather_and_multiply(self, x, w):
         """-> (the rows of all ranks, these rows @ w)"""
         of_all = x.new_empty(self.world.n_ranks * x.shape[0], x.shape[1])
-        return of_all, self.finished(self.ag_gemm(x, w, gathered=of_all))
+        return of_all, self.ag_gemm(x, w, gathered=of_all)
 
     def multiply_and_scatter(self, h, w):
         """-> this rank's rows of h @ w, added up over the ranks"""
-        return self.finished(self.gemm_rs(h, w))
-
-    def finished(self, result):
-        if self.world.backend.name == "emulator":
-            self.world.synchronize()  # on GPUs the stream orders PyTorch's operations behind ours
-        return result
+        return self.gemm_rs(h, w)
 
     def free(self):
         self.ag_gemm.free()
@@ -146,8 +141,6 @@ def main():
         if not emulated:
             device = f"cuda:{world.xp.cuda.Device().id}"
             torch.cuda.set_device(device)
-            # From here on PyTorch uses the World's stream, as shmemkit does.
-            torch.cuda.set_stream(torch.cuda.ExternalStream(world.stream.ptr))
         sizes = f"{tokens} tokens, {hidden} hidden, {n * inside} inside, bfloat16"
         world.print(f"{n} ranks ({world.backend.name}): {sizes}", ranks=0)
 

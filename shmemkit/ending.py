@@ -11,8 +11,8 @@ import sys
 import time
 import traceback
 
+from .command_line import say
 from .emu.errors import EmulatorError
-from .program import say
 
 _HIDDEN = (f"{os.sep}mpi4py{os.sep}", f"{os.sep}runpy.py", os.path.join(os.path.dirname(__file__), "emu"))
 

@@ -13,8 +13,7 @@ import signal
 import subprocess
 import sys
 
-from . import program as commands
-from . import progress, settings, timeouts
+from . import command_line, progress, settings, timeouts
 
 HELP = "start a Python program on N ranks, under Open MPI, MPICH or Slurm's srun"
 USAGE = """shmemkit run [options] SCRIPT [ARG...]
@@ -77,7 +76,7 @@ def main(arguments):
 
 
 def say(text):
-    commands.say("\n".join(f"shmemkit run: {line}" for line in text.splitlines()))
+    command_line.say("\n".join(f"shmemkit run: {line}" for line in text.splitlines()))
 
 
 def fail(text):
@@ -154,7 +153,8 @@ def parse(arguments):
         parser.error(f"{program[0]}: no such script")
     if options.hostfile and not os.access(options.hostfile, os.R_OK):
         parser.error(f"{options.hostfile}: cannot read the host file")
-    options.late = commands.late_options(parser, options, program[2 if program[0] in ("-m", "-c") else 1 :])
+    arguments = program[2 if program[0] in ("-m", "-c") else 1 :]
+    options.late = command_line.late_options(parser, options, arguments)
     return options, program
 
 

@@ -10,7 +10,7 @@ Without a limit, the first of those who have come says on standard error, once, 
 
 import time
 
-from .program import say
+from .command_line import say
 from .timeouts import RankTimeout, missing_text
 
 GRACE = 0.5  # seconds for answers: those who wait look for questions every few milliseconds

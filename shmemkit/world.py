@@ -17,10 +17,10 @@ import shmemkit
 from . import notebook, settings, timeouts
 from .agreement import check_equal, raise_alike, told
 from .arrays import as_array, stream_of
+from .command_line import say
 from .emu.run import current_host
 from .ending import Ending
 from .memory import SymmetricMemory
-from .program import say
 from .roll_call import RollCall
 from .settings import integer, listed, one_of, shown
 from .site import users_call

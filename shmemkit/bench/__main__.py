@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import shmemkit as sk
-from shmemkit import program, tuning
+from shmemkit import command_line, tuning
 from shmemkit.emu.run import current_host
 from shmemkit.memory import as_dtype
 from shmemkit.progress import showing
@@ -120,7 +120,8 @@ def _path(text):
 
 
 def _parser():
-    parser = _Parser(prog=program.name_of("shmemkit.bench"), description="How fast it is on this machine.")
+    name = command_line.name_of("shmemkit.bench")
+    parser = _Parser(prog=name, description="How fast it is on this machine.")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
 
     def command(run, name, text):

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-from .. import __version__, program
+from .. import __version__, command_line
 from .exploration import explore
 from .network import DELIVERIES
 from .run import schedule_of
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser():
     result = Parser(
-        prog=program.name_of("shmemkit.emu"),
+        prog=command_line.name_of("shmemkit.emu"),
         usage="%(prog)s [options] (script.py | -m module) [arguments]",
         description="Run a script, or a module, that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and "
         "mpi4py, on several PEs without a GPU.",
@@ -87,8 +87,8 @@ def main(argv=None):
         from .scripts.runner import Module, Script, status_of, text_of
     except ImportError as error:
         sys.exit(f"{options_of.prog}: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
-    for line in program.late_options(options_of, options, options.arguments):
-        program.say(f"{options_of.prog}: {line}")
+    for line in command_line.late_options(options_of, options, options.arguments):
+        command_line.say(f"{options_of.prog}: {line}")
     error = found = None
     try:
         script = (Module if options.module else Script)(options.script, options.arguments)

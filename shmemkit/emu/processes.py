@@ -36,8 +36,8 @@ import numpy as np
 
 from shmemkit import timeouts
 from shmemkit.agreement import ranks_text
+from shmemkit.command_line import say
 from shmemkit.notebook import shell, watch_cells
-from shmemkit.program import say
 from shmemkit.progress import showing
 from shmemkit.settings import listed
 from shmemkit.site import Call

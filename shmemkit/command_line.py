@@ -1,4 +1,4 @@
-"""What the commands have in common."""
+"""What the commands have in common: their names, messages in one piece, and options that come too late."""
 
 import os
 import re
