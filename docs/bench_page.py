@@ -6,8 +6,7 @@ Files of other programs, and those of ``bench launch``, whose tables are in docs
 import hashlib
 
 from shmemkit.bench import report
-from shmemkit.bench.collectives import PEERS
-from shmemkit.bench.results import NCCL, TORCH_NCCL, Results
+from shmemkit.bench.results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, Results
 from shmemkit.bench.sizes import size_text
 
 TITLES = {
@@ -25,9 +24,9 @@ TITLES = {
     "gemm_ar": "Matrix product and all-reduce",
     "p2p": "One rank to another",
 }
+OVER = "and the time of NCCL over it, of its best way where several ran"
 LAYERS = ("ag_gemm", "gemm_rs", "gemm_ar")
 EXPERTS = {"expert_dispatch": "dispatch", "expert_combine": "combine", "expert_parallel": "both"}
-COMPETITORS = {kind.method for kind in PEERS.values()}
 # Which versions of a file the page shows. Older files name NVSHMEM by a package, whatever was loaded; their
 # "nccl" is of the loaded library, which CuPy had asked.
 VERSIONS = ("shmemkit", "NVSHMEM library", "NCCL library", "nvshmem4py-", "numba-cuda", "cupy-", "torch")
@@ -66,29 +65,44 @@ def fastest(results, op):
         rows = []
         for size in dict.fromkeys(row.bytes for row in results.rows if row.op == op):
             at = right(row for row in results.rows if row.op == op and row.bytes == size)
-            time = {row.method: row.us for row in at}
+            time = {row.method: row.us for row in at if row.method in COMPETITORS}
             ours = [row for row in at if row.method not in COMPETITORS and row.out == out]
             best = min((row for row in ours if not row.took), key=lambda row: row.us, default=None)
             auto = next((row for row in ours if row.took), None)
             if best or auto:
-                cells = [size_text(size), us_text(time.get(NCCL)), us_text(time.get(TORCH_NCCL))]
+                cells = [size_text(size), _best(time, NCCL_WAYS), us_text(time.get(NCCL))]
+                cells += [us_text(time.get(TORCH_NCCL)), _best(time, TORCH_SYMMETRIC)]
                 cells += _compared(best) + [f"{auto.took}: {us_text(auto.us)}" if auto else ""]
-                rows.append(cells + [ratio_text(auto and auto.vs_nccl)])
+                ratios = (auto.vs_nccl, auto.vs_plain, auto.vs_torch) if auto else (None,) * 3
+                rows.append(cells + list(map(ratio_text, ratios)))
         if rows:
             size = "gathered" if "gather" in op else "full array"
-            header = f"{size}|NCCL, us|NCCL of torch, us|fastest|us|x NCCL|x NCCL of torch|bus GB/s|of p2p"
+            header = (
+                f"{size}|NCCL at its best, us|NCCL plain, us|NCCL of torch, us|symm_mem of torch, us|fastest|"
+                "us|x NCCL|x plain|x NCCL of torch|bus GB/s|of p2p|auto, us|x NCCL|x plain|x symm_mem"
+            )
             where = f"Into {'symmetric' if out else 'private'} memory:\n\n"
-            tables.append(where + without_empty_columns([*header.split("|"), "auto, us", "x NCCL"], rows))
+            tables.append(where + without_empty_columns(header.split("|"), rows))
     return tables
+
+
+def _best(time, methods):
+    """The shortest time of `methods`, and whose it is; nothing of NCCL's plain buffers alone"""
+    found = {method: us for method, us in time.items() if method in methods}
+    if set(found) <= {NCCL}:
+        return ""
+    method = min(found, key=found.get)
+    return f"`{method}`: {us_text(found[method])}"
 
 
 def _compared(row):
     if row is None:
-        return [""] * 6
+        return [""] * 7
     return [
         f"`{row.method}`",
         us_text(row.us),
         ratio_text(row.vs_nccl),
+        ratio_text(row.vs_plain),
         ratio_text(row.vs_torch_nccl),
         f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "",
         percent_text(row.of_p2p),
@@ -135,9 +149,12 @@ def of_layers(results, op):
             parts[row.method, row.alone] = f"`{row.method}`, {row.alone}"
             alone.setdefault(row.shape, {})[row.method, row.alone] = us_text(row.us)
         else:
-            ratios = ratio_text(row.vs_nccl_cublas), ratio_text(row.vs_torch), percent_text(row.overlap, 1)
-            whole.append([row.shape, method, us_text(row.us), f"{row.tflops:.0f}", *ratios])
-    header = "M x N x K|method|us|TFLOP/s|x NCCL and cuBLAS|x PyTorch|overlap".split("|")
+            ratios = map(ratio_text, (row.vs_nccl_cublas, row.vs_plain, row.vs_torch))
+            overlap = percent_text(row.overlap, 1)
+            whole.append([row.shape, method, us_text(row.us), f"{row.tflops:.0f}", *ratios, overlap])
+    header = "M x N x K|method|us|TFLOP/s|x NCCL and cuBLAS|x plain NCCL and cuBLAS|x PyTorch|overlap".split(
+        "|"
+    )
     cells = [[shape, *(line.get(part, "") for part in parts)] for shape, line in alone.items()]
     tables = [without_empty_columns(header, whole)] if whole else []
     return tables + (["Alone, us:\n\n" + table(["M x N x K", *parts.values()], cells)] if cells else [])
@@ -155,7 +172,8 @@ def notes(results):
 
 
 def time_and_ratio(row):
-    return us_text(row.us) + (f" ({ratio_text(row.vs_nccl)})" if row.vs_nccl is not None else "")
+    ratio = row.vs_nccl or row.vs_plain
+    return us_text(row.us) + (f" ({ratio_text(ratio)})" if ratio else "")
 
 
 def body(results):
@@ -170,9 +188,9 @@ def body(results):
             parts.append("A signal, one way:\n\n" + table(["", "us"], rows))
         elif op == "barrier":
             rows = [[f"`{row.method}`", time_and_ratio(row)] for row in right(results.rows)]
-            parts.append(table(["", "us (and NCCL's time over it, where NCCL ran)"], rows))
+            parts.append(table(["", f"us ({OVER})"], rows))
         elif op == "expert_parallel":
-            parts.append("us (and NCCL's time over it, where NCCL ran):\n\n" + of_experts(results))
+            parts.append(f"us ({OVER}):\n\n" + of_experts(results))
         elif op == "gemm":
             parts.append("TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):\n\n" + of_products(results))
         elif op in LAYERS:
@@ -183,7 +201,7 @@ def body(results):
         elif op not in EXPERTS:
             parts += fastest(results, op)
             every = by_method(results, op, time_and_ratio)
-            parts.append("All methods, us (and NCCL's time over it, where NCCL ran):\n\n" + every)
+            parts.append(f"All methods, us ({OVER}):\n\n" + every)
     if missing := notes(results):
         parts.append("Without a figure:\n\n" + "\n".join(missing))
     return parts

@@ -29,7 +29,17 @@ from matplotlib.figure import Figure  # noqa: E402
 
 import shmemkit as sk  # noqa: E402
 from shmemkit.bench import report  # noqa: E402
-from shmemkit.bench.results import CUBLAS, DRIVER, NCCL, NCCL_CUBLAS, TORCH_AG_GEMM, Results  # noqa: E402
+from shmemkit.bench.results import (  # noqa: E402
+    CUBLAS,
+    DRIVER,
+    NCCL,
+    NCCL_CUBLAS,
+    NCCL_CUBLAS_WAYS,
+    NCCL_WAYS,
+    TORCH_AG_GEMM,
+    TORCH_SYMMETRIC,
+    Results,
+)
 from shmemkit.bench.sizes import size_text  # noqa: E402
 
 
@@ -103,20 +113,19 @@ def hello_without_wait():
 
 
 # README's table: title, file, size or shape in it, {contender: its methods in the file}, the command.
-SYMMETRIC_MEMORY = ("torch symm_mem one_shot", "torch symm_mem two_shot")
 HEADLINES = (
     (
         "all-reduce of 8 KB, 2 H200",
         "all_reduce_h200x2",
         8 << 10,
-        {"NCCL": (NCCL,), "PyTorch symmetric memory": SYMMETRIC_MEMORY},
+        {"NCCL": NCCL_WAYS, "PyTorch symmetric memory": TORCH_SYMMETRIC},
         "shmemkit run -n 2 -m shmemkit bench all_reduce --sizes 8K --vs nccl,torch_one_shot,torch_two_shot",
     ),
     (
         "all-gather and bf16 product, 8192 x 8192 x 8192 over 2 H200",
         "ag_gemm_h200x2",
         "8192x8192x8192",
-        {"NCCL, then cuBLAS": (NCCL_CUBLAS,), "PyTorch, without a graph": (TORCH_AG_GEMM,)},
+        {"NCCL, then cuBLAS": NCCL_CUBLAS_WAYS, "PyTorch, without a graph": (TORCH_AG_GEMM,)},
         "shmemkit run -n 2 -m shmemkit bench ag_gemm",
     ),
     (
@@ -136,10 +145,11 @@ def headline():
         rows = [r for r in Results.read(RESULTS / f"{file}.json").rows if case in (r.bytes, r.shape)]
         times = {r.method: r.us for r in reversed(rows) if r.us and not r.note and not r.alone and not r.out}
         times |= {r.method: r.us for r in rows if r.method == CUBLAS}
-        beside = [
-            f"{name} {bench_page.us_text(min(times[method] for method in methods if method in times))} us"
-            for name, methods in contenders.items()
-        ]
+        beside = []
+        for name, methods in contenders.items():
+            found = {method: times[method] for method in methods if method in times}
+            plain = " with plain buffers" if set(found) <= {NCCL, NCCL_CUBLAS} else ""
+            beside.append(f"{name}{plain} {bench_page.us_text(min(found.values()))} us")
         ours = f"**{bench_page.us_text(times['auto'])} us**"
         lines.append([title, ours, ", ".join(beside), f"`{command}`"])
     return table(["", "shmemkit", "others, in the same run", "measured by"], lines)
@@ -148,16 +158,13 @@ def headline():
 def draw_headline(path):
     """README's plot: the time of an all-reduce against its size, ours, NCCL's and PyTorch's best."""
     results = Results.read(ALL_REDUCE)
-    times = {}
-    for row in results.rows:
-        if row.us and not row.note and not row.out:
-            times.setdefault(row.method, {})[row.bytes] = row.us
-    sizes = sorted(times["auto"])
-    best = {size: min(times[method][size] for method in SYMMETRIC_MEMORY) for size in sizes}
-    nccl = f"NCCL {results.versions[NCCL]}, plain buffers"
     torch = f"PyTorch {results.versions['torch']}, symmetric memory, its best"
-    lines = {nccl: (times[NCCL], "0.45"), torch: (best, "tab:orange")}
-    lines["shmemkit"] = times["auto"], "tab:green"
+    lines = {
+        report.nccl_text(results): (report.best(results, NCCL_WAYS), "0.45"),
+        torch: (report.best(results, TORCH_SYMMETRIC), "tab:orange"),
+        "shmemkit": (report.best(results, ("auto",)), "tab:green"),
+    }
+    sizes = sorted(lines["shmemkit"][0])
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log")
     for label, (line, colour) in lines.items():

@@ -74,7 +74,8 @@ class Timer:
         return self._iters or (1 if self.emulated else 20 if n_bytes <= SMALL else 5)
 
     def capture(self, call, iters):
-        """-> replay, a function that enqueues `iters` calls: a CUDA graph (on the emulator the calls).
+        """-> replay, a function that enqueues `iters` calls: a CUDA graph, CuPy's ``replay.graph`` (on the
+        emulator the calls; it has no graph).
 
         Run ``call()`` once before: a graph cannot capture that its kernels are compiled and loaded.
         ValueError for a call that cannot be captured.
@@ -90,7 +91,12 @@ class Timer:
             graph = self._captured(call, iters)
         except RuntimeError as error:
             raise ValueError(f"Timer: a CUDA graph cannot capture the call: {error}") from error
-        return lambda: graph.launch(self.world.stream)
+
+        def replay():
+            graph.launch(self.world.stream)
+
+        replay.graph = graph
+        return replay
 
     def _captured(self, call, iters):
         stream = self.world.stream

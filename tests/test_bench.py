@@ -377,7 +377,7 @@ def test_all_gather(n, tmp_path):
 def test_other_collectives(op, host, passes, tmp_path):
     arguments = ["--sizes", "96,1K", "--out", "private,symmetric", "--dtype", "float16", "--replays", "2"]
     data, printed = measured(tmp_path, 3, op, *arguments)
-    ours = [row for row in data["rows"] if row["method"] != "nccl"]
+    ours = [row for row in data["rows"] if row["method"] not in results.NCCL_WAYS]
     names = [name for name in (*host.methods, "auto") for _ in tuning.OUTPUTS]
     assert [(row["op"], row["method"]) for row in ours] == [(op, name) for name in names] * 2
     for row in ours:
@@ -390,7 +390,7 @@ def test_barrier(tmp_path):
     data, printed = measured(tmp_path, 4, "barrier", local_size=2)
     assert [(row["op"], row["method"], row.get("note")) for row in data["rows"]] == [
         ("barrier", "sk.Barrier", None),
-        ("barrier", "nccl", "refused: NCCL needs GPUs"),
+        *(("barrier", way, "refused: NCCL needs GPUs") for way in results.NCCL_WAYS),
         ("barrier", "nvshmem", "refused: NVSHMEM's barrier needs GPUs"),
     ]
     assert data["rows"][0]["us"] > 0 and "barrier, on the stream" in printed
@@ -425,7 +425,7 @@ def test_json_says_where_and_how(tmp_path):
     command = "python3 -m shmemkit.bench all_gather --sizes 64 --methods auto"
     assert data["command"] == f"{command} --plot=p.svg --json results.json"
     assert data["versions"]["numpy"] == np.__version__
-    assert [row["method"] for row in data["rows"]] == ["nccl", "auto"]
+    assert [row["method"] for row in data["rows"]] == [*results.NCCL_WAYS, "auto"]
     for row in data["rows"]:
         assert set(row) <= set(results.Row.__dataclass_fields__)
 
@@ -590,20 +590,56 @@ def test_one_rank_without_private_memory(step, tmp_path, monkeypatch):
     assert [row.get("took") for row in rows] == [None, None if step == "make" else "first", None, "first"]
 
 
-def test_ratio_to_nccl():
+def of_rows(*rows):
+    """-> Results of (method, size, us, note) of all_gather, compared"""
     found = results.Results.__new__(results.Results)
     found.rows, found.p2p_GBps = [], 400.0
-    for method, size, us in (
-        *(("nccl", 8, 10.0), (results.TORCH_NCCL, 8, 5.0), ("ll", 8, 2.5), ("push", 8, None)),
-        *(("ll", 16, 3.0), (results.TORCH_NCCL, 16, 9.0)),
-    ):
-        found.add("all_gather", method, size, us, bus_GBps=us and 100.0)
-    found.add("all_gather", "nccl", 16, 1.0, note="wrong: all of it")
+    for method, size, us, *note in rows:
+        found.add("all_gather", method, size, us, bus_GBps=us and 100.0, note="".join(note))
     found.compare()
-    assert [row.vs_nccl for row in found.rows] == [1.0, 2.0, 4.0, None, None, None, None]
+    return found
+
+
+def test_ratios():
+    torch = results.TORCH_NCCL
+    rows = ("nccl", 8, 10.0), (torch, 8, 5.0), ("ll", 8, 2.5), ("push", 8, None), ("ll", 16, 3.0)
+    found = of_rows(*rows, (torch, 16, 9.0), ("nccl", 16, 1.0, "wrong: all of it"))
+    assert [row.vs_plain for row in found.rows] == [1.0, 2.0, 4.0, None, None, None, None]
     assert [row.vs_torch_nccl for row in found.rows] == [0.5, 1.0, 2.0, None, 3.0, 1.0, 9.0]
     assert [row.of_p2p for row in found.rows][2:5] == [0.25, None, 0.25]
     assert found.failed
+
+
+def test_the_ratio_to_nccl_is_that_to_its_best_way():
+    sizes = 8, 16, 32
+    nccl = [(way, 8, us) for way, us in zip(results.NCCL_WAYS, (9.0, 7.0, 3.0, 20.0), strict=True)]
+    wrong = ("nccl_window", 16, 0.1, "wrong: all of it")
+    symmetric = [(name, 8, us) for name, us in zip(results.TORCH_SYMMETRIC, (8.0, 6.0, 7.0), strict=True)]
+    ours = [("auto", size, 2.0) for size in sizes]
+    found = of_rows(
+        *nccl, ("nccl", 16, 9.0), wrong, ("nccl_ce", 16, 5.0), ("nccl", 32, 4.0), *symmetric, *ours
+    )
+    ratios = {
+        row.bytes: (row.vs_nccl, row.vs_plain, row.vs_torch) for row in found.rows if row.method == "auto"
+    }
+    assert ratios == {8: (1.5, 4.5, 3.0), 16: (2.5, 4.5, None), 32: (None, 2.0, None)}
+
+
+def test_further_runs(tmp_path):
+    found = of_rows(("ll", 8, 3.0), ("ll", 8, 1.0), ("ll", 8, 2.0), ("push", 8, 4.0), ("auto", 8, 1.0))
+    found.add("all_gather", "auto", 8, note="refused: no")
+    found.add("all_gather", "auto", 8, 2.0)
+    ll, push, auto = found.rows
+    assert (ll.us, ll.runs, ll.bus_GBps) == (2.0, [3.0, 1.0, 2.0], 150.0)
+    assert (push.us, push.runs, push.bus_GBps) == (4.0, None, 100.0)
+    assert (auto.us, auto.runs, auto.note, auto.bus_GBps) == (None, None, "refused: no", None)
+    data, _ = measured(
+        tmp_path, 2, "all_gather", "--sizes", "64", "--methods", "ll", "--vs", "", "--runs", "3"
+    )
+    (row,) = data["rows"]
+    assert len(row["runs"]) == 3 and row["us"] == sorted(row["runs"])[1]
+    assert row["bus_GBps"] == pytest.approx(32 / row["us"] / 1e3)
+    assert data["method"].endswith("; the median of 3 runs")
 
 
 # ---- p2p
@@ -779,13 +815,17 @@ def test_ratio_to_the_driver():
         (["all_gather", "--methods", "ll,warp"], "'warp'"),
         (
             ["all_gather", "--vs", "mpi"],
-            "'mpi' is given; it must be nccl, torch_nccl, torch_symm, torch_one_shot or torch_two_shot",
+            "'mpi' is given; it must be nccl, nccl_graph, nccl_window, nccl_ce, torch_nccl, torch_symm, "
+            "torch_one_shot or torch_two_shot",
         ),
         (["all_gather", "--dtype", "int3"], "bfloat16"),
         (["all_gather", "--out", "shared"], "private or symmetric"),
         (["all_gather", "--iters", "0"], "1 or more"),
         (["all_gather", "--json", "/no/such/folder/f.json"], "f.json' does not exist"),
         (["all_gather", "--tune", "/no/such/folder/f.json"], "f.json' does not exist"),
+        (["all_gather", "--nccl", "/no/libnccl.so.2"], "'/no/libnccl.so.2' does not exist"),
+        (["all_gather", "--compare", "/no.json"], "'/no.json' is no file that --json wrote"),
+        (["--compare", "/no.json"], "'/no.json' is no file that --json wrote"),
         (["p2p", "--json", "/"], "'/' is a folder; it must be a file"),
         (["p2p", "--blocks", "4,x"], "'x'"),
         (["launch", "--replays", "-1"], "1 or more"),
@@ -827,7 +867,11 @@ def test_matplotlib_is_needed_for_plots_only(monkeypatch):
 def test_defaults():
     options = parse(["all_gather"])
     assert options.sizes is None and options.usual_sizes == parse(["p2p"]).usual_sizes == "8K:256M"
-    assert options.vs == ["nccl"] and options.out == ["private"] and options.dtype.name == "bfloat16"
+    assert (
+        options.vs == list(results.NCCL_WAYS)
+        and options.out == ["private"]
+        and options.dtype.name == "bfloat16"
+    )
     assert options.methods == [*sk.AllGather.methods, "auto"] and options.tune is None
 
 

@@ -7,7 +7,15 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.bench.__main__ import main, parse
-from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS, TORCH_AG_GEMM, Results
+from shmemkit.bench.results import (
+    CUBLAS,
+    NCCL,
+    NCCL_CUBLAS,
+    NCCL_CUBLAS_WAYS,
+    NCCL_WAYS,
+    TORCH_AG_GEMM,
+    Results,
+)
 
 pytest.importorskip("rich")
 SMALL = ["ag_gemm", "--shapes", "24x32x16,8x16x8"]
@@ -23,8 +31,9 @@ def test_it_runs(tmp_path):
     path = tmp_path / "f.json"
     assert sk.emu.run(main, 2, ([*SMALL, "--json", str(path)],)) == [0, 0]
     rows = json.loads(path.read_text())["rows"]
-    alone = [("Gemm", "product"), (CUBLAS, "product"), ("copies", "gathering"), (NCCL, "gathering")]
-    both = [TORCH_AG_GEMM, NCCL_CUBLAS, "auto", *sk.AllGatherGemm.methods_for(1)]
+    alone = [("Gemm", "product"), ("copies", "gathering"), (CUBLAS, "product")]
+    alone += [(way, "gathering") for way in NCCL_WAYS]
+    both = [TORCH_AG_GEMM, *NCCL_CUBLAS_WAYS, "auto", *sk.AllGatherGemm.methods_for(1)]
     expected = [*alone, *((name, None) for name in both)]
     assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
     for row in rows:
@@ -50,15 +59,24 @@ def compared(*rows):
 
 
 PRODUCTS = (("Gemm", "product", 9.0, ""), (CUBLAS, "product", 8.0, ""))
-GATHERINGS = (("copies", "gathering", 4.0, ""), (NCCL, "gathering", 6.0, ""))
-LAYERS = ((TORCH_AG_GEMM, None, 12.5, ""), (NCCL_CUBLAS, None, 15.0, ""), ("overlap", None, 10.0, ""))
+GATHERINGS = (
+    ("copies", "gathering", 4.0, ""),
+    (NCCL, "gathering", 6.0, ""),
+    ("nccl_ce", "gathering", 5.0, ""),
+)
+LAYERS = (
+    (TORCH_AG_GEMM, None, 12.5, ""),
+    (NCCL_CUBLAS, None, 18.0, ""),
+    (NCCL_CUBLAS_WAYS[-1], None, 15.0, ""),
+    ("overlap", None, 10.0, ""),
+)
 
 
 def test_ratios():
     found = compared(*PRODUCTS, *GATHERINGS, *LAYERS)
-    assert found["Gemm"].vs_cublas == 8 / 9 and found["copies"].vs_nccl == 1.5
+    assert found["Gemm"].vs_cublas == 8 / 9 and found["copies"].vs_nccl == 1.25
     whole = found["overlap"]
-    assert (whole.vs_nccl_cublas, whole.vs_torch) == (1.5, 1.25)
+    assert (whole.vs_nccl_cublas, whole.vs_plain, whole.vs_torch) == (1.5, 1.8, 1.25)
     assert found[TORCH_AG_GEMM].vs_nccl_cublas == 1.2
     assert whole.vs_nccl is None and whole.vs_cublas is None and found["Gemm"].vs_nccl is None
 

@@ -7,7 +7,7 @@ import pytest
 import shmemkit as sk
 from shmemkit.bench import gemm_reduce
 from shmemkit.bench.__main__ import main, parse
-from shmemkit.bench.results import CUBLAS, NCCL, NCCL_CUBLAS, TORCH_GEMM_RS
+from shmemkit.bench.results import CUBLAS, NCCL_CUBLAS_WAYS, NCCL_WAYS, TORCH_GEMM_RS
 
 pytest.importorskip("rich")
 
@@ -18,9 +18,10 @@ def test_it_runs(op, reduction, tmp_path):
     given = [op, "--shapes", "16x32x24,8x16x8", "--methods", "auto,sequential", "--json", str(path)]
     assert sk.emu.run(main, 2, (given,)) == [0, 0]
     rows = json.loads(path.read_text())["rows"]
-    alone = [("Gemm", "product"), (CUBLAS, "product"), (reduction, "reduction"), (NCCL, "reduction")]
+    alone = [("Gemm", "product"), (reduction, "reduction"), (CUBLAS, "product")]
+    alone += [(way, "reduction") for way in NCCL_WAYS]
     both = [TORCH_GEMM_RS] if op == "gemm_rs" else []
-    expected = [*alone, *((name, None) for name in [*both, NCCL_CUBLAS, "auto", "sequential"])]
+    expected = [*alone, *((name, None) for name in [*both, *NCCL_CUBLAS_WAYS, "auto", "sequential"])]
     assert [(row["method"], row.get("alone")) for row in rows] == 2 * expected
     for row in rows:
         if row["method"] in ("Gemm", reduction, "auto", "sequential"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import shmemkit as sk
+from shmemkit.bench import results
 from shmemkit.bench.__main__ import _parser, main
 from shmemkit.bench.collectives import PEERS
 
@@ -19,6 +20,7 @@ pytest.importorskip("matplotlib")
 
 DOCS = Path(__file__).parent.parent / "docs"
 OF_OLD_FILES = {"numpy": "2", "nvidia-nvshmem-cu13": "3.4", "nccl": "2.28", "nccl through torch": "2.27"}
+OVER = "and the time of NCCL over it, of its best way where several ran"
 MACHINE = {"gpu": "G", "gpus": {"G": 4}, "driver": "1.2", "cuda": "13.0", "python": "3.12.3"}
 
 
@@ -49,17 +51,19 @@ def row(method, size, us=None, **more):
 
 
 GATHERED = (
-    row("nccl", 8192, 8.0, vs_nccl=1.0),
-    row("nccl through torch", 8192, 11.0, vs_nccl=0.727),
-    row("ll", 8192, 2.0, vs_nccl=4.0, vs_torch_nccl=5.5, bus_GBps=3.07, of_p2p=0.0077),
+    row("nccl", 8192, 8.0),
+    row("nccl_window", 8192, 5.0, version="2.32.3"),
+    row("nccl through torch", 8192, 11.0),
+    row("torch symm_mem", 8192, 6.0),
+    row("ll", 8192, 2.0, bus_GBps=3.07),
     row("push_1d", 8192, 1.0, note="wrong: all of it"),
-    row("auto", 8192, 2.1, took="ll", vs_nccl=3.81, vs_torch_nccl=5.24, bus_GBps=2.9, of_p2p=0.0073),
-    row("ll", 8192, 1.9, out="symmetric", vs_nccl=4.21),
-    row("nccl", 1 << 20, 40.25, vs_nccl=1.0),
+    row("auto", 8192, 2.5, took="ll", bus_GBps=2.9),
+    row("ll", 8192, 1.9, out="symmetric"),
+    row("nccl", 1 << 20, 40.25),
     row("nccl through torch", 1 << 20, note="refused: no"),
-    row("ll", 1 << 20, 20.0, vs_nccl=2.0125, bus_GBps=39.3, of_p2p=0.098),
-    row("push_1d", 1 << 20, 115.0, vs_nccl=0.35),
-    row("auto", 1 << 20, 20.0, took="ll", vs_nccl=2.0125),
+    row("ll", 1 << 20, 20.0, bus_GBps=39.3),
+    row("push_1d", 1 << 20, 115.0),
+    row("auto", 1 << 20, 20.0, took="ll"),
     row("ll", 1 << 20, note="refused: no", out="symmetric"),
 )
 
@@ -72,22 +76,28 @@ def test_all_gather(pages, tmp_path):
         "Python 3.12.3, NCCL library 2.28; 2026-11-21. Timing: A clock.",
         "One rank sends to another 400 GB/s at most: 100 % of p2p.",
         "Into private memory:",
-        "| gathered | NCCL, us | NCCL of torch, us | fastest | us | x NCCL | x NCCL of torch | bus GB/s "
-        "| of p2p | auto, us | x NCCL |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| 8K | 8.00 | 11.0 | `ll` | 2.00 | 4.00 | 5.50 | 3.1 | 1 % | ll: 2.10 | 3.81 |\n"
-        "| 1M | 40.2 |  | `ll` | 20.0 | 2.01 |  | 39.3 | 10 % | ll: 20.0 | 2.01 |",
+        "| gathered | NCCL at its best, us | NCCL plain, us | NCCL of torch, us | symm_mem of torch, us "
+        "| fastest | us | x NCCL | x plain | x NCCL of torch | bus GB/s | of p2p | auto, us | x NCCL "
+        "| x plain | x symm_mem |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| 8K | `nccl_window`: 5.00 | 8.00 | 11.0 | `torch symm_mem`: 6.00 | `ll` | 2.00 | 2.50 | 4.00 "
+        "| 5.50 | 3.1 | 1 % | ll: 2.50 | 2.00 | 3.20 | 2.40 |\n"
+        "| 1M |  | 40.2 |  |  | `ll` | 20.0 |  | 2.01 |  | 39.3 | 10 % | ll: 20.0 |  | 2.01 |  |",
         "Into symmetric memory:",
-        "| gathered | NCCL, us | NCCL of torch, us | fastest | us | x NCCL |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
-        "| 8K | 8.00 | 11.0 | `ll` | 1.90 | 4.21 |",
-        "All methods, us (and NCCL's time over it, where NCCL ran):",
+        "| gathered | NCCL at its best, us | NCCL plain, us | NCCL of torch, us | symm_mem of torch, us "
+        "| fastest | us | x NCCL | x plain | x NCCL of torch |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| 8K | `nccl_window`: 5.00 | 8.00 | 11.0 | `torch symm_mem`: 6.00 | `ll` | 1.90 | 2.63 | 4.21 "
+        "| 5.79 |",
+        f"All methods, us ({OVER}):",
         "|  | 8K | 1M |\n| --- | --- | --- |\n"
-        "| `nccl` | 8.00 (1.00) | 40.2 (1.00) |\n"
-        "| `nccl through torch` | 11.0 (0.73) |  |\n"
-        "| `ll` | 2.00 (4.00) | 20.0 (2.01) |\n"
-        "| `auto` | 2.10 (3.81) | 20.0 (2.01) |\n"
-        "| `ll, symmetric out` | 1.90 (4.21) |  |\n"
+        "| `nccl` | 8.00 (0.62) | 40.2 (1.00) |\n"
+        "| `nccl_window` | 5.00 (1.00) |  |\n"
+        "| `nccl through torch` | 11.0 (0.45) |  |\n"
+        "| `torch symm_mem` | 6.00 (0.83) |  |\n"
+        "| `ll` | 2.00 (2.50) | 20.0 (2.01) |\n"
+        "| `auto` | 2.50 (2.00) | 20.0 (2.01) |\n"
+        "| `ll, symmetric out` | 1.90 (2.63) |  |\n"
         "| `push_1d` |  | 115 (0.35) |",
         "Without a figure:",
         "- `push_1d`, 8K: wrong: all of it\n"
@@ -125,7 +135,7 @@ def test_expert_parallel(pages, tmp_path):
     parts = pages[0].text(tmp_path).split("\n\n")
     assert parts[0].startswith("### Expert parallelism: 4 ranks")
     assert parts[4:] == [
-        "us (and NCCL's time over it, where NCCL ran):",
+        f"us ({OVER}):",
         "|  | dispatch | combine | both |\n| --- | --- | --- | --- |\n"
         "| `nccl` | 90.0 (1.00) | 90.0 (1.00) | 90.0 (1.00) |\n"
         "| `ExpertParallel` | 20.0 (4.50) | 20.0 (4.50) | 20.0 (4.50) |",
@@ -171,19 +181,21 @@ def test_layers(pages, tmp_path, op, part):
     rows = [
         of("Gemm", 9.0, alone="product"),
         of("cuBLAS", 8.0, alone="product", vs_cublas=1.0),
-        of("nccl", 6.0, alone=part, vs_nccl=1.0),
-        of("NCCL and cuBLAS", 15.0, vs_nccl_cublas=1.0, overlap=8 / 15),
-        of("auto", 10.0, took="sequential", vs_nccl_cublas=1.5, overlap=0.8),
+        of("nccl", 6.0, alone=part),
+        of("NCCL and cuBLAS", 20.0),
+        of("NCCL and cuBLAS (nccl_window)", 15.0),
+        of("auto", 10.0, took="sequential"),
         {"op": op, "method": "overlap", "bytes": 8, "shape": "4x5x6", "note": "refused: no"},
     ]
     write(tmp_path / f"{op}_h200x4.json", *rows, p2p=None)
     parts = pages[0].text(tmp_path).split("\n\n")
     assert parts[0] == f"### {pages[0].TITLES[op]}: 4 ranks on 4 x G; driver 1.2, CUDA 13.0"
     assert parts[3:] == [
-        "| M x N x K | method | us | TFLOP/s | x NCCL and cuBLAS | overlap |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
-        "| 4x5x6 | `NCCL and cuBLAS` | 15.0 | 60 | 1.00 | 53.3 % |\n"
-        "| 4x5x6 | `auto`: sequential | 10.0 | 90 | 1.50 | 80.0 % |",
+        "| M x N x K | method | us | TFLOP/s | x NCCL and cuBLAS | x plain NCCL and cuBLAS | overlap |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+        "| 4x5x6 | `NCCL and cuBLAS` | 20.0 | 45 | 0.75 | 1.00 | 40.0 % |\n"
+        "| 4x5x6 | `NCCL and cuBLAS (nccl_window)` | 15.0 | 60 | 1.00 | 1.33 | 53.3 % |\n"
+        "| 4x5x6 | `auto`: sequential | 10.0 | 90 | 1.50 | 2.00 | 80.0 % |",
         "Alone, us:",
         f"| M x N x K | `Gemm`, product | `cuBLAS`, product | `nccl`, {part} |\n"
         "| --- | --- | --- | --- |\n"
@@ -204,7 +216,7 @@ def test_pages_of_products_are_those_of_their_files(pages, tmp_path):
     for op in shapes:
         assert f"### {pages[0].TITLES[op]}: 2 ranks, emulator: times mean nothing" in text
     assert text.count("| 8x16x8 | `sequential` |") == text.count("`Gemm`, product") == 3
-    assert text.count("- `NCCL and cuBLAS`, 8x16x8: refused: ") == 3
+    assert text.count("- `NCCL and cuBLAS (nccl_ce)`, 8x16x8: refused: ") == 3
     assert pages[0].stale_plots(tmp_path, tmp_path) == []
 
 
@@ -218,8 +230,7 @@ def test_barrier(pages, tmp_path):
     parts = pages[0].text(tmp_path).split("\n\n")
     assert parts[0].startswith("### Barrier: 4 ranks")
     assert parts[4:] == [
-        "|  | us (and NCCL's time over it, where NCCL ran) |\n| --- | --- |\n"
-        "| `sk.Barrier` | 3.00 (3.00) |\n| `nccl` | 9.00 (1.00) |",
+        f"|  | us ({OVER}) |\n| --- | --- |\n| `sk.Barrier` | 3.00 (3.00) |\n| `nccl` | 9.00 (1.00) |",
         "Without a figure:",
         "- `nvshmem`: refused: no",
     ]
@@ -233,7 +244,8 @@ def test_of_the_emulator(pages, tmp_path):
     text = pages[0].text(tmp_path)
     assert text.count("### ") == text.count("2 ranks, emulator: times mean nothing\n") == 2
     assert "GB/s at most" not in text
-    assert "- `nccl`, 64, 1K: refused: NCCL needs GPUs" in text
+    for way in results.NCCL_WAYS:
+        assert f"- `{way}`, 64, 1K: refused: NCCL needs GPUs" in text
     for method in sk.AllGather.methods:
         assert f"`{method}`" in text
 
@@ -291,6 +303,6 @@ def test_the_page_has_all_options_and_competitors():
     options = {o for c in commands.values() for a in c._actions for o in a.option_strings}
     shown = set(re.findall(r"`(--[a-z-]+)", text))
     assert shown == options - {"-h", "--help"}
-    assert set(re.findall(r"^\| `([a-z_]+)` \| .* \| .*(?:pip|PyTorch)", text, re.M)) == set(PEERS)
+    assert set(re.findall(r"^\| `([a-z_]+)` \| .* \| .*(?:pip|NCCL 2|PyTorch)", text, re.M)) == set(PEERS)
     for name in commands:
         assert f"`{name}`" in text

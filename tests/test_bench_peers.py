@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import sys
 from types import SimpleNamespace
 
@@ -11,107 +10,272 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure, results
-from shmemkit.bench import nccl as nccl_peer
 from shmemkit.bench.layers import InTurn
-from shmemkit.bench.nccl import Nccl
+from shmemkit.bench.nccl import Nccl, nodes_of
 from shmemkit.bench.torch_peer import TorchGatherProduct, TorchNccl, TorchProductScatter, TorchSymmetric
 from shmemkit.memory import as_dtype
 
-
-class FakeArray:
-    def __init__(self, ptr, nbytes):
-        self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
+UNSET = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 
 
-def fake_nccl(monkeypatch, **attributes):
-    """CuPy's module, with what Nccl uses. -> what was called"""
-    log = []
+class FakeStream(contextlib.nullcontext):
+    ptr = 77
 
-    class Communicator:
-        def __init__(self, n_ranks, number, rank):
-            log.append((n_ranks, number, rank))
 
-        def allGather(self, *args):
-            log.append(args)
+def memory(address, count, dtype):
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype)
 
-        def destroy(self):
-            log.append("destroy")
 
-    module = SimpleNamespace(
-        **{"available": True, "NCCL_UINT8": 1, "NcclError": OSError, "NcclCommunicator": Communicator}
-        | {"get_unique_id": lambda: (1, 2)}
-        | attributes
+class FakeNccl:
+    """libnccl.so.2 between the emulator's ranks, as ctypes shows it: of addresses and numbers. `log` has the
+    calls of all ranks: (rank, name, arguments)."""
+
+    TYPES = {1: "uint8", 6: "float16", 7: "float32", 9: as_dtype("bfloat16")}
+
+    def __init__(self, monkeypatch, path, code=23203, fails=(), missing=()):
+        self.code, self.fails, self.missing, self.log, self.kept = code, fails, missing, [], {}
+        self.configs, self.groups = {}, {}
+        self.ncclGetErrorString, self.ncclGetLastError = (
+            (lambda status: b"invalid usage"),
+            (lambda comm: b"more"),
+        )
+        real = ctypes.CDLL
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: self if name == path else real(name))
+
+    def __getattr__(self, attribute):
+        name = attribute.removeprefix("nccl")
+        if name == attribute or name in self.missing:
+            raise AttributeError(attribute)
+
+        def call(*arguments):
+            rank = sk.current().rank if sk.current() else None
+            self.log.append((rank, name, arguments))
+            if name in self.fails:
+                return 5
+            getattr(self, f"_{name}")(*arguments)
+            return 0
+
+        setattr(self, attribute, call)
+        return call
+
+    def calls(self, name, rank=0):
+        return [arguments for of, called, arguments in self.log if (of, called) == (rank, name)]
+
+    def _GetVersion(self, code):
+        code._obj.value = self.code
+
+    def _GetUniqueId(self, number):
+        number._obj.internal[3] = 5
+
+    def _CommInitRankConfig(self, handle, n_ranks, number, rank, config):
+        world = sk.current()
+        assert (n_ranks, rank, number.internal[3]) == (world.n_ranks, world.rank, 5)
+        handle._obj.value = 1000 + len(self.calls("CommInitRankConfig", rank))
+        self.configs[rank, handle._obj.value] = config and config._obj
+
+    def _CommDestroy(self, handle):
+        del self.configs[sk.current().rank, handle.value]
+
+    def _MemAlloc(self, address, size):
+        block = ctypes.create_string_buffer(size)
+        address._obj.value = ctypes.addressof(block)
+        self.kept[ctypes.addressof(block)] = block
+
+    def _MemFree(self, address):
+        del self.kept[address]
+
+    def _CommWindowRegister(self, comm, address, size, window, flags):
+        assert flags == 1 and len(self.kept[address]) == size
+        sk.current().host_barrier()
+        window._obj.value = 5
+
+    def _CommWindowDeregister(self, comm, window):
+        assert window.value == 5
+
+    def _gather(self, x, count, number):
+        return sk.current().host_allgather(memory(x, count, self.TYPES[number]).copy())
+
+    def _AllGather(self, x, out, count, number, comm, stream):
+        memory(out, count * sk.current().n_ranks, "uint8")[:] = np.concatenate(self._gather(x, count, number))
+
+    def _AllReduce(self, x, out, count, number, op, comm, stream):
+        assert op == 0
+        total = sum(part.astype("float32") for part in self._gather(x, count, number))
+        memory(out, count, self.TYPES[number])[:] = total
+
+    def _ReduceScatter(self, x, out, count, number, op, comm, stream):
+        n = sk.current().n_ranks
+        whole = np.empty(count * n, self.TYPES[number])
+        self._AllReduce(x, whole.ctypes.data, whole.size, number, op, comm, stream)
+        memory(out, count, whole.dtype)[:] = np.split(whole, n)[sk.current().rank]
+
+    def _Broadcast(self, x, out, count, number, root, comm, stream):
+        memory(out, count, "uint8")[:] = self._gather(x, count, number)[root]
+
+    def _AlltoAll(self, x, out, count, number, comm, stream):
+        world = sk.current()
+        parts = self._gather(x, count * world.n_ranks, number)
+        memory(out, count * world.n_ranks, "uint8")[:] = np.concatenate(
+            [part[world.rank * count :][:count] for part in parts]
+        )
+
+    def _Gather(self, x, out, count, number, root, comm, stream):
+        parts = self._gather(x, count, number)
+        if sk.current().rank == root:
+            memory(out, count * len(parts), "uint8")[:] = np.concatenate(parts)
+
+    def _GroupStart(self):
+        self.groups[sk.current().rank] = []
+
+    def _Send(self, address, count, number, rank, comm, stream):
+        self.groups[sk.current().rank].append((address, count, rank, True))
+
+    def _Recv(self, address, count, number, rank, comm, stream):
+        self.groups[sk.current().rank].append((address, count, rank, False))
+
+    def _GroupEnd(self):
+        world = sk.current()
+        mine = self.groups.pop(world.rank)
+        sent = {to: memory(address, size, "uint8").copy() for address, size, to, sends in mine if sends}
+        of_ranks = world.host_allgather(sent)
+        for address, size, source, sends in mine:
+            if not sends:
+                memory(address, size, "uint8")[:] = of_ranks[source][world.rank]
+
+
+def measured_by(way, path, n_ranks, *kinds, sizes=(96, 960), dtype="bfloat16"):
+    """Measure NCCL's calls in one way on ranks of the emulator. -> [(note, version), ...], in turn"""
+
+    def main():
+        world = sk.init()
+        contender, found = Nccl(as_of_gpus(world), way, path), []
+        for kind in kinds:
+            for size in sizes:
+                case = kind(world, size, as_dtype(dtype))
+                case.make()
+                us, note = measure.measure(world, sk.Timer(world, 2, 2), case, contender)
+                found.append((note, us and contender.version))
+        contender.close()
+        return found
+
+    first, *others = sk.emu.run(main, n_ranks)
+    assert all(other == first for other in others)
+    return first
+
+
+CASES = tuple(cases.CASES.values())
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("way", results.NCCL_WAYS)
+def test_nccl(way, n_ranks, monkeypatch, tmp_path):
+    nccl = FakeNccl(monkeypatch, str(tmp_path))
+    assert measured_by(way, str(tmp_path), n_ranks, *CASES) == len(CASES) * 2 * [("", "2.32.3")]
+    assert not nccl.configs and not nccl.kept  # all is given back
+    assert all(arguments[-1] == 77 for arguments in nccl.calls("AllReduce"))
+    windows = way in ("nccl_window", "nccl_ce")
+    # Two blocks, of which each case gets its arrays anew.
+    assert len(nccl.calls("MemAlloc")) == len(nccl.calls("MemFree")) == (0 if way == "nccl" else 2)
+    assert len(nccl.calls("CommWindowRegister")) == len(nccl.calls("CommWindowDeregister")) == 2 * windows
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_nccl_of_other_dtypes(dtype, monkeypatch, tmp_path):
+    FakeNccl(monkeypatch, str(tmp_path))
+    assert set(measured_by("nccl_window", str(tmp_path), 2, *CASES, dtype=dtype)) == {("", "2.32.3")}
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "expected"),
+    [
+        ("nccl", 23203, None),
+        ("nccl_graph", 23203, (88, 22907, UNSET, 1)),
+        ("nccl_window", 22907, (88, 22907, UNSET, 1)),
+        ("nccl_ce", 23203, (88, 22907, 2, 1)),
+        ("nccl_ce", 22809, (80, 22809, 2, 1)),  # the last one lies beyond the 80 bytes
+    ],
+)
+def test_the_communicator_is_told_how_it_is_used(way, code, expected, monkeypatch, tmp_path):
+    nccl, configs = FakeNccl(monkeypatch, str(tmp_path), code), []
+    monkeypatch.setattr(
+        nccl, "_CommDestroy", lambda handle: configs.append(nccl.configs.pop((0, handle.value)))
     )
-    monkeypatch.setattr(nccl_peer, "gc", SimpleNamespace(collect=lambda: log.append("collect")))
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nccl=module))
-    return log
+    measured_by(way, str(tmp_path), 1, cases.AllReduceCase)
+    (config,) = configs
+    assert (config and (config.size, config.version, config.CTAPolicy, config.graphUsageMode)) == expected
+    if config:
+        assert (config.magic, config.blocking, config.netName) == (0xCAFEBEEF, UNSET, None)
 
 
-def gpu_world(rank):
-    comm = SimpleNamespace(bcast=lambda value, root: value or (1, 2))
-    stream = SimpleNamespace(ptr=77)
-    backend = SimpleNamespace(name="nvshmem", address=lambda array: array.data.ptr)
-    return SimpleNamespace(backend=backend, comm=comm, rank=rank, n_ranks=4, stream=stream)
+def test_an_old_nccl(monkeypatch, tmp_path):
+    newer = "AlltoAll", "Gather", "MemAlloc", "CommWindowRegister"
+    nccl = FakeNccl(monkeypatch, str(tmp_path), 22703, missing=newer)
+    kinds = cases.AllToAllCase, cases.GatherCase
+    assert measured_by("nccl", str(tmp_path), 3, *kinds) == 4 * [("", "2.27.3")]
+    assert nccl.calls("Send") and nccl.calls("Recv")
+    for way in results.NCCL_WAYS[1:]:
+        ((note, version),) = set(measured_by(way, str(tmp_path), 3, *kinds))
+        assert note == f"refused: {way} needs NCCL 2.28 or newer; this is 2.27.3. Name one by --nccl"
+        assert version is None
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_nccl_is_called_with_bytes_on_the_stream_of_the_world(rank, monkeypatch):
-    log = fake_nccl(monkeypatch)
-    nccl = Nccl(gpu_world(rank))
-    for x, out in ((10, 20), (30, 40)):
-        case = SimpleNamespace(x=FakeArray(x, 64), output=lambda out=out: FakeArray(out, 256), segment=64)
-        case.nccl = functools.partial(cases.AllGatherCase.nccl, case)
-        nccl.start(case)
-        nccl.call()
-        nccl.stop()
-    nccl.close()
-    assert log == [(4, (1, 2), rank), (10, 20, 64, 1, 77), (30, 40, 64, 1, 77), "collect", "destroy"]
-
-
-@pytest.mark.parametrize("dtype, number", [("float16", 6), ("float32", 7), ("bfloat16", 9)])
-def test_nccl_sums_elements(dtype, number):
-    log = []
-    comm = SimpleNamespace(
-        allReduce=lambda *args: log.append(args), reduceScatter=lambda *args: log.append(args)
-    )
-    case = SimpleNamespace(bytes=64, segment=16, dtype=as_dtype(dtype))
-    for kind in (cases.AllReduceCase, cases.ReduceScatterCase):
-        kind.nccl(case, comm, SimpleNamespace(NCCL_SUM=0), 10, 20, 77)
-    assert log == [(10, 20, n // case.dtype.itemsize, number, 0, 77) for n in (64, 16)]
-
-
-def test_nccl_exchanges_in_a_group():
-    log = []
-    comm = SimpleNamespace(
-        send=lambda *args: log.append(("send", *args)), recv=lambda *args: log.append(("recv", *args))
-    )
-    nccl = SimpleNamespace(
-        NCCL_UINT8=1, groupStart=lambda: log.append("start"), groupEnd=lambda: log.append("end")
-    )
-    cases.AllToAllCase.nccl(gpu_case(), comm, nccl, 1000, 2000, 77)
-    calls = [
-        (what, at + 16 * k, 16, 1, k, 77) for k in range(4) for what, at in (("send", 1000), ("recv", 2000))
+@pytest.mark.parametrize("fails", ["CommInitRankConfig", "MemAlloc", "CommWindowRegister", "AllReduce"])
+def test_what_nccl_refuses_is_a_row(fails, monkeypatch, tmp_path):
+    nccl = FakeNccl(monkeypatch, str(tmp_path), fails=(fails,))
+    assert measured_by("nccl_window", str(tmp_path), 2, cases.AllReduceCase) == 2 * [
+        (f"refused: nccl{fails}: invalid usage: more", None)
     ]
-    assert log == ["start", *calls, "end"]
+    assert not nccl.kept and not nccl.configs
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_nccl_broadcasts_and_gathers(rank):
-    log = []
-    comm = SimpleNamespace(
-        **{name: lambda *args, name=name: log.append((name, *args)) for name in ("broadcast", "send", "recv")}
+def test_no_window_is_a_row(monkeypatch, tmp_path):
+    nccl = FakeNccl(monkeypatch, str(tmp_path))
+    monkeypatch.setattr(nccl, "_CommWindowRegister", lambda *arguments: None)
+    ((note, _),) = set(measured_by("nccl_ce", str(tmp_path), 2, cases.AllGatherCase))
+    assert len(nccl.calls("MemAlloc")) == len(nccl.calls("MemFree")) == 2  # the second size tries again
+    assert (
+        note == "refused: NCCL makes no window here: it needs NCCL_CUMEM_ENABLE=1 and GPUs joined by NVLink"
     )
-    nccl = SimpleNamespace(NCCL_UINT8=1, groupStart=lambda: None, groupEnd=lambda: log.append("end"))
-    case = SimpleNamespace(world=gpu_world(rank), segment=16, bytes=64)
-    cases.BroadcastCase.nccl(case, comm, nccl, 1000, 2000, 77)
-    cases.GatherCase.nccl(case, comm, nccl, 1000, 2000, 77)
-    received = [("recv", 2000 + 16 * k, 16, 1, k, 77) for k in range(4)] if rank == 0 else []
-    assert log == [("broadcast", 1000, 2000, 64, 1, 0, 77), ("send", 1000, 16, 1, 0, 77), *received, "end"]
 
 
-def gpu_case():
-    return SimpleNamespace(world=gpu_world(0), segment=16)
+def test_no_nccl_is_a_row(tmp_path):
+    ((note, _),) = set(measured_by("nccl", str(tmp_path / "libnccl.so.2"), 2, cases.AllGatherCase))
+    assert note.startswith("refused: NCCL cannot be loaded") and "pip install nvidia-nccl-cu13" in note
+
+
+@pytest.mark.parametrize("way", results.NCCL_WAYS)
+def test_wrong_results_of_nccl_are_found(way, monkeypatch, tmp_path):
+    nccl = FakeNccl(monkeypatch, str(tmp_path))
+    monkeypatch.setattr(nccl, "_AllGather", lambda *arguments: None)
+    notes = [note for note, _ in measured_by(way, str(tmp_path), 2, cases.AllGatherCase)]
+    assert all(note.startswith("wrong: on rank 0") for note in notes) and len(notes) == 2
+
+
+def test_what_runs_in_a_graph(monkeypatch):
+    """The nodes of a graph of two calls, as cuda.bindings tells them."""
+    names = {1: b"_Z17ncclDevKernel_FooPi", 2: b"nvjet"}
+    nodes = [("EVENT_RECORD", 0), ("KERNEL", 1), ("KERNEL", 1), ("MEMCPY", 0), ("KERNEL", 2), ("KERNEL", 2)]
+
+    def nodes_in(graph, count=0):
+        return 0, nodes[:count], len(nodes)
+
+    driver = SimpleNamespace(
+        CUgraph=lambda handle: handle,
+        cuGraphGetNodes=nodes_in,
+        cuGraphNodeGetType=lambda node: (0, SimpleNamespace(name=f"CU_GRAPH_NODE_TYPE_{node[0]}")),
+        cuGraphKernelNodeGetParams=lambda node: (
+            0,
+            SimpleNamespace(func=node[1] == 2 and 2, kern=node[1], gridDimX=8),
+        ),
+        cuFuncGetName=lambda function: (0, names[function]),
+        cuKernelGetName=lambda kernel: (0, names[kernel]),
+    )
+    for name, module in {"cuda": None, "cuda.bindings": SimpleNamespace(driver=driver)}.items():
+        if module or name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, module or SimpleNamespace())
+    text = "0.5 event_record, ncclDevKernel_Foo of 8 blocks, 0.5 memcpy, nvjet of 8 blocks"
+    assert nodes_of(SimpleNamespace(graph=7), 2) == text
 
 
 class FakeLibrary:
@@ -171,29 +335,10 @@ def test_results_name_what_was_loaded(monkeypatch):
     assert not {"nvidia-nvshmem-cu13", "nvidia-nccl-cu13", "nccl"} & set(found)
 
 
-def failing(*_):
-    raise OSError("duplicate GPU")
-
-
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"available": False}, "pip install nvidia-nccl-cu13"),
-        ({"NcclCommunicator": failing}, "duplicate GPU"),
-    ],
-)
-def test_no_nccl_is_a_refusal(attributes, message, monkeypatch):
-    fake_nccl(monkeypatch, **attributes)
-    nccl = Nccl(gpu_world(0))
-    with pytest.raises(ValueError, match=message):
-        nccl.start(SimpleNamespace())
-    nccl.close()
-
-
 @pytest.mark.parametrize("contender", [TorchNccl, TorchSymmetric])
 def test_no_pytorch_is_a_refusal(contender, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    torch = contender(gpu_world(0))
+    torch = contender(SimpleNamespace(backend=SimpleNamespace(name="nvshmem")))
     with pytest.raises(ValueError, match="PyTorch is not installed.*pip install torch"):
         torch.start(SimpleNamespace())
     torch.close()
@@ -323,10 +468,19 @@ class Tensor(np.ndarray):
 
 def as_of_gpus(world):
     """A World of the emulator, to a contender as one of GPUs."""
-    xp = SimpleNamespace(**vars(np), cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
-    stream, backend = SimpleNamespace(ptr=77), SimpleNamespace(name="nvshmem", address=world.backend.address)
+    cuda = SimpleNamespace(
+        Device=lambda: SimpleNamespace(id=3),
+        UnownedMemory=lambda address, size, owner: (ctypes.c_char * size).from_address(address),
+        MemoryPointer=lambda memory, offset: memory,
+    )
     return SimpleNamespace(
-        rank=world.rank, n_ranks=world.n_ranks, comm=world.comm, xp=xp, stream=stream, backend=backend
+        rank=world.rank,
+        n_ranks=world.n_ranks,
+        comm=world.comm,
+        host_allgather=world.host_allgather,
+        xp=SimpleNamespace(**vars(np), cuda=cuda),
+        stream=FakeStream(),
+        backend=SimpleNamespace(name="nvshmem", address=world.backend.address),
     )
 
 
@@ -391,36 +545,7 @@ def test_ranks_of_several_hosts_meet_at_the_first(monkeypatch):
 # ---- layers
 
 
-class Communicator:
-    """NCCL's, between the emulator's ranks, for bfloat16 sums: it gets addresses."""
-
-    def __init__(self, n_ranks, number, rank):
-        self.n_ranks, self.rank = n_ranks, rank
-
-    def memory(self, address, count, dtype):
-        size = count * np.dtype(dtype).itemsize
-        return np.frombuffer((ctypes.c_char * size).from_address(address), dtype)
-
-    def allGather(self, x, out, count, number, stream):
-        assert (number, stream) == (1, 77)
-        parts = sk.current().host_allgather(self.memory(x, count, "uint8").copy())
-        self.memory(out, self.n_ranks * count, "uint8")[:] = np.concatenate(parts)
-
-    def allReduce(self, x, out, count, number, op, stream):
-        assert (number, stream) == (cases.NCCL_TYPES["bfloat16"], 77)
-        mine = self.memory(x, count, as_dtype("bfloat16")).astype("float32")
-        self.memory(out, count, as_dtype("bfloat16"))[:] = sum(sk.current().host_allgather(mine))
-
-    def reduceScatter(self, x, out, count, number, op, stream):
-        whole = np.empty(self.n_ranks * count, as_dtype("bfloat16"))
-        self.allReduce(x, whole.ctypes.data, whole.size, number, op, stream)
-        self.memory(out, count, whole.dtype)[:] = np.split(whole, self.n_ranks)[self.rank]
-
-    def destroy(self):
-        pass
-
-
-def layers(op):
+def layers(op, way, path):
     """Measure a layer's parts and all of it, as if on GPUs, with ours among them. -> [(method, note), ...]"""
 
     def main():
@@ -436,7 +561,8 @@ def layers(op):
             between = cases.CASES[gemm_reduce.OPS[op][0]](world, 60, dtype, unit=1)
             both = gemm_reduce.Both(op, product, between)
             ours = [gemm_reduce.Ours(world, "sequential"), TorchProductScatter(gpus)]
-        pairs = [(product, gemm.Cublas(gpus)), (between, Nccl(gpus)), (both, InTurn(gpus))]
+        pairs = [(product, gemm.Cublas(gpus)), (between, Nccl(gpus, way, path))]
+        pairs.append((both, InTurn(gpus, way, path)))
         pairs += [(both, contender) for contender in ours[: 1 if op == "gemm_ar" else 2]]
         found = []
         for _ in range(2):  # they can be used again
@@ -458,32 +584,37 @@ FUSED = {"ag_gemm": [results.TORCH_AG_GEMM], "gemm_rs": [results.TORCH_GEMM_RS],
 
 
 @pytest.fixture
-def gpu_libraries(monkeypatch):
-    fake_nccl(monkeypatch, NcclCommunicator=Communicator, NCCL_SUM=0)
+def torch(monkeypatch):
     return FakeTorch(monkeypatch)
 
 
+@pytest.mark.parametrize("way", results.NCCL_WAYS)
 @pytest.mark.parametrize("op", OPS)
-def test_layers(op, gpu_libraries):
-    names = [results.CUBLAS, results.NCCL, results.NCCL_CUBLAS, "sequential", *FUSED[op]]
-    assert layers(op) == 2 * [(name, "") for name in names]
-    assert not gpu_libraries.connected and not gpu_libraries.streams
+def test_layers(op, way, torch, monkeypatch, tmp_path):
+    nccl = FakeNccl(monkeypatch, str(tmp_path))
+    names = [results.CUBLAS, way, results.nccl_cublas(way), "sequential", *FUSED[op]]
+    assert layers(op, way, str(tmp_path)) == 2 * [(name, "") for name in names]
+    assert not torch.connected and not torch.streams and not nccl.kept and not nccl.configs
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("fails", ["matmul", "fused"])
-def test_what_fails_of_layers_is_a_note(fails, op, gpu_libraries):
-    gpu_libraries.fails = fails
-    broken = [results.CUBLAS, results.NCCL_CUBLAS] if fails == "matmul" else FUSED[op]
-    for name, note in layers(op):
+def test_what_fails_of_layers_is_a_note(fails, op, torch, monkeypatch, tmp_path):
+    FakeNccl(monkeypatch, str(tmp_path))
+    torch.fails = fails
+    in_turn = results.nccl_cublas("nccl_window")
+    broken = [results.CUBLAS, in_turn] if fails == "matmul" else FUSED[op]
+    for name, note in layers(op, "nccl_window", str(tmp_path)):
         assert note == (None if name in broken else "")
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_wrong_results_of_layers_are_found(op, gpu_libraries, monkeypatch):
+def test_wrong_results_of_layers_are_found(op, torch, monkeypatch, tmp_path):
     def late(x, b, out):
         out[:] = 0
 
-    monkeypatch.setattr(gpu_libraries, "matmul", late)
-    wrong = [note for name, note in layers(op) if name in (results.CUBLAS, results.NCCL_CUBLAS)]
+    FakeNccl(monkeypatch, str(tmp_path))
+    monkeypatch.setattr(torch, "matmul", late)
+    found = layers(op, "nccl", str(tmp_path))
+    wrong = [note for name, note in found if name in (results.CUBLAS, results.NCCL_CUBLAS)]
     assert len(wrong) == 4 and all(note.startswith("wrong: relative error") for note in wrong)

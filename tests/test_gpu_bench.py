@@ -7,6 +7,7 @@ import shmemkit as sk
 from shmemkit import tuning
 from shmemkit.bench import launch, results, tune
 from shmemkit.bench.__main__ import measure, parse
+from shmemkit.bench.cases import CASES
 
 nvshmem = pytest.importorskip("nvshmem")
 pytest.importorskip("rich")
@@ -43,8 +44,36 @@ def test_all_gather_and_nccl(world, out):
     versions = found.as_dict()["versions"]
     assert versions["NVSHMEM library"] == nvshmem.core.get_version().libnvshmem_version
     if nccl[0].us:
-        assert all(row.vs_nccl for row in ours)
+        assert all(row.vs_plain for row in ours)
         assert versions["NCCL library"].count(".") == 2
+
+
+@pytest.mark.parametrize("op", [*CASES, "barrier"])
+def test_all_ways_of_nccl(world, op):
+    """With ranks that share a GPU: NCCL 2.30 or newer, and NCCL_MULTI_RANK_GPU_ENABLE=1."""
+    sizes = [] if op == "barrier" else ["--sizes", "8K,3M", "--iters", "2", "--methods", "auto"]
+    found = measured(world, op, *sizes)
+    rows = [row for row in found.rows if row.method in results.NCCL_WAYS]
+    assert len(rows) == len(results.NCCL_WAYS) * (2 if sizes else 1)
+    if rows[0].note:
+        pytest.skip(rows[0].note)
+    assert all(row.us > 0 and row.version and row.ran for row in rows)
+    if world.n_ranks > 1:
+        assert any("Symk" in row.ran for row in rows if row.method == "nccl_window")
+        assert not any("event" in row.ran for row in rows if row.method == "nccl_window")
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_layers_by_all_ways_of_nccl(world, op):
+    found = measured(
+        world, op, "--shapes", "512x1024x512,256x512x1024", "--iters", "2", "--methods", "sequential"
+    )
+    rows = [row for row in found.rows if row.method in results.NCCL_CUBLAS_WAYS]
+    if rows[0].note:
+        pytest.skip(rows[0].note)
+    assert all(row.us > 0 and row.version and row.ran for row in rows) and len(rows) == 8
+    ours = [row for row in found.rows if row.method == "sequential"]
+    assert all(row.vs_nccl_cublas and row.vs_plain for row in ours)
 
 
 def test_pytorch(world):

@@ -20,6 +20,7 @@ from . import (
     ag_gemm,
     barrier,
     collectives,
+    compare,
     expert_parallel,
     gemm,
     gemm_reduce,
@@ -30,7 +31,7 @@ from . import (
     tune,
 )
 from .cases import CASES
-from .results import Results
+from .results import NCCL, NCCL_WAYS, Results
 from .shapes import parse_shapes
 from .sizes import parse_sizes
 
@@ -38,7 +39,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 SIZES, EMULATED_SIZES = "8K:256M", "8K:64K"
 PLOTS = ".svg", ".png", ".pdf"
 # What the collectives' commands measure unless it is said.
-USUAL = {"sizes": SIZES, "vs": ["nccl"], "out": ["private"]}
+USUAL = {"sizes": SIZES, "vs": list(NCCL_WAYS), "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
 USERS = object()  # what --tune is without a FILE
 
@@ -119,6 +120,23 @@ def _path(text):
     return Path(_file(text))
 
 
+def _library(path):
+    if not os.path.isfile(path):
+        raise argparse.ArgumentTypeError(f"the file {path!r} does not exist; it must be a libnccl.so.2")
+    return os.path.abspath(path)
+
+
+def _results(path):
+    """Those of an earlier run."""
+    try:
+        if found := Results.read(path):
+            return found
+        error = "it has no rows"
+    except (OSError, ValueError, TypeError, KeyError) as reason:
+        error = f"{type(reason).__name__}: {reason}"
+    raise argparse.ArgumentTypeError(f"{path!r} is no file that --json wrote ({error})")
+
+
 def _parser():
     name = command_line.name_of("shmemkit.bench")
     parser = _Parser(prog=name, description="How fast it is on this machine.")
@@ -129,7 +147,19 @@ def _parser():
         found.set_defaults(run=run, plot=None, iters=None, tune=None, usual_sizes=SIZES)
         found.add_argument("--json", type=_file, metavar="FILE", help="write the results there, too")
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
+        text = f"measure all N times, and take the median (1; with --compare {compare.RUNS})"
+        found.add_argument("--runs", type=_positive, metavar="N", help=text)
+        text = "print what has become slower than in a FILE of --json; the exit status is 1 then"
+        found.add_argument("--compare", type=_results, metavar="FILE", help=text)
         return found
+
+    def beside(found, names, text, default, of_all=None):
+        text = f"compare with some of {text}; '' is none; default {of_all or '%(default)s'}"
+        known = _some_of(lambda: tuple(names))
+        found.add_argument("--vs", type=known, default=default, metavar="A,B", help=text)
+        if NCCL in names:
+            text = "the libnccl.so.2 to compare with; default: the installed one"
+            found.add_argument("--nccl", type=_library, metavar="FILE", help=text)
 
     def sized(found, meaning):
         usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
@@ -151,11 +181,11 @@ def _parser():
         found = command(collectives.run, op, text)
         sized(found, "of the full array, rounded down to a multiple of 16 per rank, or up to an element")
         text = (
-            "compare with some of nccl, torch_nccl (NCCL through PyTorch) and PyTorch's symmetric memory: "
-            "torch_symm (all_gather), torch_one_shot, torch_two_shot (all_reduce); '' is none; default nccl"
+            f"{', '.join(NCCL_WAYS)} (NCCL with plain buffers, with those of ncclMemAlloc that a graph "
+            "registers, with windows, by copy engines), torch_nccl (NCCL through PyTorch) and PyTorch's "
+            "symmetric memory: torch_symm (all_gather), torch_one_shot, torch_two_shot (all_reduce)"
         )
-        peers = _some_of(lambda: tuple(collectives.PEERS))
-        found.add_argument("--vs", type=peers, metavar="A,B", help=text)
+        beside(found, collectives.PEERS, text, None, "all of NCCL's")
         known = _some_of(functools.partial(collectives.methods, op))
         found.add_argument("--methods", type=known, metavar="A,B", help="default: all of them, and auto")
         found.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
@@ -175,9 +205,8 @@ def _parser():
         text += "; default %(default)s"
         experts.add_argument(option, type=_positive, default=default, metavar="N", help=text)
     experts.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
-    text = "compare with some of nccl and nccl_once (a row for each rank); '' is none; default both"
-    peers = _some_of(lambda: expert_parallel.PEERS)
-    experts.add_argument("--vs", type=peers, default="nccl,nccl_once", metavar="A,B", help=text)
+    text = "nccl and nccl_once (a row for each rank)"
+    beside(experts, expert_parallel.PEERS, text, ",".join(expert_parallel.PEERS), "both")
 
     def of_shapes(found, meaning, module, methods, peers, default=None):
         text = f"M, N and K of {meaning}; default %(default)s"
@@ -186,9 +215,7 @@ def _parser():
         text = f"some of {', '.join(methods)}; default {default or 'auto, and all for so many nodes'}"
         known = _some_of(lambda: methods)
         found.add_argument("--methods", type=known, default=default, metavar="A,B", help=text)
-        text = f"compare with some of {', '.join(peers.values())}; '' is none; default %(default)s"
-        known = _some_of(lambda: tuple(peers))
-        found.add_argument("--vs", type=known, default=",".join(peers), metavar="A,B", help=text)
+        beside(found, peers, ", ".join(peers.values()), ",".join(peers))
         text = "calls in a CUDA graph (by their size, 2 to 50)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
 
@@ -207,9 +234,8 @@ def _parser():
         of_shapes(command(gemm_reduce.run, op, text), meaning, layers, methods, peers)
 
     meeting = command(barrier.run, "barrier", "how long the streams of all ranks take to meet")
-    text = "compare with some of nccl (an all-reduce of one element) and nvshmem; '' is none; default both"
-    peers = _some_of(lambda: tuple(barrier.PEERS))
-    meeting.add_argument("--vs", type=peers, default="nccl,nvshmem", metavar="A,B", help=text)
+    text = f"{', '.join(NCCL_WAYS)} (NCCL's all-reduce of one element) and nvshmem"
+    beside(meeting, barrier.PEERS, text, ",".join(barrier.PEERS), "all of them")
     text = "calls in a CUDA graph (20)"
     meeting.add_argument("--iters", type=_positive, metavar="N", help=text)
 
@@ -248,7 +274,10 @@ def parse(arguments):
 
 def _parse(arguments):
     parser = _parser()
+    if arguments and arguments[0].partition("=")[0] == "--compare":
+        arguments = _again(parser, arguments)
     options = parser.parse_args(arguments)
+    options.runs = options.runs or (compare.RUNS if options.compare else 1)
     if _is_first() and (found := report.missing(options.plot)):
         parser.error(found)
     if options.command in CASES:
@@ -263,6 +292,14 @@ def _parse(arguments):
                 parser.error(str(error))
     options.arguments = arguments
     return options
+
+
+def _again(parser, arguments):
+    """-> `arguments`, which begin with --compare FILE, behind those of the command that measured FILE"""
+    alone = _Parser(prog=parser.prog, add_help=False)
+    alone.add_argument("--compare", type=_results, metavar="FILE")
+    old = alone.parse_known_args(arguments)[0].compare
+    return [*compare.arguments_of(old), *arguments]
 
 
 def _complete(options):
@@ -293,7 +330,16 @@ def measure(world, options):
         emulated = world.backend.name == "emulator"
         options.sizes = parse_sizes(EMULATED_SIZES if emulated else options.usual_sizes)
     results = Results(world, options.arguments)
-    options.run(world, results, options, functools.partial(_progress, options.command))
+    if options.compare:
+        try:
+            compare.check(options.compare, results)
+        except ValueError as error:
+            raise SystemExit(f"--compare: {error}") from None
+    for run in range(options.runs):
+        name = options.command + (f", run {run + 1} of {options.runs}" if options.runs > 1 else "")
+        options.run(world, results, options, functools.partial(_progress, name))
+    if options.runs > 1:
+        results.method += f"; the median of {options.runs} runs"
     results.compare()
     return results
 
@@ -310,7 +356,8 @@ def _progress(command, total):
 
 
 def main(arguments=None):
-    """Run the command that `arguments` (default sys.argv[1:]) name. -> exit status: 1 if a result was wrong.
+    """Run the command that `arguments` (default sys.argv[1:]) name. -> exit status: 1 if a result was wrong,
+    or slower than in the file of --compare.
 
     Every rank calls it.
     """
@@ -326,7 +373,13 @@ def main(arguments=None):
                 report.plot(results, options.plot)
             if options.tune:
                 _tune(world, results, options)
-    return int(results.failed)
+        slower = []
+        if options.compare:
+            comparison = compare.Comparison(options.compare, results)
+            slower = comparison.slower
+            if world.rank == 0:
+                report.show_comparison(comparison)
+    return int(results.failed or bool(slower))
 
 
 def _tune(world, results, options):

@@ -11,14 +11,14 @@ from shmemkit.kernels.all_gather.push_ahead import PushAhead
 
 from . import gemm, layers
 from .cases import AllGatherCase, negate
-from .layers import InTurn, Step
+from .layers import NCCL_PEERS, Step, by_nccl
 from .measure import Contender
 from .nccl import Nccl
 from .shapes import Entry, measure_shapes
 from .torch_peer import TorchGatherProduct
 
 METHODS = ("auto", *sk.AllGatherGemm.methods)
-PEERS = {"nccl": "nccl (and cuBLAS)", "torch": "torch (fused_all_gather_matmul)"}  # what --vs takes
+PEERS = {**NCCL_PEERS, "torch": "torch (fused_all_gather_matmul)"}  # what --vs takes
 
 
 class Product(gemm.GemmCase):
@@ -67,8 +67,8 @@ class Both:
     def flip(self):
         negate(self.x)
 
-    def steps(self):
-        gathered = self.product.world.xp.empty(self.product.x.shape, self.dtype)
+    def steps(self, empty):
+        gathered = empty(self.product.x.shape, self.dtype)
         yield Nccl, Step(self.x, gathered, nccl=self.gathering.nccl)
         yield gemm.Cublas, Step(gathered, self.output(), self.b)
 
@@ -107,20 +107,15 @@ class Copies(Contender):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    product = [Entry(gemm.Ours(world, "auto"), "product", "Gemm")]
-    gathering = [Entry(Copies(world), "gathering")]
+    parts, in_turn = by_nccl(world, options, "gathering")
+    entries = [Entry(gemm.Ours(world, "auto"), "product", "Gemm"), Entry(Copies(world), "gathering"), *parts]
+    entries += [Entry(TorchGatherProduct(world))] if "torch" in options.vs else []
     methods = options.methods or ("auto", *sk.AllGatherGemm.methods_for(world.n_nodes))
-    both = [Entry(Ours(world, method)) for method in methods]
-    if "nccl" in options.vs:
-        product.append(Entry(gemm.Cublas(world), "product"))
-        gathering.append(Entry(Nccl(world), "gathering"))
-        both.insert(0, Entry(InTurn(world)))
-    if "torch" in options.vs:
-        both.insert(0, Entry(TorchGatherProduct(world)))
+    entries += in_turn + [Entry(Ours(world, method)) for method in methods]
 
     def cases_of(shape, dtype):
         alone = Product(world, layers.share(world, "ag_gemm", shape), dtype)
         gathering = Gathering(alone)
         return {"product": alone, "gathering": gathering, None: Both(alone, gathering)}
 
-    measure_shapes(world, results, options, progress, product + gathering + both, cases_of)
+    measure_shapes(world, results, options, progress, entries, cases_of)

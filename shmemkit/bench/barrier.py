@@ -9,10 +9,10 @@ import numpy as np
 
 import shmemkit as sk
 
-from .cases import NCCL_TYPES
 from .measure import Contender, measure
-from .nccl import Nccl
+from .nccl import SUM, TYPES, Nccl
 from .refusal import agreed
+from .results import NCCL_WAYS, NVSHMEM
 
 LATE = 2e-3  # seconds
 
@@ -37,7 +37,7 @@ class Ours(Contender):
 class Nvshmem(Ours):
     """NVSHMEM's own, on the stream."""
 
-    method = "nvshmem"
+    method = NVSHMEM
 
     def start(self, case):
         if self.world.backend.name == "emulator":
@@ -52,7 +52,7 @@ class Nvshmem(Ours):
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-PEERS = {"nccl": Nccl, "nvshmem": Nvshmem}  # what --vs takes
+PEERS = (*NCCL_WAYS, NVSHMEM)  # what --vs takes
 
 
 class BarrierCase:
@@ -64,11 +64,11 @@ class BarrierCase:
         self.world, self.meet = world, meet
         self.x = world.xp.zeros(1, "float32")
 
-    def output(self):
-        return self.world.xp.zeros(1, "float32")
+    def output(self, empty=None):
+        return (empty or self.world.xp.empty)(1, self.x.dtype)
 
-    def nccl(self, comm, nccl, x, out, stream):
-        comm.allReduce(x, out, 1, NCCL_TYPES["float32"], nccl.NCCL_SUM, stream)
+    def nccl(self, comm, x, out):
+        comm("AllReduce", x, out, 1, TYPES["float32"], SUM)
 
     def spoil(self, out):
         pass
@@ -104,11 +104,12 @@ class BarrierCase:
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     timer = sk.Timer(world, options.iters, options.replays)
-    contenders = [Ours(world), *(PEERS[name](world) for name in options.vs)]
+    contenders = [Ours(world), *(Nccl(world, name, options.nccl) for name in NCCL_WAYS if name in options.vs)]
+    contenders += [Nvshmem(world)] if NVSHMEM in options.vs else []
     with progress(len(contenders)) as step:
         for contender in contenders:
             step(contender.method)
             us, note = measure(world, timer, BarrierCase(world, contender.call), contender)
-            results.add("barrier", contender.method, us=us, note=note)
+            results.add("barrier", contender.method, us=us, note=note, **contender.about)
     for contender in contenders:
         contender.close()

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from .nccl import SUM, TYPES, UINT8
 from .refusal import agreed
 
-NCCL_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # ncclDataType_t
+ALL_TO_ALL = 22800  # NCCL's version since which it has ncclAlltoAll and ncclGather
 
 
 def negate(array):
@@ -42,8 +43,8 @@ class Case(Checked):
 
     A subclass has `op`, its name, `passes`, make(), flip(), which changes the data so that what was right is
     wrong in every element, and
-        nccl(comm, nccl, x, out, stream)   NCCL's call, on addresses: CuPy's communicator and module
-        torch(distributed, x, out)         PyTorch's, on tensors of bytes; ValueError where there is none
+        nccl(comm, x, out)          NCCL's call, on addresses; comm: ``nccl.Communicator``
+        torch(distributed, x, out)  PyTorch's, on tensors of bytes; ValueError where there is none
     """
 
     passes = 1
@@ -98,8 +99,8 @@ class AllGatherCase(_Bytes):
         parts = [np.frombuffer(self.random(r).bytes(self.segment), "uint8") for r in ranks]
         self._put(parts[self.world.rank], np.concatenate(parts))
 
-    def nccl(self, comm, nccl, x, out, stream):
-        comm.allGather(x, out, self.segment, nccl.NCCL_UINT8, stream)
+    def nccl(self, comm, x, out):
+        comm("AllGather", x, out, self.segment, UINT8)
 
     def torch(self, distributed, x, out):
         distributed.all_gather_into_tensor(out, x)
@@ -113,13 +114,12 @@ class AllToAllCase(_Bytes):
         arrays = [np.frombuffer(self.random(r).bytes(self.bytes), "uint8").reshape(n, -1) for r in range(n)]
         self._put(arrays[me].reshape(-1), np.concatenate([array[me] for array in arrays]))
 
-    def nccl(self, comm, nccl, x, out, stream):
-        nccl.groupStart()
-        for rank in range(self.world.n_ranks):
-            at = rank * self.segment
-            comm.send(x + at, self.segment, nccl.NCCL_UINT8, rank, stream)
-            comm.recv(out + at, self.segment, nccl.NCCL_UINT8, rank, stream)
-        nccl.groupEnd()
+    def nccl(self, comm, x, out):
+        if comm.library.code >= ALL_TO_ALL:
+            comm("AlltoAll", x, out, self.segment, UINT8)
+            return
+        parts = [(rank * self.segment, self.segment, rank) for rank in range(self.world.n_ranks)]
+        comm.exchange(*([(at + start, size, rank) for start, size, rank in parts] for at in (x, out)))
 
     def torch(self, distributed, x, out):
         distributed.all_to_all_single(out, x)
@@ -139,8 +139,8 @@ class BroadcastCase(_Bytes):
         x, sent = (np.frombuffer(self.random(r).bytes(self.bytes), "uint8") for r in (self.world.rank, 0))
         self._put(x, sent.copy())
 
-    def nccl(self, comm, nccl, x, out, stream):
-        comm.broadcast(x, out, self.bytes, nccl.NCCL_UINT8, 0, stream)
+    def nccl(self, comm, x, out):
+        comm("Broadcast", x, out, self.bytes, UINT8, 0)
 
     def torch(self, distributed, x, out):
         raise ValueError("PyTorch's broadcast works in place, so that the root has no result in `out`")
@@ -162,13 +162,13 @@ class GatherCase(AllGatherCase):
     def _of_root(self, array):
         return array if self.world.rank == 0 else array[:0]
 
-    def nccl(self, comm, nccl, x, out, stream):
-        nccl.groupStart()
-        comm.send(x, self.segment, nccl.NCCL_UINT8, 0, stream)
-        if self.world.rank == 0:
-            for rank in range(self.world.n_ranks):
-                comm.recv(out + rank * self.segment, self.segment, nccl.NCCL_UINT8, rank, stream)
-        nccl.groupEnd()
+    def nccl(self, comm, x, out):
+        if comm.library.code >= ALL_TO_ALL:
+            comm("Gather", x, out, self.segment, UINT8, 0)
+            return
+        ranks = range(self.world.n_ranks) if self.world.rank == 0 else ()
+        received = [(out + rank * self.segment, self.segment, rank) for rank in ranks]
+        comm.exchange([(x, self.segment, 0)], received)
 
     def torch(self, distributed, x, out):
         parts = list(out.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
@@ -203,9 +203,8 @@ class _Sums(Case):
 class AllReduceCase(_Sums):
     op, passes = "all_reduce", 2
 
-    def nccl(self, comm, nccl, x, out, stream):
-        count, dtype = self.bytes // self.dtype.itemsize, NCCL_TYPES[self.dtype.name]
-        comm.allReduce(x, out, count, dtype, nccl.NCCL_SUM, stream)
+    def nccl(self, comm, x, out):
+        comm("AllReduce", x, out, self.bytes // self.dtype.itemsize, TYPES[self.dtype.name], SUM)
 
     def torch(self, distributed, x, out):
         raise ValueError("PyTorch's all_reduce works in place, so that repeated calls would add up")
@@ -217,9 +216,8 @@ class ReduceScatterCase(_Sums):
     def _mine(self, total):
         return total.reshape(self.world.n_ranks, -1)[self.world.rank].copy()
 
-    def nccl(self, comm, nccl, x, out, stream):
-        count, dtype = self.segment // self.dtype.itemsize, NCCL_TYPES[self.dtype.name]
-        comm.reduceScatter(x, out, count, dtype, nccl.NCCL_SUM, stream)
+    def nccl(self, comm, x, out):
+        comm("ReduceScatter", x, out, self.segment // self.dtype.itemsize, TYPES[self.dtype.name], SUM)
 
     def torch(self, distributed, x, out):
         import torch

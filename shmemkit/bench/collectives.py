@@ -8,16 +8,17 @@ from .cases import CASES
 from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import Refused, agreed
+from .results import NCCL_WAYS
 from .sizes import size_text
 from .torch_peer import TorchNccl, TorchOneShot, TorchSymmetric, TorchTwoShot
 
-PEERS = {
-    "nccl": Nccl,
+TORCH = {
     "torch_nccl": TorchNccl,
     "torch_symm": TorchSymmetric,
     "torch_one_shot": TorchOneShot,
     "torch_two_shot": TorchTwoShot,
 }
+PEERS = (*NCCL_WAYS, *TORCH)  # what --vs takes
 _HOSTS = {
     "all_gather": "AllGather",
     "all_reduce": "AllReduce",
@@ -67,7 +68,9 @@ class Ours(Contender):
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     timer, n = sk.Timer(world, options.iters, options.replays), world.n_ranks
-    contenders = [PEERS[name](world) for name in options.vs]
+    contenders = [
+        Nccl(world, name, options.nccl) if name in NCCL_WAYS else TORCH[name](world) for name in options.vs
+    ]
     contenders += [Ours(world, name, out == "symmetric") for name in options.methods for out in options.out]
     with progress(1 + len(options.sizes) * len(contenders)) as step:
         if n > 1:
@@ -83,9 +86,8 @@ def run(world, results, options, progress):
                 step(f"{size_text(case.bytes)}, {contender.method}")
                 us, note = refused or measure(world, timer, case, contender)
                 bus = case.passes * case.bytes * (n - 1) / n / us / 1e3 if us else None
-                row = results.add(case.op, contender.method, case.bytes, us, bus, note=note)
-                if isinstance(contender, Ours):
-                    row.out = "symmetric" if contender.symmetric else None
-                    row.took = None if refused else contender.took
+                about = {} if refused else contender.about
+                out = "symmetric" if getattr(contender, "symmetric", False) else None
+                results.add(case.op, contender.method, case.bytes, us, bus, note=note, out=out, **about)
     for contender in contenders:
         contender.close()

@@ -30,7 +30,7 @@ from .cases import Checked, negate
 from .measure import Contender, measure
 from .nccl import Nccl
 from .refusal import Refused, agreed
-from .results import NCCL
+from .results import NCCL, NCCL_ONCE
 
 OPS = ("expert_dispatch", "expert_combine", "expert_parallel")
 PEERS = (NCCL, "nccl_once")  # what --vs takes
@@ -121,10 +121,10 @@ class ExpertCase(Checked):
         self._expected = xp.asarray(wanted.astype(self.dtype))
         self.expected = self._expected.view("uint8")
 
-    def output(self):
+    def output(self, empty=None):
         """An array for the result: all that the experts here get, or this rank's tokens."""
         shape = self.y.shape if self.op == "expert_dispatch" else self.x.shape
-        return self.world.xp.empty(shape, self.dtype)
+        return (empty or self.world.xp.empty)(shape, self.dtype)
 
     def flip(self):
         """All signs change."""
@@ -169,9 +169,9 @@ class Ours(Contender):
 class ByNccl(Nccl):
     """By NCCL and kernels; with `once`, a row for each rank."""
 
-    def __init__(self, world, once):
-        super().__init__(world)
-        self.once, self.method = once, "nccl, once per rank" if once else NCCL
+    def __init__(self, world, once, path):
+        super().__init__(world, path=path)
+        self.once, self.method = once, NCCL_ONCE if once else NCCL
 
     def start(self, case):
         super().start(case)
@@ -185,16 +185,18 @@ class ByNccl(Nccl):
         self._steps = None
 
     def _exchange(self, rows, counts, out, out_counts):
-        nccl, stream, size = self._nccl, self.world.stream.ptr, rows.itemsize * rows.shape[1]
-        at, to = rows.data.ptr, out.data.ptr
-        nccl.groupStart()
-        for rank, (count, out_count) in enumerate(zip(counts, out_counts, strict=True)):
-            if count:
-                self._comm.send(at, count * size, nccl.NCCL_UINT8, rank, stream)
-            if out_count:
-                self._comm.recv(to, out_count * size, nccl.NCCL_UINT8, rank, stream)
-            at, to = at + count * size, to + out_count * size
-        nccl.groupEnd()
+        size = rows.itemsize * rows.shape[1]
+        self._comm.exchange(parts(rows.data.ptr, counts, size), parts(out.data.ptr, out_counts, size))
+
+
+def parts(address, counts, size):
+    """-> [(address, bytes, rank), ...] of counts[rank] rows of `size` bytes, one rank's after the other's"""
+    ends = itertools.accumulate(counts)
+    return [
+        (address + (end - count) * size, count * size, rank)
+        for rank, (count, end) in enumerate(zip(counts, ends, strict=True))
+        if count
+    ]
 
 
 class Steps:
@@ -273,7 +275,7 @@ def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     timer = sk.Timer(world, None if world.backend.name == "emulator" else ITERS, options.replays)
     data = Data(world, options)
-    contenders = [ByNccl(world, peer == "nccl_once") for peer in options.vs] + [Ours(world)]
+    contenders = [ByNccl(world, peer == "nccl_once", options.nccl) for peer in options.vs] + [Ours(world)]
     with progress(len(OPS) * len(contenders)) as step:
         for op in OPS:
             case, refused = ExpertCase(op, data), None
@@ -284,6 +286,6 @@ def run(world, results, options, progress):
             for contender in contenders:
                 step(f"{op}, {contender.method}")
                 us, note = refused or measure(world, timer, case, contender)
-                results.add(op, contender.method, case.bytes, us, note=note)
+                results.add(op, contender.method, case.bytes, us, note=note, **contender.about)
     for contender in contenders:
         contender.close()

@@ -11,7 +11,7 @@ import shmemkit as sk
 
 from . import collectives, gemm, layers
 from .cases import CASES, Checked, negate
-from .layers import InTurn, Step
+from .layers import NCCL_PEERS, Step, by_nccl
 from .nccl import Nccl
 from .shapes import Entry, measure_shapes
 from .torch_peer import TorchProductScatter
@@ -21,8 +21,8 @@ OPS = {
     "gemm_ar": ("all_reduce", sk.GemmAllReduce),
 }
 PEERS = {  # what --vs takes
-    "gemm_rs": {"nccl": "nccl (and cuBLAS)", "torch": "torch (fused_matmul_reduce_scatter)"},
-    "gemm_ar": {"nccl": "nccl (and cuBLAS)"},
+    "gemm_rs": {**NCCL_PEERS, "torch": "torch (fused_matmul_reduce_scatter)"},
+    "gemm_ar": NCCL_PEERS,
 }
 ERROR = 3  # times that of a product: each rank's part is rounded, too
 
@@ -55,18 +55,18 @@ class Both(Checked):
             part = a[rows.start : rows.stop : rows.step].astype("float32") @ b.T.astype("float32")
             self._expected = self._expected + part
 
-    def output(self):
-        return self.world.xp.empty(self.shape, self.dtype)
+    def output(self, empty=None):
+        return (empty or self.world.xp.empty)(self.shape, self.dtype)
 
     def flip(self):
         """All signs change."""
         for array in (self.x, self._expected):
             negate(array)
 
-    def steps(self):
-        product = self.product.output()
+    def steps(self, empty):
+        product = self.product.output(empty)
         yield gemm.Cublas, Step(self.x, product, self.b)
-        yield Nccl, Step(product, self.output(), nccl=self.reduction.nccl)
+        yield Nccl, Step(product, self.output(empty), nccl=self.reduction.nccl)
 
     def _found(self, out):
         allowed = ERROR * gemm.ERROR[self.dtype.name]
@@ -93,16 +93,12 @@ class Ours(layers.Ours):
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     op, (collective, host) = options.command, OPS[options.command]
-    product = [Entry(gemm.Ours(world, "auto"), "product", "Gemm")]
-    reduction = [Entry(collectives.Ours(world, "auto"), "reduction", collective)]
+    parts, in_turn = by_nccl(world, options, "reduction")
+    entries = [Entry(gemm.Ours(world, "auto"), "product", "Gemm")]
+    entries += [Entry(collectives.Ours(world, "auto"), "reduction", collective), *parts]
+    entries += [Entry(TorchProductScatter(world))] if "torch" in options.vs else []
     methods = options.methods or ("auto", *host.methods_for(world.n_nodes))
-    both = [Entry(Ours(world, method)) for method in methods]
-    if "nccl" in options.vs:
-        product.append(Entry(gemm.Cublas(world), "product"))
-        reduction.append(Entry(Nccl(world), "reduction"))
-        both.insert(0, Entry(InTurn(world)))
-    if "torch" in options.vs:
-        both.insert(0, Entry(TorchProductScatter(world)))
+    entries += in_turn + [Entry(Ours(world, method)) for method in methods]
 
     def cases_of(shape, dtype):
         m, n, k = layers.share(world, op, shape)
@@ -110,4 +106,4 @@ def run(world, results, options, progress):
         reduction = CASES[collective](world, m * k * dtype.itemsize, dtype, unit=1)
         return {"product": alone, "reduction": reduction, None: Both(op, alone, reduction)}
 
-    measure_shapes(world, results, options, progress, product + reduction + both, cases_of)
+    measure_shapes(world, results, options, progress, entries, cases_of)

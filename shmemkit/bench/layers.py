@@ -7,9 +7,11 @@ rounds: a rank's product alone, what goes between the ranks alone, and both: by 
 
 from .gemm import Cublas
 from .measure import Contender
-from .nccl import Nccl
-from .results import NCCL_CUBLAS
+from .nccl import Nccl, nodes_of
+from .results import NCCL, NCCL_WAYS, nccl_cublas
+from .shapes import Entry
 
+NCCL_PEERS = {way: f"{way} (and cuBLAS)" for way in NCCL_WAYS}
 DTYPES = ("bfloat16", "float16")
 SHAPES = "8192x14336x4096,8192x28672x8192,8192x8192x8192,512x28672x8192"
 
@@ -60,32 +62,39 @@ class Step:
     def __init__(self, x, out, b=None, nccl=None):
         self.x, self.b, self.nccl, self._out = x, b, nccl, out
 
-    def output(self):
+    def output(self, empty=None):
         return self._out
 
 
 class InTurn(Contender):
-    """NCCL and cuBLAS, one after the other, in one graph. A case has
+    """NCCL, in one of its ways, and cuBLAS, one after the other, in one graph. A case has
 
-    steps()  -> [(Nccl or Cublas, Step), ...], in their order
+    steps(empty)  -> [(Nccl or Cublas, Step), ...], in their order; what NCCL reads or writes comes of
+                  ``empty(shape, dtype)``
     """
 
-    method = NCCL_CUBLAS
-
-    def __init__(self, world):
+    def __init__(self, world, way=NCCL, path=None):
         super().__init__(world)
-        self._of, self._steps = {kind: kind(world) for kind in (Nccl, Cublas)}, []
+        self.method = nccl_cublas(way)
+        self._of, self._steps = {Nccl: Nccl(world, way, path), Cublas: Cublas(world)}, []
 
     def start(self, case):
-        self._steps = []
-        for kind, step in case.steps():
+        nccl, self._steps, self.ran = self._of[Nccl], [], None
+        nccl.connect()
+        for kind, step in case.steps(nccl.empty):
             self._of[kind].start(step)
             self._steps.append(self._of[kind])
-        self.out = self._steps[-1].out
+        self.out, self.version = self._steps[-1].out, nccl.version
 
     def call(self):
         for step in self._steps:
             step.call()
+
+    def captured(self, graph, iters):
+        self.ran = nodes_of(graph, iters)
+
+    def repeat(self, replay):
+        self._of[Nccl].repeat(replay)
 
     def stop(self):
         super().stop()
@@ -95,3 +104,11 @@ class InTurn(Contender):
     def close(self):
         for contender in self._of.values():
             contender.close()
+
+
+def by_nccl(world, options, part):
+    """-> (Entries of the parts alone, by cuBLAS and NCCL, those of both in turn), in the ways of --vs"""
+    ways = [way for way in options.vs if way in NCCL_WAYS]
+    alone = [Entry(Cublas(world), "product")] if ways else []
+    alone += [Entry(Nccl(world, way, options.nccl), part) for way in ways]
+    return alone, [Entry(InTurn(world, way, options.nccl)) for way in ways]

@@ -21,9 +21,11 @@ class Contender:
 
     out            where the result is; None before the first call if that makes it
     took           the method that "auto" took, or None
+    ran, version   the kernels of a call, and the version of the library, where they are known
     start(case)    set up for a case
     call()         enqueue one
     capture        None, or capture(iters) -> replay: a CUDA graph of its own, or what it has for one
+    captured(graph, iters)  CuPy's graph of `iters` calls is there; not called where there is none
     repeat(replay) the data of the case have changed: enqueue it again, as ``replay()`` does
     stop()         the case is over, also if start() has raised
     close()        at the very end
@@ -31,13 +33,21 @@ class Contender:
     start(), call() and capture() raise ValueError, or MemoryError, for what cannot run.
     """
 
-    capture = out = took = None
+    capture = out = took = ran = version = None
 
     def __init__(self, world):
         self.world = world
 
+    @property
+    def about(self):
+        """What a row says of it."""
+        return {"took": self.took, "ran": self.ran, "version": self.version}
+
     def start(self, case):
         self._case, self.out = case, case.output()
+
+    def captured(self, graph, iters):
+        pass
 
     def repeat(self, replay):
         replay()
@@ -101,4 +111,8 @@ def _set_up(world, timer, case, contender):
     agreed(world, contender.call)
     wrong = case.check(contender.out)
     capture = contender.capture or functools.partial(timer.capture, contender.call)
-    return agreed(world, lambda: capture(timer.iters_for(case.bytes))), wrong
+    iters = timer.iters_for(case.bytes)
+    replay = agreed(world, lambda: capture(iters))
+    if graph := getattr(replay, "graph", None):
+        agreed(world, lambda: contender.captured(graph, iters))
+    return replay, wrong

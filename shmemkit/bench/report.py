@@ -5,7 +5,7 @@ import shutil
 
 from shmemkit.tuning import OUTPUTS
 
-from .results import NCCL, ranks_of
+from .results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, ranks_of
 from .sizes import size_text
 
 HINT = "pip install rich matplotlib"
@@ -31,6 +31,7 @@ COLUMNS = (
     ("us", lambda row: f"{row.us:.{2 if row.us < 1e5 else 0}f}" if row.us is not None else "", True),
     ("bus GB/s", lambda row: f"{row.bus_GBps:.1f}" if row.bus_GBps is not None else "", True),
     ("x NCCL", lambda row: _ratio(row.vs_nccl), True),
+    ("x plain", lambda row: _ratio(row.vs_plain), True),
     ("x NCCL of torch", lambda row: _ratio(row.vs_torch_nccl), True),
     ("TFLOP/s", lambda row: f"{row.tflops:.1f}" if row.tflops is not None else "", True),
     ("x cuBLAS", lambda row: f"{row.vs_cublas:.3f}" if row.vs_cublas is not None else "", True),
@@ -128,32 +129,112 @@ def show_choices(entry, path):
     console.print(table)
 
 
+def show_comparison(comparison):
+    """Print what has become slower."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console()
+    slower, pairs = comparison.slower, comparison.pairs
+    if slower:
+        table = Table(
+            "",
+            "method",
+            "out",
+            "us then",
+            "us now",
+            "ratio",
+            title="slower than before",
+            title_justify="left",
+        )
+        for old, new in slower:
+            cells = [new.shape or (size_text(new.bytes) if new.bytes else ""), new.method, new.out or ""]
+            cells += [_span(old), _span(new), _ratio(new.us / old.us)]
+            table.add_row(*map(Text, cells))
+        console.print(table)
+    texts = [f"{len(slower)} of {len(pairs)} rows became slower"]
+    if comparison.missing:
+        texts.append("not measured now: " + ", ".join(dict.fromkeys(row.label for row in comparison.missing)))
+    if comparison.drift:
+        texts.append(
+            f"NCCL, cuBLAS and PyTorch take {comparison.drift:.3f} times as long as then (geometric mean)"
+        )
+    for text in texts:
+        console.print(text, markup=False)
+
+
+def _span(row):
+    """The median, and the shortest and the longest time."""
+    text = f"{row.us:.2f}"
+    return f"{text} ({min(row.runs):.2f} to {max(row.runs):.2f})" if row.runs else text
+
+
+def best(results, methods, out=None):
+    """-> {bytes: us}, the shortest time at each size of rows of `methods` that are right"""
+    times = {}
+    for row in results.rows:
+        if row.method in methods and row.us is not None and not row.note and row.out == out:
+            times[row.bytes] = min(row.us, times.get(row.bytes, row.us))
+    return times
+
+
+def nccl_text(results):
+    """What `best` of NCCL_WAYS is, for a legend."""
+    ran = {row.method: row.version for row in results.rows if row.method in NCCL_WAYS and row.us}
+    version = next(filter(None, ran.values()), getattr(results, "versions", {}).get(NCCL, ""))
+    return f"NCCL {version}, {'its best' if set(ran) - {NCCL} else 'plain buffers'}"
+
+
 def plot(results, path, mark=None):
-    """Time against size, both logarithmic: a colour per method, dashed into symmetric memory, NCCL in black.
+    """Time against size, both logarithmic: "auto", and thinner our other methods, the best of NCCL and of
+    PyTorch's symmetric memory; below, the time of these over that of "auto". Dashed: into symmetric memory.
     The format is that of the file's suffix. `mark`: text that an SVG file then contains."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5.5), layout="constrained")
-    axes = figure.add_subplot(xscale="log", yscale="log")
-    lines = {}
+    lines = {}  # label: (times, colour, style, width)
     for row in results.rows:
-        if row.op != "latency" and row.us is not None and not row.wrong:
-            lines.setdefault((row.method, row.blocks, row.out, row.label), []).append((row.bytes, row.us))
-    colours = {(NCCL, None): "black"}
-    for (method, blocks, out, label), points in lines.items():
-        colour = colours.setdefault((method, blocks), matplotlib.colormaps["tab20"](len(colours) % 20))
-        style = "--" if out else "-"
-        width = 2.5 if method == "auto" else 1.5
-        axes.plot(*zip(*points, strict=True), style, c=colour, lw=width, marker="o", ms=3, label=label)
-    sizes = sorted({size for points in lines.values() for size, _ in points})
-    axes.set_xticks(sizes, [size_text(size) for size in sizes], minor=False)
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="bytes", ylabel="us")
+        known = row.method in COMPETITORS and row.method != TORCH_NCCL
+        if row.op != "latency" and row.us is not None and not row.wrong and not known:
+            lines.setdefault((row.label, row.method, row.blocks, row.out), {})[row.bytes] = row.us
+    colours, drawn = {("auto", None): "tab:green"}, []
+    for (label, method, blocks, out), times in lines.items():
+        colour = colours.setdefault((method, blocks), matplotlib.colormaps["tab20b"](len(colours) % 20))
+        drawn.append((label, times, colour, "--" if out else "-", 2.5 if method == "auto" else 0.8))
+    peers = {nccl_text(results): (best(results, NCCL_WAYS), "black")}
+    peers["PyTorch symmetric memory, its best"] = best(results, TORCH_SYMMETRIC), "tab:orange"
+    peers = {label: peer for label, peer in peers.items() if peer[0]}
+    drawn += [(label, times, colour, "-", 2.5) for label, (times, colour) in peers.items()]
+
+    figure = Figure(figsize=(10, 8 if peers else 5.5), layout="constrained")
+    rows = figure.subplots(
+        2 if peers else 1, sharex=True, squeeze=False, height_ratios=[2, 1][: 1 + bool(peers)]
+    )
+    axes = rows[0, 0]
+    for label, times, colour, style, width in drawn:
+        axes.plot(*zip(*times.items(), strict=True), style, c=colour, lw=width, marker="o", ms=3, label=label)
+    sizes = sorted({size for _, times, *_ in drawn for size in times})
+    axes.set(xscale="log", yscale="log", ylabel="us")
     axes.set_title(results.heading(), fontsize="small")
-    axes.grid(alpha=0.3)
-    if lines:
+    if drawn:
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
+    for label, (times, colour) in peers.items():
+        for out, style in ((None, "-"), ("symmetric", "--")):
+            auto = best(results, ("auto",), out)
+            points = [(size, us / auto[size]) for size, us in times.items() if size in auto]
+            if points:
+                rows[1, 0].plot(
+                    *zip(*points, strict=True), style, c=colour, lw=2.5, marker="o", ms=3, label=label
+                )
+    if peers:
+        rows[1, 0].axhline(1, color="tab:green", lw=1)
+        rows[1, 0].set(ylabel="time over that of auto", ylim=(0, None))
+    for below in rows.flat:
+        below.grid(alpha=0.3)
+    bottom = rows[-1, 0]
+    bottom.set_xticks(sizes, [size_text(size) for size in sizes], minor=False)
+    bottom.set_xticks([], minor=True)
+    bottom.set(xlabel="bytes")
     save(figure, path, mark)
 
 

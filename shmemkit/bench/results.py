@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import sys
 
 from . import libraries
@@ -27,21 +28,33 @@ METHOD_OF_ROUNDS = (
 ON_EMULATOR = "emulator: times mean nothing"
 
 # What others are compared with.
-NCCL = "nccl"
+NCCL_WAYS = NCCL, NCCL_GRAPH, NCCL_WINDOW, NCCL_CE = "nccl", "nccl_graph", "nccl_window", "nccl_ce"
 TORCH_NCCL = "nccl through torch"
 CUBLAS = "cuBLAS"
 NCCL_CUBLAS = "NCCL and cuBLAS"  # one after the other
 TORCH_AG_GEMM = "torch fused_all_gather_matmul, no graph"
 TORCH_GEMM_RS = "torch fused_matmul_reduce_scatter, no graph"
-RATIOS = {  # what has their time over that of a row
-    NCCL: "vs_nccl",
-    TORCH_NCCL: "vs_torch_nccl",
-    CUBLAS: "vs_cublas",
-    NCCL_CUBLAS: "vs_nccl_cublas",
-    TORCH_AG_GEMM: "vs_torch",
-    TORCH_GEMM_RS: "vs_torch",
+TORCH_SYMMETRIC = "torch symm_mem", "torch symm_mem one_shot", "torch symm_mem two_shot"
+
+
+def nccl_cublas(way):
+    """The name of one of NCCL_WAYS and cuBLAS, one after the other."""
+    return NCCL_CUBLAS if way == NCCL else f"{NCCL_CUBLAS} ({way})"
+
+
+NCCL_CUBLAS_WAYS = tuple(map(nccl_cublas, NCCL_WAYS))
+RATIOS = {  # a field of a row: the methods whose shortest time is compared with the row's
+    "vs_nccl": NCCL_WAYS,
+    "vs_nccl_cublas": NCCL_CUBLAS_WAYS,
+    "vs_plain": (NCCL, NCCL_CUBLAS),
+    "vs_torch_nccl": (TORCH_NCCL,),
+    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS),
+    "vs_cublas": (CUBLAS,),
 }
+AT_BEST = "vs_nccl", "vs_nccl_cublas"  # not where nothing but plain buffers ran
 DRIVER = "cuLaunchKernel, arguments packed before"
+NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"
+COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE}
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
     "shmemkit numpy numba numba-cuda cuda-bindings cuda-core mpi4py torch nvshmem4py-cu12 nvshmem4py-cu13 "
@@ -60,7 +73,9 @@ class Row:
                    None where there are none
     us             per call: the maximum over the ranks; None when it did not run
     bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
-    vs_nccl        NCCL's time (through CuPy) in the same run over this one
+    vs_nccl        the time of the fastest of NCCL_WAYS in the same run over this one; None where only the
+                   first ran
+    vs_plain       likewise of NCCL with plain buffers (and cuBLAS)
     vs_torch_nccl  the same of NCCL through PyTorch
     of_p2p         bus_GBps over what one rank can send to another in the same run
     vs_driver      launch: this time over that of cuLaunchKernel with packed arguments in the same run
@@ -72,10 +87,15 @@ class Row:
     tflops         gemm: 10**12 operations per second, 2 M N K in all
     vs_cublas      gemm: cuBLAS's time in the same run over this one
     alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole
-    vs_nccl_cublas likewise: NCCL's and cuBLAS's time, one after the other, in the same run over this one
-    vs_torch       likewise: the time of PyTorch's fused operation in the same run over this one
+    vs_nccl_cublas likewise: NCCL's and cuBLAS's time, one after the other, in the same run over this one; as
+                   vs_nccl
+    vs_torch       the shortest time of PyTorch's symmetric memory, or fused operation, in the same run over
+                   this one
     overlap        likewise: the longer one of the two parts alone, each by what was the fastest at it in the
                    same run, over this time: 1 if the other part costs nothing
+    ran            of NCCL: the kernels and copies of a call
+    version        of NCCL
+    runs           the time of each run, of which `us` is the median; None of one run
     """
 
     op: str
@@ -98,10 +118,19 @@ class Row:
     vs_nccl_cublas: float | None = None
     vs_torch: float | None = None
     overlap: float | None = None
+    vs_plain: float | None = None
+    ran: str | None = None
+    version: str | None = None
+    runs: list[float] | None = None
 
     @property
     def wrong(self):
         return self.note.startswith("wrong")
+
+    @property
+    def key(self):
+        """What tells a row from the others."""
+        return self.op, self.method, self.bytes, self.shape, self.alone, self.out, self.blocks
 
     @property
     def case(self):
@@ -145,27 +174,47 @@ class Results:
         self.emulated = data["method"] == ON_EMULATOR
         for key in ("machine", "versions", "command", "date", "method", "n_ranks", "p2p_GBps"):
             setattr(self, key, data[key])
+        self.compare()  # with today's meaning of the ratios
         return self
 
     def add(self, *args, **kwargs):
-        self.rows.append(Row(*args, **kwargs))
-        return self.rows[-1]
+        """Take in a row. One that is there already, of an earlier run, gets the median time of all runs."""
+        new = Row(*args, **kwargs)
+        row = next((row for row in self.rows if row.key == new.key), None)
+        if row is None:
+            self.rows.append(new)
+            return
+        row.note = row.note or new.note
+        if row.us is None or new.us is None:
+            row.us = row.bus_GBps = row.tflops = row.runs = None
+            return
+        row.runs = [*(row.runs or [row.us]), new.us]
+        median = statistics.median(row.runs)
+        for rate in ("bus_GBps", "tflops"):
+            if getattr(row, rate) is not None:
+                setattr(row, rate, getattr(row, rate) * row.us / median)
+        row.us = median
 
     def compare(self):
         """Fill in what compares a row with others."""
-        peers = {(row.method, *row.case): row.us for row in self.rows if row.us and not row.note}
+        times = {}  # case -> {method: time}
+        for row in self.rows:
+            if row.us and not row.note:
+                times.setdefault(row.case, {})[row.method] = row.us
         driver = {row.op: row.us for row in self.rows if row.method == DRIVER}
         parts = {}  # (op, shape) -> part: the fastest one's time
         for row in self.rows:
             if row.alone and row.us and not row.note:
-                times = parts.setdefault((row.op, row.shape), {})
-                times[row.alone] = min(row.us, times.get(row.alone, row.us))
+                of_shape = parts.setdefault((row.op, row.shape), {})
+                of_shape[row.alone] = min(row.us, of_shape.get(row.alone, row.us))
         for row in self.rows:
             if not row.us:
                 continue
-            for peer, ratio in RATIOS.items():
-                if us := peers.get((peer, *row.case)):
-                    setattr(row, ratio, us / row.us)
+            for ratio, methods in RATIOS.items():
+                of_peers = {m: us for m, us in times.get(row.case, {}).items() if m in methods}
+                plain_alone = ratio in AT_BEST and set(of_peers) <= {NCCL, NCCL_CUBLAS}
+                best = None if plain_alone else min(of_peers.values(), default=None)
+                setattr(row, ratio, best and best / row.us)
             alone = {} if row.alone else parts.get((row.op, row.shape), {})
             if len(alone) > 1:
                 row.overlap = max(alone.values()) / row.us

@@ -63,10 +63,11 @@ def measure_shapes(world, results, options, progress, entries, cases_of):
             timer = Timer(world, options.iters or iters, options.replays)
             measured = _measure(world, timer, name, cases, entries, step)
             for entry, (us, note) in zip(entries, measured, strict=True):
-                row = results.add(op, entry.method, whole.bytes, us, note=note, shape=name, alone=entry.alone)
-                row.took = entry.contender.took if us else None
-                if us and entry.alone in (None, "product"):
-                    row.tflops = whole.operations / us * 1e-6
+                computes = us and entry.alone in (None, "product")
+                tflops = whole.operations / us * 1e-6 if computes else None
+                about = entry.contender.about if us else {}
+                about |= {"shape": name, "alone": entry.alone, "tflops": tflops}
+                results.add(op, entry.method, whole.bytes, us, note=note, **about)
     for entry in entries:
         entry.contender.close()
 
