@@ -39,6 +39,10 @@ def test_shmemkit_is_the_wheel():
     assert Path(sk.__file__) in [Path(file.locate()) for file in files("shmemkit")]
 
 
+def test_wheel_is_typed():
+    assert "shmemkit/py.typed" in map(str, files("shmemkit"))
+
+
 def test_fixture(pes):
     assert pes(4).run(main) == [3, 0, 1, 2]
 

@@ -1,35 +1,18 @@
 """shmemkit: SHMEM kernels in Python, on GPUs with NVSHMEM and on a CPU emulator."""
 
+import ast
 import importlib
+from pathlib import Path
 
 __version__ = "0.2.0"
 
-# Public name -> the module it lives in; imported when first asked for, so that `python -m shmemkit doctor`
-# can say what is missing where these cannot be imported.
+# Public name -> the module it lives in, as __init__.pyi says to type checkers, too. Imported when first asked
+# for, so that `python -m shmemkit doctor` can say what is missing where these cannot be imported.
 _HOMES = {
-    **{name: name for name in ("device", "emu", "kernels")},
-    "AllGather": "kernels.all_gather",
-    "AllGatherGemm": "kernels.ag_gemm",
-    "AllReduce": "kernels.all_reduce",
-    **dict.fromkeys(("AllToAll", "AllToAllV"), "kernels.all_to_all"),
-    "Barrier": "kernels.barrier",
-    "Broadcast": "kernels.broadcast",
-    "ExpertParallel": "kernels.expert_parallel",
-    "Gather": "kernels.gather",
-    **dict.fromkeys(("Gemm", "matmul"), "kernels.gemm"),
-    "GemmAllReduce": "kernels.gemm_ar",
-    "GemmReduceScatter": "kernels.gemm_rs",
-    "Queue": "kernels.queue",
-    "ReduceScatter": "kernels.reduce_scatter",
-    **dict.fromkeys(
-        ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce_scatter"),
-        "kernels.functional",
-    ),
-    "bind": "launch",
-    **dict.fromkeys(("array", "empty", "free", "full", "peer_view", "signals", "zeros"), "memory"),
-    "Timer": "timer",
-    **dict.fromkeys(("RankTimeout", "SignalTimeout", "WaitRecord"), "timeouts"),
-    **dict.fromkeys(("World", "current", "init"), "world"),
+    name.name: statement.module or name.name
+    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
+    if isinstance(statement, ast.ImportFrom)
+    for name in statement.names
 }
 __all__ = sorted(_HOMES)
 _OF_WORLD = "rank n_ranks local_rank node n_nodes xp stream comm finalize host_allgather host_barrier".split()

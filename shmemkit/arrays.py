@@ -6,6 +6,7 @@ In what follows `module` is CuPy, or NumPy on the emulator, and `who` what error
 
 import functools
 import sys
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def with_shape(who, name, x, module):
     return x if isinstance(x, module.ndarray) or _is_dense(x) else as_array(who, name, x, module)
 
 
-def as_array(who, name, x, module):
+def as_array(who, name, x, module) -> Any:
     """`x` as an array of `module`, of the same memory. TypeError for what has none where it is needed."""
     if isinstance(x, module.ndarray):
         if isinstance(x, (np.matrix, np.ma.MaskedArray)):  # their elements are not those of an array
@@ -101,7 +102,7 @@ def _described(x):
 # ---- PyTorch
 
 
-def is_tensor(x):
+def is_tensor(x) -> TypeGuard[Any]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 

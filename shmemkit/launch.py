@@ -9,6 +9,8 @@ Numba's own ``kernel[grid, block, stream, shared](...)`` works beside it; it cos
 each argument's type and packs it at every launch.
 """
 
+from __future__ import annotations
+
 import copy
 import ctypes
 import functools
@@ -16,6 +18,8 @@ import inspect
 import operator
 import struct
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba.cuda import types
@@ -28,6 +32,7 @@ from .arrays import as_array, is_tensor
 from .device import deadline
 from .garbage import uncollected
 from .settings import integer, listed, shown
+from .typing import AnyStream, Shape
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -37,18 +42,18 @@ DEFAULT_SHARED = 48 * 1024  # bytes a block may have without asking the driver
 
 
 def bind(
-    kernel,
-    grid,
-    block,
-    args,
-    stream=None,
-    shared=0,
-    cluster=None,
-    cooperative=False,
-    co_resident=False,
-    pdl=False,
-    timeout=None,
-):
+    kernel: Callable,
+    grid: Shape,
+    block: Shape,
+    args: tuple | list,
+    stream: AnyStream | None = None,
+    shared: int = 0,
+    cluster: Shape | None = None,
+    cooperative: bool = False,
+    co_resident: bool = False,
+    pdl: bool = False,
+    timeout: float | None = None,
+) -> Launch:
     """Bind `kernel` to a launch configuration and arguments, and return a bound launch `b`.
 
     kernel        a @cuda.jit function
@@ -163,11 +168,11 @@ class Launch:
         self._args = args = [self._shared(*each) for each in zip(self._names, args, strict=True)]
         self._types = [self._type_of(name, value) for name, value in zip(self._names, args, strict=True)]
 
-    def __call__(self, stream=None):
+    def __call__(self, stream: AnyStream | None = None) -> None:
         """Launch on `stream`, or where it was bound to. Returns at once."""
         raise NotImplementedError
 
-    def set(self, which, value):
+    def set(self, which: int | str, value: Any) -> None:
         """Replace argument `which` (position or name) from the next launch on.
 
         Earlier launches and captured graphs keep the old value. TypeError when the type changes: bind the
@@ -184,7 +189,7 @@ class Launch:
             )
         self._replace(index, value)
 
-    def with_args(self, *args):
+    def with_args(self, *args: Any) -> Launch:
         """Return a launch of the same kernel and configuration with other arguments of the same types.
 
         It compiles and loads nothing, so that it may be called while kernels wait.
@@ -200,7 +205,7 @@ class Launch:
             other.set(index, value)
         return other
 
-    def forget_arrays(self):
+    def forget_arrays(self) -> None:
         """From now on the caller keeps the arrays alive (the emulator keeps them all the same)."""
 
     def _own_arguments(self):

@@ -6,15 +6,22 @@ and NumPy arrays on the emulator. ``free`` gives memory back; the World frees th
 An array that the program drops without ``free`` stays allocated until then, and is reported as a leak.
 """
 
+from __future__ import annotations
+
 import math
 import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
 from .arrays import as_array, is_tensor, stream_of
 from .settings import integer, listed, shown
 from .site import users_call
+from .typing import AnyArray, Array, DType, Shape, Stream
 
 DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 DTYPES += ["complex64", "complex128"]
@@ -77,14 +84,23 @@ class _Allocation:
 
 
 class SymmetricMemory:
-    """The allocating half of a World; it has `backend`, `rank`, `n_ranks`, `_meet` and `_check_alive`."""
+    """The allocating half of a World, which has these:"""
+
+    backend: Any
+    rank: int
+    n_ranks: int
+    node_ranks: range
+    xp: ModuleType
+    stream: Stream
+    _meet: Callable[..., list]
+    _check_alive: Callable[[str], None]
 
     def _init_memory(self):
         self._allocations = {}  # address -> _Allocation
         self._count = 0  # allocations so far
         self._dropped = []  # of them, those whose arrays were gone at the last allocation or free
 
-    def empty(self, shape, dtype="float32", name=None):
+    def empty(self, shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
         """Allocate a symmetric array without setting its content. Collective.
 
         shape   an integer of 0 or more, or a tuple of them
@@ -102,7 +118,13 @@ class SymmetricMemory:
             self._meet("empty")  # nobody writes before it is there
         return result
 
-    def full(self, shape, fill_value, dtype="float32", name=None):
+    def full(
+        self,
+        shape: Shape,
+        fill_value: npt.ArrayLike | Array,
+        dtype: DType = "float32",
+        name: str | None = None,
+    ) -> Array:
         """Allocate a symmetric array and fill it with `fill_value`. Collective; see ``empty``.
 
         fill_value  a number that the dtype can hold, or an array that broadcasts to the shape; it may differ
@@ -122,7 +144,7 @@ class SymmetricMemory:
         self._content_is_there("full")
         return result
 
-    def zeros(self, shape, dtype="float32", name=None):
+    def zeros(self, shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
         """Allocate a symmetric array of zeros. Collective; see ``empty``. Every rank's array is zero before
         any rank returns."""
         self._check_alive("zeros")
@@ -135,7 +157,9 @@ class SymmetricMemory:
         self._content_is_there("zeros")
         return result
 
-    def array(self, values, dtype=None, name=None):
+    def array(
+        self, values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: str | None = None
+    ) -> Array:
         """Allocate a symmetric array and copy `values` to it. Collective; see ``empty``.
 
         values  an array, a PyTorch tensor or a nested list of numbers; its shape is the same on every rank,
@@ -160,14 +184,14 @@ class SymmetricMemory:
         self._content_is_there("array")
         return result
 
-    def signals(self, n, name=None):
+    def signals(self, n: int, name: str | None = None) -> Array:
         """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.
         Collective; see ``empty``."""
         self._check_alive("signals")
         name = "signals" if name is None else name
         return self._zeros(lambda: (as_shape(n, "signals(): ", "n"), "uint64"), name)
 
-    def free(self, array):
+    def free(self, array: Array) -> None:
         """Give the memory of a symmetric array back. Collective.
 
         array  what zeros, empty, full, array or signals returned, the same array on every rank; not a view
@@ -192,7 +216,7 @@ class SymmetricMemory:
         self._agree("free", "All ranks must free the same array", request, error, "free")
         self.backend.free(self._allocations.pop(where).raw)
 
-    def peer_view(self, array, rank):
+    def peer_view(self, array: AnyArray, rank: int) -> Array:
         """Return the same symmetric array of another `rank`, as an array that this rank's host can read and
         write. Not collective.
 
@@ -215,12 +239,12 @@ class SymmetricMemory:
             )
         return array if rank == self.rank else self.backend.peer_view(array, rank)
 
-    def is_symmetric(self, array):
+    def is_symmetric(self, array: AnyArray) -> bool:
         """Return whether `array` lies in a symmetric array of this World that has not been freed. Not
         collective."""
         return self.place_of(array) is not None
 
-    def place_of(self, array):
+    def place_of(self, array: AnyArray) -> tuple[str, int] | None:
         """Return (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not
         collective."""
         self._check_alive("place_of")
@@ -230,7 +254,7 @@ class SymmetricMemory:
                 return allocation.name, at - start
         return None
 
-    def multicast_view(self, array):
+    def multicast_view(self, array: Array) -> Array:
         """Return `array`, symmetric, as a multicast array of this node's ranks (NVLink SHARP, NVLS).
         Collective.
 
@@ -258,7 +282,7 @@ class SymmetricMemory:
         return view
 
     # -- inside
-    def _as_array(self, array):
+    def _as_array(self, array) -> Any:
         """`array`, also a PyTorch tensor or another of the same memory, as one of the World's."""
         if isinstance(array, self.xp.ndarray):
             return array
@@ -361,31 +385,33 @@ def _current():
     return world.current(required=True)
 
 
-def empty(shape, dtype="float32", name=None):
+def empty(shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
     return _current().empty(shape, dtype, name)
 
 
-def full(shape, fill_value, dtype="float32", name=None):
+def full(
+    shape: Shape, fill_value: npt.ArrayLike | Array, dtype: DType = "float32", name: str | None = None
+) -> Array:
     return _current().full(shape, fill_value, dtype, name)
 
 
-def zeros(shape, dtype="float32", name=None):
+def zeros(shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
     return _current().zeros(shape, dtype, name)
 
 
-def array(values, dtype=None, name=None):
+def array(values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: str | None = None) -> Array:
     return _current().array(values, dtype, name)
 
 
-def signals(n, name=None):
+def signals(n: int, name: str | None = None) -> Array:
     return _current().signals(n, name)
 
 
-def free(array):
+def free(array: Array) -> None:
     return _current().free(array)
 
 
-def peer_view(array, rank):
+def peer_view(array: AnyArray, rank: int) -> Array:
     return _current().peer_view(array, rank)
 
 

@@ -5,9 +5,12 @@ also bounds the meetings of the host programs: ``RankTimeout``. What kernels not
 where, is in ``shmemkit.device.deadline``.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .agreement import ranks_text
@@ -28,7 +31,7 @@ class SignalTimeout(RuntimeError):
               there is room for, the longest wait first
     """
 
-    def __init__(self, message, rank=0, records=()):
+    def __init__(self, message: str, rank: int = 0, records: Iterable[WaitRecord] = ()):
         super().__init__(message)
         self.rank, self.records = rank, list(records)
 
@@ -41,7 +44,7 @@ class RankTimeout(RuntimeError):
     missing   the ranks that are not there
     """
 
-    def __init__(self, message, rank=0, call="", missing=()):
+    def __init__(self, message: str, rank: int = 0, call: str = "", missing: Iterable[int] = ()):
         super().__init__(message)
         self.rank, self.call, self.missing = rank, call, list(missing)
 
@@ -56,16 +59,16 @@ class WaitRecord:
     primitive: str
     """ "wait", "wait_warp", "wait_block", "signal_wait_until", "barrier_all_block", "grid_barrier", or what
     receives lines or pieces: "ll_recv_block", "ll128_recv_pack_warp", "lamport_load", ..."""
-    block: tuple
+    block: tuple[int, int, int]
     """(x, y, z)"""
-    thread: tuple
+    thread: tuple[int, int, int]
     """(x, y, z), in the block"""
     address: int
     """Of the signal; for a grid barrier, of the count of blocks that have arrived; for lines, of the word
     with the flag; for a piece, of its place."""
     signal: str | None
     """Name of the symmetric array that it is in; None where that is not known."""
-    index: tuple | None
+    index: tuple[int, ...] | None
     """Index in that array; None if `signal` is."""
     owner: int | None
     """The rank in whose memory it is; None if `signal` is."""
@@ -81,14 +84,14 @@ class WaitRecord:
     expired: bool
     """Whether its own time was up; otherwise it ended because that of another was."""
 
-    def where(self):
+    def where(self) -> str:
         """The signal as ``name[index]``, with its rank if that is another, or its address."""
         if self.signal is None:
             return f"0x{self.address:x}"
         index = ", ".join(map(str, self.index))
         return f"{self.signal}[{index}]" + (f" of rank {self.owner}" if self.owner != self.rank else "")
 
-    def sought(self):
+    def sought(self) -> str:
         """What it waited for, as ``full[3] >= 5``."""
         if self.primitive == "grid_barrier":
             return f"{self.expected} blocks, at {self.where()}"

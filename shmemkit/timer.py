@@ -12,16 +12,21 @@ same on all ranks: what runs before a graph, and the clock rate and caches that 
 to round.
 """
 
+from __future__ import annotations
+
 import contextlib
 import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from .agreement import check_equal
 from .kernels.method import check_world
 from .settings import integer, shown
+from .world import World
 
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 
@@ -42,13 +47,13 @@ class Timer:
     TypeError if `world` is not a World or a number is not an integer, ValueError for numbers below 1.
     """
 
-    def __init__(self, world, iters=None, replays=None):
+    def __init__(self, world: World, iters: int | None = None, replays: int | None = None):
         check_world("Timer", world)
         self.world, self.emulated = world, world.backend.name == "emulator"
         self._iters = _count("iters", iters)
         self.replays = _count("replays", replays) or (1 if self.emulated else 20)
 
-    def __call__(self, call, iters=None):
+    def __call__(self, call: Callable[[], object], iters: int | None = None) -> float:
         """-> how long ``call()`` takes, in microseconds: a float, the maximum over the ranks. Collective.
 
         call   enqueues work on the World's stream, which is PyTorch's current stream meanwhile. It is called
@@ -68,12 +73,12 @@ class Timer:
             call()
         return self.time(self.capture(call, iters), iters)
 
-    def iters_for(self, n_bytes):
+    def iters_for(self, n_bytes: int) -> int:
         """-> how many calls that move `n_bytes` bytes the Timer puts in a graph: its `iters`, or else 20 up
         to 4 MiB and 5 above (the emulator: 1)."""
         return self._iters or (1 if self.emulated else 20 if n_bytes <= SMALL else 5)
 
-    def capture(self, call, iters):
+    def capture(self, call: Callable[[], object], iters: int) -> Any:
         """-> replay, a function that enqueues `iters` calls: a CUDA graph, CuPy's ``replay.graph`` (on the
         emulator the calls; it has no graph).
 
@@ -121,12 +126,12 @@ class Timer:
         stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(stream)
 
-    def time(self, replay, iters):
+    def time(self, replay: Callable[[], object] | None, iters: int) -> float:
         """-> microseconds of each of the `iters` calls that ``replay()`` enqueues, the maximum over the
         ranks. Collective; a rank whose `replay` is None only takes part."""
         return self._times(f"iters={iters}", lambda: [self._in_a_row(replay)])[0] / iters
 
-    def times(self, replays):
+    def times(self, replays: Sequence[Callable[[], object]]) -> list[float]:
         """-> a list: the microseconds of each of `replays`, timed in rounds; the maximum over the ranks.
         Collective."""
         return self._times(f"{len(replays)} graph(s)", lambda: self._in_rounds(replays))

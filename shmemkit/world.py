@@ -1,6 +1,8 @@
 """The World of a program: its ranks, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
 emulator."""
 
+from __future__ import annotations
+
 import ctypes
 import importlib.util
 import io
@@ -9,6 +11,8 @@ import os
 import pickle
 import sys
 import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, TextIO, TypeVar, overload
 
 import numpy as np
 
@@ -24,12 +28,18 @@ from .memory import SymmetricMemory
 from .roll_call import RollCall
 from .settings import integer, listed, one_of, shown
 from .site import users_call
+from .typing import AnyArray, AnyStream, Comm
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
+T = TypeVar("T")
 _alone, _ended = None, False  # the World of this process, outside of emu.run; whether there was one
 
 
-def current(required=False):
+@overload
+def current(required: Literal[True]) -> World: ...
+@overload
+def current(required: bool = False) -> World | None: ...
+def current(required: bool = False) -> World | None:
     """The World that is alive here, or None. With `required`, RuntimeError instead of None."""
     host = current_host()
     world = host.world if host else _alone
@@ -40,7 +50,11 @@ def current(required=False):
     return world
 
 
-def init(backend="auto", comm=None, local_size=None):
+def init(
+    backend: Literal["auto", "nvshmem", "emulator"] = "auto",
+    comm: Comm | None = None,
+    local_size: int | None = None,
+) -> World:
     """Initialize this rank and return its World. Collective.
 
     backend     "nvshmem" (GPUs), "emulator" (CPU) or "auto". "auto" takes SHMEMKIT_BACKEND if it is set, else
@@ -207,7 +221,9 @@ class World(SymmetricMemory):
     backend            `.name` is "nvshmem" or "emulator"
     """
 
-    def __init__(self, backend, comm, local_size):
+    comm: Comm
+
+    def __init__(self, backend: str, comm: Comm | None, local_size: int | None):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
         self.finalized = False
         self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
@@ -258,15 +274,17 @@ class World(SymmetricMemory):
     def __repr__(self):
         return f"<World rank {self.rank} of {self.n_ranks}, {self.n_nodes} node(s), {self.backend.name}>"
 
-    def __getattr__(self, name):
-        """Of an attribute that there is not: what to use."""
-        instead = f"sk.{name}" if name in shmemkit.__all__ else shmemkit._AS_IN_MPI.get(name)
-        if instead is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise AttributeError(f"a World has no {name!r}; use {instead}", name=name)
+    if not TYPE_CHECKING:  # with it, every attribute would be there
+
+        def __getattr__(self, name):
+            """Of an attribute that there is not: what to use."""
+            instead = f"sk.{name}" if name in shmemkit.__all__ else shmemkit._AS_IN_MPI.get(name)
+            if instead is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"a World has no {name!r}; use {instead}", name=name)
 
     # -- synchronisation
-    def barrier(self, stream=None):
+    def barrier(self, stream: AnyStream | None = None) -> None:
         """Enqueue a barrier of all ranks on `stream` (default: the World's). Collective.
 
         Work that any rank enqueues after it sees all that every rank enqueued before it, puts included. On
@@ -276,7 +294,7 @@ class World(SymmetricMemory):
         self._check_alive("barrier")
         self.backend.barrier(stream)
 
-    def host_barrier(self):
+    def host_barrier(self) -> None:
         """Wait until the host programs of all ranks are here. Does not wait for GPU work. Collective.
 
         After SHMEMKIT_TIMEOUT it raises RankTimeout, which names the missing ranks; without that setting, a
@@ -285,7 +303,7 @@ class World(SymmetricMemory):
         self._check_alive("host_barrier")
         self._meet("host_barrier")
 
-    def host_allgather(self, value):
+    def host_allgather(self, value: T) -> list[T]:
         """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled,
         else all ranks raise TypeError. Does not wait for GPU work. Collective."""
         self._check_alive("host_allgather")
@@ -302,7 +320,15 @@ class World(SymmetricMemory):
         raise_alike(error, errors)
         return list(values)
 
-    def print(self, *values, ranks=None, sep=" ", end="\n", file=None, flush=True):
+    def print(
+        self,
+        *values: object,
+        ranks: int | Iterable[int] | None = None,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: TextIO | None = None,
+        flush: bool = True,
+    ) -> None:
         """Print the `values` of each rank, in the order of ranks. Collective.
 
         Rank 0 prints everything: the lines of different ranks cannot mix, whatever the MPI does with the
@@ -341,7 +367,7 @@ class World(SymmetricMemory):
         several = ranks if hasattr(ranks, "__iter__") and not isinstance(ranks, str) else [ranks]
         return sorted({integer("print()", "a rank", rank, 0, self.n_ranks - 1) for rank in several})
 
-    def asnumpy(self, array, stream=None):
+    def asnumpy(self, array: AnyArray, stream: AnyStream | None = None) -> np.ndarray:
         """Return a NumPy copy of `array`, also of a PyTorch tensor, once the work enqueued on `stream` has
         finished (default: the World's, of a tensor on a GPU PyTorch's current one). SignalTimeout as
         ``synchronize``."""
@@ -351,14 +377,14 @@ class World(SymmetricMemory):
             array = as_array("asnumpy()", "array", array, self.xp)
         return self.backend.to_host(array, stream)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Wait for all GPU work of this rank. SignalTimeout when waits of its kernels have expired
         (SHMEMKIT_TIMEOUT, ``bind(timeout=)``)."""
         self._check_alive("synchronize")
         self.backend.synchronize()
 
     # -- the end
-    def finalize(self):
+    def finalize(self) -> None:
         """Wait for this rank's GPU work and for all ranks, free the symmetric arrays, and end the World.
         Collective; a second call does nothing.
 
@@ -385,7 +411,7 @@ class World(SymmetricMemory):
         finally:
             self._forget()
 
-    def abandon(self):
+    def abandon(self) -> None:
         """End the World after a failure, without waiting for other ranks."""
         if not self.finalized:
             self.backend.abandon()
@@ -401,10 +427,10 @@ class World(SymmetricMemory):
         if _alone is self:
             _alone, _ended = None, True
 
-    def __enter__(self):
+    def __enter__(self) -> World:
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SystemExit):
             self._ending.exit(error.code)
             if self._host is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
@@ -434,14 +460,14 @@ class World(SymmetricMemory):
             check_equal([f"{theirs}" for _, theirs, _ in answers], rule, "call", RuntimeError)
         return [theirs for *_, theirs in answers]
 
-    def near(self):
+    def near(self) -> list[bool]:
         """Return a list that says, for each rank, whether this rank's kernels reach it by loads and stores:
         it is on the same node, and its memory is mapped here. Not collective."""
         self._check_alive("near")
         mapped = self.backend.mapped()
         return [mapped[rank] and rank in self.node_ranks for rank in range(self.n_ranks)]
 
-    def check_reach(self, what, nvlink=False, ranks=None):
+    def check_reach(self, what: str, nvlink: bool = False, ranks: Iterable[int] | None = None) -> None:
         """Raise ValueError, on every rank, unless the kernels of each rank reach its `ranks` (default: all)
         by loads and stores (with `nvlink`: over NVLink). Collective.
 
@@ -460,7 +486,7 @@ class World(SymmetricMemory):
         if reason := next(filter(None, reasons), None):
             raise OutOfReach(f"{what} cannot be used here: {reason}")
 
-    def locate(self, address):
+    def locate(self, address: int) -> tuple[str, tuple[int, ...], int] | tuple[None, None, None]:
         """Return (name, index, rank) of the symmetric array's element at `address`, as kernels of this rank
         see it, or (None, None, None). GPUs only."""
         if not hasattr(self.backend, "locate"):

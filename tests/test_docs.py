@@ -77,8 +77,8 @@ def signatures(page, owner):
 
 
 def parameters(function):
-    """As the docs write them, without self."""
-    found = inspect.signature(function).parameters.values()
+    """As the docs write them, without self and types."""
+    found = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
     return [str(p).replace("'", '"') for p in found if p.name != "self"]
 
 

@@ -13,7 +13,7 @@ stays NaN, also in "max" and "min" (maximum and minimum of IEEE 754-2019, but fo
 
 import functools
 import operator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import ml_dtypes
 import numpy as np
@@ -21,12 +21,13 @@ import numpy as np
 from shmemkit.emu.ints import from_scalar
 from shmemkit.emu.thread import current_thread
 from shmemkit.settings import listed
+from shmemkit.typing import Op
 
 from .ptx import asm, bitcast, extend_half, gpu, gpu_function, round_to_half, types
 
 __all__ = ["OPS", "Reduction", "reduction"]
 
-OPS = ("sum", "prod", "max", "min", "avg")
+OPS = get_args(Op)
 DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 
 

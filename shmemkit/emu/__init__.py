@@ -25,3 +25,7 @@ __all__ = [
     "explore",
     "run",
 ]
+
+
+def __dir__():
+    return __all__

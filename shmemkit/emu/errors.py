@@ -1,11 +1,17 @@
 """What the emulator raises."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 
 class EmulatorError(RuntimeError):
     """A kernel or a PE failed on the emulator; the message says where. `races` lists the data races that were
     found before (``shmemkit.emu.Race``)."""
 
-    races = ()
+    races: Sequence = ()
+    delivery: str | None = None
+    seed: int | None = None
 
 
 class DeadlockError(EmulatorError):
@@ -31,7 +37,7 @@ class RaceError(EmulatorError):
     """Accesses of kernels that nothing orders. `races` lists them (``shmemkit.emu.Race``); the message is the
     report."""
 
-    def __init__(self, races):
+    def __init__(self, races: Sequence):
         self.races = races
         super().__init__(races_text(races))
 

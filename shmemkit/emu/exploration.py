@@ -1,9 +1,13 @@
 """``shmemkit.emu.explore(main, n_pes)``: a program under many schedules, or under all of them."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..progress import showing
 from ..settings import shown
+from ..typing import Delivery
 from .dpor import Explorer, Redundant, Replay, TooLong
 from .network import DELIVERIES
 from .run import check_arguments, run, schedule_of
@@ -28,13 +32,13 @@ class Exploration:
     races: bool
     failure: Exception | None = None
     seed: int | None = None
-    delivery: str | None = None
+    delivery: Delivery | None = None
     schedule: list = field(default_factory=list, repr=False)
     runs: int = 0
     finished: bool = False
 
     @property
-    def choice(self):
+    def choice(self) -> Replay:
         if not self.schedule:
             raise AttributeError(
                 "this Exploration has no `choice`; an exhaustive one that found a failure has it"
@@ -61,17 +65,17 @@ class Exploration:
 
 
 def explore(
-    main,
-    n_pes,
-    args=(),
-    seeds=None,
-    deliveries=None,
-    races=True,
-    exhaustive=False,
-    max_runs=10_000,
-    local_size=None,
-    heap_size=None,
-):
+    main: Callable[..., object],
+    n_pes: int,
+    args: Iterable = (),
+    seeds: Iterable[int] | None = None,
+    deliveries: Delivery | Iterable[Delivery] | None = None,
+    races: bool = True,
+    exhaustive: bool = False,
+    max_runs: int = 10_000,
+    local_size: int | None = None,
+    heap_size: int | None = None,
+) -> Exploration:
     """Run ``main(*args)`` on `n_pes` PEs again and again, until a run fails. -> Exploration
 
     A run fails with a deadlock, a data race, or an exception of `main` or a kernel: let `main` assert that

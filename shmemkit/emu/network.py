@@ -11,12 +11,15 @@ words that somebody polls do not, if "unordered": every third one goes into one 
 order that NVSHMEM allows, so a correct program gives its result in all of them.
 """
 
+from typing import get_args
+
 import numpy as np
 
+from ..typing import Delivery
 from .arrays import address
 from .shadow import untracked
 
-DELIVERIES = ("eager", "ordered", "unordered")
+DELIVERIES = get_args(Delivery)
 
 
 class Message:

@@ -1,5 +1,7 @@
 """What the emulator says of a data race: who accessed what, on which lines, and what would order it."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import linecache
@@ -42,7 +44,7 @@ class Access:
     source: str
 
     @property
-    def is_write(self):
+    def is_write(self) -> bool:
         return self.what.endswith("writes")
 
     def __str__(self):
@@ -67,7 +69,7 @@ class Race:
     second: Access
     missing: str
     note: str = ""  # the name of the array on the other rank, if that is another one
-    also: tuple = ()  # the other ranks on which the same lines race
+    also: tuple[int, ...] = ()  # the other ranks on which the same lines race
 
     def __str__(self):
         also = f" (the same lines also race on {ranks_text(self.also)})" if self.also else ""

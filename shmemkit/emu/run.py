@@ -1,9 +1,13 @@
 """``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several PEs in this process, for tests and
 notebooks."""
 
+from __future__ import annotations
+
 import gc
 import os
 import sys
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -11,7 +15,8 @@ from ..agreement import ranks_text
 from ..progress import showing
 from ..settings import integer, listed, shown, switch
 from ..site import Call
-from .choice import Seeded
+from ..typing import Delivery
+from .choice import Choice, Seeded
 from .errors import DeadlockError, EmulatorError, add_text
 from .heap import heap_size as default_heap_size
 from .heap import private_memory, whole_pages
@@ -19,6 +24,7 @@ from .machine import Machine
 from .meeting import Meeting
 from .network import DELIVERIES
 
+T = TypeVar("T")
 MAX_PES = 1024  # host programs, each with a stack
 
 
@@ -176,18 +182,18 @@ def current_host():
 
 
 def run(
-    main,
-    n_pes,
-    args=(),
-    local_size=None,
-    heap_size=None,
+    main: Callable[..., T],
+    n_pes: int,
+    args: Iterable = (),
+    local_size: int | None = None,
+    heap_size: int | None = None,
     *,
-    races=None,
-    delivery=None,
-    seed=None,
-    choice=None,
-    gpu=None,
-):
+    races: bool | None = None,
+    delivery: Delivery | None = None,
+    seed: int | None = None,
+    choice: Choice | None = None,
+    gpu: str | None = None,
+) -> list[T]:
     """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
 
     In `main`, ``shmemkit.init()`` gives that PE's World.

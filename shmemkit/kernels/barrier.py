@@ -23,6 +23,8 @@ additions may overtake each other: as many as have come, so many times it has be
 No deadlock: in each step a rank tells others before it waits, and waits for what they do in the same step.
 """
 
+from __future__ import annotations
+
 from numba import cuda, types
 
 from shmemkit.device import (
@@ -39,6 +41,8 @@ from shmemkit.kernels.method import Method, check_world
 from shmemkit.launch import MAX_THREADS
 from shmemkit.stream_barrier import arrive_and_wait, barrier_kernel
 from shmemkit.stream_order import shared_order
+from shmemkit.typing import AnyStream
+from shmemkit.world import World
 
 ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
@@ -87,12 +91,12 @@ class Barrier(Method):
     TypeError if `world` is not a World.
     """
 
-    def __init__(self, world):
+    def __init__(self, world: World):
         check_world("Barrier", world)
         super().__init__(world)
         self._order = shared_order(world)
 
-    def prepare(self):
+    def prepare(self) -> None:
         world, n = self.world, self.world.n_ranks
         near = world.near()
         reached = world.host_allgather((all(near), all(near[k] for k in world.node_ranks)))
@@ -108,7 +112,7 @@ class Barrier(Method):
             passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
             self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
 
-    def __call__(self, stream=None):
+    def __call__(self, stream: AnyStream | None = None) -> None:
         """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``."""
         if not self._arrays:
             raise RuntimeError("Barrier: it was freed; make a new one")

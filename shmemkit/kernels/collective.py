@@ -1,6 +1,8 @@
 """What the host objects of collective operations share: their methods, calls on any stream and in graphs, and
 symmetric outputs."""
 
+from __future__ import annotations
+
 import sys
 
 from shmemkit import tuning
@@ -10,7 +12,8 @@ from shmemkit.kernels.method import agree_on, check_world
 from shmemkit.kernels.plans import Plans
 from shmemkit.settings import array_text, integer, one_of
 from shmemkit.stream_order import shared_order
-from shmemkit.world import OutOfReach
+from shmemkit.typing import Array, DType, Shape
+from shmemkit.world import OutOfReach, World
 
 PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's keep their arrays alive
 
@@ -34,7 +37,7 @@ class Collective:
 
     _one_place = True  # whether what ``_shared`` gives is the same part of symmetric memory on all ranks
 
-    def __init__(self, world, max_nbytes, method):
+    def __init__(self, world: World, max_nbytes: int, method: str):
         self._name = name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
@@ -150,7 +153,7 @@ class Collective:
         if self._methods is None:
             raise RuntimeError(f"{self._name}: it was freed; make a new one")
 
-    def output(self, shape, dtype):
+    def output(self, shape: Shape, dtype: DType) -> Array:
         """-> a symmetric array for a result, of this shape and dtype on all ranks: CuPy's, on the emulator
         NumPy's, also where x is a PyTorch tensor. It lives as long as this object, which frees it.
         Collective."""
@@ -158,7 +161,7 @@ class Collective:
         self._outputs.append(self.world.empty(shape, dtype, f"{self.table}.output[{len(self._outputs)}]"))
         return self._outputs[-1]
 
-    def method_for(self, nbytes, symmetric=False):
+    def method_for(self, nbytes: int, symmetric: bool = False) -> str:
         """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
         in symmetric memory. TypeError or ValueError for any other `nbytes`."""
         integer(self._name, "nbytes", nbytes, 0, self.max_nbytes)
@@ -166,7 +169,7 @@ class Collective:
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)
 
-    def free(self):
+    def free(self) -> None:
         """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
         Collective."""
         methods, self._methods = self._methods, None

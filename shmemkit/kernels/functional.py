@@ -9,8 +9,11 @@ All functions take x as their object does, an array or a tensor, and `out` and `
 enqueue, and return out.
 """
 
+from __future__ import annotations
+
 from shmemkit.arrays import as_array, stream_of, with_shape
 from shmemkit.settings import shown
+from shmemkit.typing import AnyStream, ArrayT, Op
 from shmemkit.world import current
 
 from .all_gather import AllGather
@@ -26,35 +29,43 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "red
 LEAST = 1 << 16  # bytes
 
 
-def all_gather(x, *, out=None, stream=None):
+def all_gather(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
     """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new one (n_ranks, *x.shape), of x's
     kind"""
     return _kept_for(AllGather, x, stream, current(required=True).n_ranks)(x, out, stream)
 
 
-def all_reduce(x, op="sum", *, out=None, stream=None):
+def all_reduce(
+    x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
     """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new one of x's
     kind"""
     return _kept_for(AllReduce, x, stream, 1, op)(x, out, stream)
 
 
-def all_to_all(x, *, out=None, stream=None):
+def all_to_all(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
     """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new one of x's kind"""
     return _kept_for(AllToAll, x, stream, 1)(x, out, stream)
 
 
-def broadcast(x, root=0, *, out=None, stream=None):
+def broadcast(
+    x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
     """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
     return _kept_for(Broadcast, x, stream, 1, root)(x, out, stream)
 
 
-def gather(x, root=0, *, out=None, stream=None):
+def gather(
+    x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT | None:
     """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new one
     (n_ranks, *x.shape), of x's kind; None on all others"""
     return _kept_for(Gather, x, stream, current(required=True).n_ranks, root)(x, out, stream)
 
 
-def reduce_scatter(x, op="sum", *, out=None, stream=None):
+def reduce_scatter(
+    x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
     """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new one of x's
     kind"""
     return _kept_for(ReduceScatter, x, stream, 1, op)(x, out, stream)

@@ -1,9 +1,15 @@
 """What the methods of host objects share: their symmetric memory, and their kernels, bound once for each
 grid."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from shmemkit.agreement import check_equal, raise_alike, told
-from shmemkit.launch import bind
+from shmemkit.launch import Launch, bind
 from shmemkit.settings import listed, shown
+from shmemkit.typing import Array, DType, Shape
 from shmemkit.world import World
 
 
@@ -70,31 +76,33 @@ class Method:
 
     threads = 512
 
-    def __init__(self, world, *args):
+    def __init__(self, world: World, *args):
         self.world = world
         self._arrays, self._launches = [], {}
         if world.backend.name == "emulator":
             self.threads = 32
         agree(world, lambda: self.prepare(*args), self.free)
 
-    def zeros(self, shape, dtype, name):
+    def zeros(self, shape: Shape, dtype: DType, name: str) -> Array:
         """A symmetric array that lives as long as the method. Collective."""
         self._arrays.append(self.world.zeros(shape, dtype, name))
         return self._arrays[-1]
 
-    def empty(self, shape, dtype, name):
+    def empty(self, shape: Shape, dtype: DType, name: str) -> Array:
         """As ``zeros``, with undefined content."""
         self._arrays.append(self.world.empty(shape, dtype, name))
         return self._arrays[-1]
 
-    def offsets_of(self, array, ranks):
+    def offsets_of(self, array: Array, ranks: range) -> Array:
         """-> what `peer_at` and `notify_at` take as a table, for those up to the last of `ranks`, consecutive
         ones whose symmetric memory is mapped here; `array` is any of it."""
         world, address = self.world, self.world.backend.address
         offsets = [address(world.peer_view(array, rank)) - address(array) for rank in ranks]
         return world.xp.array([0] * ranks.start + offsets, "int64")
 
-    def launch(self, kernel, grid, *args, pdl=False, threads=None):
+    def launch(
+        self, kernel: Callable, grid: Shape, *args: Any, pdl: bool = False, threads: int | None = None
+    ) -> Launch:
         """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
         With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little. `threads` of a block,
         if not those of the method.
@@ -110,7 +118,7 @@ class Method:
         bound.forget_arrays()
         return bound
 
-    def free(self):
+    def free(self) -> None:
         """Give the symmetric memory back. Collective."""
         while self._arrays:
             self.world.free(self._arrays.pop(0))

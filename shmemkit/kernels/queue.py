@@ -28,6 +28,8 @@ and the receiver pops as many items as the sender pushes.
 After: "Distributed Notify and Wait", a tutorial of Triton-distributed.
 """
 
+from __future__ import annotations
+
 from numba import cuda, types
 
 from shmemkit.arrays import as_array, call_on, new_output
@@ -36,6 +38,8 @@ from shmemkit.kernels.method import agree, check_world
 from shmemkit.launch import bind
 from shmemkit.memory import as_dtype
 from shmemkit.settings import array_text, integer
+from shmemkit.typing import AnyStream, ArrayT, DType
+from shmemkit.world import World
 
 # ---- pieces for users' kernels; all threads of a block, of any shape, call them
 
@@ -129,15 +133,15 @@ class Queue:
 
     def __init__(
         self,
-        world,
-        n_slots,
-        item_size,
-        dtype="float32",
-        to=None,
-        n_producers=16,
-        n_consumers=4,
-        block=128,
-        name="queue",
+        world: World,
+        n_slots: int,
+        item_size: int,
+        dtype: DType = "float32",
+        to: int | None = None,
+        n_producers: int = 16,
+        n_consumers: int = 4,
+        block: int = 128,
+        name: str = "queue",
     ):
         check_world("Queue", world)
         self.world, self._arrays, self._launch = world, [], None
@@ -180,7 +184,9 @@ class Queue:
         args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
         self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
 
-    def __call__(self, inputs, outputs=None, stream=None):
+    def __call__(
+        self, inputs: ArrayT, outputs: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
         """Push the rows of `inputs` to rank `to`, pop the rows that are sent to this rank, and return
         `outputs`.
 
@@ -220,7 +226,7 @@ class Queue:
             )
         return array
 
-    def free(self):
+    def free(self) -> None:
         """Give the symmetric memory back; the Queue cannot be used any more. Collective."""
         self._launch = None
         while self._arrays:

@@ -15,6 +15,11 @@ Methods:
   sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
 from shmemkit.arrays import call_on, new_output, overlap, with_shape
 from shmemkit.kernels.all_gather import AllGather
 from shmemkit.kernels.all_gather.copy_engine import CopyPush
@@ -27,6 +32,8 @@ from shmemkit.kernels.gemm.products import Products, multiprocessors_of_all
 from shmemkit.kernels.gemm.sm90_host import CLOCK, choose, estimate
 from shmemkit.memory import as_dtype, as_shape
 from shmemkit.settings import array_text, integer, one_of, shown
+from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, DType, Shape
+from shmemkit.world import World
 
 from . import columns
 from .host import Fused
@@ -69,7 +76,7 @@ class AllGatherGemm(Products):
     methods = ("push", "overlap", "overlap_2d", "sequential")
     optional, alike = ("gathered", "bias"), ("x",)
 
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
         def check():
             self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
@@ -90,7 +97,7 @@ class AllGatherGemm(Products):
             raise kind(f"AllGatherGemm: {given}: {error}") from None
 
     @staticmethod
-    def methods_for(n_nodes):
+    def methods_for(n_nodes: int) -> tuple[str, ...]:
         """The names of the methods that are for so many nodes: what "auto" takes one of."""
         return ("push", "overlap", "sequential") if n_nodes == 1 else ("overlap_2d", "sequential")
 
@@ -134,7 +141,41 @@ class AllGatherGemm(Products):
         self._given = self._part(CopyPush, world, capacity, ranks)
         self._rooms[self._preferred] = self._ahead.buffer
 
-    def __call__(self, x, weight, out=None, *, gathered=None, bias=None, activation=None, stream=None):
+    @overload
+    def __call__(
+        self,
+        x: ArrayT,
+        weight: AnyArray,
+        out: ArrayT | None = None,
+        *,
+        gathered: AnyArray | None = None,
+        bias: AnyArray | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> ArrayT: ...
+    @overload
+    def __call__(
+        self,
+        x: ArrayT,
+        weight: Sequence[AnyArray],
+        out: Sequence[ArrayT | None] | None = None,
+        *,
+        gathered: AnyArray | None = None,
+        bias: Sequence[AnyArray | None] | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> tuple[ArrayT, ...]: ...
+    def __call__(
+        self,
+        x: ArrayT,
+        weight: AnyArray | Sequence[AnyArray],
+        out: ArrayT | Sequence[ArrayT | None] | None = None,
+        *,
+        gathered: AnyArray | None = None,
+        bias: AnyArray | Sequence[AnyArray | None] | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> ArrayT | tuple[ArrayT, ...]:
         """out = activation(the x of all ranks, one below the other, @ weight + bias), enqueued. -> out
 
         x           (m, K), C-contiguous, of the same shape on all ranks
@@ -177,7 +218,7 @@ class AllGatherGemm(Products):
         self._enqueue(arrays, stream, waits, activation, len(weights))
         return tuple(outs) if several else outs[0]
 
-    def method_for(self, shape, dtype, n):
+    def method_for(self, shape: Shape, dtype: DType, n: int) -> str:
         """The method for an x of this shape and dtype, and weights of `n` columns in all. ValueError if there
         is none."""
         who = type(self).__name__

@@ -18,7 +18,11 @@ The methods, a file each, which says how it works:
             is offered and not turned off
 """
 
+from __future__ import annotations
+
 from shmemkit.kernels.collective import Collective
+from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.world import World
 
 from .copy_engine import CopyPull, CopyPush
 from .copy_staged import CopyStaged
@@ -69,10 +73,10 @@ class AllGather(Collective):
     table, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
         super().__init__(world, max_nbytes, method)
 
-    def __call__(self, x, out=None, stream=None):
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Gather `x`. -> out
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks. May be the part of `out`

@@ -22,9 +22,13 @@ The methods, a file each, which says how it works:
             and of some ops and dtypes only
 """
 
+from __future__ import annotations
+
 from shmemkit.device.reductions import OPS
 from shmemkit.kernels.collective import Collective, check_reducible
 from shmemkit.settings import one_of
+from shmemkit.typing import AnyStream, ArrayT, Op
+from shmemkit.world import World
 
 from .composed import CopyEngine, Push
 from .double_tree import DoubleTree
@@ -72,11 +76,11 @@ class AllReduce(Collective):
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world, max_nbytes, op="sum", method="auto"):
+    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
         self.op = op
         super().__init__(world, max_nbytes, method)
 
-    def __call__(self, x, out=None, stream=None):
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Combine `x` with those of the other ranks. -> out
 
         x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks.

@@ -13,7 +13,11 @@ The methods, a file each, which says how it works:
 and ``variable.py``, where the ranks give each other different numbers of rows, which only the GPUs know.
 """
 
+from __future__ import annotations
+
 from shmemkit.kernels.collective import Collective
+from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.world import World
 
 from .copy_engine import CopyEngine
 from .lamport import Lamport
@@ -49,10 +53,10 @@ class AllToAll(Collective):
     table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
     _overlap = "they must lie apart"
 
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
         super().__init__(world, max_nbytes, method)
 
-    def __call__(self, x, out=None, stream=None):
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Exchange `x` for the parts of all ranks. -> out
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks. An

@@ -44,6 +44,8 @@ No deadlock: block 0 sends the table before it waits; each block waits for that 
 for what the blocks of its number do when they have it; all blocks are resident.
 """
 
+from __future__ import annotations
+
 from numba import cuda, int64, types
 
 from shmemkit.arrays import call_on, converted, keyed
@@ -62,6 +64,8 @@ from shmemkit.device import (
 )
 from shmemkit.kernels.collective import Collective, check_contiguous
 from shmemkit.kernels.method import Method
+from shmemkit.typing import AnyArray, AnyStream, ArrayT
+from shmemkit.world import World
 
 PART = 1 << 15  # bytes that are worth a block
 MAX_BLOCKS = 64  # of a grid; a power of 2
@@ -313,10 +317,17 @@ class AllToAllV(Collective):
 
     table, METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
-    def __init__(self, world, max_nbytes):
+    def __init__(self, world: World, max_nbytes: int):
         super().__init__(world, max_nbytes, "push")
 
-    def __call__(self, x, splits, out, out_splits, stream=None):
+    def __call__(
+        self,
+        x: AnyArray,
+        splits: AnyArray,
+        out: ArrayT,
+        out_splits: ArrayT,
+        stream: AnyStream | None = None,
+    ) -> tuple[ArrayT, ArrayT]:
         """Send rows of `x` to all ranks. -> (out, out_splits)
 
         x           C-contiguous, any dtype, of shape (rows, ...): any number of rows, which may differ from

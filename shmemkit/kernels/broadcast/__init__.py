@@ -11,7 +11,11 @@ The methods, a file each, which says how it works:
            all pass them on in their own: several nodes
 """
 
+from __future__ import annotations
+
 from shmemkit.kernels.collective import Collective, checked_root
+from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.world import World
 
 from .lamport import Lamport
 from .ll import LL
@@ -38,7 +42,7 @@ class Broadcast(Collective):
     _one_place = False
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world, max_nbytes, root=0, method="auto"):
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
         self.root = root
         super().__init__(world, max_nbytes, method)
 
@@ -46,7 +50,7 @@ class Broadcast(Collective):
         self.root = checked_root(type(self).__name__, self.world, self.root)
         return {"root": self.root}
 
-    def __call__(self, x, out=None, stream=None):
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """-> out, with the root's `x`
 
         x        C-contiguous, any dtype, of the same shape and dtype on all ranks; only the root's is read.

@@ -7,6 +7,8 @@ to theirs and come back.
 A file each, which says how it works: made for few tokens, whose latency counts.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,8 @@ from shmemkit.kernels.method import agree, agree_on, check_world
 from shmemkit.memory import as_dtype
 from shmemkit.settings import array_text, integer, listed
 from shmemkit.stream_order import shared_order
+from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
+from shmemkit.world import World
 
 from .combine import Combine
 from .dispatch import Dispatch
@@ -92,14 +96,14 @@ class ExpertParallel:
 
     def __init__(
         self,
-        world,
-        max_tokens,
-        hidden,
-        n_experts,
-        top_k,
-        dtype="bfloat16",
-        dispatch_dtype=None,
-        n_scales=0,
+        world: World,
+        max_tokens: int,
+        hidden: int,
+        n_experts: int,
+        top_k: int,
+        dtype: DType = "bfloat16",
+        dispatch_dtype: DType | None = None,
+        n_scales: int = 0,
     ):
         check_world("ExpertParallel", world)
         self._dispatch = self._combine = None
@@ -137,7 +141,14 @@ class ExpertParallel:
         self._scales, self._no_scales = scales, xp.empty((sizes.max_tokens, 0), "float32")
         self._ones = xp.ones((sizes.max_tokens, sizes.top_k), "float32")
 
-    def dispatch(self, x, experts, weights=None, scales=None, stream=None):
+    def dispatch(
+        self,
+        x: AnyArray,
+        experts: AnyArray,
+        weights: AnyArray | None = None,
+        scales: AnyArray | None = None,
+        stream: AnyStream | None = None,
+    ) -> Received:
         """Send the rows of `x` to their experts. -> Received
 
         x        (tokens, hidden), of dispatch_dtype, at a multiple of 16 bytes: up to max_tokens, also 0, on
@@ -168,7 +179,7 @@ class ExpertParallel:
             self._tensors = Received(*(a if a is None else tensor_of(a, x.device) for a in self.received))
         return self._tensors
 
-    def combine(self, y, out=None, stream=None):
+    def combine(self, y: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Bring the experts' rows back to the tokens of the last dispatch, and add them up. -> out
 
         y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: what the experts have made of
@@ -201,7 +212,7 @@ class ExpertParallel:
         self._run(run, stream, waits)
         return out
 
-    def free(self):
+    def free(self) -> None:
         """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
         the object. Collective."""
         methods, self._dispatch, self._combine = (self._combine, self._dispatch), None, None

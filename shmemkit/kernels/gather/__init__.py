@@ -7,7 +7,11 @@ The methods, a file each, which says how it works:
   push_2d  from other nodes to the ranks of the root's node, through NVSHMEM, which pass it on: several nodes
 """
 
+from __future__ import annotations
+
 from shmemkit.kernels.collective import Collective, checked_root
+from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.world import World
 
 from .ll import LL
 from .push import Push
@@ -33,7 +37,7 @@ class Gather(Collective):
     _one_place = False
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
-    def __init__(self, world, max_nbytes, root=0, method="auto"):
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
         self.root = root
         super().__init__(world, max_nbytes, method)
 
@@ -41,7 +45,9 @@ class Gather(Collective):
         self.root = checked_root(type(self).__name__, self.world, self.root)
         return {"root": self.root}
 
-    def __call__(self, x, out=None, stream=None):
+    def __call__(
+        self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT | None:
         """Gather `x`. -> out on the root, None on all other ranks
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks. On the root it may be the
@@ -80,7 +86,7 @@ class Gather(Collective):
     def _full(self, x, out):
         return self.world.n_ranks * x.nbytes
 
-    def method_for(self, nbytes, symmetric=False):
+    def method_for(self, nbytes: int, symmetric: bool = False) -> str:
         """The method for a gathered array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
         ranks do not know."""
         return super().method_for(nbytes)

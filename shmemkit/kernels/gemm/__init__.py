@@ -16,8 +16,11 @@ Methods, of which "auto" takes the first that can compute what is given:
 On the emulator "auto" is simt, which is emulated fastest; the others by name.
 """
 
+from __future__ import annotations
+
 import functools
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from numba import cuda
@@ -28,6 +31,7 @@ from shmemkit.device.elements import ELEMENTS
 from shmemkit.kernels.plans import Plans
 from shmemkit.launch import address_of_stream
 from shmemkit.settings import listed, one_of, shown
+from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT
 
 from .epilogue import ACTIVATIONS
 from .problem import HALVES, Gpu, Problem, is_aligned
@@ -57,12 +61,21 @@ class Gemm:
     ValueError.
     """
 
-    def __init__(self, method="auto", order=None):
+    def __init__(self, method: str = "auto", order: Callable | None = None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
         self.method, self.order = method, _device_function(order)
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
-    def __call__(self, a, b, out=None, *, bias=None, activation=None, stream=None):
+    def __call__(
+        self,
+        a: ArrayT,
+        b: AnyArray,
+        out: ArrayT | None = None,
+        *,
+        bias: AnyArray | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> ArrayT:
         """out = activation(a @ b + bias), enqueued. -> out
 
         a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or integers, of any
@@ -123,9 +136,7 @@ def _device_function(order):
         return None
     function = getattr(order, "py_func", order)
     if not callable(function):
-        raise TypeError(
-            f"Gemm: order is {shown(order)}; it must be a function (turn, n_m, n_n) -> (m, n)"
-        )
+        raise TypeError(f"Gemm: order is {shown(order)}; it must be a function (turn, n_m, n_n) -> (m, n)")
     return order if order is not function else cuda.jit(device=True)(function)
 
 
@@ -145,7 +156,16 @@ def bind_product(problem, gpu, method="auto", order=None):
     raise AssertionError("simt computes what was checked")
 
 
-def matmul(a, b, out=None, *, bias=None, activation=None, stream=None, method="auto"):
+def matmul(
+    a: ArrayT,
+    b: AnyArray,
+    out: ArrayT | None = None,
+    *,
+    bias: AnyArray | None = None,
+    activation: Activation | None = None,
+    stream: AnyStream | None = None,
+    method: str = "auto",
+) -> ArrayT:
     """out = activation(a @ b + bias), by a ``Gemm`` of that method, which is kept: see ``Gemm.__call__``.
     -> out"""
     return _kept(method, _world.current())(a, b, out, bias=bias, activation=activation, stream=stream)

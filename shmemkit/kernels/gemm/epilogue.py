@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import get_args
 
 import numpy as np
 from numba import cuda, types
@@ -9,8 +10,9 @@ from numba import cuda, types
 from shmemkit.device.elements import ELEMENTS, element
 from shmemkit.device.ptx import gpu
 from shmemkit.emu.thread import current_thread
+from shmemkit.typing import Activation
 
-ACTIVATIONS = (None, "relu", "gelu", "silu")
+ACTIVATIONS = (None, *get_args(Activation))
 
 
 def inline(function):

@@ -8,11 +8,17 @@ in which the host makes them: the same on all ranks. (Calls in graphs follow tho
 are ordered by who launches them.)
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 from shmemkit.arrays import converted, keyed, unowned
 from shmemkit.kernels.method import agree_on, check_world
 from shmemkit.kernels.plans import Plans
 from shmemkit.settings import listed, one_of
 from shmemkit.stream_order import shared_order
+from shmemkit.typing import Array, DType, Shape
+from shmemkit.world import World
 
 from .problem import HALVES
 
@@ -37,7 +43,7 @@ class Products:
 
     optional = ()
 
-    def __init__(self, world, method, check):
+    def __init__(self, world: World, method: str, check: Callable[[], dict]):
         name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
@@ -76,7 +82,7 @@ class Products:
         if waits:
             world.stream.synchronize()
 
-    def output(self, shape, dtype):
+    def output(self, shape: Shape, dtype: DType) -> Array:
         """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which
         frees it. Collective."""
         self._check_alive()
@@ -84,7 +90,7 @@ class Products:
         self._outputs.append(self.world.empty(shape, dtype, name))
         return self._outputs[-1]
 
-    def free(self):
+    def free(self) -> None:
         """Give the symmetric memory back, that of the outputs too; the object cannot be used any more, nor
         graphs that have captured calls. Collective."""
         self._plans.clear()

@@ -20,11 +20,14 @@ Methods:
   sequential  ``sk.matmul``, then ``sk.AllReduce``: everywhere, also over nodes; what is between
 """
 
+from __future__ import annotations
+
 from shmemkit.kernels.gemm_rs.collective import GemmCollective
 from shmemkit.kernels.gemm_rs.copied import CopiedEverywhere
 from shmemkit.kernels.gemm_rs.fused_2d import Fused2DEverywhere
 from shmemkit.kernels.gemm_rs.methods import FusedEverywhere, SequentialAllReduce
 from shmemkit.kernels.gemm_rs.overlap import OverlapEverywhere
+from shmemkit.typing import AnyArray, AnyStream, ArrayT
 
 from .ll128 import OneShot, TwoShot
 
@@ -51,7 +54,9 @@ class GemmAllReduce(GemmCollective):
     }
     methods = tuple(METHODS)
 
-    def __call__(self, a, b, out=None, stream=None):
+    def __call__(
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
         """-> out, enqueued
 
         a, b    as of ``GemmReduceScatter``; for "fused", "copy_engine" and "fused_2d" M is a multiple of

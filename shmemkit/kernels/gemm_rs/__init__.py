@@ -16,6 +16,10 @@ Methods:
   sequential   ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
 """
 
+from __future__ import annotations
+
+from shmemkit.typing import AnyArray, AnyStream, ArrayT
+
 from .collective import GemmCollective
 from .copied import Copied
 from .fused_2d import Fused2D
@@ -56,7 +60,9 @@ class GemmReduceScatter(GemmCollective):
     }
     methods = tuple(METHODS)
 
-    def __call__(self, a, b, out=None, stream=None):
+    def __call__(
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
         """-> out, enqueued
 
         a       (M, K), K being the rank's share, of any strides

@@ -1,10 +1,14 @@
 """What the host objects of products that are reduced over the ranks share: their arguments and methods."""
 
+from __future__ import annotations
+
 from shmemkit.arrays import call_on, new_output, overlap, with_shape
 from shmemkit.kernels.gemm.problem import HALVES
 from shmemkit.kernels.gemm.products import Products
 from shmemkit.memory import as_dtype
 from shmemkit.settings import array_text, integer, one_of
+from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
+from shmemkit.world import World
 
 
 class GemmCollective(Products):
@@ -20,7 +24,15 @@ class GemmCollective(Products):
 
     alike = "a", "b", "out"
 
-    def __init__(self, world, max_m, max_n, dtype="bfloat16", part_dtype=None, method="auto"):
+    def __init__(
+        self,
+        world: World,
+        max_m: int,
+        max_n: int,
+        dtype: DType = "bfloat16",
+        part_dtype: DType | None = None,
+        method: str = "auto",
+    ):
         name = type(self).__name__
 
         def check():
@@ -48,13 +60,15 @@ class GemmCollective(Products):
             raise ValueError(f"{name}: no method can be used here. {reasons}")
 
     @classmethod
-    def methods_for(cls, n_nodes):
+    def methods_for(cls, n_nodes: int) -> tuple[str, ...]:
         """The names of the methods that are for so many nodes: what "auto" takes one of."""
         several = n_nodes > 1
         kinds = cls.METHODS.items()
         return tuple(name for name, kind in kinds if getattr(kind, "several_nodes", several) == several)
 
-    def __call__(self, a, b, out=None, stream=None):
+    def __call__(
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
         self._check_alive()
         world, who = self.world, type(self).__name__
         stream, waits = call_on(world, stream, a, b, out)
@@ -102,7 +116,7 @@ class GemmCollective(Products):
             raise ValueError(f"{name}: K is 0; it must be 1 or more")
         return self._methods[self.method_for(m, k, n)].bind(a, b, out)
 
-    def method_for(self, m, k, n):
+    def method_for(self, m: int, k: int, n: int) -> str:
         """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. (Whether
         a call takes these sizes, by max_m, max_n and the ranks, is not checked.)"""
         for name, size in (("m", m), ("k", k), ("n", n)):
@@ -121,7 +135,7 @@ class GemmCollective(Products):
             raise ValueError(f"{type(self).__name__}: {said}")
         return next((name for name in able if self._methods[name].is_for(m, k, n)), able[-1])
 
-    def output(self, shape):
+    def output(self, shape: Shape) -> Array:
         """-> a symmetric array for a result, of this shape on all ranks and of the dtype. It lives as long as
         this object, which frees it. Collective."""
         return super().output(shape, self.dtype)

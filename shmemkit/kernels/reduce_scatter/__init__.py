@@ -15,11 +15,15 @@ The methods, a file each, which says how it works:
          for several nodes: inside the node first, and then once across nodes, through NVSHMEM
 """
 
+from __future__ import annotations
+
 import math
 
 from shmemkit.device.reductions import OPS
 from shmemkit.kernels.collective import Collective, check_reducible
 from shmemkit.settings import one_of
+from shmemkit.typing import AnyStream, ArrayT, Op
+from shmemkit.world import World
 
 from .copy_engine import CopyEngine
 from .lamport import Lamport
@@ -61,11 +65,11 @@ class ReduceScatter(Collective):
     table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
-    def __init__(self, world, max_nbytes, op="sum", method="auto"):
+    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
         self.op = op
         super().__init__(world, max_nbytes, method)
 
-    def __call__(self, x, out=None, stream=None):
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Combine `x` with those of the other ranks. -> out
 
         x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:

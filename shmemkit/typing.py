@@ -1,0 +1,96 @@
+"""The types in shmemkit's signatures, also for your own: ``from shmemkit.typing import Array``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+
+class SupportsDLPack(Protocol):
+    """An array that shares its memory by DLPack: PyTorch's, JAX's, ..."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """An array on the GPU that shares its memory by the CUDA Array Interface."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+class SupportsArrayInterface(Protocol):
+    """An array in host memory, for the emulator."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+class SupportsCudaStream(Protocol):
+    """A stream of CuPy, Numba, cuda.core or PyTorch."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class Stream(SupportsCudaStream, Protocol):
+    """``World.stream``: on GPUs CuPy's, which Numba and cuda.core take, too; the emulator's has these
+    methods."""
+
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def handle(self) -> Any: ...
+    @property
+    def done(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def record(self, event: Any = None) -> Any: ...
+    def wait_event(self, event: Any) -> None: ...
+    def begin_capture(self, mode: Any = None) -> None: ...
+    def end_capture(self) -> Any: ...
+    def is_capturing(self) -> bool: ...
+    def use(self) -> Any: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Comm(Protocol):
+    """What ``init`` needs of an mpi4py communicator."""
+
+    def Get_rank(self) -> int: ...
+    def Get_size(self) -> int: ...
+    def allgather(self, value: Any, /) -> list[Any]: ...
+    def bcast(self, value: Any, /, root: int = 0) -> Any: ...
+    def gather(self, value: Any, /, root: int = 0) -> list[Any] | None: ...
+    def barrier(self) -> None: ...
+
+
+if TYPE_CHECKING:  # neither CuPy nor PyTorch need be installed
+    import cupy
+    import torch
+
+    Array: TypeAlias = np.ndarray | cupy.ndarray
+    """What shmemkit makes: a CuPy array, on the emulator a NumPy array."""
+    DType: TypeAlias = npt.DTypeLike | torch.dtype
+    """A dtype of NumPy, ml_dtypes or PyTorch, or its name."""
+    AnyStream: TypeAlias = SupportsCudaStream | torch.cuda.Stream | int
+    """What calls take: a stream of CuPy, Numba, cuda.core or PyTorch, or its address."""
+else:
+    Array, DType, AnyStream = np.ndarray, npt.DTypeLike, SupportsCudaStream | int
+
+AnyArray: TypeAlias = Array | SupportsDLPack | SupportsCudaArrayInterface | SupportsArrayInterface
+"""What calls take: a CuPy array (on the emulator a NumPy array), a PyTorch tensor, or another array that
+shares its memory."""
+
+ArrayT = TypeVar("ArrayT", bound=AnyArray)
+"""A new result is of its input's kind: a tensor for a tensor."""
+
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+"""An integer, or a tuple of integers."""
+
+Op: TypeAlias = Literal["sum", "prod", "max", "min", "avg"]
+Activation: TypeAlias = Literal["relu", "gelu", "silu"]
+Delivery: TypeAlias = Literal["eager", "ordered", "unordered"]
