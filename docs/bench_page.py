@@ -24,7 +24,7 @@ TITLES = {
     "gemm_ar": "Matrix product and all-reduce",
     "p2p": "One rank to another",
 }
-OVER = "and the time of NCCL over it, of its best way where several ran"
+OVER = "in brackets: NCCL's time over it; NCCL in its fastest way that ran"
 LAYERS = ("ag_gemm", "gemm_rs", "gemm_ar")
 EXPERTS = {"expert_dispatch": "dispatch", "expert_combine": "combine", "expert_parallel": "both"}
 # Which versions of a file the page shows. Older files name NVSHMEM by a package, whatever was loaded; their
@@ -149,12 +149,10 @@ def of_layers(results, op):
             parts[row.method, row.alone] = f"`{row.method}`, {row.alone}"
             alone.setdefault(row.shape, {})[row.method, row.alone] = us_text(row.us)
         else:
-            ratios = map(ratio_text, (row.vs_nccl_cublas, row.vs_plain, row.vs_torch))
+            ratios = map(ratio_text, (row.vs_nccl, row.vs_plain, row.vs_torch))
             overlap = percent_text(row.overlap, 1)
             whole.append([row.shape, method, us_text(row.us), f"{row.tflops:.0f}", *ratios, overlap])
-    header = "M x N x K|method|us|TFLOP/s|x NCCL and cuBLAS|x plain NCCL and cuBLAS|x PyTorch|overlap".split(
-        "|"
-    )
+    header = "M x N x K|method|us|TFLOP/s|x NCCL|x plain|x PyTorch|overlap".split("|")
     cells = [[shape, *(line.get(part, "") for part in parts)] for shape, line in alone.items()]
     tables = [without_empty_columns(header, whole)] if whole else []
     return tables + (["Alone, us:\n\n" + table(["M x N x K", *parts.values()], cells)] if cells else [])

@@ -171,7 +171,7 @@ def draw_headline(path):
         axes.plot(sizes, [line[size] for size in sizes], "-o", ms=4, lw=2, color=colour, label=label)
     axes.set_xticks(sizes, map(size_text, sizes), minor=False)
     axes.set_xticks([], minor=True)
-    axes.set(xlabel="float32 data of each rank", ylabel="time, us")
+    axes.set(xlabel=f"{results.dtype} data of each rank", ylabel="time, us")
     axes.set_title(f"All-reduce, {results.heading()}", fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -76,9 +76,9 @@ def test_ratios():
     found = compared(*PRODUCTS, *GATHERINGS, *LAYERS)
     assert found["Gemm"].vs_cublas == 8 / 9 and found["copies"].vs_nccl == 1.25
     whole = found["overlap"]
-    assert (whole.vs_nccl_cublas, whole.vs_plain, whole.vs_torch) == (1.5, 1.8, 1.25)
-    assert found[TORCH_AG_GEMM].vs_nccl_cublas == 1.2
-    assert whole.vs_nccl is None and whole.vs_cublas is None and found["Gemm"].vs_nccl is None
+    assert (whole.vs_nccl, whole.vs_plain, whole.vs_torch) == (1.5, 1.8, 1.25)
+    assert found[TORCH_AG_GEMM].vs_nccl == 1.2
+    assert whole.vs_cublas is None and found["Gemm"].vs_nccl is None
 
 
 @pytest.mark.parametrize(

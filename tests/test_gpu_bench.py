@@ -73,7 +73,7 @@ def test_layers_by_all_ways_of_nccl(world, op):
         pytest.skip(rows[0].note)
     assert all(row.us > 0 and row.version and row.ran for row in rows) and len(rows) == 8
     ours = [row for row in found.rows if row.method == "sequential"]
-    assert all(row.vs_nccl_cublas and row.vs_plain for row in ours)
+    assert all(row.vs_nccl and row.vs_plain for row in ours)
 
 
 def test_pytorch(world):
@@ -115,7 +115,7 @@ def test_products(world, op):
     if op != "gemm":
         assert len({part for part, _ in parts}) == 2
         assert all(row.overlap for row in methods.values() if row.us)
-        assert not methods[results.NCCL_CUBLAS].us or methods["auto"].vs_nccl_cublas
+        assert not methods[results.NCCL_CUBLAS].us or methods["auto"].vs_plain
 
 
 def test_p2p(world):

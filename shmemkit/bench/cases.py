@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from .nccl import SUM, TYPES, UINT8
+from .nccl import SINCE_2_28, SUM, TYPES, UINT8
 from .refusal import agreed
-
-ALL_TO_ALL = 22800  # NCCL's version since which it has ncclAlltoAll and ncclGather
 
 
 def negate(array):
@@ -115,7 +113,7 @@ class AllToAllCase(_Bytes):
         self._put(arrays[me].reshape(-1), np.concatenate([array[me] for array in arrays]))
 
     def nccl(self, comm, x, out):
-        if comm.library.code >= ALL_TO_ALL:
+        if comm.library.code >= SINCE_2_28:
             comm("AlltoAll", x, out, self.segment, UINT8)
             return
         parts = [(rank * self.segment, self.segment, rank) for rank in range(self.world.n_ranks)]
@@ -163,7 +161,7 @@ class GatherCase(AllGatherCase):
         return array if self.world.rank == 0 else array[:0]
 
     def nccl(self, comm, x, out):
-        if comm.library.code >= ALL_TO_ALL:
+        if comm.library.code >= SINCE_2_28:
             comm("Gather", x, out, self.segment, UINT8, 0)
             return
         ranks = range(self.world.n_ranks) if self.world.rank == 0 else ()

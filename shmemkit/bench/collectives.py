@@ -76,8 +76,9 @@ def run(world, results, options, progress):
         if n > 1:
             step("what one rank can send to another")
             results.p2p_GBps = p2p.limit(world, timer)
-        for size in options.sizes:
-            case, refused = CASES[options.command](world, size, options.dtype), None
+        cases = [CASES[options.command](world, size, options.dtype) for size in options.sizes]
+        for case in {case.bytes: case for case in cases}.values():  # sizes may be the same when rounded
+            refused = None
             try:
                 agreed(world, case.make)
             except Refused as reason:

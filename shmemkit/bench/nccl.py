@@ -8,11 +8,9 @@ nccl_ce      windows, and CTAPolicy NCCL_CTA_POLICY_ZERO: copy engines; NCCL tak
 Each has a communicator of its own. Those of all but the first are told that one graph runs at a time
 (graphUsageMode 1, NCCL 2.29 and newer), as is the case here: NCCL leaves its own bookkeeping out of the
 graph. graphStreamOrdering stays at its default: 0 brought the bookkeeping back (2.32.3).
-
-NVLink multicast stays off (NCCL_NVLS_ENABLE=0) unless the environment says otherwise: what is compared here
-does not use it either. The JSON file has what the environment said.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -21,11 +19,12 @@ import math
 import os
 import re
 
+from shmemkit.command_line import say
+
 from .measure import Contender
 from .refusal import agreed
 from .results import NCCL, NCCL_CE, NCCL_GRAPH, NCCL_WINDOW
 
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 os.environ.setdefault("NCCL_CUMEM_ENABLE", "1")  # windows need it
 
 UINT8, SUM = 1, 0  # ncclUint8, ncclSum
@@ -34,7 +33,7 @@ SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 NO_SM = 2  # NCCL_CTA_POLICY_ZERO
 BEST = {"graphUsageMode": 1}
 CONFIGS = {NCCL: None, NCCL_GRAPH: BEST, NCCL_WINDOW: BEST, NCCL_CE: {**BEST, "CTAPolicy": NO_SM}}
-OLDEST = 22800  # whose windows are tried here
+SINCE_2_28 = 22800  # ncclAlltoAll, ncclGather, and windows as they are tried here
 GRANULE = 2 << 20  # bytes; what NCCL allocates is a multiple of it
 
 
@@ -99,7 +98,7 @@ class Library:
                 f"NCCL cannot be loaded ({error}). Install it, pip install nvidia-nccl-cu13 (or -cu12), or "
                 "name its file: --nccl /path/of/libnccl.so.2"
             ) from error
-        code = ctypes.c_int()
+        self.version, code = f"of {path}", ctypes.c_int()
         self("GetVersion", ctypes.byref(code))
         self.code = code.value
         self.version = f"{self.code // 10000}.{self.code // 100 % 100}.{self.code % 100}"
@@ -108,7 +107,7 @@ class Library:
         try:
             function = getattr(self._library, f"nccl{name}")
         except AttributeError:
-            raise ValueError(f"NCCL {self.version} has no nccl{name}; take a newer one by --nccl") from None
+            raise ValueError(f"NCCL {self.version} has no nccl{name}. Name another one by --nccl") from None
         function.argtypes = [self.TYPES[letter] for letter in self.SIGNATURES[name]]
         if status := function(*arguments):
             texts = self._library.ncclGetErrorString, self._library.ncclGetLastError
@@ -133,16 +132,17 @@ library = functools.cache(Library)  # one for all contenders, as long as the pro
 
 class Communicator:
     """All ranks, on their Worlds' streams: ``communicator("AllReduce", ...)`` with all that comes before the
-    communicator and the stream in NCCL's own call. Making one is collective."""
+    communicator and the stream in NCCL's own call. Making one is collective. Refused on all ranks where one
+    has an error before or after NCCL connects them; in between the others wait, as NCCL does."""
 
     def __init__(self, world, library, values):
         self.library, self._stream = library, world.stream.ptr
         number, self._handle = UniqueId(), ctypes.c_void_p()
-        if world.rank == 0:
-            library("GetUniqueId", ctypes.byref(number))
+        agreed(world, lambda: world.rank or library("GetUniqueId", ctypes.byref(number)))
         number = UniqueId.from_buffer_copy(world.comm.bcast(bytes(number), root=0))
         config = ctypes.byref(Config(library.code, values)) if values else None
-        library("CommInitRankConfig", ctypes.byref(self._handle), world.n_ranks, number, world.rank, config)
+        arguments = world.n_ranks, number, world.rank, config
+        agreed(world, lambda: library("CommInitRankConfig", ctypes.byref(self._handle), *arguments))
 
     def __call__(self, name, *arguments):
         self.library(name, *arguments, self._handle, self._stream)
@@ -150,10 +150,12 @@ class Communicator:
     def exchange(self, sent, received):
         """Send and receive in one group: `sent` and `received` are [(address, bytes, rank), ...]."""
         self.library("GroupStart")
-        for name, parts in (("Send", sent), ("Recv", received)):
-            for address, size, rank in parts:
-                self(name, address, size, UINT8, rank)
-        self.library("GroupEnd")
+        try:
+            for name, parts in (("Send", sent), ("Recv", received)):
+                for address, size, rank in parts:
+                    self(name, address, size, UINT8, rank)
+        finally:
+            self.library("GroupEnd")
 
     def register(self, address, size):
         """-> a window. Collective."""
@@ -198,13 +200,18 @@ class Nccl(Contender):
             return
         if self.world.backend.name == "emulator":
             raise ValueError("NCCL needs GPUs")
-        found, values = agreed(self.world, lambda: library(self._path)), CONFIGS[self._mode]
-        if values and found.code < OLDEST:
+        found = agreed(self.world, self._load)
+        values = CONFIGS[self._mode] if found.code >= SINCE_2_28 else None
+        self._comm = Communicator(self.world, found, values)
+        self.version = found.version
+
+    def _load(self):
+        found = library(self._path)
+        if self._windows and found.code < SINCE_2_28:
             raise ValueError(
                 f"{self.method} needs NCCL 2.28 or newer; this is {found.version}. Name one by --nccl"
             )
-        self._comm = agreed(self.world, lambda: Communicator(self.world, found, values))
-        self.version = found.version
+        return found
 
     def start(self, case):
         self.ran = None
@@ -219,7 +226,8 @@ class Nccl(Contender):
         self._case.nccl(self._comm, address(self._x), address(self.out))
 
     def captured(self, graph, iters):
-        self.ran = nodes_of(graph, iters)
+        with contextlib.suppress(Exception):  # only a remark
+            self.ran = nodes_of(graph, iters)
 
     def repeat(self, replay):
         self._fill()
@@ -233,12 +241,15 @@ class Nccl(Contender):
         if self._comm is None:
             return
         gc.collect()  # NCCL waits for graphs that have captured its calls
-        for _, _, window in self._blocks:
-            if window is not None:
-                self._comm.deregister(window)
-        self._comm.destroy()
-        for address in self._memory:
-            self._comm.library("MemFree", address)
+        try:
+            for _, _, window in self._blocks:
+                if window is not None:
+                    self._comm.deregister(window)
+            self._comm.destroy()
+            for address in self._memory:
+                self._comm.library("MemFree", address)
+        except ValueError as error:  # what was measured is not lost
+            say(f"{self.method} cannot be closed: {error}")
 
     def empty(self, shape, dtype):
         """-> an array in memory of the kind that is compared. Collective.
@@ -261,10 +272,10 @@ class Nccl(Contender):
         def memory():
             address = ctypes.c_void_p()
             self._comm.library("MemAlloc", ctypes.byref(address), size)
+            self._memory.append(address.value)
             return address.value
 
         address, window = agreed(self.world, memory), None
-        self._memory.append(address)
         if self._windows:
             window = agreed(self.world, lambda: self._comm.register(address, size))
         self._blocks.append((address, size, window))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import statistics
 
 from shmemkit.tuning import OUTPUTS
 
@@ -24,7 +25,7 @@ def _percent(value, digits=0):
 COLUMNS = (
     ("shape", lambda row: row.shape or "", True),
     ("size", lambda row: size_text(row.bytes) if row.bytes else "", True),
-    ("method", lambda row: f"{row.method}: {row.took}" if row.took else row.method, False),
+    ("method", lambda row: _method(row), False),
     ("alone", lambda row: row.alone or "", False),
     ("out", lambda row: row.out or "", False),
     ("blocks", lambda row: str(row.blocks) if row.blocks else "", True),
@@ -35,7 +36,6 @@ COLUMNS = (
     ("x NCCL of torch", lambda row: _ratio(row.vs_torch_nccl), True),
     ("TFLOP/s", lambda row: f"{row.tflops:.1f}" if row.tflops is not None else "", True),
     ("x cuBLAS", lambda row: f"{row.vs_cublas:.3f}" if row.vs_cublas is not None else "", True),
-    ("x NCCL and cuBLAS", lambda row: _ratio(row.vs_nccl_cublas), True),
     ("x PyTorch", lambda row: _ratio(row.vs_torch), True),
     ("overlap", lambda row: _percent(row.overlap, 1), True),
     ("of p2p", lambda row: _percent(row.of_p2p), True),
@@ -110,6 +110,22 @@ def show(results):
         console.print(table)
         for note, number in notes.items():
             console.print(f"{number} {note}", markup=False)
+        for line in _verdict(rows):
+            console.print(line, markup=False)
+
+
+def _verdict(rows):
+    """How "auto" compares with NCCL's fastest way, a line for each place of the result."""
+    for out in (None, "symmetric"):
+        found = [row for row in rows if row.method == "auto" and row.out == out and row.vs_nccl]
+        if not found:
+            continue
+        ratios = sorted(row.vs_nccl for row in found)
+        slower = [_size(row) for row in found if row.vs_nccl < 1]
+        yield (
+            f"auto{', symmetric out' * bool(out)}: {ratios[0]:.2f} to {ratios[-1]:.2f} times as fast as NCCL "
+            f"in its fastest way{f'; slower at {chr(44).join(slower)}' if slower else ''}"
+        )
 
 
 def show_choices(entry, path):
@@ -130,37 +146,45 @@ def show_choices(entry, path):
 
 
 def show_comparison(comparison):
-    """Print what has become slower."""
+    """Print what has become slower, and how the others' times changed."""
     from rich.table import Table
     from rich.text import Text
 
     console = _console()
     slower, pairs = comparison.slower, comparison.pairs
     if slower:
-        table = Table(
-            "",
-            "method",
-            "out",
-            "us then",
-            "us now",
-            "ratio",
-            title="slower than before",
-            title_justify="left",
-        )
+        titles = "", "method", "out", "us then", "us now", "now / then"
+        table = Table(*titles, title="slower than before", title_justify="left")
         for old, new in slower:
-            cells = [new.shape or (size_text(new.bytes) if new.bytes else ""), new.method, new.out or ""]
+            methods = dict.fromkeys(_method(row) for row in (old, new))
+            cells = [_size(new), ", now ".join(methods), new.out or ""]
             cells += [_span(old), _span(new), _ratio(new.us / old.us)]
             table.add_row(*map(Text, cells))
         console.print(table)
     texts = [f"{len(slower)} of {len(pairs)} rows became slower"]
-    if comparison.missing:
-        texts.append("not measured now: " + ", ".join(dict.fromkeys(row.label for row in comparison.missing)))
+    if not pairs:
+        texts = ["nothing was compared: no row has a time both then and now"]
+    else:
+        ratios = sorted(new.us / old.us for old, new in pairs)
+        middle = statistics.median(ratios)
+        texts.append(f"now / then, of all rows: {ratios[0]:.3f} to {ratios[-1]:.3f}, median {middle:.3f}")
     if comparison.drift:
-        texts.append(
-            f"NCCL, cuBLAS and PyTorch take {comparison.drift:.3f} times as long as then (geometric mean)"
-        )
+        ratio = f"{comparison.drift:.3f} (geometric mean). Far from 1, the machine is not as it was"
+        texts.append(f"now / then, of NCCL, cuBLAS and PyTorch: {ratio}")
+    without = {"had a time and have none now": comparison.failed, "not measured now": comparison.others}
+    for what, rows in without.items():
+        if rows:
+            texts.append(f"{what}: {'; '.join(f'{row.label} {_size(row)}'.strip() for row in rows)}")
     for text in texts:
         console.print(text, markup=False)
+
+
+def _size(row):
+    return row.shape or (size_text(row.bytes) if row.bytes else "")
+
+
+def _method(row):
+    return f"{row.method}: {row.took}" if row.took else row.method
 
 
 def _span(row):
@@ -182,7 +206,8 @@ def nccl_text(results):
     """What `best` of NCCL_WAYS is, for a legend."""
     ran = {row.method: row.version for row in results.rows if row.method in NCCL_WAYS and row.us}
     version = next(filter(None, ran.values()), getattr(results, "versions", {}).get(NCCL, ""))
-    return f"NCCL {version}, {'its best' if set(ran) - {NCCL} else 'plain buffers'}"
+    way = f"best of {len(ran)} ways" if len(ran) > 1 else "plain buffers" if NCCL in ran else "".join(ran)
+    return f"NCCL {version}, {way}{', no multicast' * (results.environment.get('NCCL_NVLS_ENABLE') == '0')}"
 
 
 def plot(results, path, mark=None):
@@ -215,7 +240,8 @@ def plot(results, path, mark=None):
         axes.plot(*zip(*times.items(), strict=True), style, c=colour, lw=width, marker="o", ms=3, label=label)
     sizes = sorted({size for _, times, *_ in drawn for size in times})
     axes.set(xscale="log", yscale="log", ylabel="us")
-    axes.set_title(results.heading(), fontsize="small")
+    what = ", ".join(dict.fromkeys(row.op for row in results.rows if row.op != "latency"))
+    axes.set_title(f"{what}, {results.dtype}: {results.heading()}", fontsize="small")
     if drawn:
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
     for label, (times, colour) in peers.items():
@@ -228,7 +254,7 @@ def plot(results, path, mark=None):
                 )
     if peers:
         rows[1, 0].axhline(1, color="tab:green", lw=1)
-        rows[1, 0].set(ylabel="time over that of auto", ylim=(0, None))
+        rows[1, 0].set(ylabel="time over that of auto\n(above 1: auto is faster)", ylim=(0, None))
     for below in rows.flat:
         below.grid(alpha=0.3)
     bottom = rows[-1, 0]

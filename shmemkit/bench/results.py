@@ -44,14 +44,12 @@ def nccl_cublas(way):
 
 NCCL_CUBLAS_WAYS = tuple(map(nccl_cublas, NCCL_WAYS))
 RATIOS = {  # a field of a row: the methods whose shortest time is compared with the row's
-    "vs_nccl": NCCL_WAYS,
-    "vs_nccl_cublas": NCCL_CUBLAS_WAYS,
+    "vs_nccl": (*NCCL_WAYS, *NCCL_CUBLAS_WAYS),
     "vs_plain": (NCCL, NCCL_CUBLAS),
     "vs_torch_nccl": (TORCH_NCCL,),
     "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS),
     "vs_cublas": (CUBLAS,),
 }
-AT_BEST = "vs_nccl", "vs_nccl_cublas"  # not where nothing but plain buffers ran
 DRIVER = "cuLaunchKernel, arguments packed before"
 NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"
 COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE}
@@ -73,9 +71,9 @@ class Row:
                    None where there are none
     us             per call: the maximum over the ranks; None when it did not run
     bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
-    vs_nccl        the time of the fastest of NCCL_WAYS in the same run over this one; None where only the
-                   first ran
-    vs_plain       likewise of NCCL with plain buffers (and cuBLAS)
+    vs_nccl        the time of NCCL (of a layer: of NCCL and then cuBLAS) in the same run over this one; NCCL
+                   in the fastest of NCCL_WAYS. None if no way but plain buffers ran
+    vs_plain       the same of NCCL with plain buffers
     vs_torch_nccl  the same of NCCL through PyTorch
     of_p2p         bus_GBps over what one rank can send to another in the same run
     vs_driver      launch: this time over that of cuLaunchKernel with packed arguments in the same run
@@ -87,12 +85,10 @@ class Row:
     tflops         gemm: 10**12 operations per second, 2 M N K in all
     vs_cublas      gemm: cuBLAS's time in the same run over this one
     alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole
-    vs_nccl_cublas likewise: NCCL's and cuBLAS's time, one after the other, in the same run over this one; as
-                   vs_nccl
     vs_torch       the shortest time of PyTorch's symmetric memory, or fused operation, in the same run over
                    this one
-    overlap        likewise: the longer one of the two parts alone, each by what was the fastest at it in the
-                   same run, over this time: 1 if the other part costs nothing
+    overlap        ag_gemm, gemm_rs, gemm_ar: the longer one of the two parts alone, each by what was the
+                   fastest at it in the same run, over this time: 1 if the other part costs nothing
     ran            of NCCL: the kernels and copies of a call
     version        of NCCL
     runs           the time of each run, of which `us` is the median; None of one run
@@ -115,7 +111,6 @@ class Row:
     tflops: float | None = None
     vs_cublas: float | None = None
     alone: str | None = None
-    vs_nccl_cublas: float | None = None
     vs_torch: float | None = None
     overlap: float | None = None
     vs_plain: float | None = None
@@ -160,19 +155,22 @@ class Results:
         self.date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.n_ranks, self.emulated = world.n_ranks, world.backend.name == "emulator"
         self.method = ON_EMULATOR if self.emulated else METHOD
+        self.environment = {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}
         self.machine = _machine(world, world.host_allgather(world.backend.gpu_name))
 
     @classmethod
     def read(cls, path):
-        """Those that ``write`` put into a file, with the `versions` then; None for another JSON file."""
+        """Those that ``write`` put into a file, with the `versions` and `environment` then; None for another
+        JSON file."""
         with open(path) as file:
             data = json.load(file)
         if "rows" not in data:
             return None
         self = cls.__new__(cls)
-        self.rows = [Row(**row) for row in data["rows"]]
-        self.emulated = data["method"] == ON_EMULATOR
-        for key in ("machine", "versions", "command", "date", "method", "n_ranks", "p2p_GBps"):
+        self.emulated = not data["machine"]["gpus"]
+        fields = {field.name for field in dataclasses.fields(Row)}  # other versions have others
+        self.rows = [Row(**{k: v for k, v in row.items() if k in fields}) for row in data["rows"]]
+        for key in ("machine", "versions", "environment", "command", "date", "method", "n_ranks", "p2p_GBps"):
             setattr(self, key, data[key])
         self.compare()  # with today's meaning of the ratios
         return self
@@ -212,7 +210,7 @@ class Results:
                 continue
             for ratio, methods in RATIOS.items():
                 of_peers = {m: us for m, us in times.get(row.case, {}).items() if m in methods}
-                plain_alone = ratio in AT_BEST and set(of_peers) <= {NCCL, NCCL_CUBLAS}
+                plain_alone = ratio == "vs_nccl" and set(of_peers) <= {NCCL, NCCL_CUBLAS}
                 best = None if plain_alone else min(of_peers.values(), default=None)
                 setattr(row, ratio, best and best / row.us)
             alone = {} if row.alone else parts.get((row.op, row.shape), {})
@@ -226,6 +224,12 @@ class Results:
     @property
     def failed(self):
         return any(row.wrong for row in self.rows)
+
+    @property
+    def dtype(self):
+        """Its name, as the command says."""
+        match = re.search(r"--dtype[= ](\w+)", self.command)
+        return match[1] if match else "bfloat16"
 
     def heading(self):
         """One line: where."""
@@ -243,7 +247,7 @@ class Results:
         return {
             "machine": self.machine,
             "versions": _versions(),
-            "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)},
+            "environment": self.environment,
             "command": self.command,
             "date": self.date,
             "method": self.method,

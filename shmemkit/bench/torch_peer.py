@@ -3,13 +3,10 @@ that it overlaps with collectives.
 """
 
 import contextlib
-import os
 import socket
 
 from .measure import Contender
 from .results import TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_NCCL
-
-os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 
 def stream_of(torch, world):
