@@ -132,7 +132,7 @@ read_options() {
   local reader=$venv/bin/python status=0
   if [[ ! -x $reader ]]; then reader=$(find_base_python); fi
   "$reader" -c 'import sys; sys.path[0] = sys.argv.pop(1)
-from shmemkit import mpirun; sys.exit(10 + mpirun.parse(sys.argv[1:])[0].dry_run)' "$root" "$@" || status=$?
+from shmemkit.tools import mpirun; sys.exit(10 + mpirun.parse(sys.argv[1:])[0].dry_run)' "$root" "$@" || status=$?
   if ((status == 11)); then
     say "would prepare .venv first, then run"
     printf '%q ' "$venv/bin/python" -m shmemkit run "$@"

@@ -4,7 +4,8 @@ import argparse
 import importlib
 import sys
 
-from . import __version__, mpirun
+from . import __version__
+from .tools import mpirun
 
 
 def main(arguments=None):
@@ -31,7 +32,7 @@ def main(arguments=None):
         "do about what is missing. Initializes nothing. Exit status 1 if that backend lacks anything.",
     )
     parser.parse_args(arguments)
-    from . import doctor
+    from .tools import doctor
 
     return doctor.main()
 

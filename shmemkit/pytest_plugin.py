@@ -14,8 +14,8 @@ import shlex
 
 import pytest
 
-from . import progress
-from .settings import listed, shown, switch
+from .support import progress
+from .support.settings import listed, shown, switch
 
 DELIVERIES = ("eager", "ordered", "unordered")
 _FAILED = pytest.StashKey()  # of a test: what is said about the run that failed

@@ -12,10 +12,10 @@ import pytest
 from cuda.pathfinder import DynamicLibNotFoundError
 
 import shmemkit as sk
+from shmemkit.collectives import copy_engine_exchange
+from shmemkit.collectives.copy_engine_exchange import CopiedPieces
 from shmemkit.emu.network import Network
-from shmemkit.kernels import copied_pieces
-from shmemkit.kernels.copied_pieces import CopiedPieces
-from shmemkit.world import choose_backend
+from shmemkit.runtime.world import choose_backend
 
 pytest_plugins = ["pytester"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
@@ -44,7 +44,7 @@ def few_copying(monkeypatch):
         method.threads = 4
         return launch(method, *args)
 
-    monkeypatch.setattr(copied_pieces, "BLOCKS", 3)
+    monkeypatch.setattr(copy_engine_exchange, "BLOCKS", 3)
     monkeypatch.setattr(CopiedPieces, "launch_pieces", launch_few)
 
 
@@ -74,7 +74,7 @@ def small_chunks(monkeypatch):
     """All-gathers have several chunks and parts of few bytes; not all have a block of their own."""
     for module, constants in SMALL.items():
         for name, value in constants.items():
-            monkeypatch.setattr(f"shmemkit.kernels.all_gather.{module}.{name}", value)
+            monkeypatch.setattr(f"shmemkit.collectives.all_gather.{module}.{name}", value)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import numpy as np
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.gemm.problem import arrays_of
-from shmemkit.memory import as_dtype
+from shmemkit.gemm.problem import arrays_of
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 ROWS = ("rows", "rows")
 LAYOUTS = [(a, b) for a in ("rows", "columns") for b in ("rows", "columns")]

@@ -13,7 +13,7 @@ def world():
 
     All ranks run the same tests in the same order: mpirun -n 4 python -m pytest -m gpu
     """
-    from shmemkit.world import choose_backend
+    from shmemkit.runtime.world import choose_backend
 
     backend, reason = choose_backend()
     if backend != "nvshmem":

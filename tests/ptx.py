@@ -21,8 +21,8 @@ from unittest import mock
 
 import pytest
 
-from shmemkit.garbage import uncollected
-from shmemkit.settings import switch
+from shmemkit.support.garbage_collection import uncollected
+from shmemkit.support.settings import switch
 
 HOPPER, AMPERE = (9, 0, "a"), (8, 0)
 Resources = namedtuple("Resources", "registers spills stack")

@@ -4,7 +4,7 @@ import json
 import textwrap
 
 from shmemkit.emu.__main__ import main
-from shmemkit.emu.scripts.runner import Script, run_script
+from shmemkit.emulated_scripts.runner import Script, run_script
 
 RAN = "\nopen(f'{__file__}.{id(globals())}.ran', 'w').close()\n"
 NVSHMEM = """

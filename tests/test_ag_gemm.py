@@ -12,13 +12,13 @@ from test_all_gather import fill
 from test_all_gather_copy import take
 
 import shmemkit as sk
-from shmemkit import stream_barrier
+from shmemkit.collectives.all_gather.push_ahead import PushAhead
 from shmemkit.emu import EmulatorError
-from shmemkit.kernels import ag_gemm
-from shmemkit.kernels.ag_gemm import columns, host, sm90
-from shmemkit.kernels.all_gather.push_ahead import PushAhead
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm.sm90_host import Choice
+from shmemkit.gemm import all_gather
+from shmemkit.gemm.all_gather import column_hooks, sm90, sm90_host
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
+from shmemkit.runtime import stream_barrier
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SMALL = (64, 32)
@@ -29,9 +29,9 @@ def tiles(monkeypatch):
     """-> use(tile, splits): the kernel's tiles are these, and whether x comes by columns."""
 
     def use(tile, splits=1, by_columns=False):
-        for module in (ag_gemm, host):
+        for module in (all_gather, sm90_host):
             monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
-        monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
+        monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
 
     use(SMALL)
     return use
@@ -241,7 +241,7 @@ def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
 )
 def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(host, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
+    monkeypatch.setattr(sm90_host, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
     assert found_out(rows, races=True)
 
 
@@ -262,8 +262,8 @@ def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, chang
 )
 def test_each_part_of_the_kernel_by_columns_is_needed(monkeypatch, tiles, rows, line, change):
     tiles(SMALL, by_columns=True)
-    monkeypatch.setattr(sm90, "columns", changed(columns, line, change))
-    monkeypatch.setattr(host, "ag_gemm_kernel", sm90.ag_gemm_kernel.__wrapped__)
+    monkeypatch.setattr(sm90, "column_hooks", changed(column_hooks, line, change))
+    monkeypatch.setattr(sm90_host, "ag_gemm_kernel", sm90.ag_gemm_kernel.__wrapped__)
     assert found_out(rows, 136, races=True)
 
 
@@ -295,9 +295,9 @@ def test_signals_are_those_of_this_call(monkeypatch, tiles, by_columns):
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_of_tiles_of_several_ranks_do_not_come_from_x(monkeypatch, tiles, by_columns):
     tiles(SMALL, by_columns=by_columns)
-    module = changed(host, "self.reads_x = rows % tile.m == 0 and", "self.reads_x =")
-    module.choose = host.choose
-    monkeypatch.setattr(ag_gemm, "Fused", module.Fused)
+    module = changed(sm90_host, "self.reads_x = rows % tile.m == 0 and", "self.reads_x =")
+    module.choose = sm90_host.choose
+    monkeypatch.setattr(all_gather, "Fused", module.Fused)
     assert found_out(40, races=True)
 
 
@@ -330,8 +330,8 @@ def test_which_method():
     assert methods(2048) == ["sequential"]
     gpu = SimpleNamespace(multiprocessors=132)
     sizes = (8192, 3584, 4096), (8192, 7168, 8192), (8192, 2048, 8192), (512, 7168, 8192), (64, 7168, 8192)
-    rounds = [ag_gemm.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]
-    assert [number > columns.ROUNDS for number in rounds] == [True] * 3 + [False] * 2
+    rounds = [all_gather.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]
+    assert [number > column_hooks.ROUNDS for number in rounds] == [True] * 3 + [False] * 2
 
 
 def test_groups_of_tiles_end_with_a_rank():
@@ -344,7 +344,7 @@ def test_groups_of_tiles_end_with_a_rank():
         (1024, 2048, 8),
         (512, 1024, 8),
     ):
-        assert host.aligned_groups(Tile(128, 256), *rows).group == group
+        assert sm90_host.aligned_groups(Tile(128, 256), *rows).group == group
 
 
 def test_refusals(pes):

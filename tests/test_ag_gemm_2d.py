@@ -8,12 +8,12 @@ from numba import cuda
 from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
 
 import shmemkit as sk
+from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.emu import EmulatorError
-from shmemkit.emu.backend import EmulatorBackend
-from shmemkit.kernels import ag_gemm
-from shmemkit.kernels.ag_gemm import columns, host, nodes
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm.sm90_host import Choice
+from shmemkit.gemm import all_gather
+from shmemkit.gemm.all_gather import column_hooks, multi_node, sm90_host
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
 
 pytestmark = pytest.mark.usefixtures("messages")
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
@@ -22,10 +22,10 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Small tiles, several chunks, and x by rows."""
-    for module in (ag_gemm, host):
+    for module in (all_gather, sm90_host):
         monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
-    monkeypatch.setattr(columns, "ROUNDS", -1)
-    monkeypatch.setattr(nodes, "CHUNK", 256)
+    monkeypatch.setattr(column_hooks, "ROUNDS", -1)
+    monkeypatch.setattr(multi_node, "CHUNK", 256)
 
 
 def all_right(pes, n_nodes, local_size, calls, *args):
@@ -45,7 +45,7 @@ def all_right(pes, n_nodes, local_size, calls, *args):
     ],
 )
 def test_nodes(pes, monkeypatch, n_nodes, local_size, rows, by_columns):
-    monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
+    monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
     assert all_right(pes, n_nodes, local_size, 3, rows, 24, 16, None, "overlap_2d")
 
 
@@ -165,7 +165,7 @@ def test_copies_in_a_node_need_memory_operations_of_its_ranks_only(pes, monkeypa
 
 
 def test_where_the_gpus_are_others(pes, monkeypatch):
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.compute_capability", (8, 0))
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.compute_capability", (8, 0))
 
     def main():
         auto = sk.AllGatherGemm(sk.init(), 64)
@@ -189,7 +189,7 @@ def few_calls(calls, threads=1):
     """Of few threads per block, little enough for all schedules. -> whether all rows have come"""
     world = sk.init()
     n, me, size = world.n_ranks, world.rank, 256 * threads
-    exchange = nodes.Nodes(world, size)
+    exchange = multi_node.Nodes(world, size)
     exchange.threads = threads
     exchange._launches.clear()
     x, seen = np.zeros(size, "uint8"), np.zeros((n, size), "uint8")
@@ -206,7 +206,7 @@ def few_calls(calls, threads=1):
 
 @pytest.mark.parametrize("n_nodes, calls, chunk", [(2, 2, 256), (2, 1, 128)])
 def test_right_in_every_schedule(monkeypatch, n_nodes, calls, chunk):
-    monkeypatch.setattr(nodes, "CHUNK", chunk)
+    monkeypatch.setattr(multi_node, "CHUNK", chunk)
 
     def main():
         assert few_calls(calls)
@@ -250,7 +250,7 @@ def test_nothing_is_found_otherwise():
 )
 def test_each_part_is_needed(monkeypatch, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    module = changed(nodes, line, change)
+    module = changed(multi_node, line, change)
     module.CHUNK = 32
-    monkeypatch.setattr(nodes, "Nodes", module.Nodes)
+    monkeypatch.setattr(multi_node, "Nodes", module.Nodes)
     assert any(found_out(seed) for seed in (None, 0, 1, 2))

@@ -10,9 +10,10 @@ from test_ag_gemm import BF16, found_out, graphs_and_streams, in_a_row, integers
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
-from shmemkit.kernels.ag_gemm import columns, push
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm.sm90_host import Choice
+from shmemkit.gemm import all_gather
+from shmemkit.gemm.all_gather import column_hooks, push
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
 
 SMALL = (64, 32)
 
@@ -23,7 +24,7 @@ def tiles(monkeypatch):
     There are few senders, and parts of few columns."""
 
     def use(tile, splits=1, by_columns=True):
-        monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
+        monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
         monkeypatch.setattr(push, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
 
     monkeypatch.setattr(push, "SENDERS", (1, 2))
@@ -141,7 +142,7 @@ COLUMNS, ROWS = True, False
 )
 def test_each_part_is_needed(monkeypatch, tiles, rows, by_columns, line, change):
     tiles(SMALL, 1, by_columns)
-    monkeypatch.setattr(sk.kernels.ag_gemm, "Push", without(line, change))
+    monkeypatch.setattr(all_gather, "Push", without(line, change))
     assert found_out(rows, 72, 3, "push", 4, races=True)
 
 
@@ -156,7 +157,7 @@ def test_parts_without_columns_are_counted(monkeypatch, tiles):
             product(integers(8, k), weight_of(world.rank, k, 16))
         world.synchronize()
 
-    monkeypatch.setattr(sk.kernels.ag_gemm, "Push", without("while i < to.n_ranks * rest:", "while False:"))
+    monkeypatch.setattr(all_gather, "Push", without("while i < to.n_ranks * rest:", "while False:"))
     with pytest.raises(EmulatorError, match="deadlock"):
         sk.emu.run(main, 2)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numba import cuda, uint8
 
 import shmemkit as sk
+from shmemkit.collectives.all_gather import METHODS
 from shmemkit.device import (
     ll128_pack_block,
     ll128_pack_warp,
@@ -32,8 +33,7 @@ from shmemkit.device import (
     symm_at,
 )
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_gather import METHODS
-from shmemkit.memory import DTYPES, as_dtype
+from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype
 
 methods = pytest.mark.parametrize("method", sk.AllGather.methods)
 
@@ -279,8 +279,8 @@ def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, method,
         return real(*args, **options)
 
     real = sk.bind
-    monkeypatch.setattr("shmemkit.kernels.method.bind", bind)
-    monkeypatch.setattr("shmemkit.stream_barrier.bind", bind)
+    monkeypatch.setattr("shmemkit.collectives.method.bind", bind)
+    monkeypatch.setattr("shmemkit.runtime.stream_barrier.bind", bind)
 
     def main():
         with sk.init() as world:
@@ -509,8 +509,8 @@ def test_a_capture_between_calls_on_its_stream(pes, method):
 def test_push_in_steps(pes, monkeypatch, n_pes):
     """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
     this and one that."""
-    monkeypatch.setattr("shmemkit.kernels.push.STEP", 8192)
-    monkeypatch.setattr("shmemkit.kernels.push.SENDERS", 2)
+    monkeypatch.setattr("shmemkit.collectives.push.STEP", 8192)
+    monkeypatch.setattr("shmemkit.collectives.push.SENDERS", 2)
 
     def main():
         world = sk.init()
@@ -527,7 +527,7 @@ def test_push_in_steps(pes, monkeypatch, n_pes):
 
 def test_push_of_fewer_parts_that_are_larger(pes, monkeypatch):
     """Of 1025 bytes, two of half as many; of 1024, one."""
-    monkeypatch.setattr("shmemkit.kernels.push.PART", 1024)
+    monkeypatch.setattr("shmemkit.collectives.push.PART", 1024)
 
     def main():
         world = sk.init()

@@ -8,11 +8,11 @@ from test_all_gather import fill
 from test_all_gather_copy import take
 
 import shmemkit as sk
-from shmemkit import stream_barrier
+from shmemkit.collectives.all_gather import push_ahead
+from shmemkit.collectives.all_gather.copy_engine import Transfer
+from shmemkit.collectives.all_gather.push_ahead import AheadByColumns, PushAhead
 from shmemkit.device import num_ranks, rank, wait
-from shmemkit.kernels.all_gather import push_ahead
-from shmemkit.kernels.all_gather.copy_engine import Transfer
-from shmemkit.kernels.all_gather.push_ahead import AheadByColumns, PushAhead
+from shmemkit.runtime import stream_barrier
 
 WAIT = "Transfer.wait, not a consumer that waits"
 

@@ -11,13 +11,13 @@ from test_all_gather import fill, gather_all
 from test_emu_mpi import MPIRUN, succeed
 
 import shmemkit as sk
-from shmemkit import stream_barrier
+from shmemkit.backends.emulator import EmulatorBackend
+from shmemkit.collectives.all_gather import copy_engine
+from shmemkit.collectives.all_gather.copy_engine import CopyPull, CopyPush, Transfer
 from shmemkit.device import notify, num_ranks, rank, symm_at, wait
-from shmemkit.emu.backend import EmulatorBackend
-from shmemkit.kernels.all_gather import copy_engine
-from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush, Transfer
-from shmemkit.memory import as_dtype
-from shmemkit.stream_barrier import arrive_and_wait
+from shmemkit.runtime import stream_barrier
+from shmemkit.runtime.stream_barrier import arrive_and_wait
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 METHODS = {"copy_push": CopyPush, "copy_pull": CopyPull}
 methods = pytest.mark.parametrize("method", METHODS)
@@ -506,7 +506,7 @@ def test_under_mpirun():
     succeed(
         3,
         """
-        from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
+        from shmemkit.collectives.all_gather.copy_engine import CopyPull, CopyPush
 
         @cuda.jit
         def consume(out, arrived, seen):

@@ -6,7 +6,7 @@ import pytest
 from test_all_gather import gather_all, prove
 
 import shmemkit as sk
-from shmemkit.kernels.all_gather import METHODS
+from shmemkit.collectives.all_gather import METHODS
 
 unordered = pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 

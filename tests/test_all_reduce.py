@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from reduced import combined
 
 import shmemkit as sk
-from shmemkit.device.reductions import DTYPES, OPS
+from shmemkit.collectives.all_reduce import METHODS
+from shmemkit.device.cuda.word_reductions import DTYPES, OPS
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_reduce import METHODS
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 # Those by multimem are in tests/test_all_reduce_multimem.py: not of all ops and dtypes, nor in order.
 methods = pytest.mark.parametrize("method", [m for m in sk.AllReduce.methods if "multimem" not in m])

@@ -9,9 +9,9 @@ from test_all_reduce import inputs
 from test_reduce_scatter_copy import fill, take
 
 import shmemkit as sk
-from shmemkit.kernels import copied_pieces
-from shmemkit.kernels.all_reduce.composed import CopyEngine
-from shmemkit.memory import as_dtype
+from shmemkit.collectives import copy_engine_exchange
+from shmemkit.collectives.all_reduce.composed import CopyEngine
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 
 def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False, unaligned=0):
@@ -129,6 +129,6 @@ def two_calls(symmetric):
 def test_right_in_many_schedules(monkeypatch, symmetric):
     """Pieces are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and
     without any of the barriers."""
-    monkeypatch.setattr(copied_pieces, "LINE", 1)
+    monkeypatch.setattr(copy_engine_exchange, "LINE", 1)
     found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, max_runs=400, heap_size=1 << 16)
     assert found.failure is None, str(found)

@@ -10,10 +10,10 @@ from reduced import UFUNCS
 from test_all_reduce import few_calls, reduce_all
 
 import shmemkit as sk
+from shmemkit.collectives.all_reduce import double_tree, ring
+from shmemkit.collectives.all_reduce.double_tree import place
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_reduce import double_tree, ring
-from shmemkit.kernels.all_reduce.double_tree import place
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 # ---- the trees
 

@@ -1,5 +1,5 @@
 """All-reduce by LL128: what tests/test_all_reduce.py does not ask of its two methods, and the tiles that they
-are made of (``shmemkit.device.ll128_tiles``), on the emulator and as PTX."""
+are made of (``shmemkit.device.packets.ll128_tiles``), on the emulator and as PTX."""
 
 import contextlib
 import ctypes
@@ -14,21 +14,21 @@ from test_ptx_ll import LOAD, STORE, Code, is_lean
 from test_timeouts import Memory
 
 import shmemkit as sk
-from shmemkit.armed import arming
+from shmemkit.collectives import packet_tiles
+from shmemkit.collectives.all_reduce import METHODS, one_shot_ll128, two_shot_ll128
+from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import (
     TILE_BYTES,
     TILE_WORDS,
-    deadline,
     ll128_load_tiles,
     ll128_store_tiles,
-    ll128_tiles,
     load_tile,
     rank,
     store_tile,
     tile_piece,
 )
-from shmemkit.kernels import tiles
-from shmemkit.kernels.all_reduce import METHODS, one_shot_ll128, two_shot_ll128
+from shmemkit.device.packets import ll128_tiles
+from shmemkit.device.shmem import bounded_waits
 
 methods = pytest.mark.parametrize("method", ["one_shot_ll128", "two_shot_ll128"])
 
@@ -76,7 +76,7 @@ def test_right_in_every_schedule(method, sizes):
 
 @methods
 def test_many_ranks_are_refused(pes, method, monkeypatch):
-    monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
+    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
 
     def main():
         with pytest.raises(ValueError, match=f"all_reduce {method}: there are 3 ranks; it is for 2 at most"):
@@ -263,7 +263,7 @@ def test_a_row_that_does_not_come(monkeypatch, late):
     assert (record.compare, record.expected, record.seen, record.expired) == ("eq", 7, 6, True)
     before = lines.polls
     lines.receive()  # from now on nobody waits, and nothing is recorded
-    assert lines.polls - before <= deadline.FIRST and lines.control[:] == [1, 1]
+    assert lines.polls - before <= bounded_waits.FIRST and lines.control[:] == [1, 1]
 
 
 def test_rows_that_come_late(monkeypatch):

@@ -10,10 +10,10 @@ from ptx import compile_ptx
 from test_all_reduce import few_calls, reduce_all
 
 import shmemkit as sk
-from shmemkit import multicast
+from shmemkit.backends import multicast
+from shmemkit.collectives.all_reduce import multimem
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_reduce import multimem
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 METHODS = "multimem_one_shot", "multimem_two_shot"
 methods = pytest.mark.parametrize("method", METHODS)
@@ -175,7 +175,7 @@ def test_without_multicast_it_is_refused_and_leaves_nothing(pes, monkeypatch, ca
     def refuse(backend, array, ranks):
         raise ValueError("NVSHMEM_DISABLE_NVLS=1 turns NVLink multicast off")
 
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multicast_view", refuse)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multicast_view", refuse)
 
     def main():
         with sk.init() as world:

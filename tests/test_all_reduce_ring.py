@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from test_all_reduce import combined, few_calls, reduce_all
 
 import shmemkit as sk
+from shmemkit.collectives.all_reduce import ring
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_reduce import ring
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 RINGS = "ring", "ring_reduce_scatter"
 methods = pytest.mark.parametrize("method", RINGS)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from numba import cuda
 
 import shmemkit as sk
+from shmemkit.collectives.all_to_all import METHODS, AllToAll, AllToAllV
+from shmemkit.collectives.all_to_all.variable import PushV
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_to_all import METHODS, AllToAll, AllToAllV
-from shmemkit.kernels.all_to_all.variable import PushV
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", AllToAll.methods)
 SMALL = {
@@ -28,7 +28,7 @@ def small_parts(monkeypatch):
     """Several chunks, parts and steps of few bytes; chunks have no block of their own."""
     for module, constants in SMALL.items():
         for name, value in constants.items():
-            monkeypatch.setattr(f"shmemkit.kernels.all_to_all.{module}.{name}", value)
+            monkeypatch.setattr(f"shmemkit.collectives.all_to_all.{module}.{name}", value)
 
 
 def values(call, size, dtype, n):

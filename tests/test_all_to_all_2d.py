@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_all_to_all import exchange_all, few_calls
 
 import shmemkit as sk
-from shmemkit.kernels.all_to_all import push_2d
+from shmemkit.collectives.all_to_all import push_2d
 
 pytestmark = pytest.mark.usefixtures("messages")
 METHOD = "push_2d"

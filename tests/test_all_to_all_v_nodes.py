@@ -10,9 +10,9 @@ from ptx import compile_ptx
 from test_all_to_all import exchange_rows, random_calls, small_parts  # noqa: F401
 
 import shmemkit as sk
+from shmemkit.collectives.all_to_all import AllToAllV, variable
 from shmemkit.emu import EmulatorError
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.all_to_all import AllToAllV, variable
 
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2), (3, 1), (2, 3)])
 

@@ -5,8 +5,8 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
+from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.device import get, num_ranks, rank
-from shmemkit.emu.backend import EmulatorBackend
 from shmemkit.emu.stream import Stream
 
 PLACES = [(1, 1), (1, 2), (1, 5), (2, 2), (3, 1), (2, 3), (5, 1)]  # nodes, ranks of each

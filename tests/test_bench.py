@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit import tuning
 from shmemkit.bench import cases, first_launch, launch, results
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
 from shmemkit.bench.refusal import Refused, agreed, allocated
 from shmemkit.bench.sizes import parse_size, parse_sizes, size_text
+from shmemkit.collectives import tuning
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

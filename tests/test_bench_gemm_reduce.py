@@ -53,7 +53,7 @@ def wide(monkeypatch):
 
 
 def test_fused_is_measured_too(monkeypatch):
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
     given = ["gemm_rs", "--shapes", "8x32x16", "--methods", "fused", "--vs", ""]
     assert sk.emu.run(main, 2, (given,)) == [0, 0]
 

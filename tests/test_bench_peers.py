@@ -13,7 +13,7 @@ from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure
 from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl, nodes_of
 from shmemkit.bench.torch_peer import TorchGatherProduct, TorchNccl, TorchProductScatter, TorchSymmetric
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 UNSET = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shmemkit as sk
+from shmemkit.collectives import push
+from shmemkit.collectives.broadcast import METHODS, scatter
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels import push
-from shmemkit.kernels.broadcast import METHODS, scatter
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", sk.Broadcast.methods)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from test_broadcast import send_all
 
 import shmemkit as sk
+from shmemkit.collectives.broadcast import push_2d
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.broadcast import push_2d
 
 pytestmark = pytest.mark.usefixtures("messages")
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
@@ -78,7 +78,7 @@ def test_others_where_it_spans_them(pes, monkeypatch):
         broadcast = sk.Broadcast(sk.init(), 1 << 21)
         assert [broadcast.method_for(n) for n in (8, 1 << 20, 1 << 21)] == ["ll128", "ll128", "scatter"]
 
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.unreached", lambda *_: None)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.unreached", lambda *_: None)
     pes(4, local_size=2).run(main)
 
 

@@ -1,11 +1,11 @@
-"""The order of a bulk copy's steps (shmemkit/device/bulk.py), with a TMA that completes nothing before it is
-waited for."""
+"""The order of a bulk copy's steps (shmemkit/device/shmem/bulk_copies.py), with a TMA that completes nothing
+before it is waited for."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmemkit.device import bulk
+from shmemkit.device.shmem import bulk_copies
 
 START, SIGNAL, PEER = 7, "signal", 3
 
@@ -15,15 +15,15 @@ class Tma:
 
     def __init__(self, patch):
         self.groups, self.written, self.held, self.told = [], 0, {}, []
-        patch.setattr(bulk, "_shared_address", lambda address: 0)
+        patch.setattr(bulk_copies, "_shared_address", lambda address: 0)
         for name in ("_init", "_end", "_fence"):
-            patch.setattr(bulk, name, lambda *_: None)
-        patch.setattr(bulk, "_load", self.load)
-        patch.setattr(bulk, "_loaded", lambda barrier, parity: 1)
-        patch.setattr(bulk, "_store", self.store)
-        patch.setattr(bulk, "_all_but_one_read", lambda: self.read(1))
-        patch.setattr(bulk, "_older_written", lambda: self.complete(bulk.LAG))
-        patch.setattr(bulk, "_all_written", lambda: self.complete(0))
+            patch.setattr(bulk_copies, name, lambda *_: None)
+        patch.setattr(bulk_copies, "_load", self.load)
+        patch.setattr(bulk_copies, "_loaded", lambda barrier, parity: 1)
+        patch.setattr(bulk_copies, "_store", self.store)
+        patch.setattr(bulk_copies, "_all_but_one_read", lambda: self.read(1))
+        patch.setattr(bulk_copies, "_older_written", lambda: self.complete(bulk_copies.LAG))
+        patch.setattr(bulk_copies, "_all_written", lambda: self.complete(0))
         self.unread = []
 
     def load(self, piece, src, length, barrier):
@@ -47,13 +47,13 @@ class Tma:
         self.told.append((int(value), self.written))
 
 
-@given(n_bytes=st.integers(0, 60 * bulk.PIECE // 16).map(lambda n: 16 * n), pieces=st.integers(1, 40))
+@given(n_bytes=st.integers(0, 60 * bulk_copies.PIECE // 16).map(lambda n: 16 * n), pieces=st.integers(1, 40))
 def test_steps_are_announced_when_they_are_written(n_bytes, pieces):
-    step = pieces * bulk.PIECE
+    step = pieces * bulk_copies.PIECE
     last = START + max(1, -(-n_bytes // step))
     with pytest.MonkeyPatch.context() as patch:
         tma = Tma(patch)
-        bulk._pipeline(tma.tell)(0, 0, n_bytes, 0, SIGNAL, START, last, step, PEER)
+        bulk_copies._pipeline(tma.tell)(0, 0, n_bytes, 0, SIGNAL, START, last, step, PEER)
     values = [value for value, _ in tma.told]
     assert values == sorted(set(values)) and values[-1] == last and tma.written == n_bytes
     for value, written in tma.told:

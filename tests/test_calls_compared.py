@@ -5,7 +5,7 @@ import pytest
 from emulated import spmd
 
 import shmemkit as sk
-from shmemkit.emu.calls import SLOT, SLOTS, Calls
+from shmemkit.emu.collective_calls import SLOT, SLOTS, Calls
 
 
 @pytest.mark.parametrize(

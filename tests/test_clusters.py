@@ -24,7 +24,7 @@ from shmemkit.device import (
     tensormap_acquire,
     tma_load_multicast,
 )
-from shmemkit.device.tma import tensor_map
+from shmemkit.device.cuda.tma import tensor_map
 from shmemkit.emu import EmulatorError
 
 

@@ -1,11 +1,11 @@
-"""What all host objects of collectives refuse: see shmemkit/kernels/collective.py."""
+"""What all host objects of collectives refuse: see shmemkit/collectives/collective.py."""
 
 import numpy as np
 import pytest
 
 import shmemkit as sk
+from shmemkit.collectives.bound_calls import Plans
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.plans import Plans
 
 MAKE = {
     "AllGather": lambda w: sk.AllGather(w, 64),

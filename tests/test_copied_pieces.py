@@ -6,8 +6,8 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
+from shmemkit.collectives import all_gather, all_to_all, packet_tiles, reduce_scatter
 from shmemkit.device import lamport_load, store_piece
-from shmemkit.kernels import all_gather, all_to_all, reduce_scatter, tiles
 
 EXCHANGES = {"all_to_all": ("copy_engine", all_to_all), "all_gather": ("copy_staged", all_gather)}
 exchanges = pytest.mark.parametrize("kind", EXCHANGES)
@@ -159,7 +159,7 @@ def test_many_ranks(pes, few_copying, kind):
 
 
 def test_many_ranks_are_not_combined(pes, monkeypatch):
-    monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
+    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
 
     def main():
         with pytest.raises(ValueError, match="copy_engine: there are 3 ranks; it is for 2 at most"):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from shmemkit import device
-from shmemkit.device import elements, fragments, mma, reductions, registers, swizzle, wgmma
-from shmemkit.device.ptx import GPU
+from shmemkit.compiler.ptx import GPU
+from shmemkit.device import swizzle
+from shmemkit.device.cuda import accumulators, float_storage, mma, register_tuples, wgmma, word_reductions
 
 FOR_HOSTS = {"tensor_map"}
 PRIMITIVES = [
@@ -44,9 +45,9 @@ def test_outside_of_a_kernel(name):
 def test_all_gpu_implementations_are_public():
     public = {getattr(device, name) for name in PRIMITIVES}
     # What reduction() and the like return, helpers of the package's own kernels, and other projects' names.
-    modules = elements, fragments, mma, reductions, registers, swizzle, wgmma
+    modules = float_storage, accumulators, mma, word_reductions, register_tuples, swizzle, wgmma
     factories = {module.__name__ for module in modules}
-    apart = (".kernels.", ".compat.")
+    apart = (".collectives.", ".gemm.", ".moe.", ".compat.")
     made = {f for f in GPU if f.__module__ in factories or any(part in f.__module__ for part in apart)}
     assert [f.__name__ for f in GPU if f not in public | made] == []
 

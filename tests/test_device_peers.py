@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shmemkit.device import peers
+from shmemkit.device.shmem import peers
 
 
 @pytest.fixture

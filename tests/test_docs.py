@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import shmemkit as sk
-from shmemkit import device, mpirun
+from shmemkit import device
+from shmemkit.tools import mpirun
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from shmemkit import __main__, __version__, doctor, mpirun
+from shmemkit import __main__, __version__
+from shmemkit.tools import doctor, mpirun
 
 
 class FakeDriver:

@@ -30,11 +30,11 @@ from shmemkit.device import (
     warpgroup_mma,
     wgmma_wait_group,
 )
-from shmemkit.device.fragments import fragment_store, packed_add, packed_store
+from shmemkit.device.cuda.accumulators import fragment_store, packed_add, packed_store
 from shmemkit.emu import EmulatorError, RaceError
-from shmemkit.emu.clock import BLOCK, MBARRIER, forget_superseded
-from shmemkit.emu.proxies import SharedArray, is_used_by
-from shmemkit.emu.rebind import rebind
+from shmemkit.emu.async_proxy import SharedArray, is_used_by
+from shmemkit.emu.translation import rebind
+from shmemkit.emu.vector_clock import BLOCK, MBARRIER, forget_superseded
 
 every_mode = pytest.mark.parametrize("races", [False, True], ids=["plain", "races"])
 ONE = 0x3F800000  # the bits of 1.0

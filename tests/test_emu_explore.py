@@ -9,9 +9,9 @@ from numba import cuda, int32
 
 import shmemkit as sk
 from shmemkit import device as d
+from shmemkit.collectives.queue import Queue
 from shmemkit.emu import DeadlockError, RaceError, dpor
 from shmemkit.emu.dpor import Explorer, Redundant
-from shmemkit.kernels.queue import Queue
 
 SET, ADD = d.SignalOp.SIGNAL_SET, d.SignalOp.SIGNAL_ADD
 

@@ -11,8 +11,8 @@ from numba import cuda, types
 from numba.cuda.target import CUDATypingContext
 
 import shmemkit as sk
-from shmemkit.emu.arrays import device_view
-from shmemkit.emu.ints import CASTS, Int32, Unsigned, from_scalar, wrap
+from shmemkit.emu.cuda_integers import CASTS, Int32, Unsigned, from_scalar, wrap
+from shmemkit.emu.device_arrays import device_view
 
 DTYPES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 BINARY = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)

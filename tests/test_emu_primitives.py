@@ -47,7 +47,7 @@ from shmemkit.device import (
     wait_block,
     wait_warp,
 )
-from shmemkit.memory import DTYPES, as_dtype
+from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype
 
 PES = [1, 2, 3, 5]
 FORMS = {"": 1, "_warp": 32, "_block": 50}  # form -> threads that call it together

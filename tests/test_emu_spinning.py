@@ -23,7 +23,7 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-from shmemkit.emu import EmulatorError, RaceError, spinning, watchdog
+from shmemkit.emu import EmulatorError, RaceError, spin_loops, watchdog
 
 
 @cuda.jit
@@ -226,7 +226,7 @@ def test_endless_counting_is_a_deadlock(monkeypatch):
         while ld_acquire(flag, 0) == 0:
             tries += 1
 
-    monkeypatch.setattr(spinning, "LAST_CHECK", 50_000)
+    monkeypatch.setattr(spin_loops, "LAST_CHECK", 50_000)
     report = deadlock_of(1, lambda world: kernel[1, 2](sk.signals(1)))
     assert "waits for flag[0] on rank 0 to change" in report
 

@@ -10,7 +10,7 @@ from numba import cuda
 from ptx import HOPPER, compile_ptx, resources
 
 from shmemkit.emu.__main__ import main as emulate
-from shmemkit.kernels.gemm.sm90 import Kinds, Tile, gemm_kernel, signature
+from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel, signature
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "06_swizzled_gemm.py"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.emu.__main__ import main as emulate
-from shmemkit.emu.backend import EmulatorBackend
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.kernels import all_gather, all_to_all, reduce_scatter, tiles
+from shmemkit.collectives import all_gather, all_to_all, packet_tiles, reduce_scatter
 
 
 def gathered(world, words, call):
@@ -91,7 +91,7 @@ def test_many_ranks(pes, method):
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 @methods
 def test_many_ranks_are_refused(pes, kind, method, monkeypatch):
-    monkeypatch.setattr(tiles.Tiles, "most_ranks", 2)
+    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
 
     def main():
         made, _, options = KINDS[kind]

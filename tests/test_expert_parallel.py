@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.emu.backend import EmulatorBackend
+from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.expert_parallel import ExpertParallel
-from shmemkit.kernels.expert_parallel.combine import Combine
-from shmemkit.kernels.expert_parallel.dispatch import Dispatch
-from shmemkit.kernels.expert_parallel.routing import MAX_EXPERTS, SHIFT, reciprocal_of
-from shmemkit.memory import as_dtype
+from shmemkit.moe import ExpertParallel
+from shmemkit.moe.combine import Combine
+from shmemkit.moe.dispatch import Dispatch
+from shmemkit.moe.routing import MAX_EXPERTS, SHIFT, reciprocal_of
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 HIDDEN = 16
 

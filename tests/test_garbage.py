@@ -8,7 +8,7 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.garbage import uncollected
+from shmemkit.support.garbage_collection import uncollected
 
 
 @cuda.jit

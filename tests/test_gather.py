@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shmemkit as sk
+from shmemkit.collectives.gather import METHODS, ll, push
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.gather import METHODS, ll, push
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", sk.Gather.methods)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from test_gather import gather_all
 
 import shmemkit as sk
+from shmemkit.collectives.gather import push_2d
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.gather import push_2d
 
 pytestmark = pytest.mark.usefixtures("messages")
 
@@ -80,7 +80,7 @@ def test_others_where_it_spans_them(pes, monkeypatch):
         gather = sk.Gather(sk.init(), 1 << 21)
         assert [gather.method_for(n) for n in (8, 1 << 18, 1 << 21)] == ["ll", "ll", "push"]
 
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.unreached", lambda *_: None)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.unreached", lambda *_: None)
     pes(4, local_size=2).run(main)
 
 

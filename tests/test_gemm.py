@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import shmemkit as sk
 from shmemkit.emu import RaceError
-from shmemkit.emu.cuda import Cuda
+from shmemkit.emu.cuda_module import Cuda
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80, sm90_host
-from shmemkit.kernels.gemm.problem import Gpu, Problem
-from shmemkit.kernels.gemm.sm80 import Sm80, Tile, choose_tile, grouping, resident
-from shmemkit.memory import as_dtype
-from shmemkit.world import n_gpus
+from shmemkit.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80, sm90_host
+from shmemkit.gemm.problem import Gpu, Problem
+from shmemkit.gemm.sm80 import Sm80, Tile, choose_tile, grouping, resident
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import n_gpus
 
 SMALL = Tile(64, 64, 32, 3, 2, 2)
 

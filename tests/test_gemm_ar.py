@@ -15,12 +15,11 @@ from numba import cuda, types
 import shmemkit as sk
 from shmemkit.device import padding, rank, span
 from shmemkit.emu import DeadlockError, RaceError
-from shmemkit.kernels import gemm_ar
-from shmemkit.kernels.gemm import packets
-from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
-from shmemkit.kernels.gemm.sm90_host import Choice
-from shmemkit.kernels.gemm_ar import ll128
-from shmemkit.memory import as_dtype
+from shmemkit.gemm import all_reduce, ll128_packets
+from shmemkit.gemm.all_reduce import ll128
+from shmemkit.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
+from shmemkit.gemm.sm90_host import Choice
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 METHODS = ("one_shot", "two_shot")
 BFLOAT16 = as_dtype("bfloat16")
@@ -34,7 +33,7 @@ def choose(monkeypatch):
     def only(width, splits=1, sms=2):
         choice = Choice(Tile(64, width, split=splits > 1), splits)
         monkeypatch.setattr(ll128, "choices_for", lambda *_: [choice])
-        monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", sms)
+        monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", sms)
 
     return only
 
@@ -145,7 +144,7 @@ def test_any_sizes_in_a_row(method, n_pes, sizes, width, splits, part_dtype):
         choice = Choice(Tile(64, width, split=splits > 1), splits)
         patch.setattr(ll128, "choices_for", lambda *_: [choice])
         patch.setattr(ll128, "WIDTHS", [width])
-        patch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+        patch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
         assert all(map(all, sk.emu.run(compute, n_pes, (method, sizes, "kn", part_dtype))))
 
 
@@ -245,7 +244,7 @@ def test_ranks_without_nvlink_are_refused(pes):
 def chosen(n_ranks, m, k, n, part_dtype="bfloat16", emulated=False):
     backend = SimpleNamespace(name="emulator" if emulated else "nvshmem")
     for name in METHODS:
-        method = object.__new__(gemm_ar.GemmAllReduce.METHODS[name])
+        method = object.__new__(all_reduce.GemmAllReduce.METHODS[name])
         method.world = SimpleNamespace(n_ranks=n_ranks, backend=backend)
         method.rows, method.part_dtype = 128, part_dtype
         if method.refuses(m, k, n) is None and method.is_for(m, k, n):
@@ -314,7 +313,7 @@ def test_each_line_is_needed(choose, monkeypatch, method, case, line, change):
 
 def test_who_begins_with_his_own_has_other_bits(pes, choose, monkeypatch):
     """The order of the ranks is what makes their bits equal."""
-    turned = changed(packets, "(first + k * step +", "(first + (k + rank()) % 3 * step +", rank=rank)
+    turned = changed(ll128_packets, "(first + k * step +", "(first + (k + rank()) % 3 * step +", rank=rank)
     module = changed(ll128, "ROWS = 64", "ROWS = 64", numbering=turned.numbering)
     monkeypatch.setattr(ll128, "ll128_kernel", module.ll128_kernel)
     choose(32)

@@ -16,12 +16,12 @@ from test_gemm_ar import BFLOAT16, expected, given
 
 import shmemkit as sk
 from shmemkit.device import padding, span
-from shmemkit.device.fragments import fragment_store
+from shmemkit.device.cuda.accumulators import fragment_store
 from shmemkit.emu import DeadlockError
-from shmemkit.kernels.gemm.packets import Pieces, line_words
-from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
-from shmemkit.kernels.gemm_rs import overlap
-from shmemkit.memory import as_dtype
+from shmemkit.gemm.ll128_packets import Pieces, line_words
+from shmemkit.gemm.reduce_scatter import ll128
+from shmemkit.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 METHODS = {"rs": "ll128_overlap", "ar": "two_shot_overlap"}
 OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
@@ -33,8 +33,8 @@ skewed = pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
 @pytest.fixture
 def blocks(monkeypatch):
     def only(sms, width=64):
-        monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", sms)
-        monkeypatch.setattr(overlap, "WIDTHS", {2: (width,), 4: (width,)})
+        monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", sms)
+        monkeypatch.setattr(ll128, "WIDTHS", {2: (width,), 4: (width,)})
 
     return only
 
@@ -115,8 +115,8 @@ def test_any_sizes_in_a_row(op, n_pes, sms, sizes, parts):
     part_dtype, width = parts
     sizes = [(-(-m // n_pes) * n_pes, 8 * n, 8 * k) for m, n, k in sizes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "WIDTHS", {2: (width,), 4: (width,)})
-        patch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", sms)
+        patch.setattr(ll128, "WIDTHS", {2: (width,), 4: (width,)})
+        patch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", sms)
         assert all(map(all, sk.emu.run(compute, n_pes, (op, sizes, "kn", part_dtype))))
 
 
@@ -187,12 +187,12 @@ def test_what_is_not_allowed_is_refused(pes, monkeypatch, op):
             product(x, x[:16])
         product.free()
         world.host_barrier()
-        monkeypatch.setattr(overlap, "MOST_RANKS", 1)
+        monkeypatch.setattr(ll128, "MOST_RANKS", 1)
         world.host_barrier()
         with pytest.raises(ValueError, match="there are 2 ranks; it is for 1 to 1"):
             kind(world, 8, 8, method=method)
 
-    monkeypatch.setattr(overlap, "most_bytes", lambda *_: 5 * 32768 - 1)
+    monkeypatch.setattr(ll128, "most_bytes", lambda *_: 5 * 32768 - 1)
     pes(2).run(main)
 
 
@@ -206,11 +206,11 @@ def test_ranks_without_nvlink_are_refused(pes, op):
 
 
 def chosen(op, n_ranks, m, k, n, emulated=False):
-    method = object.__new__({"rs": overlap.Overlap, "ar": overlap.OverlapEverywhere}[op])
+    method = object.__new__({"rs": ll128.Overlap, "ar": ll128.OverlapEverywhere}[op])
     backend = SimpleNamespace(name="emulator" if emulated else "nvshmem")
     method.world, method.part_dtype = SimpleNamespace(n_ranks=n_ranks, backend=backend), "bfloat16"
     method.shares, method.multiprocessors = n_ranks if op == "rs" else 1, 132
-    method.most = overlap.most_bytes(n_ranks, op == "ar")
+    method.most = ll128.most_bytes(n_ranks, op == "ar")
     return method.refuses(m, k, n) is None and method.is_for(m, k, n)
 
 
@@ -240,19 +240,19 @@ def test_they_are_for_some_megabytes():
 def test_what_is_allowed_has_room(max_rows, columns, shares, part_dtype, data):
     """In the lines, by tiles of any width; and these are not much larger than what is allowed."""
     rows, n = data.draw(st.integers(1, max_rows)), 8 * data.draw(st.integers(1, columns))
-    method = object.__new__(overlap.Overlap)
+    method = object.__new__(ll128.Overlap)
     method.part_dtype, method.shares, method.most = part_dtype, shares, 1 << 23
-    room = overlap.room_for(max_rows, 8 * columns, part_dtype, shares, method.most)
+    room = ll128.room_for(max_rows, 8 * columns, part_dtype, shares, method.most)
     assert shares * room * 480 <= 1.03 * method.most
     if method.refuses(shares * rows, 8, n) is None:
-        for tile in overlap.tiles_for(part_dtype):
-            assert tile.count(rows, n) * overlap.packets_of_tile(tile, part_dtype) <= room
+        for tile in ll128.tiles_for(part_dtype):
+            assert tile.count(rows, n) * ll128.packets_of_tile(tile, part_dtype) <= room
 
 
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("part_dtype", ["bfloat16", "float32"])
 def test_parts_fit_in_shared_memory(part_dtype, out_dtype):
-    for tile in overlap.tiles_for(part_dtype):
+    for tile in ll128.tiles_for(part_dtype):
         for majors in ("kk", "kn", "mk", "mn"):
             kinds = Kinds(out_dtype, *("k" if major == "k" else "mn" for major in majors), out_dtype)
             layout, pieces = Layout(tile, kinds), Pieces(tile, part_dtype)
@@ -302,7 +302,7 @@ SCATTERED = "rs", (1, 64), [(48, 72, 8)] * 2
 def test_each_line_is_needed(blocks, monkeypatch, case, line, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
     op, where, sizes = case
-    monkeypatch.setattr(overlap, "overlap_kernel", changed(overlap, line, change).overlap_kernel)
+    monkeypatch.setattr(ll128, "overlap_kernel", changed(ll128, line, change).overlap_kernel)
     blocks(*where)
     assert is_missed(compute, (op, sizes), 12)
 
@@ -310,7 +310,7 @@ def test_each_line_is_needed(blocks, monkeypatch, case, line, change):
 # ---- the exchange of a tile alone, in all schedules
 
 
-def exchange(op, n_calls, module=overlap, rooms=(2, 2, 2)):
+def exchange(op, n_calls, module=ll128, rooms=(2, 2, 2)):
     """What a warp does with a tile of two packets, again and again; of a reduce-scatter with one for each
     rank."""
     world = sk.init()
@@ -349,12 +349,12 @@ def test_the_exchange_is_right_in_every_schedule(op, n_calls):
 
 def test_and_only_with_two_halves():
     """A rank that is ahead overwrites what another waits for."""
-    arguments = "rs", 2, changed(overlap, "(call & 1) * n_ranks * room", "0")
+    arguments = "rs", 2, changed(ll128, "(call & 1) * n_ranks * room", "0")
     found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)
 
 
 def test_and_only_with_packets_at_the_same_places():
     """Or parts of a larger call come where sums of the one before have not been read."""
-    found = sk.emu.explore(exchange, 2, ("ar", 2, overlap, (2, 6)), exhaustive=True, heap_size=1 << 18)
+    found = sk.emu.explore(exchange, 2, ("ar", 2, ll128, (2, 6)), exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)

@@ -10,10 +10,10 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
-from shmemkit.kernels.gemm.sm90 import Kinds, Layout, Tile
-from shmemkit.kernels.gemm_rs import copied, fused, methods
-from shmemkit.kernels.gemm_rs.schedule import schedule
-from shmemkit.memory import as_dtype
+from shmemkit.gemm.reduce_scatter import copy_engine, fused, methods
+from shmemkit.gemm.reduce_scatter.tile_order import schedule
+from shmemkit.gemm.sm90 import Kinds, Layout, Tile
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
 BFLOAT16 = as_dtype("bfloat16")
@@ -21,7 +21,7 @@ BFLOAT16 = as_dtype("bfloat16")
 
 @pytest.fixture(autouse=True)
 def few_multiprocessors(monkeypatch):
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_sizes(pes, tiles, op, n_pes):
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_parts_that_are_copied(pes, tiles, monkeypatch, op, n_pes, chunk):
     tiles(64, 32)
-    monkeypatch.setattr(copied.Copied, "chunk_of", lambda self, tiles, tile_bytes: chunk)
+    monkeypatch.setattr(copy_engine.Copied, "chunk_of", lambda self, tiles, tile_bytes: chunk)
     assert all_right(pes(n_pes), op, [*SIZES, (12, 136, 8)], "copy_engine")
 
 
@@ -110,7 +110,9 @@ def test_five_ranks(pes, tiles):
 )
 def test_tiles(pes, tiles, monkeypatch, tile, size, majors, part_dtype):
     tiles(*tile)
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2 if tile[1] < 64 else 1)
+    monkeypatch.setattr(
+        "shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2 if tile[1] < 64 else 1
+    )
     assert all_right(pes(2), "rs", [size] * (1 + (size[0] == 8)), "fused", majors, False, part_dtype)
 
 
@@ -295,7 +297,7 @@ def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
     tiles(*tile)
     arguments = ("rs", sizes, "copy_engine") if op == "copied" else (op, sizes)
     if case in (MANY, RING):
-        monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 1)
+        monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 1)
     if case is RING:  # its own tiles, one behind the other
         monkeypatch.setattr(methods, "LAG", 9)
     for options in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5, 68))):

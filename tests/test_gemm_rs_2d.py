@@ -13,8 +13,8 @@ from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
 from shmemkit.emu.network import Network
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm_rs import fused_2d, methods
+from shmemkit.gemm.reduce_scatter import fused_2d, methods
+from shmemkit.gemm.sm90 import Tile
 
 pytestmark = pytest.mark.usefixtures("messages")
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
@@ -23,7 +23,7 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Few multiprocessors, small tiles, and several chunks."""
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
     monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(64, 32)])
     monkeypatch.setattr(fused_2d, "CHUNK", 8)
 

@@ -13,16 +13,15 @@ from test_ag_gemm import BF16, integers, weight_of
 from test_gemm_rs import BFLOAT16, OBJECTS, expected, given
 
 import shmemkit as sk
-from shmemkit.arrays import new_output, unowned
+from shmemkit.collectives.all_gather import AllGather
+from shmemkit.collectives.all_gather.copy_engine import CopyPush
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels import ag_gemm
-from shmemkit.kernels.ag_gemm import columns, host
-from shmemkit.kernels.all_gather import AllGather
-from shmemkit.kernels.all_gather.copy_engine import CopyPush
-from shmemkit.kernels.gemm import Simt, follow
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm.sm90_host import Choice
-from shmemkit.kernels.gemm_rs import copied, fused_2d, methods
+from shmemkit.gemm import Simt, all_gather, follow
+from shmemkit.gemm.all_gather import column_hooks, sm90_host
+from shmemkit.gemm.reduce_scatter import copy_engine, fused_2d, methods
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
+from shmemkit.support.arrays import new_output, unowned
 
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 KINDS = [sk.AllGatherGemm, sk.GemmReduceScatter, sk.GemmAllReduce]
@@ -30,9 +29,9 @@ KINDS = [sk.AllGatherGemm, sk.GemmReduceScatter, sk.GemmAllReduce]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 2)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
     monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(64, 32)])
-    for module in (ag_gemm, host):
+    for module in (all_gather, sm90_host):
         monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
 
 
@@ -100,7 +99,7 @@ def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_at_an_odd_address_on_one_rank(pes, monkeypatch, by_columns):
-    monkeypatch.setattr(columns, "ROUNDS", 1e9 if by_columns else -1)
+    monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
 
     def main():
         world = sk.init()
@@ -154,8 +153,8 @@ def test_arrays_of_others(pes, kind):
 def test_the_least_gpu_decides_for_all(pes, monkeypatch):
     """Tiles, where rows of them are sent, and whether x comes by rows or by columns."""
     monkeypatch.undo()
-    monkeypatch.setattr(host, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
-    monkeypatch.setattr(ag_gemm, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
+    monkeypatch.setattr(sm90_host, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
+    monkeypatch.setattr(all_gather, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
 
     def main():
         world = sk.init()
@@ -185,9 +184,9 @@ def test_the_least_gpu_decides_for_all(pes, monkeypatch):
         (methods.Fused, 4, [True, True, True, True]),
         (methods.FusedEverywhere, 2, [True, True, True, False]),
         (methods.FusedEverywhere, 4, [True, True, True, True]),
-        (copied.Copied, 2, [True, True, True, False]),
-        (copied.Copied, 4, [False, True, False, False]),
-        (copied.CopiedEverywhere, 4, [False, False, False, False]),
+        (copy_engine.Copied, 2, [True, True, True, False]),
+        (copy_engine.Copied, 4, [False, True, False, False]),
+        (copy_engine.CopiedEverywhere, 4, [False, False, False, False]),
     ],
 )
 def test_what_auto_takes_of_llama_on_h200(monkeypatch, kind, n_ranks, chosen):
@@ -247,7 +246,7 @@ def test_graphs_keep_each_call_once(pes):
 def test_what_is_bound_does_not_depend_on_others(pes, monkeypatch, op):
     bound, init = [], Simt.__init__
     monkeypatch.setattr(Simt, "__init__", lambda self, *args, **how: bound.append(init(self, *args, **how)))
-    monkeypatch.setattr("shmemkit.kernels.gemm.PLANS", 2)
+    monkeypatch.setattr("shmemkit.gemm.PLANS", 2)
 
     def main():
         world = sk.init()

@@ -11,14 +11,15 @@ from numba import cuda, types
 from ptx import compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit.device import st_release, wait, wgmma
+from shmemkit.device import st_release, wait
+from shmemkit.device.cuda import wgmma
+from shmemkit.device.cuda.tma import bulk_wait_group, fence_proxy_async_global, tensor_map
 from shmemkit.device.swizzle import quotient
-from shmemkit.device.tma import bulk_wait_group, fence_proxy_async_global, tensor_map
 from shmemkit.emu import EmulatorError
-from shmemkit.kernels.gemm import sm90, sm90_host
-from shmemkit.kernels.gemm.problem import Gpu, Problem
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm.sm90_host import Choice, Sm90, bind_gemm, choose, estimate
+from shmemkit.gemm import sm90, sm90_host
+from shmemkit.gemm.problem import Gpu, Problem
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice, Sm90, bind_gemm, choose, estimate
 
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32")
 

@@ -9,9 +9,9 @@ from gemms import ERROR, moved
 from test_gpu_all_gather import spin
 
 import shmemkit as sk
-from shmemkit.kernels.ag_gemm import columns
-from shmemkit.kernels.gemm import gpu_of
-from shmemkit.memory import as_dtype
+from shmemkit.gemm import gpu_of
+from shmemkit.gemm.all_gather import column_hooks
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ def method(request, world, monkeypatch):
         pytest.skip("needs one node")
     if name == "overlap_2d" and world.n_nodes == 1:
         pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
-    monkeypatch.setattr(columns, "ROUNDS", -1 if by == "rows" else 1e9)
+    monkeypatch.setattr(column_hooks, "ROUNDS", -1 if by == "rows" else 1e9)
     return name
 
 

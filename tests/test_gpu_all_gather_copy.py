@@ -9,8 +9,8 @@ from numba import cuda
 from test_gpu_all_gather import spin
 
 import shmemkit as sk
+from shmemkit.collectives.all_gather.copy_engine import CopyPull, CopyPush
 from shmemkit.device import num_ranks, rank, wait_block
-from shmemkit.kernels.all_gather.copy_engine import CopyPull, CopyPush
 
 pytestmark = pytest.mark.gpu
 METHODS = {"copy_push": CopyPush, "copy_pull": CopyPull}

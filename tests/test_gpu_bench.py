@@ -4,10 +4,10 @@ import gpu
 import pytest
 
 import shmemkit as sk
-from shmemkit import tuning
 from shmemkit.bench import launch, results, tune
 from shmemkit.bench.__main__ import measure, parse
 from shmemkit.bench.cases import CASES
+from shmemkit.collectives import tuning
 
 nvshmem = pytest.importorskip("nvshmem")
 pytest.importorskip("rich")

@@ -7,7 +7,7 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 CALLS = 2000

@@ -9,7 +9,7 @@ from test_gpu_collectives import spin
 
 import shmemkit as sk
 from shmemkit.device import num_ranks, rank, symm_at
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 methods = pytest.mark.parametrize("method", sk.Gather.methods)

@@ -8,10 +8,10 @@ from gemms import ERROR, LAYOUTS, ROWS, error, expected, operand
 from gpu import world
 
 import shmemkit as sk
-from shmemkit.kernels.gemm import METHODS, Gemm, gpu_of
-from shmemkit.kernels.gemm.problem import Problem
-from shmemkit.kernels.gemm.sm80 import Sm80, Tile, grouping
-from shmemkit.memory import as_dtype
+from shmemkit.gemm import METHODS, Gemm, gpu_of
+from shmemkit.gemm.problem import Problem
+from shmemkit.gemm.sm80 import Sm80, Tile, grouping
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 HALVES = ("sm90", "sm80")

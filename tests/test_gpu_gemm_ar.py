@@ -9,10 +9,10 @@ from gemms import error, moved
 from gpu import world
 
 import shmemkit as sk
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm.sm90_host import Choice
-from shmemkit.kernels.gemm_ar import ll128
-from shmemkit.memory import as_dtype
+from shmemkit.gemm.all_reduce import ll128
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 FEW_ROWS = ("one_shot", "two_shot")

@@ -11,9 +11,9 @@ from gemms import error, moved
 from gpu import world
 
 import shmemkit as sk
-from shmemkit.kernels.gemm.sm90 import Tile
-from shmemkit.kernels.gemm_rs import methods
-from shmemkit.memory import as_dtype
+from shmemkit.gemm.reduce_scatter import methods
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}

@@ -4,7 +4,7 @@ import gpu
 import numpy as np
 import pytest
 
-from shmemkit.kernels.queue import Queue
+from shmemkit.collectives.queue import Queue
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ import pytest
 from numba import cuda, types
 
 import shmemkit as sk
-from shmemkit import timeouts
+from shmemkit.collectives.queue import consumer_release, consumer_wait, producer_acquire, producer_commit
 from shmemkit.device import (
     ComparisonType,
     barrier_all_block,
@@ -36,7 +36,7 @@ from shmemkit.device import (
     wait_block,
     wait_warp,
 )
-from shmemkit.kernels.queue import consumer_release, consumer_wait, producer_acquire, producer_commit
+from shmemkit.support import timeouts
 
 pytestmark = pytest.mark.gpu
 LIMIT = 0.5  # seconds

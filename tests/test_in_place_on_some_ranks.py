@@ -7,14 +7,14 @@ from reduced import combined
 from test_all_reduce import inputs
 
 import shmemkit as sk
-from shmemkit.kernels import own
+from shmemkit.collectives import own_segment
 
 SIZE = 100
 
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
-    monkeypatch.setattr(own, "PART", 64)
+    monkeypatch.setattr(own_segment, "PART", 64)
 
 
 def calls(world):

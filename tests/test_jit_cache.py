@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from shmemkit import jit_cache
+from shmemkit.compiler import jit_cache
 
 SHIM = "#define __NVSHMEM_NUMBA_SUPPORT__\n#include <entry_point.h>"
 
@@ -217,7 +217,7 @@ def finish(process):
 def test_of_many_processes_one_compiles(tmp_path):
     script = f"""
         import os, time
-        from shmemkit import jit_cache
+        from shmemkit.compiler import jit_cache
         def make():
             with open({str(tmp_path / "log")!r}, "a") as log:
                 log.write("made\\n")
@@ -233,7 +233,7 @@ def test_of_many_processes_one_compiles(tmp_path):
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     script = """
         import time
-        from shmemkit import jit_cache
+        from shmemkit.compiler import jit_cache
         def make():
             print("in", flush=True)
             time.sleep(100)
@@ -341,7 +341,7 @@ FIRST_LAUNCH = """
     from numba.cuda import types
     from numba.cuda.cudadrv import driver, nvrtc
     import nvshmem.core.device.numba as nv
-    from shmemkit import jit_cache
+    from shmemkit.compiler import jit_cache
     nvrtc.compile = mock.Mock(wraps=nvrtc.compile)
     jit_cache.install()
 

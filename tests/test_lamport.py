@@ -13,10 +13,11 @@ from test_all_reduce_ll128 import few_calls as reduced
 from test_timeouts import Memory
 
 import shmemkit as sk
-from shmemkit.armed import arming
-from shmemkit.device import lamport, lamport_load, lamport_store, load_piece, rank, store_piece
-from shmemkit.kernels import all_to_all, tiles
-from shmemkit.kernels.lamport import TILE
+from shmemkit.collectives import all_to_all, packet_tiles
+from shmemkit.collectives.lamport import TILE
+from shmemkit.compiler.bounded_compile import arming
+from shmemkit.device import lamport_load, lamport_store, load_piece, rank, store_piece
+from shmemkit.device.packets import lamport
 
 reductions = pytest.mark.parametrize("method", ["one_shot_lamport", "two_shot_lamport"])
 
@@ -30,7 +31,7 @@ def test_reductions_are_right_in_every_schedule(method):
 @reductions
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_reductions_of_more_tiles_than_warps(pes, method, monkeypatch):
-    monkeypatch.setattr(tiles.Tiles, "blocks", 1e-9)
+    monkeypatch.setattr(packet_tiles.Tiles, "blocks", 1e-9)
     pes(3).run(reduced, method, [600, 1, 195, 384, 599, 2, 600])
 
 

@@ -12,7 +12,7 @@ from numba import cuda
 from numba.cuda import types as nb
 
 import shmemkit as sk
-from shmemkit import launch
+from shmemkit.runtime import launch
 
 
 class Color(enum.IntEnum):
@@ -150,7 +150,7 @@ def test_refused(world, change, error, message):
 
 
 def test_without_a_world_and_without_a_gpu(monkeypatch):
-    monkeypatch.setattr("shmemkit.world.n_gpus", lambda: 0)
+    monkeypatch.setattr("shmemkit.runtime.world.n_gpus", lambda: 0)
     with pytest.raises(RuntimeError, match="init"):
         sk.bind(store, 1, 1, (np.zeros(1), 1))
 
@@ -342,7 +342,7 @@ def driver(monkeypatch):
 
     fake = FakeDriver(cuda.bindings.driver)
     monkeypatch.setattr(bindings, "driver", fake)
-    monkeypatch.setattr("shmemkit.world.n_gpus", lambda: 1)
+    monkeypatch.setattr("shmemkit.runtime.world.n_gpus", lambda: 1)
     monkeypatch.setattr(launch, "_prepare_process", lambda: None)
 
     def compile(kernel, argument_types):

@@ -10,7 +10,7 @@ from numba import cuda, types
 from ptx import compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit.armed import arming
+from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import TILE_WORDS, ll128_load_some, ll128_store_tile, load_tile, rank, store_tile
 
 

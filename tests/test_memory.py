@@ -13,7 +13,7 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import rank, symm_at
-from shmemkit.memory import DTYPES, as_dtype, as_shape
+from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype, as_shape
 
 
 @pytest.fixture

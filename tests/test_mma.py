@@ -9,8 +9,8 @@ from numba import cuda, float32, types, uint16
 from ptx import AMPERE, compile_ptx, instructions, position
 
 import shmemkit as sk
-from shmemkit.device.elements import ELEMENTS, element
-from shmemkit.device.mma import (
+from shmemkit.device.cuda.float_storage import ELEMENTS, element
+from shmemkit.device.cuda.mma import (
     MMA_DTYPES,
     cp_async,
     cp_async_commit,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shmemkit import mpirun
+from shmemkit.tools import mpirun
 
 ROOT = Path(__file__).parent.parent
 RUN = [sys.executable, "-m", "shmemkit", "run"]

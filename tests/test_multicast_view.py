@@ -9,7 +9,8 @@ from gpu import world as gpu_world
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit import multicast, tuning
+from shmemkit.backends import multicast
+from shmemkit.collectives import tuning
 from shmemkit.device import (
     Teams,
     copy_block,
@@ -189,7 +190,7 @@ def test_all_gather_is_refused_and_leaves_nothing(pes, monkeypatch, capfd, metho
     def refuse(backend, array, ranks):
         raise ValueError("NVSHMEM_DISABLE_NVLS=1 turns NVLink multicast off")
 
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multicast_view", refuse)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multicast_view", refuse)
 
     def main():
         with sk.init() as world:
@@ -311,7 +312,7 @@ def test_no_address(gpu, bindings, driver, message):
 
 
 def test_the_gpu_backends_view_is_at_that_address(gpu, monkeypatch):
-    from shmemkit.gpu import NvshmemBackend
+    from shmemkit.backends.nvshmem import NvshmemBackend
 
     memory = types.SimpleNamespace(ptr=0x20, size=256)
     array = types.SimpleNamespace(

@@ -16,7 +16,7 @@ BEGIN = """
 import time
 import shmemkit as sk
 from numba import cuda
-from shmemkit import progress
+from shmemkit.support import progress
 progress.AFTER = 0.5
 """
 
@@ -174,7 +174,7 @@ def test_an_interrupted_run_leaves_nothing():
 
 SLEEP = """
 import time
-from shmemkit import progress
+from shmemkit.support import progress
 with progress.showing("asleep"):
     time.sleep({})
 print("end")
@@ -276,7 +276,7 @@ def test_kernels_that_compile_are_named():
     text = written(
         *python("""
         from numba.cuda.dispatcher import CUDADispatcher
-        from shmemkit import jit_cache
+        from shmemkit.compiler import jit_cache
         CUDADispatcher.compile = lambda kernel, signature: time.sleep(1)
         jit_cache.install()
         @cuda.jit

@@ -7,9 +7,9 @@ from numba.core.errors import TypingError
 from numba.cuda import types
 from ptx import compile_ptx, instructions
 
+from shmemkit.collectives.all_gather import ll_2d, push_2d
+from shmemkit.collectives.all_to_all import push_2d as exchange_2d
 from shmemkit.device import ll_put_block, ll_put_warp
-from shmemkit.kernels.all_gather import ll_2d, push_2d
-from shmemkit.kernels.all_to_all import push_2d as exchange_2d
 
 
 @pytest.mark.parametrize("module", [ll_2d, push_2d, exchange_2d], ids=["ll_2d", "push_2d", "exchange_2d"])

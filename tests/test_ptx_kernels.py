@@ -1,7 +1,7 @@
-"""Every kernel of shmemkit.kernels compiles for Hopper and Ampere without spills, and without local memory
-unless it calls NVSHMEM, whose functions take the addresses of their arguments.
+"""Every kernel of collectives, gemm and moe compiles for Hopper and Ampere without spills, and without local
+memory unless it calls NVSHMEM, whose functions take the addresses of their arguments.
 
-A module of shmemkit.kernels lists all of its kernels with argument types that users would pass:
+A module lists all of its kernels with argument types that users would pass:
 
     GPU_KERNELS = {"queue float32": (queue_kernel, "void(float32[:,::1], uint64[::1], int64)"), ...}
 
@@ -21,23 +21,25 @@ from numba.cuda.core.sigutils import normalize_signature
 from numba.cuda.dispatcher import CUDADispatcher
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
-from shmemkit.kernels.gemm.simt import simt_kernel
+from shmemkit.gemm.simt import simt_kernel
 
 SPILLING = (  # within their max_registers: what fits on a multiprocessor is worth more to them
-    r"expert_parallel.dispatch-.*",
-    r"(expert_parallel.combine|all_to_all.push|all_reduce.ring|reduce_scatter.push(_2d)?)-.*-sm_80",
-    r"reduce_scatter.push-.*\[(sum,float16,8,uint8|max,float32,8,uint64)\]-sm_90a",
-    r"reduce_scatter.push_2d-.*\[(avg,float16,uint8|max,float32,uint64|avg,float64,uint64)\]-sm_90a",
+    r"moe.dispatch-.*",
+    r"(moe.combine|collectives.(all_to_all.push|all_reduce.ring|reduce_scatter.push(_2d)?))-.*-sm_80",
+    r"collectives.reduce_scatter.push-.*\[(sum,float16,8,uint8|max,float32,8,uint64)\]-sm_90a",
+    r"collectives.reduce_scatter.push_2d-.*\[(avg,float16,uint8|max,float32,uint64|avg,float64,uint64)\]-sm_90a",
 )
 
 
 def listed():
-    kernels = importlib.import_module("shmemkit.kernels")
+    rooms = [importlib.import_module(f"shmemkit.{room}") for room in ("collectives", "gemm", "moe")]
+    inside = [
+        info.name for room in rooms for info in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
+    ]
     found = []
-    for info in pkgutil.walk_packages(kernels.__path__, "shmemkit.kernels."):
-        module = importlib.import_module(info.name)
+    for module in rooms + [importlib.import_module(name) for name in inside]:
         table = getattr(module, "GPU_KERNELS", {})
-        short = info.name.removeprefix("shmemkit.kernels.")
+        short = module.__name__.removeprefix("shmemkit.")
         of_module = getattr(module, "MINIMUM_CC", (8, 0))
         for cc, arch in ((HOPPER, "sm_90a"), (AMPERE, "sm_80")):
             able = {name: entry for name, entry in table.items() if cc[:2] >= (*entry[2:], of_module)[0]}
@@ -64,7 +66,7 @@ def is_kernel(value, module):
 
 @pytest.mark.parametrize(("kernel", "argument_types", "cc"), listed())
 def test_no_spills_and_no_local_memory(request, kernel, argument_types, cc):
-    assert kernel is not None, "a kernel of shmemkit.kernels is listed in GPU_KERNELS of its module"
+    assert kernel is not None, "a kernel is listed in GPU_KERNELS of its module"
     if isinstance(argument_types, str):
         argument_types, _ = normalize_signature(argument_types)
     try:

@@ -6,9 +6,9 @@ import re
 import pytest
 from ptx import disassembled, link
 
-from shmemkit.kernels.ag_gemm import push
-from shmemkit.kernels.ag_gemm import sm90 as ag_gemm
-from shmemkit.kernels.gemm import sm90
+from shmemkit.gemm import sm90
+from shmemkit.gemm.all_gather import push
+from shmemkit.gemm.all_gather import sm90 as ag_gemm
 
 
 def moves_registers(name):
@@ -18,7 +18,7 @@ def moves_registers(name):
 
 
 KERNELS = [
-    pytest.param(*entry[:2], moves_registers(name), id=f"{module.__name__.partition('kernels.')[2]} {name}")
+    pytest.param(*entry[:2], moves_registers(name), id=f"{module.__name__.partition('.')[2]} {name}")
     for module in (sm90, ag_gemm, push)
     for name, entry in module.GPU_KERNELS.items()
 ]

@@ -9,7 +9,7 @@ from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 from shmemkit import device as sk
-from shmemkit.armed import arming
+from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import BULK_WORDS
 
 STORE, LOAD = (rf"{access}\.relaxed\.sys\.global\.v2\.b64 " for access in ("st", "ld"))

@@ -10,7 +10,7 @@ from numba.cuda import types
 from ptx import AMPERE, compile_ptx, instructions, link, resources
 
 from shmemkit import device as sk
-from shmemkit.device import ll, multimem
+from shmemkit.device.packets import ll, multimem
 
 ORDERINGS = {"weak": "weak", "relaxed": "relaxed.sys", "release": "release.sys"}
 NUMBERS = [types.int32, types.uint32, types.int64, types.uint64, types.float32, types.float64]

@@ -12,9 +12,9 @@ from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, instructions, link, resources
 
 from shmemkit import device as sk
-from shmemkit import timeouts
-from shmemkit.armed import arming
-from shmemkit.kernels import queue
+from shmemkit.collectives import queue
+from shmemkit.compiler.bounded_compile import arming
+from shmemkit.support import timeouts
 
 SIGNALS = types.Array(types.uint64, 1, "C")
 TYPES = (SIGNALS, types.int64, types.uint64)

@@ -9,9 +9,15 @@ from numba import cuda, types
 from ptx import compile_ptx
 
 import shmemkit as sk
+from shmemkit.collectives.queue import (
+    Queue,
+    consumer_release,
+    consumer_wait,
+    producer_acquire,
+    producer_commit,
+)
 from shmemkit.device import copy_block, rank, symm_at
-from shmemkit.kernels.queue import Queue, consumer_release, consumer_wait, producer_acquire, producer_commit
-from shmemkit.memory import DTYPES, as_dtype
+from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype
 
 schedules = pytest.mark.schedules(deliveries="eager", seeds=[None, *range(5)])  # the queue sends no messages
 
@@ -163,7 +169,7 @@ def test_what_one_rank_refuses_all_refuse(pes, monkeypatch, capfd, arguments, me
         return real(kernel, grid, block, *args, **options)
 
     real = sk.bind
-    monkeypatch.setattr("shmemkit.kernels.queue.bind", bind)
+    monkeypatch.setattr("shmemkit.collectives.queue.bind", bind)
 
     def main():
         with sk.init() as world:

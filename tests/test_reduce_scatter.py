@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from reduced import combined
 
 import shmemkit as sk
-from shmemkit.device.reductions import DTYPES, OPS
+from shmemkit.collectives.reduce_scatter import METHODS, ReduceScatter
+from shmemkit.device.cuda.word_reductions import DTYPES, OPS
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.reduce_scatter import METHODS, ReduceScatter
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 # tests/test_reduce_scatter_copy.py and _2d.py are about the others.
 methods = pytest.mark.parametrize("method", [m for m in METHODS if m not in ("copy_engine", "push_2d")])
@@ -28,10 +28,10 @@ def small_chunks(monkeypatch):
         "push": {"STEP": 8192},
     }.items():
         for name, value in constants.items():
-            monkeypatch.setattr(f"shmemkit.kernels.reduce_scatter.{module}.{name}", value)
+            monkeypatch.setattr(f"shmemkit.collectives.reduce_scatter.{module}.{name}", value)
     for name, value in {"PART": 128, "SENDERS": 4}.items():
-        monkeypatch.setattr(f"shmemkit.kernels.push.{name}", value)
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 1)  # for ll: two blocks
+        monkeypatch.setattr(f"shmemkit.collectives.push.{name}", value)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 1)  # for ll: two blocks
 
 
 def inputs(call, size, dtype, n):
@@ -125,7 +125,7 @@ def test_larger_than_a_block(pes, method):
 @pytest.mark.parametrize("n_pes", [2, 3])
 def test_push_in_steps(pes, small_chunks, monkeypatch, n_pes):
     """Parts of several steps."""
-    monkeypatch.setattr("shmemkit.emu.backend.EmulatorBackend.multiprocessors", 3)
+    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 3)
     pes(n_pes).run(scatter_all, "push", [50_000, 3, 70_001], "uint8")
 
 

@@ -9,12 +9,12 @@ from reduced import UFUNCS
 from test_reduce_scatter import few_calls, scatter_all
 
 import shmemkit as sk
-from shmemkit.device.reductions import DTYPES
+from shmemkit.collectives.reduce_scatter import ReduceScatter, push_2d
+from shmemkit.collectives.reduce_scatter.push_2d import budget
+from shmemkit.device.cuda.word_reductions import DTYPES
 from shmemkit.emu.network import Network
 from shmemkit.emu.stream import Stream
-from shmemkit.kernels.reduce_scatter import ReduceScatter, push_2d
-from shmemkit.kernels.reduce_scatter.push_2d import budget
-from shmemkit.memory import as_dtype
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.usefixtures("messages")
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (1, 3), (3, 1), (1, 1)])

@@ -7,11 +7,11 @@ from numba import cuda
 from test_reduce_scatter import scatter_all
 
 import shmemkit as sk
-from shmemkit.emu.backend import EmulatorBackend
-from shmemkit.kernels import copied_pieces
-from shmemkit.kernels.reduce_scatter import ReduceScatter
-from shmemkit.kernels.reduce_scatter.copy_engine import CopyEngine
-from shmemkit.world import World
+from shmemkit.backends.emulator import EmulatorBackend
+from shmemkit.collectives import copy_engine_exchange
+from shmemkit.collectives.reduce_scatter import ReduceScatter
+from shmemkit.collectives.reduce_scatter.copy_engine import CopyEngine
+from shmemkit.runtime.world import World
 
 
 @cuda.jit
@@ -207,6 +207,6 @@ def few_calls(sizes):
 def test_right_in_every_schedule(monkeypatch):
     """Of a piece, and two and a half. It fails without the barrier, and without any of the orders of the
     streams."""
-    monkeypatch.setattr(copied_pieces, "LINE", 1)
+    monkeypatch.setattr(copy_engine_exchange, "LINE", 1)
     found = sk.emu.explore(few_calls, 2, ((2, 5),), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)

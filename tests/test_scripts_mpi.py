@@ -185,7 +185,7 @@ def test_polls_let_the_others_go_on(poll, seed, script):
 
 
 def test_a_poll_in_vain(script, monkeypatch):
-    monkeypatch.setattr("shmemkit.emu.scripts.process.IDLE", 0.3)
+    monkeypatch.setattr("shmemkit.emulated_scripts.process.IDLE", 0.3)
     text = "from mpi4py import MPI\nr = MPI.COMM_WORLD.irecv()\nwhile not r.Test(): pass"
     began = time.monotonic()
     with pytest.raises(

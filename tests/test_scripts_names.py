@@ -6,8 +6,8 @@ import pytest
 from scripted import run
 
 from shmemkit import device
-from shmemkit.emu.cuda import Cuda
-from shmemkit.emu.scripts import cuda_core, cupy, mpi, nvshmem_core
+from shmemkit.emu.cuda_module import Cuda
+from shmemkit.emulated_scripts import cuda_core, cupy, mpi, nvshmem_core
 
 REAL = {}  # name of a module -> its names (real_names.py says where they are from)
 for part in (Path(__file__).parent / "real_names.txt").read_text().split("== ")[1:]:

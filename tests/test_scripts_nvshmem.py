@@ -7,7 +7,7 @@ import pytest
 from scripted import NVSHMEM, run
 
 import shmemkit as sk
-from shmemkit.emu.scripts import nvshmem_memory
+from shmemkit.emulated_scripts import nvshmem_memory
 
 RANKS = pytest.mark.parametrize("n", [1, 2, 3, 5])
 

@@ -14,7 +14,7 @@ import pytest
 from scripted import run
 
 import shmemkit as sk
-from shmemkit.emu.scripts import mpi, nvshmem_core
+from shmemkit.emulated_scripts import mpi, nvshmem_core
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit import jit_cache
-from shmemkit.settings import switch
+from shmemkit.compiler import jit_cache
+from shmemkit.support.settings import switch
 
 
 @pytest.mark.parametrize("text", ["1", "true", "True", "YES", "on", " on "])

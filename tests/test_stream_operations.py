@@ -11,8 +11,9 @@ from emulated import deadlock_of
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.device import notify, peers, wait
-from shmemkit.gpu import NvshmemBackend
+from shmemkit.backends.nvshmem import NvshmemBackend
+from shmemkit.device import notify, wait
+from shmemkit.device.shmem import peers
 
 
 @cuda.jit

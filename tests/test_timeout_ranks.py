@@ -9,9 +9,9 @@ pytestmark = pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed"
 
 ROLL_CALL = """
 from mpi4py import MPI
-from shmemkit import roll_call
-from shmemkit.roll_call import RollCall
-from shmemkit.timeouts import RankTimeout
+from shmemkit.runtime import host_barrier
+from shmemkit.runtime.host_barrier import RollCall
+from shmemkit.support.timeouts import RankTimeout
 comm = MPI.COMM_WORLD
 rank = comm.rank
 def say(*text):
@@ -76,7 +76,7 @@ def test_without_a_limit_one_rank_says_who_is_missing_and_all_wait_on():
         3,
         ROLL_CALL
         + """
-roll_call.PATIENCE = 0.5
+host_barrier.PATIENCE = 0.5
 meetings = RollCall(comm)
 if rank == 0:
     time.sleep(2.0)

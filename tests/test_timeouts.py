@@ -15,8 +15,9 @@ from numba import cuda
 from numba.cuda import types
 
 import shmemkit as sk
-from shmemkit import timeouts
-from shmemkit.device import deadline, ll, ll128
+from shmemkit.device.packets import ll, ll128
+from shmemkit.device.shmem import bounded_waits
+from shmemkit.support import timeouts
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), (" 0.25 ", 0.25), ("1e3", 1000.0), ("", None)])
@@ -67,11 +68,11 @@ def test_bind_on_the_emulator():
 
 def test_kernel_names():
     assert (
-        deadline.kernel_name("_ZN8shmemkit7kernels5queue12queue_kernelB2v1B102cw51c5ArrayIfE")
+        bounded_waits.kernel_name("_ZN8shmemkit7kernels5queue12queue_kernelB2v1B102cw51c5ArrayIfE")
         == "queue_kernel"
     )
-    assert deadline.kernel_name("_ZN4test12_3clocals_3e6kernelB2v1") == "kernel"
-    assert deadline.kernel_name("hand_written") == "hand_written"
+    assert bounded_waits.kernel_name("_ZN4test12_3clocals_3e6kernelB2v1") == "kernel"
+    assert bounded_waits.kernel_name("hand_written") == "hand_written"
 
 
 # ---- an armed wait, on memory of this process
@@ -81,7 +82,7 @@ class Memory:
     """The table of ``deadline``, a signal, and a clock that goes on by `step` nanoseconds at each look."""
 
     def __init__(self, monkeypatch, limit, step=1000):
-        self.table = (ctypes.c_uint64 * (8 + deadline.CAPACITY * deadline.WORDS))()
+        self.table = (ctypes.c_uint64 * (8 + bounded_waits.CAPACITY * bounded_waits.WORDS))()
         self.control, self.signal = (ctypes.c_uint64 * 2)(), ctypes.c_uint64(0)
         self.now, self.step, self.polls = 10**18, step, 0
         words = [ctypes.addressof(self.control), ctypes.addressof(self.table), limit, 0]
@@ -97,12 +98,12 @@ class Memory:
                 threadIdx=SimpleNamespace(x=37, y=5, z=63), blockIdx=SimpleNamespace(x=70000, y=3, z=65534)
             ),
             "_table": SimpleNamespace(
-                words=self.table, records=lambda: deadline._Table.records(self.table_view())
+                words=self.table, records=lambda: bounded_waits._Table.records(self.table_view())
             ),
-            "_modules": [deadline._Module("a_kernel", limit / 1e9)],
+            "_modules": [bounded_waits._Module("a_kernel", limit / 1e9)],
         }
         for name, fake in fakes.items():
-            monkeypatch.setattr(deadline, name, fake)
+            monkeypatch.setattr(bounded_waits, name, fake)
 
     def table_view(self):
         return SimpleNamespace(words=self.table)
@@ -133,20 +134,20 @@ class Memory:
 
     def records(self):
         world = SimpleNamespace(rank=1, locate=lambda address: ("flags", (2, 3), 0))
-        return [deadline._decoded(words, 1, world) for words in deadline._table.records()]
+        return [bounded_waits._decoded(words, 1, world) for words in bounded_waits._table.records()]
 
 
 def test_a_wait_that_is_satisfied_leaves_nothing(monkeypatch):
     memory = Memory(monkeypatch, limit=10**9)
     memory.signal.value = 5
-    assert deadline.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 5) == 5
+    assert bounded_waits.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 5) == 5
     assert (memory.polls, memory.now) == (1, 10**18), "it looked at the clock"
 
     def read(address):
         memory.signal.value += 1
         return memory.read(address)
 
-    assert deadline.bounded("wait", types.uint64, read, "ge")(memory.address, 500) == 500
+    assert bounded_waits.bounded("wait", types.uint64, read, "ge")(memory.address, 500) == 500
     assert not any(memory.table) and not any(memory.control)
 
 
@@ -154,7 +155,7 @@ def test_a_wait_that_is_satisfied_leaves_nothing(monkeypatch):
 def test_a_wait_that_expires(monkeypatch, compare):
     memory = Memory(monkeypatch, limit=10**6)
     memory.signal.value = seen = {"ge": 6, "eq": 8, "ne": 7, "gt": 7, "le": 8, "lt": 7}[compare]
-    poll = deadline.bounded("wait_block", types.uint64, memory.read, compare)
+    poll = bounded_waits.bounded("wait_block", types.uint64, memory.read, compare)
     assert poll(memory.address, 7) == seen
     assert memory.control[:] == [1, 1] and memory.table[0] == 1
     (record,) = memory.records()
@@ -167,8 +168,8 @@ def test_a_wait_that_expires(monkeypatch, compare):
     # From now on nobody waits: neither one that begins now, which leaves no record...
     before = memory.polls
     poll(memory.address, 7)
-    assert memory.polls - before <= deadline.FIRST
-    assert memory.control[1] == 1 and deadline.stopped()
+    assert memory.polls - before <= bounded_waits.FIRST
+    assert memory.control[1] == 1 and bounded_waits.stopped()
 
 
 def test_a_wait_that_ends_because_another_has_expired(monkeypatch):
@@ -181,7 +182,7 @@ def test_a_wait_that_ends_because_another_has_expired(monkeypatch):
         return memory.read(address)
 
     memory.signal.value = 2**64 - 5
-    deadline.bounded("wait", types.int64, read, "eq")(memory.address, 2**64 - 3)
+    bounded_waits.bounded("wait", types.int64, read, "eq")(memory.address, 2**64 - 3)
     (record,) = memory.records()
     assert not record.expired
     assert (record.expected, record.seen) == (-3, -5)
@@ -189,20 +190,21 @@ def test_a_wait_that_ends_because_another_has_expired(monkeypatch):
 
 def test_full_table(monkeypatch):
     memory = Memory(monkeypatch, limit=10**6)
-    memory.control[1] = deadline.CAPACITY - 1
-    deadline.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
+    memory.control[1] = bounded_waits.CAPACITY - 1
+    bounded_waits.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
     assert (
-        memory.control[1] == deadline.CAPACITY and memory.table[8 + (deadline.CAPACITY - 1) * deadline.WORDS]
+        memory.control[1] == bounded_waits.CAPACITY
+        and memory.table[8 + (bounded_waits.CAPACITY - 1) * bounded_waits.WORDS]
     )
     memory.control[0] = 0
-    deadline.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
-    assert memory.control[1] == deadline.CAPACITY + 1
+    bounded_waits.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
+    assert memory.control[1] == bounded_waits.CAPACITY + 1
 
 
 def test_grid_barrier_tells_how_many_have_arrived(monkeypatch):
     memory = Memory(monkeypatch, limit=10**6)
     arrived = ctypes.c_uint64(3)
-    poll = deadline.bounded_change(types.uint64, memory.read)
+    poll = bounded_waits.bounded_change(types.uint64, memory.read)
     poll(memory.address, 0, ctypes.addressof(arrived), 4)
     (record,) = memory.records()
     assert (record.primitive, record.expected, record.seen) == ("grid_barrier", 4, 3)
@@ -211,7 +213,7 @@ def test_grid_barrier_tells_how_many_have_arrived(monkeypatch):
 
 def test_comparison_by_number(monkeypatch):
     memory = Memory(monkeypatch, limit=10**6)
-    poll = deadline.bounded_by_number("signal_wait_until", types.uint64, memory.read)
+    poll = bounded_waits.bounded_by_number("signal_wait_until", types.uint64, memory.read)
     holding = {"EQ": 7, "NE": 6, "GT": 8, "GE": 7, "LT": 6, "LE": 7}
     for name, value in holding.items():
         memory.signal.value = value
@@ -227,8 +229,8 @@ def test_comparison_by_number(monkeypatch):
 
 def test_all_that_receive_lines_have_a_number():
     receive = {name for name in sk.device.__all__ if "_recv_" in name or name == "ll_load"}
-    assert {name for name in deadline.PRIMITIVES if "_recv_" in name or name == "ll_load"} == receive
-    assert set(deadline.PRIMITIVES) <= set(sk.device.__all__)
+    assert {name for name in bounded_waits.PRIMITIVES if "_recv_" in name or name == "ll_load"} == receive
+    assert set(bounded_waits.PRIMITIVES) <= set(sk.device.__all__)
 
 
 class Lines(Memory):
@@ -282,7 +284,7 @@ def test_lines_that_do_not_come(lines, late):
     assert record.sought() == "flag 7 in flags[2, 3] of rank 0"
     before = lines.polls
     lines.receive()  # from now on nobody waits, and nothing is recorded
-    assert lines.polls - before <= deadline.FIRST and lines.control[:] == [1, 1]
+    assert lines.polls - before <= bounded_waits.FIRST and lines.control[:] == [1, 1]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -352,7 +354,7 @@ def driver(monkeypatch):
     driver = Driver()
     monkeypatch.setattr("cuda.bindings.driver", driver)
     for name, value in {"_table": None, "_modules": [], "_numbers": {}}.items():
-        monkeypatch.setattr(deadline, name, value)
+        monkeypatch.setattr(bounded_waits, name, value)
     return driver
 
 
@@ -360,46 +362,46 @@ def expire(monkeypatch, driver, library):
     """A wait of the kernel in `library` expires."""
     memory = Memory(monkeypatch, limit=0)
     words = driver.constants[library]
-    monkeypatch.setattr(deadline, "_word", lambda i: types.uint64(words[int(i)]))
-    deadline.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
+    monkeypatch.setattr(bounded_waits, "_word", lambda i: types.uint64(words[int(i)]))
+    bounded_waits.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
 
 
 def test_from_the_kernel_to_the_exception(monkeypatch, driver):
-    deadline.check()  # nothing is there yet
+    bounded_waits.check()  # nothing is there yet
     for library in (7, 8, 8):
-        deadline._loaded(SimpleNamespace(handle=library))
-    deadline.set_limit(8, 1e-3)
-    deadline.set_limit(99, 1e-3)  # a module without waits
+        bounded_waits._loaded(SimpleNamespace(handle=library))
+    bounded_waits.set_limit(8, 1e-3)
+    bounded_waits.set_limit(99, 1e-3)  # a module without waits
     assert [driver.constants[library][2] for library in (7, 8)] == [10**18, 10**6]
-    deadline.check()
-    table, modules = deadline._table, deadline._modules
+    bounded_waits.check()
+    table, modules = bounded_waits._table, bounded_waits._modules
     for _ in range(2):
         expire(monkeypatch, driver, 8)
-        monkeypatch.setattr(deadline, "_table", table)
-        monkeypatch.setattr(deadline, "_modules", modules)
+        monkeypatch.setattr(bounded_waits, "_table", table)
+        monkeypatch.setattr(bounded_waits, "_modules", modules)
         with pytest.raises(
             sk.SignalTimeout, match="rank 0: 1 wait in kernels took longer than 0.001 s"
         ) as caught:
-            deadline.check()
+            bounded_waits.check()
         assert [r.kernel for r in caught.value.records] == ["kernel8"]
-        deadline.check()  # told, and cleared
+        bounded_waits.check()  # told, and cleared
         assert not any(table.words)
-    deadline._unloaded(SimpleNamespace(handle=8))
-    deadline._loaded(SimpleNamespace(handle=8))
+    bounded_waits._unloaded(SimpleNamespace(handle=8))
+    bounded_waits._loaded(SimpleNamespace(handle=8))
     assert driver.constants[8][3] == 2, "another module at the same address"
 
 
 def test_a_context_that_has_failed(monkeypatch, driver):
-    deadline._loaded(SimpleNamespace(handle=8))
-    deadline.set_limit(8, 1e-3)
-    table, modules = deadline._table, deadline._modules
+    bounded_waits._loaded(SimpleNamespace(handle=8))
+    bounded_waits.set_limit(8, 1e-3)
+    table, modules = bounded_waits._table, bounded_waits._modules
     expire(monkeypatch, driver, 8)
-    monkeypatch.setattr(deadline, "_table", table)
-    monkeypatch.setattr(deadline, "_modules", modules)
+    monkeypatch.setattr(bounded_waits, "_table", table)
+    monkeypatch.setattr(bounded_waits, "_modules", modules)
     driver.state = Driver.SUCCESS(700)
     failure = RuntimeError("illegal address")
     with pytest.raises(sk.SignalTimeout, match="The GPU says: CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
-        with deadline.checked():
+        with bounded_waits.checked():
             raise failure
     assert caught.value.__cause__ is failure and len(caught.value.records) == 1
 

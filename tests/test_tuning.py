@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
-from shmemkit import tuning
 from shmemkit.bench.__main__ import main as bench
 from shmemkit.bench.__main__ import parse
 from shmemkit.bench.collectives import host_of
 from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of, ranges
-from shmemkit.kernels import all_gather
+from shmemkit.collectives import all_gather, tuning
 
 H200, LL, PUSH = "NVIDIA H200", [None, "ll"], [None, "push_1d"]
 

@@ -14,10 +14,10 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit import world as world_module
+from shmemkit.backends.emulator import SingleComm
 from shmemkit.device import num_ranks, rank, symm_at
-from shmemkit.emu.backend import SingleComm
-from shmemkit.world import choose_backend
+from shmemkit.runtime import world as world_module
+from shmemkit.runtime.world import choose_backend
 
 
 def python(code, **variables):

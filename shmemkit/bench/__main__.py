@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import shmemkit as sk
-from shmemkit import command_line, tuning
+from shmemkit.collectives import tuning
 from shmemkit.emu.run import current_host
-from shmemkit.memory import as_dtype
-from shmemkit.progress import showing
-from shmemkit.settings import listed
-from shmemkit.world import launched_by_mpi
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import launched_by_mpi
+from shmemkit.support import command_line
+from shmemkit.support.progress import showing
+from shmemkit.support.settings import listed
 
 from . import (
     ag_gemm,

@@ -7,7 +7,7 @@ rounds: the products (``Gemm``, cuBLAS) and the gathering (the copies that overl
 """
 
 import shmemkit as sk
-from shmemkit.kernels.all_gather.push_ahead import PushAhead
+from shmemkit.collectives.all_gather.push_ahead import PushAhead
 
 from . import gemm, layers
 from .cases import AllGatherCase, negate

@@ -22,9 +22,9 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import load_vec16, store_vec16
-from shmemkit.kernels.expert_parallel.weighted import weighted_sum
-from shmemkit.launch import bind
-from shmemkit.memory import as_dtype
+from shmemkit.moe.weighted_sums import weighted_sum
+from shmemkit.runtime.launch import bind
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 from .cases import Checked, negate
 from .measure import Contender, measure

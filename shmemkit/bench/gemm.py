@@ -6,7 +6,7 @@ norm. All methods of a shape are timed in the same rounds.
 """
 
 import shmemkit as sk
-from shmemkit.kernels import gemm
+from shmemkit import gemm
 
 from .cases import Checked, negate
 from .measure import Contender

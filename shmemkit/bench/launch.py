@@ -10,7 +10,7 @@ import time
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.launch import bind
+from shmemkit.runtime.launch import bind
 
 from . import first_launch
 from .refusal import Refused, agreed

@@ -19,7 +19,7 @@ import math
 import os
 import re
 
-from shmemkit.command_line import say
+from shmemkit.support.command_line import say
 
 from .measure import Contender
 from .refusal import agreed

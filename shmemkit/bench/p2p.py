@@ -6,8 +6,8 @@ directions; for the latency ranks 0 and 1, 2 and 3, ... send to and fro in pairs
 
 import numpy as np
 
-from shmemkit.launch import bind
-from shmemkit.timer import Timer
+from shmemkit.runtime.launch import bind
+from shmemkit.runtime.timer import Timer
 
 from . import kernels
 from .refusal import Refused, agreed, allocated

@@ -4,7 +4,7 @@ import importlib.util
 import shutil
 import statistics
 
-from shmemkit.tuning import OUTPUTS
+from shmemkit.collectives.tuning import OUTPUTS
 
 from .results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, ranks_of
 from .sizes import size_text

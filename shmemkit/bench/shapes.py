@@ -5,8 +5,8 @@ shape are timed in the same rounds, those of a part alone, too.
 import math
 from typing import NamedTuple
 
-from shmemkit.memory import as_dtype
-from shmemkit.timer import Timer
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.timer import Timer
 
 from .measure import Contender, measure_all
 from .refusal import Refused, agreed

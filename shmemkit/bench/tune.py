@@ -7,7 +7,7 @@ each method costs memory. What gave wrong results, or did not run, does not coun
 
 import datetime
 
-from shmemkit import tuning
+from shmemkit.collectives import tuning
 
 MARGIN = 0.03
 

@@ -10,15 +10,16 @@ docs/triton_distributed.md has the names side by side.
 """
 
 from shmemkit import device
+from shmemkit.compiler.ptx import gpu, types
 from shmemkit.device import (  # noqa: F401
     ComparisonType,
     SignalOp,
     Teams,
+    argument_checks,
     barrier,
     barrier_all,
     barrier_all_block,
     barrier_all_warp,
-    checks,
     fence,
     my_pe,
     n_pes,
@@ -33,7 +34,6 @@ from shmemkit.device import (  # noqa: F401
     team_my_pe,
     team_n_pes,
 )
-from shmemkit.device.ptx import gpu, types
 
 int_p, remote_ptr = p, symm_at
 
@@ -91,13 +91,13 @@ def _transfer_and_signal(name):
 
 
 def _check(name, dest, source):
-    checks.check_words(name, "dest", dest, _BYTES)
-    checks.check_words(name, "source", source, _BYTES)
+    argument_checks.check_words(name, "dest", dest, _BYTES)
+    argument_checks.check_words(name, "source", source, _BYTES)
 
 
 def _check_emulated(name, dest, source, n_bytes):
-    checks.check_emulated_words(name, "dest", dest, _BYTES)
-    checks.check_emulated_words(name, "source", source, _BYTES)
+    argument_checks.check_emulated_words(name, "dest", dest, _BYTES)
+    argument_checks.check_emulated_words(name, "source", source, _BYTES)
     if not 0 <= n_bytes <= min(dest.size, source.size):
         raise IndexError(f"{name}(): bytes is {n_bytes}; dest has {dest.size}, source {source.size}")
 
@@ -108,5 +108,5 @@ for _group in ("", "_warp", "_block"):
             globals()[f"{_verb}mem{_nbi}{_group}"] = _transfer(f"{_verb}mem{_nbi}{_group}")
         globals()[f"putmem_signal{_nbi}{_group}"] = _transfer_and_signal(f"putmem_signal{_nbi}{_group}")
 
-_OURS = "checks", "device", "gpu", "types"
+_OURS = "argument_checks", "device", "gpu", "types"
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _OURS]

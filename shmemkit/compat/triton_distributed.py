@@ -10,9 +10,9 @@ meaning, its defaults but for one (`notify`'s comm_scope), and a pointer plus an
 from numba import cuda
 
 from shmemkit import device
+from shmemkit.compiler.ptx import gpu
 from shmemkit.device import consume_token, symm_at
-from shmemkit.device.checks import check_choice, literal_choice
-from shmemkit.device.ptx import gpu
+from shmemkit.device.argument_checks import check_choice, literal_choice
 from shmemkit.emu.thread import current_thread
 
 __all__ = ["consume_token", "notify", "num_ranks", "rank", "symm_at", "wait"]

@@ -1,90 +1,79 @@
 """What a kernel may call. docs/primitives.md has the table: who calls it, what it orders, NVLink and
 network."""
 
-from . import (
-    atomics,
-    barriers,
-    bulk,
+from .cuda import (
+    accumulators,
+    array_words,
     clusters,
-    collectives,
     copies,
-    elements,
-    fragments,
-    lamport,
-    ll,
-    ll128,
-    ll128_tiles,
+    float_storage,
     mbarrier,
-    memory,
     mma,
-    multimem,
-    multimem_ll,
     pdl,
-    reductions,
-    registers,
-    rma,
-    signals,
-    spans,
+    register_tuples,
+    subarrays,
     tma,
     wgmma,
-    words,
+    word_reductions,
 )
-from .atomics import *  # noqa: F403
-from .barriers import *  # noqa: F403
-from .bulk import *  # noqa: F403
-from .clusters import *  # noqa: F403
-from .collectives import *  # noqa: F403
-from .copies import *  # noqa: F403
-from .elements import *  # noqa: F403
+from .cuda.accumulators import *  # noqa: F403
+from .cuda.array_words import *  # noqa: F403
+from .cuda.clusters import *  # noqa: F403
+from .cuda.copies import *  # noqa: F403
+from .cuda.float_storage import *  # noqa: F403
+from .cuda.mbarrier import *  # noqa: F403
+from .cuda.mma import *  # noqa: F403
+from .cuda.pdl import *  # noqa: F403
+from .cuda.register_tuples import *  # noqa: F403
+from .cuda.subarrays import *  # noqa: F403
+from .cuda.tma import *  # noqa: F403
+from .cuda.wgmma import *  # noqa: F403
+from .cuda.word_reductions import *  # noqa: F403
 from .enums import ComparisonType, SignalOp, SmemAmount, Teams
-from .fragments import *  # noqa: F403
-from .lamport import *  # noqa: F403
-from .ll import *  # noqa: F403
-from .ll128 import *  # noqa: F403
-from .ll128_tiles import *  # noqa: F403
-from .mbarrier import *  # noqa: F403
-from .memory import *  # noqa: F403
-from .mma import *  # noqa: F403
-from .multimem import *  # noqa: F403
-from .multimem_ll import *  # noqa: F403
-from .pdl import *  # noqa: F403
-from .reductions import *  # noqa: F403
-from .registers import *  # noqa: F403
-from .rma import *  # noqa: F403
-from .signals import *  # noqa: F403
-from .spans import *  # noqa: F403
-from .tma import *  # noqa: F403
-from .wgmma import *  # noqa: F403
-from .words import *  # noqa: F403
+from .packets import lamport, ll, ll128, ll128_tiles, multimem, multimem_ll
+from .packets.lamport import *  # noqa: F403
+from .packets.ll import *  # noqa: F403
+from .packets.ll128 import *  # noqa: F403
+from .packets.ll128_tiles import *  # noqa: F403
+from .packets.multimem import *  # noqa: F403
+from .packets.multimem_ll import *  # noqa: F403
+from .shmem import atomics, barriers, bulk_copies, ordered_access, rma, signals, team_collectives
+from .shmem.atomics import *  # noqa: F403
+from .shmem.barriers import *  # noqa: F403
+from .shmem.bulk_copies import *  # noqa: F403
+from .shmem.ordered_access import *  # noqa: F403
+from .shmem.rma import *  # noqa: F403
+from .shmem.signals import *  # noqa: F403
+from .shmem.team_collectives import *  # noqa: F403
 
 __all__ = ["ComparisonType", "SignalOp", "SmemAmount", "Teams"]
 for _module in (
     atomics,
     barriers,
-    bulk,
+    bulk_copies,
     clusters,
-    collectives,
+    team_collectives,
     copies,
-    elements,
-    fragments,
+    float_storage,
+    accumulators,
     lamport,
     ll,
     ll128,
     ll128_tiles,
     mbarrier,
-    memory,
+    ordered_access,
     mma,
     multimem,
     multimem_ll,
     pdl,
-    reductions,
-    registers,
+    word_reductions,
+    register_tuples,
     rma,
     signals,
-    spans,
+    subarrays,
     tma,
     wgmma,
-    words,
+    array_words,
 ):
     __all__ += _module.__all__
 __all__.sort()

@@ -6,7 +6,7 @@ The enums of ``nvshmem.core`` and plain integers are accepted wherever these are
 
 from enum import IntEnum
 
-from shmemkit.settings import listed
+from shmemkit.support.settings import listed
 
 
 class SignalOp(IntEnum):

@@ -22,7 +22,7 @@ where ``order_of`` gives the whole order at once.
 
 import numpy as np
 
-from .ptx import asm, gpu, gpu_function, types
+from shmemkit.compiler.ptx import asm, gpu, gpu_function, types
 
 __all__ = ["grouped", "order_of", "quotient", "rank_rotated", "reduce_scatter", "rotated", "row_major"]
 

@@ -7,7 +7,9 @@ import os
 import platform
 import sys
 
-from .. import __version__, command_line
+from shmemkit import __version__
+from shmemkit.support import command_line
+
 from .exploration import explore
 from .network import DELIVERIES
 from .run import schedule_of
@@ -84,7 +86,7 @@ def main(argv=None):
     if not options.module and not os.path.isfile(options.script):
         options_of.error(f"{options.script}: no such script")
     try:
-        from .scripts.runner import Module, Script, status_of, text_of
+        from shmemkit.emulated_scripts.runner import Module, Script, status_of, text_of
     except ImportError as error:
         sys.exit(f"{options_of.prog}: {error}; pip install 'shmemkit[cu13]' or numba-cuda")
     for line in command_line.late_options(options_of, options, options.arguments):
@@ -112,7 +114,7 @@ def main(argv=None):
 
 
 def _run(script, options):
-    from .scripts.runner import run_script
+    from shmemkit.emulated_scripts.runner import run_script
 
     run_script(
         script,
@@ -126,7 +128,7 @@ def _run(script, options):
 
 
 def _explore(script, options):
-    from .scripts.runner import surroundings
+    from shmemkit.emulated_scripts.runner import surroundings
 
     with surroundings():
         return explore(
@@ -143,7 +145,7 @@ def _write(options, status, error, text, found):
     races, delivery, seed = schedule_of(options.races, options.delivery, options.seed)
     if found is not None:
         delivery, seed = found.delivery, found.seed
-    from .scripts.runner import OUTCOMES
+    from shmemkit.emulated_scripts.runner import OUTCOMES
 
     result = {
         "outcome": OUTCOMES.get(status, "failed"),

@@ -5,9 +5,9 @@ import types
 
 import numpy as np
 
-from .arrays import address
-from .hook import DeviceArray
+from .device_arrays import address
 from .host_arrays import HostArray
+from .launch_hook import DeviceArray
 
 
 class OnDevice(np.ndarray):

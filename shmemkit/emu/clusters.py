@@ -1,9 +1,9 @@
-"""Emulated clusters (``shmemkit.device.clusters``): which blocks are in one, and where something of mine is
+"""Emulated clusters (``device.cuda.clusters``): which blocks are in one, and where something of mine is
 in the shared memory of another."""
 
-from .arrays import address
+from .device_arrays import address
 from .errors import EmulatorError
-from .meeting import Meeting
+from .rendezvous import Meeting
 
 
 def blocks_of(block):

@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from .arrays import address
+from .device_arrays import address
 from .errors import EmulatorError
 from .network import copy, flat
 from .report import kernel_line, who

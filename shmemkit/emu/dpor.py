@@ -22,8 +22,8 @@ run is redundant. A loop that looked after the last write, and in vain, stops as
 import itertools
 from collections import Counter, defaultdict
 
-from .choice import Choice
-from .clock import STEP
+from .schedules import Choice
+from .vector_clock import STEP
 
 MAX_STEPS = 10_000  # of a run
 

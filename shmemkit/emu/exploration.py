@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..progress import showing
-from ..settings import shown
+from shmemkit.support.progress import showing
+from shmemkit.support.settings import shown
+
 from ..typing import Delivery
 from .dpor import Explorer, Redundant, Replay, TooLong
 from .network import DELIVERIES

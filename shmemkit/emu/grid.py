@@ -7,21 +7,21 @@ from collections import deque
 
 import numpy as np
 
-from shmemkit.arrays import as_array
-from shmemkit.garbage import uncollected
-from shmemkit.settings import shown
+from shmemkit.support.arrays import as_array
+from shmemkit.support.garbage_collection import uncollected
+from shmemkit.support.settings import shown
 
-from .arrays import address, device_view, uninitialised
-from .clock import STEP
+from .async_proxy import SharedArray, is_used_by
+from .cuda_integers import from_scalar
+from .device_arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
-from .ints import from_scalar
-from .meeting import Meeting
-from .multicast import Multicast
+from .multicast_memory import Multicast
 from .participation import Part, Participation
-from .proxies import SharedArray, is_used_by
+from .rendezvous import Meeting
 from .report import out_of_bounds, where, who
 from .tensor_maps import Async
 from .thread import Thread
+from .vector_clock import STEP
 from .watchdog import watch
 
 MANY = 1000  # threads, at which the collector does not look while they run

@@ -16,7 +16,7 @@ from collections import deque
 
 import numpy as np
 
-from .arrays import address
+from .device_arrays import address
 
 ALIGNMENT = 256  # bytes, as cudaMalloc and NVSHMEM
 DEFAULT_SIZE = 1 << 30

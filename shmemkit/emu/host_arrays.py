@@ -11,9 +11,9 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
-from .clock import Moment
 from .report import user_frame
 from .thread import Thread
+from .vector_clock import Moment
 
 
 class HostAccess:
@@ -70,7 +70,7 @@ def _is_view(array, index):
 def perform(function, reads=(), writes=(), stream=None):
     """-> ``function()``, which reads and writes those (array, index), on `stream` (None: the current one).
     Where it only writes and the stream is held up, it is done later."""
-    from .. import world
+    from shmemkit.runtime import world
 
     current = None if isinstance(getcurrent(), Thread) else world.current()
     machine = getattr(current and current.backend, "machine", None)

@@ -7,23 +7,23 @@ import weakref
 
 import numpy as np
 
-from shmemkit.progress import showing
-from shmemkit.settings import shown
+from shmemkit.support.progress import showing
+from shmemkit.support.settings import shown
 
-from .arrays import address
-from .calls import SLOT, SLOTS, Calls
-from .checked import CheckedBlock
+from .clocked_threads import CheckedBlock
+from .collective_calls import SLOT, SLOTS, Calls
 from .collectives import Collectives
+from .device_arrays import address
 from .errors import DeadlockError, RaceError, add_text, races_text
-from .gpus import gpu_of
+from .gpu_model import gpu_of
 from .grid import Block
 from .heap import Heap
+from .last_writers import Writers
 from .network import Network
 from .races import Races
 from .report import deadlock, use_after_free
 from .scheduler import Scheduler
-from .shadow import untracked
-from .writers import Writers
+from .shadow_arrays import untracked
 
 TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
 
@@ -34,8 +34,8 @@ class Machine:
 
     `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, where there
     are other processes. `delivery` is when messages arrive (``network.py``), `choice` picks the schedule
-    (``choice.py``), and with `races` unordered accesses are found (``races.py``). `calls` is the table of
-    ``calls.py`` that other processes see, too.
+    (``schedules.py``), and with `races` unordered accesses are found (``races.py``). `calls` is the table of
+    ``collective_calls.py`` that other processes see, too.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class Machine:
         self.block = CheckedBlock if races else Block
         self.writers = Writers(self)
         self.collectives = Collectives(self)
-        self.emptied = weakref.WeakValueDictionary()  # by address of a place (``device/lamport.py``): by whom
+        self.emptied = (
+            weakref.WeakValueDictionary()
+        )  # by address of a place (``device/packets/lamport.py``): by whom
         self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
         for heap in self.heaps.values():
             self.collectives.add_pe(heap)
@@ -123,7 +125,9 @@ class Machine:
         if not launches:
             return "host code"
         first = launches[0]
-        ours = first.function.__module__.startswith("shmemkit.kernels.")
+        ours = first.function.__module__.startswith(
+            ("shmemkit.collectives.", "shmemkit.gemm.", "shmemkit.moe.")
+        )
         name = self.calls[first.pe].last if ours else first.name
         ended, n_blocks = sum(la.ended for la in launches), sum(la.n_blocks for la in launches)
         return f"{name}: {ended} of {n_blocks} blocks ended, {self.scheduler.progress:,} steps"

@@ -1,13 +1,13 @@
-"""Emulated mbarriers (``shmemkit.device.mbarrier``).
+"""Emulated mbarriers (``shmemkit.device.cuda.mbarrier``).
 
 Their state is beside their word in shared memory, which is not looked at. Mistakes that a GPU answers with
 undefined behaviour raise: a barrier that was not made, or not fenced, or has more arrivals than it expects.
 """
 
-from .arrays import address
-from .clock import NEVER, Moment
 from .clusters import there
+from .device_arrays import address
 from .errors import EmulatorError
+from .vector_clock import NEVER, Moment
 
 
 class Mbarrier:

@@ -16,8 +16,8 @@ from typing import get_args
 import numpy as np
 
 from ..typing import Delivery
-from .arrays import address
-from .shadow import untracked
+from .device_arrays import address
+from .shadow_arrays import untracked
 
 DELIVERIES = get_args(Delivery)
 

@@ -10,10 +10,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from .arrays import address
+from .device_arrays import address
 from .errors import EmulatorError
-from .meeting import Meeting
 from .race_report import line_of
+from .rendezvous import Meeting
 from .report import is_kernel_code, kernel_line, place, shown_line, threads_shown, who
 
 WARPGROUP = 128

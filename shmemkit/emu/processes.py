@@ -34,15 +34,15 @@ import time
 
 import numpy as np
 
-from shmemkit import timeouts
-from shmemkit.agreement import ranks_text
-from shmemkit.command_line import say
-from shmemkit.notebook import shell, watch_cells
-from shmemkit.progress import showing
-from shmemkit.settings import listed
-from shmemkit.site import Call
+from shmemkit.support import timeouts
+from shmemkit.support.agreement import ranks_text
+from shmemkit.support.call_site import Call
+from shmemkit.support.command_line import say
+from shmemkit.support.notebook import shell, watch_cells
+from shmemkit.support.progress import showing
+from shmemkit.support.settings import listed
 
-from .calls import SLOT, SLOTS
+from .collective_calls import SLOT, SLOTS
 from .errors import EmulatorError
 from .heap import heap_size, too_large
 from .report import deadlock as explain

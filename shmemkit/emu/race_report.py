@@ -9,12 +9,13 @@ import sys
 from collections import namedtuple
 from dataclasses import dataclass, replace
 
-from ..agreement import ranks_text
-from .aliases import AliasedStore
-from .clock import BLOCK, operation_done
+from shmemkit.support.agreement import ranks_text
+
 from .host_arrays import HostAccess
 from .mbarriers import Load
+from .multicast_aliases import AliasedStore
 from .report import other_name, place, shown_line, user_frame, who
+from .vector_clock import BLOCK, operation_done
 
 # What a thread does that others may wait for.
 SIGNALS = frozenset(["release", "signal_op", "p", "put_signal", "put_signal_nbi"])

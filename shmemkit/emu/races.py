@@ -2,9 +2,10 @@
 
 What orders: a thread's own program; barriers of warps, blocks, grids and PEs; streams, events and host
 collectives; and a release that an acquire takes the value of. The writes of a word by which threads signal
-each other are kept in order, each with what it releases (``history.py``). A thread that waits for the word
-learns what the first write released that satisfies its condition and that it may still read, if the scopes of
-both contain the other. An acquire load or an atomic has no condition: it learns what the last write released.
+each other are kept in order, each with what it releases (``signal_history.py``). A thread that waits for the
+word learns what the first write released that satisfies its condition and that it may still read, if the
+scopes of both contain the other. An acquire load or an atomic has no condition: it learns what the last
+write released.
 
 Messages have a life of their own. The data of a put under way is written, and the source of a non-blocking
 one read, at some moment after the call: the `Operation` accesses them, not the thread. Who sees the signal of
@@ -23,12 +24,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from shmemkit.arrays import is_tensor
-from shmemkit.settings import switch
+from shmemkit.support.arrays import is_tensor
+from shmemkit.support.settings import switch
 
 from . import report
-from .arrays import address, device_view
-from .clock import (
+from .device_arrays import address, device_view
+from .errors import RaceError, UninitializedReadError
+from .heap import EMPTY
+from .race_report import describe, line_of
+from .shadow_arrays import UNWRITTEN, Region, Tracked, kernel_site, tracked, untracked
+from .signal_history import History
+from .vector_clock import (
     BLOCK,
     MBARRIER,
     STREAM,
@@ -41,11 +47,6 @@ from .clock import (
     operation_done,
     quiet_of,
 )
-from .errors import RaceError, UninitializedReadError
-from .heap import EMPTY
-from .history import History
-from .race_report import describe, line_of
-from .shadow import UNWRITTEN, Region, Tracked, kernel_site, tracked, untracked
 
 MOST = 20  # different races; then the program is ended
 NOTED = 128  # waits of a rank that are remembered for reports

@@ -10,15 +10,18 @@ from collections import defaultdict
 
 import numpy as np
 
-from shmemkit.notebook import cell_of
+from shmemkit.support.notebook import cell_of
 
-from .arrays import address
+from .device_arrays import address
 from .errors import UseAfterFreeError
 
 MAX_LINES = 40  # of a deadlock report, per rank
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HIDDEN = (
-    *(os.path.join(_PACKAGE, folder, "") for folder in ("compat", "device", "emu")),
+    *(
+        os.path.join(_PACKAGE, folder, "")
+        for folder in ("backends", "compat", "compiler", "device", "emu", "emulated_scripts")
+    ),
     os.path.join(_PACKAGE, "__init__.py"),
 )
 _LIBRARIES = (_PACKAGE + os.sep, os.path.dirname(np.__file__) + os.sep)
@@ -144,7 +147,7 @@ def place(machine, thread, at, frame=None, arrays=None):
 
 
 def other_name(machine, pe, at):
-    """" (rank 0 calls this array inbox)", if `pe` knows the symmetric memory at address `at` by another name
+    """ " (rank 0 calls this array inbox)", if `pe` knows the symmetric memory at address `at` by another name
     than the rank whose it is; else "" """
     owner, offset = divmod(at - machine.memory_address, machine.heap_size)
     if not 0 <= at - machine.memory_address < machine.memory.size or not {pe, owner} <= set(machine.heaps):

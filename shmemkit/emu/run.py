@@ -11,18 +11,19 @@ from typing import TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from ..agreement import ranks_text
-from ..progress import showing
-from ..settings import integer, listed, shown, switch
-from ..site import Call
+from shmemkit.support.agreement import ranks_text
+from shmemkit.support.call_site import Call
+from shmemkit.support.progress import showing
+from shmemkit.support.settings import integer, listed, shown, switch
+
 from ..typing import Delivery
-from .choice import Choice, Seeded
 from .errors import DeadlockError, EmulatorError, add_text
 from .heap import heap_size as default_heap_size
 from .heap import private_memory, whole_pages
 from .machine import Machine
-from .meeting import Meeting
 from .network import DELIVERIES
+from .rendezvous import Meeting
+from .schedules import Choice, Seeded
 
 T = TypeVar("T")
 MAX_PES = 1024  # host programs, each with a stack
@@ -209,7 +210,7 @@ def run(
                  first served. The same arguments give the same run
     gpu          the GPU that decides how many blocks of a grid run at once: "H200", "A100", "H200,sms=8", ...
                  Default: SHMEMKIT_EMULATED_GPU, or "H200"
-    choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``choice.py``)
+    choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``schedules.py``)
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
     can go on. Races that were found before are in its report, too, and in its attribute `races`.

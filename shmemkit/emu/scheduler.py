@@ -3,8 +3,8 @@
 Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread
 runs until it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`),
 or for a turn in a spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the
-same program gives the same schedule. A `choice` (``choice.py``) makes other schedules: it picks who goes on,
-threads give it a chance before everything that others may see (`turn`), messages under way are delivered
+same program gives the same schedule. A `choice` (``schedules.py``) makes other schedules: it picks who goes
+on, threads give it a chance before everything that others may see (`turn`), messages under way are delivered
 when it says so, and spin loops rest until something that they look at is written.
 
 When no thread can run, or only spin loops can, a message that is under way is delivered. When there is none,
@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 
 from greenlet import getcurrent
 
-from .spinning import Spinning
+from .spin_loops import Spinning
 
 COMPARE = {
     "eq": operator.eq,

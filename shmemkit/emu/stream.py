@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 from numba import cuda
 
-from shmemkit.settings import shown
+from shmemkit.support.settings import shown
 
 from .grid import Launch
 from .thread import current_thread
@@ -364,7 +364,8 @@ class Event:
 
 def default_stream():
     """The default stream of the PE that calls; it has a World, or runs a script."""
-    from .. import world
+    from shmemkit.runtime import world
+
     from .run import current_host
 
     host = current_host()

@@ -1,4 +1,4 @@
-"""Emulated products of a warpgroup (``shmemkit.device.wgmma``).
+"""Emulated products of a warpgroup (``shmemkit.device.cuda.wgmma``).
 
 A product is under way until nothing else can happen, or the schedule says so: it reads its tiles then. What
 is changed meanwhile is reported, and accumulators that are touched before they are waited for.
@@ -9,7 +9,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from .arrays import address
+from .device_arrays import address
 from .errors import EmulatorError
 from .participation import WARPGROUP, Part
 from .tensor_maps import Snapshot, check_fenced, swizzled, tile_bytes, under_way
@@ -27,7 +27,7 @@ def _rows_and_columns(n):
 
 class Operand:
     """A tile and how the tensor cores are told of it: `descriptor`, a matrix descriptor (see
-    ``shmemkit.device.wgmma``), in which `step` leads to the next 16 of K.
+    ``shmemkit.device.cuda.wgmma``), in which `step` leads to the next 16 of K.
 
     They take no more than the descriptor: what it describes is read, and must lie in `tile`.
     """

@@ -1,9 +1,9 @@
-"""Emulated tensor maps and the copies that take them (``shmemkit.device.tma``).
+"""Emulated tensor maps and the copies that take them (``shmemkit.device.cuda.tma``).
 
 A copy is under way until nothing else can happen, or the schedule says so: a load's bytes come then, and its
 place holds bytes 0xFF until then; a store reads its tile then, and writes later. What is changed meanwhile is
-reported, and a tile that threads have stored without `fence_proxy_async` (``proxies.py``). A block must not
-end before its loads have come, and its stores have read.
+reported, and a tile that threads have stored without `fence_proxy_async` (``async_proxy.py``). A block must
+not end before its loads have come, and its stores have read.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from . import mbarriers
-from .arrays import address
+from .async_proxy import unfenced, who_stored
 from .clusters import blocks_of, there
+from .device_arrays import address
 from .errors import EmulatorError
 from .network import Message
-from .proxies import unfenced, who_stored
 from .race_report import line_of
-from .shadow import Tracked, kernel_site, untracked
+from .shadow_arrays import Tracked, kernel_site, untracked
 
 _MAGIC = 0x736D6B5F746D6170
 _PIECE = 16  # bytes that are moved as one by the swizzle

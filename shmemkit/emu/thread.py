@@ -9,15 +9,15 @@ import sys
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from shmemkit.settings import shown
+from shmemkit.support.settings import shown
 
 from . import clusters
-from .arrays import address
-from .ints import wrap
-from .proxies import SharedArray
+from .async_proxy import SharedArray
+from .cuda_integers import wrap
+from .device_arrays import address
 from .report import other_name, place
 from .scheduler import COMPARE
-from .spinning import state_of
+from .spin_loops import state_of
 
 _getframe = sys._getframe
 LOOKS = 256  # places that a thread remembers having looked at
@@ -397,9 +397,7 @@ _SIGN = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 def address_of(array, index):
     """The address of ``array[index]``; IndexError when there is no such element."""
     if array.ndim != 1:
-        raise ValueError(
-            f"the array has shape {array.shape}; it must be 1-D. Pass a row or a slice of it"
-        )
+        raise ValueError(f"the array has shape {array.shape}; it must be 1-D. Pass a row or a slice of it")
     if not 0 <= index < array.shape[0]:
         raise IndexError(f"index {index} is out of bounds for size {array.shape[0]}")
     return address(array) + index * array.strides[0]

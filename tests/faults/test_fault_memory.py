@@ -40,7 +40,7 @@ def test_launch_after_free(correct):
         if not correct:
             free()
         other = sk.zeros(4, "int32", "other")
-        store_next[1, 1, sk.world.current().stream](box)
+        store_next[1, 1, sk.current().stream](box)
         if correct:
             free()
         assert not other.any()

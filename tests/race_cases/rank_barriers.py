@@ -30,7 +30,9 @@ SYNC = (
     "stores only, and "
     "no remote memory updates issued by OpenSHMEM routines"
 )
-ONE_THREAD = "shmemkit.device.barriers: the plain form is called by one thread per PE; PTX, Causality order"
+ONE_THREAD = (
+    "shmemkit.device.shmem.barriers: the plain form is called by one thread per PE; PTX, Causality order"
+)
 WORLD_BARRIER = (
     "shmemkit World.barrier: all ranks meet on the stream that it is given, by default the World's"
 )

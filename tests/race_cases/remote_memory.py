@@ -357,7 +357,7 @@ def one_thread_puts_what_others_are_storing(world):
 
 @case(
     RIGHT,
-    "shmemkit.device.rma: a _block call begins with a barrier of the block, so that what its threads "
+    "shmemkit.device.shmem.rma: a _block call begins with a barrier of the block, so that what its threads "
     "stored is sent",
     gives=[[0, 1, 2, 3]] * 2,
 )

@@ -1,0 +1,1 @@
+"""What a World runs on: NVSHMEM on GPUs, or the emulator. Both have the same interface."""

@@ -1,0 +1,274 @@
+"""The emulator as a World sees it; ``shmemkit.backends.nvshmem`` has the same interface for NVSHMEM."""
+
+import sys
+
+import numpy as np
+
+from shmemkit.emu import launch_hook
+from shmemkit.emu.array_module import ArrayModule
+from shmemkit.emu.device_arrays import address
+from shmemkit.emu.grid import Launch
+from shmemkit.emu.heap import heap_size, private_memory
+from shmemkit.emu.host_arrays import HostArray, perform
+from shmemkit.emu.machine import Machine
+from shmemkit.emu.multicast_memory import Multicast
+from shmemkit.emu.processes import Processes
+from shmemkit.emu.report import user_line
+from shmemkit.emu.run import LocalComm, current_host, schedule_of
+from shmemkit.emu.schedules import Seeded
+from shmemkit.emu.stream import Stream, copy, copy_by, copy_rows, memory_operations
+from shmemkit.emu.thread import current_thread
+from shmemkit.support.agreement import shown_by
+from shmemkit.support.call_site import users_call
+from shmemkit.support.settings import shown
+
+_users = 0  # worlds alive in this process
+
+
+class SingleComm:
+    """The communicator of a program that runs alone."""
+
+    rank, size = 0, 1
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 1
+
+    def allgather(self, value):
+        return [value]
+
+    def bcast(self, value=None, root=0):
+        return value
+
+    def gather(self, value, root=0):
+        return [value]
+
+    def barrier(self):
+        pass
+
+    Barrier = barrier
+
+
+class _Memory:
+    """Part of the heap as NumPy's array interface, so that views keep `owner` alive."""
+
+    def __init__(self, raw, owner):
+        self.__array_interface__ = raw.__array_interface__
+        self.owner = raw, owner
+
+
+class EmulatorBackend:
+    """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls)."""
+
+    name = gpu_name = "emulator"
+    compute_capability, multiprocessors = (9, 0), 132  # so that kernels for it are emulated, too
+
+    def __init__(self, comm):
+        self.host = host = current_host()
+        self.processes = None
+        if host is not None:
+            self.machine, self.pe, self.comm = host.program.machine, host.pe, LocalComm(host)
+        elif comm is None or comm.Get_size() == 1:
+            self.comm = SingleComm() if comm is None else comm
+            races, delivery, seed = schedule_of()
+            choice = None if seed is None else Seeded(seed)
+            memory = private_memory(heap_size())
+            self.machine = Machine(memory, 1, [0], 1, delivery=delivery, choice=choice, races=races)
+            self.pe = 0
+        else:
+            if any(schedule != (False, "eager", None) for schedule in comm.allgather(schedule_of())):
+                text = "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process"
+                instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
+                raise shown_by(0, RuntimeError(f"{text}: {instead}"))
+            self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
+            p = self.processes
+            self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)
+            p.attach(self.machine)
+            self.machine.heaps[p.rank].reserve = p.reserve
+            comm.Barrier()  # every rank's counters are zero
+        self.xp = ArrayModule(self.machine)
+        self.default_local_size = self.machine.local_size
+        self.heap, self.calls = self.machine.heaps[self.pe], self.machine.calls[self.pe]
+        if self.pe not in self.machine.defaults:
+            self.machine.defaults[self.pe] = Stream(self.machine, self.pe).use()
+        self.stream = Stream(self.machine, self.pe, blocking=False).__enter__()
+        _install()
+
+    @property
+    def over(self):
+        """Whether a rank has failed, so that no others meet it any more."""
+        return self.processes is not None and bool(self.processes.failed[0])
+
+    def fail(self, error):
+        """This rank has left by `error`: those who wait for it are told."""
+        if self.processes is not None:
+            self.processes.fail(error)
+
+    def mapped(self):
+        """Whether the memory of each rank is mapped here: of my node's."""
+        size = self.machine.local_size
+        return [pe // size == self.pe // size for pe in range(self.machine.n_pes)]
+
+    def unreached(self, nvlink, ranks=None):
+        """Why kernels here do not reach `ranks` (default: all), or None: they do."""
+        mapped = self.mapped()
+        for pe in range(len(mapped)) if ranks is None else ranks:
+            if not mapped[pe]:
+                return f"rank {self.pe} cannot access the memory of rank {pe}, which is on another node"
+        return None
+
+    def set_local_size(self, local_size):
+        self.machine.local_size = local_size
+
+    def allgather(self, value, call):
+        """`value` of every rank; kernels go on meanwhile. `call` is what the host program calls."""
+        if self.host is not None:
+            self.machine.check_thread()
+            return self.comm.allgather(value, call)
+        if self.processes is not None:
+            return self.processes.allgather(value, call)
+        return self.comm.allgather(value)
+
+    def allocate(self, n_bytes):
+        return self.heap.allocate(n_bytes)
+
+    def as_array(self, raw, shape, dtype, owner):
+        """Bytes `raw` as an array; `owner` lives as long as it or a view of it."""
+        result = np.asarray(_Memory(raw, owner)).view(dtype).reshape(shape)
+        return result if self.machine.races is None else result.view(HostArray)
+
+    def describe(self, raw, name, dtype):
+        """What the allocation `raw` holds, for reports."""
+        allocation = self.heap.find(raw)
+        allocation.name, allocation.dtype = name, dtype
+
+    def leave_empty(self, raw):
+        """Give `raw` the content of memory of ``empty``. What the program asked for itself is marked as not
+        written; objects of shmemkit have padding, which their kernels copy."""
+        line, frame = user_line(), sys._getframe(1)
+        file = frame.f_code.co_filename
+        while frame.f_code.co_filename == file:
+            frame = frame.f_back
+        asked = (frame.f_code.co_filename, frame.f_lineno) == line
+        self.heap.leave_empty(raw, line if asked else None)
+
+    def free(self, raw):
+        self.machine.network.settle()  # NVSHMEM's begins with a barrier of all, which completes all messages
+        if self.processes is not None:
+            self.processes.barrier("free")
+        allocation = self.heap.free(raw, user_line())
+        self.machine.writers.freed(address(raw), allocation.size)
+        if self.machine.races is not None:
+            self.machine.races.freed(self.pe, allocation)
+
+    def address(self, array):
+        return address(array)
+
+    def peer_view(self, array, pe):
+        there = self.heap.on(array, pe)
+        if reason := self.unreached(nvlink=False, ranks=[pe]):
+            raise ValueError(f"peer_view(): {reason}. Use put and get")
+        return there
+
+    def multicast_view(self, array, ranks):
+        """`array`, symmetric, on all PEs of my node, which are `ranks`."""
+        return Multicast(array)
+
+    def barrier(self, stream):
+        stream = self.handle(stream)
+        stream.enqueue(Launch(stream, f"{users_call('barrier')}", _barrier, [], (1, 1, 1), (1, 1, 1), 0, []))
+
+    def follow(self, later, earlier):
+        """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
+        World's). See ``shmemkit.backends.nvshmem``."""
+        if self.capture_of(later) == self.capture_of(earlier):
+            self.order(self.handle(later), self.handle(earlier))
+
+    def capture_of(self, stream):
+        """What identifies the capture that `stream` (None: the World's) takes part in, or None."""
+        captured = self.handle(stream).captured
+        return None if captured is None else id(captured)
+
+    # -- copies and memory operations of streams: see ``shmemkit.backends.nvshmem``
+    def handle(self, stream):
+        if stream is not None and not isinstance(stream, Stream):
+            raise TypeError(f"stream is {shown(stream)}; on the emulator it must be one of Numba's, or None")
+        return stream or self.stream
+
+    def new_stream(self):
+        return Stream(self.machine, self.pe, blocking=False)
+
+    def order(self, later, earlier):
+        later.wait_event(earlier.record())
+
+    def no_copies(self, ranks=None):
+        return self.unreached(nvlink=False, ranks=ranks)
+
+    def copy(self, dst, src):
+        return lambda stream: stream.enqueue(copy(stream, dst, src))
+
+    def copy_pieces(self, places, src, empty):
+        from shmemkit.device.packets.lamport import emulated_copy
+
+        return lambda stream: stream.enqueue(copy_by(emulated_copy, stream, places, src, empty))
+
+    def copy_rows(self, dst, src):
+        return lambda stream: stream.enqueue(copy_rows(stream, dst, src))
+
+    def memory_operations(self, operations):
+        return lambda stream: stream.enqueue(memory_operations(stream, operations))
+
+    def synchronize(self):
+        self.machine.synchronize(self.pe)
+
+    def to_host(self, array, stream):
+        self.machine.refuse_freed(self.pe, array, "asnumpy reads")
+        stream = self.handle(stream)
+        stream.synchronize()
+        if self.machine.races is None:
+            return np.array(array)
+        found = []
+        perform(lambda: found.append(np.array(array)), [(array, ...)], stream=stream)
+        stream.synchronize()
+        return found[0]
+
+    def finalize(self):
+        if self.processes is not None:
+            self.processes.finish()
+        default = self.machine.defaults[self.pe]
+        if self.machine.current[self.pe] is self.stream is not default:
+            self.stream.__exit__()
+        if self.host is None or self.host.process is None:  # streams of scripts need no World
+            for stream in self.machine.streams[self.pe]:
+                stream.ended = self.host is None or stream is not default
+        _uninstall()
+        races = self.machine.races
+        if self.host is None and races is not None:
+            races.judge()
+
+    def abandon(self):
+        """Leave after a failure. (``emu.run`` itself ends the threads of all its PEs.)"""
+        if self.host is None:
+            self.machine.clear()
+            self.machine.races = None  # they are reported, or the failure has another cause
+        self.finalize()
+
+
+def _barrier():
+    current_thread("barrier").barrier_all("thread")
+
+
+def _install():
+    global _users
+    if _users == 0:
+        launch_hook.install()
+    _users += 1
+
+
+def _uninstall():
+    global _users
+    _users -= 1
+    if _users == 0:
+        launch_hook.uninstall()

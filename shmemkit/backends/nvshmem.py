@@ -1,0 +1,482 @@
+"""NVSHMEM on GPUs, as a World sees it; ``backends.emulator`` has the same interface for the emulator."""
+
+import ctypes
+import importlib
+import os
+import threading
+
+from shmemkit.compiler import jit_cache
+from shmemkit.device.shmem import bounded_waits, peers
+from shmemkit.support import timeouts
+from shmemkit.support.agreement import by_text, check_equal, ranks_text
+from shmemkit.support.settings import switch
+
+from . import multicast
+from .emulator import SingleComm
+
+ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
+MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
+HINT = (
+    "On a machine without a GPU use shmemkit.init(backend='emulator') or SHMEMKIT_BACKEND=emulator; "
+    "'python -m shmemkit doctor' says what is missing."
+)
+
+
+class NvshmemBackend:
+    """One rank's GPU, its stream, and NVSHMEM over the ranks of `comm`.
+
+    `comm` is an mpi4py communicator, or None for one rank. `device` is the GPU's number among those that this
+    process sees. The new stream becomes CuPy's current one. Collective.
+
+    RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
+    SHMEMKIT_OVERSUBSCRIBE=1 is not set.
+    """
+
+    name = "nvshmem"
+    over = False  # MPI knows of no ranks that have failed
+    calls = None  # of all ranks are not compared: see ``shmemkit.emu.collective_calls``
+
+    def __init__(self, comm):
+        self.comm = SingleComm() if comm is None else comm
+        self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
+        if self.n_ranks > peers.MAX_RANKS:
+            raise RuntimeError(
+                f"init(): there are {self.n_ranks} ranks; shmemkit takes {peers.MAX_RANKS} at most"
+            )
+        local_rank, self.default_local_size = self._place()
+        self.device = self._choose_device(local_rank)
+
+        import cupy
+        import nvshmem.bindings
+        import nvshmem.core
+        from cuda.core import Device
+
+        from .cupy_streams import Stream, register_arrays
+
+        self.xp, self._core, self._bindings = cupy, nvshmem.core, nvshmem.bindings
+        jit_cache.install()
+        register_arrays()
+        device = Device(self.device)
+        device.set_current()
+        self.compute_capability = tuple(device.compute_capability)
+        self.multiprocessors = device.properties.multiprocessor_count
+        cupy.cuda.Device(self.device).use()
+        # What kernels need to call NVSHMEM takes long to import: do it beside NVSHMEM's own initialization.
+        device_side = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
+        device_side.start()
+        self._init_nvshmem(device)
+        device_side.join()
+        self._buffers = {}  # address -> nvshmem4py's Buffer
+        self._in_use = self._peak = 0  # bytes
+        self._probe = self.allocate(ALIGNMENT)
+        self.offsets = [self._offset(pe) for pe in range(self.n_ranks)]
+        peers.publish(self.rank, self.n_ranks, self.offsets)
+        self.stream = Stream()
+        self.stream.__enter__()  # current until finalize(); use() would be forgotten after any "with"
+        self._event = None  # of order
+        self._bounded_barrier = self._arrivals = None
+        limits, offsets = zip(*self.allgather((timeouts.default(), self.offsets)), strict=True)
+        variable = timeouts.VARIABLE
+        given = [f"no {variable}" if limit is None else f"{variable}={limit:g}" for limit in limits]
+        check_equal(given, "Set it to the same value on all ranks, or on none", "set")
+        if limits[0] is not None and not any(peers.UNREACHABLE in of_rank for of_rank in offsets):
+            self._bind_bounded_barrier()
+
+    # -- who runs where
+    def _place(self):
+        """-> (this rank's number on its host, ranks per host: 1 if hosts differ or their ranks alternate)"""
+        hosts = self.comm.allgather(os.uname().nodename)
+        mine = hosts[self.rank]
+        sizes = {hosts.count(host) for host in set(hosts)}
+        local_size = sizes.pop() if len(sizes) == 1 else 1
+        blocks = [set(hosts[i : i + local_size]) for i in range(0, self.n_ranks, local_size)]
+        if any(len(block) != 1 for block in blocks):
+            local_size = 1  # a host's ranks are not consecutive
+        return hosts[: self.rank].count(mine), local_size
+
+    def _choose_device(self, local_rank):
+        """The number of this rank's GPU among those visible: all of the host's, or this rank's own."""
+        error, device, uuid, count = None, None, None, 0
+        try:
+            count = _count_devices()
+            device = local_rank % count
+            uuid = _uuid(device)
+        except RuntimeError as e:
+            error = str(e)
+        found = self.comm.allgather((error, uuid, count))
+        failed = [f"{ranks_text(ranks)}: {e}" for ranks, e in by_text([e for e, *_ in found]) if e]
+        if failed:
+            raise RuntimeError(f"init(): the backend 'nvshmem' cannot start. {'; '.join(failed)}. {HINT}")
+        sharing = {}
+        for rank, (_, gpu, _) in enumerate(found):
+            sharing.setdefault(gpu, []).append(rank)
+        shared = [ranks for ranks in sharing.values() if len(ranks) > 1]
+        self._uuids = [gpu for _, gpu, _ in found]
+        if shared and not switch("SHMEMKIT_OVERSUBSCRIBE", False):
+            raise RuntimeError(
+                f"init(): there are {self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees "
+                f"{count}), and {ranks_text(shared[0])} would share one. Start one rank per GPU, or set "
+                "SHMEMKIT_OVERSUBSCRIBE=1 to share them: results are the same, but kernels that wait for "
+                "each other take turns, which takes longer"
+            )
+        return device
+
+    def _init_nvshmem(self, device):
+        uid = self._core.get_unique_id(empty=self.rank != 0)
+        size = self._bindings.uniqueid_dtype.itemsize
+        data = self.comm.bcast(ctypes.string_at(uid.ptr, size) if self.rank == 0 else None, root=0)
+        ctypes.memmove(uid.ptr, data, size)
+        try:
+            self._core.init(
+                device=device, uid=uid, rank=self.rank, nranks=self.n_ranks, initializer_method="uid"
+            )
+        except Exception as error:
+            raise RuntimeError(
+                f"init(): NVSHMEM does not start on rank {self.rank} (GPU {self.device}): {error}. Set "
+                "NVSHMEM_DEBUG=INFO to see why; 'python -m shmemkit doctor' checks the installation"
+            ) from error
+
+    def _bind_bounded_barrier(self):
+        """The barrier of a World with SHMEMKIT_TIMEOUT, whose ranks all reach each other: NVSHMEM's own waits
+        without limit, and does not say for whom."""
+        from shmemkit.runtime.stream_barrier import bind_barrier
+
+        self._arrivals = self.allocate(8 * self.n_ranks)
+        self._arrivals.fill(0)
+        epoch = self.xp.zeros(1, "uint64")
+        self.stream.synchronize()
+        self.comm.allgather(None)  # every rank's arrivals are zero
+        self._bounded_barrier = bind_barrier(self._arrivals.view("uint64"), epoch, self.n_ranks, self.stream)
+
+    def locate(self, address, find):
+        """-> (rank, what is there) of an `address` in symmetric memory, mine or a peer's, or (None, None).
+
+        ``find(address of the same place in my memory)`` says what is there, or None.
+        """
+        for pe, offset in enumerate(self.offsets):
+            here = address - offset
+            if self._arrivals is not None and 0 <= here - self._arrivals.data.ptr < 8 * self.n_ranks:
+                return pe, (timeouts.BARRIER, ((here - self._arrivals.data.ptr) // 8,))
+            if found := find(here):
+                return pe, found
+        return None, None
+
+    def _offset(self, pe):
+        if pe == self.rank:
+            return 0
+        address = self._bindings.ptr(self._probe.data.ptr, pe)
+        return address - self._probe.data.ptr if address else peers.UNREACHABLE
+
+    # -- what World asks of a backend
+    @property
+    def gpu_name(self):
+        """The model of this rank's GPU."""
+        return self.xp.cuda.runtime.getDeviceProperties(self.device)["name"].decode()
+
+    def mapped(self):
+        """-> for each rank, whether its memory is mapped here."""
+        return [offset != peers.UNREACHABLE for offset in self.offsets]
+
+    def unreached(self, nvlink, ranks=None):
+        """-> why kernels here do not reach `ranks` (default: all) by loads and stores (with `nvlink`: over
+        NVLink, or within one GPU), or None."""
+        mapped = self.mapped()
+        ranks = range(len(mapped)) if ranks is None else ranks
+        for pe in ranks:
+            if not mapped[pe]:
+                return (
+                    f"rank {self.rank} cannot access the memory of rank {pe}: their GPUs have no NVLink or "
+                    "PCIe peer access"
+                )
+        if nvlink:
+            from cuda.bindings import driver
+
+            here = {_uuid(device): device for device in range(_count_devices())}
+            atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+            for pe in ranks:
+                uuid = self._uuids[pe]
+                if uuid == self._uuids[self.rank]:
+                    continue
+                if uuid not in here:
+                    return (
+                        f"rank {self.rank} does not see the GPU of rank {pe}, and so cannot tell whether "
+                        "NVLink connects them. CUDA_VISIBLE_DEVICES must name all GPUs of the host"
+                    )
+                devices = [_checked(driver.cuDeviceGet(number))[0] for number in (self.device, here[uuid])]
+                if not _checked(driver.cuDeviceGetP2PAttribute(atomics, *devices))[0]:  # PCIe has none
+                    return f"no NVLink connects the GPUs of ranks {self.rank} and {pe}"
+        return None
+
+    def set_local_size(self, local_size):
+        """Logical nodes do not change where NVSHMEM can reach."""
+
+    def allgather(self, value, call=None):
+        """`value` of every rank. (`call` is for the emulator's reports.)"""
+        return self.comm.allgather(value)
+
+    def allocate(self, n_bytes):
+        """`n_bytes` of the symmetric heap, as a 1-D uint8 CuPy array, aligned to ALIGNMENT. Collective.
+
+        MemoryError on every rank when it does not fit on one of them.
+        """
+        size = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
+        # Where a GPU cannot back its heap, NVSHMEM ends the program or leaves the other ranks waiting.
+        rooms = self.allgather(self._room())
+        buffer = None
+        if size <= min(rooms):
+            try:
+                buffer = self._core.buffer(size, except_on_del=False)
+            except Exception:  # nvshmem4py's NvshmemError: the heap is full
+                buffer = None
+            rooms = self.allgather(None if buffer is None else size)
+        if size > min(room or 0 for room in rooms):
+            raise MemoryError(self._explain(n_bytes))
+        self._in_use += size
+        self._peak = max(self._peak, self._in_use)
+        address = int(buffer.handle)
+        self._buffers[address] = buffer
+        return self._view(address, size, buffer, (n_bytes,), "uint8")
+
+    def _room(self):
+        """At most what this rank can still allocate: free memory, and what the heap kept from earlier."""
+        free, _ = self.xp.cuda.runtime.memGetInfo()
+        return free + self._peak - self._in_use
+
+    def _explain(self, n_bytes):
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        symmetric = os.environ.get("NVSHMEM_SYMMETRIC_SIZE", "not set, 1 GiB")
+        maximum = os.environ.get("NVSHMEM_MAX_MEMORY_PER_GPU", "not set, 128 GiB")
+        return (
+            f"the symmetric heap has no room for {n_bytes} bytes ({n_bytes / 2**30:.3g} GiB) on every rank. "
+            f"Rank {self.rank} uses {self._in_use} bytes of it, and its GPU has {free / 2**30:.3g} of "
+            f"{total / 2**30:.3g} GiB free. Free symmetric arrays, ask for less, or raise the heap's limit: "
+            f"NVSHMEM_MAX_MEMORY_PER_GPU ({maximum}) for a heap that grows (the default), "
+            f"NVSHMEM_SYMMETRIC_SIZE ({symmetric}) for one of fixed size (NVSHMEM_DISABLE_CUDA_VMM=1)"
+        )
+
+    def _view(self, address, size, owner, shape, dtype, strides=None, offset=0):
+        memory = self.xp.cuda.UnownedMemory(address, size, owner, self.device)
+        return self.xp.ndarray(shape, dtype, self.xp.cuda.MemoryPointer(memory, offset), strides)
+
+    def as_array(self, raw, shape, dtype, owner):
+        """Bytes `raw` as an array; `owner` lives as long as it or a view of it."""
+        return self._view(raw.data.ptr, raw.nbytes, (raw, owner), shape, dtype)
+
+    def describe(self, raw, name, dtype):
+        """Names are for the emulator's reports."""
+
+    def address(self, array):
+        return array.data.ptr
+
+    def free(self, raw):
+        """Give back what ``allocate`` returned. Collective."""
+        buffer = self._buffers.pop(raw.data.ptr)
+        self._in_use -= buffer.size
+        self._core.free(buffer)
+
+    def peer_view(self, array, pe):
+        """`array`, symmetric or a view of a symmetric array, as it is on PE `pe`: a CuPy array over NVLink.
+
+        ValueError when `pe`'s memory is not mapped here (no peer access).
+        """
+        memory = array.data.mem
+        address = self._bindings.ptr(memory.ptr, pe)
+        if not address:
+            raise ValueError(f"peer_view(): {self.unreached(nvlink=False, ranks=[pe])}. Use put and get")
+        offset = array.data.ptr - memory.ptr
+        return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
+
+    def multicast_view(self, array, ranks):
+        """`array`, symmetric or a view of a symmetric array, at its multicast address for `ranks`, those of
+        my node. ValueError where there is none."""
+        memory = array.data.mem
+        address = multicast.address(self._bindings, self.device, ranks, memory.ptr)
+        offset = array.data.ptr - memory.ptr
+        return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
+
+    def barrier(self, stream=None):
+        """All ranks meet on `stream` (default: the World's); returns at once."""
+        if self._bounded_barrier is not None:
+            self._bounded_barrier(stream)
+            return
+        bounded_waits.check()
+        if stream is None:
+            stream = self.stream
+        elif stream is not self.stream:
+            from cuda.core import Stream
+
+            from shmemkit.runtime.launch import address_of_stream
+
+            stream = Stream.from_handle(address_of_stream(stream))
+        self._core.barrier_all(stream)
+
+    def follow(self, later, earlier):
+        """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
+        World's).
+
+        Nothing is done where only one of them captures a graph, or each another one: a graph's launches are
+        ordered by who launches it.
+        """
+        if self.capture_of(later) == self.capture_of(earlier):
+            self.order(self.handle(later), self.handle(earlier))
+
+    def capture_of(self, stream):
+        """What identifies the capture of a graph that `stream` (None: the World's) takes part in, or None."""
+        from cuda.bindings import driver
+
+        status, number = _checked(driver.cuStreamGetCaptureInfo(self.handle(stream)))[:2]
+        return int(number) if int(status) else None
+
+    # -- copies and memory operations of streams, which are given by their handles
+    def handle(self, stream):
+        """What the functions below, and what they return, take for `stream` (None: the World's)."""
+        from cuda.bindings import driver
+
+        from shmemkit.runtime.launch import address_of_stream
+
+        return driver.CUstream(address_of_stream(self.stream if stream is None else stream))
+
+    def new_stream(self):
+        """-> a stream of this rank's GPU, which no other waits for by itself."""
+        return self.xp.cuda.Stream(non_blocking=True)
+
+    def order(self, later, earlier):
+        """What is enqueued on `later` from now on runs after what is on `earlier` now. A graph that `earlier`
+        captures extends to `later`."""
+        from cuda.bindings import driver
+
+        if self._event is None:
+            flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            (self._event,) = _checked(driver.cuEventCreate(flags))
+        _checked(driver.cuEventRecord(self._event, earlier))
+        _checked(driver.cuStreamWaitEvent(later, self._event, 0))
+
+    def no_copies(self, ranks=None):
+        """-> why streams of this rank cannot copy to `ranks` (default: all) and signal them, or None: they
+        can."""
+        from cuda.bindings import driver
+
+        unreached = self.unreached(nvlink=False, ranks=ranks)
+        if unreached is None:
+            attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+            (device,) = _checked(driver.cuDeviceGet(self.device))
+            if not _checked(driver.cuDeviceGetAttribute(attribute, device))[0]:
+                return f"the GPU or the driver of rank {self.rank} has no 64-bit stream memory operations"
+        return unreached
+
+    def copy(self, dst, src):
+        """-> ``enqueue(handle)``: copy `src` to `dst`, contiguous arrays of as many bytes, mine or a peer's
+        (``peer_view``). The caller keeps them alive.
+
+        A stream's operations that follow find the copy done, and its writes (``memory_operations``) publish
+        it.
+        """
+        from cuda.bindings import driver
+
+        to, at = (driver.CUdeviceptr(self.address(array)) for array in (dst, src))
+        size = src.nbytes
+        return lambda handle: _checked(driver.cuMemcpyDtoDAsync(to, at, size, handle))
+
+    def copy_pieces(self, places, src, empty):
+        """As ``copy``, to `places` that are empty (``shmemkit.device.packets.lamport``), of whole pieces at a
+        multiple of 16 bytes: each comes at once, in no order; kernels may wait for it there.
+
+        empty  the pattern, (low, high), which the emulator looks for
+        """
+        return self.copy(places, src)
+
+    def copy_rows(self, dst, src):
+        """As ``copy``, of 2-D uint8 arrays of the same shape, whose rows are consecutive bytes."""
+        from cuda.bindings import driver
+
+        parameters = driver.CUDA_MEMCPY2D()
+        parameters.srcMemoryType = parameters.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        parameters.srcDevice, parameters.srcPitch = self.address(src), src.strides[0]
+        parameters.dstDevice, parameters.dstPitch = self.address(dst), dst.strides[0]
+        parameters.Height, parameters.WidthInBytes = src.shape
+        return lambda handle: _checked(driver.cuMemcpy2DAsync(parameters, handle))
+
+    def memory_operations(self, operations):
+        """-> ``enqueue(handle)``: the stream itself does `operations`, one after the other.
+
+        operations  ("write", word, value): store `value`; releases, to all ranks, what came before on the
+                    stream. ("wait", word, value): go on once it is at least `value`; acquires.
+                    A word is an array of one uint64, mine or a peer's. The caller keeps them alive
+
+        They wait without limit: SHMEMKIT_TIMEOUT is for kernels.
+        """
+        from cuda.bindings import driver
+
+        kinds, entries = driver.CUstreamBatchMemOpType, []
+        for kind, word, value in operations:
+            entry = driver.CUstreamBatchMemOpParams()
+            part = entry.waitValue if kind == "wait" else entry.writeValue
+            part.operation = getattr(kinds, f"CU_STREAM_MEM_OP_{kind.upper()}_VALUE_64")
+            part.address, part.value64 = self.address(word), value
+            part.flags = 0  # wait: greater or equal; write: after a fence of the whole system
+            entries.append(entry)
+        batches = [entries[i : i + MEMORY_OPERATIONS] for i in range(0, len(entries), MEMORY_OPERATIONS)]
+
+        def enqueue(handle):
+            bounded_waits.check()
+            for batch in batches:
+                _checked(driver.cuStreamBatchMemOp(handle, len(batch), batch, 0))
+
+        return enqueue
+
+    def synchronize(self):
+        with bounded_waits.checked():
+            self.xp.cuda.runtime.deviceSynchronize()
+
+    def to_host(self, array, stream=None):
+        from shmemkit.runtime.launch import address_of_stream
+
+        stream = self.stream if stream is None else stream
+        if not hasattr(stream, "ptr"):  # CuPy takes its own alone
+            stream = self.xp.cuda.ExternalStream(address_of_stream(stream))
+        with bounded_waits.checked():
+            return self.xp.asnumpy(array, stream=stream)
+
+    def finalize(self):
+        """Leave NVSHMEM. Collective; no work may be running."""
+        for raw in (self._probe, self._arrivals):
+            if raw is not None:
+                self.free(raw)
+        self._probe = self._arrivals = self._bounded_barrier = None
+        self.stream.__exit__()
+        self._core.finalize()
+
+    def abandon(self):
+        """Leave after a failure: put CuPy's stream back, but wait for nobody: NVSHMEM is left as it is."""
+        self.stream.__exit__()
+
+
+def _checked(result):
+    """The values that a function of the driver returned; RuntimeError if it failed."""
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"the CUDA driver returned an error: {error!r}")
+    return values
+
+
+def _count_devices():
+    try:
+        import cupy
+        import nvshmem.core  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            f"{error}; install the GPU packages: pip install 'shmemkit[cu13]' (or [cu12])"
+        ) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise RuntimeError(f"there is no usable NVIDIA GPU or driver ({error})") from error
+    if count == 0:
+        raise RuntimeError("the driver sees no GPU. Look at CUDA_VISIBLE_DEVICES")
+    return count
+
+
+def _uuid(device):
+    import cupy
+
+    return bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"])

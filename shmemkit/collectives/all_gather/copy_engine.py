@@ -1,0 +1,349 @@
+"""All-gather by copy engines: copies that the streams themselves carry out, without a kernel.
+
+For large messages, and beside kernels that want all multiprocessors: what goes between GPUs takes none.
+
+Segments  segment k of `out` is what rank k gives
+Staged    staged, on every rank: its own segment, where the others read it (only to pull, see below)
+
+"copy_push", into a symmetric `out` (the same part of the same array on all ranks):
+
+  stream:     1. barrier of all ranks: their outs may be written
+  beside it:  2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
+  stream:        a few blocks store x to segment me here
+              3. barrier, after the copies: all segments are there
+
+"copy_pull", and "copy_push" into an `out` of private memory, which nobody else can write:
+
+  stream:     1. copy x to staged; barrier: those of all ranks may be read
+  beside it:  2. copy staged on me + 1, me + 2, ... to their segments of out here
+  stream:        a few blocks store x to segment me here
+              3. barrier, after the copies: all have read
+
+Into a symmetric `out`, copy_pull does without `staged`: the others read segment me of out. In each part of
+step 2 every rank sends to one other and receives from one other, at full speed. The barriers
+(``runtime.stream_barrier``) are kernels of a block and two microseconds; they release and acquire at scope
+sys, so that nothing is written before, nor read after, what it must follow. `staged` needs no second half: a
+call ends when all have read it.
+
+``start`` and ``finish`` are the same in two halves, with a consumer between them: a kernel that works on each
+segment as soon as it is there. It may occupy all multiprocessors and wait for segments, so that no kernel can
+begin beside it: what tells it of them are writes by the streams themselves (memory operations), which need
+none.
+
+Signals   arrived[k], on every rank: 1 when segment k of the call under way is here, else 0. arrived[me] is 1
+          for ever
+
+  stream:     1. pulled into private memory: copy x to staged
+                 set all arrived of others here to 0
+                 barrier of all ranks, as above: acquires their x or staged, or that their outs may be written
+  beside it:  2. the copies, in order; after each, when it is done, a write of 1 (release, sys): pushed, to
+                 arrived[me] there; pulled, to arrived[k] here
+  consumer:      waits until arrived[k] >= 1                                acquire, sys: sees the copy
+  finish:     3. stream: after the copies beside it
+                 pushed: a kernel waits for all arrived, unless the consumer has done that
+                 pulled: barrier: all have read
+
+Copies within this GPU come before the consumer on its own stream, or behind all others, where nobody waits
+for them, lest they wait for a multiprocessor that a consumer occupies which waits for them. No stream waits
+for a signal, which would be slow, nor does one write many of them at once.
+
+No signal is lost: the thread that sets arrived[k] to 0 tells rank k only then that I have arrived (release,
+sys), and rank k writes its 1 here after it has seen that, in the barrier of the same call. If I pull, I write
+it myself, after that kernel.
+
+And none is taken for that of another call. Each is written once in a call, and before the call ends, and so
+before it is set to 0 again, it has been: pushed, my consumer has seen it, or the kernel of step 3; pulled, my
+stream has waited for the stream that writes it. What sees it as 1 after the kernel of step 1 sees what this
+call has written. Nobody looks while it is set to 0: consumers and what ``wait`` and ``finish`` wait with have
+ended, being earlier on the stream.
+
+No race. What I write on rank k comes after the barrier of step 1, to which it came when its consumer of the
+call before had ended; and what I read there is not written again before the barrier of step 3. x stays as it
+is until my stream has waited for my copies.
+
+No deadlock: a barrier waits for the same one on the other ranks, whose streams come to it before their
+consumer, and so without waiting for this call; copies wait for a barrier alone, and a consumer, or the kernel
+of step 3, for copies.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device.cuda.subarrays import span
+from shmemkit.device.shmem.signals import wait
+from shmemkit.runtime.launch import MAX_THREADS, bind
+from shmemkit.runtime.stream_barrier import bind_team_barrier, team_barrier_kernel
+from shmemkit.support.settings import array_text
+
+from ..method import Method
+from ..own_segment import bind_store
+from ..side_streams import Lanes
+
+
+@cuda.jit
+def await_segments(arrived):
+    """Wait until all of them are 1.
+
+    arrived  uint64, 1-D: signals
+    grid     1; any number of threads
+    """
+    i = cuda.threadIdx.x
+    while i < arrived.size:
+        wait(span(arrived, i, 1), 1, "sys", "acquire", 1)
+        i += cuda.blockDim.x
+
+
+class CopyEngine(Method):
+    """All-gathers by copies, of at most `max_nbytes` gathered bytes, among `ranks` of the World: a range that
+    this one is in, or None for all. Collective for all ranks of the World, each with a range of its own or
+    that of others.
+
+    arrived   symmetric uint64 (len(ranks),): the segments that are here, for the consumer of ``overlap``
+    pushes    whether segments are pushed into a symmetric `out`, not pulled
+
+    ValueError, on all ranks, where one of them does not reach the memory of all, or its streams have no
+    memory operations.
+    """
+
+    pushes, freed = True, False
+
+    def prepare(self, max_nbytes, ranks=None):
+        world = self.world
+        reason = next(filter(None, world.host_allgather(world.backend.no_copies(ranks))), None)
+        if reason:
+            raise ValueError(f"all_gather by copy engines cannot be used here: {reason}")
+        self.max_nbytes = max_nbytes
+        self.ranks = range(world.n_ranks) if ranks is None else ranks
+        self.me, self.n_ranks = world.rank - self.ranks.start, len(self.ranks)
+        self._arrivals = self.zeros(world.n_ranks, "uint64", "all_gather.copy.arrivals")
+        self.arrived = self.signals(1, "all_gather.copy.arrived")
+        self.allocate()
+        self._epoch, self.lanes = world.xp.zeros(1, "uint64"), Lanes(world)
+        self.kernels = self.kernels_of(self.arrived)
+        bind_store(self, *[world.xp.empty(0, "uint8")] * 2)
+        self.started = None  # the Transfer that is to be finished
+
+    def allocate(self):
+        """Memory besides. Collective."""
+        self.staged = self.empty(-(-self.max_nbytes // self.n_ranks), "uint8", "all_gather.copy.staged")
+
+    def signals(self, parts, name):
+        """-> uint64, symmetric: so many of each segment; mine are 1."""
+        signals = self.zeros(self.n_ranks * parts, "uint64", name)
+        with self.world.stream:
+            signals[self.me * parts : (self.me + 1) * parts] = 1
+        self.world.stream.synchronize()
+        return signals
+
+    def kernels_of(self, signals):
+        """-> the barrier that sets these back, and what waits for all of them"""
+        world, threads = self.world, min(self.n_ranks, MAX_THREADS)
+        barrier = bind_team_barrier(self._arrivals, self._epoch, self.ranks, signals, world.stream)
+        return barrier, bind(await_segments, 1, threads, (signals,), stream=world.stream)
+
+    def view(self, array, k):
+        """`array` on the k-th of the ranks: symmetric, if that is another one."""
+        return array if k == self.me else self.world.peer_view(array, self.ranks[k])
+
+    def bind(self, x, out, in_place):
+        return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
+
+    def overlap(self, x, out, own="first"):
+        """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
+
+        x     C-contiguous, any dtype and shape, of the same size on all ranks. May be its part of `out`,
+              which need not be copied there then, but not overlap it otherwise
+        out   C-contiguous, of x's dtype and as many times as large as there are ranks, of max_nbytes at most:
+              on all ranks the same part of the same symmetric array, or on all ranks private memory
+        own   when x is copied to its part of `out` here: "first", before the consumer; "last", beside it, for
+              one that reads x itself; "never", for one that needs nothing else
+
+        ValueError for what this rank can see to be wrong. Not checked: that sizes and memory are alike on all
+        ranks. If they are not, the results are wrong, or ranks wait for ever. RuntimeError after ``free``.
+        """
+        in_place = self._check_arrays(x, out)
+        return Transfer(self, x.reshape(-1).view("uint8"), out.reshape(-1).view("uint8"), in_place, own)
+
+    def _check_arrays(self, x, out):
+        """-> whether x is its part of out"""
+        self.check_alive()
+        if (
+            not (x.flags.c_contiguous and out.flags.c_contiguous)
+            or x.dtype != out.dtype
+            or out.size != self.n_ranks * x.size
+            or out.nbytes > self.max_nbytes
+        ):
+            raise ValueError(
+                f"overlap(): x is {array_text(x)} and out is {array_text(out)}; they must be C-contiguous "
+                f"and of one dtype, and out {self.n_ranks} times as large, {self.max_nbytes} bytes at most"
+            )
+        address = self.world.backend.address
+        at, to = address(x), address(out)
+        in_place = at == to + self.me * x.nbytes
+        if at < to + out.nbytes and to < at + x.nbytes and not in_place:
+            raise ValueError("overlap(): x and out overlap; x must be out[rank], or lie outside of out")
+        return in_place
+
+    def check_alive(self):
+        if self.freed:
+            raise RuntimeError("copy engine: it was freed; make a new one")
+
+    def free(self):
+        self.freed = True
+        super().free()
+
+
+class CopyPush(CopyEngine):
+    """The method "copy_push" of ``AllGather``."""
+
+
+class CopyPull(CopyEngine):
+    """The method "copy_pull" of ``AllGather``."""
+
+    pushes = False
+
+
+class Transfer:
+    """One all-gather of these arrays, as often as it is wanted; in graphs, too.
+
+    Either ``run(stream)``; or ``start(stream)``, the launch of the consumer on the same stream, and
+    ``finish(stream)``. A stream of None is the World's. The caller keeps the arrays alive. The calls of one
+    CopyEngine, of all its Transfers, follow each other in the same order on all ranks, on one stream or
+    ordered by events. RuntimeError when one begins before another has been finished, or when the engine has
+    been freed.
+    """
+
+    def __init__(self, engine, x, out, in_place, own="first"):
+        self.engine, self.world, self.backend = engine, engine.world, engine.world.backend
+        me, n, size = engine.me, engine.n_ranks, x.size
+        self.barrier, self.awaiting = engine.kernels
+        segments = [out[k * size : (k + 1) * size] for k in range(n)]
+        self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
+        self.own_kernel = [] if in_place else [bind_store(engine, segments[me], x)]
+        self.stage, self.copies = [], []  # before everything else; between GPUs
+        symmetric = self.world.is_symmetric(out)
+        self.pushes = symmetric and engine.pushes
+        # In the order in which their segments come; or that in which they want mine.
+        self.peers = [(me - i if self.pushes else me + i) % n for i in range(1, n)]
+        if self.peers and self.pushes:
+            self.copies = [self._copy(segments[me], p, x, me) for p in self.peers]
+        elif self.peers:
+            staged = segments if symmetric else [engine.staged[:size]] * n  # on rank k: what it gives
+            if symmetric:
+                self.stage, self.own, self.own_kernel = self.own, [], []
+            else:
+                self.stage = [self._copy(staged[me], me, x, me)]
+            self.copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
+        self.first = self.own if own == "first" else []  # for ``start``: before the consumer
+        self.last = self.own if own == "last" else []  # beside it, after all other copies
+
+    @functools.cached_property
+    def beside(self):
+        """What ``start`` has done beside the stream: the copies, after each its signal."""
+        engine, steps = self.engine, []
+        for p, copy in zip(self.peers, self.copies, strict=True):
+            k, to = (engine.me, p) if self.pushes else (p, engine.me)
+            steps += [copy, self._set(engine.arrived, k, to)]
+        return steps + self.last
+
+    def _copy(self, dst, to, src, at):
+        """From memory of rank `at` to that of rank `to`."""
+        if src.size == 0:
+            return _nothing
+        return self.backend.copy(self.engine.view(dst, to), self.engine.view(src, at))
+
+    def _set(self, signals, k, to):
+        """Set signal k on rank `to`."""
+        return self.backend.memory_operations([("write", self.engine.view(signals[k : k + 1], to), 1)])
+
+    def run(self, stream=None):
+        """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
+        self._check(None)
+        target, (side,) = stream, self.engine.lanes.beside(stream, 1)
+        stream = self.backend.handle(stream)
+        _enqueue(self.stage, stream)
+        if self.peers:
+            self.barrier(target)
+            self.backend.order(side, stream)
+            _enqueue(self.copies, side)
+        _enqueue(self.own_kernel, target)
+        if self.peers:
+            self.backend.order(stream, side)
+            self.barrier(target)
+
+    def start(self, stream=None):
+        """Begin to gather. A kernel that is launched on `stream` now may ``wait(engine.arrived[k:], 1, "sys",
+        "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
+        its own is there, if it was to be copied first."""
+        self._check(None)
+        target, (side,) = stream, self.engine.lanes.beside(stream, 1)
+        stream = self.backend.handle(stream)
+        _enqueue(self.stage, stream)
+        if self.peers:
+            self.barrier(target)
+        if self.beside:
+            self.backend.order(side, stream)
+            _enqueue(self.beside, side)
+        _enqueue(self.first, stream)
+        self.engine.started, self.capture = self, self.backend.capture_of(target)
+
+    def wait(self, stream=None):
+        """Between ``start`` and ``finish``: what is enqueued on the stream now finds the segments of all
+        others there."""
+        self._check(self, stream)
+        if self.pushes and self.peers:
+            self.awaiting(stream)
+        else:
+            self._follow(stream)
+
+    def finish(self, stream=None, awaited=False):
+        """When the stream has run it, all segments are there, and x and out may be overwritten.
+
+        awaited  whether what is on the stream since ``start`` has waited for all segments: then that need not
+                 be done again. If it has not, the next call may take signals of this one for its own
+        """
+        self._check(self, stream)
+        self._follow(stream)
+        if self.peers and not self.pushes:
+            self.barrier(stream)
+        elif self.peers and not awaited:
+            self.awaiting(stream)
+        self.engine.started = None
+
+    def _follow(self, stream):
+        """What is enqueued on the stream now comes after the copies beside it."""
+        if self.beside:
+            (side,) = self.engine.lanes.beside(stream, 1)
+            self.backend.order(self.backend.handle(stream), side)
+
+    def _check(self, started, stream=None):
+        self.engine.check_alive()
+        if self.engine.started is not started:
+            raise RuntimeError(
+                "start(): another Transfer was started and not finished. Finish it or, after an error, make "
+                "a new engine"
+                if started is None
+                else "wait() or finish(): this Transfer was not started. Call start() first"
+            )
+        if started is not None and self.capture != self.backend.capture_of(stream):
+            raise RuntimeError(
+                "finish(): this Transfer was started in another capture of a graph, or in none. Start and "
+                "finish it in the same one; after a capture that failed, make a new engine"
+            )
+
+
+def _enqueue(operations, stream):
+    for operation in operations:
+        operation(stream)
+
+
+def _nothing(stream):
+    pass
+
+
+_words, _number = types.Array(types.uint64, 1, "C"), types.int64
+GPU_KERNELS = {
+    "await_segments": (await_segments, (_words,)),
+    "team_barrier": (team_barrier_kernel, (_words, _words, _number, _number, _words)),
+}

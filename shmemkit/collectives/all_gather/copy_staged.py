@@ -1,0 +1,14 @@
+"""All-gather by copy engines into an output of private memory: to places on the peers, from which
+blocks fetch each piece as it comes. For large messages.
+
+``collectives.copy_engine_exchange`` has the protocol: all ranks get x. For an output that is symmetric,
+``copy_engine.py`` copies once.
+"""
+
+from .. import copy_engine_exchange
+
+
+class CopyStaged(copy_engine_exchange.StoredPieces):
+    """The method "copy_staged" of ``AllGather``."""
+
+    name, personalized = "all_gather copy_staged", False

@@ -1,0 +1,153 @@
+"""All-gather by LL in two dimensions: once across nodes, then inside the node. For small messages and several
+nodes.
+
+Rank (i, l) is the l-th of node i. It packs its segment into LL words (``device.packets.ll``) and sends them
+to the ranks (j, l) only, one on each other node, by NVSHMEM; each of those passes the words on as they are to
+its node's ranks by stores. Every word says itself that it has arrived, after one hop or two: no signal.
+
+Lines     lines[half, k], on every rank: the words of rank k's segment. Written by rank k if it is here or has
+          my number l, otherwise by the rank of my node that has rank k's number. The network reads my own
+Counters  calls[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
+          bytes; it gives the flag and the half. In device memory, so that a replayed graph counts on
+
+  block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes,
+  for its chunks c = b, b + gridDim.x, ...:
+     z = 0:         pack     my chunk to the lines of (i, l'), which for y = 0 are my own
+     y = 0, z = 0:  put      these words, after syncthreads, to (j, l) for all j but i: a warp for each
+     y > 0, z > 0:  forward  the words of (j, l), when they are here, to the lines of (i, l')
+     all, when that is done for all of its chunks:
+                    unpack   the words of (j, l'), when they are here, to the output
+                    count    add 1 to the chunks' counters
+
+A chunk is always the same bytes of the lines, and all ranks count it alike, whatever the lengths of the
+calls. So the flags of a word only grow, and a word that has the flag has the data of this call, whoever has
+passed it on, until the flags begin again after 2**32 calls.
+
+Nobody acknowledges. Let a word of half h be written in a call, and again two calls with that chunk later. In
+the one between, who writes it has received the reader's own chunk, directly: (i, l) and (j, l) send to each
+other, as all ranks of a node do. The reader sends that in a launch that begins after its launch before has
+ended, and with it every poll of the word, by those who unpack it and by those who pass it on. That launch
+could not end before all words of the put were there: so the put has read my own lines, which I may pack
+again without quiet, and no two puts to the same words are under way at once.
+
+No deadlock: packing and puts wait for nobody, forwarding for puts only, unpacking for packing, puts and
+forwarding; all blocks are resident.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ll_pack_block,
+    ll_put_warp,
+    ll_recv_block,
+    ll_recv_pack_block,
+    ll_words,
+    num_ranks,
+    rank,
+    symm_at,
+)
+
+from ..method import Method
+
+CHUNK = 4096  # bytes of a segment that a block deals with at once: 8 for each of 512 threads
+MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocessor of A100
+
+
+@cuda.jit
+def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, lines, calls):
+    """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the lines hold.
+
+    x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
+    in_place    whether x is my part of out
+    chunk       elements of a chunk, an even number of 8 bytes; they are packed into `words` words
+    local_size  ranks of a node, which are consecutive
+    lines       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+    calls       uint64 (nodes, local_size, chunks of the capacity), zeros at first
+    grid        (any number, local_size, nodes), the same on all ranks; any number of threads
+    """
+    y, z = cuda.blockIdx.y, cuda.blockIdx.z
+    me, n, size = rank(), num_ranks(), x.size
+    first = 0  # rank of my node; no division, which is slow
+    while first + local_size <= me:
+        first += local_size
+    there = first + z * local_size  # the first rank of node j
+    if there >= n:
+        there -= n
+    local = me - first + y  # l'
+    if local >= local_size:
+        local -= local_size
+    passed, segment = there + me - first, there + local
+    peer_lines = symm_at(lines, first + local)
+    theirs = out[segment * size : (segment + 1) * size]
+
+    c = cuda.blockIdx.x
+    begin = c * chunk
+    while begin < size:
+        part = x[begin : min(begin + chunk, size)]
+        call, at, n_words = calls[z, y, c], words * c, ll_words(part.size * x.itemsize)
+        half, flag = call & 1, call + 1
+        if z == 0:
+            ll_pack_block(peer_lines[half, me, at:], part, flag)
+            if y == 0:
+                cuda.syncthreads()
+                hops = 1 + (cuda.threadIdx.x >> 5)
+                while hops < cuda.gridDim.z:
+                    to = me + hops * local_size
+                    if to >= n:
+                        to -= n
+                    ll_put_warp(lines[half, me, at:], lines[half, me, at:], n_words, to)
+                    hops += (cuda.blockDim.x + 31) >> 5
+        elif y > 0:
+            ll_recv_pack_block(peer_lines[half, passed, at:], lines[half, passed, at:], n_words, flag)
+        c += cuda.gridDim.x
+        begin = c * chunk
+
+    if y > 0 or z > 0 or not in_place:
+        c = cuda.blockIdx.x
+        begin = c * chunk
+        while begin < size:
+            call = calls[z, y, c]
+            part = theirs[begin : min(begin + chunk, size)]
+            ll_recv_block(part, lines[call & 1, segment, words * c :], call + 1)
+            c += cuda.gridDim.x
+            begin = c * chunk
+    cuda.syncthreads()  # all threads have read the counters
+    if cuda.threadIdx.x == 0:
+        c = cuda.blockIdx.x
+        while c * chunk < size:
+            calls[z, y, c] += 1
+            c += cuda.gridDim.x
+
+
+class LL2D(Method):
+    """The method "ll_2d" of ``AllGather``."""
+
+    def prepare(self, max_nbytes):
+        self.world.check_reach("all_gather ll_2d", ranks=self.world.node_ranks)
+        n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
+        chunks = max(1, -(-max_nbytes // (n * CHUNK)))
+        self.lines = self.zeros((2, n, ll_words(CHUNK) * chunks), "uint64", "all_gather.ll_2d.lines")
+        self.calls = self.world.xp.zeros((nodes, local_size, chunks), "uint64")
+        for dtype in ("uint8", "uint64"):
+            nothing = self.world.xp.empty(0, dtype)
+            self._bind(chunks, nothing, nothing, False)
+
+    def bind(self, x, out, in_place):
+        return self._bind(-(-x.nbytes // CHUNK), x, out, in_place)
+
+    def _bind(self, chunks, x, out, in_place):
+        local_size, nodes = self.world.local_size, self.world.n_nodes
+        grid = min(chunks, max(1, MAX_BLOCKS // self.world.n_ranks)), local_size, nodes
+        of_chunk = CHUNK // x.itemsize, ll_words(CHUNK)
+        args = x, out, in_place, *of_chunk, local_size, self.lines, self.calls
+        return self.launch(ll_all_gather_2d, grid, *args)
+
+
+_words = types.Array(types.uint64, 3, "C")
+GPU_KERNELS = {
+    f"ll_all_gather_2d[{dtype}]": (
+        ll_all_gather_2d,
+        (*[types.Array(dtype, 1, "C")] * 2, types.boolean, *[types.int64] * 3, _words, _words),
+    )
+    for dtype in (types.uint8, types.uint64)
+}

@@ -1,0 +1,47 @@
+"""All-gather by push: stores into the peers' memory, and a signal for each part. For larger messages.
+
+``collectives.push`` has the protocol and the kernels: all ranks get x. Where some ranks' memory is not
+mapped, ``push_network.py``.
+"""
+
+from .. import push
+from . import push_network
+
+KERNELS = push.push_kernels(personalized=False)
+
+
+class Push1D(push.Push):
+    """The method "push_1d" of ``AllGather``."""
+
+    name, personalized, kernels = "all_gather.push", False, KERNELS
+
+    def prepare(self, max_nbytes):
+        world = self.world
+        near = world.near()
+        all_near = all(world.host_allgather(all(near)))
+        self.near = None if all_near else world.xp.asarray(near).astype("uint8")
+        if all_near:
+            super().prepare(max_nbytes)
+            return
+        n = world.n_ranks
+        most = max(1, push_network.BLOCKS // n)
+        self.parts, room = push.parts_of(max_nbytes, n, most, push_network.PART)
+        self.scratch = self.empty((2, n, self.parts, room), "uint8", f"{self.name}.scratch")
+        self.arrived = self.zeros((2, n, self.parts), "uint64", f"{self.name}.arrived")
+        self.calls = world.xp.zeros((n, self.parts), "uint64")
+        nothing = world.xp.empty(0, "uint8")
+        self._bind_network(self.parts, nothing, nothing, False, 0)
+
+    def bind(self, x, out, in_place):
+        if self.near is None:
+            return super().bind(x, out, in_place)
+        x, out = x.view("uint8"), out.view("uint8")
+        parts, part = push.cut(x.size, self.parts, push_network.PART)
+        return self._bind_network(parts, x, out, in_place, part)
+
+    def _bind_network(self, parts, *args):
+        args += self.near, self.scratch, self.arrived, self.calls
+        return self.launch(push_network.push_all_gather_network, (parts, self.world.n_ranks), *args)
+
+
+GPU_KERNELS = push.gpu_kernels("push_all_gather", KERNELS)

@@ -1,0 +1,148 @@
+"""All-gather by push in two dimensions: once across nodes, then inside the node. For several nodes.
+
+Rank (i, l) is the l-th of node i. It sends its segment to the ranks (j, l) only, one on each other node, by
+NVSHMEM; each of those passes it on to its node's ranks by stores. So a segment goes to each node once, and
+all ranks use the network alike.
+
+Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per rank
+Scratch   scratch[half, k, b], on every rank: part b of rank k's segment. Written by rank k if it is here or
+          has my number l, otherwise by the rank of my node that has rank k's number. The network reads my own
+Signals   arrived[half, k, b], on every rank: the number of the last call whose part b of rank k is there; set
+          by who writes the part
+Counters  calls[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
+          device memory, so that a replayed graph counts on
+
+  block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
+     z > 0:          1. wait for part b of (j, l), syncthreads                 acquire, also of the network
+     y > 0:          2. copy it (z = 0: part b of x) to the scratch of (i, l'), syncthreads
+                     3. set its signal there                                   release, sys
+                     4. wait for part b of (j, l'), syncthreads                acquire, sys
+     y = 0, z = 0:   2. copy part b of x to my own scratch, syncthreads
+                     3. put it, and its signal, to (j, l) for all j but i      the signal follows the data
+     all:            5. copy part b of (j, l') to the output
+                     6. add 1 to the counter
+
+Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
+it is written again two calls with it later. In the one between, who writes it, by a put or by stores, has
+received the reader's own part b, directly: (i, l) and (j, l) send to each other, as all ranks of a node do.
+The reader sends that in a launch that begins after its launch before has ended, and with it all reads of what
+half h held, also of those blocks that pass it on. That launch could not end before the put was there: so my
+own scratch may be written again, although nobody has called quiet, and no two puts with one signal are under
+way at once. Those of neighbouring calls can be, and the network may swap them: hence a signal for each half.
+
+No deadlock: blocks (b, y, 0) send before they wait; to pass on is to wait for a put only; whoever receives
+waits for those; all blocks are resident.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_wait_until,
+    symm_at,
+    wait_block,
+)
+
+from ..method import Method
+
+PART = 1 << 15  # bytes that are worth a block
+MAX_PARTS = 32
+MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocessor of A100
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def push_all_gather_2d(x, out, in_place, part, local_size, scratch, arrived, calls):
+    """Gather the `x` of all ranks in `out`, by rank.
+
+    x, out      uint8, 1-D: x.size bytes, and n_ranks times as many
+    in_place    whether x is my part of out
+    part        elements of a part: gridDim.x of them are x
+    local_size  ranks of a node, which are consecutive
+    scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
+    arrived     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
+    calls       uint64 (nodes, local_size, parts at most), zeros at first
+    grid        (parts, local_size, nodes), the same on all ranks; any number of threads
+    """
+    b, y, z = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+    me, n, size = rank(), num_ranks(), x.size
+    first = 0  # rank of my node; no division, which is slow
+    while first + local_size <= me:
+        first += local_size
+    there = first + z * local_size  # the first rank of node j
+    if there >= n:
+        there -= n
+    local = me - first + y  # l'
+    if local >= local_size:
+        local -= local_size
+    peer, passed, segment = first + local, there + me - first, there + local
+    begin, end = min(b * part, size), min((b + 1) * part, size)
+    call = calls[z, y, b] + 1
+    half, length = call & 1, end - begin
+
+    source = x[begin:end]
+    if z > 0:
+        if cuda.threadIdx.x == 0:
+            signal_wait_until(arrived[half, passed, b:], GE, call)
+        cuda.syncthreads()
+        source = scratch[half, passed, b, :length]
+    if y > 0 or (z == 0 and cuda.gridDim.z > 1):
+        copy_block(symm_at(scratch, peer)[half, passed, b, :length], source)
+    if y > 0:
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            notify(arrived[half, passed, b:], peer, call, "set", "sys")
+        wait_block(arrived[half, segment, b:], 1, "sys", "acquire", call)
+        source = scratch[half, segment, b, :length]
+    elif z == 0:
+        mine, to = scratch[half, me, b, :length], me
+        for _ in range(1, cuda.gridDim.z):
+            to += local_size
+            if to >= n:
+                to -= n
+            put_signal_nbi_block(mine, mine, arrived[half, me, b:], call, SET, to)
+    if y > 0 or z > 0 or not in_place:
+        copy_block(out[segment * size + begin : segment * size + end], source)
+    cuda.syncthreads()  # all threads have read the counter
+    if cuda.threadIdx.x == 0:
+        calls[z, y, b] = call
+
+
+class Push2D(Method):
+    """The method "push_2d" of ``AllGather``."""
+
+    def prepare(self, max_nbytes):
+        self.world.check_reach("all_gather push_2d", ranks=self.world.node_ranks)
+        n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
+        segment = max(1, -(-max_nbytes // n))
+        self.parts = min(MAX_PARTS, max(1, MAX_BLOCKS // n), -(-segment // PART))
+        room = max(min(PART, segment), -(-segment // self.parts)) + 15 & -16
+        self.scratch = self.empty((2, n, self.parts, room), "uint8", "all_gather.push_2d.scratch")
+        self.arrived = self.zeros((2, n, self.parts), "uint64", "all_gather.push_2d.arrived")
+        self.calls = self.world.xp.zeros((nodes, local_size, self.parts), "uint64")
+        nothing = self.world.xp.empty(0, "uint8")
+        self._bind(self.parts, nothing, nothing, False, 0)
+
+    def bind(self, x, out, in_place):
+        x, out = x.view("uint8"), out.view("uint8")
+        parts = min(self.parts, -(-x.size // PART))
+        return self._bind(parts, x, out, in_place, -(-x.size // parts) + 15 & -16)
+
+    def _bind(self, parts, *args):
+        local_size, nodes = self.world.local_size, self.world.n_nodes
+        args += local_size, self.scratch, self.arrived, self.calls
+        return self.launch(push_all_gather_2d, (parts, local_size, nodes), *args)
+
+
+_bytes, _counters = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 3, "C")
+_signature = (
+    *(_bytes, _bytes, types.boolean, types.int64, types.int64),
+    *(types.Array(types.uint8, 4, "C"), _counters, _counters),
+)
+GPU_KERNELS = {"push_all_gather_2d": (push_all_gather_2d, _signature)}

@@ -1,0 +1,114 @@
+"""All-reduce: the arrays of all ranks, combined element by element, on each of them.
+
+The methods, a file each, which says how it works:
+
+  one_shot  each rank sends all that it has to all others, by LL: small messages
+  one_shot_ll128
+            likewise, by LL128: over NVLink
+  two_shot_ll128
+            each rank combines a segment and sends the result, all by LL128: middling ones, over NVLink
+  one_shot_lamport, two_shot_lamport
+            likewise, by pieces into places that are empty before
+  two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
+  push, copy_engine
+            a reduce-scatter and an all-gather, by stores or by copy engines: the largest ones
+  ring      along the ranks and back, by NVSHMEM's put_signal: over any nodes
+  ring_reduce_scatter
+            around the ring, a segment of each rank at a time: all links carry the same, once each way
+  double_tree
+            up two binary trees and down again, by put_signal: over any nodes, for many ranks
+  multimem_one_shot, multimem_two_shot
+            loads that the NVSwitch combines (NVLink SHARP): only where that is offered and not turned off,
+            and of some ops and dtypes only
+"""
+
+from __future__ import annotations
+
+from shmemkit.device.cuda.word_reductions import OPS
+from shmemkit.runtime.world import World
+from shmemkit.support.settings import one_of
+from shmemkit.typing import AnyStream, ArrayT, Op
+
+from ..collective import Collective, check_reducible
+from .composed import CopyEngine, Push
+from .double_tree import DoubleTree
+from .multimem import MultimemOneShot, MultimemTwoShot
+from .one_shot import OneShot
+from .one_shot_lamport import OneShotLamport
+from .one_shot_ll128 import OneShotLL128
+from .ring import Ring, RingReduceScatter
+from .two_shot import TwoShot
+from .two_shot_lamport import TwoShotLamport
+from .two_shot_ll128 import TwoShotLL128
+
+METHODS = {
+    "one_shot": OneShot,
+    "one_shot_ll128": OneShotLL128,
+    "one_shot_lamport": OneShotLamport,
+    "two_shot_ll128": TwoShotLL128,
+    "two_shot_lamport": TwoShotLamport,
+    "two_shot": TwoShot,
+    "push": Push,
+    "copy_engine": CopyEngine,
+    "ring": Ring,
+    "ring_reduce_scatter": RingReduceScatter,
+    "double_tree": DoubleTree,
+    "multimem_one_shot": MultimemOneShot,
+    "multimem_two_shot": MultimemTwoShot,
+}
+
+
+class AllReduce(Collective):
+    """Combine the arrays of all ranks on each of them. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array
+    op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
+    method      one of ``AllReduce.methods``, or "auto", as of ``AllGather``
+
+    ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
+    ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
+    every run: elements are combined in the order of the ranks; by "ring_reduce_scatter", those of segment k
+    beginning with rank k + 1, by "double_tree" subtree by subtree; by multimem, the switch adds
+    floating-point numbers in an order of its own (see there). The first call for a dtype compiles its kernel.
+    """
+
+    table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
+    _overlap = "they must lie apart, or be the same"
+
+    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
+        self.op = op
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+        """Combine `x` with those of the other ranks. -> out
+
+        x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks.
+                 An array or tensor, as of ``AllGather``
+        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new one of x's kind. If it
+                 lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part of
+                 the same array (not checked): the peers write it themselves, where the method can
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+        """
+        return self._call(x, out, stream)
+
+    def _checked_options(self):
+        one_of(self._name, "op", self.op, OPS)
+        return {"op": self.op}
+
+    def _shape(self, shape):
+        return shape
+
+    def _sizes(self, x, out):
+        if x.dtype != out.dtype or x.size != out.size:
+            raise ValueError(
+                f"AllReduce: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size} elements"
+            )
+        check_reducible("AllReduce", self.op, x.dtype)
+
+    def _in_place(self, x, out):
+        return 0
+
+    def _bind(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place, x.dtype)

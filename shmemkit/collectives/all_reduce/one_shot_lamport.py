@@ -1,0 +1,16 @@
+"""All-reduce in one shot, by pieces that say themselves that they have arrived: each rank sends all that it
+has to all others.
+
+``shmemkit.collectives.lamport`` has the protocol and the kernel: all ranks get x, and combine what comes.
+"""
+
+from .. import lamport
+
+
+class OneShotLamport(lamport.Lamport):
+    """The method "one_shot_lamport" of ``AllReduce``."""
+
+    name, personalized, whole = "all_reduce one_shot_lamport", False, True
+
+
+GPU_KERNELS = lamport.gpu_kernels("one_shot_all_reduce", False, True)

@@ -1,0 +1,349 @@
+"""All-reduce around a ring: each rank sends to the next one only. Two ways.
+
+Partial totals travel, word by word what the ranks before have combined (``partials.py``): those of float16
+and bfloat16 as float32, at twice the bytes, so that only results are rounded, once.
+
+``ring_all_reduce``: a reduce phase along the ranks, then a broadcast phase. Through NVSHMEM, so on any
+nodes; 2 n - 2 hops one after another, so it is for arrays of many chunks.
+
+Chunks    the array is cut into chunks, dealt out to the blocks
+Partials  partials[c], on every rank: chunk c of the ranks before and, when they are added, mine. Written by
+          the rank before and by me; the network reads it
+Results   results[c], on every rank: chunk c, combined. Written by the rank before, on the last rank by me;
+          the network reads it
+Signals   reduced[c] and done[c], on every rank: the number of the last call whose partial totals, and whose
+          results, of chunk c are here. Set by the rank before, with the data
+Counters  calls[c], local: how many calls chunk c has taken part in: the number of a call. In device memory,
+          so that a replayed graph counts on
+
+  block b, for each of its chunks c = b, b + gridDim.x, ...:
+          1. except on rank 0: wait for reduced[c]; syncthreads              acquire, also of the network
+          2. combine partials[c] with my chunk of x (rank 0 begins with its own), into partials[c]; the last
+             rank: into results[c] and its output
+          3. put partials[c], and reduced[c], to the next rank; the last rank: results[c], and done[c], to
+             rank 0                                                          the signal follows the data
+  then, except on the last rank, for each of them:
+          4. wait for done[c]; syncthreads                                   acquire, also of the network
+          5. put results[c], and done[c], to the next rank, unless that is the last; copy it to the output
+  at the end: add 1 to the counters
+
+A signal for each chunk and each phase: several messages to one rank are under way at once, and arrive in any
+order. If one signal counted them, a later chunk's arrival would be taken for an earlier one's.
+
+All elements are combined in the order of the ranks, each by one rank: the same bits on all, in every run, and
+those of "one_shot".
+
+No race, with nothing double-buffered: a result is an acknowledgement by all ranks. When I have that of chunk
+c, all have added their part. So the next rank has read its partials[c], and what it put from there has been
+received, as has what I put from mine: in my next call I may write both. And when I have the result of the
+next call with chunk c, all ranks have begun that one, and so ended the one before: they have copied their
+results[c], and all puts from there have been received. So I may then write the next rank's results[c] and, on
+the last rank, my own. Nobody calls quiet; no two puts with one signal are under way at once. A chunk is
+always at the same place, and all ranks count it alike, whatever the lengths of the calls. x may be out: a
+block has read a chunk of x before it writes it.
+
+No deadlock: in the first loop rank 0 waits for nobody, the others for the rank before in the same loop; in
+the second, rank 0 waits for the first loop of the last rank, the others for the rank before. The blocks have
+the same chunks on all ranks, in the same order, and all are resident.
+
+``ring_reduce_scatter_all_reduce``: a reduce-scatter around the ring, then an all-gather. At each of its
+2 n - 2 steps, all ranks send 1/n of the data at once, directly to the next rank's memory, so that it sends no
+byte more than it has to.
+
+Segments  the array is cut into n_ranks segments, a segment into chunks, dealt out to the blocks
+Partials  partials[k, c], on every rank: chunk c of segment k, of the ranks before. Written by the rank before
+Results   results[k, c], on every rank: chunk c of segment k, combined. Written by the rank before
+Signals   reduced[k, c] and done[k, c], on every rank, set by the rank before: the number of the last call
+          whose partials[k, c], and results[k, c], are here
+Counters  calls[c], local, as above
+
+  block b, for each step s = 0 .. n - 1, with segment k = me - 1 - s modulo the ranks, for each of its chunks:
+          1. s > 0: wait until reduced[k, c] is the number of this call; syncthreads         acquire, sys
+          2. combine partials[k, c] (none if s = 0) with mine, into partials[k, c] on the next rank;
+             in the last step, where k = me: into results[k, c] there, and into my output; syncthreads
+          3. set reduced[k, c] there, in the last step done[k, c]         release, sys: publishes the chunk
+  then for each step s = 1 .. n - 1, with segment k = me - s, for each chunk:
+          4. wait until done[k, c] is the number of this call; syncthreads                   acquire, sys
+          5. copy results[k, c] to the output, and, but in the last step, to the next rank; syncthreads
+          6. but in the last step, set done[k, c] there                   release, sys: publishes the chunk
+  at the end: add 1 to the counters
+
+Segment k is combined in the order k + 1, k + 2, .., n - 1, 0, .., k of the ranks, each time by one rank: the
+same bits on all, in every run; other bits than in the order of the ranks, as additions are rounded.
+
+No race, as above: when I have ended a call I have chunk c's results of all segments, to which the next rank
+has added its part: it has read its partials[k, c], which I may write again. And when I have those of the next
+call, the next rank has begun it and so ended the one before: it has read its results[k, c]. x may be out: a
+block has read a chunk of a segment of x in step 2 before it writes it.
+
+No deadlock: a step of mine needs the step before of the rank before, the first none; all blocks are resident.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    load_word,
+    n_words,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    reduction,
+    signal_wait_until,
+    store_word,
+    symm_at,
+    wait_block,
+)
+
+from ..method import Method
+from ..partial_results import totals
+
+LEAST, MOST = 1 << 9, 1 << 11  # words of a chunk: 4 to 16 KB
+RING_BLOCKS = 104  # of a grid: one per multiprocessor of A100
+RING_CHUNKS = 8  # for each of them, if they are not too small: a chunk a hop
+SCATTER_BLOCKS = 208  # two per multiprocessor of A100: of 512 threads, with 64 registers each
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+
+def chunks_of(words, wanted):
+    """-> (words of a chunk, chunks), for `words` words: if possible about `wanted` chunks. Both grow with
+    `words`."""
+    chunk = min(MOST, max(LEAST, -(-words // wanted) + 15 & -16))
+    return chunk, max(1, -(-words // chunk))
+
+
+def most_chunks(words, wanted):
+    """The most chunks of `words` words or fewer."""
+    return max(1, -(-words // MOST), min(wanted, -(-words // LEAST)))
+
+
+@functools.cache
+def ring_kernel(op, dtype):
+    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
+    first, add, result = reduction(op, dtype)
+    words, load_total, store_total = totals(op, dtype)
+
+    @cuda.jit
+    def ring_all_reduce(x, out, chunk, partials, results, reduced, done, calls):
+        """Combine the `x` of all ranks in `out`.
+
+        x, out         uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
+                       same
+        chunk          words of a chunk
+        partials       uint64 (chunks at most, twice the words of a chunk at most), symmetric
+        results        uint64 (chunks at most, words of a chunk at most), symmetric
+        reduced, done  uint64 (chunks at most,), symmetric, zeros at first
+        calls          as reduced, not symmetric
+        grid           any number of blocks, one-dimensional, as the blocks are; the same on all ranks
+        """
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        me, last, size = rank(), num_ranks() - 1, n_words(x)
+        to = me + 1 if me < last else 0
+        c = b
+        while c * chunk < size:
+            begin, call = c * chunk, calls[c] + 1
+            length = min(chunk, size - begin)
+            if me > 0:
+                if t == 0:
+                    signal_wait_until(reduced[c:], GE, call)  # 1
+                cuda.syncthreads()
+            i = t
+            while i < length:  # 2
+                word = load_word(x, begin + i)
+                total = first(word) if me == 0 else add(load_total(partials[c], i, length), word)
+                if me < last:
+                    store_total(partials[c], i, length, total)
+                else:
+                    word = result(total, last + 1)
+                    store_word(out, begin + i, word)
+                    results[c, i] = word
+                i += threads
+            if me < last:  # 3; such a put begins with a barrier of the block
+                mine = partials[c, : words * length]
+                put_signal_nbi_block(mine, mine, reduced[c:], call, SET, to)
+            elif last > 0:
+                mine = results[c, :length]
+                put_signal_nbi_block(mine, mine, done[c:], call, SET, to)
+            c += cuda.gridDim.x
+        c = b
+        while me < last and c * chunk < size:
+            begin, call = c * chunk, calls[c] + 1
+            length = min(chunk, size - begin)
+            if t == 0:
+                signal_wait_until(done[c:], GE, call)  # 4
+            cuda.syncthreads()
+            if to < last:
+                mine = results[c, :length]
+                put_signal_nbi_block(mine, mine, done[c:], call, SET, to)  # 5
+            i = t
+            while i < length:
+                store_word(out, begin + i, results[c, i])
+                i += threads
+            c += cuda.gridDim.x
+        _count(calls, b, chunk, size)
+
+    return ring_all_reduce
+
+
+@functools.cache
+def ring_reduce_scatter_kernel(op, dtype):
+    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
+    first, add, result = reduction(op, dtype)
+    _, load_total, store_total = totals(op, dtype)
+
+    @cuda.jit(max_registers=64)
+    def ring_reduce_scatter_all_reduce(x, out, segment, chunk, partials, results, reduced, done, calls):
+        """Combine the `x` of all ranks in `out`.
+
+        x, out          uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
+                        same
+        segment, chunk  words of a segment, n_ranks of which are x, and of a chunk of it
+        partials        uint64 (n_ranks, chunks at most, twice the words of a chunk at most), symmetric
+        results         uint64 (n_ranks, chunks at most, words of a chunk at most), symmetric
+        reduced, done   uint64 (n_ranks, chunks at most), symmetric, zeros at first
+        calls           uint64 (chunks at most,), zeros at first
+        grid            any number of blocks, one-dimensional, as the blocks are; the same on all ranks
+        """
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        me, n, size = rank(), num_ranks(), n_words(x)
+        to = me + 1 if me + 1 < n else 0
+        there, results_there = symm_at(partials, to), symm_at(results, to)
+        k, s = me, 0
+        while s < n:
+            k = k - 1 if k > 0 else n - 1
+            c = b
+            while c * chunk < segment:
+                begin, call = k * segment + c * chunk, calls[c] + 1
+                length = min(chunk, segment - c * chunk, size - begin)  # none if negative
+                if s > 0:
+                    wait_block(reduced[k, c:], 1, "sys", "acquire", call)  # 1
+                i = t
+                while i < length:  # 2
+                    word = load_word(x, begin + i)
+                    total = first(word) if s == 0 else add(load_total(partials[k, c], i, length), word)
+                    if s < n - 1:
+                        store_total(there[k, c], i, length, total)
+                    else:
+                        word = result(total, n)
+                        results_there[k, c, i] = word
+                        store_word(out, begin + i, word)
+                    i += threads
+                cuda.syncthreads()
+                if t == 0:  # 3
+                    if s < n - 1:
+                        notify(reduced[k, c:], to, call, "set", "sys")
+                    else:
+                        notify(done[k, c:], to, call, "set", "sys")
+                c += cuda.gridDim.x
+            s += 1
+        s = 1
+        while s < n:
+            k = k - 1 if k > 0 else n - 1
+            c = b
+            while c * chunk < segment:
+                begin, call = k * segment + c * chunk, calls[c] + 1
+                length = min(chunk, segment - c * chunk, size - begin)
+                wait_block(done[k, c:], 1, "sys", "acquire", call)  # 4
+                i = t
+                while i < length:  # 5
+                    word = results[k, c, i]
+                    if s < n - 1:
+                        results_there[k, c, i] = word
+                    store_word(out, begin + i, word)
+                    i += threads
+                if s < n - 1:
+                    cuda.syncthreads()
+                    if t == 0:
+                        notify(done[k, c:], to, call, "set", "sys")  # 6
+                c += cuda.gridDim.x
+            s += 1
+        _count(calls, b, chunk, segment)
+
+    return ring_reduce_scatter_all_reduce
+
+
+@cuda.jit(device=True)
+def _count(calls, b, chunk, size):
+    """Add 1 to the counters of the chunks of block b."""
+    cuda.syncthreads()  # all threads have read them
+    if cuda.threadIdx.x == 0:
+        while b * chunk < size:
+            calls[b] += 1
+            b += cuda.gridDim.x
+
+
+class Ring(Method):
+    """The method "ring" of ``AllReduce``."""
+
+    def prepare(self, max_nbytes, op):
+        self.op, words = op, max(1, -(-max_nbytes // 8))
+        room, wanted = chunks_of(words, RING_BLOCKS * RING_CHUNKS)[0], RING_BLOCKS * RING_CHUNKS
+        chunks = most_chunks(words, wanted)
+        self.partials = self.empty((chunks, 2 * room), "uint64", "all_reduce.ring.partials")
+        self.results = self.empty((chunks, room), "uint64", "all_reduce.ring.results")
+        self.reduced = self.zeros(chunks, "uint64", "all_reduce.ring.reduced")
+        self.done = self.zeros(chunks, "uint64", "all_reduce.ring.done")
+        self.calls = self.world.xp.zeros(chunks, "uint64")
+
+    def bind(self, x, out, in_place, dtype):
+        chunk, chunks = chunks_of(x.nbytes + 7 >> 3, RING_BLOCKS * RING_CHUNKS)
+        args = x, out, chunk, self.partials, self.results, self.reduced, self.done, self.calls
+        return self.launch(ring_kernel(self.op, dtype.name), min(chunks, RING_BLOCKS), *args)
+
+
+class RingReduceScatter(Method):
+    """The method "ring_reduce_scatter" of ``AllReduce``."""
+
+    def prepare(self, max_nbytes, op):
+        world, n = self.world, self.world.n_ranks
+        world.check_reach("all_reduce ring_reduce_scatter")
+        self.op, segment = op, self._segment(max(1, max_nbytes))
+        room, chunks = chunks_of(segment, SCATTER_BLOCKS)[0], most_chunks(segment, SCATTER_BLOCKS)
+        name = "all_reduce.ring_reduce_scatter."
+        self.partials = self.empty((n, chunks, 2 * room), "uint64", name + "partials")
+        self.results = self.empty((n, chunks, room), "uint64", name + "results")
+        self.reduced = self.zeros((n, chunks), "uint64", name + "reduced")
+        self.done = self.zeros((n, chunks), "uint64", name + "done")
+        self.calls = world.xp.zeros(chunks, "uint64")
+
+    def _segment(self, nbytes):
+        """Its words: whole lines."""
+        return -(-(nbytes + 7 >> 3) // self.world.n_ranks) + 15 & -16
+
+    def bind(self, x, out, in_place, dtype):
+        segment = self._segment(x.nbytes)
+        chunk, chunks = chunks_of(segment, SCATTER_BLOCKS)
+        args = x, out, segment, chunk, self.partials, self.results, self.reduced, self.done, self.calls
+        kernel = ring_reduce_scatter_kernel(self.op, dtype.name)
+        return self.launch(kernel, min(chunks, SCATTER_BLOCKS), *args)
+
+
+_x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
+_three, _two, _one = (types.Array(types.uint64, d, "C") for d in (3, 2, 1))
+_CASES = (
+    ("sum", "bfloat16", types.uint64),
+    ("sum", "float16", types.uint8),
+    ("max", "float32", types.uint64),
+    ("avg", "float64", types.uint64),
+    ("prod", "int8", types.uint64),
+)
+GPU_KERNELS = {
+    **{
+        f"ring_all_reduce[{op},{dtype},{words}]": (
+            ring_kernel(op, dtype),
+            (*_x[words], types.int64, _two, _two, _one, _one, _one),
+        )
+        for op, dtype, words in _CASES
+    },
+    **{
+        f"ring_reduce_scatter_all_reduce[{op},{dtype},{words}]": (
+            ring_reduce_scatter_kernel(op, dtype),
+            (*_x[words], types.int64, types.int64, _three, _three, _two, _two, _one),
+        )
+        for op, dtype, words in _CASES
+    },
+}

@@ -1,0 +1,96 @@
+"""All-to-all: each rank gives another part of its array to each rank.
+
+The methods, a file each, which says how it works:
+
+  ll        words that say themselves that they have arrived: small messages
+  ll128     lines of 128 bytes that do: middling ones
+  lamport   pieces of 16 bytes that do, into places that are empty before
+  push      stores into the peers' memory and signals: larger ones
+  copy_engine
+            copies by copy engines: large ones
+  push_2d   likewise, for several nodes: first inside the node, and then across nodes, through NVSHMEM
+
+and ``variable.py``, where the ranks give each other different numbers of rows, which only the GPUs know.
+"""
+
+from __future__ import annotations
+
+from shmemkit.runtime.world import World
+from shmemkit.typing import AnyStream, ArrayT
+
+from ..collective import Collective
+from .copy_engine import CopyEngine
+from .lamport import Lamport
+from .ll import LL
+from .ll128 import LL128
+from .push import Push
+from .push_2d import Push2D
+from .variable import AllToAllV
+
+__all__ = ["METHODS", "AllToAll", "AllToAllV"]
+
+METHODS = {
+    "ll": LL,
+    "ll128": LL128,
+    "lamport": Lamport,
+    "push": Push,
+    "copy_engine": CopyEngine,
+    "push_2d": Push2D,
+}
+
+
+class AllToAll(Collective):
+    """Give each rank its part of an array, and get one's own from each. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array
+    method      one of ``AllToAll.methods``, or "auto", as of ``AllGather``
+
+    ``exchange(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
+    all ranks. All parts are of the same size; where they are not, ``AllToAllV``.
+    """
+
+    table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
+    _overlap = "they must lie apart"
+
+    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+        """Exchange `x` for the parts of all ranks. -> out
+
+        x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks. An
+                 array or tensor, as of ``AllGather``
+        out      C-contiguous, as large, of the same dtype, apart from x. Default: a new one of x's kind and
+                 shape. If it lies in symmetric memory, of ``output()`` or other, then on all ranks, as the
+                 same part of the same array: the peers write it themselves, where the method can
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is what rank k has in
+        x.reshape(n_ranks, -1)[my rank].
+        """
+        return self._call(x, out, stream)
+
+    def _shape(self, shape):
+        return shape
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if x.size % n:
+            raise ValueError(
+                f"AllToAll: x is {x.shape}; the number of its elements must be a multiple of {n}, the ranks"
+            )
+        if x.dtype != out.dtype or x.size != out.size:
+            raise ValueError(
+                f"AllToAll: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size} elements"
+            )
+
+    def _in_place(self, x, out):
+        return None
+
+    def _words(self, x, out):
+        """Both as uint64 where their addresses, and the size of a part, allow, else as uint8."""
+        address = self.world.backend.address
+        unit = "uint8" if (address(x) | address(out) | x.nbytes // self.world.n_ranks) % 8 else "uint64"
+        return x.view(unit), out.view(unit)

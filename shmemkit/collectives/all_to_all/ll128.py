@@ -1,0 +1,128 @@
+"""All-to-all by LL128: lines of 128 bytes that say themselves that they have arrived. The fastest for small
+and middling messages.
+
+Segments  what a rank has for each rank, and gets from each; segment k of x goes to rank k, which sends what
+          becomes segment k of out
+Tiles     480 bytes of a segment, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
+Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
+          NVLink
+Counters  calls[k, i], local: how often tile i has gone to rank k; it gives the flag and the half. In device
+          memory, so that a replayed graph counts on
+
+  a warp of a block (b, y), with k = me + 1 + y modulo the ranks, for its tiles i, one after the other; steps
+  1 and 2 of the next one come before step 3, so that lines are on their way while it waits:
+          1. load tile i of segment k of x, and store it to lines[half, me] on rank k, with the flag
+          2. add 1 to the tile's counter
+          3. poll tile i in lines[half, k], until it has the flag: what rank k sends; store it to segment k of
+             out
+     k = me: load tile i of segment me, and store it
+
+A tile of one rank for a warp, not that of all ranks: so more are under way at once, and none that has come
+waits for those of other ranks. The blocks of a rank follow each other in the grid: each multiprocessor gets
+some of all ranks, and so all links are used alike.
+
+No race, although nobody acknowledges: tile i is always at the same place, and rank k and I count it alike,
+whatever the lengths of the calls and the grids. I write to half h of it on rank k again two calls with it
+later, and in the one between that of rank k has come, which it sends when its launch before has ended (after
+griddepcontrol_wait): it has read what half h held. No deadlock: of the tiles that rank k and I exchange, the
+warps take theirs in ascending order. So the first one that has not come on both waits for none, and is sent;
+all blocks are resident. That the next launch begins early (PDL) changes neither: its blocks come when all of
+this one are resident, and touch nothing until these have ended.
+"""
+
+import math
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    ll128_load_some,
+    ll128_store_tile,
+    load_tile,
+    rank,
+    span,
+    store_tile,
+    symm_at,
+    tile_piece,
+)
+
+from ..packet_tiles import Tiles, tiles_of, words_of
+
+
+@cuda.jit
+def ll128_all_to_all(x, out, size, tiles, capacity, lines, calls):
+    """Send each rank its segment of `x`, to `out`.
+
+    x, out    complex128, uint64 or uint8, as of ``load_tile``: n_ranks segments each, which lie apart
+    size      elements of a segment
+    tiles     of 480 bytes, which it has
+    capacity  tiles that it may have
+    lines     uint64 (2 * n_ranks * words of the capacity,), symmetric, zeros at first
+    calls     uint32 (n_ranks * capacity,), zeros at first
+    grid      (any number, n_ranks) of blocks of whole warps, one-dimensional
+    """
+    warps, t, me, n = cuda.blockDim.x >> 5, cuda.threadIdx.x, rank(), cuda.gridDim.y
+    k = me + 1 + cuda.blockIdx.y
+    if k >= n:  # a remainder would be a division
+        k -= n
+    i = types.uint32(cuda.blockIdx.x * warps + (t >> 5))
+    its, theirs = span(x, k * size, size), span(out, k * size, size)
+    counts = span(calls, k * capacity, capacity)
+    there, here, half = types.uint32(me * capacity), types.uint32(k * capacity), types.uint32(n * capacity)
+    step, piece = types.uint32(warps * cuda.gridDim.x), tile_piece(i)
+    griddepcontrol_wait(its, theirs, counts, symm_at(lines, k), there, here, half, i, tiles, step, piece)
+    griddepcontrol_launch_dependents()
+    if k == me:
+        while i < tiles:
+            store_tile(theirs, i, load_tile(its, i))
+            i = types.uint32(i + step)
+    else:
+        done, call, sent = i, types.uint32(0), types.uint32(0)
+        while done < tiles:
+            if i < tiles:
+                sent = types.uint32(counts[i] + 1)
+                at = types.uint32((sent & 1) * half + i)
+                ll128_store_tile(lines, types.uint32(at + there), load_tile(its, i), sent, k)
+                cuda.syncwarp()  # all threads have read the counter
+                if t & 31 == 0:
+                    counts[i] = sent
+            if done < i:
+                at = types.uint32((call & 1) * half + done)
+                (words,) = ll128_load_some(lines, (types.uint32(at + here),), call)
+                store_tile(theirs, done, words)
+                done = types.uint32(done + step)
+            i, call = types.uint32(i + step), sent
+
+
+class LL128(Tiles):
+    """The method "ll128" of ``AllToAll``."""
+
+    most_ranks = math.inf  # a row of the grid for each
+
+    def prepare(self, max_nbytes):
+        n, xp = self.world.n_ranks, self.world.xp
+        self.capacity = tiles_of(-(-max_nbytes // n))
+        self.check("all_to_all ll128", 2 * n * self.capacity)
+        self.lines = self.zeros((2 * n * words_of(self.capacity),), "uint64", "all_to_all.ll128.lines")
+        self.calls = xp.zeros(n * self.capacity, "uint32")
+        self.bind_kinds(self._bind, 0)
+
+    def bind(self, x, out, in_place):
+        segment = x.nbytes // self.world.n_ranks
+        return self._bind(*self.wide(x, out, segment), segment)
+
+    def _bind(self, x, out, segment):
+        n, tiles = self.world.n_ranks, tiles_of(segment)
+        args = segment // x.itemsize, tiles, self.capacity, self.lines, self.calls
+        return self.launch_tiles(ll128_all_to_all, tiles, x, out, *args, rows=n)
+
+
+_arrays = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")
+GPU_KERNELS = {
+    f"ll128_all_to_all[{words}]": (
+        ll128_all_to_all,
+        (*[types.Array(words, 1, "C")] * 2, *[types.int64] * 3, *_arrays),
+    )
+    for words in (types.complex128, types.uint64, types.uint8)
+}

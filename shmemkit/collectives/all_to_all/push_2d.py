@@ -1,0 +1,175 @@
+"""All-to-all by push in two dimensions: first inside the node, then across nodes. For several nodes.
+
+Rank (i, l) is the l-th of node i. What it has for rank (j, m) it gives to (i, m), by stores; (i, m) sends
+what all ranks of its node have for (j, m) there, by NVSHMEM, in one message. So two nodes exchange a message
+for each local index and part, not one for each pair of ranks, and all ranks use the network alike.
+
+Segments  x and out have one for each rank: segment k of x goes to rank k, segment k of out comes from it
+Parts     a segment is cut into as many parts as there are blocks per rank. Part b of the segments that belong
+          together, of the ranks of one node for one rank, lies in one piece, segment after segment
+Outgoing  outgoing[half, z - 1, b], on rank (i, l): part b of what the ranks of node i have for (j, l), with
+          j = i + z modulo the nodes. Written by each of them. The network reads it
+Incoming  incoming[half, z, b], on rank (i, l): part b of what the ranks of node j have for me. Written by
+          (j, l), through the network; for z = 0, by each rank of my own node
+Signals   staged[z, k, b], on rank (i, l): the number of the last call whose part b of (i, k) for (j, l) is
+          here (only (i, k) sets it). arrived[half, z, b]: that of the last call whose incoming[half, z, b] is
+          here (only (j, l) sets it)
+Counters  calls[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
+          device memory, so that a replayed graph counts on
+
+  block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
+     y = 0, z = 0:  copy part b of my own segment to the output
+     otherwise:     1. copy part b of my segment for (j, l') to the outgoing parts of (i, l'), or, for z = 0,
+                       the incoming ones; syncthreads
+     y > 0:         2. set staged[z, l, b] there                          release, sys: publishes the part
+     y = 0, z > 0:  3. wait for staged[z, k, b] of all k but l            acquire, sys
+                    4. put outgoing[half, z - 1, b], and its signal, to the incoming parts of (j, l)
+                                                                         the signal follows the data
+     y > 0, z = 0:  5. wait for staged[0, l', b]                          acquire, sys
+     z > 0:         5. wait for arrived[half, z, b], syncthreads          acquire, also of the network
+     all:           6. copy part b of what comes from (j, l') to the output
+                    7. add 1 to the counter
+
+Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls: these
+decide only where the segments lie in it. Half h of it is written again two calls with it later, when the call
+between has ended on who writes it. That one takes
+
+  - something directly from the rank (i, m) that the half lies on, for who writes it is of its node or has its
+    number. It was sent in a launch that begins after (i, m)'s launch before has ended, and with it the reads
+    of all its blocks, which have waited for everything that they read, by whomever it was written
+  - for outgoing parts, which the network may read later: the put of (j, l) to me, (i, l), which takes what
+    (j, m) stores there, in a launch that begins after (j, m)'s launch before has ended. That could not end
+    before (i, m)'s put was there. So it has been read, although nobody has called quiet
+
+and no two puts with one signal are under way at once. Those of neighbouring calls can be, and the network may
+swap them: hence a signal for each half.
+
+No deadlock: all blocks store before they wait; puts wait for stores only, and who receives for stores or a
+put; all blocks are resident.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_wait_until,
+    symm_at,
+    wait,
+    wait_block,
+)
+
+from ..method import Method
+
+PART = 1 << 15  # bytes that are worth a block
+MAX_PARTS = 32
+MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocessor of A100
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, staged, arrived, calls):
+    """Exchange the segments of `x`, to `out`.
+
+    x, out      uint8, 1-D, of n_ranks segments; they do not overlap
+    segment     elements of a segment
+    part        elements of a part, a multiple of 16: gridDim.x of them are a segment
+    local_size  ranks of a node, which are consecutive
+    outgoing    uint8 (2, nodes - 1, parts at most, local_size * elements of a part at most), symmetric
+    incoming    uint8 (2, nodes, as outgoing), symmetric
+    staged      uint64 (nodes, local_size, parts at most), symmetric, zeros at first
+    arrived     uint64 (2, nodes, parts at most), symmetric, zeros at first
+    calls       uint64 (nodes, local_size, parts at most), zeros at first
+    grid        (parts, local_size, nodes), the same on all ranks; any number of threads
+    """
+    b, y, z, nodes = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.z
+    me, n = rank(), num_ranks()
+    first = 0  # rank of my node; no division, which is slow
+    while first + local_size <= me:
+        first += local_size
+    there = first + z * local_size  # the first rank of node j
+    if there >= n:
+        there -= n
+    mine = me - first  # l
+    local = mine + y  # l'
+    if local >= local_size:
+        local -= local_size
+    begin, end = min(b * part, segment), min((b + 1) * part, segment)
+    length = end - begin
+    pitch = length + 15 & -16  # from one segment to the next
+    call = calls[z, y, b] + 1
+    half = call & 1
+    at = (there + local) * segment + begin
+    source = x[at : at + length]
+
+    if y > 0 or z > 0:
+        room = incoming[half, 0, b]
+        if z > 0:
+            room = outgoing[half, z - 1, b]
+        copy_block(symm_at(room, first + local)[mine * pitch : mine * pitch + length], source)
+        if y > 0:
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                notify(staged[z, mine, b:], first + local, call, "set", "sys")
+        else:
+            k = cuda.threadIdx.x
+            while k < local_size:
+                if k != mine:
+                    wait(staged[z, k, b:], 1, "sys", "acquire", call)
+                k += cuda.blockDim.x
+            size = (local_size - 1) * pitch + length
+            target = incoming[half, nodes - z, b, :size]  # it begins with a barrier of the block
+            put_signal_nbi_block(target, room[:size], arrived[half, nodes - z, b:], call, SET, there + mine)
+        if z > 0:
+            if cuda.threadIdx.x == 0:
+                signal_wait_until(arrived[half, z, b:], GE, call)
+            cuda.syncthreads()
+        else:
+            wait_block(staged[0, local, b:], 1, "sys", "acquire", call)
+        source = incoming[half, z, b, local * pitch : local * pitch + length]
+    copy_block(out[at : at + length], source)
+    cuda.syncthreads()  # all threads have read the counter
+    if cuda.threadIdx.x == 0:
+        calls[z, y, b] = call
+
+
+class Push2D(Method):
+    """The method "push_2d" of ``AllToAll``."""
+
+    def prepare(self, max_nbytes):
+        world = self.world
+        world.check_reach("all_to_all push_2d", ranks=world.node_ranks)
+        n, nodes, local_size = world.n_ranks, world.n_nodes, world.local_size
+        segment = max(1, -(-max_nbytes // n))
+        self.parts = min(MAX_PARTS, max(1, MAX_BLOCKS // n), -(-segment // PART))
+        room = local_size * (max(min(PART, segment), -(-segment // self.parts)) + 15 & -16)
+        outgoing = 2, max(1, nodes - 1), self.parts, room
+        self.outgoing = self.empty(outgoing, "uint8", "all_to_all.push_2d.outgoing")
+        self.incoming = self.empty((2, nodes, self.parts, room), "uint8", "all_to_all.push_2d.incoming")
+        self.staged = self.zeros((nodes, local_size, self.parts), "uint64", "all_to_all.push_2d.staged")
+        self.arrived = self.zeros((2, nodes, self.parts), "uint64", "all_to_all.push_2d.arrived")
+        self.calls = world.xp.zeros((nodes, local_size, self.parts), "uint64")
+        nothing = world.xp.empty(0, "uint8")
+        self._bind(self.parts, nothing, nothing, 0, 0)
+
+    def bind(self, x, out, in_place):
+        x, out = x.view("uint8"), out.view("uint8")
+        segment = x.size // self.world.n_ranks
+        parts = min(self.parts, -(-segment // PART))
+        return self._bind(parts, x, out, segment, -(-segment // parts) + 15 & -16)
+
+    def _bind(self, parts, *args):
+        local_size, nodes = self.world.local_size, self.world.n_nodes
+        args += local_size, self.outgoing, self.incoming, self.staged, self.arrived, self.calls
+        return self.launch(push_all_to_all_2d, (parts, local_size, nodes), *args)
+
+
+_bytes, _counters = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 3, "C")
+_rooms = types.Array(types.uint8, 4, "C")
+_signature = *(_bytes, _bytes, types.int64, types.int64, types.int64), _rooms, _rooms, *[_counters] * 3
+GPU_KERNELS = {"push_all_to_all_2d": (push_all_to_all_2d, _signature)}

@@ -1,0 +1,410 @@
+"""All-to-all of different numbers of rows, which only the GPUs know: they tell each other in the kernel.
+
+Rows      x has rows for rank 0, then for rank 1, and so on, splits[k] for rank k. Those that come here land
+          in out one after another, in the order of the ranks
+Table     table[k, :], on every rank: the splits of rank k, and how many rows its out has room for. A split is
+          negative if x has fewer rows than that. Written by rank k only
+Landing   on every rank: where the others store rows, at their place in out. `out` itself, if that is
+          symmetric, else a scratch as large
+Outbox    of several nodes, as large as x: my rows for far ranks, whose memory is not mapped here. NVSHMEM
+          reads them
+Signals   ready[k], on every rank: the number of the last call for which row k of the table is here, and rank
+          k's landing may be written. arrived[k, b]: that of the last call in which block b of rank k has
+          stored all that it has for me (only rank k sets them)
+Counters  calls[b], local: how many calls block b has taken part in. In device memory, so that a replayed
+          graph counts on. All launches of an object have the same grid
+
+What goes from one rank to another lands whole or not at all: all ranks find that from the table, and from it
+where everything lands, by the same sums. Each block has a part of it, cut alike on both sides.
+
+  block b:
+          1. block 0 only: store my row of the table on all ranks, me too; syncthreads
+             set ready[me] there to the number of this call        release, sys: after what used out
+             (to far ranks: put the row, and its signal)           the signal follows the data
+          2. wait until ready[k] here is at least that, for all k  acquire, sys, also of the network
+             copy the table to shared memory; syncthreads
+          3. store part b of the rows for each other rank in its landing; syncthreads
+          4. set arrived[me, b] there                              release, sys: publishes the parts
+             (far ranks, first of all in 3: copy the part to the outbox, put it to their landing, and its
+             signal, also of parts without rows)
+          5. copy part b of my rows for myself to out; block 0 also writes out_splits
+          6. for each other rank k: wait until arrived[k, b] here is the number    acquire, sys
+             and copy part b of its rows from the landing to out, unless they are the same
+
+No race, with nothing doubled. The landing: I write that of a rank after its ready of this call, which comes
+from a launch that begins after its launch before has ended, and with it what read the landing. In one call no
+two parts overlap. The table: I write my row on another rank again one call later, when my launch before has
+ended; for that, its blocks have all set arrived, after they had read the table. splits may be out_splits:
+block 0 alone uses them, and reads before it writes. What the network reads: my row again one call later, when
+others have set arrived after they had it; the outbox after their ready of the next call, from a launch that
+begins when the one before has ended, which waits for what I put. So nobody calls quiet, and no two puts with
+one signal are under way at once.
+
+No deadlock: block 0 sends the table before it waits; each block waits for that of block 0 of all ranks, and
+for what the blocks of its number do when they have it; all blocks are resident.
+"""
+
+from __future__ import annotations
+
+from numba import cuda, int64, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_wait_until,
+    symm_at,
+    wait,
+    wait_block,
+)
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import call_on, converted, keyed
+from shmemkit.typing import AnyArray, AnyStream, ArrayT
+
+from ..collective import Collective, check_contiguous
+from ..method import Method
+
+PART = 1 << 15  # bytes that are worth a block
+MAX_BLOCKS = 64  # of a grid; a power of 2
+MAX_SENDERS = 16  # likewise, if some ranks are far: each block sends each of these a message
+MAX_RANKS = 72  # whose table fits into the shared memory of a block
+MAX_TABLE = MAX_RANKS * (MAX_RANKS + 1)
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+
+@cuda.jit(device=True)
+def _split(splits, k, rows):
+    """How many rows go to rank k; negative if not all of them are in x, of `rows` rows."""
+    first, j = 0, 0
+    while j < k:
+        first += min(max(splits[j], 0), rows - first)
+        j += 1
+    count = max(splits[k], 0)
+    return count if count <= rows - first else -count
+
+
+@cuda.jit(device=True)
+def part_of(size, shift, far):
+    """-> elements of a block's part, of `size`: of whole lines, and for a far rank not too small a message"""
+    part = ((size + (1 << shift) - 1) >> shift) + 127 & -128
+    return max(part, PART) if far else part
+
+
+@cuda.jit(device=True)
+def _first(table, source, target, n):
+    """The row of `target`'s out where the rows of `source` begin, or -1 if they do not land.
+
+    table  int64, 1-D: n + 1 for each rank, its splits and the room of its out
+    """
+    room, first, k = table[target * (n + 1) + n], 0, 0
+    while k < source:
+        count = table[k * (n + 1) + target]
+        if count > 0 and count <= room - first:
+            first += count
+        k += 1
+    count = table[source * (n + 1) + target]
+    return first if count >= 0 and count <= room - first else -1
+
+
+def all_to_all_v_kernel(network):
+    """-> the kernel; `network`: some ranks are far, on other nodes"""
+
+    @cuda.jit
+    def push_all_to_all_v(
+        x,
+        splits,
+        out,
+        out_splits,
+        row,
+        rows,
+        room,
+        landing,
+        staged,
+        outbox,
+        near,
+        shift,
+        table,
+        ready,
+        arrived,
+        calls,
+    ):
+        """Give rank k the next splits[k] rows of `x`; what the others give comes to `out`.
+
+        x, out              uint8, 1-D: rows * row and room * row bytes; they do not overlap
+        splits, out_splits  int64 (n_ranks,)
+        landing             uint8, 1-D, symmetric, as large as any rank's out: it is out, or, if `staged`,
+                            apart
+        outbox, near        for far ranks: uint8, 1-D, symmetric, as large as any rank's x; and uint8
+                            (n_ranks,), 1 for those that are not
+        shift               gridDim.x is 1 << shift, in all launches
+        table               int64 (n_ranks * (n_ranks + 1),), symmetric; up to MAX_RANKS ranks
+        ready               uint64 (n_ranks,), symmetric, zeros at first
+        arrived             uint64 (n_ranks, blocks), likewise
+        calls               uint64 (blocks,), zeros at first
+        """
+        counts = cuda.shared.array(MAX_TABLE, int64)  # the table
+        begins = cuda.shared.array(MAX_RANKS, int64)  # the row of x where those for rank k begin
+        there = cuda.shared.array(MAX_RANKS, int64)  # the row of rank k's out where they land, or -1
+        here = cuda.shared.array(MAX_RANKS, int64)  # the row of my out where those of rank k land, or -1
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        me, n = rank(), num_ranks()
+        call = calls[b] + 1
+        mine = me * (n + 1)
+        if b == 0:  # 1
+            i = t
+            while i <= n:
+                count = room
+                if i < n:
+                    count = _split(splits, i, rows)
+                k = 0
+                while k < n:
+                    if not network or near[k] != 0:
+                        symm_at(table, k)[mine + i] = count
+                    k += 1
+                i += threads
+            cuda.syncthreads()
+            if network:
+                my_row, k = table[mine : mine + n + 1], 0
+                while k < n:
+                    if near[k] == 0:
+                        put_signal_nbi_block(my_row, my_row, ready[me:], call, SET, k)
+                    k += 1
+            k = t
+            while k < n:
+                if not network or near[k] != 0:
+                    notify(ready[me:], k, call, "set", "sys")
+                k += threads
+        k = t
+        while k < n:  # 2
+            if not network or near[k] != 0:
+                wait(ready[k:], 1, "sys", "acquire", call)
+            else:
+                signal_wait_until(ready[k:], GE, call)
+            k += threads
+        cuda.syncthreads()
+        i = t
+        while i < n * (n + 1):
+            counts[i] = table[i]
+            i += threads
+        cuda.syncthreads()
+        k = t
+        while k < n:
+            begin, j = 0, 0
+            while j < k:
+                begin += max(counts[mine + j], 0)
+                j += 1
+            begins[k], there[k], here[k] = begin, _first(counts, me, k, n), _first(counts, k, me, n)
+            k += threads
+        cuda.syncthreads()
+        for passes in range(1 + network):  # 3; far ranks first: the network takes longer
+            far, y = network and passes == 0, 1
+            while y < n:
+                peer = me + y
+                if peer >= n:
+                    peer -= n
+                size = counts[mine + peer] * row if there[peer] >= 0 else 0
+                part = part_of(size, shift, far)
+                begin, end = min(b * part, size), min((b + 1) * part, size)
+                at, to = begins[peer] * row, there[peer] * row
+                if network and far and near[peer] == 0:  # `network`: or numba compiles it for one node, too
+                    source = outbox[at + begin : at + end]
+                    copy_block(source, x[at + begin : at + end])  # a put begins with a barrier of the block
+                    target = landing[to + begin : to + end]
+                    put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)
+                elif not far and (not network or near[peer] != 0):
+                    copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
+                y += 1
+        cuda.syncthreads()
+        k = t
+        while k < n:  # 4
+            if k != me and (not network or near[k] != 0):
+                notify(arrived[me, b:], k, call, "set", "sys")
+            k += threads
+        y = 0
+        while y < n:  # 5 and 6
+            peer = me + y
+            if peer >= n:
+                peer -= n
+            if y > 0:
+                if not network or near[peer] != 0:
+                    wait_block(arrived[peer, b:], 1, "sys", "acquire", call)
+                else:
+                    if t == 0:
+                        signal_wait_until(arrived[peer, b:], GE, call)
+                    cuda.syncthreads()
+            if here[peer] >= 0 and (staged or y == 0):
+                size = counts[peer * (n + 1) + me] * row
+                part = part_of(size, shift, network and near[peer] == 0)
+                begin, end = min(b * part, size), min((b + 1) * part, size)
+                to = here[peer] * row
+                at = begins[me] * row if y == 0 else to
+                source = x if y == 0 else landing
+                copy_block(out[to + begin : to + end], source[at + begin : at + end])
+            y += 1
+        if b == 0:
+            k = t
+            while k < n:
+                count = counts[k * (n + 1) + me]
+                out_splits[k] = count if here[k] >= 0 else -abs(count)
+                k += threads
+        if t == 0:
+            calls[b] = call
+
+    return push_all_to_all_v
+
+
+push_all_to_all_v, push_all_to_all_v_network = map(all_to_all_v_kernel, (False, True))
+
+
+class PushV(Method):
+    """The method of ``AllToAllV``."""
+
+    def prepare(self, max_nbytes):
+        world, n = self.world, self.world.n_ranks
+        if n > MAX_RANKS:
+            raise ValueError(
+                f"AllToAllV: there are {n} ranks; at most {MAX_RANKS} can be. AllToAll has no limit"
+            )
+        reached = world.host_allgather((world.near(), world.backend.multiprocessors))
+        near = [mine and theirs[world.rank] for mine, (theirs, _) in zip(world.near(), reached, strict=True)]
+        far = not all(all(of_rank) for of_rank, _ in reached)
+        most = min(MAX_SENDERS if far else MAX_BLOCKS, *(count for _, count in reached))
+        self.shift = max(1, min(most, max_nbytes // PART)).bit_length() - 1
+        self.blocks = 1 << self.shift
+        self.near = world.xp.asarray(near).astype("uint8")
+        self.kernel = push_all_to_all_v_network if far else push_all_to_all_v
+        self.scratch = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.scratch")
+        self.outbox = self.scratch
+        if far:
+            self.threads = min(self.threads, 256)  # of some 200 registers
+            self.outbox = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.outbox")
+        self.table = self.empty(n * (n + 1), "int64", "all_to_all.variable.table")
+        self.ready = self.zeros(n, "uint64", "all_to_all.variable.ready")
+        self.arrived = self.zeros((n, self.blocks), "uint64", "all_to_all.variable.arrived")
+        self.calls = world.xp.zeros(self.blocks, "uint64")
+        nothing, splits = world.xp.empty(0, "uint8"), world.xp.zeros(n, "int64")
+        self._bind(nothing, splits, nothing, splits, 1, 0, 0)
+
+    def bind(self, x, splits, out, out_splits):
+        """Of arrays of rows."""
+        row = x.itemsize
+        for size in x.shape[1:]:
+            row *= size
+        flat = x.reshape(-1).view("uint8"), splits, out.reshape(-1).view("uint8"), out_splits
+        return self._bind(*flat, row, len(x), len(out))
+
+    def _bind(self, x, splits, out, out_splits, row, rows, room):
+        staged = not self.world.is_symmetric(out)
+        landing = self.scratch if staged else out
+        return self.launch(
+            *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, landing, staged),
+            *(self.outbox, self.near, self.shift, self.table, self.ready, self.arrived, self.calls),
+        )
+
+
+class AllToAllV(Collective):
+    """Give each rank some rows of an array, and get some from each; how many, the GPUs know. Collective.
+
+    world       the World; up to 72 ranks
+    max_nbytes  bytes of the largest array on any rank, x or out
+
+    ``exchange(x, splits, out, out_splits)`` enqueues one, as ``gather(x)`` of ``AllGather`` does: on any
+    stream, also in graphs, in the same order on all ranks. The host never waits for the splits.
+    """
+
+    table, METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
+
+    def __init__(self, world: World, max_nbytes: int):
+        super().__init__(world, max_nbytes, "push")
+
+    def __call__(
+        self,
+        x: AnyArray,
+        splits: AnyArray,
+        out: ArrayT,
+        out_splits: ArrayT,
+        stream: AnyStream | None = None,
+    ) -> tuple[ArrayT, ArrayT]:
+        """Send rows of `x` to all ranks. -> (out, out_splits)
+
+        x           C-contiguous, any dtype, of shape (rows, ...): any number of rows, which may differ from
+                    rank to rank. The first splits[0] rows go to rank 0, the next splits[1] to rank 1, and so
+                    on. What is left over goes nowhere. The rest of the shape is the same on all ranks
+        splits      int64 (n_ranks,), contiguous; less than 0 is 0
+        out         C-contiguous, of x's dtype and shape but for the number of rows, which may differ from
+                    rank to rank: it is the room for what comes here. Apart from x. If it lies in symmetric
+                    memory, then on all ranks, as the same part of the same array: the peers write it
+                    themselves. What lies behind the rows that land stays as it is
+        out_splits  int64 (n_ranks,), contiguous: how many rows each rank has sent here; may be `splits`
+        stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Each is an array or tensor, as of ``AllGather``.
+
+        Enqueued: when the stream has run it, the rows of rank 0 are at the beginning of out, those of rank 1
+        behind them, and so on. What one rank sends lands whole or not at all: where out has not enough room
+        left for the m rows of rank k, or that rank's x has not as many, none of them lands, out_splits[k] is
+        -m, and the rows of the next rank take their place. So as many rows of out are valid as the positive
+        numbers of out_splits add up to.
+        """
+        world = self.world
+        stream, waits = call_on(world, stream, x, splits, out, out_splits)
+        arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
+        key, arrays = keyed("AllToAllV", arrays, world.xp)
+        run = self._plans.get(key)
+        if run is None:
+            arrays = converted("AllToAllV", arrays, world.xp)
+            self._check(**arrays)
+            run = self._methods["push"].bind(*arrays.values())
+            self._plans.keep(key, run)
+        rows = arrays["x"]
+        self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
+        run(stream)
+        if waits:
+            world.stream.synchronize()
+        return out, out_splits
+
+    def _check(self, x, splits, out, out_splits):
+        self._check_alive()
+        for name, array in (("x", x), ("splits", splits), ("out", out), ("out_splits", out_splits)):
+            check_contiguous("AllToAllV", name, array)
+        n, address = self.world.n_ranks, self._address
+        for name, array in (("splits", splits), ("out_splits", out_splits)):
+            if array.dtype != "int64" or array.shape != (n,):
+                raise ValueError(
+                    f"AllToAllV: {name} is {array.dtype} {array.shape}; it must be int64 ({n},), a number "
+                    "for each rank"
+                )
+        if x.dtype != out.dtype or not x.ndim or x.shape[1:] != out.shape[1:] or x.ndim != out.ndim:
+            raise ValueError(
+                f"AllToAllV: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; both must have "
+                "rows of one dtype and shape, any number of them"
+            )
+        for name, array in (("x", x), ("out", out)):
+            if array.nbytes > self.max_nbytes:
+                raise ValueError(
+                    f"AllToAllV: {name} has {array.nbytes} bytes, more than max_nbytes={self.max_nbytes}. "
+                    "Make an AllToAllV with a larger max_nbytes"
+                )
+        apart = address(x) >= address(out) + out.nbytes or address(out) >= address(x) + x.nbytes
+        if x.nbytes and out.nbytes and not apart:
+            raise ValueError("AllToAllV: x and out overlap; they must lie apart")
+
+
+_x, _splits, _integers = (
+    types.Array(types.uint8, 1, "C"),
+    types.Array(types.int64, 1, "C"),
+    (types.int64,) * 3,
+)
+_one, _two = (types.Array(types.uint64, d, "C") for d in (1, 2))
+_signature = (
+    *(_x, _splits, _x, _splits, *[types.int64] * 3, _x, types.boolean, _x, _x, types.int64),
+    *(_splits, _one, _two, _one),
+)
+GPU_KERNELS = {
+    "push_all_to_all_v": (push_all_to_all_v, _signature),
+    "push_all_to_all_v_network": (push_all_to_all_v_network, _signature),
+}

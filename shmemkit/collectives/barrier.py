@@ -1,0 +1,131 @@
+"""Barrier: the streams of all ranks meet, in one kernel of one block.
+
+Where all ranks reach each other by loads and stores, each tells each: ``runtime.stream_barrier``. Otherwise
+``barrier_2d``: first the ranks of a node meet in this way, then each with those of the same number on the
+other nodes, by dissemination, through NVSHMEM:
+
+Signals   arrivals[k], on every rank of its node: how many times rank k has arrived (only rank k adds to it)
+          passed[r], on every rank: how many times the rank 2**r nodes before, of the same number, has come to
+          round r (only that one adds to it)
+Counter   epoch[0], local: calls so far. In device memory, so that a replayed graph counts on
+
+  block:        1. arrive at all ranks of my node, and wait for them; syncthreads
+  thread 0, for each round r with 2**r < nodes:
+                2. add one to passed[r] on the rank 2**r nodes after me, modulo the nodes, behind a fence: so
+                   also what others have published to me is published
+                3. wait until passed[r] >= epoch + 1           acquire, also of the network
+                4. set epoch += 1
+
+After round r I know of 2**(r + 1) nodes, mine and those before it, that all their ranks have arrived; after
+the last round, of all. Nothing is ever reset. A rank may be a call ahead of the one that it tells, and its
+additions may overtake each other: as many as have come, so many times it has been in this round.
+
+No deadlock: in each step a rank tells others before it waits, and waits for what they do in the same step.
+"""
+
+from __future__ import annotations
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    num_ranks,
+    rank,
+    signal_op,
+    signal_wait_until,
+    symm_at,
+    threadfence,
+)
+from shmemkit.runtime.launch import MAX_THREADS
+from shmemkit.runtime.stream_barrier import arrive_and_wait, barrier_kernel
+from shmemkit.runtime.stream_order import shared_order
+from shmemkit.runtime.world import World
+from shmemkit.typing import AnyStream
+
+from .method import Method, check_world
+
+ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def barrier_2d(local_size, arrivals, passed, epoch):
+    """Meet all ranks, of several nodes.
+
+    local_size  ranks of a node, which are consecutive and reach each other by stores
+    arrivals    uint64 (n_ranks,), symmetric, zeros at first
+    passed      uint64 (rounds,), symmetric, zeros at first
+    epoch       uint64 (1,), zero at first
+    grid        1; any number of threads: best one for each rank of a node
+    """
+    me, n = rank(), num_ranks()
+    first = 0  # rank of my node; no division, which is slow
+    while first + local_size <= me:
+        first += local_size
+    end = first + local_size
+    there = symm_at(arrivals, min(first + cuda.threadIdx.x, end - 1))
+    target = arrive_and_wait(arrivals, there, epoch, first, end)
+    if cuda.threadIdx.x == 0:
+        hop, r = local_size, 0
+        while hop < n:
+            to = me + hop
+            if to >= n:
+                to -= n
+            threadfence("sys", "acq_rel")
+            signal_op(passed[r:], 1, ADD, to)
+            signal_wait_until(passed[r:], GE, target)
+            hop += hop
+            r += 1
+        epoch[0] = target
+
+
+class Barrier(Method):
+    """A barrier of all ranks on a stream: one kernel, which takes a few microseconds. Collective.
+
+    ``barrier()`` enqueues it. Work that any rank enqueues after it sees all stores that every rank enqueued
+    before it. Calls may follow each other on any streams, also in CUDA graphs; all ranks make them in the
+    same order. A call on another stream waits for the calls before it, those of collectives included. The
+    program launches graphs in that order itself.
+
+    It does not complete puts: call `quiet` in the kernels that make them, or use ``World.barrier``.
+
+    TypeError if `world` is not a World.
+    """
+
+    def __init__(self, world: World):
+        check_world("Barrier", world)
+        super().__init__(world)
+        self._order = shared_order(world)
+
+    def prepare(self) -> None:
+        world, n = self.world, self.world.n_ranks
+        near = world.near()
+        reached = world.host_allgather((all(near), all(near[k] for k in world.node_ranks)))
+        everywhere, in_nodes = (all(of_ranks) for of_ranks in zip(*reached, strict=True))
+        size = n if everywhere else world.local_size if in_nodes else 1
+        if world.backend.name != "emulator":
+            self.threads = min(MAX_THREADS, size)
+        arrivals = self.zeros(n, "uint64", "barrier.arrivals")
+        self.epoch = world.xp.zeros(1, "uint64")
+        if everywhere:
+            self._run = self.launch(barrier_kernel, 1, arrivals, self.epoch, pdl=True)
+        else:
+            passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
+            self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
+
+    def __call__(self, stream: AnyStream | None = None) -> None:
+        """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``."""
+        if not self._arrays:
+            raise RuntimeError("Barrier: it was freed; make a new one")
+        check_world("Barrier", self.world)
+        if stream is self.world.stream:
+            stream = None
+        self._order.before(stream, "Barrier")
+        self._run(stream)
+
+
+_words = types.Array(types.uint64, 1, "C")
+GPU_KERNELS = {
+    "barrier": (barrier_kernel, (_words, _words)),
+    "barrier_2d": (barrier_2d, (types.int64, _words, _words, _words)),
+}

@@ -1,0 +1,71 @@
+"""Broadcast: the array of one rank, the root, on all of them.
+
+The methods, a file each, which says how it works:
+
+  ll       words that say themselves that they have arrived, from the root to all others: small messages
+  ll128    lines of 128 bytes that do: middling ones
+  lamport  pieces of 16 bytes that do, into places that are empty before, from the root to one of the others
+           each, which passes it on: larger ones
+  scatter  a segment for each of the others, which pass them on to one another: likewise
+  push_2d  a segment for each rank of the root's node, which send them to the other nodes, through NVSHMEM;
+           all pass them on in their own: several nodes
+"""
+
+from __future__ import annotations
+
+from shmemkit.runtime.world import World
+from shmemkit.typing import AnyStream, ArrayT
+
+from ..collective import Collective, checked_root
+from .lamport import Lamport
+from .ll import LL
+from .ll128 import LL128
+from .push_2d import Push2D
+from .scatter import Scatter
+
+METHODS = {"ll": LL, "ll128": LL128, "lamport": Lamport, "scatter": Scatter, "push_2d": Push2D}
+
+
+class Broadcast(Collective):
+    """Give all ranks the array of the root. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array
+    root        its rank
+    method      one of ``Broadcast.methods``, or "auto", as of ``AllGather``
+
+    ``broadcast(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
+    all ranks.
+    """
+
+    table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
+    _one_place = False
+    _overlap = "they must lie apart, or be the same"
+
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
+        self.root = root
+        super().__init__(world, max_nbytes, method)
+
+    def _checked_options(self):
+        self.root = checked_root(type(self).__name__, self.world, self.root)
+        return {"root": self.root}
+
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+        """-> out, with the root's `x`
+
+        x        C-contiguous, any dtype, of the same shape and dtype on all ranks; only the root's is read.
+                 An array or tensor, as of ``AllGather``
+        out      C-contiguous, as large, of the same dtype; it may be x. Default: x itself
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+        """
+        return self._call(x, x if out is None else out, stream)
+
+    def _sizes(self, x, out):
+        if x.dtype != out.dtype or x.size != out.size:
+            raise ValueError(
+                f"Broadcast: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size} elements"
+            )
+
+    def _in_place(self, x, out):
+        return 0

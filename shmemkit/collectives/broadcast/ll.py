@@ -1,0 +1,121 @@
+"""Broadcast by LL: the root stores its words, with a flag, to all others. For small messages.
+
+Lines     lines[half], on every rank but the root: the words, packed (``device.packets.ll``). Written by the
+          root only, over NVLink
+Signals   read[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
+Counters  calls[c], local: how often chunk c, of a word for each thread of a block, has been sent. In device
+          memory, so that a replayed graph counts on
+
+  block b, for its chunks c = b, b + gridDim.x, ..., on the root:
+          1. wait until read[k, c] is at least this call less 2, for all k  acquire, sys: the half is free
+          2. store the words to lines[half] of all others, with the flag
+  on another rank:
+          1. poll the words in lines[half], and store them to the output; syncthreads
+          2. set read[me, c] on the root to the number of this call         release, sys: after the reads
+  both:   add 1 to the chunk's counter
+
+No race: a half is written again when all have read it. No deadlock: the root waits for what others did two
+calls before; they wait for the root, which waits for nothing of this call.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    ll_load,
+    ll_store,
+    load_word,
+    n_words,
+    notify,
+    num_ranks,
+    rank,
+    store_word,
+    symm_at,
+    wait,
+)
+
+from ..method import Method
+
+BLOCKS = 1  # of a grid, at most, for each multiprocessor
+
+
+@cuda.jit
+def ll_broadcast(x, out, in_place, root, lines, read, calls):
+    """Store the root's `x` in `out`.
+
+    x, out    uint64 or uint8, 1-D, of the same size; x counts on the root only
+    in_place  whether x is out
+    lines     uint64 (2, words of the capacity), symmetric, zeros at first
+    read      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
+    calls     uint64 (chunks of the capacity,), zeros at first
+    grid      any number of blocks, one-dimensional, as the blocks are
+    """
+    t, threads = cuda.threadIdx.x, cuda.blockDim.x
+    me, n, size = rank(), num_ranks(), n_words(out)
+    griddepcontrol_wait(x, out, root, symm_at(lines, 0), read, calls, me, size)
+    griddepcontrol_launch_dependents()
+    c = cuda.blockIdx.x
+    while c * threads < size:
+        i, call = c * threads + t, calls[c] + 1
+        if me == root:
+            if call > 2:
+                y = t + 1
+                while y < n:
+                    peer = me + y if me + y < n else me + y - n
+                    wait(read[peer, c:], 1, "sys", "acquire", call - 2)
+                    y += threads
+            cuda.syncthreads()
+            if i < size:
+                word = load_word(x, i)
+                y = 1
+                while y < n:
+                    peer = me + y if me + y < n else me + y - n
+                    ll_store(symm_at(lines, peer)[call & 1], i, word, call)
+                    y += 1
+                if not in_place:
+                    store_word(out, i, word)
+        else:
+            if i < size:
+                store_word(out, i, ll_load(lines[call & 1], i, call))
+            cuda.syncthreads()
+            if t == 0:
+                notify(read[me, c:], root, call, "set", "sys")
+        if t == 0:  # all threads have read the counter
+            calls[c] = call
+        c += cuda.gridDim.x
+
+
+class LL(Method):
+    """The method "ll" of ``Broadcast``."""
+
+    threads = 128
+
+    def prepare(self, max_nbytes, root):
+        self.world.check_reach("broadcast ll")
+        self.root, words = root, max(1, -(-max_nbytes // 8))
+        chunks = -(-words // self.threads)
+        self.lines = self.zeros((2, 2 * words), "uint64", "broadcast.ll.lines")
+        self.read = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll.read")
+        self.calls = self.world.xp.zeros(chunks, "uint64")
+        for dtype in ("uint8", "uint64"):
+            nothing = self.world.xp.empty(0, dtype)
+            self._bind(1, nothing, nothing, False)
+
+    def bind(self, x, out, in_place):
+        return self._bind(-(-x.nbytes // (8 * self.threads)), x, out, in_place)
+
+    def _bind(self, chunks, x, out, in_place):
+        grid = min(chunks, BLOCKS * self.world.backend.multiprocessors)
+        args = x, out, in_place, self.root, self.lines, self.read, self.calls
+        return self.launch(ll_broadcast, grid, *args, pdl=True)
+
+
+_one, _two = types.Array(types.uint64, 1, "C"), types.Array(types.uint64, 2, "C")
+GPU_KERNELS = {
+    f"ll_broadcast[{words}]": (
+        ll_broadcast,
+        (*[types.Array(words, 1, "C")] * 2, types.boolean, types.int64, _two, _two, _one),
+    )
+    for words in (types.uint64, types.uint8)
+}

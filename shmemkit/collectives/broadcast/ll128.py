@@ -1,0 +1,124 @@
+"""Broadcast by LL128: the root stores its tiles to all others, as lines of 128 bytes that say themselves that
+they have arrived. For middling messages: what leaves the root is n_ranks - 1 times the message.
+
+Tiles     480 bytes of the array, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
+Chunks    of a tile for each warp of a block
+Lines     lines[half], on every rank but the root: the tiles. Written by the root only, over NVLink
+Signals   read[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
+Counters  calls[c], local: how often chunk c has been sent; it gives the flag and the half. In device memory,
+          so that a replayed graph counts on
+
+  block b, for its chunks c = b, b + gridDim.x, ..., on the root, each warp for its tile:
+          1. load the tile, and meanwhile wait until read[k, c] is at least this call less 2, for all k
+                                                             acquire, sys: the half is free
+          2. store it to lines[half] of all others, with the flag, and to the output
+  on another rank:
+          1. poll the tile in lines[half] until it has the flag, and store it to the output; syncthreads
+          2. set read[me, c] on the root to the number of this call         release, sys: after the reads
+  both:   syncthreads, and add 1 to the chunk's counter
+
+No race: a tile is always at the same place, all ranks count its chunk alike, whatever the lengths of the
+calls and the grids, and half h of it is written again two calls with it later, when all have said that they
+have read it. So the root may be two calls ahead, and lines of calls to come arrive while others are late. x
+may be out: a warp has loaded its tile before it stores it, and what others load of it, beyond the end of
+theirs, is not stored. No deadlock: the root waits for what the others did two calls before; they wait for the
+root, which waits for nothing of this call; all blocks are resident. That the next launch begins early (PDL)
+changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    ll128_load_some,
+    ll128_store_tile,
+    load_tile,
+    notify,
+    num_ranks,
+    rank,
+    store_tile,
+    symm_at,
+    wait,
+)
+
+from ..packet_tiles import Tiles, tiles_of, words_of
+
+
+@cuda.jit
+def ll128_broadcast(x, out, in_place, root, tiles, capacity, lines, read, calls):
+    """Store the root's `x` in `out`.
+
+    x, out    complex128, uint64 or uint8, as of ``load_tile``, of the same size; x counts on the root only
+    in_place  whether x is out
+    tiles     of 480 bytes, which it has
+    capacity  tiles that it may have
+    lines     uint64 (2 * words of the capacity,), symmetric, zeros at first
+    read      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
+    calls     uint64 (chunks of the capacity,), zeros at first
+    grid      any number of blocks of whole warps, one-dimensional, as the blocks are; up to 33 ranks
+    """
+    warps, t, me, n = cuda.blockDim.x >> 5, cuda.threadIdx.x, rank(), num_ranks()
+    c, y = cuda.blockIdx.x, 1 + (t & 31)
+    waited = me + y if me + y < n else me + y - n
+    griddepcontrol_wait(x, out, root, tiles, capacity, symm_at(lines, 0), read, calls, waited)
+    griddepcontrol_launch_dependents()
+    while c * warps < tiles:
+        i, call = c * warps + (t >> 5), calls[c] + 1
+        at, flag = i + capacity if call & 1 else i, types.uint32(call)
+        if i < tiles:
+            if me == root:
+                words = load_tile(x, i)
+                if (call > 2) & (y < n):
+                    wait(read[waited, c:], 1, "sys", "acquire", call - 2)
+                cuda.syncwarp()
+                s = 1
+                while s < n:
+                    ll128_store_tile(lines, at, words, flag, me + s if me + s < n else me + s - n)
+                    s += 1
+                if not in_place:
+                    store_tile(out, i, words)
+            else:
+                (words,) = ll128_load_some(lines, (at,), flag)
+                store_tile(out, i, words)
+        cuda.syncthreads()  # all threads have read the counter, and the lines
+        if t == 0:
+            if me != root:
+                notify(read[me, c:], root, call, "set", "sys")
+            calls[c] = call
+        c += cuda.gridDim.x
+
+
+class LL128(Tiles):
+    """The method "ll128" of ``Broadcast``."""
+
+    threads, blocks = 128, 8  # a signal says that four tiles are read
+    most_ranks = 33  # a thread of a warp for each other one
+
+    def prepare(self, max_nbytes, root):
+        self.root, xp = root, self.world.xp
+        self.capacity = tiles_of(max_nbytes)
+        self.check("broadcast ll128", 2 * self.capacity)
+        chunks = -(-self.capacity // (self.threads // 32))
+        self.lines = self.zeros((2 * words_of(self.capacity),), "uint64", "broadcast.ll128.lines")
+        self.read = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll128.read")
+        self.calls = xp.zeros(chunks, "uint64")
+        self.bind_kinds(self._bind, False, 0)
+
+    def bind(self, x, out, in_place):
+        return self._bind(*self.wide(x, out, x.nbytes), in_place, x.nbytes)
+
+    def _bind(self, x, out, in_place, n_bytes):
+        tiles = tiles_of(n_bytes)
+        args = in_place, self.root, tiles, self.capacity, self.lines, self.read, self.calls
+        return self.launch_tiles(ll128_broadcast, tiles, x, out, *args)
+
+
+_arrays = [types.Array(types.uint64, d, "C") for d in (1, 2, 1)]
+GPU_KERNELS = {
+    f"ll128_broadcast[{words}]": (
+        ll128_broadcast,
+        (*[types.Array(words, 1, "C")] * 2, types.boolean, *[types.int64] * 3, *_arrays),
+    )
+    for words in (types.complex128, types.uint64, types.uint8)
+}

@@ -1,0 +1,191 @@
+"""Broadcast by push in two dimensions: over the ranks of the root's node to the other nodes, and inside each
+node. For several nodes.
+
+Rank (i, l) is the l-th of node i, the root is of node i0. The message has a segment for each local index. The
+root gives segment l to (i0, l), which sends it to the ranks (j, l) of the other nodes, by NVSHMEM; each rank
+passes its segment on to its node's ranks, by stores. So the message crosses the network once for each other
+node, over the links of all ranks of the root's node alike.
+
+Parts     a segment is cut into as many parts as there are blocks per rank
+Scratch   scratch[half, l, b], on every rank but the root: part b of segment l. A rank's own segment is
+          written by the root in its node, by (i0, l) through the network in the others; the other segments by
+          the ranks of the same node whose own they are
+Outbox    outbox[half, b], on the ranks of the root's node: part b of my segment, which the network reads
+Signals   arrived[half, l, b], on every rank: the number of the last call whose part b of segment l is here;
+          set by who writes it. On the root, which has it: that (i0, l) has got it (only (i0, l) sets it)
+          begun[k, b], on (i0, l): how many calls rank k, (j, l) of another node, has begun (only k adds)
+Counters  calls[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
+          memory, so that a replayed graph counts on
+
+  block (b, y) of rank (i, l), with l' = l + y modulo the ranks of a node:
+     y = 0, i not i0:     1. add 1 to begun[me, b] on (i0, l)
+     y > 0, the root:     2. wait until (i0, l') has got the part of the call before         acquire, sys
+                          3. copy part b of segment l' to the scratch there, syncthreads
+                          4. set its signal there                      release, sys: publishes the part
+     all but the root:    5. wait for part b of my own segment         acquire, sys, or of the network
+     y > 0:               6. copy it to the scratch of (i, l'), unless that is the root, syncthreads
+                          7. set its signal there                      release, sys
+     y > 0, not the root: 8. wait for part b of segment l'             acquire, sys
+     y = 0, i = i0:       9. wait until the ranks (j, l) of other nodes have begun the call before this one
+                         10. copy part b of my own segment to the outbox, put it, and its signal, to all of
+                             these                                     the signal follows the data
+     all:                11. copy part b of segment l' to the output
+                         12. add 1 to the counter
+
+Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
+it is written again two calls with it later. Before that, who writes it has heard from the rank that it lies
+on in the call between, whose launch begins when the one before has ended, and with it the reads of what half
+h held: ranks of a node that exchange their segments by these, the root by 2, (i0, l) of others by 9. The one
+before could not end before the put was there: so the outbox may be written again, too, although nobody has
+called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls can be, and
+the network may swap them: hence a signal for each half, and a sum in begun. What is added to it last, nobody
+waits for: NVSHMEM completes it before it gives memory back.
+
+A part goes as a whole: what overlaps are parts, and calls.
+
+No deadlock: 2 and 9 wait for what the others do in the call before at the latest, 5 for the root, or for 9
+and 10 of (i0, l), 8 for 6, which waits for 5 only; all blocks are resident.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_op,
+    signal_wait_until,
+    span,
+    symm_at,
+    wait_block,
+)
+
+from ..method import Method
+from ..push import cut, parts_of
+
+PART = 1 << 15  # bytes that are worth a block
+MAX_PARTS = 32
+MAX_BLOCKS = 108  # of a grid, unless a node has more ranks: one per multiprocessor of A100
+SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def push_broadcast_2d(
+    x, out, in_place, root, part, first, home, local_size, scratch, outbox, arrived, begun, calls
+):
+    """Store the root's `x` in `out`.
+
+    x, out       uint8, 1-D, of the same size; x counts on the root only
+    in_place     whether x is out
+    part         elements of a part: gridDim.x of them are a segment, or more
+    first, home  the first rank of my node, and of the root's
+    local_size   ranks of a node, which are consecutive: as many segments
+    scratch      uint8 (2, local_size, parts at most, elements of a part at most), symmetric
+    outbox       uint8 (2, parts at most, elements of a part at most), symmetric
+    arrived      uint64 (2, local_size, parts at most), symmetric, zeros at first
+    begun        uint64 (n_ranks, parts at most), symmetric, zeros at first
+    calls        uint64 (local_size, parts at most), zeros at first
+    grid         (parts, local_size), the same on all ranks
+    """
+    b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    me, n, size = rank(), num_ranks(), x.size
+    local = me - first  # l
+    to = local + y if local + y < local_size else local + y - local_size  # l'
+    peer, pitch = first + to, cuda.gridDim.x * part
+    begin, its = min(local * pitch + b * part, size), min(to * pitch + b * part, size)
+    length, its_length = min(begin + part, size) - begin, min(its + part, size) - its
+    call = calls[y, b] + 1
+    half = call & 1
+    if y == 0 and first != home and t == 0:
+        signal_op(begun[me, b:], 1, ADD, home + local)
+
+    mine, theirs = span(scratch[half, local, b], 0, length), span(scratch[half, to, b], 0, its_length)
+    if me == root:
+        mine, theirs = span(x, begin, length), span(x, its, its_length)
+        if y > 0:
+            wait_block(arrived[1 - half, to, b:], 1, "sys", "acquire", call - 1)
+            copy_block(span(symm_at(scratch, peer)[half, to, b], 0, its_length), theirs)
+            cuda.syncthreads()
+            if t == 0:
+                notify(arrived[half, to, b:], peer, call, "set", "sys")
+    elif first == home:
+        wait_block(arrived[half, local, b:], 1, "sys", "acquire", call)
+    else:
+        if t == 0:
+            signal_wait_until(arrived[half, local, b:], GE, call)
+        cuda.syncthreads()
+    if y > 0:
+        if peer != root:
+            copy_block(span(symm_at(scratch, peer)[half, local, b], 0, length), mine)
+            cuda.syncthreads()
+        if t == 0:
+            notify(arrived[half, local, b:], peer, call, "set", "sys")
+        if me != root:
+            wait_block(arrived[half, to, b:], 1, "sys", "acquire", call)
+    elif first == home and n > local_size:
+        if t == 0:
+            k = local
+            while k < n:
+                if k != me:
+                    signal_wait_until(begun[k, b:], GE, call - 1)
+                k += local_size
+        cuda.syncthreads()
+        source, k = span(outbox[half, b], 0, length), local
+        copy_block(source, mine)
+        while k < n:
+            if k != me:  # it begins with a barrier of the block
+                target = span(scratch[half, local, b], 0, length)
+                put_signal_nbi_block(target, source, arrived[half, local, b:], call, SET, k)
+            k += local_size
+    if me != root or not in_place:
+        copy_block(span(out, its, its_length), theirs)
+    cuda.syncthreads()  # all threads have read the counter
+    if t == 0:
+        calls[y, b] = call
+
+
+class Push2D(Method):
+    """The method "push_2d" of ``Broadcast``."""
+
+    def prepare(self, max_nbytes, root):
+        world = self.world
+        world.check_reach("broadcast push_2d", ranks=world.node_ranks)
+        self.root, self.local_size = root, world.local_size
+        most = min(MAX_PARTS, max(1, MAX_BLOCKS // self.local_size))
+        self.parts, room = parts_of(max_nbytes, self.local_size, most, PART)
+        shape = self.local_size, self.parts
+        self.scratch = self.empty((2, *shape, room), "uint8", "broadcast.push_2d.scratch")
+        self.outbox = self.empty((2, self.parts, room), "uint8", "broadcast.push_2d.outbox")
+        self.arrived = self.zeros((2, *shape), "uint64", "broadcast.push_2d.arrived")
+        self.begun = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.push_2d.begun")
+        self.calls = world.xp.zeros(shape, "uint64")
+        nothing = world.xp.empty(0, "uint8")
+        self._bind(self.parts, nothing, nothing, False, 0)
+
+    def bind(self, x, out, in_place):
+        x, out = x.view("uint8"), out.view("uint8")
+        parts, part = cut(-(-x.size // self.local_size), self.parts, PART)
+        return self._bind(parts, x, out, in_place, part)
+
+    def _bind(self, parts, x, out, in_place, part):
+        first, home = (k - k % self.local_size for k in (self.world.rank, self.root))
+        args = x, out, in_place, self.root, part, first, home, self.local_size
+        args += self.scratch, self.outbox, self.arrived, self.begun, self.calls
+        return self.launch(push_broadcast_2d, (parts, self.local_size), *args)
+
+
+_bytes, _two = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
+GPU_KERNELS = {
+    "push_broadcast_2d": (
+        push_broadcast_2d,
+        (
+            *(_bytes, _bytes, types.boolean, *[types.int64] * 5),
+            *(types.Array(types.uint8, 4, "C"), types.Array(types.uint8, 3, "C")),
+            *(types.Array(types.uint64, 3, "C"), _two, _two),
+        ),
+    )
+}

@@ -1,0 +1,167 @@
+"""Broadcast by scatter and all-gather: the root sends each of the others a segment, which these pass on to
+one another as it comes. For large messages: what leaves the root is as much as the message, however many
+ranks there are.
+
+Segments  rank root + 1 + j, modulo the ranks, is the owner of segment j, of n_ranks - 1. A segment is cut
+          into parts, a part into steps, the same on all ranks
+Scratch   scratch[half, j, b], on every rank but the root: part b of segment j. Written by the root on the
+          owner, by the owner on others
+Signals   arrived[j, b, p], on every rank but the root: how much of part b of segment j is here: STEPS * call
+          + its even steps, if p is 0, or its odd ones. Set by who writes the scratch
+          free[k, b], on the root: how many calls with part b rank k has ended (only k sets it)
+Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+          half. In device memory, so that a replayed graph counts on
+
+  block (b, p) on the root:
+          1. wait until free[k, b] is at least this call less 2, for all k        acquire, sys
+             for each even step, or each odd one, for each segment j, one after the other:
+          2. copy the step of part b from x to the output, and to the owner's scratch[half, j, b]; syncthreads
+          3. set arrived[j, b, p] there                                 release, sys: publishes the step
+  block (b, 0) on the owner of j:
+          4. set free[me, b] on the root to this call less 1            release, sys: after that call's reads
+             for each step:
+          5. wait until arrived[j, b] says that it is here              acquire, sys
+          6. copy it from there to scratch[half, j, b] of the owners of segments j - 1, j - 2, ..., one after
+             the other; syncthreads; set arrived[j, b] there, as in 3
+  block (b, 1) on the owner of j:
+          7. for each step, for segments j, j + 1, ... modulo their number: wait until arrived says that it is
+             here, and copy it to the output                            acquire, sys
+
+While the root sends to the owner of i, that of j sends to that of 2 j - i, modulo the segments: where their
+number is odd (4 ranks, or 8), each receives from one rank at a time, all the time.
+
+No race: half h of part b is written again two calls with it later. The root writes it on the owner then, when
+that has said, in the one between, that its launch before has ended. The owner of j writes it on rank k when
+it has received k's part b of the call between (block (b, 1), in a launch that has ended), which k passes on
+when its launch before has ended: it has read what half h held. Parts without elements are announced as well.
+No deadlock: the root waits for what others say at the beginning of the call before, which they begin when
+those before have ended; an owner that passes its segment on waits for the root, and what copies to the output
+for both; all blocks are resident.
+
+A multiprocessor has a block of each kind, which share its registers: 256 threads of 128. To announce costs a
+block the time in which its stores arrive: on the root the other one sends meanwhile.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
+
+from ..method import Method
+from ..push import cut, parts_of, senders
+
+PART = 1 << 13  # bytes that are worth a block
+STEP = 1 << 14  # bytes that are worth a signal
+STEPS = 64  # of a part, at most
+
+
+@cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor
+def scatter_broadcast(x, out, in_place, root, part, step, scratch, arrived, free, calls):
+    """Store the root's `x` in `out`.
+
+    x, out    uint8, 1-D, of the same size; x counts on the root only
+    in_place  whether x is out
+    part      elements of a part: gridDim.x of them are a segment, or more
+    step      elements of a step, STEPS or fewer of which are a part
+    scratch   uint8 (2, n_ranks - 1, parts at most, elements of a part at most), symmetric
+    arrived   uint64 (n_ranks - 1, parts at most, 2), symmetric, zeros at first
+    free      uint64 (n_ranks, parts at most), symmetric, zeros at first
+    calls     uint64 (2, parts at most), zeros at first
+    grid      (parts, 2)
+    """
+    b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    me, n, parts = rank(), num_ranks(), cuda.gridDim.x
+    segments, size = max(1, n - 1), out.size
+    call = calls[y, b] + 1
+    half, value = call & 1, STEPS * call
+    mine = me - root - 1 if me > root else me - root - 1 + n
+    if me == root and call > 2:
+        k = t
+        while k < n:
+            if k != me:
+                wait(free[k, b:], 1, "sys", "acquire", call - 2)
+            k += cuda.blockDim.x
+    elif me != root and y == 0 and t == 0:
+        notify(free[me, b:], root, call - 1, "set", "sys")
+    cuda.syncthreads()  # all have read the counter
+    at = number = 0
+    while at < part:
+        length, parity = min(step, part - at), number & 1
+        value += 1 - parity
+        s = 0
+        while s < segments and (me != root or y == parity):
+            j = to = s  # copy a step of segment j, to the owner of `to`
+            if me != root:
+                j = to = mine
+                if y == 0:
+                    to = mine - s if s <= mine else mine - s + segments
+                else:
+                    j = mine + s if mine + s < segments else mine + s - segments
+                if y == 1 or s == 0:
+                    wait_block(arrived[j, b, parity:], 1, "sys", "acquire", value)
+            begin = (j * parts + b) * part + at
+            first = min(begin, size)
+            count = min(begin + length, size) - first
+            its = span(x, first, count) if me == root else span(scratch[half, j, b], at, count)
+            peer = root + 1 + to if root + 1 + to < n else root + 1 + to - n
+            if me == root and not in_place or me != root and y == 1:
+                copy_block(span(out, first, count), its)
+            if peer != me and (me == root or y == 0):
+                copy_block(span(symm_at(scratch, peer)[half, j, b], at, count), its)
+                cuda.syncthreads()
+                if t == 0:
+                    notify(arrived[j, b, parity:], peer, value, "set", "sys")
+            s += 1
+        at += length
+        number += 1
+    if t == 0:
+        calls[y, b] = call
+
+
+def step_of(part):
+    """-> bytes of a step of a part of so many"""
+    return max(STEP, -(-part // STEPS) + 127 & -128)
+
+
+class Scatter(Method):
+    """The method "scatter" of ``Broadcast``."""
+
+    threads = 256
+
+    def prepare(self, max_nbytes, root):
+        world = self.world
+        world.check_reach("broadcast scatter")
+        self.root, self.segments = root, max(1, world.n_ranks - 1)
+        self.parts, room = parts_of(max_nbytes, self.segments, senders(world), PART)
+        shape = self.segments, self.parts
+        self.scratch = self.empty((2, *shape, room), "uint8", "broadcast.scatter.scratch")
+        self.arrived = self.zeros((*shape, 2), "uint64", "broadcast.scatter.arrived")
+        self.free_of = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.scatter.free")
+        self.calls = world.xp.zeros((2, self.parts), "uint64")
+        nothing = world.xp.empty(0, "uint8")
+        self._bind(self.parts, nothing, nothing, False, 0)
+
+    def bind(self, x, out, in_place):
+        x, out = x.view("uint8"), out.view("uint8")
+        parts, part = cut(-(-x.size // self.segments), self.parts, PART)
+        return self._bind(parts, x, out, in_place, part)
+
+    def _bind(self, parts, x, out, in_place, part):
+        args = x, out, in_place, self.root, part, step_of(part)
+        args += self.scratch, self.arrived, self.free_of, self.calls
+        return self.launch(scatter_broadcast, (parts, 2), *args)
+
+
+_bytes, _words = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
+GPU_KERNELS = {
+    "scatter_broadcast": (
+        scatter_broadcast,
+        (
+            *[_bytes] * 2,
+            types.boolean,
+            *[types.int64] * 3,
+            types.Array(types.uint8, 4, "C"),
+            types.Array(types.uint64, 3, "C"),
+        )
+        + (_words,) * 2,
+    )
+}

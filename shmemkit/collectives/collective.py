@@ -1,0 +1,224 @@
+"""What the host objects of collective operations share: their methods, calls on any stream and in graphs, and
+symmetric outputs."""
+
+from __future__ import annotations
+
+import sys
+
+from shmemkit.device import reduction
+from shmemkit.runtime.stream_order import shared_order
+from shmemkit.runtime.world import OutOfReach, World
+from shmemkit.support.arrays import call_on, converted, keyed, new_output, with_shape
+from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.typing import Array, DType, Shape
+
+from . import tuning
+from .bound_calls import Plans
+from .method import agree_on, check_world
+
+PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's keep their arrays alive
+
+
+class Collective:
+    """A subclass has
+
+    table     its name in the tuning table, as "all_gather"
+    METHODS   {name: a class like ``Method``}, called with the World, the bytes of the largest full array, and
+              what ``_options`` gives; and `methods`, their names
+    _shape    (shape of x) -> the shape of a new output
+    _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
+    _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
+              `_overlap` says it
+
+    and may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or
+    ValueError for what cannot be.
+
+    The full array is the larger one of a call's two.
+    """
+
+    _one_place = True  # whether what ``_shared`` gives is the same part of symmetric memory on all ranks
+
+    def __init__(self, world: World, max_nbytes: int, method: str):
+        self._name = name = type(self).__name__
+        check_world(name, world)
+        self.world, self.method = world, method
+        self._address, self._array = world.backend.address, world.xp.ndarray
+
+        def check():
+            one_of(name, "method", method, (*self.METHODS, "auto"))
+            self.max_nbytes = integer(name, "max_nbytes", max_nbytes, 0)
+            self._options = self._checked_options()
+            return {"max_nbytes": self.max_nbytes, "method": method, **self._options}
+
+        agree_on(world, name, check)
+        self._methods, self._plans, self._outputs, self.refused = {}, plans_of(world), [], {}
+        self._order = shared_order(world)
+        try:
+            if method != "auto":
+                self._methods[method] = self._make(method, self.max_nbytes)
+            else:
+                built = tuning.build(world, self.table, self.max_nbytes, self._make)
+                self._methods, self._choices, self.refused = built
+        except (ValueError, MemoryError) as error:
+            self.free()
+            if isinstance(error, OutOfReach) and method != "auto":
+                error.args = (f"{error}. method='auto' takes one that can be used here, if there is one",)
+            raise
+
+    def _checked_options(self):
+        return {}
+
+    def _make(self, name, max_nbytes):
+        if name not in self.METHODS:
+            raise ValueError("there is no such method")
+        return self.METHODS[name](self.world, max_nbytes, *self._options.values())
+
+    def _call(self, x, out, stream):
+        world, array, result, waits = self.world, self._array, out, False
+        if world.finalized:
+            check_world(self._name, world)
+        if not isinstance(x, array) or not (out is None or isinstance(out, array)):
+            (stream, waits), given = call_on(world, stream, x, out), x
+            x = with_shape(self._name, "x", x, world.xp)
+            if out is given:
+                out = x
+        elif stream is world.stream:
+            stream = None
+        if out is None:
+            shape, follow = self._shape(x.shape), world.backend.follow
+            result = out = new_output(x, shape, x.dtype, world.xp, stream, follow)
+        if isinstance(x, array) and isinstance(out, array):
+            address = self._address
+            key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
+        else:
+            key, arrays = keyed(self._name, {"x": x, "out": out}, world.xp)
+            x, out = arrays.values()
+        run = self._plans.get(key)
+        if run is None:
+            run = self._plan(key, *converted(self._name, {"x": x, "out": out}, world.xp).values())
+        shared = self._shared(x, out) if self._one_place else None
+        self._order.before(stream, self._name, x, shared=shared)
+        run(stream)
+        if waits:
+            world.stream.synchronize()
+        return result
+
+    def _plan(self, key, x, out):
+        """Bind the method for these arrays; bound calls are kept by address."""
+        name = self._name
+        self._check_alive()
+        for argument, array in (("x", x), ("out", out)):
+            if array.dtype.hasobject:
+                raise TypeError(f"{name}: {argument} has Python objects; it must have numbers, as float32")
+            check_contiguous(name, argument, array)
+        if not getattr(out.flags, "writeable", True):  # NumPy's
+            raise ValueError(f"{name}: the output is a read-only array; give `out`, one that can be written")
+        self._sizes(x, out)
+        full = self._full(x, out)
+        if full > self.max_nbytes:
+            of = {out.nbytes: "out", x.nbytes: "x"}.get(full, "the gathered array")
+            raise ValueError(
+                f"{name}: {of} has {full} bytes, more than max_nbytes={self.max_nbytes}. Make "
+                f"{'an' if name[0] == 'A' else 'a'} {name} with a larger max_nbytes"
+            )
+        at, to = self._address(x), self._address(out)
+        offset = self._in_place(x, out)
+        in_place = offset is not None and at == to + offset
+        if at < to + out.nbytes and to < at + x.nbytes and not in_place:
+            raise ValueError(f"{name}: x and out overlap; {self._overlap}")
+        run = _nothing
+        if x.size:
+            method = self.method_for(full, self.world.is_symmetric(self._shared(x, out)))
+            run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
+        self._plans.keep(key, run)
+        return run
+
+    def _full(self, x, out):
+        """Bytes of the full array."""
+        return max(x.nbytes, out.nbytes)
+
+    def _shared(self, x, out):
+        """Which of the two the peers use themselves, where it is symmetric."""
+        return out
+
+    def _bind(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place)
+
+    def _words(self, x, out):
+        """Both as uint64 where their addresses and sizes allow, else as uint8."""
+        address = self._address
+        unit = "uint8" if (address(x) | address(out) | x.nbytes | out.nbytes) % 8 else "uint64"
+        return x.view(unit), out.view(unit)
+
+    def _check_alive(self):
+        if self._methods is None:
+            raise RuntimeError(f"{self._name}: it was freed; make a new one")
+
+    def output(self, shape: Shape, dtype: DType) -> Array:
+        """-> a symmetric array for a result, of this shape and dtype on all ranks: CuPy's, on the emulator
+        NumPy's, also where x is a PyTorch tensor. It lives as long as this object, which frees it.
+        Collective."""
+        self._check_alive()
+        self._outputs.append(self.world.empty(shape, dtype, f"{self.table}.output[{len(self._outputs)}]"))
+        return self._outputs[-1]
+
+    def method_for(self, nbytes: int, symmetric: bool = False) -> str:
+        """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
+        in symmetric memory. TypeError or ValueError for any other `nbytes`."""
+        integer(self._name, "nbytes", nbytes, 0, self.max_nbytes)
+        if self.method != "auto":
+            return self.method
+        return tuning.method_at(self._choices[symmetric], nbytes)
+
+    def free(self) -> None:
+        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
+        Collective."""
+        methods, self._methods = self._methods, None
+        self._plans.clear()
+        for method in (methods or {}).values():
+            method.free()
+        while self._outputs:
+            output = self._outputs.pop(0)
+            if self.world.is_symmetric(output):  # not freed already
+                self.world.free(output)
+
+
+def plans_of(world):
+    return Plans(EMULATED_PLANS if world.backend.name == "emulator" else PLANS)
+
+
+def check_contiguous(name, argument, array):
+    if not array.flags.c_contiguous:
+        instead = "a C-contiguous `out`" if argument.startswith("out") else "a copy"
+        if argument in ("x", "y") and "torch" in sys.modules:
+            instead += f": of a tensor, {argument}.contiguous()"
+        raise ValueError(
+            f"{name}: {argument} is {array_text(array)}; it must be C-contiguous. Give {instead}"
+        )
+
+
+def checked_root(name, world, root):
+    """`root` as a rank; TypeError or ValueError for what is none."""
+    return integer(name, "root", root, 0, world.n_ranks - 1)
+
+
+def check_reducible(name, op, dtype):
+    """ValueError for what `op` cannot combine."""
+    if not dtype.isnative:
+        raise ValueError(
+            f"{name}: x has dtype {dtype.str}; it must be of this machine's byte order. Convert it"
+        )
+    if dtype == "bool":
+        view = "x.view('uint8')" + " (of a tensor, x.view(torch.uint8))" * ("torch" in sys.modules)
+        raise ValueError(
+            f"{name}: x has dtype bool, which cannot be reduced; give {view} with op 'max' (any) or 'min' "
+            "(all)"
+        )
+    try:
+        reduction(op, dtype.name)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _nothing(stream):
+    pass

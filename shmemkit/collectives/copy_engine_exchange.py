@@ -1,0 +1,267 @@
+"""Exchanges of segments by copy engines: they copy to places on the peers (``device.packets.lamport``), and
+blocks take each piece as soon as it is there. What reduce-scatter, all-reduce, all-to-all and all-gather
+share: each peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
+
+Segments  one for each rank, of the same size
+Pieces    16 bytes of a segment
+Lines     lines[k], on every rank: places for the pieces of what rank k sends here. Written by rank k, and
+          made empty by this rank. What I give myself stays in x
+
+  stream:          1. barrier of all ranks (``shmemkit.runtime.stream_barrier``): their places are empty.
+                      (An all-reduce has barriers of its own: ``all_reduce/composed.py``)
+  a stream beside: 2. copies of whole segments to lines[me] on the ranks me + 1, me + 2, .. modulo the ranks,
+                      one after the other
+  stream:             a kernel, in which a thread, for its pieces:
+                   3. stores them to lines[me] on each rank, if they are not copied: all of segments that are
+                      not at multiples of 16 bytes; where all get the same, a last piece of less than 16 bytes
+                   4. polls their places until the pieces are there; makes these empty; combines them in the
+                      order of the ranks, or stores them
+  stream:          5. waits for the copies: x may be used again
+
+That a copied piece comes whole is what a copy engine does, and no promise of CUDA's: it writes 32 bytes and
+more at once. tests/test_gpu_collectives.py looks for pieces that do not.
+
+No race, although nothing says that a segment is there. A call writes places after its barrier, to which all
+ranks come when their kernels of the call before have ended, and so have made all places empty; and each place
+once. That is why one place for a piece is enough, where ``collectives.lamport``, without a barrier, has
+two. x and out may be used again when the stream has run all that. If x and out overlap, then only in this
+rank's own segment: combined, a thread alone loads a piece there before it stores it; gathered, nobody stores
+there.
+
+No deadlock. Copies wait for no kernel but the barrier, and are enqueued before the kernel that waits for
+those of other ranks; so the host may as well run all this one by one. (In a graph, copies and that kernel
+stand side by side: copy engines do not wait for multiprocessors.) What threads store to others they store
+before they wait for anything. All blocks are resident.
+
+Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
+each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
+microseconds besides its bytes, and a copy that follows a kernel on a stream, or a kernel a copy, begins 6
+microseconds later. That is why nothing waits for a part of a segment by an order of streams. A kernel on half
+of the multiprocessors reaches the bandwidth of the memory, and hardly slows the copies down; one on all of
+them takes a tenth of their speed.
+"""
+
+import functools
+import math
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    PIECE_BYTES,
+    lamport_load,
+    lamport_store,
+    load_piece,
+    num_ranks,
+    rank,
+    span,
+    store_piece,
+)
+from shmemkit.runtime.stream_barrier import bind_barrier
+
+from .lamport import Pieces, rank_after, tiles_of
+from .own_segment import bind_store
+from .side_streams import Lanes
+
+BLOCKS = 66  # of a kernel, at most, and on half of the multiprocessors: H200 has 132
+LINE = 8  # pieces: at multiples of them, of 128 bytes, ranges begin, so that no line of a cache is in two
+AT_ONCE = 4  # places that a thread looks at at once, of those that are stored
+
+
+class CopiedPieces(Pieces):
+    """A method of these. A subclass has its `name`, as "all_to_all copy_engine", and `personalized`: whether
+    x has a segment for each rank."""
+
+    threads = 512
+
+    def prepare_places(self, max_nbytes):
+        """For segments of a rank's share of `max_nbytes`. Collective."""
+        world, n = self.world, self.world.n_ranks
+        pieces = max(1, -(-max_nbytes // (PIECE_BYTES * n)))
+        self.row = pieces + LINE - 1 & -LINE
+        self.check(self.name, n * tiles_of(self.row * PIECE_BYTES))
+        name = self.name.replace(" ", ".")
+        self.lines = self.places(n * self.row, f"{name}.lines")
+        arrivals, epoch = self.zeros(n, "uint64", f"{name}.arrivals"), world.xp.zeros(1, "uint64")
+        self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
+        self.lanes = Lanes(world)
+
+    def segments_of(self, x):
+        """-> what goes to each rank"""
+        n = self.world.n_ranks
+        if not self.personalized:
+            return [x] * n
+        size = x.size // n
+        return [x[k * size : (k + 1) * size] for k in range(n)]
+
+    def copied(self, segments):
+        """-> how many pieces of each of them are copied."""
+        address, nbytes = self.world.backend.address, segments[0].nbytes
+        if any(address(segment) % PIECE_BYTES for segment in segments):
+            return 0
+        return nbytes // PIECE_BYTES
+
+    def copies(self, segments, ys, first=0, end=None):
+        """-> copies to the y-th rank after this one, for all `ys`, of pieces `first` to `end` (default: all),
+        of those that are copied"""
+        world, copies = self.world, []
+        end = min(self.copied(segments), self.row if end is None else end)
+        for y in ys:
+            k = (world.rank + y) % world.n_ranks
+            src = segments[k].view("uint8")[first * PIECE_BYTES : end * PIECE_BYTES]
+            if src.size:
+                at = 2 * (world.rank * self.row + first)
+                places = world.peer_view(self.lines[at : at + src.size // 8], k)
+                copies.append(world.backend.copy_pieces(places, src, self.pattern))
+        return copies
+
+    def beside(self, stream):
+        """-> handles: of `stream`, and of the one beside it, which comes after what is on it now"""
+        main, (beside,) = self.world.backend.handle(stream), self.lanes.beside(stream, 1)
+        self.world.backend.order(beside, main)
+        return main, beside
+
+    def launch_pieces(self, kernel, pieces, x, *args):
+        """-> `kernel` bound to enough blocks for so many pieces, and to these arguments"""
+        fit = self.launch(kernel, 1, x, *args).resident_blocks
+        most = min(BLOCKS, fit, max(1, self.world.backend.multiprocessors // 2))
+        return self.launch(kernel, max(1, min(most, -(-pieces // self.threads))), x, *args)
+
+
+def enqueue(copies, handle):
+    for copy in copies:
+        copy(handle)
+
+
+@functools.cache
+def places_of(ks, m):
+    """-> ``places(i, row, step)``: m * len(ks) of them: for i, i + step, .., one in each of the rows `ks`."""
+    count = m * len(ks)
+
+    def made(j):
+        before, k, q = made(j - 1) if j else None, ks[j % len(ks)], j // len(ks)
+
+        @cuda.jit(device=True)
+        def place(i, row, step):
+            return (types.uint32(i + types.uint32(k * row)),)
+
+        @cuda.jit(device=True)
+        def places(i, row, step):
+            return before(i, row, step) + (types.uint32(i + types.uint32(q * step + k * row)),)
+
+        return places if j else place
+
+    return made(count - 1)
+
+
+@cuda.jit(device=True)
+def send_pieces(x, stride, at, size, i, step, end, lines, first, low, high):
+    """Store pieces i, i + step, .. before `end` of a range of each segment to their places, from `first` on,
+    of its rank."""
+    me = rank()
+    while i < end:
+        for y in range(1, num_ranks()):
+            k = rank_after(me, y)
+            piece = load_piece(span(x, k * stride + at, size), i)
+            lamport_store(lines, types.uint32(first + i), piece, low, high, k)
+        i = types.uint32(i + step)
+
+
+# ---- pieces that are stored
+
+
+@functools.cache
+def _storing(m):
+    """-> ``store(out, i, step, pieces)``: `m` of them, as pieces i, i + step, ..."""
+    before = _storing(m - 1) if m > 1 else None
+
+    @cuda.jit(device=True)
+    def store(out, i, step, pieces):
+        if before is not None:
+            before(out, i, step, pieces)
+        store_piece(out, i + types.uint32((m - 1) * step), pieces[m - 1])
+
+    return store
+
+
+_places, _place, _store = places_of((0,), AT_ONCE), places_of((0,), 1), _storing(AT_ONCE)
+
+
+@cuda.jit
+def store_copied(x, out, stride, size, pieces, copied, lines, row, low, high):
+    """Store what comes from the others to their segments of `out`: that of the rank before this one first.
+
+    x, out     complex128, uint64 or uint8, as of ``load_piece``; out has n segments
+    stride     elements from a segment of x to the next: 0, if all ranks get the same
+    size       elements of a segment
+    pieces     of 16 bytes, which it has; copied: how many of them copies send to the others
+    lines      uint64 (2 * n * row,), symmetric, the pattern everywhere
+    row        places for what comes from a rank
+    low, high  the pattern
+    grid       any, one-dimensional, as the blocks are
+    """
+    first = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    step, end, me = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces), rank()
+    i = types.uint32(first + copied)
+    send_pieces(x, stride, 0, size, i, step, end, lines, types.uint32(me * row), low, high)
+    for y in range(1, num_ranks()):
+        k = rank_after(me, num_ranks() - y)
+        its, at, i = span(out, k * size, size), types.uint32(k * row), first
+        while i + (AT_ONCE - 1) * step < end:
+            _store(its, i, step, lamport_load(lines, _places(types.uint32(at + i), 0, step), low, high))
+            i = types.uint32(i + AT_ONCE * step)
+        while i < end:
+            (piece,) = lamport_load(lines, _place(types.uint32(at + i), 0, step), low, high)
+            store_piece(its, i, piece)
+            i = types.uint32(i + step)
+
+
+class StoredPieces(CopiedPieces):
+    """A method whose segments are stored."""
+
+    most_ranks = math.inf
+
+    def prepare(self, max_nbytes):
+        self.prepare_places(max_nbytes)
+        self.bind_kinds(self._store)
+        nothing = self.world.xp.empty(0, "uint8")
+        bind_store(self, nothing, nothing)
+
+    def bind(self, x, out, in_place):
+        world, segments = self.world, self.segments_of(x)
+        copies = self.copies(segments, range(1, world.n_ranks))
+        own, store = self.store_own(segments, out, in_place), self._store(x, out)
+
+        def run(stream):
+            self.barrier(stream)
+            main, beside = self.beside(stream)
+            enqueue(copies, beside)
+            own(stream)
+            store(stream)
+            world.backend.order(main, beside)
+
+        return run
+
+    def store_own(self, segments, out, in_place):
+        """-> run(stream): store this rank's own segment."""
+        if in_place:
+            return lambda stream: None
+        me, size = self.world.rank, out.size // self.world.n_ranks
+        return bind_store(self, out[me * size : (me + 1) * size], segments[me])
+
+    def _store(self, x, out):
+        segments, segment = self.segments_of(x), out.nbytes // self.world.n_ranks
+        copied, pieces = self.copied(segments), -(-segment // PIECE_BYTES)
+        x, out = self.wide(x, out, segment)
+        size = segment // out.itemsize
+        numbers = size if self.personalized else 0, size, pieces, copied
+        return self.launch_pieces(store_copied, pieces, x, out, *numbers, self.lines, self.row, *self.pattern)
+
+
+_words = types.Array(types.uint64, 1, "C")
+GPU_KERNELS = {
+    f"store_copied[{kind}]": (
+        store_copied,
+        (*[types.Array(kind, 1, "C")] * 2, *[types.int64] * 4, _words, *[types.int64] * 3),
+    )
+    for kind in (types.complex128, types.uint64, types.uint8)
+}

@@ -1,0 +1,92 @@
+"""Collectives in one line, of the current World: by objects that are made when first needed, and kept.
+
+For a size, rounded up to a power of two of at least 64 KB, and an op or root, there is one object, as
+``AllGather`` or ``AllReduce``, of method "auto". To make it is collective and allocates symmetric memory
+that stays until the World ends, several times the rounded size (docs/host.md): so the first call of each, on
+all ranks, does not belong into a graph. Whoever wants another method, or the memory back, makes the object.
+
+All functions take x as their object does, an array or a tensor, and `out` and `stream`, by name; they
+enqueue, and return out.
+"""
+
+from __future__ import annotations
+
+from shmemkit.runtime.world import current
+from shmemkit.support.arrays import as_array, stream_of, with_shape
+from shmemkit.support.settings import shown
+from shmemkit.typing import AnyStream, ArrayT, Op
+
+from .all_gather import AllGather
+from .all_reduce import AllReduce
+from .all_to_all import AllToAll
+from .broadcast import Broadcast
+from .collective import checked_root
+from .gather import Gather
+from .reduce_scatter import ReduceScatter
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce_scatter"]
+
+LEAST = 1 << 16  # bytes
+
+
+def all_gather(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new one (n_ranks, *x.shape), of x's
+    kind"""
+    return _kept_for(AllGather, x, stream, current(required=True).n_ranks)(x, out, stream)
+
+
+def all_reduce(
+    x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
+    """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new one of x's
+    kind"""
+    return _kept_for(AllReduce, x, stream, 1, op)(x, out, stream)
+
+
+def all_to_all(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new one of x's kind"""
+    return _kept_for(AllToAll, x, stream, 1)(x, out, stream)
+
+
+def broadcast(
+    x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
+    """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
+    return _kept_for(Broadcast, x, stream, 1, root)(x, out, stream)
+
+
+def gather(
+    x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT | None:
+    """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new one
+    (n_ranks, *x.shape), of x's kind; None on all others"""
+    return _kept_for(Gather, x, stream, current(required=True).n_ranks, root)(x, out, stream)
+
+
+def reduce_scatter(
+    x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
+    """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new one of x's
+    kind"""
+    return _kept_for(ReduceScatter, x, stream, 1, op)(x, out, stream)
+
+
+def _kept_for(kind, x, stream, times, *options):
+    world, who = current(required=True), f"{kind.table}()"
+    nbytes = with_shape(who, "x", x, world.xp).nbytes
+    nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
+    argument = "root" if kind in (Broadcast, Gather) else "op"
+    if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
+        raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
+    if argument == "root":  # True and 1.0 have the hash of 1
+        options = (checked_root(who, world, *options),)
+    key = kind, nbytes, options
+    if key not in world.kept:
+        as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
+        if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):
+            raise RuntimeError(
+                f"{who}: the stream captures a graph, and the first call for up to {nbytes} bytes allocates "
+                "memory. Make one call before the capture"
+            )
+        world.kept[key] = kind(world, nbytes, *options)
+    return world.kept[key]

@@ -1,0 +1,92 @@
+"""Gather: the arrays of all ranks on one of them, the root.
+
+The methods, a file each, which says how it works:
+
+  ll       words that say themselves that they have arrived: small messages
+  push     stores into the root's memory and signals: larger ones
+  push_2d  from other nodes to the ranks of the root's node, through NVSHMEM, which pass it on: several nodes
+"""
+
+from __future__ import annotations
+
+from shmemkit.runtime.world import World
+from shmemkit.typing import AnyStream, ArrayT
+
+from ..collective import Collective, checked_root
+from .ll import LL
+from .push import Push
+from .push_2d import Push2D
+
+METHODS = {"ll": LL, "push": Push, "push_2d": Push2D}
+
+
+class Gather(Collective):
+    """Gather the arrays of all ranks on the root. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest gathered array: n_ranks times an input
+    root        the rank that gets it
+    method      one of ``Gather.methods``, or "auto", as of ``AllGather``
+
+    ``gather(x)`` enqueues one, as that of ``AllGather`` does: on any stream, also in graphs, in the same
+    order on all ranks. The others may be two calls ahead of the root, those of other nodes four; then they
+    wait for it.
+    """
+
+    table, METHODS, methods = "gather", METHODS, tuple(METHODS)
+    _one_place = False
+    _overlap = "they must lie apart, or x must be its own part of out, out[root]"
+
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
+        self.root = root
+        super().__init__(world, max_nbytes, method)
+
+    def _checked_options(self):
+        self.root = checked_root(type(self).__name__, self.world, self.root)
+        return {"root": self.root}
+
+    def __call__(
+        self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT | None:
+        """Gather `x`. -> out on the root, None on all other ranks
+
+        x        C-contiguous, any dtype and shape, of the same size on all ranks. On the root it may be the
+                 part of `out` that it belongs to. An array or tensor, as of ``AllGather``
+        out      on the root: C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new
+                 one of x's kind, of shape (n_ranks, *x.shape). On all other ranks: None
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Enqueued: when the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x. When the
+        stream of another rank has run it, its x may be written again.
+        """
+        if self.world.rank == self.root:
+            return self._call(x, out, stream)
+        if out is not None:
+            raise ValueError(
+                f"Gather: out is given on rank {self.world.rank}; it must be None there. The root, rank "
+                f"{self.root}, gets the result"
+            )
+        self._call(x, x, stream)
+        return None
+
+    def _shape(self, shape):
+        return self.world.n_ranks, *shape
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if self.world.rank == self.root and (x.dtype != out.dtype or out.size != n * x.size):
+            raise ValueError(
+                f"Gather: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {n * x.size} elements, x of each of {n} ranks"
+            )
+
+    def _in_place(self, x, out):
+        return self.root * x.nbytes if self.world.rank == self.root else 0
+
+    def _full(self, x, out):
+        return self.world.n_ranks * x.nbytes
+
+    def method_for(self, nbytes: int, symmetric: bool = False) -> str:
+        """The method for a gathered array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
+        ranks do not know."""
+        return super().method_for(nbytes)

@@ -1,0 +1,180 @@
+"""Gather by push in two dimensions: to the ranks of the root's node, and inside it to the root. For several
+nodes.
+
+Rank (j, l) is the l-th of node j, the root is of node i0. Rank (j, l) of another node sends what it gives to
+(i0, l), by NVSHMEM, which passes it on to the root, by stores, unless it is the root. So what comes over the
+network uses the links of all ranks of the root's node alike.
+
+Parts     what one rank gives is cut into as many parts as there are blocks per rank
+Scratch   scratch[half, k, b], on the ranks of the root's node: part b of rank k. On (i0, l) written by
+          (j, l) = k, through the network; on the root also by the ranks of its node, for themselves and for
+          those that send to them. On other nodes: my own part, which the network reads
+Signals   arrived[half, k, b], on the ranks of the root's node: the number of the last call whose part b of
+          rank k is here; set by who writes it
+          read[k, b], on (i0, l): that of the last call whose part b of rank k the root has read (only it sets
+          it); k is (i0, l), or sends to it
+          begun[b], on (j, l) of other nodes: how many calls (i0, l) has begun (only it adds)
+Counters  calls[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
+          memory, so that a replayed graph counts on
+
+  block (b, 0) of (j, l) of another node:
+          1. wait until (i0, l) has begun the call before this one
+          2. copy part b of x to my scratch, put it, and its signal, to (i0, l)  the signal follows the data
+  block (b, y) of (i0, l), for rank k: on the root any; on the others itself, and those that send to it
+     k sends to it:
+          3. add 1 to begun[b] on k; wait for part b of it              also of the network
+     the root, k is of its node, or sends to another of it:
+          4. wait for part b of k                                       acquire, sys
+     not the root:
+          5. wait until the root has read the part of two calls before  acquire, sys
+          6. copy part b, of x or of k, to the root's scratch, syncthreads
+          7. set its signal there                                       release, sys: publishes the part
+     the root:
+          8. copy part b to the output, syncthreads
+          9. set read[k, b] on who wrote it, if that was by stores      release, sys: after the reads
+     all:
+         10. add 1 to the counter
+
+Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
+it is written again two calls with it later: on the root by stores after 5, through the network after 1. The
+call between begins on (i0, l) when the one before has ended, and with it the reads of what half h held. The
+one before could not end before the put was there: so what it reads may be written again, too, although
+nobody has called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls
+can be, and the network may swap them: hence a signal for each half, and a sum in begun. What is added to it
+last, nobody waits for: NVSHMEM completes it before it gives memory back.
+
+A part goes as a whole: what overlaps are parts, and calls. With many ranks there are few parts, as the root
+has a block for each of them and each rank.
+
+No deadlock: 1 and 5 wait for the calls before only, 3 for 2, 4 for 7, which waits for 3; all blocks are
+resident.
+"""
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    signal_op,
+    signal_wait_until,
+    span,
+    symm_at,
+    wait_block,
+)
+from shmemkit.device.swizzle import quotient
+
+from ..method import Method
+from ..push import cut, parts_of
+
+PART = 1 << 15  # bytes that are worth a block
+MAX_PARTS = 32
+MAX_BLOCKS = 108  # of the root's grid, unless there are more ranks: one per multiprocessor of A100
+SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
+
+
+@cuda.jit
+def push_gather_2d(x, out, in_place, root, part, home, local_size, scratch, arrived, begun, read, calls):
+    """Gather the `x` of all ranks in the root's `out`, by rank.
+
+    x, out      uint8, 1-D: out has n_ranks times as many elements, and counts on the root only
+    in_place    whether x is the root's part of out
+    part        elements of a part: gridDim.x of them are x, or more
+    home        the first rank of the root's node
+    local_size  ranks of a node, which are consecutive
+    scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
+    arrived     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
+    begun       uint64 (parts at most,), symmetric, zeros at first
+    read        uint64 (n_ranks, parts at most), symmetric, zeros at first
+    calls       uint64 (n_ranks, parts at most), zeros at first
+    grid        (parts, n_ranks) on the root, (parts, nodes) on the others of its node, else (parts, 1)
+    """
+    b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    me, n, size = rank(), num_ranks(), x.size
+    k = me + y * (1 if me == root else local_size)
+    if k >= n:
+        k -= n
+    by = home + k - quotient(k, local_size) * local_size  # who brings it to the root: (i0, l)
+    begin = min(b * part, size)
+    length = min(begin + part, size) - begin
+    call = calls[y, b] + 1
+    half = call & 1
+    theirs, mine = span(scratch[half, k, b], 0, length), span(x, begin, length)
+    if me < home or me >= home + local_size:
+        if t == 0:
+            signal_wait_until(begun[b:], GE, call - 1)
+        cuda.syncthreads()
+        copy_block(theirs, mine)  # k is me; a put begins with a barrier of the block
+        put_signal_nbi_block(theirs, theirs, arrived[half, me, b:], call, SET, by)
+    else:
+        source = mine
+        if k != me:
+            source = theirs
+            if by == me:
+                if t == 0:
+                    signal_op(begun[b:], 1, ADD, k)
+                    signal_wait_until(arrived[half, k, b:], GE, call)
+                cuda.syncthreads()
+            else:
+                wait_block(arrived[half, k, b:], 1, "sys", "acquire", call)
+        if me != root:
+            if call > 2:
+                wait_block(read[k, b:], 1, "sys", "acquire", call - 2)
+            copy_block(span(symm_at(scratch, root)[half, k, b], 0, length), source)
+            cuda.syncthreads()
+            if t == 0:
+                notify(arrived[half, k, b:], root, call, "set", "sys")
+        elif k != me or not in_place:
+            copy_block(span(out, k * size + begin, length), source)
+    cuda.syncthreads()  # all threads have read the part, and the counter
+    if t == 0:
+        if me == root and by != me:
+            notify(read[k, b:], by, call, "set", "sys")
+        calls[y, b] = call
+
+
+class Push2D(Method):
+    """The method "push_2d" of ``Gather``."""
+
+    def prepare(self, max_nbytes, root):
+        world, n = self.world, self.world.n_ranks
+        world.check_reach("gather push_2d", ranks=world.node_ranks)
+        self.root, self.home = root, root - root % world.local_size
+        self.parts, room = parts_of(max_nbytes, n, min(MAX_PARTS, max(1, MAX_BLOCKS // n)), PART)
+        self.scratch = self.empty((2, n, self.parts, room), "uint8", "gather.push_2d.scratch")
+        self.arrived = self.zeros((2, n, self.parts), "uint64", "gather.push_2d.arrived")
+        self.begun = self.zeros(self.parts, "uint64", "gather.push_2d.begun")
+        self.read = self.zeros((n, self.parts), "uint64", "gather.push_2d.read")
+        self.calls = world.xp.zeros((n, self.parts), "uint64")
+        nothing = world.xp.empty(0, "uint8")
+        self._bind(self.parts, nothing, nothing, False, 0)
+
+    def bind(self, x, out, in_place):
+        x, out = x.view("uint8"), out.view("uint8")
+        parts, part = cut(x.size, self.parts, PART)
+        return self._bind(parts, x, out, in_place, part)
+
+    def _bind(self, parts, x, out, in_place, part):
+        world = self.world
+        ranks = world.n_nodes if self.home in world.node_ranks else 1
+        if world.rank == self.root:
+            ranks = world.n_ranks
+        args = x, out, in_place, self.root, part, self.home, world.local_size
+        args += self.scratch, self.arrived, self.begun, self.read, self.calls
+        return self.launch(push_gather_2d, (parts, ranks), *args)
+
+
+_bytes, _one, _two = types.Array(types.uint8, 1, "C"), *(types.Array(types.uint64, d, "C") for d in (1, 2))
+GPU_KERNELS = {
+    "push_gather_2d": (
+        push_gather_2d,
+        (
+            *(_bytes, _bytes, types.boolean, *[types.int64] * 4),
+            *(types.Array(types.uint8, 4, "C"), types.Array(types.uint64, 3, "C"), _one, _two, _two),
+        ),
+    )
+}

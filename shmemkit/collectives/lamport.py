@@ -1,0 +1,238 @@
+"""Exchanges by pieces that say themselves that they have arrived (``shmemkit.device.packets.lamport``). What
+all-gather, reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it;
+and what comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
+
+Pieces    16 bytes of what a rank gets, in the registers of a thread; 32 pieces of a warp are a tile
+Lines     lines[half, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
+          over NVLink, and made empty by this rank
+Counters  calls[i], local: how often tile i has been sent; it gives the half. In device memory, so that a
+          replayed graph counts on
+
+  a thread, for its pieces i, one after the other; steps 1 and 2 of the next one come before step 3, so that
+  pieces are on their way while it waits:
+          1. load piece i of what each rank gets, and store it to lines[half, me] on that rank: those after
+             this one first, and on this one, too
+          2. add 1 to the tile's counter (one thread of the warp)
+          3. poll piece i in lines[half], of all ranks at once, until all are there; make their places empty;
+             store them to the segments of the output, or combine them in the order of the ranks, and store
+             the result
+
+All ranks combine in the same order, so that the bits are the same in every run, and of an all-reduce on all
+ranks.
+
+No race, although nobody acknowledges: piece i is always at the same place, and all ranks count its tile
+alike, whatever the lengths of the calls and the grids (of a last tile, too, which has a piece at least). I
+store to half h of a tile on rank k again two calls with it later, and in the one between a piece of it has
+come from rank k, which it sends when its launch before has ended (after griddepcontrol_wait): it has taken
+what half h held, and made it empty. x may lie in out where the result has its place: a thread has loaded its
+piece before it writes it, and no other reads it. No deadlock: all warps take their tiles in ascending order,
+so the first one that is not there on all ranks waits for none, and is sent; all blocks are resident. That the
+next launch begins early (PDL) changes neither: its blocks come when all of this one are resident, and touch
+nothing until these have ended.
+"""
+
+import functools
+import os
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    PIECE_BYTES,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    lamport_load,
+    lamport_store,
+    load_piece,
+    num_ranks,
+    rank,
+    span,
+    store_piece,
+    symm_at,
+)
+
+from .packet_tiles import Exchange, Tiles, combining, copying, kernels_of
+
+TILE = 32  # pieces
+
+
+@functools.cache
+def sending(n):
+    """-> ``send(lines, i, pieces, low, high, me)``: the k-th of `n` pieces to place `i` of the k-th rank
+    after `me`, for all k; the last one is `me`. So each rank gets from one at a time, more or less."""
+    before = sending(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def send(lines, i, pieces, low, high, me):
+        if before is not None:
+            before(lines, i, pieces, low, high, me)
+        lamport_store(lines, i, pieces[n - 1], low, high, rank_after(me, n))
+
+    return send
+
+
+@cuda.jit(device=True)
+def rank_after(me, y):
+    """The y-th rank after `me`, modulo their number; y is up to that."""
+    k = me + y
+    return k - num_ranks() if k >= num_ranks() else k
+
+
+@functools.cache
+def places_of(n):
+    """-> ``places(i, row)``: place `i` of `n` rows, of `row` places each."""
+    before = places_of(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def place(i, row):
+        return (i,)
+
+    @cuda.jit(device=True)
+    def places(i, row):
+        return before(i, row) + (types.uint32(i + types.uint32((n - 1) * row)),)
+
+    return places if n > 1 else place
+
+
+@functools.cache
+def _loading_segments(n):
+    """-> ``load(x, size, i, me)``: piece `i` of the segments of x, of `size` elements, of the `n` ranks after
+    `me`."""
+    before = _loading_segments(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def load_first(x, size, i, me):
+        return (load_piece(span(x, rank_after(me, 1) * size, size), i),)
+
+    @cuda.jit(device=True)
+    def load(x, size, i, me):
+        return before(x, size, i, me) + (load_piece(span(x, rank_after(me, n) * size, size), i),)
+
+    return load if n > 1 else load_first
+
+
+@functools.cache
+def _storing_segments(n):
+    """-> ``store(out, size, i, pieces)``: the k-th of `n` pieces as piece `i` of the k-th segment."""
+    before = _storing_segments(n - 1) if n > 1 else None
+
+    @cuda.jit(device=True)
+    def store(out, size, i, pieces):
+        if before is not None:
+            before(out, size, i, pieces)
+        store_piece(span(out, (n - 1) * size, size), i, pieces[n - 1])
+
+    return store
+
+
+def _loading_one(n):
+    copies = copying(n)
+
+    @cuda.jit(device=True)
+    def load(x, size, i, me):
+        return copies(load_piece(x, i))
+
+    return load
+
+
+def _storing_result(op, dtype, n):
+    combine = combining(op, dtype, n)
+
+    @cuda.jit(device=True)
+    def store(out, size, i, pieces):
+        store_piece(out, i, combine(pieces))
+
+    return store
+
+
+@functools.cache
+def lamport_kernel(n, personalized, op=None, dtype=None):
+    """-> the kernel of `n` ranks. `personalized`: x has a segment for each rank. With `op`, as "sum", it
+    combines what comes, of `dtype`, a name as "float16"."""
+    load = _loading_segments(n) if personalized else _loading_one(n)
+    store = _storing_segments(n) if op is None else _storing_result(op, dtype, n)
+    send, places = sending(n), places_of(n)
+
+    @cuda.jit
+    def lamport(x, out, size, pieces, tiles, lines, row, low, high, calls):
+        """Send each rank `x`, or its segment of it, to `out`.
+
+        x, out     complex128, uint64 or uint8, as of ``load_piece``; x has n segments if they are
+                   personalized, else one; out has n, or one if they are combined. They may be the same, or
+                   one a segment of the other, as the kinds of collectives allow it
+        size       elements of a segment
+        pieces     of 16 bytes, which it has; tiles: of 32 pieces
+        lines      uint64 (4 * n * row,), symmetric, the pattern everywhere at first
+        row        places of the capacity: of whole tiles
+        low, high  the pattern
+        calls      uint32 (row / 32,), zeros at first
+        grid       any number of blocks of whole warps, one-dimensional, as the blocks are
+        """
+        i, me = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x), rank()
+        step, end = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(32 * tiles)
+        griddepcontrol_wait(x, out, size, symm_at(lines, 0), calls, me, i)
+        griddepcontrol_launch_dependents()
+        done, call, sent = i, types.uint32(0), types.uint32(0)
+        while done < end:
+            if i < end:
+                sent = types.uint32(calls[i >> 5] + 1)
+                if i < pieces:
+                    place = types.uint32(((sent & 1) * n + me) * row + i)
+                    send(lines, place, load(x, size, i, me), low, high, me)
+                cuda.syncwarp()  # all threads have read the counter
+                if i & 31 == 0:
+                    calls[i >> 5] = sent
+            if done < i:
+                if done < pieces:
+                    first = types.uint32((call & 1) * n * row + done)
+                    store(out, size, done, lamport_load(lines, places(first, row), low, high))
+                done = types.uint32(done + step)
+            i, call = types.uint32(i + step), sent
+
+    return lamport
+
+
+def tiles_of(n_bytes):
+    """How many tiles they are."""
+    return -(-n_bytes // (TILE * PIECE_BYTES))
+
+
+class Pieces(Tiles):
+    """A method with places for pieces."""
+
+    def places(self, number, name):
+        """-> so many, symmetric, empty; ``pattern`` says what that is. Collective."""
+        world = self.world
+        drawn = world.host_allgather(os.urandom(16))[0]
+        self.pattern = tuple(int.from_bytes(part, "little") >> 1 for part in (drawn[:8], drawn[8:]))  # int64
+        lines = self.empty((2 * number,), "uint64", name)
+        with world.stream:
+            lines.reshape(-1, 2)[:] = world.xp.asarray(self.pattern, "uint64")
+        world.stream.synchronize()
+        return lines
+
+
+class Lamport(Pieces, Exchange):
+    """A method by this kernel."""
+
+    def prepare_lines(self, n_bytes):
+        tiles, n = max(1, tiles_of(n_bytes)), self.world.n_ranks
+        self.check(self.name, 2 * n * tiles)
+        self.row = TILE * tiles
+        self.lines = self.places(2 * n * self.row, f"{self.name.replace(' ', '.')}.lines")
+        self.calls = self.world.xp.zeros(tiles, "uint32")
+
+    def _bind(self, x, out, segment, dtype=None):
+        kernel = lamport_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
+        pieces, tiles = -(-segment // PIECE_BYTES), tiles_of(segment)
+        sizes = segment // out.itemsize, pieces, tiles
+        args = self.lines, self.row, *self.pattern, self.calls
+        return self.launch_tiles(kernel, max(1, tiles), x, out, *sizes, *args)
+
+
+_words, _counts = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")
+
+
+def gpu_kernels(op, personalized, combined):
+    """-> the GPU_KERNELS of a module whose method is by this kernel, for the collective `op`"""
+    more = *[types.int64] * 3, _words, *[types.int64] * 3, _counts
+    return kernels_of(f"lamport_{op}", lamport_kernel, more, personalized, combined)

@@ -1,0 +1,219 @@
+"""Exchanges of segments by LL: words that say themselves that they have arrived. What all-gather and
+all-to-all share: all peers get the same segment of x, or each gets another one.
+
+Segments  segment k of out comes from rank k
+Lines     lines[half, k], on every rank: what rank k sends here, packed (``shmemkit.device.packets.ll``).
+          Written by rank k only, over NVLink
+Counters  calls[y, c], local: how often chunk c of a segment has gone to the peer me + 1 + y; it gives the
+          flag and the half. In device memory, so that a replayed graph counts on
+
+  block (b, y), with peer = me + 1 + y modulo the ranks, for its chunks c = b, b + gridDim.x, ...:
+          1. store the chunk of the peer's segment to lines[half, me] on the peer, with the flag
+          2. add 1 to the chunk's counter; copy a share of the chunk of my own segment to the output
+          3. poll lines[half, peer] until they have the flag, and store the data to the output
+
+A chunk is always the same bytes of the lines, and both sides count it alike, whatever the lengths of the
+calls. So the flags of a line only grow, and a line that has the flag has the data of this call (until the
+flags of LL begin again after 2**32 calls).
+
+No race on the lines, although nobody acknowledges: I write to half h of a chunk again two calls with it
+later. In the one between, the peer's chunk has come, which the peer sends when its launch before has ended
+(after griddepcontrol_wait): it has read what half h held. No deadlock: a block sends all that it has to send
+before it waits, and all blocks are resident. That the next launch begins early (PDL) changes neither: its
+blocks come when all of this one are resident, and touch nothing until these have ended.
+
+``ll_words`` is for segments of whole, aligned words of 8 bytes: a thread for each, and a third of the
+instructions. ``ll_bytes`` is for all others: lines, chunks and counters are the same, so that the ranks need
+not choose alike.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    copy_block,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    ll_load,
+    ll_pack_block,
+    ll_recv_block,
+    ll_store,
+    num_ranks,
+    rank,
+    symm_at,
+)
+
+from .method import Method
+
+
+@functools.cache
+def ll_words_kernel(personalized):
+    """-> the kernel for words by LL; `personalized`: x has a segment for each rank."""
+
+    @cuda.jit
+    def ll_words(x, out, in_place, size, lines, calls):
+        """Send each rank a segment of `x`, to `out`.
+
+        x, out    uint64, 1-D: out has n_ranks segments, x too if they are personalized, else one
+        in_place  whether my own segment is there already
+        size      elements of a segment, any number up to what the lines hold
+        lines     uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+        calls     uint64 (peers, chunks of the capacity), zeros at first
+        grid      (any number, peers): n_ranks - 1, but at least 1
+        block     one-dimensional; an element of a chunk for each thread
+        """
+        b, y, t, threads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, cuda.blockDim.x
+        me, n = rank(), num_ranks()
+        peer = me + 1 + y
+        if peer >= n:  # a remainder would be a division, of a good part of a microsecond
+            peer -= n
+        there = symm_at(lines, peer)
+        mine, theirs = (me * size, peer * size) if personalized else (0, 0)
+        griddepcontrol_wait(x, out, there, lines, calls, mine, theirs)
+        griddepcontrol_launch_dependents()
+        c = b
+        while c * threads < size:
+            i = c * threads + t
+            if i < size:
+                value = x[theirs + i]  # before the counter, so that both are on their way at once
+                call = calls[y, c] + 1
+                ll_store(there[call & 1, me], i, value, call)
+                if y == 0 and not in_place:
+                    out[me * size + i] = x[mine + i]
+            c += cuda.gridDim.x
+        cuda.syncthreads()  # all threads have read the counters
+        if t == 0:
+            c = b
+            while c * threads < size:
+                calls[y, c] += 1
+                c += cuda.gridDim.x
+        cuda.syncthreads()
+        c = b
+        while c * threads < size:
+            i = c * threads + t
+            if i < size:
+                call = calls[y, c]
+                out[peer * size + i] = ll_load(lines[call & 1, peer], i, call)
+            c += cuda.gridDim.x
+
+    return ll_words
+
+
+@functools.cache
+def ll_bytes_kernel(personalized):
+    """-> the kernel for bytes, by LL."""
+
+    @cuda.jit
+    def ll_bytes(x, out, in_place, size, own, chunk, words, lines, calls):
+        """As ``ll_words``, with
+
+        x, out  uint8
+        own     elements of a chunk of my own segment that each of its blocks copies
+        chunk   elements of a chunk; what they are packed into are `words` words
+        """
+        y, n, me = cuda.blockIdx.y, num_ranks(), rank()
+        peer = me + 1 + y
+        if peer >= n:
+            peer -= n
+        mine, theirs = out[me * size : (me + 1) * size], out[peer * size : (peer + 1) * size]
+        there = symm_at(lines, peer)
+        first = peer * size if personalized else 0
+        griddepcontrol_wait(x, mine, theirs, there, lines, calls, first)
+        griddepcontrol_launch_dependents()
+        b = cuda.blockIdx.x
+        begin = b * chunk
+        while begin < size:
+            call = calls[y, b] + 1
+            ll_pack_block(
+                there[call & 1, me, words * b :], x[first + begin : first + min(begin + chunk, size)], call
+            )
+            b += cuda.gridDim.x
+            begin = b * chunk
+        cuda.syncthreads()  # all threads have read the counters
+        if cuda.threadIdx.x == 0:
+            b = cuda.blockIdx.x
+            while b * chunk < size:
+                calls[y, b] += 1
+                b += cuda.gridDim.x
+        if not in_place:
+            first = me * size if personalized else 0
+            b = cuda.blockIdx.x
+            begin = b * chunk
+            while begin < size:
+                start = begin + own * y
+                end = min(start + own, min(begin + chunk, size))
+                if start < end:
+                    copy_block(mine[start:end], x[first + start : first + end])
+                b += cuda.gridDim.x
+                begin = b * chunk
+        cuda.syncthreads()
+        b = cuda.blockIdx.x
+        begin = b * chunk
+        while begin < size:
+            call = calls[y, b]
+            part = theirs[begin : min(begin + chunk, size)]
+            ll_recv_block(part, lines[call & 1, peer, words * b :], call)
+            b += cuda.gridDim.x
+            begin = b * chunk
+
+    return ll_bytes
+
+
+class LL(Method):
+    """By LL: two words of lines for 8 bytes. A subclass has
+
+    name          of the method, as "all_gather ll"
+    personalized  whether x has a segment for each rank
+    """
+
+    threads = 128
+    blocks = 2  # of a grid, at most, for each multiprocessor
+
+    @property
+    def chunk(self):
+        """Bytes: 8 for each thread."""
+        return 8 * self.threads
+
+    def prepare(self, max_nbytes):
+        world = self.world
+        world.check_reach(self.name)
+        n, self.peers = world.n_ranks, max(1, world.n_ranks - 1)
+        chunks = max(1, -(-max_nbytes // (n * self.chunk)))
+        self.lines = self.zeros(
+            (2, n, chunks * 2 * self.threads), "uint64", f"{self.name.replace(' ', '.')}.lines"
+        )
+        self.calls = world.xp.zeros((self.peers, chunks), "uint64")
+        self.most = dict.fromkeys(("uint64", "uint8"), 1)  # blocks for a peer
+        for dtype in self.most:
+            nothing = world.xp.empty(0, dtype)
+            fit = self._bind(1, nothing, nothing, False).resident_blocks
+            most = min(fit, self.blocks * world.backend.multiprocessors) // self.peers
+            self.most[dtype] = max(1, most)
+            self._bind(chunks, nothing, nothing, False)
+
+    def bind(self, x, out, in_place):
+        return self._bind(-(-out.nbytes // (self.world.n_ranks * self.chunk)), x, out, in_place)
+
+    def _bind(self, chunks, x, out, in_place):
+        dtype, how = out.dtype.name, (in_place, out.size // self.world.n_ranks)
+        if dtype == "uint64":
+            kernel = ll_words_kernel(self.personalized)
+        else:
+            kernel = ll_bytes_kernel(self.personalized)
+            how += -(-self.chunk // self.peers) + 15 & -16, self.chunk, 2 * self.threads
+        grid = min(chunks, self.most[dtype]), self.peers
+        return self.launch(kernel, grid, x, out, *how, self.lines, self.calls, pdl=True)
+
+
+_tables = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")
+_how = types.boolean, types.int64
+
+
+def gpu_kernels(personalized, op):
+    """-> the GPU_KERNELS of a module whose method is made of these."""
+    of_words, of_bytes = ([types.Array(dtype, 1, "C")] * 2 for dtype in (types.uint64, types.uint8))
+    return {
+        f"ll_{op}": (ll_words_kernel(personalized), (*of_words, *_how, *_tables)),
+        f"ll_{op}[bytes]": (ll_bytes_kernel(personalized), (*of_bytes, *_how, *[types.int64] * 3, *_tables)),
+    }

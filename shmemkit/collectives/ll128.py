@@ -1,0 +1,147 @@
+"""Exchanges by LL128: lines of 128 bytes that say themselves that they have arrived. What all-gather,
+reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it; and what
+comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
+
+Tiles     480 bytes of what a rank gets, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
+Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
+          NVLink
+Counters  calls[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
+          so that a replayed graph counts on
+
+  a warp, for its tiles i, one after the other; steps 1 and 2 of the next tile come before step 3, so that
+  lines are on their way while it waits:
+          1. load tile i of what each rank gets, and store it to lines[half, me] on that rank, with the flag:
+             on this one, too
+          2. add 1 to the tile's counter
+          3. poll tile i in lines[half], of all ranks at once, until all have the flag; store them to the
+             segments of the output, or combine them in the order of the ranks, and store the result
+
+All ranks combine in the same order, so that the bits are the same in every run, and of an all-reduce on all
+ranks. My own lines are there before those of others: so step 3 is the same for all ranks.
+
+No race, although nobody acknowledges: tile i is always at the same place, and all ranks count it alike,
+whatever the lengths of the calls and the grids. I write to half h of a tile on rank k again two calls with it
+later, and in the one between the tile of rank k has come, which it sends when its launch before has ended
+(after griddepcontrol_wait): it has read what half h held. x may lie in out where the result has its place: a
+warp has loaded its tile before it writes it, and no other reads it, but for what is loaded beyond an end and
+not stored. No deadlock: all warps take their tiles in ascending order, so the first one that is not there on
+all ranks waits for none, and is sent; all blocks are resident. That the next launch begins early (PDL)
+changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    ll128_load_tiles,
+    ll128_store_tiles,
+    load_tile,
+    rank,
+    store_tile,
+    symm_at,
+)
+
+from .packet_tiles import (
+    Exchange,
+    combining,
+    copying,
+    kernels_of,
+    loading_segments,
+    storing_segments,
+    tiles_of,
+    words_of,
+)
+
+
+@functools.cache
+def ll128_kernel(n, personalized, op=None, dtype=None):
+    """-> the kernel of `n` ranks. `personalized`: x has a segment for each rank. With `op`, as "sum", it
+    combines what comes, of `dtype`, a name as "float16"."""
+    load = loading_segments(n) if personalized else _loading_one(n)
+    store = storing_segments(n) if op is None else _storing_result(op, dtype, n)
+
+    @cuda.jit(device=True)
+    def send(x, size, lines, calls, i, me):
+        """Steps 1 and 2 -> the flag"""
+        call = types.uint32(calls[i] + 1)
+        ll128_store_tiles(lines, n * (call & 1) + me, i, load(x, size, i), call)
+        cuda.syncwarp()  # all threads have read the counter
+        if cuda.threadIdx.x & 31 == 0:
+            calls[i] = call
+        return call
+
+    @cuda.jit
+    def ll128(x, out, size, tiles, lines, calls):
+        """Send each rank `x`, or its segment of it, to `out`.
+
+        x, out  complex128, uint64 or uint8, as of ``load_tile``; x has n segments if they are personalized,
+                else one; out has n, or one if they are combined. They may be the same, or one a segment of
+                the other, as the kinds of collectives allow it
+        size    elements of a segment
+        tiles   of 480 bytes, which it has
+        lines   uint64 (2 * n, words of the capacity), symmetric, zeros at first
+        calls   uint32 (tiles of the capacity,), zeros at first
+        grid    any number of blocks of whole warps, one-dimensional, as the blocks are
+        """
+        warps, t = cuda.blockDim.x >> 5, cuda.threadIdx.x
+        i, me = types.uint32(cuda.blockIdx.x * warps + (t >> 5)), rank()
+        griddepcontrol_wait(x, out, size, symm_at(lines, 0), calls, me, i)
+        griddepcontrol_launch_dependents()
+        step, done, call, sent = types.uint32(warps * cuda.gridDim.x), i, types.uint32(0), types.uint32(0)
+        while done < tiles:
+            if i < tiles:
+                sent = send(x, size, lines, calls, i, me)
+            if done < i:
+                store(out, size, done, ll128_load_tiles(lines, n * (call & 1), n, done, call))
+                done = types.uint32(done + step)
+            i, call = types.uint32(i + step), sent
+
+    return ll128
+
+
+def _loading_one(n):
+    copies = copying(n)
+
+    @cuda.jit(device=True)
+    def load(x, size, i):
+        return copies(load_tile(x, i))
+
+    return load
+
+
+def _storing_result(op, dtype, n):
+    combine = combining(op, dtype, n)
+
+    @cuda.jit(device=True)
+    def store(out, size, i, tiles):
+        store_tile(out, i, combine(tiles))
+
+    return store
+
+
+class LL128(Exchange):
+    """A method by LL128."""
+
+    def prepare_lines(self, n_bytes):
+        tiles, n = tiles_of(n_bytes), self.world.n_ranks
+        self.check(self.name, 2 * n * tiles)
+        self.lines = self.zeros((2 * n, words_of(tiles)), "uint64", f"{self.name.replace(' ', '.')}.lines")
+        self.calls = self.world.xp.zeros(tiles, "uint32")
+
+    def _bind(self, x, out, segment, dtype=None):
+        kernel = ll128_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
+        tiles = tiles_of(segment)
+        args = x, out, segment // out.itemsize, tiles, self.lines, self.calls
+        return self.launch_tiles(kernel, tiles, *args)
+
+
+_tables = types.Array(types.uint64, 2, "C"), types.Array(types.uint32, 1, "C")
+
+
+def gpu_kernels(op, personalized, combined):
+    """-> the GPU_KERNELS of a module whose method is by LL128, for the collective `op`"""
+    more = types.int64, types.int64, *_tables
+    return kernels_of(f"ll128_{op}", ll128_kernel, more, personalized, combined)

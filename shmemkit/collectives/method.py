@@ -1,0 +1,124 @@
+"""What the methods of host objects share: their symmetric memory, and their kernels, bound once for each
+grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shmemkit.runtime.launch import Launch, bind
+from shmemkit.runtime.world import World
+from shmemkit.support.agreement import check_equal, raise_alike, told
+from shmemkit.support.settings import listed, shown
+from shmemkit.typing import Array, DType, Shape
+
+
+def agree(world, prepare, free):
+    """Call ``prepare()``: all ranks complete it, or none. Collective.
+
+    When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise
+    their own error, or else the error of the first rank that has one. They agree on that when prepare has
+    ended: so in it no collective call may follow what one rank alone refuses.
+    """
+    error = None
+    try:
+        prepare()
+    except (TypeError, ValueError, MemoryError) as e:
+        error = e
+    errors = world.host_allgather(told(error))
+    if any(errors):
+        free()
+    raise_alike(error, errors)
+
+
+def agree_on(world, who, check):
+    """Call ``check()`` -> {name: value}, the arguments of a `who`. Collective.
+
+    All ranks raise, as of ``agree``, when it raises TypeError or ValueError on any of them; and ValueError
+    unless all make a `who` with the same arguments.
+    """
+    error = arguments = None
+    try:
+        arguments = check()
+    except (TypeError, ValueError) as e:
+        error = e
+    answers = world.host_allgather((told(error), who, arguments))
+    errors, made, given = zip(*answers, strict=True)
+    raise_alike(error, errors)
+    check_equal(made, "All ranks must make the same objects in the same order", "make")
+    differ = [name for name in arguments if any(other[name] != arguments[name] for other in given)]
+    texts = [", ".join(f"{name}={other[name]!r}" for name in differ) for other in given]
+    check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")
+
+
+def check_world(who, world):
+    """TypeError unless `world` is a World, RuntimeError if it is finalized."""
+    if not isinstance(world, World):
+        raise TypeError(f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns")
+    if world.finalized:
+        raise RuntimeError(f"{who}: its World is finalized; call shmemkit.init() again")
+
+
+class Method:
+    """One way to do a collective operation. A subclass has
+
+    prepare(*args)   called once, by all ranks; ValueError, which says why, where it cannot run. First come
+                     all collective calls: ``World.check_reach`` and others that raise on all ranks,
+                     ``zeros``, ``empty``. Then what one rank alone may refuse: each kernel is bound for each
+                     dtype, so that none is compiled while others wait
+    bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's
+
+    and `threads`, per block; on the emulator, which is quicker with few, 32.
+
+    To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
+    have allocated.
+    """
+
+    threads = 512
+
+    def __init__(self, world: World, *args):
+        self.world = world
+        self._arrays, self._launches = [], {}
+        if world.backend.name == "emulator":
+            self.threads = 32
+        agree(world, lambda: self.prepare(*args), self.free)
+
+    def zeros(self, shape: Shape, dtype: DType, name: str) -> Array:
+        """A symmetric array that lives as long as the method. Collective."""
+        self._arrays.append(self.world.zeros(shape, dtype, name))
+        return self._arrays[-1]
+
+    def empty(self, shape: Shape, dtype: DType, name: str) -> Array:
+        """As ``zeros``, with undefined content."""
+        self._arrays.append(self.world.empty(shape, dtype, name))
+        return self._arrays[-1]
+
+    def offsets_of(self, array: Array, ranks: range) -> Array:
+        """-> what `peer_at` and `notify_at` take as a table, for those up to the last of `ranks`, consecutive
+        ones whose symmetric memory is mapped here; `array` is any of it."""
+        world, address = self.world, self.world.backend.address
+        offsets = [address(world.peer_view(array, rank)) - address(array) for rank in ranks]
+        return world.xp.array([0] * ranks.start + offsets, "int64")
+
+    def launch(
+        self, kernel: Callable, grid: Shape, *args: Any, pdl: bool = False, threads: int | None = None
+    ) -> Launch:
+        """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
+        With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little. `threads` of a block,
+        if not those of the method.
+
+        The caller keeps the arrays alive: bound calls outlive what users gather.
+        """
+        threads = threads or self.threads
+        key = kernel, grid, threads, tuple(getattr(arg, "dtype", None) for arg in args)
+        if key not in self._launches:
+            self._launches[key] = bind(kernel, grid, threads, args, co_resident=True, pdl=pdl)
+            self._launches[key].forget_arrays()
+        bound = self._launches[key].with_args(*args)
+        bound.forget_arrays()
+        return bound
+
+    def free(self) -> None:
+        """Give the symmetric memory back. Collective."""
+        while self._arrays:
+            self.world.free(self._arrays.pop(0))

@@ -1,0 +1,245 @@
+"""A queue from every rank to another: producer blocks push items, the receiver's consumer blocks pop them.
+
+Slots     slots[s], on the receiver: item i travels in slot s = i % n_slots, in round r = i // n_slots.
+          Written only by the sender's producers, over NVLink; read only by the receiver's consumers
+Signals   full[s], on the receiver: how often slot s has been filled (only the sender sets it)
+          empty[s], on the sender: how often slot s has been emptied (only the receiver sets it)
+          each side waits on its own memory and notifies the other's: no polling over NVLink
+State     state = [items sent, items received, blocks done], local, in device memory, so that a replayed graph
+          counts on
+
+  producer of item i:  1. wait until empty[s] >= r         acquire, sys: what was in the slot has been read
+                       2. write slots[s] on the receiver, syncthreads
+                       3. set full[s] = r + 1 there        release, sys: publishes the whole block's writes
+  consumer of item i:  4. wait until full[s] >= r + 1      acquire, sys: sees the item
+                       5. read slots[s], syncthreads
+                       6. set empty[s] = r + 1 at the sender  release, sys: its reads are over
+  last block to end:   7. add this launch's items to the state, set blocks done to 0
+
+Items are numbered through all launches, so the signals only grow and are never reset. The n_slots slots are
+the buffer: a sender can be n_slots items ahead.
+
+No race: step 1 of the next round needs step 6 of this one, which follows 5; and two sets of one signal are
+ordered by the waits between them (6 before 1, 2, 3 and 4 of the next round), whichever blocks work on them.
+No deadlock: the lowest item that has not been consumed can always be produced (its slot was emptied in the
+round before) and then consumed, as long as all blocks of both ranks are resident, which the launch checks,
+and the receiver pops as many items as the sender pushes.
+
+After: "Distributed Notify and Wait", a tutorial of Triton-distributed.
+"""
+
+from __future__ import annotations
+
+from numba import cuda, types
+
+from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
+from shmemkit.runtime.launch import bind
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import as_array, call_on, new_output
+from shmemkit.support.settings import array_text, integer
+from shmemkit.typing import AnyStream, ArrayT, DType
+
+from .method import agree, check_world
+
+# ---- pieces for users' kernels; all threads of a block, of any shape, call them
+
+
+@cuda.jit(device=True)
+def producer_acquire(empty, n_slots, item):
+    """Wait until the slot of `item` (its number since the beginning) may be written. -> the slot."""
+    slot = item % n_slots
+    wait_block(empty[slot:], 1, "sys", "acquire", item // n_slots)
+    return slot
+
+
+@cuda.jit(device=True)
+def producer_commit(full, n_slots, item, receiver):
+    """`item` is in its slot on rank `receiver`: its consumer may read it."""
+    cuda.syncthreads()
+    if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
+        notify(full[item % n_slots :], receiver, item // n_slots + 1, "set", "sys")
+
+
+@cuda.jit(device=True)
+def consumer_wait(full, n_slots, item):
+    """Wait until `item` has arrived. -> its slot."""
+    slot = item % n_slots
+    wait_block(full[slot:], 1, "sys", "acquire", item // n_slots + 1)
+    return slot
+
+
+@cuda.jit(device=True)
+def consumer_release(empty, n_slots, item, sender):
+    """`item` has been read: rank `sender` may write its slot again."""
+    cuda.syncthreads()
+    if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
+        notify(empty[item % n_slots :], sender, item // n_slots + 1, "set", "sys")
+
+
+# ---- the kernel
+
+
+@cuda.jit
+def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n_producers):
+    """Blocks 0 .. n_producers - 1 push the rows of `inputs`, the others pop into the rows of `outputs`.
+
+    Grid and blocks are one-dimensional.
+    """
+    block, n_slots = cuda.blockIdx.x, slots.shape[0]
+    if block < n_producers:
+        there = symm_at(slots, receiver)
+        sent = state[0]
+        for i in range(block, inputs.shape[0], n_producers):
+            slot = producer_acquire(empty, n_slots, types.int64(sent) + i)
+            copy_block(there[slot], inputs[i])
+            producer_commit(full, n_slots, types.int64(sent) + i, receiver)
+    else:
+        received = state[1]
+        for i in range(block - n_producers, outputs.shape[0], cuda.gridDim.x - n_producers):
+            slot = consumer_wait(full, n_slots, types.int64(received) + i)
+            copy_block(outputs[i], slots[slot])
+            consumer_release(empty, n_slots, types.int64(received) + i, sender)
+    cuda.syncthreads()  # every thread has read the state
+    if cuda.threadIdx.x == 0:
+        threadfence("gpu", "acq_rel")
+        if cuda.atomic.add(state, 2, 1) == cuda.gridDim.x - 1:
+            threadfence("gpu", "acq_rel")  # in every block
+            state[0] += inputs.shape[0]
+            state[1] += outputs.shape[0]
+            state[2] = 0
+
+
+# ---- the host object
+
+
+class Queue:
+    """A queue from this rank to rank `to`. Every rank sends to one rank and receives from one. Collective.
+
+    world        the World
+    n_slots      items that the queue can hold, 1 or more
+    item_size    elements of an item, 1 or more
+    dtype        of the elements: any that symmetric arrays have
+    to           the receiving rank, another one for each rank. Default: the next rank
+    n_producers  blocks that push, 1 or more
+    n_consumers  blocks that pop, 1 or more
+    block        threads of each block
+
+    ``queue(inputs)`` enqueues one transfer. Transfers may follow each other, also in CUDA graphs and with
+    different numbers of items. Enqueue the transfers of one queue on one stream, or order them by events.
+
+    TypeError or ValueError, on all ranks, if one rank's arguments are wrong, or its GPU cannot hold all
+    blocks at once; MemoryError on all ranks.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        n_slots: int,
+        item_size: int,
+        dtype: DType = "float32",
+        to: int | None = None,
+        n_producers: int = 16,
+        n_consumers: int = 4,
+        block: int = 128,
+        name: str = "queue",
+    ):
+        check_world("Queue", world)
+        self.world, self._arrays, self._launch = world, [], None
+        numbers = dict(
+            n_slots=n_slots,
+            item_size=item_size,
+            n_producers=n_producers,
+            n_consumers=n_consumers,
+            block=block,
+        )
+        agree(world, lambda: self._take(numbers, dtype, to), self.free)
+        agree(world, lambda: self._prepare(**numbers, name=name), self.free)
+
+    def _take(self, numbers, dtype, to):
+        """Check the arguments: one rank alone may have wrong ones."""
+        world = self.world
+        for label, value in numbers.items():
+            numbers[label] = integer("Queue", label, value, 1)
+        self.dtype = as_dtype(dtype, "Queue: ")
+        self.n_slots, self.item_size = numbers["n_slots"], numbers["item_size"]
+        to = (world.rank + 1) % world.n_ranks if to is None else to
+        self.receiver = integer("Queue", "to", to, 0, world.n_ranks - 1)
+
+    def _prepare(self, n_slots, item_size, n_producers, n_consumers, block, name):
+        world = self.world
+        receivers = world.host_allgather(self.receiver)
+        if sorted(receivers) != list(range(world.n_ranks)):
+            raise ValueError(
+                f"Queue: to is {receivers} on ranks 0 to {world.n_ranks - 1}; each rank must be the receiver "
+                "of one other rank"
+            )
+        self.sender = receivers.index(world.rank)
+        self._arrays.append(world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots"))
+        for signals in ("full", "empty"):
+            self._arrays.append(world.signals(n_slots, f"{name}.{signals}"))
+        self.slots, self.full, self.empty = self._arrays
+        state = world.xp.zeros(3, "uint64")
+        nothing = world.xp.empty((0, item_size), self.dtype)
+        signals = (self.full, self.empty, state)
+        args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
+        self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
+
+    def __call__(
+        self, inputs: ArrayT, outputs: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
+        """Push the rows of `inputs` to rank `to`, pop the rows that are sent to this rank, and return
+        `outputs`.
+
+        inputs     (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
+        outputs    (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
+        stream     default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        They are arrays of the World's, PyTorch tensors, or others on the GPU with __cuda_array_interface__ or
+        DLPack.
+
+        The call enqueues the transfer. When the stream has run it, row i of `outputs` is row i of the
+        sender's inputs. TypeError or ValueError for other arrays.
+        """
+        check_world("Queue", self.world)
+        if self._launch is None:
+            raise RuntimeError("Queue: it was freed; make a new one")
+        world = self.world
+        stream, waits = call_on(world, stream, inputs, outputs)
+        given = self._checked("inputs", inputs)
+        if outputs is None:
+            follow = world.backend.follow
+            outputs = new_output(inputs, given.shape, self.dtype, world.xp, stream, follow)
+        self._launch.set("outputs", self._checked("outputs", outputs))
+        self._launch.set("inputs", given)
+        self._launch(stream=stream)
+        if waits:
+            world.stream.synchronize()
+        return outputs
+
+    def _checked(self, label, array):
+        array = as_array("Queue", label, array, self.world.xp)
+        as_needed = array.ndim == 2 and array.shape[1] == self.item_size and array.dtype == self.dtype
+        if not (as_needed and array.flags.c_contiguous):
+            raise ValueError(
+                f"Queue: {label} is {array_text(array)}; it must be C-contiguous {self.dtype} of shape "
+                f"(n, {self.item_size})"
+            )
+        return array
+
+    def free(self) -> None:
+        """Give the symmetric memory back; the Queue cannot be used any more. Collective."""
+        self._launch = None
+        while self._arrays:
+            self.world.free(self._arrays.pop(0))
+
+
+def _signature(dtype):
+    rows, signals = types.Array(dtype, 2, "C"), types.Array(types.uint64, 1, "C")
+    return (rows, rows, rows, signals, signals, signals, types.int64, types.int64, types.int64)
+
+
+# What the kernels are compiled for where there is no GPU, to check registers and spills.
+GPU_KERNELS = {
+    f"queue_kernel[{dtype}]": (queue_kernel, _signature(dtype)) for dtype in (types.float32, types.uint8)
+}

@@ -1,0 +1,120 @@
+"""Reduce-scatter: the arrays of all ranks, combined element by element, of which each rank gets its part.
+
+The methods, a file each, which says how it works:
+
+  ll     each rank sends all others their part, by LL: small messages
+  ll128  likewise, by LL128: middling ones, over NVLink
+  lamport
+         likewise, by pieces into places that are empty before
+  pull   each rank loads its part from the others' memory: larger ones
+  push   each rank stores the others' parts into their memory, and combines its own meanwhile: large ones
+  ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
+  copy_engine
+         copy engines send each rank its parts, and blocks combine them: the largest ones
+  push_2d
+         for several nodes: inside the node first, and then once across nodes, through NVSHMEM
+"""
+
+from __future__ import annotations
+
+import math
+
+from shmemkit.device.cuda.word_reductions import OPS
+from shmemkit.runtime.world import World
+from shmemkit.support.settings import one_of
+from shmemkit.typing import AnyStream, ArrayT, Op
+
+from ..collective import Collective, check_reducible
+from .copy_engine import CopyEngine
+from .lamport import Lamport
+from .ll import LL
+from .ll128 import LL128
+from .pull import Pull
+from .push import Push
+from .push_2d import Push2D
+from .ring import Ring
+
+METHODS = {
+    "ll": LL,
+    "ll128": LL128,
+    "lamport": Lamport,
+    "pull": Pull,
+    "push": Push,
+    "ring": Ring,
+    "copy_engine": CopyEngine,
+    "push_2d": Push2D,
+}
+
+
+class ReduceScatter(Collective):
+    """Combine the arrays of all ranks, and give each rank its part of the result. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest x: n_ranks times an output
+    op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
+    method      one of ``ReduceScatter.methods``, or "auto", as of ``AllGather``
+
+    ``scatter(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
+    all ranks. float16 and bfloat16 are combined in float32, and rounded once. Each method combines in one
+    order, so its bits are the same in every run: "ring" begins part k with rank k + 1, goes on
+    with those after it, modulo the ranks, and ends with rank k; "push_2d" combines in each node in the order
+    of its ranks, and then in that of the nodes; the others, in the order of the ranks. The first call for a
+    dtype compiles its kernel.
+    """
+
+    table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
+    _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
+
+    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
+        self.op = op
+        super().__init__(world, max_nbytes, method)
+
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+        """Combine `x` with those of the other ranks. -> out
+
+        x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:
+                 n_ranks parts, one after another. If it lies in symmetric memory, of ``output()`` or other,
+                 then on all ranks, as the same part of the same array: the peers read it there, where the
+                 method can do without a copy. An array or tensor, as of ``AllGather``
+        out      C-contiguous, of x's dtype, as large as a part. It may be the part of x that it belongs to.
+                 Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
+                 d is a multiple of n_ranks, else of one dimension
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k, combined over the
+        ranks.
+        """
+        return self._call(x, out, stream)
+
+    def _checked_options(self):
+        one_of(self._name, "op", self.op, OPS)
+        return {"op": self.op}
+
+    def _shape(self, shape):
+        n = self.world.n_ranks
+        if shape and shape[0] % n == 0:
+            return (shape[0] // n, *shape[1:])
+        return (math.prod(shape) // n,)
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if x.size % n:
+            raise ValueError(
+                f"ReduceScatter: x is {x.shape}; the number of its elements must be a multiple of {n}, the "
+                "ranks"
+            )
+        if x.dtype != out.dtype or x.size != n * out.size:
+            raise ValueError(
+                f"ReduceScatter: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {x.size // n} elements, the part of one of {n} ranks"
+            )
+        check_reducible("ReduceScatter", self.op, x.dtype)
+
+    def _in_place(self, x, out):
+        return -self.world.rank * out.nbytes
+
+    def _shared(self, x, out):
+        return x
+
+    def _bind(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place, x.dtype)

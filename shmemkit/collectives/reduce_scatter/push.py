@@ -1,0 +1,149 @@
+"""Reduce-scatter by push: each rank stores the others' segments into their memory, one after the other, and
+combines its own meanwhile, as far as it has come. For large messages.
+
+Segments  x is n_ranks segments, the k-th for rank k. A segment is cut into parts, the same on all ranks, and
+          a part into steps
+Scratch   scratch[half, k, b], on every rank: part b of its segment of rank k's x. Written by rank k only
+Signals   arrived[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
+Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+          half. In device memory, so that a replayed graph counts on
+
+  block (b, 0), for each peer, me + 1, me + 2, ... modulo the ranks:
+          1. copy part b of its segment to scratch[half, me, b] there
+          2. set arrived[me, b] there                 release, sys: publishes it (``transfers.put_to_all``)
+  block (b, 1), for each step of part b of my segment:
+          3. wait for it at arrived[k, b], for all k  acquire, sys: sees them
+          4. combine it, of x and of scratch[half, :, b], in the order of the ranks, and store the result
+
+The order is always the same, and so are the bits. What the next rank sends here comes last, in steps; the
+others' parts are there by then.
+
+No race, although nobody acknowledges: part b is always at the same place, and all ranks count it alike,
+whatever the lengths of the calls. Half h of it is written again two calls with it later. In the one between,
+the parts b of all ranks have come, which they send in launches that begin after their launches before have
+ended: they have read what half h held. out may be my segment of x: it is sent to nobody, and a thread loads
+its words before it stores them. No deadlock: those that send wait for nobody, and all blocks are resident.
+
+A multiprocessor has a block of each kind (see ``shmemkit.collectives.push``), which share its registers: 256
+threads of 128.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import n_words, num_ranks, rank, reduction, store_word, wait
+
+from .. import push
+from ..chunked_transfer import STEPS, put_to_all, step_of
+from ..method import Method
+from .combine_rows import combining
+
+STEP = 1 << 14  # bytes that are worth a signal
+
+
+@functools.cache
+def push_kernel(op, dtype, n_ranks):
+    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
+    _, _, result = reduction(op, dtype)
+    one, four = combining(op, dtype, n_ranks)
+
+    @cuda.jit(max_registers=128)  # of 256 threads; of many ranks, and of bytes, some are spilled
+    def push_reduce_scatter(x, mine, out, part, step, scratch, words, arrived, calls):
+        """Combine the segments of this rank, of the `x` of all ranks, in `out`.
+
+        x        uint8, 1-D, n_ranks times as large as out
+        mine     my segment of x; uint64 or uint8, as out
+        out      uint64 or uint8, 1-D; may be mine
+        part     bytes of a part, a multiple of 128: gridDim.x of them are a segment, or more
+        step     bytes of a step, a multiple of 8192: STEPS or fewer of them are a part
+        scratch  uint8 (2, n_ranks, parts at most, bytes of a part at most), symmetric
+        words    the same, 1-D, as uint64
+        arrived  uint64 (n_ranks, parts at most), symmetric, zeros at first
+        calls    uint64 (2, parts at most), zeros at first
+        grid     (parts, 2), of one-dimensional blocks
+        """
+        b, y, t, threads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, cuda.blockDim.x
+        me, n = rank(), num_ranks()
+        call = calls[y, b] + 1
+        half, arrival = call & 1, STEPS * call
+        if y == 0:
+            segment = mine.size * mine.itemsize
+            begin = min(b * part, segment)
+            size = min(part, segment - begin)
+            put_to_all(scratch[half, me, b], x, segment, begin, size, arrived[me, b:], arrival, step)
+        else:
+            size = n_words(out)
+            begin, end = min(b * (part >> 3), size), min((b + 1) * (part >> 3), size)
+            room = scratch.shape[3] >> 3
+            stride = scratch.shape[2] * room
+            at = half * n * stride + b * room - begin
+            i = begin + t
+            while True:
+                begin = min(begin + (step >> 3), end)
+                arrival += 1
+                k = t
+                while k < n:
+                    if k != me:
+                        wait(arrived[k, b:], 1, "sys", "acquire", arrival)
+                    k += threads
+                cuda.syncthreads()
+                while i + 3 * threads < begin:
+                    p, q, r, s = four(mine, words, at, stride, me, n, i, threads)
+                    store_word(out, i, result(p, n))
+                    store_word(out, i + threads, result(q, n))
+                    store_word(out, i + 2 * threads, result(r, n))
+                    store_word(out, i + 3 * threads, result(s, n))
+                    i += 4 * threads
+                while i < begin:
+                    store_word(out, i, result(one(mine, words, at, stride, me, n, i), n))
+                    i += threads
+                if begin >= end:
+                    break
+        cuda.syncthreads()  # all threads have read the counter
+        if t == 0:
+            calls[y, b] = call
+
+    return push_reduce_scatter
+
+
+class Push(Method):
+    """The method "push" of ``ReduceScatter``."""
+
+    threads = 256
+
+    def prepare(self, max_nbytes, op):
+        world, n = self.world, self.world.n_ranks
+        world.check_reach("reduce_scatter push")
+        self.op = op
+        self.parts, room = push.parts_of(max_nbytes, n, push.senders(world), push.PART)
+        self.scratch = self.empty((2, n, self.parts, room), "uint8", "reduce_scatter.push.scratch")
+        self.arrived = self.zeros((n, self.parts), "uint64", "reduce_scatter.push.arrived")
+        self.calls = world.xp.zeros((2, self.parts), "uint64")
+
+    def bind(self, x, out, in_place, dtype):
+        world = self.world
+        parts, part = push.cut(out.nbytes, self.parts, push.PART)
+        mine = x[world.rank * out.size : (world.rank + 1) * out.size]
+        scratch = self.scratch, self.scratch.reshape(-1).view("uint64")
+        args = x.view("uint8"), mine, out, part, step_of(part, STEP), *scratch, self.arrived, self.calls
+        return self.launch(push_kernel(self.op, dtype.name, world.n_ranks), (parts, 2), *args)
+
+
+def _signature(words):
+    x, word = types.Array(types.uint8, 1, "C"), types.Array(words, 1, "C")
+    scratch = types.Array(types.uint8, 4, "C"), types.Array(types.uint64, 1, "C")
+    tables = [types.Array(types.uint64, 2, "C")] * 2
+    return x, word, word, types.int64, types.int64, *scratch, *tables
+
+
+GPU_KERNELS = {
+    f"push_reduce_scatter[{op},{dtype},{n},{words}]": (push_kernel(op, dtype, n), _signature(words))
+    for op, dtype, n, words in (
+        ("sum", "bfloat16", 4, types.uint64),
+        ("sum", "float16", 8, types.uint8),
+        ("max", "float32", 8, types.uint64),
+        ("avg", "float64", 2, types.uint64),
+        ("prod", "int8", 16, types.uint64),
+    )
+}

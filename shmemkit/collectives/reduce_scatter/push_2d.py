@@ -1,0 +1,338 @@
+"""Reduce-scatter by push in two dimensions: inside the node, then once across nodes. For several nodes.
+
+Rank (i, l) is the l-th of node i. For each node j, in three stages: the ranks of node i scatter what is for
+node j, the segments of ranks (j, l') to (i, l'); each combines what it has got; and (i, l) sends this partial
+result to (j, l), by NVSHMEM, who combines those of all nodes. So a segment crosses the network once for each
+node, not for each rank, and all ranks use the network alike.
+
+Segments  x is n_ranks segments, the k-th for rank k, each handled as words of its own: one may begin
+          anywhere. A segment is cut into as many parts as there are pairs of blocks, a part into chunks
+Staged    staged[half, j, b, k], on every rank (i, l): part b of the segment of (j, l), of (i, k)'s x. Written
+          by (i, k) only; my own stays in x
+Outbox    outbox[half, j, b], on every rank (i, l): part b of node i's partial result for (j, l), where the
+          network reads it. float16 and bfloat16 travel as float32 (``partials``)
+Inbox     inbox[half, j, b], on every rank (i, l): part b of node j's partial result. Written by (j, l) only
+Signals   arrived[k, j, b, q], on every rank (i, l): the number of the last call whose chunk q of (i, k)'s
+          part b for (j, l) is here (only (i, k) sets it)
+          got[half, j, b, q], on every rank: likewise of inbox[half, j, b] (only the network sets it)
+Counters  calls[role, b], local: how many calls block (b, role) has taken part in: the number of a call, and
+          the half. In device memory, so that a replayed graph counts on
+
+  block (b, 0), for the nodes j = i + 1, i + 2, ..., i modulo the nodes, for each chunk q of part b:
+          1. copy it to staged[half, j, b, l] on (i, l + 1), (i, l + 2), ... modulo the node's ranks;
+             syncthreads; set arrived[l, j, b, q] there               release, sys: publishes the chunk
+  block (b, 1), for the same nodes and chunks:
+          2. wait until arrived[k, j, b, q] is this call, for all k   acquire, sys: sees theirs
+          3. combine the node's, of x and staged, in the order of its ranks; store that to outbox[half, j, b],
+             or for my own node, the last one, to inbox[half, i, b]
+          4. put the chunk to inbox[half, i, b] on (j, l), with its signal there: it follows the data
+     and then, for each chunk:
+          5. wait until got[half, j, b, q] is this call, for all j    acquire, also of the network
+          6. combine the partial results, in the order of the nodes, and store the result
+
+The order is always the same, and so are the bits: that of the ranks in a node, then that of the nodes.
+
+In each part of step 1 a rank sends to one other and receives from one other. The stages of several nodes
+overlap, and those of chunks: while one is on the network, others are combined and scattered. My own node
+comes last, so that the network has work as soon as possible.
+
+One kernel, with a role for each block, and not copy engines on one stream and a kernel for each node on
+another: a chunk is passed on by a signal in memory, not at the end of a copy and the beginning of a kernel,
+some microseconds each; and calls take turns with two halves, for which a graph's copies, whose addresses are
+fixed, would need acknowledgements. It takes few multiprocessors, too: see ``budget``.
+
+No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
+Half h of staged, of the outbox and of an inbox is written again two calls with part b later. In the one
+between, who writes it has received the reader's own part b, directly: the ranks of a node send to each other,
+as (i, l) and (j, l) do. The reader sends that in a launch that begins after its launch before has ended, and
+with it all reads of what half h held. That launch could not end before my put was there: so the outbox may be
+written again, although nobody has called quiet, and no two puts with one signal are under way at once. Those
+of neighbouring calls can be, and the network may swap them: hence a signal for each half. out may be my
+segment of x: it is sent to nobody, and read in step 3 by the threads that store the result in step 6.
+
+No deadlock: blocks (b, 0) wait for nobody; blocks (b, 1) in step 2 for those, in step 5 for steps 4 of other
+nodes, which come before their steps 5; all blocks are resident.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    ComparisonType,
+    SignalOp,
+    copy_block,
+    n_words,
+    notify,
+    num_ranks,
+    put_signal_nbi_block,
+    rank,
+    reduction,
+    signal_wait_until,
+    store_word,
+    symm_at,
+    wait,
+)
+
+from ..method import Method
+from ..partial_results import floats, totals
+from .combine_rows import combining
+
+PART = 1 << 14  # bytes that are worth two blocks
+CHUNK = 1 << 16  # bytes that are worth a signal
+MAX_CHUNKS = 8  # of a part
+NETWORK = 50  # GB/s of a GPU, each way: 400 Gb/s
+NVLINK = {8: 300, 9: 450, 10: 900}  # the same, by the major compute capability
+SENDS, COMBINES = 40, 25  # GB/s that a block of step 1 sends, that one of step 3 loads and stores; on H200
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+
+def budget(compute_capability, multiprocessors, nodes, local_size):
+    """-> how many pairs of blocks do their work as fast as the slower one of NVLink and network does its own.
+
+    For each byte of a segment, and node, NVLink carries local_size - 1, the network one, and combining loads
+    local_size bytes and stores one. At least 1, at most half of the multiprocessors.
+    """
+    major = min(max(compute_capability[0], min(NVLINK)), max(NVLINK))
+    sent, combined = local_size - 1, local_size + 1
+    slower = max(sent / NVLINK[major], (nodes > 1) / NETWORK)
+    if slower == 0:  # one rank
+        return 1
+    needed = max(sent / SENDS, combined / COMBINES) / slower
+    return max(1, min(-int(-needed // 1), multiprocessors // 2))
+
+
+@cuda.jit(device=True)
+def _node(local_size):
+    """-> my node, and which of its ranks I am."""
+    node, local = 0, rank()  # no division, which is slow
+    while local >= local_size:
+        local -= local_size
+        node += 1
+    return node, local
+
+
+@cuda.jit(device=True)
+def scatter(x, size, unit, begin, end, chunk, local_size, staged, stride, arrived, call):
+    """Step 1 of words begin .. end - 1 of all segments, of `size` elements."""
+    b, half, nodes = cuda.blockIdx.x, call & 1, arrived.shape[1]
+    node, local = _node(local_size)
+    hops = 1
+    while hops <= nodes:
+        j = node + hops if node + hops < nodes else node + hops - nodes
+        q, start = 0, begin
+        while start < end:
+            stop = min(start + chunk, end)
+            y = 1
+            while y < local_size:
+                k = local + y if local + y < local_size else local + y - local_size
+                first = (j * local_size + k) * size
+                mine = x[first + start * unit : first + min(stop * unit, size)]
+                there = symm_at(staged[half, j, b], node * local_size + k)
+                copy_block(there[(local * stride + start - begin) * unit :], mine)
+                y += 1
+            cuda.syncthreads()
+            y = 1 + cuda.threadIdx.x
+            while y < local_size:
+                k = local + y if local + y < local_size else local + y - local_size
+                notify(arrived[local, j, b, q:], node * local_size + k, call, "set", "sys")
+                y += cuda.blockDim.x
+            q += 1
+            start = stop
+        hops += 1
+
+
+def _combining(op, dtype):
+    """-> a device function: steps 2 to 4."""
+    width, _, store = totals(op, dtype)
+    one, four = combining(op, dtype)
+
+    @cuda.jit(device=True)
+    def combine(
+        x, out, unit, begin, end, chunk, local_size, staged, stride, arrived, outbox, inbox, got, call
+    ):
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        half, size, nodes = call & 1, out.size, arrived.shape[1]
+        node, local = _node(local_size)
+        hops = 1
+        while hops <= nodes:
+            j = node + hops if node + hops < nodes else node + hops - nodes
+            to = j * local_size + local
+            q, start = 0, begin
+            while start < end:
+                stop = min(start + chunk, end)
+                k = t
+                while k < local_size:
+                    if k != local:
+                        wait(arrived[k, j, b, q:], 1, "sys", "acquire", call)
+                    k += threads
+                cuda.syncthreads()
+                mine = x[to * size + start * unit : to * size + min(stop * unit, size)]
+                rows, at, length = staged[half, j, b], start - begin, stop - start
+                box = outbox if j != node else inbox
+                row = box[half, j, b, width * at : width * (at + length)]
+                i = t
+                while i + 3 * threads < length:
+                    words = four(mine, rows, at, stride, local, local_size, i, threads)
+                    store(row, i, length, words[0])
+                    store(row, i + threads, length, words[1])
+                    store(row, i + 2 * threads, length, words[2])
+                    store(row, i + 3 * threads, length, words[3])
+                    i += 4 * threads
+                while i < length:
+                    store(row, i, length, one(mine, rows, at, stride, local, local_size, i))
+                    i += threads
+                if j != node:  # the put begins with a barrier of the block
+                    there = inbox[half, node, b, width * at : width * (at + length)]
+                    put_signal_nbi_block(there, row, got[half, node, b, q:], call, SET, to)
+                q += 1
+                start = stop
+            hops += 1
+
+    return combine
+
+
+def _finishing(op, dtype):
+    """-> a device function: steps 5 and 6."""
+    _, _, result = reduction(op, dtype)
+    width = totals(op, dtype).words
+    first, add, word_of = reduction("sum" if op == "avg" else op, "float32" if width == 2 else dtype)
+
+    @cuda.jit(device=True)
+    def over_nodes(boxes, b, i):
+        total = first(boxes[0, b, i])
+        j = 1
+        while j < boxes.shape[0]:
+            total = add(total, boxes[j, b, i])
+            j += 1
+        return total
+
+    @cuda.jit(device=True)
+    def word(boxes, b, i, length, n):
+        return result(over_nodes(boxes, b, i), n)
+
+    @cuda.jit(device=True)
+    def word_of_floats(boxes, b, i, length, n):
+        low, high = over_nodes(boxes, b, i), over_nodes(boxes, b, length + i)
+        return result(floats(word_of(low, 1), word_of(high, 1)), n)
+
+    finished = word_of_floats if width == 2 else word
+
+    @cuda.jit(device=True)
+    def finish(out, begin, end, chunk, local_size, inbox, got, call):
+        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        half, n, nodes = call & 1, num_ranks(), got.shape[1]
+        node, _ = _node(local_size)
+        q, start = 0, begin
+        while start < end:
+            stop = min(start + chunk, end)
+            if t == 0:
+                j = 0
+                while j < nodes:
+                    if j != node:
+                        signal_wait_until(got[half, j, b, q:], GE, call)
+                    j += 1
+            cuda.syncthreads()
+            i, at, length = t, width * (start - begin), stop - start
+            while i < length:
+                store_word(out, start + i, finished(inbox[half], b, at + i, length, n))
+                i += threads
+            q += 1
+            start = stop
+
+    return finish
+
+
+@functools.cache
+def push_2d_kernel(op, dtype):
+    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
+    combine, finish = _combining(op, dtype), _finishing(op, dtype)
+
+    @cuda.jit(max_registers=128)  # of 512 threads; only where words are bytes some are spilled
+    def push_reduce_scatter_2d(
+        x, out, unit, part, chunk, local_size, staged, stride, arrived, outbox, inbox, got, calls
+    ):
+        """Combine the segments of this rank, of the `x` of all ranks, in `out`.
+
+        x, out         uint64 or uint8 (the bytes of elements of `dtype`), 1-D, x n_ranks times as large; out
+                       may be x's segment of this rank
+        unit           of their elements are a word
+        part, chunk    words of a part, gridDim.x of which are out; and of a chunk, MAX_CHUNKS or fewer of
+                       which are a part
+        local_size     ranks of a node, which are consecutive
+        staged         as x, (2, nodes, parts at most, local_size * words of a part at most), symmetric
+        stride         words of a part at most
+        arrived        uint64 (local_size, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
+        outbox, inbox  uint64 (2, nodes, parts at most, words of a part at most; twice as many for float16 and
+                       bfloat16), symmetric
+        got            uint64 (2, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
+        calls          uint64 (2, parts at most), zeros at first
+        grid           (parts, 2), as the blocks are; any number of threads
+        """
+        b, role = cuda.blockIdx.x, cuda.blockIdx.y
+        begin, end = b * part, min((b + 1) * part, n_words(out))
+        call = calls[role, b] + 1
+        if role == 0:
+            scatter(x, out.size, unit, begin, end, chunk, local_size, staged, stride, arrived, call)
+        else:
+            of_node = local_size, staged, stride, arrived
+            combine(x, out, unit, begin, end, chunk, *of_node, outbox, inbox, got, call)
+            finish(out, begin, end, chunk, local_size, inbox, got, call)
+        if cuda.threadIdx.x == 0:  # after a barrier, at least: all threads have read the counter
+            calls[role, b] = call
+
+    return push_reduce_scatter_2d
+
+
+class Push2D(Method):
+    """The method "push_2d" of ``ReduceScatter``."""
+
+    def prepare(self, max_nbytes, op):
+        world, backend = self.world, self.world.backend
+        world.check_reach("reduce_scatter push_2d", ranks=world.node_ranks)
+        nodes, local_size = world.n_nodes, world.local_size
+        self.op, words = op, max(1, -(-max_nbytes // (8 * world.n_ranks)))
+        most = budget(backend.compute_capability, backend.multiprocessors, nodes, local_size)
+        self.parts = max(1, min(most, -(-8 * words // PART)))
+        self.room = max(min(PART // 8, words), -(-words // self.parts)) + 15 & -16
+        name = "reduce_scatter.push_2d"
+        of_parts = nodes, self.parts
+        self.staged = self.empty((2, *of_parts, local_size * self.room), "uint64", f"{name}.staged")
+        self.outbox = self.empty((2, *of_parts, 2 * self.room), "uint64", f"{name}.outbox")
+        self.inbox = self.empty((2, *of_parts, 2 * self.room), "uint64", f"{name}.inbox")
+        self.arrived = self.zeros((local_size, *of_parts, MAX_CHUNKS), "uint64", f"{name}.arrived")
+        self.got = self.zeros((2, *of_parts, MAX_CHUNKS), "uint64", f"{name}.got")
+        self.calls = world.xp.zeros((2, self.parts), "uint64")
+
+    def bind(self, x, out, in_place, dtype):
+        words = -(-out.nbytes // 8)
+        part = -(-words // min(self.parts, -(-8 * words // PART))) + 15 & -16
+        chunk = max(CHUNK // 8, -(-part // MAX_CHUNKS)) + 15 & -16
+        args = x, out, 8 // x.itemsize, part, chunk, self.world.local_size
+        args += self.staged.view(x.dtype), self.room, self.arrived
+        args += self.outbox, self.inbox, self.got, self.calls
+        kernel = push_2d_kernel(self.op, dtype.name)
+        return self.launch(kernel, (-(-words // part), 2), *args)
+
+
+_four, _two = types.Array(types.uint64, 4, "C"), types.Array(types.uint64, 2, "C")
+GPU_KERNELS = {
+    f"push_reduce_scatter_2d[{op},{dtype},{words}]": (
+        push_2d_kernel(op, dtype),
+        (
+            *[types.Array(words, 1, "C")] * 2,
+            *[types.int64] * 4,
+            *(types.Array(words, 4, "C"), types.int64),
+            *[_four] * 4,
+            _two,
+        ),
+        *[(9, 0)] * (op == "avg" and dtype == "float64"),  # on sm_80, its divisions spill registers
+    )
+    for op, dtype, words in (
+        ("sum", "bfloat16", types.uint64),
+        ("avg", "float16", types.uint8),
+        ("max", "float32", types.uint64),
+        ("avg", "float64", types.uint64),
+        ("prod", "int8", types.uint64),
+    )
+}

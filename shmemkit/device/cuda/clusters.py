@@ -1,0 +1,41 @@
+"""Clusters: blocks that run on neighbouring multiprocessors at the same time, and reach each other's shared
+memory. Hopper and later; for launches with ``bind(cluster=...)``.
+
+PTX ISA: "Cluster of Cooperative Thread Arrays", barrier.cluster.
+"""
+
+from shmemkit.compiler.ptx import asm, gpu, types
+from shmemkit.emu.thread import current_thread
+
+__all__ = ["cluster_block", "cluster_sync"]
+
+
+def cluster_block():
+    """My block's number in its cluster, a uint32: 0 in a launch without clusters."""
+    return current_thread("cluster_block").block.in_cluster
+
+
+def cluster_sync():
+    """All threads of all blocks of the cluster meet: syncthreads for the cluster. Threads of a warp call it
+    together. No block ends before others have ceased to use its shared memory: so it comes last."""
+    current_thread("cluster_sync").cluster_sync()
+
+
+_block = asm("mov.u32 $0, %cluster_ctarank;", types.uint32, pure=True)
+_sync = asm("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
+
+
+@gpu(cluster_block)
+def _():
+    def impl():
+        return _block()
+
+    return impl
+
+
+@gpu(cluster_sync)
+def _():
+    def impl():
+        _sync()
+
+    return impl

@@ -1,0 +1,151 @@
+"""Barriers in shared memory on which threads wait for asynchronous copies and for each other (mbarriers).
+Hopper and later.
+
+An mbarrier goes from phase to phase: one ends when the arrivals that it expects have come, and all bytes that
+were announced; then it expects as many arrivals again. A wait names the parity of the phase: the first is 0,
+the next 1, then 0 again. That is enough as long as no thread can be two phases ahead, so a ring of buffers
+has two mbarriers for each buffer, "full" and "empty".
+
+PTX ISA: mbarrier, "Parallel Synchronization and Communication Instructions".
+"""
+
+from shmemkit.compiler.ptx import asm, gpu, shared_address, types
+from shmemkit.emu import mbarriers
+from shmemkit.emu.thread import current_thread
+
+from ..argument_checks import check_integer, check_words
+
+__all__ = [
+    "fence_mbarrier_init",
+    "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx",
+    "mbarrier_arrive_on",
+    "mbarrier_init",
+    "mbarrier_wait",
+]
+
+
+def mbarrier_init(barriers, i, count):
+    """Make barriers[i] an mbarrier of `count` arrivals per phase, in its first phase.
+
+    barriers  uint64, in shared memory
+
+    One thread. Before others use it come `fence_mbarrier_init` by the same thread, for the asynchronous
+    copies and the cluster, and ``syncthreads`` (or `cluster_sync`).
+    """
+    mbarriers.init(current_thread("mbarrier_init"), barriers, i, count)
+
+
+def fence_mbarrier_init():
+    """The mbarriers that this thread has made are seen by asynchronous copies and, behind `cluster_sync`, by
+    the other blocks of the cluster."""
+    mbarriers.fence_init(current_thread("fence_mbarrier_init"))
+
+
+def mbarrier_arrive(barriers, i):
+    """One arrival at barriers[i], a release: threads that wait for the end of the phase see what this thread
+    did before."""
+    mbarriers.arrive(current_thread("mbarrier_arrive"), barriers, i)
+
+
+def mbarrier_arrive_on(barriers, i, block):
+    """`mbarrier_arrive` at the barriers[i] of block `block` of the cluster, which may be my own."""
+    mbarriers.arrive(current_thread("mbarrier_arrive_on"), barriers, i, block)
+
+
+def mbarrier_arrive_expect_tx(barriers, i, n_bytes):
+    """One arrival at barriers[i], whose phase does not end before `n_bytes` more have been written by the
+    asynchronous copies that name it."""
+    mbarriers.arrive(current_thread("mbarrier_arrive_expect_tx"), barriers, i, n_bytes=n_bytes)
+
+
+def mbarrier_wait(barriers, i, parity):
+    """Wait until the phase of `parity` (0 or 1) of barriers[i] has ended: on a new one 1 has, before any
+    arrival.
+
+    Acquire: this thread sees what was done before the arrivals, and what the copies have written.
+    """
+    mbarriers.wait(current_thread("mbarrier_wait"), barriers, i, parity)
+
+
+_U32 = types.uint32
+_init = asm("mbarrier.init.shared::cta.b64 [$0], $1;", types.void, (_U32, _U32))
+_fence_init = asm("fence.mbarrier_init.release.cluster;")
+# Unqualified: an explicit .release.cluster costs a MEMBAR.
+_arrive = asm("mbarrier.arrive.shared::cta.b64 _, [$0];", types.void, (_U32,))
+_arrive_on = asm(
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
+    "mbarrier.arrive.shared::cluster.b64 _, [there]; }",
+    types.void,
+    (_U32, _U32),
+)
+_arrive_expect_tx = asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", types.void, (_U32, _U32))
+_wait = asm(
+    "{ .reg .pred ended; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 ended, [$0], $1; "
+    "@!ended bra AGAIN; }",
+    types.void,
+    (_U32, _U32),
+)
+
+
+def _check(primitive, barriers, **integers):
+    check_words(primitive, "barriers", barriers, (types.uint64,))
+    check_integer(primitive, **integers)
+
+
+@gpu(mbarrier_init)
+def _(barriers, i, count):
+    _check("mbarrier_init", barriers, i=i, count=count)
+
+    def impl(barriers, i, count):
+        _init(shared_address(barriers) + _U32(8 * i), count)
+
+    return impl
+
+
+@gpu(fence_mbarrier_init)
+def _():
+    def impl():
+        _fence_init()
+
+    return impl
+
+
+@gpu(mbarrier_arrive)
+def _(barriers, i):
+    _check("mbarrier_arrive", barriers, i=i)
+
+    def impl(barriers, i):
+        _arrive(shared_address(barriers) + _U32(8 * i))
+
+    return impl
+
+
+@gpu(mbarrier_arrive_on)
+def _(barriers, i, block):
+    _check("mbarrier_arrive_on", barriers, i=i, block=block)
+
+    def impl(barriers, i, block):
+        _arrive_on(shared_address(barriers) + _U32(8 * i), block)
+
+    return impl
+
+
+@gpu(mbarrier_arrive_expect_tx)
+def _(barriers, i, n_bytes):
+    _check("mbarrier_arrive_expect_tx", barriers, i=i, n_bytes=n_bytes)
+
+    def impl(barriers, i, n_bytes):
+        _arrive_expect_tx(shared_address(barriers) + _U32(8 * i), n_bytes)
+
+    return impl
+
+
+@gpu(mbarrier_wait)
+def _(barriers, i, parity):
+    _check("mbarrier_wait", barriers, i=i, parity=parity)
+
+    def impl(barriers, i, parity):
+        _wait(shared_address(barriers) + _U32(8 * i), parity)
+
+    return impl

@@ -1,0 +1,51 @@
+"""Tuples of registers: loops over their parts, whose code is there once for each part, since a register
+cannot be indexed.
+
+    store = for_each_part(8, store_eight)        # on the host
+    store(accumulators, (tile, row))             # in a kernel: store_eight(part, i, (tile, row)) for each i
+
+PTX ISA has no indexed registers; what is indexed by a variable is in local memory.
+"""
+
+import functools
+
+from shmemkit.compiler.ptx import gpu_parts
+from shmemkit.emu.thread import current_thread
+from shmemkit.emu.translation import rebind
+
+__all__ = ["for_each_part", "map_parts"]
+
+
+@functools.cache
+def for_each_part(size, function):
+    """-> ``run(values, arguments)``, for kernels: calls ``function(part, i, arguments)`` for the parts of
+    `size` elements of the tuple `values`, from the first on; i is the part's number, a constant.
+
+    function   a ``@cuda.jit(device=True)`` function that returns nothing
+    arguments  anything, as a tuple
+    """
+
+    def run(values, arguments):
+        current_thread("for_each_part")
+        call = rebind(function.py_func)
+        for i in range(len(values) // size):
+            call(values[i * size : (i + 1) * size], i, arguments)
+
+    gpu_parts(run, size, function.py_func, mapped=False)
+    return run
+
+
+@functools.cache
+def map_parts(size, function):
+    """-> ``run(values, arguments)``, as by ``for_each_part``, of a function that returns a part's new values,
+    a tuple of as many: returns them all."""
+
+    def run(values, arguments):
+        current_thread("map_parts")
+        call, changed = rebind(function.py_func), ()
+        for i in range(len(values) // size):
+            changed += tuple(call(values[i * size : (i + 1) * size], i, arguments))
+        return changed
+
+    gpu_parts(run, size, function.py_func, mapped=True)
+    return run

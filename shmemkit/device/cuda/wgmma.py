@@ -1,0 +1,231 @@
+"""Matrix products of Hopper's tensor cores (compute capability 9.0 only): four warps, a warpgroup, multiply
+tiles that lie in shared memory, asynchronously, and add to float32 accumulators in their registers.
+
+    products = warpgroup_mma(256, "bfloat16")   # on the host: 64 rows by 256 columns
+
+    acc = products.zeros()                      # in a kernel, all threads of the warpgroup
+    acc = products.multiply(acc, a, b, True)    # acc += a b, of 64 columns of a; under way
+    wgmma_wait_group(1)                         # the products before the last have read their tiles
+    acc = products.wait(acc)                    # all are done: acc may be read
+
+Accumulators: a tuple of n / 2 float32 per thread. Of thread t, element 4 j + 2 h + c is row
+``t // 32 * 16 + t % 32 // 4 + 8 h``, column ``8 j + t % 4 * 2 + c``.
+
+PTX ISA: wgmma.mma_async, "Asynchronous Warpgroup Level Matrix Operations"; setmaxnreg.
+"""
+
+import functools
+from typing import NamedTuple
+
+from shmemkit.compiler.ptx import TypingError, asm, float_zeros, gpu, gpu_function, shared_address, types
+from shmemkit.emu import tensor_cores as emulated
+from shmemkit.emu.async_proxy import reads_shared
+from shmemkit.emu.thread import current_thread, group_thread
+
+from ..argument_checks import check_choice, described
+from .tma import literal_integer
+
+__all__ = [
+    "WarpgroupMma",
+    "setmaxnreg_dec",
+    "setmaxnreg_inc",
+    "warpgroup_mma",
+    "wgmma_wait_group",
+]
+
+SLAB = 64  # of the inner dimension: what rows of 128 bytes hold
+DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+MAJORS = ("k", "mn")
+
+
+class WarpgroupMma(NamedTuple):
+    """Functions for kernels; all threads of a warpgroup call them together.
+
+    zeros()                     -> accumulators
+    multiply(acc, a, b, add)    -> accumulators that are under way: acc + a b, or, where `add` is false, a b.
+                                They may be given to the next `multiply` and to `wait`, and not be touched
+                                otherwise. It reads `a` and `b` at any time until then
+    wait(acc)                   -> the accumulators, when all products are done
+    """
+
+    zeros: object
+    multiply: object
+    wait: object
+
+
+@functools.cache
+def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
+    """-> the WarpgroupMma of 64 rows of a matrix A by `n` columns of B, 64 deep.
+
+    n         8 to 256, a multiple of 8
+    dtype     "bfloat16" or "float16", of both
+    a_major   "k": in the tile `a`, 8192 bytes, a row of A is a row (64 rows of 64 elements, 128 bytes). "mn":
+              a column of A is
+    b_major   "k": in the tile `b` a column of B is a row (n rows of 64 elements). "mn": a row of B is; n / 64
+              such tiles of 64 columns, one after another, 8192 bytes each, the last one perhaps not all used
+
+    Tiles are swizzled, as `tma_load` of boxes with rows of 128 bytes leaves them, and begin at a multiple of
+    1024 bytes of shared memory. What threads have stored there, the tensor cores see after
+    `fence_proxy_async`.
+    """
+    if n % 8 or not 8 <= n <= 256:
+        raise ValueError(f"warpgroup_mma(): n is {n}; it must be a multiple of 8, 8 to 256")
+    check_choice("warpgroup_mma", "dtype", dtype, tuple(DTYPES))
+    check_choice("warpgroup_mma", "a_major", a_major, tuple(MAJORS))
+    check_choice("warpgroup_mma", "b_major", b_major, tuple(MAJORS))
+
+    def zeros():
+        current_thread("wgmma zeros")
+        return emulated.zeros(n)
+
+    @reads_shared
+    def multiply(acc, a, b, add):
+        thread, operands = group_thread("warpgroup", "wgmma multiply", None, a, b, add), []
+        for tile, major, extent in (a, a_major, emulated.ROWS), (b, b_major, n):
+            descriptor = at_address(_DESCRIPTOR[major], emulated.shared_address(thread, tile))
+            operands.append(emulated.Operand(tile, descriptor, _STEP[major], major, extent))
+        return emulated.multiply(thread, acc, *operands, add, n, dtype)
+
+    def wait(acc):
+        thread = group_thread("warpgroup", "wgmma wait", meets=False)
+        emulated.wait_group(thread, 0)
+        return emulated.settled(thread, acc)
+
+    _register(zeros, multiply, wait, n, DTYPES[dtype], a_major, b_major)
+    return WarpgroupMma(zeros, multiply, wait)
+
+
+def wgmma_wait_group(n):
+    """Wait until all but the last `n` `multiply` of this warpgroup are done: their tiles may be overwritten.
+
+    n  a literal. All threads of the warpgroup. To read the accumulators: ``WarpgroupMma.wait``
+    """
+    emulated.wait_group(group_thread("warpgroup", "wgmma_wait_group", n, meets=False), n)
+
+
+def setmaxnreg_inc(n):
+    """This warpgroup takes registers, to have `n` (a literal, a multiple of 8) per thread: it waits for
+    others to release them. All threads of it, once. Of kernels with launch_bounds, linked with LTO; otherwise
+    ptxas ignores it."""
+    group_thread("warpgroup", "setmaxnreg_inc", n, meets=False)
+
+
+def setmaxnreg_dec(n):
+    """This warpgroup releases registers, to have `n` (a literal, a multiple of 8) per thread. See
+    `setmaxnreg_inc`."""
+    group_thread("warpgroup", "setmaxnreg_dec", n, meets=False)
+
+
+# ---- on the GPU
+
+_U32, _I64 = types.uint32, types.int64
+_fence = asm("wgmma.fence.sync.aligned;")
+_commit = asm("wgmma.commit_group.sync.aligned;")
+
+
+@functools.cache
+def _wait_group(n):
+    return asm(f"wgmma.wait_group.sync.aligned {n};")
+
+
+# A matrix descriptor: where the tile begins (bits 0-13), the leading and stride byte offsets (16-29, 32-45),
+# all in units of 16 bytes, and the swizzle of 128 bytes (1 at 62-63). Rows of 128 bytes in groups of 8 are
+# 1024 bytes apart: the stride offset. The leading one is that from tile to tile of 64 columns of an operand
+# that is not K-major; of one that is, it is not used.
+_DESCRIPTOR = {
+    "k": 1 << 62 | 1024 >> 4 << 32 | 1 << 16,
+    "mn": 1 << 62 | 1024 >> 4 << 32 | 8192 >> 4 << 16,
+}
+# From the first 16 of the slab to the next: 32 bytes in each row, or 16 rows of 128 bytes.
+_STEP = {"k": 32 >> 4, "mn": 16 * 128 >> 4}
+
+
+@gpu_function
+def at_address(descriptor, address):
+    """The descriptor of a tile at `address` in shared memory, of which 18 bits count: in a cluster those from
+    24 on are the block's number, and would change the leading offset."""
+    return descriptor | (address & 0x3FFFF) >> 4
+
+
+def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
+    count = n // 2
+    accumulators = types.UniTuple(types.float32, count)
+    registers = ", ".join(f"${i}" for i in range(count))
+    a, b, add = (f"${2 * count + i}" for i in range(3))
+    transposed = f"{a_major == 'mn':d}, {b_major == 'mn':d}"
+    product = asm(
+        f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; "
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
+        f"{{{registers}}}, {a}, {b}, add, 1, 1, {transposed}; }}",
+        accumulators,
+        (accumulators, _I64, _I64, _U32),
+        tied=True,
+    )
+    all_done = asm("wgmma.wait_group.sync.aligned 0;", accumulators, (accumulators,), tied=True)
+    a_base, b_base = _I64(_DESCRIPTOR[a_major]), _I64(_DESCRIPTOR[b_major])
+    a_step, b_step = _I64(_STEP[a_major]), _I64(_STEP[b_major])
+    none = float_zeros(count)
+
+    @gpu(zeros)
+    def _():
+        def impl():
+            return none()
+
+        return impl
+
+    @gpu(multiply)
+    def _(acc, a, b, add):
+        if acc != accumulators:
+            raise TypingError(
+                f"multiply(): acc is {described(acc)}; it must be {accumulators}, which zeros() of this "
+                "WarpgroupMma returns"
+            )
+
+        def impl(acc, a, b, add):
+            a_tile = at_address(a_base, _I64(shared_address(a)))
+            b_tile = at_address(b_base, _I64(shared_address(b)))
+            _fence()
+            acc = product(acc, a_tile, b_tile, add)
+            acc = product(acc, a_tile + a_step, b_tile + b_step, 1)
+            acc = product(acc, a_tile + 2 * a_step, b_tile + 2 * b_step, 1)
+            acc = product(acc, a_tile + 3 * a_step, b_tile + 3 * b_step, 1)
+            _commit()
+            return acc
+
+        return impl
+
+    @gpu(wait)
+    def _(acc):
+        def impl(acc):
+            return all_done(acc)
+
+        return impl
+
+
+@gpu(wgmma_wait_group)
+def _(n):
+    wait = _wait_group(literal_integer("wgmma_wait_group", "n", n))
+
+    def impl(n):
+        wait()
+
+    return impl
+
+
+@gpu(setmaxnreg_inc)
+def _(n):
+    return _setting("inc", n)
+
+
+@gpu(setmaxnreg_dec)
+def _(n):
+    return _setting("dec", n)
+
+
+def _setting(direction, n):
+    change = asm(f"setmaxnreg.{direction}.sync.aligned.u32 {literal_integer('setmaxnreg', 'n', n)};")
+
+    def impl(n):
+        change()
+
+    return impl

@@ -1,0 +1,390 @@
+"""Pieces of 16 bytes that say themselves that they have arrived, as what is in their place changes.
+
+A place is empty, that is, it holds a pattern of 128 bits, until a piece comes, by one access. The receiver
+polls the place until it holds anything else, and makes it empty again. No signal, no flag, no fence and no
+second trip, and not a byte more than the data have, where LL sends twice, and LL128 16 / 15 of them.
+
+That a piece comes whole is more than PTX promises, for which it is two words: it is one request of NVLink's,
+and a part of the 128 bytes that LL128 relies upon.
+
+The host draws 126 bits of the pattern at random, when it makes the places (``collectives.lamport``). A
+piece that equals it would not be seen to arrive: of data that do not know it, one in 2 ** 126, less often
+than links and memory fail. (After a wait that has expired the pattern may be among the data.)
+
+The accesses are relaxed, of scope "sys": they order nothing but themselves. Before a piece is stored to a
+place again, its receiver must have made it empty, in a launch that has ended: the kernel that uses this
+argues why (two buffers in turn, mostly). The emulator raises ValueError where a place is not empty, or has
+been made so by a launch under way: what this sends thereafter does not say that the place is empty.
+
+TensorRT-LLM's and FlashInfer's all-reduces for low latency have such buffers, and call them Lamport's; their
+pattern is -0.0, which the data must not have.
+"""
+
+import functools
+import sys
+
+import numpy as np
+
+from shmemkit.compiler.ptx import (
+    TypingError,
+    asm,
+    element_address,
+    gpu,
+    gpu_function,
+    load_bytes,
+    store_bytes,
+    types,
+)
+from shmemkit.emu.cuda_integers import from_scalar
+from shmemkit.emu.report import place
+from shmemkit.emu.thread import address_of, current_thread
+
+from ..argument_checks import check_emulated_integer, check_integer, described
+from ..cuda.array_words import load_word, n_words, store_word
+from ..shmem import bounded_waits
+from ..shmem.peers import offset_of
+from .line_protocol import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces
+
+__all__ = ["PIECE_BYTES", "lamport_load", "lamport_store", "load_piece", "store_piece"]
+
+PIECE_BYTES = 16
+
+
+def load_piece(x, i):
+    """-> piece `i` of `x`, two uint64, by one thread: ordinary loads. What the last one lacks is 0.
+
+    x   1-D, contiguous: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or uint8 at
+        any address, a byte at a time. Less than 2**31 pieces, of which `i` is one
+    """
+    thread, (first, last) = current_thread("load_piece"), _bytes_of("load_piece", "x", x, i)
+    piece = np.zeros(PIECE_BYTES, np.uint8)
+    piece[: last - first] = thread.bytes_of("read", x, first, last)
+    return tuple(map(from_scalar, piece.view(np.uint64)))
+
+
+def store_piece(out, i, words):
+    """Store what ``load_piece(out, i)`` would load: ordinary stores. What the last one lacks is dropped."""
+    thread, (first, last) = current_thread("store_piece"), _bytes_of("store_piece", "out", out, i)
+    piece = np.array([int(word) for word in words], np.uint64).view(np.uint8)
+    thread.bytes_of("write", out, first, last)[:] = piece[: last - first]
+
+
+def lamport_store(lines, i, words, low, high, pe):
+    """Store a piece to place `i` of rank `pe`'s `lines`, by one thread.
+
+    lines      symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes, where NVLink reaches rank `pe`;
+               two words for each place, less than 2**31 of them. Mine are given
+    words      two uint64, together other than the pattern
+    low, high  the pattern, two uint64: what the place holds
+    pe         the rank; my own, too
+
+    It orders nothing.
+    """
+    thread = current_thread("lamport_store")
+    check_emulated_integer("lamport_store", i=i, low=low, high=high, pe=pe)
+    empty, words = (int(low), int(high)), tuple(map(int, words))
+    _check_piece("lamport_store()", words, empty)
+    there = thread.peer(_place("lamport_store", lines, i), int(pe))
+    thread.store_line(there, np.array(words, np.uint64), _check_empty("lamport_store()", empty))
+
+
+def lamport_load(lines, places, low, high):
+    """Wait for pieces in some places of `lines`, of this rank, by one thread: all are looked at at once. Make
+    them empty again. -> for each its words, a tuple of two uint64
+
+    lines      as of ``lamport_store``, by which somebody stores these pieces
+    places     a tuple of their numbers, each once
+    low, high  the pattern
+
+    It orders nothing. When the time of the wait is up (docs/timeouts.md), the words are what is there.
+    """
+    thread = current_thread("lamport_load")
+    if not isinstance(places, tuple):
+        raise TypeError(_not_places(places))
+    numbers = {f"places[{k}]": i for k, i in enumerate(places)}
+    check_emulated_integer("lamport_load", low=low, high=high, **numbers)
+    empty = int(low), int(high)
+    places = [_place("lamport_load", lines, i) for i in places]
+    pieces = [thread.wait_line(here, _unlike(here, empty), "to be a piece") for here in places]
+    for here in places:
+        thread.store_line(here, np.array(empty, np.uint64))
+        thread.block.machine.emptied[address_of(here, 0)] = thread
+    return tuple(tuple(map(from_scalar, words)) for words in pieces)
+
+
+def _not_places(given):
+    return f"lamport_load(): places is {described(given)}; it must be a tuple of integers, such as (i,)"
+
+
+# ---- in the emulator
+
+
+def emulated_copy(arguments):
+    """Copy whole pieces, uint8, to empty places: what a copy engine does, the last one first."""
+    places, pieces, empty = arguments
+    thread = current_thread("copy")
+    for array in (places, pieces):
+        if address_of(array, 0) % PIECE_BYTES or pieces.size % PIECE_BYTES:
+            raise ValueError(
+                f"a copy of {pieces.size} bytes at {address_of(pieces, 0):#x} to {address_of(places, 0):#x}: "
+                f"size and addresses must be multiples of {PIECE_BYTES} bytes; other pieces may arrive in "
+                "parts"
+            )
+    for first in range(pieces.size - PIECE_BYTES, -1, -PIECE_BYTES):
+        words = np.array(thread.bytes_of("read", pieces, first, first + PIECE_BYTES)).view(np.uint64)
+        _check_piece("a copy", words, empty)
+        at = first // 8
+        thread.store_line(places[at : at + 2], words, _check_empty("a copy", empty))
+
+
+def _check_piece(what, words, empty):
+    if tuple(map(int, words)) == empty:
+        raise ValueError(
+            f"{what}: the piece equals the pattern of an empty place; it must differ, or nobody sees it "
+            "arrive"
+        )
+
+
+def _bytes_of(primitive, name, array, i):
+    """Where piece `i` begins and ends."""
+    check_emulated_integer(primitive, i=i)
+    check_emulated_pieces(primitive, name, array)
+    first = PIECE_BYTES * int(i)
+    if not 0 <= first < array.nbytes:
+        last = -(-array.nbytes // PIECE_BYTES) - 1
+        raise IndexError(f"{primitive}(): i is {i}; {name} has pieces 0 to {last}")
+    return first, min(array.nbytes, first + PIECE_BYTES)
+
+
+def _place(primitive, lines, i):
+    check_emulated_lines(primitive, lines, PIECE_BYTES, 0)
+    if not 0 <= i < lines.size // 2:
+        raise IndexError(f"{primitive}(): the place is {i}; lines has places 0 to {lines.size // 2 - 1}")
+    return lines[2 * int(i) : 2 * int(i) + 2]
+
+
+def _unlike(here, empty):
+    (low, high), item = empty, here.item
+    return lambda word: word != high or item(0) != low
+
+
+def _check_empty(what, empty):
+    """``check(thread, line, last)`` for ``Thread.store_line``"""
+
+    def check(thread, line, last):
+        machine, key = thread.block.machine, address_of(line, 0)
+        if (line.item(0), line.item(last)) != empty:
+            reason = (
+                "is not empty; it must be. Its receiver has not taken the piece there yet, or the host has "
+                "not filled the place with the pattern"
+            )
+        else:
+            by = machine.emptied.get(key)
+            if by is None or by is thread or by.block.launch.done:
+                return
+            reason = (
+                "was made empty by a launch that is still running, so this piece may be lost. A later launch "
+                "of the receiver must send something first"
+            )
+        raise ValueError(f"{what}: {place(machine, thread, key, sys._getframe())} {reason}")
+
+    return check
+
+
+# ---- on the GPU
+
+_load_16, _store_16 = load_bytes(16), store_bytes(16)
+_store = asm(
+    "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
+    types.void,
+    (types.uint64, types.uint64, types.uint64),
+)
+_load = asm(
+    "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];",
+    types.UniTuple(types.uint64, 2),
+    (types.uint64,),
+)
+_stopped = bounded_waits.stopped
+
+
+@gpu(load_piece)
+def _(x, i):
+    check_integer("load_piece", i=i)
+    check_pieces("load_piece", "x", x)
+
+    def whole(x, i):
+        a, b, c, d = _load_16(x, 16 * types.int64(i))
+        half = types.uint64(32)
+        return types.uint64(b) << half | types.uint64(a), types.uint64(d) << half | types.uint64(c)
+
+    def by_words(x, i):
+        at = 2 * types.int64(i)
+        low, high = load_word(x, at), types.uint64(0)
+        if at + 1 < n_words(x):
+            high = load_word(x, at + 1)
+        return low, high
+
+    return whole if x.dtype == types.complex128 else by_words
+
+
+@gpu(store_piece)
+def _(out, i, words):
+    check_integer("store_piece", i=i)
+    check_pieces("store_piece", "out", out)
+
+    def whole(out, i, words):
+        (low, high), half = words, types.uint64(32)
+        four = types.uint32(low), types.uint32(low >> half), types.uint32(high), types.uint32(high >> half)
+        _store_16(out, 16 * types.int64(i), four)
+
+    def by_words(out, i, words):
+        at = 2 * types.int64(i)
+        store_word(out, at, words[0])
+        if at + 1 < n_words(out):
+            store_word(out, at + 1, words[1])
+
+    return whole if out.dtype == types.complex128 else by_words
+
+
+@gpu_function
+def _address(lines, i):
+    return element_address(lines, 0) + types.uint64(PIECE_BYTES) * types.uint64(i)
+
+
+@gpu(lamport_store)
+def _(lines, i, words, low, high, pe):
+    check_integer("lamport_store", i=i, low=low, high=high, pe=pe)
+    check_lines("lamport_store", lines)
+    armed = bounded_waits.armed()
+
+    def impl(lines, i, words, low, high, pe):
+        if not (armed and _stopped()):
+            _store(_address(lines, i) + offset_of(pe), words[0], words[1])
+
+    return impl
+
+
+@functools.cache
+def _at(n):
+    """``addresses(lines, places)`` of `n` places."""
+    before = _at(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(lines, places):
+        return (_address(lines, places[0]),)
+
+    @gpu_function
+    def addresses(lines, places):
+        return before(lines, places) + (_address(lines, places[n - 1]),)
+
+    return addresses if n > 1 else only
+
+
+@functools.cache
+def _looking(n):
+    """``look(addresses)``: what is there now."""
+    before = _looking(n - 1) if n > 1 else None
+
+    @gpu_function
+    def look_at_one(addresses):
+        return (_load(addresses[0]),)
+
+    @gpu_function
+    def look(addresses):
+        return before(addresses) + (_load(addresses[n - 1]),)
+
+    return look if n > 1 else look_at_one
+
+
+@functools.cache
+def _first_empty(n):
+    """``first_empty(addresses, pieces, low, high)`` -> the address of the first empty place, or of the last,
+    and whether it is empty."""
+    before = _first_empty(n - 1) if n > 1 else None
+
+    @gpu_function
+    def only(addresses, pieces, low, high):
+        return addresses[0], (pieces[0][0] == low) & (pieces[0][1] == high)
+
+    @gpu_function
+    def first_empty(addresses, pieces, low, high):
+        address, found = before(addresses, pieces, low, high)
+        empty = (pieces[n - 1][0] == low) & (pieces[n - 1][1] == high)
+        return address if found else addresses[n - 1], found | empty
+
+    return first_empty if n > 1 else only
+
+
+@functools.cache
+def _emptying(n):
+    """``make_empty(addresses, low, high)``"""
+    before = _emptying(n - 1) if n > 1 else None
+
+    @gpu_function
+    def make_empty(addresses, low, high):
+        if before is not None:
+            before(addresses, low, high)
+        _store(addresses[n - 1], low, high)
+
+    return make_empty
+
+
+@functools.cache
+def _arrived(n):
+    """``arrived(addresses, low, high)``: the pieces of `n` places, when all are there."""
+    look, first_empty = _looking(n), _first_empty(n)
+
+    @gpu_function
+    def arrived(addresses, low, high):
+        pieces = look(addresses)
+        while first_empty(addresses, pieces, low, high)[1]:
+            pieces = look(addresses)
+        return pieces
+
+    return arrived
+
+
+@functools.cache
+def _arrived_or_late(n):
+    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+    look, first_empty = _looking(n), _first_empty(n)
+    over = bounded_waits.overdue("lamport_load", types.uint64, "ne")
+    first_look, every = bounded_waits.FIRST, bounded_waits.EVERY
+    clock = bounded_waits.clock
+
+    @gpu_function
+    def arrived(addresses, low, high):
+        left, since = first_look, types.uint64(0)
+        while True:
+            pieces = look(addresses)
+            at, late = first_empty(addresses, pieces, low, high)
+            if not late:
+                return pieces
+            left -= 1
+            if left == 0:
+                if over(since, at, low, low):
+                    return pieces
+                if since == 0:
+                    since = clock()
+                left = every
+
+    return arrived
+
+
+@gpu(lamport_load)
+def _(lines, places, low, high):
+    check_integer("lamport_load", low=low, high=high)
+    check_lines("lamport_load", lines)
+    if not isinstance(places, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in places):
+        raise TypingError(_not_places(places))
+    n = len(places)
+    at, make_empty = _at(n), _emptying(n)
+    arrived = (_arrived_or_late if bounded_waits.armed() else _arrived)(n)
+
+    def impl(lines, places, low, high):
+        addresses = at(lines, places)
+        pieces = arrived(addresses, types.uint64(low), types.uint64(high))
+        make_empty(addresses, types.uint64(low), types.uint64(high))
+        return pieces
+
+    return impl

@@ -1,0 +1,488 @@
+"""LL, the low-latency protocol: data that says itself that it has arrived.
+
+A word of 8 bytes, which no store or load over NVLink or PCIe divides, holds 4 bytes of data and a 4-byte
+flag. The receiver polls the words themselves until each has the flag that it expects: no signal, no fence
+and no second trip, for twice the bytes. The flag must differ from what the words held before: usually it is
+the number of the call, which sender and receiver count alike. (The emulator raises ValueError where a word
+holds the flag already.) Two words are stored and loaded at a time, as 16 bytes.
+
+Where loads and stores do not reach, packed words travel by `ll_put_warp`: a network divides a message, too,
+but none of its aligned words of 8 bytes (NVSHMEM's own collectives that use LL rely on the same).
+
+The words are relaxed accesses of scope "sys": they order nothing but themselves. Before a word is written
+again, its receiver must have read it: the kernel that uses this argues why (two buffers in turn, mostly).
+
+NCCL has the same protocol under the same name; "Demystifying NCCL" (arXiv 2507.04786) describes it.
+"""
+
+import functools
+
+import numpy as np
+
+from shmemkit.compiler.ptx import (
+    asm,
+    data_address,
+    element_address,
+    gpu,
+    gpu_function,
+    load_bytes,
+    store_bytes,
+    types,
+)
+from shmemkit.emu.cuda_integers import from_scalar
+from shmemkit.emu.device_arrays import address
+from shmemkit.emu.thread import current_thread, group_thread
+
+from ..argument_checks import check_emulated_array, check_emulated_integer, check_integer
+from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
+from ..shmem import bounded_waits
+from ..shmem.ordered_access import load
+from ..shmem.rma import put_nbi_block, put_nbi_warp
+from .line_protocol import Protocol, check_emulated_lines, check_lines, check_reuse
+
+__all__ = [
+    "ll_load",
+    "ll_pack_block",
+    "ll_pack_warp",
+    "ll_put_block",
+    "ll_put_warp",
+    "ll_recv_block",
+    "ll_recv_pack_block",
+    "ll_recv_pack_warp",
+    "ll_recv_warp",
+    "ll_store",
+    "ll_words",
+]
+
+
+def ll_words(n_bytes):
+    """How many uint64 words `n_bytes` bytes take: two for 8 bytes. For hosts and kernels."""
+    return (n_bytes + 7) // 8 * 2
+
+
+@gpu(ll_words)
+def _(n_bytes):
+    check_integer("ll_words", n_bytes=n_bytes)
+
+    def impl(n_bytes):
+        return (n_bytes + 7) // 8 * 2
+
+    return impl
+
+
+def ll_store(lines, i, value, flag):
+    """Store 8 bytes of data with the flag, by one thread: what `ll_pack_block` does with its unit `i`.
+
+    lines   as of `ll_pack_block`, on a peer (`symm_at`) or mine: words 2 * i and 2 * i + 1 are written
+    value   uint64
+    flag    32 bits, other than what the words hold now
+
+    Relaxed, of scope "sys": it orders nothing.
+    """
+    thread = current_thread("ll_store")
+    check_emulated_integer("ll_store", i=i, value=value, flag=flag)
+    check_emulated_lines("ll_store", lines, 16, 2 * int(i) + 2)
+    check = unlike("ll_store", flag)
+    for k, half in enumerate((int(value) & 0xFFFFFFFF, int(value) >> 32 & 0xFFFFFFFF)):
+        thread.store(lines, 2 * int(i) + k, flagged(half, flag), "sys", "relaxed", check)
+
+
+def ll_load(lines, i, flag):
+    """Wait for unit `i` of `lines`, of this rank, by one thread. -> its 8 bytes of data, uint64
+
+    It orders nothing. When the time of the wait is up (docs/timeouts.md), the data are undefined.
+    """
+    thread = current_thread("ll_load")
+    check_emulated_integer("ll_load", i=i, flag=flag)
+    check_emulated_lines("ll_load", lines, 16, 2 * int(i) + 2)
+    low, high = (awaited(thread, lines, 2 * int(i) + k, flag) for k in (0, 1))
+    return from_scalar(np.uint64(high << 32 | low))
+
+
+def ll_pack_block(lines, src, flag):
+    """Store `src` to `lines` with the flag, the work shared by the threads of the block.
+
+    lines   uint64, 1-D, contiguous, at a multiple of 16 bytes, ``ll_words(bytes of src)`` of them or more:
+            on a peer (`symm_at`), or mine
+    src     contiguous, any dtype, shape and alignment
+    flag    32 bits, other than what the words hold now
+
+    All threads of the block call it with the same arguments; it orders nothing and has no barrier. Unordered
+    with earlier stores, also: publish those by other means.
+    """
+    thread = group_thread("block", "ll_pack_block", lines, src, flag, meets=False)
+    _pack("ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
+
+
+def ll_pack_warp(lines, src, flag):
+    """`ll_pack_block` by the threads of a warp."""
+    thread = group_thread("warp", "ll_pack_warp", lines, src, flag, meets=False)
+    _pack("ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
+
+
+def ll_recv_block(dst, lines, flag):
+    """Wait for the data in `lines`, and store it to `dst`, the work shared by the threads of the block.
+
+    dst     contiguous, any dtype, shape and alignment; its size says how many bytes
+    lines   of this rank: where the sender has called ``ll_pack_block(lines, src, flag)``, with a `src` of as
+            many bytes
+
+    All threads of the block call it. Each has stored its share when it returns: ``cuda.syncthreads()`` before
+    others use `dst`.
+    """
+    thread = group_thread("block", "ll_recv_block", dst, lines, flag, meets=False)
+    _recv("ll_recv_block", thread, dst, lines, flag, thread.thread_id, thread.n_threads)
+
+
+def ll_recv_warp(dst, lines, flag):
+    """`ll_recv_block` by the threads of a warp."""
+    thread = group_thread("warp", "ll_recv_warp", dst, lines, flag, meets=False)
+    _recv("ll_recv_warp", thread, dst, lines, flag, thread.lane, thread.warp_size())
+
+
+def ll_recv_pack_block(there, lines, n_words, flag):
+    """Wait for `n_words` words in `lines`, and store them to `there` as they are, with the flag: to pass them
+    on to another rank. `n_words` is even. Otherwise as `ll_recv_block`."""
+    thread = group_thread("block", "ll_recv_pack_block", there, lines, n_words, flag, meets=False)
+    _forward("ll_recv_pack_block", thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
+
+
+def ll_recv_pack_warp(there, lines, n_words, flag):
+    """`ll_recv_pack_block` by the threads of a warp."""
+    thread = group_thread("warp", "ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
+    _forward("ll_recv_pack_warp", thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
+
+
+def ll_put_block(lines, source, n_words, pe):
+    """Send `n_words` packed words of `source` to `lines` on PE `pe`, through NVSHMEM: over NVLink or the
+    network, which divides no word.
+
+    lines     symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes; on PE `pe` they are meant
+    source    likewise, mine, where this block has called `ll_pack_block`; often the same part of `lines`
+    n_words   even: ``ll_words(bytes)``
+
+    All threads of the block call it with the same arguments; what they stored before is sent, as in
+    `put_nbi_block`. It returns at once and orders nothing. The words may arrive at any time, in any order.
+    `source` is read as late as that: it may be written again after `quiet`, or when something says that PE
+    `pe` has received all of these words.
+    """
+    thread = group_thread("block", "ll_put_block", lines, source, n_words, pe)
+    thread.together("block", lambda: _put("ll_put_block", thread, lines, source, n_words, pe))
+
+
+def ll_put_warp(lines, source, n_words, pe):
+    """`ll_put_block` by the threads of a warp."""
+    thread = group_thread("warp", "ll_put_warp", lines, source, n_words, pe)
+    thread.together("warp", lambda: _put("ll_put_warp", thread, lines, source, n_words, pe))
+
+
+# ---- in the emulator: each thread has a share of neighbouring units of 8 bytes, two words
+
+
+def share(n_units, thread, threads):
+    """The units of a thread."""
+    return range(n_units * thread // threads, n_units * (thread + 1) // threads)
+
+
+def _pack(name, thread, lines, src, flag, number, threads):
+    check_emulated(name, lines, flag, "src", src)
+    n = src.nbytes
+    units = share((n + 7) // 8, number, threads)
+    if units:
+        data = np.zeros(2 * len(units), np.uint32)
+        part = thread.bytes_of("read", src, 8 * units.start, min(n, 8 * units.stop))
+        data.view(np.uint8)[: part.size] = part
+        check = unlike(name, flag)
+        for i, word in enumerate(data.tolist(), 2 * units.start):
+            thread.store(lines, i, flagged(word, flag), "sys", "relaxed", check)
+
+
+def _recv(name, thread, dst, lines, flag, number, threads):
+    check_emulated(name, lines, flag, "dst", dst)
+    n = dst.nbytes
+    units = share((n + 7) // 8, number, threads)
+    if units:
+        words = range(2 * units.start, 2 * units.stop)
+        data = np.array([awaited(thread, lines, i, flag) for i in words], np.uint32).view(np.uint8)
+        part = thread.bytes_of("write", dst, 8 * units.start, min(n, 8 * units.stop))
+        part[:] = data[: part.size]
+
+
+def _forward(name, thread, there, lines, n_words, flag, number, threads):
+    check_emulated_integer(name, n_words=n_words, flag=flag)
+    check = unlike(name, flag, there, lines)
+    for unit in share(n_words // 2, number, threads):
+        for i in (2 * unit, 2 * unit + 1):
+            thread.store(there, i, flagged(awaited(thread, lines, i, flag), flag), "sys", "relaxed", check)
+
+
+def _put(name, thread, lines, source, n_words, pe):
+    check_emulated_lines(name, lines, 16, n_words)
+    check_emulated_lines(name, source, 16, n_words, name="source")
+    if n_words % 2 or n_words < 0:
+        raise ValueError(f"{name}(): n_words is {n_words}; it must be even, and 0 or more")
+    thread.peer(source, thread.pe)  # it is symmetric
+    if n_words:
+        thread.put(lines[:n_words], source[:n_words], pe, nbi=True, word=True)
+
+
+def unlike(name, flag, there=None, lines=None):
+    """The check of the words that `flag` replaces; None where the words of `lines` replace themselves."""
+    if there is not None and address(there) == address(lines):
+        return None
+    return check_reuse(name, int(flag) & 0xFFFFFFFF, lambda word: word >> 32)
+
+
+def flagged(data, flag):
+    """The word that holds both."""
+    return (int(flag) & 0xFFFFFFFF) << 32 | data
+
+
+def awaited(thread, lines, i, flag):
+    """The data of word `i`, when it has the flag."""
+    flag = int(flag) & 0xFFFFFFFF
+    word = thread.wait_word(lines, i, lambda word: word >> 32 == flag, f"to hold the flag {flag}")
+    return int(word) & 0xFFFFFFFF
+
+
+def check_emulated(name, lines, flag, what, data):
+    check_emulated_integer(name, flag=flag)
+    check_emulated_array(name, what, data)
+    check_emulated_lines(name, lines, 16, ll_words(data.nbytes), data)
+
+
+# ---- on the GPU: unit i, of bytes 8 * i to 8 * i + 7, belongs to thread i modulo their number
+
+_stopped = bounded_waits.stopped
+_store_line = asm(
+    "{ .reg .b64 a, b; mov.b64 a, {$1, $3}; mov.b64 b, {$2, $3}; "
+    "st.relaxed.sys.global.v2.b64 [$0], {a, b}; }",
+    types.void,
+    (types.uint64, types.uint32, types.uint32, types.uint32),
+)
+_load_line = asm(
+    "{ .reg .b64 a, b; ld.relaxed.sys.global.v2.b64 {a, b}, [$4]; "
+    "mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }",
+    types.UniTuple(types.uint32, 4),
+    (types.uint64,),
+)
+_load_word = load(types.uint64, "relaxed", "sys")
+
+
+@functools.cache
+def _words_of(width):
+    """``load(array, offset) -> two uint32`` and ``store(array, offset, low, high)`` of 8 bytes, by accesses
+    of `width` bytes."""
+    load_one, store_one = load_bytes(width), store_bytes(width)
+    bits = 8 * width
+
+    @gpu_function
+    def load(array, offset):
+        value = types.uint64(0)
+        for k in range(8 // width):
+            value |= types.uint64(load_one(array, offset + k * width)) << types.uint64(k * bits)
+        return types.uint32(value), types.uint32(value >> types.uint64(32))
+
+    @gpu_function
+    def store(array, offset, low, high):
+        value = types.uint64(high) << types.uint64(32) | low
+        for k in range(8 // width):
+            store_one(array, offset + k * width, value >> types.uint64(k * bits))
+
+    return load, store
+
+
+@functools.cache
+def packing(width, store_line):
+    """``pack(src, address, n_bytes, flag, thread, threads)``, which stores the share of `thread` by
+    ``store_line(address, low, high, flag)``, and loads `width` bytes at a time."""
+    load, _ = _words_of(width)
+    load_byte = load_bytes(1)
+
+    @gpu_function
+    def pack(src, address, n_bytes, flag, thread, threads):
+        n = n_bytes >> 3
+        i = thread
+        while i < n:
+            low, high = load(src, 8 * i)
+            store_line(address + types.uint64(16 * i), low, high, flag)
+            i += threads
+        rest = n_bytes & 7
+        if rest and i == n:
+            value = types.uint64(0)
+            for k in range(rest):
+                value |= types.uint64(load_byte(src, 8 * n + k)) << types.uint64(8 * k)
+            high = types.uint32(value >> types.uint64(32))
+            store_line(address + types.uint64(16 * n), types.uint32(value), high, flag)
+
+    return pack
+
+
+@functools.cache
+def _receiving(arrived, width):
+    _, store = _words_of(width)
+    store_byte = store_bytes(1)
+
+    @gpu_function
+    def recv(dst, address, n_bytes, flag, thread, threads):
+        n = n_bytes >> 3
+        i = thread
+        while i < n:
+            line = arrived(address + types.uint64(16 * i), flag)
+            store(dst, 8 * i, line[0], line[2])
+            i += threads
+        rest = n_bytes & 7
+        if rest and i == n:
+            line = arrived(address + types.uint64(16 * n), flag)
+            value = types.uint64(line[2]) << types.uint64(32) | line[0]
+            for k in range(rest):
+                store_byte(dst, 8 * n + k, value >> types.uint64(8 * k))
+
+    return recv
+
+
+@gpu_function
+def _arrived(address, flag):
+    line = _load_line(address)
+    while line[1] != flag or line[3] != flag:
+        line = _load_line(address)
+    return line
+
+
+@gpu_function
+def _load_flag(address):
+    return types.uint32(_load_word(address) >> types.uint64(32))
+
+
+@functools.cache
+def _arrived_or_late(primitive):
+    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+    poll = bounded_waits.bounded(primitive, types.uint32, _load_flag, "eq")
+
+    @gpu_function
+    def arrived(address, flag):
+        line = _load_line(address)
+        while line[1] != flag or line[3] != flag:
+            seen = poll(address if line[1] != flag else address + types.uint64(8), flag)
+            line = _load_line(address)
+            if seen != flag:
+                break
+        return line
+
+    return arrived
+
+
+def _arrived_of(primitive):
+    return _arrived_or_late(primitive) if bounded_waits.armed() else _arrived
+
+
+def _by_alignment(make, size):
+    """What suits the address of an array of elements of `size` bytes: 8, 4 or 2 bytes at a time, or 1."""
+    unit = min(size & -size, 8)
+    chosen = make(unit)
+    for width in (2, 4, 8):
+        if width > unit:
+            chosen = _either(width, make(width), chosen)
+    return chosen
+
+
+def _either(width, wide, narrow):
+    @gpu_function
+    def choose(data, address, n_bytes, flag, thread, threads):
+        if data_address(data) & (width - 1) == 0:
+            wide(data, address, n_bytes, flag, thread, threads)
+        else:
+            narrow(data, address, n_bytes, flag, thread, threads)
+
+    return choose
+
+
+_ll = Protocol(types.uint32, _by_alignment, _arrived_of, _stopped)
+
+
+def implement_pack(pack, store_line, thread, threads):
+    """``pack(lines, src, flag)`` on the GPU, by ``store_line(address, low, high, flag)``, for a warp or a
+    block: `thread` is one's number among its `threads`."""
+    _ll.implement_pack(pack, functools.partial(packing, store_line=store_line), thread, threads)
+
+
+def implement_forward(forward, store_line, thread, threads):
+    """``forward(there, lines, n_words, flag)`` likewise."""
+
+    @gpu_function
+    def store_unless_stopped(address, low, high, flag):
+        if not _stopped():
+            store_line(address, low, high, flag)
+
+    @gpu(forward)
+    def _(there, lines, n_words, flag):
+        check_integer(forward.__name__, n_words=n_words, flag=flag)
+        check_lines(forward.__name__, there, lines)
+        arrived = _arrived_of(forward.__name__)
+        store = store_unless_stopped if bounded_waits.armed() else store_line
+
+        def impl(there, lines, n_words, flag):
+            source, target = element_address(lines, 0), element_address(there, 0)
+            expected = types.uint32(flag)
+            i, step = thread(), threads()
+            while i < n_words >> 1:  # the length of a range would be a 64-bit division
+                line = arrived(source + types.uint64(16 * i), expected)
+                store(target + types.uint64(16 * i), line[0], line[2], expected)
+                i += step
+
+        return impl
+
+
+def _implement_put(put, put_nbi, stopped):
+    name = put.__name__
+
+    @gpu(put)
+    def _(lines, source, n_words, pe):
+        check_integer(name, n_words=n_words, pe=pe)
+        check_lines(name, lines, source)
+
+        def impl(lines, source, n_words, pe):
+            put_nbi(lines[:n_words], source[:n_words], pe)
+
+        def impl_unless_stopped(lines, source, n_words, pe):
+            if not stopped():
+                put_nbi(lines[:n_words], source[:n_words], pe)
+
+        return impl_unless_stopped if bounded_waits.armed() else impl
+
+
+@gpu(ll_store)
+def _(lines, i, value, flag):
+    check_integer("ll_store", i=i, value=value, flag=flag)
+    check_lines("ll_store", lines)
+    armed = bounded_waits.armed()
+
+    def impl(lines, i, value, flag):
+        if not (armed and _stopped()):
+            low, high = types.uint32(value), types.uint32(types.uint64(value) >> types.uint64(32))
+            _store_line(element_address(lines, 2 * i), low, high, types.uint32(flag))
+
+    return impl
+
+
+@gpu(ll_load)
+def _(lines, i, flag):
+    check_integer("ll_load", i=i, flag=flag)
+    check_lines("ll_load", lines)
+    arrived = _arrived_of("ll_load")
+
+    def impl(lines, i, flag):
+        line = arrived(element_address(lines, 2 * i), types.uint32(flag))
+        return types.uint64(line[2]) << types.uint64(32) | types.uint64(line[0])
+
+    return impl
+
+
+implement_pack(ll_pack_block, _store_line, block_thread, block_threads)
+implement_pack(ll_pack_warp, _store_line, warp_thread, warp_threads)
+_ll.implement_recv(ll_recv_block, _receiving, block_thread, block_threads)
+_ll.implement_recv(ll_recv_warp, _receiving, warp_thread, warp_threads)
+implement_forward(ll_recv_pack_block, _store_line, block_thread, block_threads)
+implement_forward(ll_recv_pack_warp, _store_line, warp_thread, warp_threads)
+_implement_put(ll_put_block, put_nbi_block, bounded_waits.block_stopped)
+_implement_put(ll_put_warp, put_nbi_warp, bounded_waits.warp_stopped)

@@ -1,0 +1,121 @@
+"""LL (``ll.py``) to all GPUs of a node at once, by multimem stores (``multimem.py``).
+
+A word must arrive in one piece. So each is a multimem store of its own, of 64 bits, which PTX keeps whole;
+a vector of 16 bytes, two words, it takes for four stores of 4 bytes. The receiver polls its own memory, at
+another address than the multicast one that was stored to: like any poll of such memory, NVIDIA's own
+included, that relies on stores becoming visible there by and by, without a fence. The words say themselves
+what has arrived; nothing else is known then.
+"""
+
+import functools
+
+from shmemkit.compiler.ptx import asm, types
+from shmemkit.emu import multicast_memory
+from shmemkit.emu.thread import group_thread
+
+from ..argument_checks import check_emulated_integer
+from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
+from .ll import awaited, check_emulated, flagged, implement_forward, implement_pack, share, unlike
+
+__all__ = [
+    "multimem_ll_pack_block",
+    "multimem_ll_pack_warp",
+    "multimem_ll_recv_pack_block",
+    "multimem_ll_recv_pack_warp",
+]
+
+
+def multimem_ll_pack_block(lines, src, flag):
+    """Store `src` to `lines` of every GPU of the node, with the flag, the work shared by the threads of the
+    block.
+
+    lines   a multicast view of uint64, 1-D, contiguous, at a multiple of 16 bytes, ``ll_words(bytes of src)``
+            of them or more
+    src     contiguous, any dtype, shape and alignment
+    flag    32 bits, other than what the words hold now, unless they hold the very same data, too
+
+    All threads of the block call it with the same arguments; it orders nothing and has no barrier. Each rank
+    of the node, this one too, receives with `ll_recv_block` from its own lines.
+    """
+    thread = group_thread("block", "multimem_ll_pack_block", lines, src, flag, meets=False)
+    _pack("multimem_ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
+
+
+def multimem_ll_pack_warp(lines, src, flag):
+    """`multimem_ll_pack_block` by the threads of a warp."""
+    thread = group_thread("warp", "multimem_ll_pack_warp", lines, src, flag, meets=False)
+    _pack("multimem_ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
+
+
+def multimem_ll_recv_pack_block(there, lines, n_words, flag):
+    """Wait for `n_words` words in `lines`, and store them to `there` of every GPU of the node as they are,
+    with the flag: to pass on what has come from another node.
+
+    there     a multicast view of uint64, as `lines` of `multimem_ll_pack_block`; also of these very `lines`
+    lines     of this rank, as those of `ll_recv_block`
+    n_words   even
+
+    All threads of the block call it.
+    """
+    thread = group_thread("block", "multimem_ll_recv_pack_block", there, lines, n_words, flag, meets=False)
+    name, number, threads = "multimem_ll_recv_pack_block", thread.thread_id, thread.n_threads
+    _forward(name, thread, there, lines, n_words, flag, number, threads)
+
+
+def multimem_ll_recv_pack_warp(there, lines, n_words, flag):
+    """`multimem_ll_recv_pack_block` by the threads of a warp."""
+    thread = group_thread("warp", "multimem_ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
+    name, number, threads = "multimem_ll_recv_pack_warp", thread.lane, thread.warp_size()
+    _forward(name, thread, there, lines, n_words, flag, number, threads)
+
+
+# ---- in the emulator
+
+
+def _pack(name, thread, lines, src, flag, number, threads):
+    arrays = multicast_memory.replicas(thread, lines, name)
+    check_emulated(name, lines.local, flag, "src", src)
+    checks = [unlike(name, flag)] * len(arrays)
+    n = src.nbytes
+    for unit in share((n + 7) // 8, number, threads):
+        part = thread.bytes_of("read", src, 8 * unit, min(n, 8 * unit + 8)).tobytes()
+        data = int.from_bytes(part, "little")
+        _store_all(thread, arrays, 2 * unit, data & 0xFFFFFFFF, flag, checks)
+        _store_all(thread, arrays, 2 * unit + 1, data >> 32, flag, checks)
+
+
+def _forward(name, thread, there, lines, n_words, flag, number, threads):
+    check_emulated_integer(name, n_words=n_words, flag=flag)
+    arrays = multicast_memory.replicas(thread, there, name)
+    checks = [unlike(name, flag, array, lines) for array in arrays]
+    for unit in share(n_words // 2, number, threads):
+        for i in (2 * unit, 2 * unit + 1):
+            _store_all(thread, arrays, i, awaited(thread, lines, i, flag), flag, checks)
+
+
+def _store_all(thread, arrays, i, data, flag, checks):
+    word = flagged(data, flag)
+    for array, check in zip(arrays, checks, strict=True):
+        unless_same = check and functools.partial(_check_unless_same, check, word)
+        thread.store(array, i, word, "sys", "relaxed", unless_same)
+
+
+def _check_unless_same(check, word, thread, array, index):
+    """A word that is stored again as it is changes nothing for those who receive it."""
+    if array[index] != word:
+        check(thread, array, index)
+
+
+# ---- on the GPU
+
+_store_line = asm(
+    "{ .reg .b64 a, b; mov.b64 a, {$1, $3}; mov.b64 b, {$2, $3}; "
+    "multimem.st.relaxed.sys.global.b64 [$0], a; multimem.st.relaxed.sys.global.b64 [$0+8], b; }",
+    types.void,
+    (types.uint64, types.uint32, types.uint32, types.uint32),
+)
+
+implement_pack(multimem_ll_pack_block, _store_line, block_thread, block_threads)
+implement_pack(multimem_ll_pack_warp, _store_line, warp_thread, warp_threads)
+implement_forward(multimem_ll_recv_pack_block, _store_line, block_thread, block_threads)
+implement_forward(multimem_ll_recv_pack_warp, _store_line, warp_thread, warp_threads)

@@ -1,0 +1,226 @@
+"""OpenSHMEM's atomics on one element of a symmetric array, through NVSHMEM: any PE, over NVLink or the
+network.
+
+Each is called by one thread, acts on the first element of its array on PE `pe` (``atomic_add(counts[3:], 1,
+pe)``) and is atomic among these functions, on elements of one dtype. The fetching ones return the old value
+when it is here; the others return at once and are delivered after `quiet`. None orders anything else: `fence`
+or `quiet`.
+"""
+
+from shmemkit.compiler.ptx import data_pointer, gpu, types
+from shmemkit.emu.cuda_integers import wrap
+from shmemkit.emu.thread import current_thread
+
+from ..argument_checks import INTEGERS, NUMBERS, check_array, check_integer
+from .nvshmem_functions import nvshmem
+
+__all__ = [
+    "atomic_add",
+    "atomic_and",
+    "atomic_compare_swap",
+    "atomic_fetch",
+    "atomic_fetch_add",
+    "atomic_fetch_and",
+    "atomic_fetch_inc",
+    "atomic_fetch_or",
+    "atomic_fetch_xor",
+    "atomic_inc",
+    "atomic_or",
+    "atomic_set",
+    "atomic_swap",
+    "atomic_xor",
+]
+
+
+def _on_pe(name, array, pe, function):
+    """In the emulator: array[0] = function(array[0]) on PE `pe`, or a load (None). -> the old value"""
+    thread = current_thread(name)
+    theirs = thread.block.machine.peer(thread.block, array, pe)
+    one = theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs
+    return thread.atomic(one, 0, function, "sys")
+
+
+def _send(name, array, pe, function):
+    """In the emulator: the same, without a result: delivered later."""
+    current_thread(name).atomic_on(array, pe, function)
+
+
+def _check(name, array, dtypes, pe):
+    check_array(name, "src" if name == "atomic_fetch" else "dst", array, dtypes=dtypes, contiguous=False)
+    check_integer(name, pe=pe)
+
+
+def _without_value(dtypes):
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(dst, pe)``."""
+
+    def register(primitive):
+        name = primitive.__name__
+
+        @gpu(primitive)
+        def _(dst, pe):
+            _check(name, dst, dtypes, pe)
+            call = nvshmem(name)
+
+            def impl(dst, pe):
+                return call(dst, types.int32(pe))
+
+            return impl
+
+        return primitive
+
+    return register
+
+
+def _with_value(dtypes):
+    """Decorator: the same for ``primitive(dst, value, pe)``."""
+
+    def register(primitive):
+        name = primitive.__name__
+
+        @gpu(primitive)
+        def _(dst, value, pe):
+            _check(name, dst, dtypes, pe)
+            call, dtype = nvshmem(name), dst.dtype
+
+            def impl(dst, value, pe):
+                return call(dst, dtype(value), types.int32(pe))
+
+            return impl
+
+        return primitive
+
+    return register
+
+
+def _bitwise(primitive):
+    """Decorator: the same for ``primitive(dst, value, pe)`` on bits, whose functions are named after the
+    dtype.
+
+    (nvshmem4py 0.4's own overloads of these name functions that it has not.)
+    """
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _(dst, value, pe):
+        _check(name, dst, INTEGERS, pe)
+        call, dtype = nvshmem(f"{dst.dtype}_{name}"), dst.dtype
+
+        def impl(dst, value, pe):
+            return call(data_pointer(dst), dtype(value), types.int32(pe))
+
+        return impl
+
+    return primitive
+
+
+# ---- read, write, swap
+
+
+def atomic_fetch(src, pe):
+    """The value of ``src[0]`` on PE `pe`; 32- and 64-bit integers and floats."""
+    return _on_pe("atomic_fetch", src, pe, None)
+
+
+@gpu(atomic_fetch)
+def _(src, pe):
+    _check("atomic_fetch", src, NUMBERS, pe)
+    call = nvshmem("atomic_fetch")
+
+    def impl(src, pe):
+        return call(src, types.int32(pe))
+
+    return impl
+
+
+@_with_value(NUMBERS)
+def atomic_set(dst, value, pe):
+    """``dst[0] = value`` on PE `pe`; 32- and 64-bit integers and floats."""
+    _send("atomic_set", dst, pe, lambda old: value)
+
+
+@_with_value(NUMBERS)
+def atomic_swap(dst, value, pe):
+    """``dst[0] = value`` on PE `pe`. -> the old value; 32- and 64-bit integers and floats."""
+    return _on_pe("atomic_swap", dst, pe, lambda old: value)
+
+
+def atomic_compare_swap(dst, cond, value, pe):
+    """``dst[0] = value`` on PE `pe` if it is equal to `cond`. -> the old value; 32- and 64-bit integers."""
+    return _on_pe("atomic_compare_swap", dst, pe, lambda old: value if old == wrap(cond, dst.dtype) else old)
+
+
+@gpu(atomic_compare_swap)
+def _(dst, cond, value, pe):
+    _check("atomic_compare_swap", dst, INTEGERS, pe)
+    call, dtype = nvshmem("atomic_compare_swap"), dst.dtype
+
+    def impl(dst, cond, value, pe):
+        return call(dst, dtype(cond), dtype(value), types.int32(pe))
+
+    return impl
+
+
+# ---- arithmetic
+
+
+@_without_value(INTEGERS)
+def atomic_inc(dst, pe):
+    """``dst[0] += 1`` on PE `pe`; 32- and 64-bit integers."""
+    _send("atomic_inc", dst, pe, lambda old: old + 1)
+
+
+@_without_value(INTEGERS)
+def atomic_fetch_inc(dst, pe):
+    """``dst[0] += 1`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    return _on_pe("atomic_fetch_inc", dst, pe, lambda old: old + 1)
+
+
+@_with_value(INTEGERS)
+def atomic_add(dst, value, pe):
+    """``dst[0] += value`` on PE `pe`; 32- and 64-bit integers."""
+    _send("atomic_add", dst, pe, lambda old: old + value)
+
+
+@_with_value(INTEGERS)
+def atomic_fetch_add(dst, value, pe):
+    """``dst[0] += value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    return _on_pe("atomic_fetch_add", dst, pe, lambda old: old + value)
+
+
+# ---- bits
+
+
+@_bitwise
+def atomic_and(dst, value, pe):
+    """``dst[0] &= value`` on PE `pe`; 32- and 64-bit integers."""
+    _send("atomic_and", dst, pe, lambda old: old & value)
+
+
+@_bitwise
+def atomic_fetch_and(dst, value, pe):
+    """``dst[0] &= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    return _on_pe("atomic_fetch_and", dst, pe, lambda old: old & value)
+
+
+@_bitwise
+def atomic_or(dst, value, pe):
+    """``dst[0] |= value`` on PE `pe`; 32- and 64-bit integers."""
+    _send("atomic_or", dst, pe, lambda old: old | value)
+
+
+@_bitwise
+def atomic_fetch_or(dst, value, pe):
+    """``dst[0] |= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    return _on_pe("atomic_fetch_or", dst, pe, lambda old: old | value)
+
+
+@_bitwise
+def atomic_xor(dst, value, pe):
+    """``dst[0] ^= value`` on PE `pe`; 32- and 64-bit integers."""
+    _send("atomic_xor", dst, pe, lambda old: old ^ value)
+
+
+@_bitwise
+def atomic_fetch_xor(dst, value, pe):
+    """``dst[0] ^= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    return _on_pe("atomic_fetch_xor", dst, pe, lambda old: old ^ value)

@@ -1,0 +1,107 @@
+"""Who I am and where my peers' heaps are, in constant memory: no NVSHMEM call, no kernel argument.
+
+Every module whose kernels ask has a table of its own:
+
+  word 0        rank
+  word 1        number of ranks
+  word 8 + pe   what to add to an address in my symmetric heap to get the same place in PE pe's:
+                0 for me, UNREACHABLE if PE pe's heap is not mapped here (any use faults)
+
+The host publishes the values once; tables of modules loaded before and after that are filled alike. A kernel
+that runs before there is a world sees rank 0 of 0.
+"""
+
+import struct
+import threading
+
+from shmemkit.compiler.ptx import constant_words, gpu_function, types
+
+MAX_RANKS = 1024
+UNREACHABLE = 1 << 63
+
+_NAME = "shmemkit_world"
+_HEADER = 8
+
+
+def publish(rank, n_ranks, offsets):
+    """Tell all kernels of this process, loaded or not yet, who they are and where the peers' heaps are.
+
+    rank, n_ranks   of this process
+    offsets         n_ranks integers: bytes from my heap to PE pe's as mapped here; UNREACHABLE where it is
+                    not
+    Call it with the device current; no kernel that reads the table may be running. Later calls replace the
+    values.
+    """
+    if len(offsets) != n_ranks or not 0 <= rank < n_ranks <= MAX_RANKS:
+        raise ValueError(
+            f"publish(): rank is {rank}, n_ranks {n_ranks}, and there are {len(offsets)} offsets; there must "
+            f"be one offset for each rank, and 0 <= rank < n_ranks <= {MAX_RANKS}"
+        )
+    words = [rank, n_ranks] + [0] * (_HEADER - 2) + [offset % (1 << 64) for offset in offsets]
+    _tables.publish(struct.pack(f"<{len(words)}Q", *words))
+
+
+class _Tables:
+    """The published values, and the modules that hold a copy of them."""
+
+    def __init__(self):
+        self.lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
+        self.values = None
+        self.libraries = set()  # CUlibrary handles of the loaded modules
+        self.stream = None
+
+    def publish(self, values):
+        with self.lock:
+            self.values = values
+            for library in self.libraries.copy():
+                if library in self.libraries:
+                    self.fill(library)
+
+    def loaded(self, module):
+        library = int(module.handle)
+        with self.lock:
+            if library not in self.libraries and self.values is not None:
+                self.fill(library)
+            self.libraries.add(library)
+
+    def unloaded(self, module):
+        with self.lock:
+            self.libraries.discard(int(module.handle))
+
+    def fill(self, library):
+        from cuda.bindings import driver
+
+        address, _ = _checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), _NAME.encode()))
+        if self.stream is None:
+            # Non-blocking, so that the copy waits for no kernel: one that spins may be waiting for this very
+            # rank.
+            (self.stream,) = _checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        _checked(driver.cuMemcpyHtoDAsync(address, self.values, len(self.values), self.stream))
+        _checked(driver.cuStreamSynchronize(self.stream))
+
+
+def _checked(result):
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"the table of peers could not be written to the GPU: {error!r}")
+    return values
+
+
+_tables = _Tables()
+_word = constant_words(_NAME, _HEADER + MAX_RANKS, _tables.loaded, _tables.unloaded)
+
+
+@gpu_function
+def my_rank():
+    return types.int32(_word(0))
+
+
+@gpu_function
+def n_ranks():
+    return types.int32(_word(1))
+
+
+@gpu_function
+def offset_of(rank):
+    """Bytes from my heap to `rank`'s, modulo 2**64."""
+    return _word(_HEADER + rank)

@@ -1,0 +1,437 @@
+"""OpenSHMEM's one-sided transfers, through NVSHMEM: any PE, over NVLink or the network.
+
+A *put* has read its source when it returns. Its data has arrived after the caller's `quiet`; or, as the
+target sees it, once the target has read a signal that follows the put. A *non-blocking* (`_nbi`) put may
+read its source, and a non-blocking get may write its destination, at any time until the caller's `quiet`. A
+`fence` keeps puts to one PE in order; nothing else does.
+
+One thread calls the plain form. All threads of a warp or block call `_warp` and `_block`, with the same
+arguments, and share the work. Such a call begins and ends with a barrier of the warp or block. So it sends
+what its threads stored before, and its local part is complete for all of them when it returns.
+
+Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
+"""
+
+from shmemkit.compiler.ptx import TypingError, bits_of, from_bits, gpu, itemsize, types, unsigned_view
+from shmemkit.emu.device_arrays import uninitialised
+from shmemkit.emu.thread import current_thread, group_thread
+
+from ..argument_checks import (
+    SIGNALS,
+    check_array,
+    check_contiguous,
+    check_emulated_integer,
+    check_emulated_words,
+    check_integer,
+    check_words,
+)
+from ..enums import signal_op_name
+from .nvshmem_functions import nvshmem, signal_array
+
+__all__ = [
+    "fence",
+    "g",
+    "get",
+    "get_block",
+    "get_nbi",
+    "get_nbi_block",
+    "get_nbi_warp",
+    "get_warp",
+    "p",
+    "put",
+    "put_block",
+    "put_nbi",
+    "put_nbi_block",
+    "put_nbi_warp",
+    "put_signal",
+    "put_signal_block",
+    "put_signal_nbi",
+    "put_signal_nbi_block",
+    "put_signal_nbi_warp",
+    "put_signal_warp",
+    "put_warp",
+    "quiet",
+]
+
+
+def _transfer(primitive):
+    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(dst, src,
+    pe)``.
+
+    Elements move as unsigned integers of their size, so that every dtype has a function.
+    """
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _(dst, src, pe):
+        check_contiguous(name, dst=dst, src=src)
+        check_integer(name, pe=pe)
+        call = nvshmem(name)
+
+        def impl(dst, src, pe):
+            call(unsigned_view(dst), unsigned_view(src), types.int32(pe))
+
+        return impl
+
+    return primitive
+
+
+def _transfer_and_signal(primitive):
+    """Decorator: the same for ``primitive(dst, src, signal_var, signal_val, signal_op, pe)``."""
+    name = primitive.__name__
+
+    @gpu(primitive)
+    def _(dst, src, signal_var, signal_val, signal_op, pe):
+        check_contiguous(name, dst=dst, src=src)
+        check_words(name, "signal_var", signal_var, SIGNALS)
+        check_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
+        call = nvshmem(name)
+
+        def impl(dst, src, signal_var, signal_val, signal_op, pe):
+            call(
+                unsigned_view(dst),
+                unsigned_view(src),
+                signal_array(signal_var),
+                types.uint64(signal_val),
+                types.int32(signal_op),
+                types.int32(pe),
+            )
+
+        return impl
+
+    return primitive
+
+
+def _together(thread, group, transfer):
+    """In the emulator: the group meets, its last thread makes the transfer."""
+    thread.together(group, lambda: transfer(thread))
+
+
+def _checked(name, signal_var, signal_val, signal_op, pe):
+    """In the emulator: "set" or "add", if the signal can be one."""
+    check_emulated_words(name, "signal_var", signal_var, SIGNALS)
+    check_emulated_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
+    return signal_op_name(name, signal_op)
+
+
+# ---- one element
+
+
+def p(dst, src, pe):
+    """Store the number `src` to ``dst[0]`` on PE `pe`.
+
+    dst   symmetric array of elements of 1, 2, 4 or 8 bytes
+    src   a number, converted to dst's dtype
+
+    One thread. It has arrived after `quiet`. It arrives in one piece, so it may be a flag that the target
+    waits for.
+    """
+    thread = current_thread("p")
+    value = uninitialised(1, dst.dtype)
+    value[0] = src
+    thread.put(dst, value, pe, word=True)
+
+
+@gpu(p)
+def _(dst, src, pe):
+    _check_element("p", "dst", dst)
+    check_integer("p", pe=pe)
+    call = nvshmem("p")
+
+    def impl(dst, src, pe):
+        call(unsigned_view(dst), bits_of(dst, src), types.int32(pe))
+
+    return impl
+
+
+def g(src, pe):
+    """Load ``src[0]`` of PE `pe`. One thread; elements of 1, 2, 4 or 8 bytes. -> the value, once it is here
+
+    An earlier `p` of this thread to that element may still be in flight: call `quiet` between them.
+    """
+    thread = current_thread("g")
+    value = uninitialised(1, src.dtype)
+    thread.get(value, src, pe, word=True)
+    return value[0]
+
+
+@gpu(g)
+def _(src, pe):
+    _check_element("g", "src", src)
+    check_integer("g", pe=pe)
+    call = nvshmem("g")
+
+    def impl(src, pe):
+        return from_bits(src, call(unsigned_view(src), types.int32(pe)))
+
+    return impl
+
+
+def _check_element(primitive, name, array):
+    check_array(primitive, name, array)
+    if itemsize(array.dtype) not in (1, 2, 4, 8):
+        raise TypingError(
+            f"{primitive}(): {name} has elements of {itemsize(array.dtype)} bytes; they must have 1, 2, 4 "
+            "or 8"
+        )
+
+
+# ---- put
+
+
+@_transfer
+def put(dst, src, pe):
+    """Copy the local `src` to the symmetric `dst` on PE `pe`.
+
+    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
+               copied
+
+    One thread. `src` may be overwritten when it returns. The data has arrived after `quiet`.
+    """
+    current_thread("put").put(dst, src, pe)
+
+
+@_transfer
+def put_warp(dst, src, pe):
+    """`put` by all threads of a warp."""
+    _together(group_thread("warp", "put_warp", dst, src, pe), "warp", lambda thread: thread.put(dst, src, pe))
+
+
+@_transfer
+def put_block(dst, src, pe):
+    """`put` by all threads of a block."""
+    _together(
+        group_thread("block", "put_block", dst, src, pe), "block", lambda thread: thread.put(dst, src, pe)
+    )
+
+
+@_transfer
+def put_nbi(dst, src, pe):
+    """`put` that returns at once: `src` must stay as it is until `quiet`. One thread."""
+    current_thread("put_nbi").put(dst, src, pe, nbi=True)
+
+
+@_transfer
+def put_nbi_warp(dst, src, pe):
+    """`put_nbi` by all threads of a warp."""
+    _together(
+        group_thread("warp", "put_nbi_warp", dst, src, pe),
+        "warp",
+        lambda thread: thread.put(dst, src, pe, nbi=True),
+    )
+
+
+@_transfer
+def put_nbi_block(dst, src, pe):
+    """`put_nbi` by all threads of a block."""
+    _together(
+        group_thread("block", "put_nbi_block", dst, src, pe),
+        "block",
+        lambda thread: thread.put(dst, src, pe, nbi=True),
+    )
+
+
+# ---- get
+
+
+@_transfer
+def get(dst, src, pe):
+    """Copy the symmetric `src` of PE `pe` to the local `dst`, and return when the data is here.
+
+    dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
+               copied
+
+    One thread.
+    """
+    current_thread("get").get(dst, src, pe)
+
+
+@_transfer
+def get_warp(dst, src, pe):
+    """`get` by all threads of a warp."""
+    _together(group_thread("warp", "get_warp", dst, src, pe), "warp", lambda thread: thread.get(dst, src, pe))
+
+
+@_transfer
+def get_block(dst, src, pe):
+    """`get` by all threads of a block."""
+    _together(
+        group_thread("block", "get_block", dst, src, pe), "block", lambda thread: thread.get(dst, src, pe)
+    )
+
+
+@_transfer
+def get_nbi(dst, src, pe):
+    """`get` that returns at once: `dst` has the data after `quiet`. One thread."""
+    current_thread("get_nbi").get(dst, src, pe, nbi=True)
+
+
+@_transfer
+def get_nbi_warp(dst, src, pe):
+    """`get_nbi` by all threads of a warp."""
+    _together(
+        group_thread("warp", "get_nbi_warp", dst, src, pe),
+        "warp",
+        lambda thread: thread.get(dst, src, pe, nbi=True),
+    )
+
+
+@_transfer
+def get_nbi_block(dst, src, pe):
+    """`get_nbi` by all threads of a block."""
+    _together(
+        group_thread("block", "get_nbi_block", dst, src, pe),
+        "block",
+        lambda thread: thread.get(dst, src, pe, nbi=True),
+    )
+
+
+# ---- put with signal
+
+
+@_transfer_and_signal
+def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put`, then set ``signal_var[0]`` on the same PE, or add to it. When PE `pe` reads the new value with
+    `signal_wait_until`, the data has arrived.
+
+    dst, src     as for `put`
+    signal_var   symmetric, 1-D, of uint64 (or int64)
+    signal_val   an integer
+    signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
+    pe           the PE that gets both
+
+    One thread. `src` may be overwritten when it returns. The signal follows the data of this put, not that of
+    other puts: give each of several puts in flight its own signal, or put a `fence` between them.
+    """
+    current_thread("put_signal").put(
+        dst,
+        src,
+        pe,
+        False,
+        signal_var,
+        signal_val,
+        _checked("put_signal", signal_var, signal_val, signal_op, pe),
+    )
+
+
+@_transfer_and_signal
+def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal` by all threads of a warp."""
+    _together(
+        group_thread("warp", "put_signal_warp", dst, src, signal_var, signal_val, signal_op, pe),
+        "warp",
+        lambda thread: thread.put(
+            dst,
+            src,
+            pe,
+            False,
+            signal_var,
+            signal_val,
+            _checked("put_signal_warp", signal_var, signal_val, signal_op, pe),
+        ),
+    )
+
+
+@_transfer_and_signal
+def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal` by all threads of a block."""
+    _together(
+        group_thread("block", "put_signal_block", dst, src, signal_var, signal_val, signal_op, pe),
+        "block",
+        lambda thread: thread.put(
+            dst,
+            src,
+            pe,
+            False,
+            signal_var,
+            signal_val,
+            _checked("put_signal_block", signal_var, signal_val, signal_op, pe),
+        ),
+    )
+
+
+@_transfer_and_signal
+def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
+    current_thread("put_signal_nbi").put(
+        dst,
+        src,
+        pe,
+        True,
+        signal_var,
+        signal_val,
+        _checked("put_signal_nbi", signal_var, signal_val, signal_op, pe),
+    )
+
+
+@_transfer_and_signal
+def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal_nbi` by all threads of a warp."""
+    _together(
+        group_thread("warp", "put_signal_nbi_warp", dst, src, signal_var, signal_val, signal_op, pe),
+        "warp",
+        lambda thread: thread.put(
+            dst,
+            src,
+            pe,
+            True,
+            signal_var,
+            signal_val,
+            _checked("put_signal_nbi_warp", signal_var, signal_val, signal_op, pe),
+        ),
+    )
+
+
+@_transfer_and_signal
+def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
+    """`put_signal_nbi` by all threads of a block."""
+    _together(
+        group_thread("block", "put_signal_nbi_block", dst, src, signal_var, signal_val, signal_op, pe),
+        "block",
+        lambda thread: thread.put(
+            dst,
+            src,
+            pe,
+            True,
+            signal_var,
+            signal_val,
+            _checked("put_signal_nbi_block", signal_var, signal_val, signal_op, pe),
+        ),
+    )
+
+
+# ---- ordering
+
+
+def fence():
+    """Order puts: this thread's puts and signals before it reach each PE before those after it. One thread.
+
+    It does not say when they arrive, and orders nothing between different PEs.
+    """
+    current_thread("fence").fence()
+
+
+@gpu(fence)
+def _():
+    call = nvshmem("fence")
+
+    def impl():
+        call()
+
+    return impl
+
+
+def quiet():
+    """Complete transfers: when it returns, this thread's earlier puts, signals and non-blocking gets have
+    been delivered. One thread."""
+    current_thread("quiet").quiet()
+
+
+@gpu(quiet)
+def _():
+    call = nvshmem("quiet")
+
+    def impl():
+        call()
+
+    return impl

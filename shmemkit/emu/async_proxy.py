@@ -1,0 +1,105 @@
+"""Shared memory as the TMA and the tensor cores see it, through a proxy of their own: what a thread has
+stored they do not see before its `fence_proxy_async`.
+
+Stores are noted where they matter: a kernel that reaches one of the functions decorated with `reads_shared`
+gets `SharedArray`s.
+"""
+
+import contextlib
+import functools
+import types
+
+import numpy as np
+from greenlet import getcurrent
+from numba.cuda.dispatcher import CUDADispatcher
+
+from .device_arrays import IntegerArray, address
+
+
+def reads_shared(function):
+    """Decorator: a primitive by which the asynchronous proxy reads shared memory."""
+    function.reads_shared = True
+    return function
+
+
+class SharedArray(IntegerArray):
+    """An array whose stores are noted, with the thread, until that calls `fence_proxy_async`."""
+
+    __slots__ = ()
+
+    def __setitem__(self, index, value):
+        IntegerArray.__setitem__(self, index, value)
+        self.stored(index)
+
+    def stored(self, index):
+        """The running thread stores what `index` names."""
+        noted = unfenced(getcurrent())
+        if type(index) is int and self.ndim == 1:
+            noted.add(address(self) + (index if index >= 0 else index + len(self)) * self.strides[0])
+            return
+        index = index if isinstance(index, tuple) else (index,)
+        # Slices, so that an element is an array, too.
+        index = tuple(slice(i, i + 1 or None) if hasattr(i, "__index__") else i for i in index)
+        part = np.asarray(self)[index]
+        steps = (np.arange(n) * stride for n, stride in zip(part.shape, part.strides, strict=True))
+        noted.update(functools.reduce(np.add.outer, steps, address(part)).reshape(-1).tolist())
+
+    def view(self, dtype):
+        return np.asarray(self).view(dtype).view(SharedArray)
+
+
+def unfenced(thread):
+    """-> addresses that `thread` has stored to, without a fence since: a set"""
+    return thread.block.asynchronous.unfenced[thread.thread_id]
+
+
+def fence(thread):
+    thread.block.asynchronous.unfenced.pop(thread.thread_id, None)
+
+
+def who_stored(block, view):
+    """-> the number of a thread of `block` that has stored to the bytes `view`, without a fence since, or
+    None"""
+    first = address(view)
+    for number, noted in block.asynchronous.unfenced.items():
+        if any(first <= at < first + view.size for at in noted):
+            return number
+    return None
+
+
+def is_used_by(kernel):
+    """Whether `kernel`, a plain function, reaches a function that is decorated with `reads_shared`."""
+    known = kernel.__dict__.get("__uses_proxy__")
+    if known is None:
+        known = kernel.__uses_proxy__ = _reaches(kernel, set())
+    return known
+
+
+def _reaches(value, seen):
+    """`seen`: ids of what was looked at."""
+    if isinstance(value, CUDADispatcher):
+        value = value.py_func
+    if id(value) in seen or not isinstance(value, (types.FunctionType, tuple)):
+        return False
+    seen.add(id(value))
+    if isinstance(value, tuple):
+        return any(_reaches(part, seen) for part in value)
+    if hasattr(value, "reads_shared"):
+        return True
+    names = names_in(value.__code__)
+    used = [value.__globals__[name] for name in names if name in value.__globals__]
+    for module in [v for v in used if isinstance(v, types.ModuleType)]:
+        used += [vars(module)[name] for name in names if name in vars(module)]
+    for cell in value.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            used.append(cell.cell_contents)
+    return any(_reaches(part, seen) for part in used)
+
+
+def names_in(code):
+    """The global names, and those of attributes, that `code` and the functions inside it use."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_in(constant)
+    return names

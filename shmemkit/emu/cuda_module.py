@@ -1,0 +1,299 @@
+"""The stand-in for ``numba.cuda`` inside emulated kernels."""
+
+from sys import _getframe
+
+import numpy as np
+from greenlet import getcurrent
+
+from .cuda_integers import CASTS, Int32, Unsigned, wrap
+from .device_arrays import device_view, uninitialised
+from .thread import group_thread
+
+WARP_SIZE = 32
+_FULL = (1 << 32) - 1
+_U64 = (1 << 64) - 1
+LISTED = "docs/emulator.md lists what is; the rest needs GPUs"
+
+
+class Namespace:
+    """`cuda.<name>`; what is missing raises NotImplementedError."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"{self._name}.{name} is not emulated. {LISTED}")
+
+    def __call__(self, *_, **__):
+        raise NotImplementedError(f"{self._name} is not emulated. {LISTED}")
+
+
+class _Shared(Namespace):
+    def array(self, shape, dtype, alignment=None):
+        """One array per call site, function and block; shape 0 is the dynamic shared memory of the launch."""
+        frame = _getframe(1)
+        block = getcurrent().block
+        # The globals tell functions apart that a factory made from the same code.
+        site = id(frame.f_globals), frame.f_code, frame.f_lasti
+        return block.launch.shared_array(block, site, shape, _dtype(dtype))
+
+
+class _Local(Namespace):
+    def array(self, shape, dtype, alignment=None):
+        """A new array of this thread."""
+        return uninitialised(shape, _dtype(dtype))
+
+
+class _Const(Namespace):
+    def array_like(self, array):
+        return device_view(array)
+
+
+def _dtype(dtype):
+    """The NumPy dtype of a Numba or NumPy type."""
+    if isinstance(dtype, (np.dtype, type, str)) or hasattr(dtype, "dtype"):
+        return np.dtype(dtype)
+    if str(dtype) == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(str(dtype))
+
+
+class _Atomic(Namespace):
+    """cuda.atomic: each returns the old value."""
+
+    def _update(self, array, index, function):
+        if isinstance(index, tuple):
+            if len(index) != array.ndim:
+                raise IndexError(
+                    f"{self._name}: the index is {index}; it must have {array.ndim} numbers, one for "
+                    "each dimension of the array"
+                )
+            array, index = array[index[:-1]] if len(index) > 1 else array, index[-1]
+        return getcurrent().atomic(array, index + len(array) if index < 0 else index, function)
+
+    def add(self, array, index, value):
+        return self._update(array, index, lambda old: old + value)
+
+    def sub(self, array, index, value):
+        return self._update(array, index, lambda old: old - value)
+
+    def and_(self, array, index, value):
+        return self._update(array, index, lambda old: old & value)
+
+    def or_(self, array, index, value):
+        return self._update(array, index, lambda old: old | value)
+
+    def xor(self, array, index, value):
+        return self._update(array, index, lambda old: old ^ value)
+
+    def inc(self, array, index, limit):
+        limit = _as_element(array, limit)
+        return self._update(array, index, lambda old: 0 if old >= limit else old + 1)
+
+    def dec(self, array, index, limit):
+        limit = _as_element(array, limit)
+        return self._update(array, index, lambda old: limit if old == 0 or old > limit else old - 1)
+
+    def exch(self, array, index, value):
+        return self._update(array, index, lambda old: value)
+
+    def max(self, array, index, value):
+        """With a NaN on either side nothing is stored."""
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value > old else old)
+
+    def min(self, array, index, value):
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value < old else old)
+
+    def nanmax(self, array, index, value):
+        """A NaN counts as missing."""
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value > old or old != old else old)
+
+    def nanmin(self, array, index, value):
+        value = _as_element(array, value)
+        return self._update(array, index, lambda old: value if value < old or old != old else old)
+
+    def cas(self, array, index, old, value):
+        expected = _as_element(array, old)
+        return self._update(array, index, lambda now: value if now == expected else now)
+
+    def compare_and_swap(self, array, old, value):
+        return self.cas(array, 0, old, value)
+
+
+def _as_element(array, value):
+    """`value`, converted to the dtype of `array`."""
+    return wrap(value, array.dtype) if array.dtype.kind in "iu" else value
+
+
+class _Grid(Namespace):
+    def sync(self):
+        group_thread("block", "grid.sync").grid_barrier()
+
+
+class _CooperativeGroups(Namespace):
+    def this_grid(self):
+        return _Grid("grid_group")
+
+
+def _warp(function):
+    """A warp operation on the lanes' values: `function(me, values by lane, mine, *arguments)`. It orders no
+    memory."""
+
+    def operation(self, mask, value, *arguments):
+        thread = getcurrent()
+        values = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match").join(
+            thread, value, lambda values: {thread_id % WARP_SIZE: v for thread_id, v in values.items()}
+        )
+        return function(thread.lane, values, value, *arguments)
+
+    return operation
+
+
+def _mask(lanes):
+    return Int32(sum(1 << lane for lane in lanes))
+
+
+def _shuffle(source):
+    """Take the value of lane ``source(me, argument)``; my own where that lane takes no part."""
+    return _warp(lambda lane, values, value, argument: values.get(source(lane, argument), value))
+
+
+class Cuda:
+    """`cuda.` names of kernels. What is missing raises NotImplementedError."""
+
+    threadIdx = property(lambda self: getcurrent().threadIdx)
+    blockIdx = property(lambda self: getcurrent().block.blockIdx)
+    blockDim = property(lambda self: getcurrent().block.blockDim)
+    gridDim = property(lambda self: getcurrent().block.gridDim)
+    laneid = property(lambda self: getcurrent().lane)
+    warpsize = WARP_SIZE
+    shared, local, const = _Shared("cuda.shared"), _Local("cuda.local"), _Const("cuda.const")
+    atomic, cg = _Atomic("cuda.atomic"), _CooperativeGroups("cuda.cg")
+    libdevice, fp16, bf16 = Namespace("cuda.libdevice"), Namespace("cuda.fp16"), Namespace("cuda.bf16")
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"cuda.{name} is not emulated. {LISTED}")
+
+    def grid(self, ndim):
+        thread = getcurrent()
+        block, index = thread.block, thread.threadIdx
+        x = block.blockIdx.x * block.blockDim.x + index.x
+        if ndim == 1:
+            return x
+        y = block.blockIdx.y * block.blockDim.y + index.y
+        if ndim == 2:
+            return x, y
+        return x, y, block.blockIdx.z * block.blockDim.z + index.z
+
+    def gridsize(self, ndim):
+        block = getcurrent().block
+        sizes = tuple(g * b for g, b in zip(block.gridDim, block.blockDim, strict=True))
+        return sizes[0] if ndim == 1 else sizes[:ndim]
+
+    # -- synchronisation
+    @staticmethod
+    def syncthreads():  # Thread.syncthreads, with a call less: most switches are made here
+        thread = getcurrent()
+        block, frame = thread.block, _getframe(1)
+        if frame.f_lasti != block.at or frame.f_code is not block.code:
+            block.comes(thread, "syncthreads", frame)
+        if len(block.parked) + 1 == block.alive:
+            block.release()
+        else:
+            block.parked.append(thread)
+            block.park()
+
+    def _vote_block(self, kind, predicate, function):
+        thread = getcurrent()
+        block = thread.block
+        block.comes(thread, kind, _getframe(2), block.meeting(thread, "block", what=kind))
+        return thread.meet("block", bool(predicate), lambda votes: function(votes.values()), what=kind)
+
+    def syncthreads_count(self, predicate):
+        return self._vote_block("syncthreads_count", predicate, sum)
+
+    def syncthreads_and(self, predicate):
+        return self._vote_block("syncthreads_and", predicate, lambda votes: int(all(votes)))
+
+    def syncthreads_or(self, predicate):
+        return self._vote_block("syncthreads_or", predicate, lambda votes: int(any(votes)))
+
+    def syncwarp(self, mask=_FULL):
+        getcurrent().meet("warp", None, lambda values: None, mask & _FULL)
+
+    def threadfence(self):
+        getcurrent().threadfence("gpu")
+
+    def threadfence_block(self):
+        getcurrent().threadfence("block")
+
+    def threadfence_system(self):
+        getcurrent().threadfence("sys")
+
+    def nanosleep(self, nanoseconds):
+        getcurrent().sleep()
+
+    # -- warps
+    def activemask(self):
+        """All lanes of the warp: which of them a GPU would run together cannot be known. Unsigned, as Numba
+        has it."""
+        return Unsigned((1 << getcurrent().warp_size()) - 1)
+
+    def lanemask_lt(self):
+        return Unsigned((1 << getcurrent().lane) - 1)
+
+    shfl_sync = _shuffle(lambda lane, source: source % WARP_SIZE)
+    shfl_up_sync = _shuffle(lambda lane, delta: lane - delta)
+    shfl_down_sync = _shuffle(lambda lane, delta: lane + delta)
+    shfl_xor_sync = _shuffle(lambda lane, mask: lane ^ mask)
+    all_sync = _warp(lambda lane, values, value: all(values.values()))
+    any_sync = _warp(lambda lane, values, value: any(values.values()))
+    eq_sync = _warp(lambda lane, values, value: len({bool(v) for v in values.values()}) == 1)
+    ballot_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v))
+    match_any_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v == value))
+    match_all_sync = _warp(
+        lambda lane, values, value: (
+            (_mask(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
+        )
+    )
+
+    # -- integers and arithmetic
+    def popc(self, x):
+        return (int(x) & (_FULL if type(x) is Int32 else _U64)).bit_count()
+
+    def ffs(self, x):
+        return (x & -x).bit_length() if x else 0
+
+    def fma(self, a, b, c):
+        return a * b + c
+
+    def cbrt(self, x):
+        return np.cbrt(x)
+
+    def selp(self, predicate, a, b):
+        return a if predicate else b
+
+
+class Lazy:
+    """`threadIdx` and the like, imported by name: their components are looked up when they are used."""
+
+    def __init__(self, cuda, name):
+        self._cuda, self._name = cuda, name
+
+    def __getattr__(self, axis):
+        return getattr(getattr(self._cuda, self._name), axis)
+
+
+for _name, _cast in CASTS.items():
+    setattr(Cuda, _name, _cast)
+for _name in ("float32", "float64"):
+    setattr(Cuda, _name, getattr(np, _name))

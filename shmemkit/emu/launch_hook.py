@@ -1,0 +1,204 @@
+"""While an emulated world is alive, ``kernel[grid, block, stream, shared](...)`` runs on the emulator.
+
+Numba's dispatcher is asked for a launch configuration as always; what it returns launches here. The host
+functions of ``numba.cuda`` that scripts use beside kernels (streams, events, device arrays) are replaced for
+as long.
+"""
+
+import inspect
+
+import numpy as np
+from greenlet import getcurrent
+from numba import cuda
+from numba.cuda.dispatcher import CUDADispatcher
+from numba.cuda.errors import normalize_kernel_dimensions
+
+from shmemkit.support.settings import integer, shown
+
+from .grid import Launch
+from .stream import Event, Stream, default_stream, find
+from .thread import Thread
+from .translation import rebind
+
+MAX_THREADS_PER_BLOCK = 1024
+MAX_SHARED = 227 << 10  # bytes of a block, of Hopper
+_replaced = []
+
+
+class Configured:
+    """`kernel[grid, block, stream, shared]`; `pdl` as in ``shmemkit.bind``, `cluster` a number of blocks
+    along x."""
+
+    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False, cluster=1):
+        self.kernel, self.pdl, self.cluster = kernel, pdl, cluster
+        self.grid, self.block = normalize_kernel_dimensions(grid, block)
+        n_threads = int(np.prod(self.block))
+        if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
+            raise ValueError(
+                f"kernel {kernel.py_func.__name__}: the grid is {self.grid}, the block {self.block}; it "
+                f"must be one block or more, and 1 to {MAX_THREADS_PER_BLOCK} threads per block"
+            )
+        self.stream = find(stream)
+        if not hasattr(shared, "__index__") or isinstance(shared, bool):
+            raise TypeError(
+                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shown(shared)}; it must "
+                "be an integer, in bytes"
+            )
+        if not 0 <= shared <= MAX_SHARED:
+            raise ValueError(
+                f"kernel {kernel.py_func.__name__}: the dynamic shared memory is {shared} bytes; it must be "
+                f"0 to {MAX_SHARED} per block, as on an H100 or H200. Loop over smaller pieces"
+            )
+        self.shared = int(shared)
+
+    def __call__(self, *arguments):
+        function = self.kernel.py_func
+        parameters = list(inspect.signature(function).parameters)
+        if len(arguments) != len(parameters):
+            raise TypeError(
+                f"kernel {function.__name__}: {len(arguments)} arguments are given; it takes "
+                f"{len(parameters)}: {', '.join(parameters)}"
+            )
+        launch = Launch(
+            self.stream,
+            function.__name__,
+            rebind(function),
+            parameters,
+            self.grid,
+            self.block,
+            self.shared,
+            arguments,
+            self.pdl,
+            self.cluster,
+        )
+        self.stream.enqueue(launch)
+
+
+def _configure(kernel, configuration):
+    """``kernel[configuration]``"""
+    if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+        raise ValueError(
+            f"kernel {kernel.py_func.__name__}: the launch configuration is {configuration!r}; it must be "
+            "[blocks, threads per block], as in kernel[20, 128](...), and may have a stream and the bytes of "
+            "dynamic shared memory after these"
+        )
+    return Configured(kernel, *configuration)
+
+
+class ForAll:
+    """`kernel.forall(n)`: a one-dimensional grid of at least n threads."""
+
+    def __init__(self, kernel, n, threads_per_block, stream, shared):
+        n = integer(f"kernel {kernel.py_func.__name__}.forall", "ntasks", n)
+        self.configure = lambda: Configured(
+            kernel, -(-n // threads_per_block), threads_per_block, stream, shared
+        )
+        self.n = n
+
+    def __call__(self, *arguments):
+        if self.n > 0:
+            self.configure()(*arguments)
+
+
+class DeviceArray(np.ndarray):
+    """What cuda.to_device and cuda.device_array return: a NumPy array with Numba's methods."""
+
+    def copy_to_host(self, ary=None, stream=0):
+        if ary is None:
+            return np.array(self)
+        ary[...] = self
+        return ary
+
+    def copy_to_device(self, ary, stream=0):
+        self[...] = ary
+
+
+def _to_device(obj, stream=0, copy=True, to=None):
+    if to is not None:
+        to[...] = obj
+        return to
+    return np.array(obj).view(DeviceArray)
+
+
+def _device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
+    return np.empty(shape, dtype, order).view(DeviceArray)
+
+
+def _device_array_like(ary, stream=0):
+    return np.empty_like(ary).view(DeviceArray)
+
+
+def _pinned_array(shape, dtype=np.float64, strides=None, order="C"):
+    return np.empty(shape, dtype, order)
+
+
+def _new_stream(*_, **__):
+    default = default_stream()
+    return Stream(default.machine, default.pe)
+
+
+def _synchronize():
+    default = default_stream()
+    default.machine.synchronize(default.pe)
+
+
+def install():
+    def replace(owner, name, value):
+        _replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    unconfigured = CUDADispatcher.__call__
+
+    def call(kernel, *args, **kwargs):
+        """A device function that a kernel reached through a module or a tuple, which rebind does not look
+        into."""
+        if isinstance(getcurrent(), Thread):
+            return rebind(kernel.py_func)(*args, **kwargs)
+        return unconfigured(kernel, *args, **kwargs)
+
+    replace(CUDADispatcher, "__call__", call)
+    for name in ("compile", "compile_device", "disable_compile"):  # @cuda.jit(signature): nothing is compiled
+        replace(CUDADispatcher, name, lambda kernel, *_, **__: None)
+    replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
+    replace(CUDADispatcher, "__getitem__", _configure)
+    replace(
+        CUDADispatcher,
+        "forall",
+        lambda kernel, n, tpb=0, stream=0, sharedmem=0: ForAll(kernel, n, tpb or 128, stream, sharedmem),
+    )
+    replace(cuda, "stream", _new_stream)
+    replace(cuda, "default_stream", default_stream)
+    replace(cuda, "legacy_default_stream", default_stream)
+    replace(cuda, "per_thread_default_stream", lambda: find(2))
+    replace(cuda, "external_stream", find)
+    replace(cuda, "event", Event)
+    replace(cuda, "event_elapsed_time", Event.elapsed_time)
+    replace(cuda, "synchronize", _synchronize)
+    replace(cuda, "to_device", _to_device)
+    replace(cuda, "device_array", _device_array)
+    replace(cuda, "device_array_like", _device_array_like)
+    replace(cuda, "pinned_array", _pinned_array)
+
+
+def uninstall():
+    while _replaced:
+        owner, name, value = _replaced.pop()
+        setattr(owner, name, value)
+    if CUDADispatcher.configure is not _configure_without_world:
+        _numba.append(CUDADispatcher.configure)
+        CUDADispatcher.configure = _configure_without_world
+
+
+_numba = []  # its own ``configure``
+
+
+def _configure_without_world(kernel, grid, block, stream=0, *more):
+    """``kernel[...]`` after the last World: what would end in the depths of Numba is refused."""
+    from shmemkit.runtime.world import n_gpus
+
+    if isinstance(stream, Stream) or n_gpus() == 0:
+        raise RuntimeError(
+            f"kernel {kernel.py_func.__name__}: this rank has no World, and the emulator ended with the last "
+            "one. Launch before finalize(), or call shmemkit.init() again"
+        )
+    return _numba[-1](kernel, grid, block, stream, *more)

@@ -1,0 +1,298 @@
+"""Matrix products: out = activation(a @ b + bias).
+
+    y = sk.matmul(x, w)                                      # by the current World, if there is one
+    sk.matmul(x, w, out, bias=bias, activation="gelu")
+
+    gemm = sk.Gemm("sm80")                                   # one that keeps a method
+    gemm(x, w, out)
+
+Methods, of which "auto" takes the first that can compute what is given:
+
+  sm90   wgmma, TMA: GPUs of compute capability 9.0, float16 and bfloat16, rows at multiples of 16 bytes, and
+         those of out as long as that, too
+  sm80   mma.sync, cp.async: from 8.0 on, float16 and bfloat16, contiguous rows or columns
+  simt   ordinary arithmetic: every GPU, dtype and stride
+
+On the emulator "auto" is simt, which is emulated fastest; the others by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from numba import cuda
+
+from shmemkit.collectives.bound_calls import Plans
+from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.runtime import world as _world
+from shmemkit.runtime.launch import address_of_stream
+from shmemkit.support.arrays import (
+    address_of,
+    call_on,
+    converted,
+    keyed,
+    new_output,
+    overlap,
+    stream_of,
+    with_shape,
+)
+from shmemkit.support.settings import listed, one_of, shown
+from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT
+
+from .epilogue import ACTIVATIONS
+from .problem import HALVES, Gpu, Problem, is_aligned
+from .simt import DTYPES, Simt
+from .sm80 import Sm80
+from .sm90_host import Sm90
+
+__all__ = ["METHODS", "Gemm", "bind_product", "check", "gpu_of", "matmul"]
+
+PLANS = 512  # bound calls that a Gemm keeps
+EMULATED_SHARED = 232448  # bytes of shared memory per block, as on Hopper
+METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
+
+
+class Gemm:
+    """Matrix products by one method. Keeps what it has compiled and bound, by the arrays' addresses, shapes,
+    strides and dtypes, so that a call for arrays that it has seen is a launch.
+
+    method  "auto" or one of METHODS
+    order   the order of the result's tiles: a function (turn, n_m, n_n) -> (m, n), the row and column of the
+            tile that comes after `turn` others, of n_m by n_n tiles. Each tile comes once. The function
+            computes with integers, as those of ``shmemkit.device.swizzle`` do; it becomes a device function,
+            and the host calls it, too, when a call is bound. The method decides how large a tile is. The
+            results are the same in every order. Default: the method's own order
+
+    TypeError for an order that is no function. A call for which the order does not give each tile once raises
+    ValueError.
+    """
+
+    def __init__(self, method: str = "auto", order: Callable | None = None):
+        one_of("Gemm", "method", method, ("auto", *METHODS))
+        self.method, self.order = method, _device_function(order)
+        self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
+
+    def __call__(
+        self,
+        a: ArrayT,
+        b: AnyArray,
+        out: ArrayT | None = None,
+        *,
+        bias: AnyArray | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> ArrayT:
+        """out = activation(a @ b + bias), enqueued. -> out
+
+        a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or integers, of any
+                    strides; also M, N or K of 0. CuPy arrays, or any with the CUDA Array Interface or DLPack,
+                    as PyTorch's; on the emulator NumPy's. Fastest: rows at multiples of 16 bytes
+        out         (M, N), apart from a, b and bias. Of bfloat16 and float16 operands one of those or
+                    float32, of integers any integers, else of their dtype. Default: a new array of the
+                    operands' dtype
+        bias        (N,), of out's dtype, or float32 where that is narrower; added to each row
+        activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; of integers None or "relu"
+        stream      default: of PyTorch's tensors PyTorch's current stream, else the World's, or without one
+                    CuPy's current stream
+
+        Added up in float32 (float64 of float64; integers modulo 2**64), and rounded once. Equal calls on one
+        GPU give equal bits. The first call for arrays at new places binds a kernel, and perhaps compiles it:
+        not inside the capture of a graph. The caller keeps the arrays and this Gemm alive until it has been
+        computed; for a graph that captures calls the arrays, as long as it is used.
+
+        TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
+        """
+        one_of("Gemm", "activation", activation, ACTIVATIONS)
+        world = _world.current()
+        gpu = gpu_of(world)
+        if world is None:
+            stream, waits = stream_of(stream, a, b, out, bias), False
+        else:
+            stream, waits = call_on(world, stream, a, b, out, bias)
+        a, b = with_shape("Gemm", "a", a, gpu.arrays), with_shape("Gemm", "b", b, gpu.arrays)
+        if out is None:
+            if not a.ndim == b.ndim == 2:
+                raise ValueError(_shapes(a, b))
+            shape = a.shape[0], b.shape[1]
+            after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
+            out = new_output(a, shape, a.dtype, gpu.arrays, stream, after)
+        given = {"a": a, "b": b, "out": out, "bias": bias}
+        key, arrays = keyed("Gemm", given, gpu.arrays, "bias")
+        key = activation, world, *key
+        run = self._plans.get(key)
+        if run is None:
+            problem = Problem(**converted("Gemm", arrays, gpu.arrays, "bias"), activation=activation)
+            run = bind_product(problem, gpu, self.method, self.order)
+        if stream is None and world is None:
+            stream = _cupy().cuda.get_current_stream()
+        capturing = _captures(world, stream)
+        if key not in self._plans:
+            self._plans.keep(key, run, capturing)
+        if capturing:
+            self._of_graphs.add(run)  # the graph uses what it has
+        run(stream)
+        if waits:
+            world.stream.synchronize()
+        return out
+
+
+def _device_function(order):
+    """The `order` of a Gemm, for kernels."""
+    if order is None:
+        return None
+    function = getattr(order, "py_func", order)
+    if not callable(function):
+        raise TypeError(f"Gemm: order is {shown(order)}; it must be a function (turn, n_m, n_n) -> (m, n)")
+    return order if order is not function else cuda.jit(device=True)(function)
+
+
+def bind_product(problem, gpu, method="auto", order=None):
+    """-> run(stream): a Problem of arrays of `gpu.arrays`, by a method and in an order as of Gemm. The caller
+    keeps the arrays alive. ValueError for what no method computes."""
+    check(problem)
+    if not problem.out.size:
+        return lambda stream: None
+    if method != "auto":
+        if reason := METHODS[method].unsupported(problem, gpu):
+            raise ValueError(f"Gemm: method {method!r} cannot be used: {reason}. Use method='auto'")
+        return METHODS[method](problem, gpu, order=order)
+    for kind in METHODS.values() if gpu.arrays.ndarray is not np.ndarray else [Simt]:
+        if kind.unsupported(problem, gpu) is None:
+            return kind(problem, gpu, order=order)
+    raise AssertionError("simt computes what was checked")
+
+
+def matmul(
+    a: ArrayT,
+    b: AnyArray,
+    out: ArrayT | None = None,
+    *,
+    bias: AnyArray | None = None,
+    activation: Activation | None = None,
+    stream: AnyStream | None = None,
+    method: str = "auto",
+) -> ArrayT:
+    """out = activation(a @ b + bias), by a ``Gemm`` of that method, which is kept: see ``Gemm.__call__``.
+    -> out"""
+    return _kept(method, _world.current())(a, b, out, bias=bias, activation=activation, stream=stream)
+
+
+def _kept(method, world):
+    one_of("matmul()", "method", method, ("auto", *METHODS))
+    kept = _without_world if world is None else world.kept
+    key = Gemm, method
+    if key not in kept:
+        kept[key] = Gemm(method)
+    return kept[key]
+
+
+_without_world = {}
+
+
+def gpu_of(world):
+    """-> the Gpu that a World computes on; without one (None), CuPy's current one"""
+    if world is not None and world.backend.name == "emulator":
+        backend = world.backend
+        return Gpu(backend.compute_capability, backend.multiprocessors, EMULATED_SHARED, np)
+    if world is None:
+        _check_gpus()
+    return _of_device(_cupy().cuda.Device().id)
+
+
+@functools.cache
+def _check_gpus():
+    if _world.n_gpus() == 0:
+        raise RuntimeError("Gemm: there is no GPU, and no World to emulate one. Call shmemkit.init() first")
+
+
+@functools.cache
+def _of_device(number):
+    cupy = _cupy()
+    device = cupy.cuda.Device(number)
+    attributes, capability = device.attributes, device.compute_capability
+    return Gpu(
+        (int(capability[:-1]), int(capability[-1])),
+        attributes["MultiProcessorCount"],
+        attributes["MaxSharedMemoryPerBlockOptin"],
+        cupy,
+    )
+
+
+def follow(cupy, later, earlier):
+    """As a World's ``backend.follow``, without one: a stream of None is CuPy's current one."""
+    current = cupy.cuda.get_current_stream()
+    later, earlier = (address_of_stream(current if stream is None else stream) for stream in (later, earlier))
+    captures = cupy.cuda.runtime.streamIsCapturing
+    if later != earlier and not captures(later) and not captures(earlier):
+        event = cupy.cuda.Event(disable_timing=True)
+        cupy.cuda.runtime.eventRecord(event.ptr, earlier)
+        cupy.cuda.runtime.streamWaitEvent(later, event.ptr)
+
+
+def _captures(world, stream):
+    if world is not None:
+        return world.backend.capture_of(stream) is not None
+    return _cupy().cuda.runtime.streamIsCapturing(address_of_stream(stream))
+
+
+def _synchronize():
+    """On the emulator, where arrays are kept as long as they are used, there is nothing to wait for."""
+    if "cupy" in sys.modules and _world.n_gpus():
+        _cupy().cuda.runtime.deviceSynchronize()
+
+
+def _cupy():
+    import cupy
+
+    return cupy
+
+
+def _shapes(a, b):
+    shapes = [getattr(x, "shape", ()) for x in (a, b)]
+    given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
+    weight = all(len(shape) == 2 for shape in shapes) and shapes[0][1] == shapes[1][1]
+    hint = ". Give a weight of shape (N, K) as b.T" if weight else ""
+    return f"Gemm: a and b are {given}; they must be (M, K) and (K, N){hint}"
+
+
+def check(problem):
+    """ValueError for a Problem that no method computes."""
+    a, b, out, bias, activation = problem
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(_shapes(a, b))
+    dtype = a.dtype.name
+    if b.dtype != a.dtype or dtype not in DTYPES:
+        raise ValueError(f"Gemm: a is {a.dtype} and b is {b.dtype}; both must be one of {listed(DTYPES)}")
+    shape = a.shape[0], b.shape[1]
+    if out.shape != shape:
+        raise ValueError(f"Gemm: out is {out.shape}; it must be {shape}")
+    integers = a.dtype.kind in "iu"
+    allowed = list(ELEMENTS) if dtype in HALVES else [dtype]
+    if integers:
+        allowed = [name for name in DTYPES if "int" in name]
+    if out.dtype.name not in allowed:
+        raise ValueError(f"Gemm: out is {out.dtype}; of {dtype} operands it must be {listed(allowed)}")
+    if bias is not None:
+        allowed = [out.dtype.name] + (["float32"] if out.dtype.name in HALVES else [])
+        if bias.shape != shape[1:] or bias.dtype.name not in allowed:
+            raise ValueError(
+                f"Gemm: bias is {bias.dtype} {bias.shape}; it must be {listed(allowed)} {shape[1:]}"
+            )
+    if activation not in ACTIVATIONS or (integers and activation in ("gelu", "silu")):
+        activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
+        one_of("Gemm", "activation", activation, activations)
+    for name, array in (("a", a), ("b", b), ("out", out), ("bias", bias)):
+        if array is not None and not is_aligned(array):
+            raise ValueError(
+                f"Gemm: {name} has strides {array.strides} and address {address_of(array):#x}; they must be "
+                f"multiples of its elements' {array.dtype.itemsize} bytes. Give a copy"
+            )
+    for name, array in (("a", a), ("b", b), ("bias", bias)):
+        if array is not None and overlap(array, out):
+            raise ValueError(f"Gemm: out overlaps {name}; it must be another array")
+    steps = zip(out.strides, out.shape, strict=True)
+    if out.size and any(stride == 0 and size > 1 for stride, size in steps):
+        raise ValueError("Gemm: out is a broadcast array, whose elements share memory; it must not be one")

@@ -1,0 +1,82 @@
+"""Products by the TMA of arrays that it does not take, such as rows at odd addresses: by way of private ones
+that it takes, so that it is no matter of other ranks how an array lies on one of them.
+
+    stream:     1. copy such operands
+                2. the product
+                3. copy the result, if it went to a private array
+"""
+
+from numba import cuda, types
+
+from shmemkit.runtime.launch import bind
+
+from .problem import arrays_of
+from .sm90_host import ALIGNED, lines_of, rows_that_cannot_be_stored, taken
+
+THREADS = 256
+
+
+@cuda.jit
+def copy_rows(to, source):
+    """to[...] = source, 2-D arrays of any strides, of 16- or 32-bit words.
+
+    grid    a block for each row; any number of threads
+    """
+    i, j = cuda.blockIdx.x, cuda.threadIdx.x
+    while j < to.shape[1]:
+        to[i, j] = source[i, j]
+        j += cuda.blockDim.x
+
+
+def aligned(product_of, a, b, out, rows=0):
+    """-> run(stream): what ``product_of(a, b, out)`` gives, where these are of any strides and addresses.
+
+    a, b    (M, K) and (K, N)
+    out     (M, N); if product_of is given another one, its rows may be longer
+    rows    where tiles of A begin, besides rows that are a multiple of 64: at multiples of so many
+    """
+    before, after, kept = [], [], []
+
+    def room_like(lines):
+        """-> an array in the place of `lines`; and all of its rows, up to a multiple of 16 bytes"""
+        (rows, columns), step = lines.shape, ALIGNED // lines.dtype.itemsize
+        kept.append(arrays_of(lines).empty((rows, -(-columns // step) * step), lines.dtype))
+        return kept[-1][:, :columns], kept[-1]
+
+    def operand(array, rows=0):
+        lines = lines_of(array)
+        if rows * array.dtype.itemsize % ALIGNED:  # no place in columns for the TMA to begin at
+            lines = array
+        if taken(lines):
+            return array
+        room, _ = room_like(lines)
+        before.append(copying(room, lines))
+        return room if lines is array else room.T
+
+    result = out
+    if not taken(out) or rows_that_cannot_be_stored(out):
+        room, result = room_like(out)
+        after.append(copying(out, room))
+    product = product_of(operand(a, rows), operand(b.T).T, result)
+    if not kept:
+        return product
+    steps = [*before, product, *after]
+
+    def run(stream):
+        for step in steps:
+            step(stream)
+
+    run.kept = kept  # the steps have their addresses only
+    return run
+
+
+def copying(to, source):
+    """-> the launch of `copy_rows` for these 2-D arrays."""
+    word = f"uint{8 * to.dtype.itemsize}"
+    copy = bind(copy_rows, to.shape[0], THREADS, (to.view(word), source.view(word)))
+    copy.forget_arrays()
+    return copy
+
+
+_any = [types.Array(word, 2, "A") for word in (types.uint16, types.uint32)]
+GPU_KERNELS = {f"copy_rows {ty.dtype}": (copy_rows, (ty, ty)) for ty in _any}

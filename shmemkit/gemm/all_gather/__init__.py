@@ -1,0 +1,400 @@
+"""All-gather and matrix product: the activations of all ranks times this rank's part of the weights, as in
+the first layer of a tensor-parallel block.
+
+    ag_gemm = sk.AllGatherGemm(world, max_nbytes)             # of the gathered activations
+    y = ag_gemm(x, weight)                                    # all rows of x, by rank, @ weight
+    q, k, v = ag_gemm(x, (w_q, w_k, w_v))                     # gathered once
+
+Methods:
+
+  push        one kernel: some of its blocks store the rows into the others' memory: push.py
+  overlap     the product begins with the rows that are here while copy engines bring the others: sm90.py; or
+              if it has few tiles, with the columns of all rows that come first: column_hooks.py
+  overlap_2d  several nodes: likewise for one node's rows after another, the own ones first, while the others
+              cross the network: multi_node.py
+  sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from shmemkit.collectives.all_gather import AllGather
+from shmemkit.collectives.all_gather.copy_engine import CopyPush
+from shmemkit.collectives.all_gather.push_ahead import PushAhead
+from shmemkit.runtime.symmetric_memory import as_dtype, as_shape
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
+from shmemkit.support.settings import array_text, integer, one_of, shown
+from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, DType, Shape
+
+from .. import METHODS as GEMMS
+from .. import bind_product, check, gpu_of
+from ..distributed import Products, multiprocessors_of_all
+from ..epilogue import ACTIVATIONS
+from ..problem import Problem
+from ..sm90_host import CLOCK, choose, estimate
+from . import column_hooks
+from .multi_node import Nodes
+from .push import Push, plan_of
+from .sm90_host import Fused
+
+__all__ = ["AllGatherGemm"]
+
+SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
+PUSHED = 1 << 27  # likewise, up to which it may be "push": no more was measured
+COPIES = 20e-6  # seconds that copy engines take longer than the product
+
+
+class AllGatherGemm(Products):
+    """Gather the rows of all ranks, and multiply them by this rank's weights. Collective.
+
+    world       the World
+    max_nbytes  of the gathered rows: n_ranks times an `x`
+    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to
+                4 MB of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes
+                "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too.
+                See ``method_for``
+
+    Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
+    the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
+    those before, also for those of other such objects, and of collectives: a product under way may take all
+    multiprocessors and wait for ranks. So graphs that are launched on several streams come in one order on
+    all ranks, too, by events.
+
+    "push" takes symmetric memory for twice the gathered rows, of 128 MB at most for "auto", and computes
+    those of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap" for others, and
+    where weights of few columns would wait for the senders. "overlap" takes it for the gathered rows, and 1 /
+    n_ranks of that. Both need memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in
+    the node, takes it for 1 / nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes
+    what AllGather does of 4 MB, too.
+
+    `refused`: {method: why "auto" never takes it here}.
+    """
+
+    methods = ("push", "overlap", "overlap_2d", "sequential")
+    optional, alike = ("gathered", "bias"), ("x",)
+
+    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
+        def check():
+            self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes, 0)
+            return {"max_nbytes": self.max_nbytes}
+
+        super().__init__(world, method, check)
+        self._gpu, self.refused = gpu_of(world), {}
+        self._push = self._ahead = self._given = self._nodes = self._gather = None
+        self._rooms = {}  # where each method has the gathered rows, from the beginning on
+        self._preferred = method  # if it is large
+        if method == "auto":
+            self._preferred = "overlap" if world.n_nodes == 1 else "overlap_2d"
+        try:
+            self._prepare()
+        except (ValueError, MemoryError) as error:  # on all ranks
+            self.free()
+            kind = MemoryError if isinstance(error, MemoryError) else ValueError
+            given = f"max_nbytes={max_nbytes}, method={method!r}"
+            raise kind(f"AllGatherGemm: {given}: {error}") from None
+
+    @staticmethod
+    def methods_for(n_nodes: int) -> tuple[str, ...]:
+        """The names of the methods that are for so many nodes: what "auto" takes one of."""
+        return ("push", "overlap", "sequential") if n_nodes == 1 else ("overlap_2d", "sequential")
+
+    def _prepare(self):
+        world, capacity = self.world, self.max_nbytes
+        names = self.methods_for(world.n_nodes) if self.method == "auto" else (self.method,)
+        for name in names:
+            if name == "sequential":
+                continue
+            made = len(self._parts)
+            try:
+                prepare = self._prepare_push if name == "push" else self._prepare_overlap
+                prepare(capacity)
+            except (ValueError, MemoryError) as error:
+                if self.method != "auto":
+                    raise
+                self.refused[name] = str(error)
+                while len(self._parts) > made:
+                    self._parts.pop().free()
+        if "sequential" in names:
+            if self._preferred in self._rooms and world.backend.name != "emulator":
+                capacity = min(capacity, SMALL)
+            self._gather = self._part(AllGather, world, capacity)
+            self._rooms["sequential"] = self._gather.output(capacity, "uint8")
+
+    def _prepare_push(self, capacity):
+        if self.method == "auto":
+            capacity = min(capacity, PUSHED)
+        self._push = self._part(Push, self.world, capacity)
+        self._rooms["push"] = self._push.staged
+
+    def _prepare_overlap(self, capacity):
+        world, ranks = self.world, None
+        if self._preferred == "overlap_2d" and world.n_nodes == 1:
+            raise ValueError("there is one node; 'overlap_2d' is for several. Use 'overlap'")
+        self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap"))
+        if self._preferred == "overlap_2d":
+            self._nodes = self._part(Nodes, world, capacity // world.n_ranks)
+            ranks, capacity = world.node_ranks, capacity // world.n_nodes
+        self._ahead = self._part(PushAhead, world, capacity, ranks)
+        self._given = self._part(CopyPush, world, capacity, ranks)
+        self._rooms[self._preferred] = self._ahead.buffer
+
+    @overload
+    def __call__(
+        self,
+        x: ArrayT,
+        weight: AnyArray,
+        out: ArrayT | None = None,
+        *,
+        gathered: AnyArray | None = None,
+        bias: AnyArray | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> ArrayT: ...
+    @overload
+    def __call__(
+        self,
+        x: ArrayT,
+        weight: Sequence[AnyArray],
+        out: Sequence[ArrayT | None] | None = None,
+        *,
+        gathered: AnyArray | None = None,
+        bias: Sequence[AnyArray | None] | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> tuple[ArrayT, ...]: ...
+    def __call__(
+        self,
+        x: ArrayT,
+        weight: AnyArray | Sequence[AnyArray],
+        out: ArrayT | Sequence[ArrayT | None] | None = None,
+        *,
+        gathered: AnyArray | None = None,
+        bias: AnyArray | Sequence[AnyArray | None] | None = None,
+        activation: Activation | None = None,
+        stream: AnyStream | None = None,
+    ) -> ArrayT | tuple[ArrayT, ...]:
+        """out = activation(the x of all ranks, one below the other, @ weight + bias), enqueued. -> out
+
+        x           (m, K), C-contiguous, of the same shape on all ranks
+        weight      (K, N), of x's dtype, of any strides (fastest: rows or columns at multiples of 16 bytes);
+                    or a tuple of several, of which each has its own N: then out, bias and what is returned
+                    are tuples, too. Of the same shapes on all ranks
+        out         (n_ranks * m, N), as of ``Gemm``. Default, also in a tuple: a new array of x's dtype
+        gathered    (n_ranks * m, K), C-contiguous, of x's dtype: gets the gathered rows. In symmetric memory,
+                    of ``output()`` or other (then on all ranks, as the same part of the same array), or in
+                    private memory on all ranks, which takes longer. x may be its own part of it. Default:
+                    they are kept nowhere
+        bias        (N,), as of ``Gemm``, or None; for several weights a tuple of those
+        activation  None, "relu", "gelu" or "silu"
+        stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Arrays are CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator
+        NumPy's. When the stream has run it, out and gathered are filled in, and x may be written again. The
+        first call for arrays at new places binds kernels, and perhaps compiles them: not inside the capture
+        of a graph. The caller keeps the arrays and this object alive until it has been computed, and as long
+        as graphs that have captured it are used.
+
+        TypeError or ValueError for what this rank can see to be wrong, and nothing is enqueued.
+        """
+        self._check_alive()
+        world = self.world
+        one_of("AllGatherGemm", "activation", activation, ACTIVATIONS)
+        several = isinstance(weight, (tuple, list))
+        weights = list(weight) if several else [weight]
+        biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
+        outs = self._as_list("out", out, weights, several) or [None] * len(weights)
+        stream, waits = call_on(world, stream, x, gathered, *weights, *outs, *biases)
+        x = with_shape("AllGatherGemm", "x", x, world.xp)
+        weights = [with_shape("AllGatherGemm", "weight", weight, world.xp) for weight in weights]
+        if any(out is None for out in outs):
+            new = self._new_outputs(x, weights, outs, stream)
+            outs = [next(new) if out is None else out for out in outs]
+        arrays = {"x": x, "gathered": gathered}
+        for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
+            arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
+        self._enqueue(arrays, stream, waits, activation, len(weights))
+        return tuple(outs) if several else outs[0]
+
+    def method_for(self, shape: Shape, dtype: DType, n: int) -> str:
+        """The method for an x of this shape and dtype, and weights of `n` columns in all. ValueError if there
+        is none."""
+        who = type(self).__name__
+        shape, dtype, n = as_shape(shape, f"{who}: "), as_dtype(dtype, f"{who}: "), integer(who, "n", n, 0)
+        if len(shape) != 2:
+            raise ValueError(f"{who}: shape is {shape}; it must be (m, K)")
+        rows, k = shape
+        unpushed = Push.refuses(k, dtype, n)
+        if self.method == "push" and unpushed:
+            raise ValueError(f"AllGatherGemm: method 'push' cannot be used: {unpushed}. Use method='auto'")
+        if self.method != "auto":
+            return self.method
+        n_ranks = self.world.n_ranks
+        n_bytes = n_ranks * rows * k * dtype.itemsize
+        emulated = self.world.backend.name == "emulator"  # whose times mean nothing
+        if emulated or n_bytes <= SMALL:
+            return "sequential"
+        large = self._preferred if self._preferred in self._rooms else "sequential"
+        if "push" not in self._rooms or n_bytes > PUSHED or unpushed:
+            return large
+        sms = self._gpu.multiprocessors
+        product = estimate(n_ranks * rows, n, k, choose(n_ranks * rows, n, k, sms), sms) / CLOCK
+        pushed = plan_of(rows, k, n, n_ranks, sms).seconds
+        return "push" if pushed < product + COPIES or large == "sequential" else large
+
+    # -- inside
+    def _as_list(self, name, given, weights, several):
+        """`given` for each weight; None where nothing is."""
+        if given is None:
+            return None
+        if not several:
+            return [given]
+        a_tuple = isinstance(given, (tuple, list))
+        if not a_tuple or len(given) != len(weights):
+            what = f"a {type(given).__name__} of {len(given)}" if a_tuple else shown(given)
+            raise (ValueError if a_tuple else TypeError)(
+                f"AllGatherGemm: {name} is {what}; it must be a tuple of {len(weights)}, one for each weight"
+            )
+        return list(given)
+
+    def _new_outputs(self, x, weights, outs, stream):
+        """-> those in the place of None, one after another"""
+        for name, array in (("x", x), *(("weight", weight) for weight in weights)):
+            if array.ndim != 2:
+                raise ValueError(f"AllGatherGemm: {name} has shape {tuple(array.shape)}; it must be 2-D")
+        rows, world = self.world.n_ranks * x.shape[0], self.world
+        wanted = [weight for weight, out in zip(weights, outs, strict=True) if out is None]
+        shapes = [(rows, weight.shape[1]) for weight in wanted]
+        follow = world.backend.follow
+        return iter([new_output(x, shape, x.dtype, world.xp, stream, follow) for shape in shapes])
+
+    def _plan(self, arrays, activation, n_weights):
+        world, arrays = self.world, list(arrays.values())
+        x, gathered, weights = arrays[0], arrays[1], arrays[2 : 2 + n_weights]
+        outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
+        self._check_rows(x, gathered)
+        self._check_products(x, weights, outs, biases, gathered)
+        n = sum(weight.shape[1] for weight in weights)
+        method = self.method_for(x.shape, x.dtype, n)
+        room = self._rooms[method]
+
+        def problems(part=0, parts=1):
+            """Those of one of so many parts of the rows."""
+            m, k = world.n_ranks * x.shape[0] // parts, x.shape[1]
+            rows = slice(part * m, (part + 1) * m)
+            if gathered is None:
+                whole = room[: m * k * x.itemsize].view(x.dtype).reshape(m, k)
+            else:
+                whole = gathered[rows]
+            of_rows = zip(weights, outs, biases, strict=True)
+            found = [Problem(whole, weight, out[rows], bias, activation) for weight, out, bias in of_rows]
+            for problem in found:
+                check(problem)
+            return found
+
+        if method == "push" and x.size:
+            return self._push.bind(x, problems(), gathered)
+        if method == "sequential" or not x.size:
+            return _Sequential(self._gather if x.size else None, x, problems(), self._gpu)
+        engine = self._ahead if gathered is None else self._given
+        if self._nodes is None:
+            return _Overlapped(engine, x, problems(), self._gpu)
+        return self._nodes.bind(
+            x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), self._gpu)
+        )
+
+    def _check_products(self, x, weights, outs, biases, gathered):
+        name, m = type(self).__name__, self.world.n_ranks * x.shape[0]
+        if not weights:
+            raise ValueError(f"{name}: weight is an empty tuple; it must have one (K, N) array or more")
+        for weight in weights:
+            if weight.ndim != 2 or weight.shape[0] != x.shape[1] or weight.dtype != x.dtype:
+                raise ValueError(
+                    f"{name}: weight is {weight.dtype} {weight.shape}; it must be {x.dtype} "
+                    f"({x.shape[1]}, N), since x is {x.dtype} {x.shape}"
+                )
+        for weight, out in zip(weights, outs, strict=True):
+            if out.shape != (m, weight.shape[1]):
+                raise ValueError(
+                    f"{name}: out is {out.shape}; it must be {(m, weight.shape[1])}, with x's {x.shape[0]} "
+                    f"rows from each of {self.world.n_ranks} ranks"
+                )
+        apart = [("gathered", gathered, weights + biases)]  # besides what ``check`` finds
+        apart += [("out", out, [x, gathered, *outs[:i]]) for i, out in enumerate(outs)]
+        for what, array, others in apart:
+            if any(array is not None and other is not None and overlap(array, other) for other in others):
+                raise ValueError(f"{name}: {what} overlaps another argument; it must be an array of its own")
+
+    def _check_rows(self, x, gathered):
+        n, name = self.world.n_ranks, type(self).__name__
+        if x.ndim != 2 or not x.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: x is {array_text(x)}; it must be a C-contiguous (m, K) array. Give a copy"
+            )
+        if n * x.nbytes > self.max_nbytes:
+            raise ValueError(
+                f"{name}: the rows of all ranks have {n * x.nbytes} bytes, more than "
+                f"max_nbytes={self.max_nbytes}. Make an AllGatherGemm with a larger max_nbytes"
+            )
+        if gathered is None:
+            return
+        shape = n * x.shape[0], x.shape[1]
+        if gathered.shape != shape or gathered.dtype != x.dtype or not gathered.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: gathered is {array_text(gathered)}; it must be {x.dtype} {shape}, C-contiguous"
+            )
+
+
+class _Sequential:
+    """A bound call: gather, then multiply."""
+
+    def __init__(self, gather, x, problems, gpu):
+        self._gather, self._x, self._whole = gather, x, problems[0].a
+        self._products = [bind_product(problem, gpu) for problem in problems]
+
+    def __call__(self, stream):
+        if self._gather is not None:
+            self._gather(self._x, self._whole, stream)
+        for product in self._products:
+            product(stream)
+
+
+class _Overlapped:
+    """A bound call: multiply what is there while the rest comes. The largest product first, as it may begin
+    before all is there; last those that the kernel cannot compute."""
+
+    def __init__(self, engine, x, problems, gpu):
+        self._fused, self._others, options = [], [], {}
+        if isinstance(engine, PushAhead):  # of which all ranks decide alike
+            options["by_columns"] = rounds_of(problems, gpu) <= column_hooks.ROUNDS
+        for problem in sorted(problems, key=lambda p: -p.out.size):
+            if problem.out.size and GEMMS["sm90"].unsupported(problem, gpu) is None:
+                self._fused.append(Fused(x, problem, engine, gpu, **options))
+            else:
+                self._others.append(bind_product(problem, gpu))
+        own = "first"
+        if not self._others and all(fused.reads_x for fused in self._fused):
+            own = "never" if isinstance(engine, PushAhead) else "last"
+        self._transfer = engine.overlap(x, problems[0].a, own, **options)
+
+    def __call__(self, stream):
+        transfer = self._transfer
+        transfer.start(stream)
+        for fused in self._fused:
+            fused(stream)
+        if self._others:
+            transfer.wait(stream)
+        for product in self._others:
+            product(stream)
+        transfer.finish(stream, awaited=True)  # each product waits for all rows, or comes after the wait
+
+
+def rounds_of(problems, gpu):
+    """How often all multiprocessors compute tiles, in the largest of them."""
+    m, n, k = max(problem.size for problem in problems)
+    if not n:
+        return 0
+    tile, splits = choose(m, n, k, gpu.multiprocessors)
+    return tile.count(m, n) * splits / gpu.multiprocessors

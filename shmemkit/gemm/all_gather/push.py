@@ -1,0 +1,446 @@
+"""All-gather and matrix product in one kernel: some blocks of it store this rank's rows into the others'
+memory while the rest multiply what has come. Hopper, GPUs that reach each other's memory.
+
+Copy engines leave all multiprocessors to the product (``sm90.py``), but to start them, and to be told by
+them, takes some 20 us.
+
+Staged    staged[half, k], on every rank: the rows of rank k, as they lie there. Written by rank k only; my
+          own by me, unless the product reads them from x
+Parts     Of products of few tiles, x comes by columns: the first ones of all rows, to all ranks at once, then
+          the next. Otherwise by rows: all to the rank before me, which wants them first, then to the one
+          before that, each time in a few parts
+Signals   arrived[k, i], on every rank: SHARES times the calls whose part i of rank k's rows is here. Only
+          rank k adds to it, SHARES in each call, whatever the parts: those without columns are counted, too,
+          and by rows several words are of one part
+Counters  calls[0], local: how many calls have begun before this one, and so its number, and its half. In
+          device memory, so that a replayed graph counts on. done[0]: blocks of this launch that have read it
+
+  senders, the first blocks, each for its share of every part:
+          1. store it to staged[half, me] of the rank, or of all others; the warps meet, by columns at an
+             mbarrier of the part, where only the one waits that tells
+          2. add my shares to arrived[me, i] there                release, sys: publishes the block's stores
+  loader of the other blocks, one thread, for each tile (by columns: each slab) that is not known to be here:
+          3. wait until arrived[k, i] is at least SHARES times the call's number, for all parts that it has
+             rows of                                              acquire, sys
+          4. fence between proxies: the loads of the TMA see them, too
+  the last block that has read calls, of a call's last launch:
+          5. counts the call: the next launch begins when this one has ended
+
+``sm90.py``, or ``column_hooks.py``, has 3 and 4; the rest is ``shmemkit.gemm.sm90``. Several products of
+one gathering are several launches: the first one sends, and in the others all is here already.
+
+No race. Half h of staged is written again two calls later, by a rank k that has ended the call between. In
+that one it has waited for all of my rows (each rank has rows, and each launch computes tiles of all rows): I
+sent them in a launch that began after my launches before had ended, and so had read what half h held. What
+has come of another call is not taken for that of this one: signals count up.
+
+No deadlock: senders wait for nobody. All blocks are resident.
+"""
+
+import functools
+from typing import NamedTuple
+
+from numba import cuda, int64, types
+
+from shmemkit.collectives.method import Method
+from shmemkit.device.cuda.copies import copy_block
+from shmemkit.device.cuda.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait
+from shmemkit.device.cuda.subarrays import span
+from shmemkit.device.cuda.tma import tensormap_acquire
+from shmemkit.device.cuda.wgmma import SLAB
+from shmemkit.device.shmem.ordered_access import load_vec16, peer_at, store_vec16
+from shmemkit.device.shmem.signals import notify_at
+from shmemkit.device.swizzle import quotient
+from shmemkit.support.settings import listed
+
+from ..aligned_copies import aligned, copying
+from ..distributed import multiprocessors_of_all
+from ..epilogue import inline
+from ..problem import HALVES
+from ..sm90 import WATCHING, Kinds, Tile, gemm_body, signature
+from ..sm90_host import CLOCK, Choice, bind_gemm, choose, estimate, map_of_operand, taken
+from . import column_hooks
+from .sm90 import Coming, hooks_of, mine_first, mine_from_x
+from .sm90_host import aligned_groups
+
+SENDERS = 4, 8, 16  # blocks that send
+RATE = 25e9  # bytes that one sends, per second: measured with 4 and with 8 of them on 4 H200
+SHARES = 16  # of a part, which the senders share
+PARTS = 16  # of the columns, at most
+PIECE = 2048  # bytes: 4 loads of each thread of a warp
+WIDTH = PIECE  # of a part of the columns, or a multiple of it
+AT_ONCE = 192  # pieces that a part of the columns has, at least: 4 senders have about so many under way
+
+
+class Sending(NamedTuple):
+    """What a sender is told: as the kernel's arguments. `place`: where my rows lie in staged; `begin`: by
+    columns, the next rank; by rows, who gets them first: the rank before me, or I if I wait for them, too."""
+
+    x: object
+    rows: object
+    row_bytes: object
+    staged: object
+    place: object
+    arrived: object
+    offsets: object
+    me: object
+    n_ranks: object
+    and_mine: object
+    begin: object
+    senders: object
+
+
+@inline
+def tell(to, peer, word):
+    """Step 2, by one thread."""
+    shares = quotient(SHARES, to.senders)
+    notify_at(to.arrived, to.me * PARTS + word, to.offsets, peer, shares, "add")
+
+
+@inline
+def load_piece(x, at, last):
+    """-> a lane's 4 vectors of a piece; the last of its row begins at `last`"""
+    return (
+        load_vec16(x, min(at, last)),
+        load_vec16(x, min(at + 512, last)),
+        load_vec16(x, min(at + 1024, last)),
+        load_vec16(x, min(at + 1536, last)),
+    )
+
+
+@inline
+def store_piece(there, at, last, vectors):
+    a, b, c, d = vectors
+    if at <= last:
+        store_vec16(there, at, a)
+    if at + 512 <= last:
+        store_vec16(there, at + 512, b)
+    if at + 1024 <= last:
+        store_vec16(there, at + 1024, c)
+    if at + 1536 <= last:
+        store_vec16(there, at + 1536, d)
+
+
+@inline
+def place_of(i, pieces, begin, pitch, size, lane):
+    """-> where a lane's vectors of the i-th piece begin in x, and the last vector of that row"""
+    row = quotient(i, pieces)
+    at = begin + row * pitch
+    return at + (i - row * pieces) * PIECE + 16 * lane, at + size - 16
+
+
+@inline
+def send(to, begin, rows, pitch, size, peer, peers, warps):
+    """Step 1: `size` bytes of each of `rows` rows, the first of which begins at byte `begin`, `pitch` bytes
+    before the next one, to `peers` ranks from `peer` on. The first `warps` of the senders share the pieces;
+    each has 4 under way: a multiprocessor sends as much as it loads meanwhile."""
+    lane = cuda.threadIdx.x & 31
+    step, pieces = to.senders * warps, (size + PIECE - 1) // PIECE  # of 4 GB, too
+    i, count = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32)), rows * pieces
+    while i < count:
+        final = count - 1
+        at0, last0 = place_of(i, pieces, begin, pitch, size, lane)
+        at1, last1 = place_of(min(i + step, final), pieces, begin, pitch, size, lane)
+        at2, last2 = place_of(min(i + 2 * step, final), pieces, begin, pitch, size, lane)
+        at3, last3 = place_of(min(i + 3 * step, final), pieces, begin, pitch, size, lane)
+        piece0, piece1 = load_piece(to.x, at0, last0), load_piece(to.x, at1, last1)
+        piece2, piece3 = load_piece(to.x, at2, last2), load_piece(to.x, at3, last3)
+        for k in range(peers):
+            rank = peer + k if peer + k < to.n_ranks else peer + k - to.n_ranks
+            there, place = peer_at(to.staged, to.offsets, rank), to.place
+            store_piece(there, place + at0, place + last0, piece0)
+            if i + step < count:
+                store_piece(there, place + at1, place + last1, piece1)
+            if i + 2 * step < count:
+                store_piece(there, place + at2, place + last2, piece2)
+            if i + 3 * step < count:
+                store_piece(there, place + at3, place + last3, piece3)
+        i += 4 * step
+
+
+@inline
+def send_columns(to, width, sent):
+    """By columns: `width` bytes of all my rows to all ranks, then the next ones. The last warp tells them,
+    which takes it longer than a piece takes the others: each arrives at sent[i], when it has stored its share
+    of part i, and goes on."""
+    lane, warp = int64(cuda.threadIdx.x & 31), quotient(cuda.threadIdx.x, 32)
+    last = quotient(cuda.blockDim.x, 32) - 1
+    parts = quotient(to.row_bytes + width - 1, width)
+    if cuda.threadIdx.x == 0:
+        for i in range(PARTS):
+            mbarrier_init(sent, i, last)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if warp < last:
+        for i in range(parts):
+            size = min(width, to.row_bytes - i * width)
+            peers = to.n_ranks - 1 + to.and_mine
+            send(to, i * width, to.rows, to.row_bytes, size, to.begin, peers, last)
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(sent, i)
+    else:
+        for i in range(parts):
+            mbarrier_wait(sent, i, 0)
+            peer = lane
+            while peer < to.n_ranks:  # mine are counted, too, whoever reads them
+                tell(to, peer, i)
+                peer += 32
+        i, rest = lane, PARTS - parts
+        while i < to.n_ranks * rest:  # parts without columns
+            peer = quotient(i, rest)
+            tell(to, peer, parts + i - peer * rest)
+            i += 32
+
+
+@inline
+def send_rows(to, parts):
+    """By rows: in so many parts, to one rank, then to the one before that."""
+    peer, words, n_bytes = to.begin, quotient(PARTS, parts), quotient(to.rows, parts) * to.row_bytes
+    warps = quotient(cuda.blockDim.x, 32)
+    for _ in range(to.n_ranks):
+        for part in range(parts):
+            if peer != to.me or to.and_mine:
+                send(to, part * n_bytes, 1, 0, n_bytes, peer, 1, warps)
+            cuda.syncthreads()
+            if cuda.threadIdx.x < words:
+                tell(to, peer, part * words + cuda.threadIdx.x)
+        peer = peer - 1 if peer > 0 else to.n_ranks - 1
+
+
+@inline
+def workers(extra):
+    """``blocks`` of ``gemm_body``."""
+    return int64(cuda.blockIdx.x) - extra.senders, int64(cuda.gridDim.x) - extra.senders
+
+
+@functools.cache
+def push_kernel(tile, kinds, by_columns):
+    """-> the kernel for tiles like `tile` of products like `kinds`, whose A comes by columns or by rows."""
+    hooks = hooks_of(tile, by_columns)
+    gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, blocks=workers, **hooks)
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def ag_gemm_push(
+        map_a,
+        map_b,
+        map_out,
+        bias,
+        m,
+        n,
+        k,
+        splits,
+        partials,
+        arrivals,
+        map_x,
+        from_x,
+        x,
+        rows,
+        me,
+        n_ranks,
+        and_mine,
+        senders,
+        ends,
+        slabs,
+        together,
+        parts,
+        staged,
+        room,
+        arrived,
+        offsets,
+        calls,
+        done,
+    ):
+        """As of ``gemm_kernel``, of an A that this launch gathers, or one before it of the same call, and
+
+        map_a    two tensor maps, of A in each half of staged
+        map_x    the tensor map of x; its box is that of map_a
+        from_x   int64 (begin, end): my rows of A, if they are read from x; (0, 0) if not
+        x        uint8, my rows one after another, at a multiple of 16 bytes
+        rows     of each of n_ranks ranks; each of a multiple of 16 bytes
+        me       my rank
+        and_mine 1 if my rows are stored to staged here, too; else 0
+        senders  blocks that send, of SENDERS; 0: the rows have been sent
+        ends     whether it is the last launch of the call
+        slabs    by columns: of a part, which begins with slab i * slabs: there are up to PARTS
+        together by columns: whether all tiles wait for those of all ranks
+        parts    by rows: of a rank's, of as many rows each; divides PARTS
+        staged   uint8 (2 * room,), symmetric
+        room     bytes of a half
+        arrived  uint64 (n_ranks * PARTS,), symmetric, zeros at first
+        offsets  as of `peer_at`
+        calls    int64 (1,), zero at first; done: int32 (1,)
+        grid     as of ``gemm_kernel``, and the senders; all blocks must be resident
+        """
+        come, sent = cuda.shared.array(1, types.int64), cuda.shared.array(PARTS, types.uint64)
+        call = calls[0] + 1
+        half = call & 1
+        cuda.syncthreads()
+        if cuda.threadIdx.x == WATCHING:  # not at the end: the loader would keep all this in registers
+            cuda.threadfence()
+            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:
+                cuda.threadfence()
+                done[0] = 0
+                calls[0] += ends  # 5
+        begin = me
+        if by_columns:
+            begin = me + 1 if me + 1 < n_ranks else 0
+        elif from_x[1]:
+            begin = me - 1 if me > 0 else n_ranks - 1
+        if cuda.blockIdx.x < senders:
+            to = Sending(
+                *(x, rows, 2 * k, staged, half * room + me * rows * 2 * k, arrived, offsets),
+                *(me, n_ranks, and_mine, begin, senders),
+            )
+            if by_columns:
+                send_columns(to, slabs * 2 * SLAB, sent)
+            else:
+                send_rows(to, parts)
+        else:
+            if cuda.threadIdx.x == 0:  # the loader
+                tensormap_acquire(map_x)
+                come[0] = parts if from_x[1] else 0
+            parts = 1 if by_columns else parts  # a constant, which takes no register
+            coming = Coming(
+                *(arrived, quotient(PARTS, parts), m, quotient(rows, parts), me * parts, slabs),
+                *(n_ranks * parts, map_x, from_x, come, SHARES * call, together != 0, senders),
+            )
+            map_half = span(map_a, 16 * half, 16)
+            gemm(map_half, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
+
+    return ag_gemm_push
+
+
+@cuda.jit
+def copy_gathered(gathered, staged, room, calls):
+    """The rows of the last call, to an array of uint8.
+
+    grid    any number of blocks and threads; others as of ``push_kernel``
+    """
+    part = (gathered.size + cuda.gridDim.x - 1) // cuda.gridDim.x + 15 & -16  # of 4 GB, too
+    begin = min(cuda.blockIdx.x * part, gathered.size)
+    size = min(part, gathered.size - begin)
+    copy_block(span(gathered, begin, size), span(staged, (calls[0] & 1) * room + begin, size))
+
+
+class Push(Method):
+    """The method "push" of ``AllGatherGemm``, for up to `max_nbytes` of gathered rows."""
+
+    def prepare(self, max_nbytes):
+        world = self.world
+        world.check_reach("push")
+        self.multiprocessors = multiprocessors_of_all(world, "push")
+        if self.multiprocessors < 2:
+            raise ValueError("push: the GPU has one multiprocessor; it must have 2 or more, to send by some")
+        self.room = -(-max(max_nbytes, 1) // 128) * 128
+        self.staged = self.empty((2 * self.room,), "uint8", "ag_gemm.staged")
+        self.arrived = self.zeros((world.n_ranks * PARTS,), "uint64", "ag_gemm.arrived")
+        self.offsets = self.offsets_of(self.arrived, range(world.n_ranks))
+        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+
+    @staticmethod
+    def refuses(k, dtype, n):
+        """-> why it does not compute products of such rows, with n columns, alike on all ranks, or None"""
+        if not n:
+            return "the weights have no columns; they must have 1 or more"
+        if dtype.name not in HALVES or k % 8:
+            return f"x is {dtype} and K is {k}; they must be {listed(HALVES)}, and a multiple of 8"
+        return None
+
+    def bind(self, x, problems, gathered=None):
+        """-> run(stream). x has at least one element; the problems' a is not used."""
+        problems = sorted((p for p in problems if p.out.size), key=lambda p: -p.out.size)
+        steps, mine = [], x
+        if not taken(x):
+            mine = self.world.xp.empty(x.shape, x.dtype)
+            steps.append(copying(mine, x))
+        for i, p in enumerate(problems):
+            launch = functools.partial(self._launch, p, i == 0, p is problems[-1], gathered is not None)
+            steps.append(aligned(launch, mine, p.b, p.out))
+        if gathered is not None:
+            flat = gathered.reshape(-1).view("uint8")
+            blocks = min(self.multiprocessors, -(-flat.size // (1 << 14)))
+            steps.append(self.launch(copy_gathered, blocks, flat, self.staged, self.room, self.calls))
+
+        def run(stream):
+            for step in steps:
+                step(stream)
+
+        run.kept = mine
+        return run
+
+    def _launch(self, problem, first, last, keep, x, b, out):
+        """A product, which sends the rows if it is the `first`; with `keep` staged gets mine, too."""
+        world, (rows, k), n = self.world, x.shape, b.shape[1]
+        me, n_ranks = world.rank, world.n_ranks
+        plan = plan_of(rows, k, n, n_ranks, self.multiprocessors)
+        tile, reads_x = plan.choice.tile, rows % plan.choice.tile.m == 0
+        senders = plan.senders if first else 0
+        halves = [
+            self.staged[half * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
+            for half in range(2)
+        ]
+        return bind_gemm(
+            lambda tile, kinds: push_kernel(tile, kinds, plan.by_columns),
+            *(problem._replace(a=halves[0], b=b, out=out), plan.choice, self.multiprocessors - senders),
+            *(map_of_operand(x, tile.m), (me * rows, (me + 1) * rows) if reads_x else (0, 0)),
+            *(x.reshape(-1).view("uint8"), rows, me, n_ranks, int(keep or not reads_x)),
+            *(senders, int(last), plan.slabs, int(plan.together), plan.parts),
+            *(self.staged, self.room, self.arrived, self.offsets, self.calls, self.done),
+            sources=halves,
+            beside=senders,
+            co_resident=True,
+        )
+
+
+class Plan(NamedTuple):
+    """How a product is computed, as the kernel's arguments, and about how long that takes."""
+
+    choice: Choice
+    senders: int
+    by_columns: bool
+    slabs: int
+    together: bool
+    parts: int
+    seconds: float
+
+
+def plan_of(rows, k, n, n_ranks, sms):
+    """-> the Plan for `rows` rows of each rank, (rows, k), and n columns, on so many multiprocessors: by the
+    number of senders with which neither the product nor what it waits for takes long."""
+    m, found = n_ranks * rows, []
+    for senders in [s for s in SENDERS if s <= sms // 2] or [1]:
+        choice = choose(m, n, k, sms - senders)
+        sent = 2 * (n_ranks - 1) * rows * k / (RATE * senders)
+        seconds = max(estimate(m, n, k, choice, sms - senders) / CLOCK, sent)
+        found.append((seconds, -senders, choice))
+    seconds, senders, choice = min(found)
+    senders, tile = -senders, choice.tile
+    works = tile.count(m, n) * choice.splits
+    by_columns = works <= column_hooks.ROUNDS * sms
+    parts = 1 if by_columns else next(p for p in (4, 2, 1) if rows % p == 0)
+    width = max(-(-2 * k // (PARTS * WIDTH)), -(-AT_ONCE // rows)) * WIDTH
+    choice = choice._replace(tile=aligned_groups(tile, rows // parts, rows))
+    together = by_columns and works <= sms - senders
+    return Plan(choice, senders, by_columns, width // (2 * SLAB), together, parts, seconds)
+
+
+def _listed(by_columns, tile, *kinds):
+    kinds, words, number, bytes_ = Kinds(*kinds), types.uint64[::1], types.int64, types.uint8[::1]
+    more = (
+        *(words, types.UniTuple(number, 2), bytes_, *[number] * 9, bytes_, number, words),
+        *(number[::1], number[::1], types.int32[::1]),
+    )
+    return push_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)
+
+
+_bytes = types.uint8[::1]
+MINIMUM_CC = (9, 0)
+GPU_KERNELS = {
+    "128x256": _listed(False, (128, 256), "bfloat16", "k", "k", "bfloat16"),
+    "128x224 mn": _listed(False, (128, 224), "bfloat16", "k", "mn", "float16", "float32", "silu"),
+    "128x224 columns": _listed(True, (128, 224), "bfloat16", "k", "k", "bfloat16"),
+    "128x128 columns split": _listed(True, (128, 128, 8, True), "float16", "k", "k", "float32"),
+    "64x64 columns": _listed(True, (64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "gelu"),
+    "copy_gathered": (copy_gathered, (_bytes, _bytes, types.int64, types.int64[::1])),
+}

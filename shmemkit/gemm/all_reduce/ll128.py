@@ -1,0 +1,396 @@
+"""GEMM and all-reduce in one kernel, for few rows: a warp that has its rows of a tile sends them to the other
+ranks by LL128, adds what they send, and stores the sums. Lines say themselves that they have arrived: no
+signals, no fences, no barrier. Hopper, GPUs that NVLink connects.
+
+The product is that of ``shmemkit.gemm.sm90``, K split or not, by tiles of 64 rows, which take the
+weights as fast as memory gives them. The same warp of each rank has the same rows and columns: what it gets
+lies as what it sends.
+
+Piece     a warp's 16 rows of a tile, or those of them that the product has, by some columns
+          (``shmemkit.gemm.ll128_packets``)
+Packet    480 bytes of a piece, in the registers of the warp; on the way four lines. Numbered in the order of
+          columns of tiles, rows, pieces
+Lines     parts[half, k, i], on every rank: packet i of rank k. Written by rank k only
+Counters  calls[0], local: how many calls have ended. The number of a call is the flag of its lines, and gives
+          the half. In device memory, so that a replayed graph counts on. done[0]: blocks of this call that
+          have read it
+
+  one shot, a warp with its rows of a tile:
+          1. for each piece: round and store it to shared memory; the warp meets; store its packets i to
+             parts[half, me, i] on all ranks, with the flag: on this one, too
+          2. for some packets i at a time: poll parts[half, k, i], of all k at once, until all have the flag;
+             add them in the order of the ranks, in float32; round, store to out
+
+Two shots: each packet is added up on one rank, which sends the sum. Fewer bytes, for more than two ranks, and
+one more trip.
+
+Owner     rank i % n_ranks, of packet i
+Lines     parts[k, i // n_ranks], on the owner of packet i: that of rank k. Written by rank k only. sums[i],
+          on every rank: the sum, as `part_dtype`. Written by the owner only
+
+          1. as above, to the owners
+          2. for the packets i of the warp that I own: poll parts[k, i // n_ranks], of all k at once, until
+             all have the flag; add them in the order of the ranks, in float32; round, and store to sums[i] on
+             all ranks, with the flag
+          3. for some packets i at a time: poll sums[i]; store to out
+
+All ranks add the same numbers in the same order, their own rounded like the others': they get the same bits,
+in every run, by one shot or two.
+
+No race, although nobody acknowledges. One shot: I write half h again two calls later. In the call between I
+have got packets of all ranks (each sends some in every call), in launches that began when those before had
+ended: they have read what half h held. Two shots: I write a part again in a later call than that in which I
+got the packet's sum, which its owner has sent when it had read the part; and a sum, when I have all parts of
+a later call, sent in launches that began when those before had ended: they have read the sum. So the calls
+may have any sizes and tiles, and a packet may be anything: a line has an earlier call's number, or 0, until
+that of this call comes with it.
+
+No deadlock: all blocks are resident, and take the tiles in ascending order, the same on all ranks. Of the
+first tile that is not done on all ranks, all parts of K are computed: the blocks get there, as all tiles
+before it are done, and wait only with all parts of K of their rows, when they have sent them. Then all
+packets come, and, of two shots, all sums: they need packets alone.
+"""
+
+import functools
+from typing import NamedTuple
+
+from numba import cuda, types
+
+from shmemkit.collectives.method import Method
+from shmemkit.collectives.packet_tiles import MOST_RANKS, combining
+from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
+from shmemkit.device.cuda.register_tuples import for_each_part
+from shmemkit.device.packets.ll128_tiles import TILE_BYTES, ll128_load_some, ll128_store_tile
+from shmemkit.device.shmem.barriers import rank
+from shmemkit.device.swizzle import quotient
+
+from ..aligned_copies import aligned
+from ..distributed import multiprocessors_of_all, not_for
+from ..epilogue import inline
+from ..ll128_packets import (
+    SWIZZLE,
+    Pieces,
+    line_words,
+    numbering,
+    packet,
+    place_in_packet,
+    place_of,
+    rounding,
+)
+from ..problem import Problem
+from ..sm90 import ALONE, Kinds, Tile, gemm_body, signature
+from ..sm90_host import bind_gemm, choices_of, estimate
+
+ROWS = 64  # of a tile
+WIDTHS = (128, 96, 64, 32)
+AT_ONCE = 20  # packets of all ranks that a warp polls at a time: four registers each
+# Guesses, not measured:
+MOST_ROWS = 128  # of a product
+MOST_BYTES = 4 << 20  # of a result as part_dtype, that is better sent by warps than by "fused" or AllReduce
+SAVED = 640 << 10  # bytes that a rank need not send, which are worth another trip
+
+
+class Given(NamedTuple):
+    """`extra` of the functions for the GEMM. In packets from the beginning of the lines: where mine go, where
+    those of rank 0 come, from there to the next rank's, and where sums are."""
+
+    lines: object
+    call: object
+    mine: object
+    parts: object
+    step: object
+    sums: object
+    size_m: object
+    strips: object  # of 16 rows of the product
+    tile_rows: object
+    out: object
+    width: object  # words of a row of out
+
+
+@functools.cache
+def beginning(n_ranks, shots):
+    """-> ``begin(lines, room, call, size_m, out, width)``: the Given of a call."""
+
+    @inline
+    def begin(lines, room, call, size_m, out, width):
+        parts, step, sums = (call & 1) * n_ranks * room, room, 0
+        if shots == 2:
+            step = quotient(room + n_ranks - 1, n_ranks)
+            parts, sums = 0, n_ranks * step
+        return Given(
+            lines,
+            call,
+            parts + rank() * step,
+            parts,
+            step,
+            sums,
+            size_m,
+            quotient(size_m + 15, 16),
+            quotient(size_m + ROWS - 1, ROWS),
+            out,
+            width,
+        )
+
+    return begin
+
+
+@inline
+def order(t, n_m, n_n, extra):
+    return place_of(t, n_m)
+
+
+@functools.cache
+def sending(tile, part_dtype, n_ranks, shots):
+    """-> ``send(acc, (pieces, first, packets, lane, extra))``: a warp's rows of a tile, in `packets` packets
+    for each piece, the first one having the number `first`."""
+    pieces_of = Pieces(tile, part_dtype)
+    per_piece, last = pieces_of.packets, pieces_of.row_bytes - 1
+    store = fragment_store(part_dtype, pieces_of.row_bytes)
+
+    @inline
+    def store_16_columns(part, i, arguments):
+        (piece,) = arguments
+        store(piece, i, part)
+
+    store_columns = for_each_part(8, store_16_columns)
+
+    @inline
+    def send_packet(words, i, extra):
+        if shots == 1:
+            peer = rank()
+            for _ in range(n_ranks):
+                peer = peer + 1 if peer + 1 < n_ranks else 0
+                ll128_store_tile(extra.lines, extra.mine + i, words, extra.call, peer)
+        else:
+            place = quotient(i, n_ranks)
+            ll128_store_tile(extra.lines, extra.mine + place, words, extra.call, i - place * n_ranks)
+
+    @inline
+    def send_piece(part, i, arguments):
+        piece, first, packets, lane, extra = arguments
+        cuda.syncwarp()  # what was there is sent
+        store_columns(part, (piece,))
+        cuda.syncwarp()
+        j = 0
+        while j < packets:
+            send_packet(packet(piece, j, last, lane), first + i * per_piece + j, extra)
+            j += 1
+
+    return for_each_part(pieces_of.columns // 2, send_piece)
+
+
+@functools.cache
+def adding(tile, part_dtype, n_ranks):
+    """-> ``add(first, packets, extra)``: add up those of a warp's packets that I own, and send the sums."""
+    pieces_of = Pieces(tile, part_dtype)
+    count, per_piece = pieces_of.count, pieces_of.packets
+    numbers, combine = numbering(n_ranks, n_ranks), combining("sum", part_dtype, n_ranks)
+
+    @inline
+    def add_packet(i, extra):
+        place = quotient(i, n_ranks)
+        if i - place * n_ranks == rank():
+            tiles = numbers(extra.parts + place, extra.step, 0)
+            words = combine(ll128_load_some(extra.lines, tiles, extra.call))
+            for k in range(n_ranks):
+                ll128_store_tile(extra.lines, extra.sums + i, words, extra.call, k)
+
+    @inline
+    def add(first, packets, extra):
+        for i in range(count):
+            j = 0
+            while j < packets:
+                add_packet(first + i * per_piece + j, extra)
+                j += 1
+
+    return add
+
+
+@functools.cache
+def receiving(tile, part_dtype, dtype, ranks):
+    """-> ``receive(at, row, column, packets, lane, extra)``: wait for a warp's packets, which are at `at` and
+    behind, of `ranks` ranks each; add them up and store them to out, from this row and word on."""
+    pieces_of = Pieces(tile, part_dtype)
+    count, per_piece, row_bytes = pieces_of.count, pieces_of.packets, pieces_of.row_bytes
+    words_of_row, bits = row_bytes // 8, (row_bytes // 16).bit_length() - 1
+    shift, mask = SWIZZLE[row_bytes]
+    batch = min(per_piece, max(1, AT_ONCE // ranks))
+    numbers, combine = numbering(ranks, ranks * batch), combining("sum", part_dtype, ranks)
+    narrow = rounding(part_dtype, dtype)
+
+    @inline
+    def store_packet(part, i, arguments):
+        j, row, column, packets, lane, extra = arguments
+        j += i
+        low, high = combine(part)
+        place = 30 * j + place_in_packet(lane)
+        r = place >> bits
+        c = place - (r << bits) ^ r >> shift & mask
+        column += 2 * c + (lane & 15 == 15)
+        row += r
+        if (j < packets) & (r < 16) & (row < extra.size_m) & (column < extra.width):
+            at = row * extra.width + column
+            extra.out[at] = narrow(low)
+            if lane & 7 != 7:
+                extra.out[at + 1] = narrow(high)
+
+    store_packets = for_each_part(ranks, store_packet)
+
+    @inline
+    def receive(at, row, column, packets, lane, extra):
+        for i in range(count):
+            j = 0
+            while j < packets:
+                tiles = numbers(at + i * per_piece + j, extra.step, packets - 1 - j)
+                parts = ll128_load_some(extra.lines, tiles, extra.call)
+                store_packets(parts, (j, row, column + i * words_of_row, packets, lane, extra))
+                j += batch
+
+    return receive
+
+
+@functools.cache
+def exchanging(tile, part_dtype, dtype, n_ranks, shots):
+    """-> the Exchange of a kernel."""
+    pieces_of = Pieces(tile, part_dtype)
+    row_bytes, per_warp = pieces_of.row_bytes, pieces_of.count * pieces_of.packets
+    row_words = pieces_of.count * row_bytes // 8
+    send = sending(tile, part_dtype, n_ranks, shots)
+    add = adding(tile, part_dtype, n_ranks)
+    receive = receiving(tile, part_dtype, dtype, n_ranks if shots == 1 else 1)
+
+    @inline
+    def take(acc, t, ring, slot, parity, state, pieces, warp, lane, extra):
+        row, column = place_of(t, extra.tile_rows)
+        row = row * ROWS + 16 * warp
+        if row < extra.size_m:
+            packets = quotient(min(extra.size_m - row, 16) * row_bytes + TILE_BYTES - 1, TILE_BYTES)
+            first = (column * extra.strips + (row >> 4)) * per_warp
+            send(acc, (pieces, first, packets, lane, extra))  # 1
+            at = extra.parts + first
+            if shots == 2:
+                add(first, packets, extra)  # 2
+                at = extra.sums + first
+            receive(at, row, column * row_words, packets, lane, extra)
+        return acc, False, slot, parity, state
+
+    return ALONE._replace(take=take)
+
+
+@functools.cache
+def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
+    """-> the kernel for tiles like `tile`, of 64 rows, of products like `kinds`, whose parts are sent as
+    `part_dtype`, of `n_ranks` ranks, in 1 shot or 2."""
+    exchange = exchanging(tile, part_dtype, kinds.out_dtype, n_ranks, shots)
+    gemm, begin = gemm_body(tile, kinds, order, exchange=exchange), beginning(n_ranks, shots)
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def gemm_ll128(
+        map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, out, width, lines, room, calls, done
+    ):
+        """As of ``gemm_kernel``, without a bias, and
+
+        out         uint64, or uint32 where it has half the bytes of part_dtype, (m * width,)
+        width       words of a row
+        lines       uint64, symmetric, of ``line_words`` elements, zeros at first
+        room        packets that there are places for
+        calls       int64 (1,), zero at first; done: int32 (1,)
+        """
+        call = calls[0] + 1
+        given = begin(lines, room, call, m, out, width)
+        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
+        if cuda.threadIdx.x == 0:
+            cuda.threadfence()
+            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
+                cuda.threadfence()
+                done[0] = 0
+                calls[0] = call
+
+    return gemm_ll128
+
+
+def packets_of(m, n, tile, part_dtype):
+    """Packets of an M by N product."""
+    pieces = Pieces(tile, part_dtype)
+    return -(-n // tile.n) * -(-m // 16) * pieces.count * pieces.packets
+
+
+def choices_for(m, n, k, sms):
+    """The Choices of tile and parts of K for an M by N by K product."""
+    return choices_of([Tile(ROWS, w) for w in WIDTHS if w < n + 32], m, n, k, sms)
+
+
+class OneShot(Method):
+    """The method "one_shot" of ``GemmAllReduce``."""
+
+    name, shots, several_nodes = "GemmAllReduce one_shot", 1, False
+
+    def prepare(self, max_m, max_n, dtype, part_dtype):
+        world, n_ranks = self.world, self.world.n_ranks
+        world.check_reach(self.name, nvlink=True)
+        reason = not_for(n_ranks, dtype, MOST_RANKS)
+        self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
+        self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
+        widths = [w for w in WIDTHS if w < max_n + 32]
+        self.room = max(packets_of(self.rows, max_n, Tile(ROWS, w), part_dtype) for w in widths)
+        words = line_words(self.room, n_ranks, self.shots)
+        self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
+        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+
+    def refuses(self, m, k, n):
+        """-> why it does not compute that, alike on all ranks, or None"""
+        return f"M is {m}; it is for {self.rows} rows at most" if m > self.rows else None
+
+    def is_for(self, m, k, n):
+        """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
+        emulated = self.world.backend.name == "emulator"  # which takes its time
+        n_bytes, n_ranks = m * n * ITEMSIZE[self.part_dtype], self.world.n_ranks
+        fits = k % 8 == n % 8 == 0 and n_bytes <= MOST_BYTES and n_ranks > 1
+        return fits and not emulated and self._is_for(n_bytes, n_ranks)
+
+    def _is_for(self, n_bytes, n_ranks):
+        saved = (n_ranks - 1) * (n_ranks - 2) * n_bytes / n_ranks  # by two shots
+        return saved < SAVED
+
+    def bind(self, a, b, out):
+        """-> run(stream)"""
+        return aligned(self._bind, a, b, out)
+
+    def _bind(self, a, b, out):
+        (m, k), n, sms = a.shape, b.shape[1], self.multiprocessors
+        words = out.reshape(-1).view("uint64" if self.part_dtype == out.dtype.name else "uint32")
+        return bind_gemm(
+            lambda tile, kinds: ll128_kernel(tile, kinds, self.part_dtype, self.world.n_ranks, self.shots),
+            Problem(a, b, out, None, None),
+            min(choices_for(m, n, k, sms), key=lambda choice: estimate(m, n, k, choice, sms)),
+            *(sms, words, words.size // m, self.lines, self.room, self.calls, self.done),
+            co_resident=True,
+        )
+
+
+class TwoShot(OneShot):
+    """The method "two_shot" of ``GemmAllReduce``."""
+
+    name, shots = "GemmAllReduce two_shot", 2
+
+    def _is_for(self, n_bytes, n_ranks):
+        return n_ranks > 2
+
+
+def _listed(tile, kinds, part_dtype, n_ranks, shots):
+    tile, kinds, words = Tile(*tile), Kinds(*kinds), types.uint64[::1]
+    out = words if part_dtype == kinds.out_dtype else types.uint32[::1]
+    more = out, types.int64, words, types.int64, types.int64[::1], types.int32[::1]
+    return ll128_kernel(tile, kinds, part_dtype, n_ranks, shots), signature(kinds, *more), (9, 0)
+
+
+BF16, F16, SPLIT = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16"), (8, True)
+MINIMUM_CC = (9, 0)
+GPU_KERNELS = {
+    "64x64 one": _listed((64, 64), BF16, "bfloat16", 2, 1),
+    "64x32 one split float32": _listed((64, 32, *SPLIT), BF16, "float32", 4, 1),
+    "64x128 one split": _listed((64, 128, *SPLIT), F16, "float16", 8, 1),
+    "64x128 one float32": _listed((64, 128), BF16, "float32", 16, 1),
+    "64x96 two": _listed((64, 96), F16, "float16", 4, 2),
+    "64x128 two split float32": _listed((64, 128, *SPLIT), BF16, "float32", 8, 2),
+}

@@ -1,0 +1,134 @@
+"""What the host objects of products over ranks share: calls on any stream and in graphs, in one order, with
+arrays of CuPy, PyTorch and others; and symmetric outputs.
+
+One order: the kernels of a call take all multiprocessors and wait for other ranks. If those of two objects
+were under way at once, each with a part of its blocks, and on another rank the other parts, both would wait
+for ever. So the calls of all these objects of a World follow each other, whatever their streams, in the order
+in which the host makes them: the same on all ranks. (Calls in graphs follow those in the same graph; graphs
+are ordered by who launches them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shmemkit.collectives.bound_calls import Plans
+from shmemkit.collectives.method import agree_on, check_world
+from shmemkit.runtime.stream_order import shared_order
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import converted, keyed, unowned
+from shmemkit.support.settings import listed, one_of
+from shmemkit.typing import Array, DType, Shape
+
+from .problem import HALVES
+
+PLANS = 512  # bound calls that are kept
+
+
+class Products:
+    """A subclass has
+
+    methods               their names, without "auto"
+    optional              what the names of arrays begin with that may be None
+    alike                 names of arrays that have the same size and dtype on all ranks
+    methods_for(n_nodes)  those of them that are for so many nodes
+    _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None},
+                          which the caller keeps alive; TypeError or ValueError for wrong ones
+
+    world   the World
+    method  one of `methods`, or "auto"
+    check   () -> {name: value}, of arguments, which are alike on all ranks; TypeError or ValueError, on any
+            rank, for wrong ones
+    """
+
+    optional = ()
+
+    def __init__(self, world: World, method: str, check: Callable[[], dict]):
+        name = type(self).__name__
+        check_world(name, world)
+        self.world, self.method = world, method
+        self._parts, self._outputs, self._of_graphs = [], [], set()
+        self._plans = Plans(PLANS, world.synchronize)
+
+        def checked():
+            one_of(name, "method", method, (*self.methods, "auto"))
+            return {**check(), "method": method}
+
+        agree_on(world, name, checked)
+        self._order = shared_order(world)
+
+    def _part(self, kind, *args):
+        """-> kind(*args), which ``free`` frees."""
+        self._parts.append(kind(*args))
+        return self._parts[-1]
+
+    def _enqueue(self, arrays, stream, waits, *how):
+        """Enqueue what ``_plan`` gives, on the stream that ``call_on`` gives; it is kept by how the arrays,
+        {name: array or None}, are and lie."""
+        world, who = self.world, type(self).__name__
+        key, arrays = keyed(who, arrays, world.xp, self.optional)
+        key = *how, *key
+        run = self._plans.get(key)
+        if run is None:
+            those = converted(who, arrays, world.xp, self.optional).items()
+            run = self._plan({name: None if x is None else unowned(x) for name, x in those}, *how)
+        capturing = world.backend.capture_of(stream) is not None
+        if key not in self._plans:
+            self._plans.keep(key, run, capturing)
+        if capturing:
+            self._of_graphs.add(run)  # the graph uses what it has
+        self._order.before(stream, who, *(arrays[name] for name in self.alike))
+        run(stream)
+        if waits:
+            world.stream.synchronize()
+
+    def output(self, shape: Shape, dtype: DType) -> Array:
+        """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which
+        frees it. Collective."""
+        self._check_alive()
+        name = f"{type(self).__name__}.output[{len(self._outputs)}]"
+        self._outputs.append(self.world.empty(shape, dtype, name))
+        return self._outputs[-1]
+
+    def free(self) -> None:
+        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more, nor
+        graphs that have captured calls. Collective."""
+        self._plans.clear()
+        self._of_graphs.clear()
+        self._free_parts()
+        self._parts = None
+        while self._outputs:
+            output = self._outputs.pop(0)
+            if self.world.is_symmetric(output):  # not freed already
+                self.world.free(output)
+
+    def _free_parts(self):
+        while self._parts:
+            self._parts.pop().free()
+
+    def _check_alive(self):
+        if self._parts is None:
+            raise RuntimeError(f"{type(self).__name__}: it was freed; make a new one")
+        check_world(type(self).__name__, self.world)
+
+
+def not_for(n_ranks, dtype, most, least=1):
+    """-> why a kernel for `least` to `most` ranks, of bfloat16 and float16, cannot be used, or None"""
+    if not least <= n_ranks <= most:
+        return f"there are {n_ranks} ranks; it is for {least} to {most}"
+    if dtype not in HALVES:
+        return f"dtype is {dtype}; it is for {listed(HALVES, 'and')}. 'sequential' takes others"
+    return None
+
+
+def multiprocessors_of_all(world, what, reason=None):
+    """-> how many multiprocessors each rank has at least: from their number tiles are chosen, alike on all.
+    Collective; ValueError, on all ranks, where one has no compute capability 9.0, or a `reason` why `what`,
+    a name, cannot be used there."""
+    major, minor = world.backend.compute_capability
+    if major != 9:
+        reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}; it must be 9.0"
+    reasons, numbers = zip(*world.host_allgather((reason, world.backend.multiprocessors)), strict=True)
+    if reason := next(filter(None, reasons), None):
+        raise ValueError(f"{what} cannot be used here: {reason}")
+    return min(numbers)

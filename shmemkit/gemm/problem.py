@@ -1,0 +1,102 @@
+"""What a GEMM method is given, and what it says."""
+
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.support.arrays import address_of
+from shmemkit.support.settings import listed
+
+HALVES = ("bfloat16", "float16")
+
+
+class Problem(NamedTuple):
+    """out = activation(a @ b + bias): arrays (m, k), (k, n), (m, n), (n,) or None, of any strides, on which
+    ``Gemm`` has checked shapes and dtypes."""
+
+    a: object
+    b: object
+    out: object
+    bias: object
+    activation: str
+
+    @property
+    def size(self):
+        """m, n, k"""
+        return *self.out.shape, self.a.shape[1]
+
+
+def not_of_tensor_cores(problem):
+    """-> why tensor cores do not compute it, or None."""
+    given, result = problem.a.dtype.name, problem.out.dtype.name
+    if given not in HALVES or result not in ELEMENTS:
+        return (
+            f"the operands are {given} and the result is {result}; they must be {listed(HALVES)}, and the "
+            f"result {listed(ELEMENTS)}"
+        )
+    if not all(problem.size):
+        return f"M, N and K are {problem.size}; they must be 1 or more"
+    bias = problem.bias
+    if bias is not None and bias.size > 1 and bias.strides[0] != bias.dtype.itemsize:
+        return f"bias has a stride of {bias.strides[0]} bytes; it must be contiguous"
+    return None
+
+
+class Gpu(NamedTuple):
+    """Where it is computed. `arrays` is CuPy, or on the emulator NumPy."""
+
+    compute_capability: tuple
+    multiprocessors: int
+    shared_bytes: int  # that a block may have
+    arrays: object
+
+    @property
+    def capability(self):
+        """ "9.0" """
+        return ".".join(map(str, self.compute_capability))
+
+
+def arrays_of(array):
+    """CuPy or NumPy."""
+    if isinstance(array, np.ndarray):
+        return np
+    import cupy
+
+    return cupy
+
+
+def check_order(order, n_m, n_n):
+    """ValueError unless `order`, of a Gemm's (None: a method's own), gives each of n_m by n_n tiles once."""
+    function, given = getattr(order, "py_func", order), set()
+    for turn in range(n_m * n_n if order is not None else 0):
+        tile = function(turn, n_m, n_n)
+        try:
+            m, n = map(operator.index, tile)
+        except (TypeError, ValueError):
+            m = n = -1
+        if not (0 <= m < n_m and 0 <= n < n_n) or (m, n) in given:
+            raise ValueError(
+                f"Gemm: order gives {tile} for turn {turn} of {n_m} by {n_n} tiles; it must give each tile "
+                "(m, n) once"
+            )
+        given.add((m, n))
+
+
+def is_aligned(array):
+    """Whether elements begin at multiples of their size only. (A field of a record need not.)"""
+    steps = (stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
+    return not array.size or not any(at % array.dtype.itemsize for at in (address_of(array), *steps))
+
+
+def flat(array, dtype):
+    """The memory of a 2-D array with strides that are not negative, from its first element to its last, as a
+    1-D array of `dtype`, as wide as its elements, or as some in a row of which all is a multiple."""
+    if not array.size:
+        return array.reshape(-1).view(dtype)
+    itemsize = array.dtype.itemsize
+    steps = zip(array.shape, array.strides, strict=True)
+    n = 1 + sum((size - 1) * stride // itemsize for size, stride in steps)
+    strided = arrays_of(array).lib.stride_tricks.as_strided
+    return strided(array, (n,), (itemsize,)).view(dtype)

@@ -1,0 +1,90 @@
+"""GEMM and reduce-scatter: the product of matrices whose inner dimension is cut over the ranks.
+
+    product = sk.GemmReduceScatter(world, max_m=8192, max_n=4096)
+    out = product(a, b)                  # rank r: rows r * M / n_ranks .. of the sum of all ranks' a @ b
+
+Methods:
+
+  ll128_overlap
+               one kernel, which exchanges a tile by LL128 while it computes the next (``ll128.py``): GPUs
+               of compute capability 9.0 that NVLink connects; some megabytes
+  fused        one kernel, which sends tiles while it computes the next, all that are for others first
+               (``fused.py``): such GPUs that reach each other's memory; large results
+  copy_engine  the same, but copy engines send the tiles (``copy_engine.py``): the largest results
+  fused_2d     several nodes: "fused" in each node, for one node's rows after another, which cross the
+               network meanwhile (``fused_2d.py``); large results
+  sequential   ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
+"""
+
+from __future__ import annotations
+
+from shmemkit.typing import AnyArray, AnyStream, ArrayT
+
+from .copy_engine import Copied
+from .fused_2d import Fused2D
+from .host_objects import GemmCollective
+from .ll128 import Overlap
+from .methods import Fused, SequentialReduceScatter
+
+__all__ = ["GemmReduceScatter"]
+
+
+class GemmReduceScatter(GemmCollective):
+    """Products a @ b, added up over the ranks, of which each rank gets its rows. Collective.
+
+    world         the World
+    max_m, max_n  the largest result, of all ranks
+    dtype         of a, b and the result: bfloat16, float16, float32 or float64
+    part_dtype    what the ranks' products are rounded to before they are sent, and added up in float32: dtype
+                  if None, or "float32"
+    method        one of ``GemmReduceScatter.methods``, or "auto"
+
+    ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Calls on
+    another stream wait for those before, also for those of other such objects, GemmAllReduce's and
+    AllGatherGemm's: see there. Equal calls give equal bits: "fused" begins with a rank's own product, which
+    is not rounded before, and adds the others' in the order of the ranks; "fused_2d" does so in each node,
+    rounds the sum to part_dtype, and adds those of the nodes, in their order; all else rounds all products to
+    part_dtype, and adds them in the order of the ranks. "ll128_overlap" is for bfloat16 and float16, ranks
+    that NVLink connects, and results, of all ranks, of up to 16 MiB, on two ranks 8, as part_dtype, in whole
+    tiles of 128 rows of a rank. Symmetric memory, in elements of part_dtype: of "fused" about twice
+    max_m * max_n; of "fused_2d" 1 / nodes of that, and three times max_m * max_n / ranks of a node; of
+    "ll128_overlap" about twice, in whole tiles, and 36 MiB at most, on two ranks 18.
+    """
+
+    METHODS = {
+        "ll128_overlap": Overlap,
+        "copy_engine": Copied,
+        "fused": Fused,
+        "fused_2d": Fused2D,
+        "sequential": SequentialReduceScatter,
+    }
+    methods = tuple(METHODS)
+
+    def __call__(
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
+        """-> out, enqueued
+
+        a       (M, K), K being the rank's share, of any strides
+        b       (K, N), likewise
+        out     (M / n_ranks, N), contiguous, apart from a and b. Default: a new array
+        stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        All ranks give arrays of the same shapes, M a multiple of n_ranks, however they lie on each; CuPy's,
+        or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All methods
+        but "sequential" copy an operand whose rows (or columns, if those are consecutive) do not begin at
+        multiples of 16 bytes, and a result whose rows do not, in each call. The first call for arrays at new
+        places binds kernels, and perhaps compiles them: not inside the capture of a graph. The caller keeps
+        the arrays alive until it has been computed, and as long as graphs that have captured it are used.
+
+        TypeError or ValueError for wrong arguments.
+        """
+        return super().__call__(a, b, out, stream)
+
+    def _rows(self, m):
+        if m % self.world.n_ranks:
+            raise ValueError(
+                f"GemmReduceScatter: M is {m}; it must be a multiple of the number of ranks, "
+                f"{self.world.n_ranks}"
+            )
+        return m // self.world.n_ranks

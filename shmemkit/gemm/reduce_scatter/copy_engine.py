@@ -1,0 +1,86 @@
+"""The fused product whose parts are sent by copy engines: what goes on beside the kernel of ``fused.py``,
+which has the protocol.
+
+The kernel's warps store parts to memory here faster than links take them from all multiprocessors at a time.
+"""
+
+from shmemkit.collectives.side_streams import Lanes
+from shmemkit.device.cuda.accumulators import ITEMSIZE
+
+from ..sm90_host import Choice
+from .methods import Fused
+from .time_estimates import outlasts
+
+CHUNKS = 8  # of a part, at most
+CHUNK = 1 << 21  # bytes of a part that are worth a copy
+LEAST = 1 << 23  # bytes of a part from which on "auto" copies: a guess, between 4 MB and 32 MB
+
+
+class Copied(Fused):
+    """The method "copy_engine"."""
+
+    copied, interleaved = True, False  # tiles come in the order of the copies
+
+    def prepare_staged(self, others):
+        world, xp = self.world, self.world.xp
+        reason = next(filter(None, world.host_allgather(world.backend.no_copies())), None)
+        if reason:
+            raise ValueError(f"copies by the driver cannot be used here: {reason}. Use another method")
+        self.staged = self.empty((others * self.room,), "uint8", "gemm.staged")
+        self.ready = self.zeros((others + 1,), "uint64", "gemm.ready")
+        with world.stream:
+            self.ready[:] = 1
+            self.outbox = xp.empty(others * self.room, "uint8")
+            self.written = xp.zeros(others * self.signals, "uint64")
+        world.stream.synchronize()
+        self.lanes = Lanes(world)
+
+    def is_for(self, m, k, n):
+        n_ranks = len(self.ranks)
+        part = m * n // n_ranks * ITEMSIZE[self.part_dtype]
+        if part < LEAST or not super().is_for(m, k, n):
+            return False
+        sent = (n_ranks - 1) * part * (2 if self.everywhere else 1)
+        choice = Choice(self.choose(m // n_ranks, n, k), 1)
+        return outlasts(m, n, k, choice, self.multiprocessors, sent)
+
+    def chunk_of(self, tiles, tile_bytes):
+        return max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))
+
+    def beside(self, step, tiles, chunk, tile_bytes):
+        backend = self.world.backend
+        ready = [self.ready[k : k + 1] for k in range(len(self.ranks)) if k != self.me]
+        begin = [("wait", word, 1) for word in ready] + [("write", word, 0) for word in ready]  # 10
+        operations = [backend.memory_operations(begin), *self._copies(tiles, chunk, tile_bytes)]
+
+        def run(stream):
+            main, (side,) = backend.handle(stream), self.lanes.beside(stream, 1)
+            backend.order(side, main)
+            step(stream)  # before what waits for it
+            for operation in operations:
+                operation(side)
+            backend.order(main, side)
+
+        return run
+
+    def _copies(self, tiles, chunk, tile_bytes):
+        """Step 11 of each chunk, for one stream: copies to several ranks at a time take longer."""
+        world, me, n_ranks = self.world, self.me, len(self.ranks)
+        operations = world.backend.memory_operations
+        for turn in range(n_ranks - 1):
+            owner = (me + 1 + turn) % n_ranks
+            place = (me - 1 if me > owner else me) * self.room
+            for c, first in enumerate(range(0, tiles, chunk)):
+                count = min(chunk, tiles - first)
+                at, n_bytes = first * tile_bytes, count * tile_bytes
+                written = self.written[turn * self.signals + c :][:1]
+                here = self.outbox[turn * self.room + at :][:n_bytes]
+                there = world.peer_view(self.staged[place + at :][:n_bytes], self.ranks[owner])
+                arrived = world.peer_view(self.arrived[me * self.signals + c :][:1], self.ranks[owner])
+                yield operations([("wait", written, count), ("write", written, 0)])
+                yield world.backend.copy(there, here)
+                yield operations([("write", arrived, 1)])
+
+
+class CopiedEverywhere(Copied):
+    everywhere = True

@@ -1,0 +1,142 @@
+"""What the host objects of products that are reduced over the ranks share: their arguments and methods."""
+
+from __future__ import annotations
+
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
+from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
+
+from ..distributed import Products
+from ..problem import HALVES
+
+
+class GemmCollective(Products):
+    """A subclass has
+
+    METHODS       {name: class}; a method is made with the World, max_m, max_n, dtype and part_dtype, and has
+                    refuses(m, k, n)  -> why it does not compute that, alike on all ranks, or None
+                    is_for(m, k, n)   whether it is then faster than those after it
+                    bind(a, b, out)   -> run(stream)
+                    several_nodes     whether it is for several nodes or for one; if it has that
+    _rows(m)      -> rows of the result that a rank gets, of m; ValueError for a wrong m
+    """
+
+    alike = "a", "b", "out"
+
+    def __init__(
+        self,
+        world: World,
+        max_m: int,
+        max_n: int,
+        dtype: DType = "bfloat16",
+        part_dtype: DType | None = None,
+        method: str = "auto",
+    ):
+        name = type(self).__name__
+
+        def check():
+            self.dtype = as_dtype(dtype, f"{name}: ")
+            self.part_dtype = self.dtype if part_dtype is None else as_dtype(part_dtype, f"{name}: part_")
+            one_of(name, "dtype", self.dtype.name, (*HALVES, "float32", "float64"))
+            parts = [self.dtype.name] + ["float32"] * (self.dtype.name in HALVES)
+            one_of(name, "part_dtype", self.part_dtype.name, parts)
+            self.max_m, self.max_n = integer(name, "max_m", max_m, 1), integer(name, "max_n", max_n, 1)
+            dtypes = {"dtype": self.dtype.name, "part_dtype": self.part_dtype.name}
+            return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
+
+        super().__init__(world, method, check)
+        self._methods, self.refused = {}, {}
+        sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name
+        for each in self.methods_for(world.n_nodes) if method == "auto" else [method]:
+            try:
+                self._methods[each] = self._part(self.METHODS[each], world, *sizes)
+            except (ValueError, MemoryError) as error:  # on all ranks
+                self.refused[each] = str(error)
+                if method != "auto":
+                    raise
+        if not self._methods:
+            reasons = "; ".join(f"{each!r}: {reason}" for each, reason in self.refused.items())
+            raise ValueError(f"{name}: no method can be used here. {reasons}")
+
+    @classmethod
+    def methods_for(cls, n_nodes: int) -> tuple[str, ...]:
+        """The names of the methods that are for so many nodes: what "auto" takes one of."""
+        several = n_nodes > 1
+        kinds = cls.METHODS.items()
+        return tuple(name for name, kind in kinds if getattr(kind, "several_nodes", several) == several)
+
+    def __call__(
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
+        self._check_alive()
+        world, who = self.world, type(self).__name__
+        stream, waits = call_on(world, stream, a, b, out)
+        a, b = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
+        if out is None:
+            m, _, n = self._sizes(a, b)
+            out = new_output(a, (self._rows(m), n), self.dtype, world.xp, stream, world.backend.follow)
+        self._enqueue({"a": a, "b": b, "out": out}, stream, waits)
+        return out
+
+    def _sizes(self, a, b):
+        """-> M, K, N"""
+        shapes = [tuple(x.shape) for x in (a, b)]
+        if not (len(shapes[0]) == len(shapes[1]) == 2) or shapes[0][1] != shapes[1][0]:
+            raise ValueError(
+                f"{type(self).__name__}: a is {shapes[0]} and b is {shapes[1]}; they must be (M, K) and "
+                "(K, N)"
+            )
+        return *shapes[0], shapes[1][1]
+
+    def _plan(self, arrays):
+        name, (a, b, out) = type(self).__name__, arrays.values()
+        m, k, n = self._sizes(a, b)
+        rows = self._rows(m)
+        if out.shape != (rows, n):
+            raise ValueError(f"{name}: out is {out.shape}; it must be {(rows, n)}")
+        for argument, array in arrays.items():
+            if array.dtype != self.dtype:
+                raise ValueError(
+                    f"{name}: {argument} is {array.dtype}; it must be this object's dtype, {self.dtype}. For "
+                    "other arrays make an object with dtype="
+                )
+            if argument != "out" and overlap(array, out):
+                raise ValueError(f"{name}: out overlaps {argument}; it must be another array")
+        if m > self.max_m or n > self.max_n:
+            raise ValueError(
+                f"{name}: the product is {m} by {n}, more than max_m={self.max_m} by max_n={self.max_n}. "
+                f"Make a {name} with larger ones"
+            )
+        if not out.flags.c_contiguous:
+            raise ValueError(f"{name}: out is {array_text(out)}; it must be C-contiguous")
+        if 0 in (m, n):
+            return lambda stream: None
+        if k == 0:
+            raise ValueError(f"{name}: K is 0; it must be 1 or more")
+        return self._methods[self.method_for(m, k, n)].bind(a, b, out)
+
+    def method_for(self, m: int, k: int, n: int) -> str:
+        """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. (Whether
+        a call takes these sizes, by max_m, max_n and the ranks, is not checked.)"""
+        for name, size in (("m", m), ("k", k), ("n", n)):
+            integer(type(self).__name__, name, size, 0)
+        reasons = {name: method.refuses(m, k, n) for name, method in self._methods.items()}
+        able = [name for name, reason in reasons.items() if reason is None]
+        if not able:
+            reasons |= self.refused
+            if len(reasons) == 1:
+                ((method, reason),) = reasons.items()
+                said = f"method {method!r} does not compute {m} by {k} by {n}: {reason}"
+                said += ". Use method='auto'"
+            else:
+                said = "; ".join(f"{method!r}: {reason}" for method, reason in reasons.items())
+                said = f"no method computes {m} by {k} by {n}. {said}"
+            raise ValueError(f"{type(self).__name__}: {said}")
+        return next((name for name in able if self._methods[name].is_for(m, k, n)), able[-1])
+
+    def output(self, shape: Shape) -> Array:
+        """-> a symmetric array for a result, of this shape on all ranks and of the dtype. It lives as long as
+        this object, which frees it. Collective."""
+        return super().output(shape, self.dtype)

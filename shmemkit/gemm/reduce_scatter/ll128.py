@@ -1,0 +1,532 @@
+"""GEMM and reduce-scatter, or all-reduce, in one kernel, by LL128: a tile is exchanged while the next one is
+computed. For results of some megabytes. Hopper, GPUs that NVLink connects.
+
+The product is that of ``shmemkit.gemm.sm90``, by tiles of 128 rows and so few columns that a tile's
+part fits in shared memory whole. The warps that multiply leave it there and go on; three warps beside the
+loader's exchange it meanwhile. Of a block's last tile the warps that multiply do so themselves: there are
+more of them, and they have nothing else to do.
+
+All ranks compute their tiles in the same order, column after column: so weights come from memory once for all
+rows, as for the GEMM alone. (In "fused" each rank computes the others' rows first, and the weights come again
+for its own.)
+
+Part      of a tile, rounded to `part_dtype`: the pieces of all warps (``shmemkit.gemm.ll128_packets``)
+Packet    480 bytes of a part, in the registers of a warp; on the way four lines that say themselves that they
+          have arrived (``device.packets.ll128_tiles``). Of rows that the result does not have, none is sent
+Owner     of a tile: the rank whose rows it has. Tiles do not cross from one rank's rows to another's
+Lines     parts[half, k, i], on the owner: packet i of its tiles, of rank k. Written by rank k only
+Counters  calls[0], local: how many calls have ended. The number of a call is the flag of its lines, and gives
+          the half. In device memory, so that a replayed graph counts on. done[0]: blocks of this call that
+          have read it
+Posts     two mbarriers of a block: posts[0], a part is in shared memory: one arrival of each warp that
+          multiplies; posts[1], it has been sent: one of each warp beside the loader's
+
+  warps that multiply, for each tile:
+          1. wait for posts[1] of the tile before, if there was one; round and store the tile's part; the warp
+             meets; arrive at posts[0]
+  warps beside the loader's, for each tile of the block but the last; those that multiply, for the last:
+          2. wait for posts[0]; load the packets, and store them to parts[half, me, i] on the tile's owner,
+             with the flag: on this rank, too. The warp meets; arrive at posts[1]
+          3. if it is mine, for some packets i at a time: poll parts[half, k, i], of all k at once, until all
+             have the flag; add them in the order of the ranks, in float32; round, and store to out
+
+All-reduce (`everywhere`) in two shots: the rows are nobody's. Each packet is added up on one rank, which
+sends the sum. Packets are numbered through all tiles.
+
+Owner     rank i % n_ranks, of packet i
+Lines     parts[k, i // n_ranks], on the owner of packet i: that of rank k. Written by rank k only. sums[i],
+          on every rank: the sum, as `part_dtype`. Written by the owner only
+
+          2. as above, to the packets' owners
+          3. for the packets i that I own: poll parts[k, i // n_ranks], of all k at once, until all have the
+             flag; add them in the order of the ranks, in float32; round, and store to sums[i] on all ranks,
+             with the flag
+          4. for some packets i at a time: poll sums[i]; store to out
+
+All products are rounded alike, and added in the order of the ranks: the bits are the same in every run, and
+of an all-reduce on all ranks.
+
+No race: a part in shared memory is written again (1) when it has been sent (2). Reduce-scatter: I write half
+h again two calls later. In the call between I have got packets of all ranks (each has rows, in every call),
+in launches that began when those before had ended: they have read what half h held. All-reduce: I write a
+part again in a later call than that in which I got the packet's sum, which its owner has sent when it had
+read the part; and a sum, when I have all parts of a later call, sent in launches that began when those before
+had ended: they have read the sum. So the calls may have any sizes and tiles, and a packet may be anything: a
+line has an earlier call's number, or 0, until that of this call comes with it. out is written by this rank
+alone.
+
+No deadlock: all blocks are resident, and take the tiles in ascending order, the same on all ranks. Consider
+the first tile that is not done on all ranks. All before it are, so nobody waits for these: warps get to it,
+and it is sent without waiting for other ranks; then all its parts come, all sums, and it is done.
+"""
+
+import functools
+from typing import NamedTuple
+
+from numba import cuda, int64, types
+
+from shmemkit.collectives.method import Method
+from shmemkit.collectives.packet_tiles import MOST_RANKS, combining
+from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
+from shmemkit.device.cuda.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
+from shmemkit.device.cuda.register_tuples import for_each_part
+from shmemkit.device.cuda.subarrays import span
+from shmemkit.device.packets.ll128_tiles import TILE_BYTES, ll128_load_some, ll128_store_tile
+from shmemkit.device.shmem.barriers import rank
+from shmemkit.device.swizzle import quotient
+
+from ..aligned_copies import aligned
+from ..distributed import multiprocessors_of_all, not_for
+from ..epilogue import inline
+from ..ll128_packets import (
+    SWIZZLE,
+    Pieces,
+    line_words,
+    numbering,
+    packet,
+    place_in_packet,
+    place_of,
+    rounding,
+)
+from ..problem import Problem
+from ..sm90 import ALONE, BESIDE, Kinds, Layout, Tile, gemm_body, signature
+from ..sm90_host import Choice, bind_gemm, choose, estimate
+from .fused import rows_of
+from .time_estimates import outlasts
+
+ROWS = 128  # of a tile
+# Of tiles, by bytes of an element of a part, which fits in shared memory. (Wider ones would move registers,
+# which ptxas ignores in kernels that have the table of ranks, as `rank` and LL128 do.)
+WIDTHS = {2: (128, 64), 4: (64,)}
+AT_ONCE = 12  # packets of all ranks that a warp polls at a time: four registers each
+FULL, SENT = 0, 1  # of posts
+# Measured on 2 and 4 H200: smaller results are faster with K split, larger ones by "fused".
+LEAST = 1 << 20  # elements of a result
+SOME_BYTES = 8 << 20  # of a result as part_dtype; of more, products that take long are faster by "fused"
+
+
+class Given(NamedTuple):
+    """`extra` of the functions for the GEMM. Rows, and rows of tiles, are those of a rank; of an all-reduce
+    all. In packets from the beginning of the lines: where mine go, where those of rank 0 come, from there to
+    the next rank's, and where sums are."""
+
+    lines: object
+    call: object
+    mine: object
+    parts: object
+    step: object
+    sums: object
+    posts: object
+    tiles: object
+    tile_rows: object
+    rows: object
+    out: object
+    width: object  # words of a row of out
+
+
+@functools.cache
+def beginning(n_ranks, everywhere):
+    """-> ``begin(lines, room, call, posts, tiles, tile_rows, rows, out, width)``: the Given of a call."""
+
+    @inline
+    def begin(lines, room, call, posts, tiles, tile_rows, rows, out, width):
+        parts, step, sums = (call & 1) * n_ranks * room, room, 0
+        if everywhere:
+            step = quotient(room + n_ranks - 1, n_ranks)
+            parts, sums = 0, n_ranks * step
+        places = parts + rank() * step, parts, step, sums
+        return Given(lines, call, *places, posts, tiles, tile_rows, rows, out, width)
+
+    return begin
+
+
+def bytes_of_tile(tile, part_dtype):
+    return tile.m * tile.n * ITEMSIZE[part_dtype]
+
+
+def packets_of_tile(tile, part_dtype):
+    """Of a whole one; each has as many numbers."""
+    return -(-bytes_of_tile(tile, part_dtype) // TILE_BYTES)
+
+
+@functools.cache
+def counting(tile, part_dtype):
+    """-> ``packets_at(row, extra)``: packets of a tile in row `row` of them: those of warps that have rows"""
+    bytes_of_warp = bytes_of_tile(tile, part_dtype) // tile.warps
+
+    @inline
+    def packets_at(row, extra):
+        warps = quotient(min(extra.rows - row * ROWS, ROWS) + 15, 16)
+        return quotient(warps * bytes_of_warp + TILE_BYTES - 1, TILE_BYTES)
+
+    return packets_at
+
+
+@functools.cache
+def owning(n_ranks):
+    """-> ``owner_of(t, extra)`` -> tile t's owner; its number among the owner's; its row of tiles there, and
+    its column"""
+
+    @inline
+    def owner_of(t, extra):
+        row, column = place_of(t, n_ranks * extra.tile_rows)
+        owner = quotient(row, extra.tile_rows)
+        row -= owner * extra.tile_rows
+        return owner, column * extra.tile_rows + row, row, column
+
+    return owner_of
+
+
+@functools.cache
+def sending(tile, part_dtype, n_ranks, everywhere, warps):
+    """-> ``send(t, part, warp, lane, extra)``: step 2 for tile `t`, which has this part, by `warps` warps."""
+    packets, last = packets_of_tile(tile, part_dtype), bytes_of_tile(tile, part_dtype) // 16 - 1
+    owner_of, packets_at = owning(n_ranks), counting(tile, part_dtype)
+
+    @inline
+    def send(t, part, warp, lane, extra):
+        if everywhere:
+            owner, i = 0, t
+            row, _ = place_of(t, extra.tile_rows)
+        else:
+            owner, i, row, _ = owner_of(t, extra)
+        j, count = int64(warp), packets_at(row, extra)
+        while j < count:
+            words, place = packet(part, j, last, lane), i * packets + j
+            if everywhere:
+                owner = place
+                place = quotient(owner, n_ranks)
+                owner -= place * n_ranks
+            ll128_store_tile(extra.lines, extra.mine + place, words, extra.call, owner)
+            j += warps
+
+    return send
+
+
+@functools.cache
+def adding(tile, part_dtype, n_ranks, warps):
+    """-> ``add(t, row, warp, extra)``: step 3 of an all-reduce for tile `t`, in that row of tiles, by `warps`
+    warps."""
+    packets, packets_at = packets_of_tile(tile, part_dtype), counting(tile, part_dtype)
+    numbers, combine = numbering(n_ranks, n_ranks), combining("sum", part_dtype, n_ranks)
+
+    @inline
+    def add(t, row, warp, extra):
+        first, me = t * packets, rank()
+        end = first + packets_at(row, extra)
+        place = quotient(first + n_ranks - 1 - me, n_ranks) + warp  # of the first packet that I own
+        while place * n_ranks + me < end:
+            tiles = numbers(extra.parts + place, extra.step, 0)
+            words = combine(ll128_load_some(extra.lines, tiles, extra.call))
+            for k in range(n_ranks):
+                ll128_store_tile(extra.lines, extra.sums + place * n_ranks + me, words, extra.call, k)
+            place += warps
+
+    return add
+
+
+@functools.cache
+def receiving(tile, part_dtype, dtype, ranks, warps):
+    """-> ``receive(at, row, column, warp, lane, extra)``: wait for a tile's packets, which are at `at` and
+    behind, of `ranks` ranks each; add them up and store them to out, from this row and column of tiles on; by
+    `warps` warps."""
+    pieces, packets = Pieces(tile, part_dtype), packets_of_tile(tile, part_dtype)
+    count, words_of_row, bits = pieces.count, pieces.row_bytes // 8, (pieces.row_bytes // 16).bit_length() - 1
+    shift, mask = SWIZZLE[pieces.row_bytes]
+    units = pieces.row_bytes  # of 16 bytes, of the 16 rows of a piece
+    of_tile, batch = tile.warps, min(max(1, AT_ONCE // ranks), -(-packets // warps))
+    numbers, combine = numbering(ranks, ranks * batch), combining("sum", part_dtype, ranks)
+    narrow, packets_at = rounding(part_dtype, dtype), counting(tile, part_dtype)
+
+    @inline
+    def store_packet(words, i, arguments):
+        j, row, column, lane, extra = arguments
+        low, high = combine(words)
+        unit = 30 * (j + i) + place_in_packet(lane)
+        piece = quotient(unit, units)
+        unit -= piece * units
+        warp = quotient(piece, count)
+        r = unit >> bits
+        c = unit - (r << bits) ^ r >> shift & mask
+        row += 16 * warp + r
+        column += (piece - warp * count) * words_of_row + 2 * c + (lane & 15 == 15)
+        if (warp < of_tile) & (row < extra.rows) & (column < extra.width):
+            at = row * extra.width + column
+            extra.out[at] = narrow(low)
+            if lane & 7 != 7:
+                extra.out[at + 1] = narrow(high)
+
+    store_packets = for_each_part(ranks, store_packet)
+
+    @inline
+    def receive(at, row, column, warp, lane, extra):
+        j, left = int64(warp * batch), packets_at(row, extra)
+        row, column = row * ROWS, column * count * words_of_row
+        while j < left:
+            tiles = numbers(at + j, extra.step, left - 1 - j)
+            store_packets(ll128_load_some(extra.lines, tiles, extra.call), (j, row, column, lane, extra))
+            j += warps * batch
+
+    return receive
+
+
+@functools.cache
+def finishing(tile, part_dtype, dtype, n_ranks, everywhere, warps):
+    """-> ``finish(t, warp, lane, extra)``: what comes after step 2 for tile `t`, by `warps` warps."""
+    packets, owner_of = packets_of_tile(tile, part_dtype), owning(n_ranks)
+    add = adding(tile, part_dtype, n_ranks, warps)
+    receive = receiving(tile, part_dtype, dtype, 1 if everywhere else n_ranks, warps)
+
+    @inline
+    def finish(t, warp, lane, extra):
+        if everywhere:
+            row, column = place_of(t, extra.tile_rows)
+            add(t, row, warp, extra)  # 3
+            receive(extra.sums + t * packets, row, column, warp, lane, extra)  # 4
+        else:
+            owner, i, row, column = owner_of(t, extra)
+            if owner == rank():
+                receive(extra.parts + i * packets, row, column, warp, lane, extra)  # 3
+
+    return finish
+
+
+@functools.cache
+def exchanging(tile, kinds, part_dtype, n_ranks, everywhere):
+    """-> the Exchange of a kernel."""
+    layout, pieces = Layout(tile, kinds), Pieces(tile, part_dtype)
+    piece_bytes, count, at_part = 16 * pieces.row_bytes, pieces.count, layout.at_pieces
+    part_bytes = tile.warps * count * piece_bytes
+    if part_bytes > layout.bytes - at_part:
+        raise ValueError(f"parts of {part_bytes} bytes, of {layout.bytes - at_part}")
+    store = fragment_store(part_dtype, pieces.row_bytes)
+    of, dtype = (n_ranks, everywhere), kinds.out_dtype
+    send, send_last = (sending(tile, part_dtype, *of, warps) for warps in (BESIDE, tile.warps))
+    finish, finish_last = (finishing(tile, part_dtype, dtype, *of, warps) for warps in (BESIDE, tile.warps))
+
+    @inline
+    def store_16_columns(acc, i, arguments):
+        (piece,) = arguments
+        store(piece, i, acc)
+
+    store_columns = for_each_part(8, store_16_columns)
+
+    @inline
+    def store_piece(acc, i, arguments):
+        (part,) = arguments
+        store_columns(acc, (span(part, i * piece_bytes, piece_bytes),))
+
+    store_pieces = for_each_part(pieces.columns // 2, store_piece)
+
+    @inline
+    def take(acc, t, ring, slot, parity, state, _, warp, lane, extra):
+        memory, _, _ = ring
+        part = span(memory, at_part, part_bytes)
+        if state > 0:
+            mbarrier_wait(extra.posts, SENT, (state & 1) ^ 1)
+        of_warp = warp * count * piece_bytes
+        store_pieces(acc, (span(part, of_warp, part_bytes - of_warp),))  # 1
+        cuda.syncwarp()
+        if lane == 0:
+            mbarrier_arrive(extra.posts, FULL)
+        if t + cuda.gridDim.x >= extra.tiles:
+            mbarrier_wait(extra.posts, FULL, state & 1)
+            send_last(t, part, warp, lane, extra)  # 2
+            finish_last(t, warp, lane, extra)
+        return acc, False, slot, parity, state + 1
+
+    @inline
+    def watch(t, tiles, step, ring, extra):
+        memory, _, _ = ring
+        part = span(memory, at_part, part_bytes)
+        warp, lane = (cuda.threadIdx.x >> 5) - 1, cuda.threadIdx.x & 31
+        parity = 0
+        while t + step < tiles:
+            mbarrier_wait(extra.posts, FULL, parity)
+            send(t, part, warp, lane, extra)  # 2
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(extra.posts, SENT)
+            finish(t, warp, lane, extra)
+            parity ^= 1
+            t += step
+
+    exchange = ALONE._replace(take=take, watch=watch)
+    return exchange if everywhere else exchange._replace(rows=rows_of)
+
+
+@inline
+def order(t, n_m, n_n, extra):
+    return place_of(t, n_m)
+
+
+@functools.cache
+def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
+    """-> the kernel for tiles like `tile`, of products like `kinds`, whose parts are sent as `part_dtype`, of
+    `n_ranks` ranks. `everywhere`: all-reduce; otherwise reduce-scatter."""
+    gemm = gemm_body(tile, kinds, order, exchange=exchanging(tile, kinds, part_dtype, n_ranks, everywhere))
+    warps, begin = tile.warps, beginning(n_ranks, everywhere)
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def gemm_overlap(
+        map_a,
+        map_b,
+        map_out,
+        bias,
+        m,
+        n,
+        k,
+        splits,
+        partials,
+        arrivals,
+        rows,
+        tile_rows,
+        tiles,
+        out,
+        width,
+        lines,
+        room,
+        calls,
+        done,
+    ):
+        """As of ``gemm_kernel``, without a bias and with K not split, but
+
+        m           rows of all tiles
+        rows        of the result, and tile_rows rows of tiles: for each rank; for all-reduce, all
+        tiles       all of them
+        out         uint64, or uint32 where it has half the bytes of part_dtype, (rows * width,)
+        width       words of a row
+        lines       uint64, symmetric, of ``line_words`` elements, zeros at first
+        room        packets of a rank's rows, for all-reduce of all rows, that there are places for
+        calls       int64 (1,), zero at first; done: int32 (1,)
+        """
+        posts = cuda.shared.array(2, types.uint64)
+        if cuda.threadIdx.x == 0:
+            mbarrier_init(posts, FULL, warps)
+            mbarrier_init(posts, SENT, BESIDE)  # the GEMM begins with a fence for that, and a barrier
+        call = calls[0] + 1
+        given = begin(lines, room, call, posts, tiles, tile_rows, rows, out, width)
+        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
+        if cuda.threadIdx.x == 0:
+            cuda.threadfence()
+            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
+                cuda.threadfence()
+                done[0] = 0
+                calls[0] = call
+
+    return gemm_overlap
+
+
+def tiles_for(part_dtype):
+    """The tiles whose parts fit in shared memory."""
+    return [Tile(ROWS, width) for width in WIDTHS[ITEMSIZE[part_dtype]]]
+
+
+def most_bytes(n_ranks, everywhere):
+    """Of a result as part_dtype, in whole tiles: what there are lines for."""
+    return SOME_BYTES if n_ranks <= 2 else (4 if everywhere else 2) * SOME_BYTES
+
+
+def room_for(rows, n, part_dtype, shares, most):
+    """Packets of a rank's rows, of `shares` ranks, of the largest product of up to `most` bytes."""
+    tiles = tiles_for(part_dtype)
+    numbers = [most // bytes_of_tile(tile, part_dtype) // shares for tile in tiles]
+    return max(
+        min(tile.count(rows, n), number) * packets_of_tile(tile, part_dtype)
+        for tile, number in zip(tiles, numbers, strict=True)
+    )
+
+
+class Overlap(Method):
+    """The method "ll128_overlap" of ``GemmReduceScatter``."""
+
+    name, everywhere, several_nodes = "GemmReduceScatter ll128_overlap", False, False
+
+    def prepare(self, max_m, max_n, dtype, part_dtype):
+        world, n_ranks = self.world, self.world.n_ranks
+        world.check_reach(self.name, nvlink=True)
+        reason = not_for(n_ranks, dtype, MOST_RANKS)
+        self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
+        self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
+        self.most = most_bytes(n_ranks, self.everywhere)
+        self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares, self.most)
+        words = line_words(self.room, n_ranks, 2 if self.everywhere else 1)
+        self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
+        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+
+    def refuses(self, m, k, n):
+        """-> why it does not compute that, alike on all ranks, or None"""
+        rows, tiles = -(-m // self.shares), tiles_for(self.part_dtype)
+        n_bytes = self.shares * max(
+            tile.count(rows, n) * bytes_of_tile(tile, self.part_dtype) for tile in tiles
+        )
+        if n_bytes <= self.most:
+            return None
+        return (
+            f"{m} by {n} takes {n_bytes} bytes as {self.part_dtype} in whole tiles of {ROWS} rows"
+            f"{'' if self.everywhere else ' of each rank'}; it is for {self.most} at most"
+        )
+
+    def is_for(self, m, k, n):
+        """Whether it is the faster choice, for what it computes. Arrays of other sizes must be copied."""
+        emulated = self.world.backend.name == "emulator"  # which takes its time
+        fits = k % 8 == n % 8 == 0 and m * n >= LEAST and self._fills_tiles(m // self.shares)
+        return fits and self.world.n_ranks > 1 and not emulated and not self._takes_long(m, k, n)
+
+    def _fills_tiles(self, rows):
+        return 4 * rows >= 3 * (-(-rows // ROWS) * ROWS)
+
+    def _takes_long(self, m, k, n):
+        """Whether it is a large result, and its product takes much longer than the links."""
+        n_bytes, n_ranks = m * n * ITEMSIZE[self.part_dtype], self.world.n_ranks
+        sent = (n_ranks - 1) * n_bytes // n_ranks * (2 if self.everywhere else 1)
+        sms = self.multiprocessors
+        return n_bytes > SOME_BYTES and outlasts(m, n, k, choose(m, n, k, sms), sms, sent)
+
+    def bind(self, a, b, out):
+        """-> run(stream)"""
+        return aligned(self._bind, a, b, out, 0 if self.everywhere else out.shape[0])
+
+    def _bind(self, a, b, out):
+        n_ranks, sms, (k, n), rows = self.world.n_ranks, self.multiprocessors, b.shape, out.shape[0]
+        tile_rows = -(-rows // ROWS)
+        m = self.shares * tile_rows * ROWS
+        words = out.reshape(-1).view("uint64" if self.part_dtype == out.dtype.name else "uint32")
+        choices = [Choice(tile, 1) for tile in tiles_for(self.part_dtype)]
+        choice = min(choices, key=lambda choice: estimate(m, n, k, choice, sms))
+        return bind_gemm(
+            lambda tile, kinds: overlap_kernel(tile, kinds, self.part_dtype, n_ranks, self.everywhere),
+            *(Problem(a, b, out, None, None), choice, sms),
+            *(rows, tile_rows, choice.tile.count(m, n), words, words.size // rows),
+            *(self.lines, self.room, self.calls, self.done),
+            m=m,
+            co_resident=True,
+        )
+
+
+class OverlapEverywhere(Overlap):
+    """The method "two_shot_overlap" of ``GemmAllReduce``."""
+
+    name, everywhere = "GemmAllReduce two_shot_overlap", True
+
+    def is_for(self, m, k, n):
+        return m > ROWS and super().is_for(m, k, n)
+
+
+def _listed(tile, kinds, part_dtype, n_ranks, *everywhere):
+    tile, kinds, words, number = Tile(*tile), Kinds(*kinds), types.uint64[::1], types.int64
+    out = words if part_dtype == kinds.out_dtype else types.uint32[::1]
+    more = *[number] * 3, out, number, words, number, number[::1], types.int32[::1]
+    return overlap_kernel(tile, kinds, part_dtype, n_ranks, *everywhere), signature(kinds, *more), (9, 0)
+
+
+BF16, F16 = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16")
+MINIMUM_CC = (9, 0)
+GPU_KERNELS = {
+    "128x128": _listed((128, 128), BF16, "bfloat16", 4),
+    "128x128 of 16": _listed((128, 128), F16, "float16", 16),
+    "128x64 float32": _listed((128, 64), F16, "float32", 2),
+    "128x128 everywhere": _listed((128, 128), BF16, "bfloat16", 4, True),
+    "128x64 everywhere": _listed((128, 64), F16, "float16", 8, True),
+    "128x64 everywhere float32": _listed((128, 64), BF16, "float32", 2, True),
+}

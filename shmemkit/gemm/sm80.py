@@ -1,0 +1,588 @@
+"""Matrix product by mma.sync: any GPU from compute capability 8.0 on.
+
+    out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
+
+of float16 or bfloat16 operands, each stored by rows ("k": K is contiguous) or by columns ("mn"), added up in
+float32. As many blocks as run at once compute the tiles of out one after the other, a warp a part of each, in
+registers. They go through K in slabs, which come to shared memory by cp.async, into a ring of `stages` slabs,
+and through a slab 16 of K at a time, in steps; the operands of a step are loaded into registers during the
+one before.
+
+  before: the slabs 0 to stages - 2 are asked for, one group of copies each (an empty group beyond the end).
+          Slab 0 is the end of K, where there may be less than a slab, slab i all of it from i - 1 slabs on;
+          wait for slab 0, syncthreads, load the operands of its first step
+  slab i: 1. wait until all but the latest stages - 3 groups are there: slab i + 1 is, of this thread;
+             syncthreads: of all threads
+          2. spread over the steps: ask for slab i + stages - 1, into the place of slab i - 1
+          3. in the last step: load the operands of the first step of slab i + 1
+  after:  syncthreads, ask for the first slabs of the next tile as before, store this one
+
+No race: the copies of 2. overwrite what was last read during slab i - 1, before the syncthreads of slab i.
+What is read of slab i has been there since the syncthreads of slab i - 1, which comes before its last step.
+A tile's first copies come after the syncthreads behind all that is read of the tile before.
+No deadlock: no block waits for another.
+
+The tensor cores go on during 1.: the operands of the first step are in registers already, and those of the
+next have all of it to come. At a slab's end all warps would wait for each other and for their loads at once.
+
+Shared memory: rows of 16-byte chunks, of an operand's row ("k") or of one k ("mn"). The chunks of a row are
+permuted by exclusive or with the row's number, so that the 8 rows of a matrix that ldmatrix loads lie in 8
+different places of the 32 banks.
+
+Stores: mma leaves each lane two neighbouring columns, and so four lanes 16 bytes of bfloat16, half a sector
+of memory. Even and odd lanes exchange theirs of two such groups, so that four lanes write a sector of 32
+bytes.
+
+Edges: what is beyond the operands' rows or K are zeros; what is beyond out's rows or columns is not stored.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+from numba import cuda, types
+
+from shmemkit.device.cuda.float_storage import element
+from shmemkit.device.cuda.mma import (
+    MAX_GROUPS,
+    cp_async,
+    cp_async_commit,
+    cp_async_wait,
+    ldmatrix,
+    ldmatrix_trans,
+    warp_mma,
+)
+from shmemkit.device.cuda.register_tuples import for_each_part
+from shmemkit.device.swizzle import grouped
+from shmemkit.runtime.launch import bind
+from shmemkit.support.arrays import address_of
+
+from .epilogue import finishing, inline
+from .problem import check_order, flat, not_of_tensor_cores
+
+CHUNK = 8  # elements of 16 bits in 16 bytes
+GROUP_ROWS = 2048  # of out, whose tiles are computed together: their operands fit the L2 cache
+RESERVED = 1024  # bytes of shared memory that each block takes besides
+REGISTERS = 65536  # of a multiprocessor
+
+
+class Tile(NamedTuple):
+    """Sizes of a block's tile, its slabs of K in shared memory, its warps."""
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    warps_m: int
+    warps_n: int
+
+    @property
+    def threads(self):
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def shared_bytes(self):
+        return 2 * self.stages * self.k * (self.m + self.n)
+
+
+class _Operand(NamedTuple):
+    """How a tile of rows by `k` of an operand comes to shared memory and to the warps' registers.
+
+    begin(ld, row, rows)    -> first, left, to: of the slab at K = 0, of the rows from `row` on, of `rows`:
+                            the index of the first chunk that I copy; how many rows there are from its row
+                            on ("k"), or elements in it ("mn"); where it goes in the slab
+    fill(shared, to, array, ld, first, left, part)        ask for a part of a slab, all of whose K is there
+    fill_end(shared, to, array, ld, first, left, depth)   ask for a slab, of whose K `depth` are there
+    along(ld)               elements from one K to the next
+    place(lane, row)        where my rows begin, for the warp's first row
+    load(shared, place, step)   my registers, for the `step`-th 16 of K
+    """
+
+    begin: object
+    fill: object
+    fill_end: object
+    along: object
+    place: object
+    load: object
+
+
+@functools.cache
+def _operand(is_b, major, width, tile_rows, tile_k, warp_rows, threads, parts):
+    by_k = major == "k"
+    per_line = (tile_k if by_k else tile_rows) // CHUNK  # chunks of a line in shared memory
+    lines = tile_rows if by_k else tile_k
+    log_per_line = per_line.bit_length() - 1
+    at_once = threads // per_line  # lines that the block copies at once
+    rounds = lines // at_once
+    # Lines shorter than the 128 bytes of all banks share them: two such lines count as one.
+    shift, mask = (1, 3) if per_line == 4 else (0, 7)
+    if per_line & (per_line - 1) or at_once % 8 or rounds * at_once != lines:
+        raise ValueError(f"a slab of {tile_rows} by {tile_k} is not copied evenly by {threads} threads")
+    round_bytes = 16 * per_line * at_once
+    group_bytes = 16 * per_line * 16  # from a line to the 16th after it
+    copy = _chunk_copy(width)
+
+    @inline
+    def key(line):
+        return (line >> shift) & mask
+
+    @inline
+    def mine():
+        return cuda.threadIdx.x & (per_line - 1), cuda.threadIdx.x >> log_per_line
+
+    @inline
+    def begin(ld, row, rows):
+        chunk, line = mine()
+        to = ((line << log_per_line) + (chunk ^ key(line))) << 4
+        if by_k:
+            row += line
+            return row * ld + CHUNK * chunk, types.int32(min(rows - row, tile_rows)), to
+        row += CHUNK * chunk
+        return row + line * ld, types.int32(max(0, min(rows - row, CHUNK))), to
+
+    @inline
+    def fill(shared, to, array, ld, first, left, part):
+        for i in range(part * rounds // parts, (part + 1) * rounds // parts):
+            there = left
+            if by_k:
+                there = CHUNK if i * at_once < left else 0
+            copy(shared, to + i * round_bytes, array, first + i * (at_once * ld), there)
+
+    @inline
+    def fill_end(shared, to, array, ld, first, left, depth):
+        chunk, line = mine()
+        for i in range(rounds):
+            if by_k:
+                there = depth - CHUNK * chunk if i * at_once < left else 0
+            else:
+                there = left if line + i * at_once < depth else 0
+            copy(shared, to + i * round_bytes, array, first + i * (at_once * ld), there)
+
+    @inline
+    def along(ld):
+        return 1 if by_k else ld
+
+    @inline
+    def place(lane, row):
+        # Lanes 8 * i to 8 * i + 7 name the rows of matrix i: quarters by rows, then columns; of B the other
+        # way round.
+        inner, outer = (lane >> 3) & 1, lane >> 4
+        half_of_rows, half_of_k = (outer, inner) if is_b else (inner, outer)
+        if by_k:
+            line, chunk = row + (lane & 7) + 8 * half_of_rows, half_of_k
+        else:
+            line, chunk = (lane & 7) + 8 * half_of_k, (row >> 3) + half_of_rows
+        return ((line << log_per_line) + (chunk ^ key(line))) << 4
+
+    # Of the chunk's number only its low bits are in a step of 16 along the line: exclusive or adds them.
+    if by_k:
+
+        @inline
+        def sixteen(shared, place, step, i):
+            return ldmatrix(shared, (place ^ step * 32) + i * group_bytes)
+    else:
+
+        @inline
+        def sixteen(shared, place, step, i):
+            return ldmatrix_trans(shared, (place ^ i * 32) + step * group_bytes)
+
+    def loading(n):  # of n times 16 rows
+        @inline
+        def first(shared, place, step):
+            return sixteen(shared, place, step, 0)
+
+        before = loading(n - 1) if n > 1 else None
+
+        @inline
+        def load(shared, place, step):
+            return before(shared, place, step) + sixteen(shared, place, step, n - 1)
+
+        return load if n > 1 else first
+
+    return _Operand(begin, fill, fill_end, along, place, loading(warp_rows // 16))
+
+
+@functools.cache
+def _chunk_copy(width):
+    """-> copy(shared, to, array, first, there), which brings 16 bytes to byte `to` of shared memory, in
+    pieces of `width` bytes: `there` elements from array[first] on, zeros for the others."""
+    pieces, step = 16 // width, width // 2
+
+    if width == 2:  # which cp.async does not do
+
+        @inline
+        def copy(shared, to, array, first, there):
+            for i in range(pieces):
+                value = types.uint16(0)
+                if i < there:
+                    value = array[first + i]
+                shared[(to >> 1) + i] = value
+
+        return copy
+
+    @inline
+    def copy(shared, to, array, first, there):
+        for i in range(pieces):
+            n_bytes = max(0, min(2 * there - i * width, width))
+            cp_async(shared, to + i * width, array, first + i * step, n_bytes, width)
+
+    return copy
+
+
+@functools.cache
+def _storing(columns, out_dtype, width, bias_dtype, activation, whole):
+    """``store(acc, (out, bias, at, step, row, column, m, n))``: a warp's part of out, of `columns` columns,
+    `width` elements at once. row and column are those of my first element; out[at] is where I store first,
+    and step is from row to row, in units of `width`. `whole`: all of it is there."""
+    finish, out_element = finishing(bias_dtype, activation), element(out_dtype)
+    narrow, pack = out_element.narrow, out_element.pack
+    per_row = columns // 16
+
+    @inline
+    def one(out, bias, at, row, column, m, n, x):
+        if whole or (row < m and column < n):
+            out[types.uint64(at)] = narrow(finish(x, bias, column))
+
+    @inline
+    def two(bias, column, n, x, y):
+        if not whole:
+            column = min(column, n - 2)  # beyond the last column there is no bias
+        return pack(finish(x, bias, column), finish(y, bias, column + 1))
+
+    # w, x are of two columns, y, z of those 8 columns further.
+    @inline
+    def singly(out, bias, at, row, column, m, n, w, x, y, z):
+        one(out, bias, at, row, column, m, n, w)
+        one(out, bias, at + 1, row, column + 1, m, n, x)
+        one(out, bias, at + 8, row, column + 8, m, n, y)
+        one(out, bias, at + 9, row, column + 9, m, n, z)
+
+    @inline
+    def by_two(out, bias, at, row, column, m, n, w, x, y, z):
+        if whole or (row < m and column < n):
+            out[types.uint64(at)] = two(bias, column, n, w, x)
+        if whole or (row < m and column + 8 < n):
+            out[types.uint64(at + 4)] = two(bias, column + 8, n, y, z)
+
+    @inline
+    def by_four(out, bias, at, row, column, m, n, w, x, y, z):
+        # Of two neighbours the even lane takes what both have of the first columns, the odd one the second.
+        odd = cuda.threadIdx.x & 1
+        first, second = two(bias, column, n, w, x), two(bias, column + 8, n, y, z)
+        given = types.int32(first if odd else second)
+        got = types.uint32(cuda.shfl_xor_sync(0xFFFFFFFF, given, 1))
+        low, high = (got, second) if odd else (first, got)
+        if whole or (row < m and column + 6 * odd < n):
+            out[types.uint64(at)] = types.uint64(high) << types.uint64(32) | types.uint64(low)
+
+    put = {1: singly, 2: by_two, 4: by_four}[width]
+
+    @inline
+    def store(part, i, arguments):
+        out, bias, at, step, row, column, m, n = arguments
+        down, right = 16 * (i // per_row), 16 * (i % per_row)
+        row, column, at = row + down, column + right, at + down * step + right // width
+        put(out, bias, at, row, column, m, n, part[0], part[1], part[4], part[5])
+        put(out, bias, at + 8 * step, row + 8, column, m, n, part[2], part[3], part[6], part[7])
+
+    return for_each_part(8, store)
+
+
+@functools.cache
+def grouping(group):
+    """-> the order ``grouped`` of `group` tile rows"""
+
+    @inline
+    def order(turn, n_m, n_n):
+        return grouped(turn, n_m, n_n, group)
+
+    return order
+
+
+@functools.cache
+def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_dtype=None, activation=None):
+    """-> the kernel
+
+    a_layout, b_layout   (major, width): "k" or "mn", and the bytes that are copied at once: 16, 4 or 2, of
+                         which the array's address and its rows' distance are multiples
+    width                1, or the elements of out in 8 bytes: n, and the distance of its rows, are multiples
+    order                the tiles' order, a device function (turn, n_m, n_n) -> (m, n), as of ``grouping``
+    """
+    tile_m, tile_n, tile_k, stages, warps_m, warps_n = tile
+    threads, steps = tile.threads, tile_k // 16
+    rows, columns = tile_m // warps_m, tile_n // warps_n  # of a warp
+    log_warps_m, log_tile_k = warps_m.bit_length() - 1, tile_k.bit_length() - 1
+    if tile_k not in (32, 64) or not 3 <= stages <= MAX_GROUPS + 1:
+        raise ValueError(f"the tile is {tile}; k must be 32 or 64, and stages 3 to {MAX_GROUPS + 1}")
+    of_a = _operand(False, *a_layout, tile_m, tile_k, rows, threads, steps)
+    of_b = _operand(True, *b_layout, tile_n, tile_k, columns, threads, steps)
+    begin_a, fill_a, end_a, along_a, place_a, load_a = of_a
+    begin_b, fill_b, end_b, along_b, place_b, load_b = of_b
+    zero, mma = warp_mma(rows // 16, columns // 8, dtype)
+    store, store_edge = (
+        _storing(columns, out_dtype, width, bias_dtype, activation, whole) for whole in (True, False)
+    )
+    a_bytes, slab_bytes = 2 * tile_m * tile_k, 2 * tile_k * (tile_m + tile_n)
+    ahead, but_first, but_second, ring = stages - 1, stages - 2, stages - 3, stages * slab_bytes
+
+    @inline
+    def ask(part, shared, slab, a, b, lda, ldb, mine_a, mine_b):
+        first, left, to = mine_a
+        fill_a(shared, slab + to, a, lda, first, left, part)
+        first, left, to = mine_b
+        fill_b(shared, slab + to, b, ldb, first, left, part)
+
+    @inline
+    def begin(shared, a, b, lda, ldb, m, n, k, row, column):
+        """Ask for the first slabs of a tile. -> what is to be asked for next"""
+        from_a, left_a, to_a = begin_a(lda, row, m)
+        from_b, left_b, to_b = begin_b(ldb, column, n)
+        to_b += a_bytes
+        whole = whole_slabs(k)
+        end_a(shared, to_a, a, lda, from_a + whole * along_a(lda), left_a, k - whole)
+        end_b(shared, to_b, b, ldb, from_b + whole * along_b(ldb), left_b, k - whole)
+        cp_async_commit()
+        for slab in range(1, ahead):
+            mine_a, mine_b = (from_a, left_a, to_a), (from_b, left_b, to_b)
+            if (slab - 1) * tile_k < whole:
+                for part in range(steps):
+                    ask(part, shared, slab * slab_bytes, a, b, lda, ldb, mine_a, mine_b)
+            cp_async_commit()
+            from_a += tile_k * along_a(lda)
+            from_b += tile_k * along_b(ldb)
+        return (from_a, left_a, to_a), (from_b, left_b, to_b)
+
+    @inline
+    def whole_slabs(k):
+        return (k - 1 >> log_tile_k) << log_tile_k
+
+    @cuda.jit(launch_bounds=(threads, 1))
+    def gemm_sm80(a, b, out, bias, m, n, k, lda, ldb, ldo):
+        """a, b   uint16, 1-D: from the first element to the last, lda and ldb elements from line to line
+        out    1-D: uint16, float32 or uint64 (`width` elements), ldo elements from row to row
+        bias   uint16 or float32; not used without one
+        """
+        shared = cuda.shared.array(0, types.uint16, alignment=128)
+        n_m, n_n = (m + tile_m - 1) // tile_m, (n + tile_n - 1) // tile_n
+        warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+        warp_row, warp_column = (warp & (warps_m - 1)) * rows, (warp >> log_warps_m) * columns
+        my_a, my_b = place_a(lane, warp_row), place_b(lane, warp_column) + a_bytes
+        whole = whole_slabs(k)
+        turn = cuda.blockIdx.x
+        i, j = order(turn, n_m, n_n)
+        mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
+        while turn < n_m * n_n:
+            from_a, left_a, to_a = mine_a
+            from_b, left_b, to_b = mine_b
+            cp_async_wait(but_first)
+            cuda.syncthreads()
+            acc = zero()
+            a_now, b_now = load_a(shared, my_a, 0), load_b(shared, my_b, 0)
+            here, free = 0, ahead * slab_bytes
+            left = whole + tile_k
+            while left > 0:
+                following = here + slab_bytes
+                if following == ring:
+                    following = 0
+                more = left > ahead * tile_k
+                mine_a, mine_b = (from_a, left_a, to_a), (from_b, left_b, to_b)
+                # Each step is written out: in a loop over them, the registers of two would be moved around.
+                cp_async_wait(but_second)
+                cuda.syncthreads()
+                a_next, b_next = load_a(shared, here + my_a, 1), load_b(shared, here + my_b, 1)
+                if more:
+                    ask(0, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                acc = mma(acc, a_now, b_now)
+                if steps == 4:
+                    a_now, b_now = load_a(shared, here + my_a, 2), load_b(shared, here + my_b, 2)
+                    if more:
+                        ask(1, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    acc = mma(acc, a_next, b_next)
+                    a_next, b_next = load_a(shared, here + my_a, 3), load_b(shared, here + my_b, 3)
+                    if more:
+                        ask(2, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    acc = mma(acc, a_now, b_now)
+                a_now, b_now = load_a(shared, following + my_a, 0), load_b(shared, following + my_b, 0)
+                if more:
+                    ask(steps - 1, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                cp_async_commit()
+                acc = mma(acc, a_next, b_next)
+                from_a += tile_k * along_a(lda)
+                from_b += tile_k * along_b(ldb)
+                free, here = here, following
+                left -= tile_k
+            cuda.syncthreads()
+            i, j = order(turn, n_m, n_n)  # again: to keep it would take registers
+            row0, column0 = i * tile_m, j * tile_n
+            turn += cuda.gridDim.x
+            if turn < n_m * n_n:
+                i, j = order(turn, n_m, n_n)
+                mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
+            row, column = row0 + warp_row + (lane >> 2), column0 + warp_column + 2 * (lane & 3)
+            first = row * ldo + column
+            if width == 4:
+                first += 6 * (lane & 1)
+            to = (out, bias, first // width, ldo // width, row, column, m, n)
+            if row0 + tile_m <= m and column0 + tile_n <= n:
+                store(acc, to)
+            else:
+                store_edge(acc, to)
+
+    return gemm_sm80
+
+
+# ---- on the host
+
+
+class _Choice(NamedTuple):
+    tile: Tile  # with as many stages as there is room for
+    blocks: int  # that share a multiprocessor: one computes while another one stores
+    per_element: float  # time for one of out and one of K, over the first choice's
+    end: int  # time for what is stored, in elements of K
+
+
+_CHOICES = (
+    _Choice(Tile(256, 128, 32, 6, 4, 2), 1, 1.0, 64),
+    _Choice(Tile(128, 128, 32, 6, 2, 2), 2, 1.03, 0),
+    _Choice(Tile(64, 128, 64, 4, 2, 2), 2, 1.2, 0),
+    _Choice(Tile(64, 64, 64, 8, 2, 2), 1, 1.5, 64),
+)
+
+
+def choose_tile(m, n, k, gpu, narrow=False):
+    """-> the Tile for a product of that size: the one by which the busiest multiprocessor is done first.
+    `narrow`: operands are copied by 2 bytes, through registers, which larger tiles need all."""
+
+    def time(choice):
+        tile = choice.tile
+        tiles = -(-m // tile.m) * -(-n // tile.n)
+        return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * (choice.per_element * k + choice.end)
+
+    tile, blocks, *_ = min((c for c in _CHOICES if c.tile.m == 64 or not narrow), key=time)
+    room = (gpu.shared_bytes + RESERVED) // blocks - RESERVED
+    for depth in (tile.k, 32):
+        stages = min(tile.stages, room // (2 * depth * (tile.m + tile.n)))
+        if stages >= 3:
+            break
+    return tile._replace(k=depth, stages=stages)
+
+
+def resident(tile, gpu):
+    """-> how many blocks a multiprocessor has room for: of memory, and of registers, 256 for each thread"""
+    by_memory = (gpu.shared_bytes + RESERVED) // (tile.shared_bytes + RESERVED)
+    return max(1, min(by_memory, REGISTERS // (256 * tile.threads)))
+
+
+class _Layout(NamedTuple):
+    major: str
+    width: int
+    ld: int  # elements from a line to the next one
+
+
+def _layout(array):
+    """-> the _Layout of an operand whose rows are those of its tiles, and whose columns are K; None if
+    neither is contiguous"""
+    rows, columns = array.shape
+    row_step, column_step = (stride // array.dtype.itemsize for stride in array.strides)
+    if column_step == 1 or columns == 1:
+        major, ld, lines = "k", row_step, rows
+    elif row_step == 1 or rows == 1:
+        major, ld, lines = "mn", column_step, columns
+    else:
+        return None
+    if lines == 1:
+        ld = 0  # of which every width is a divisor
+    if ld < 0:
+        return None
+    for width in (16, 4, 2):
+        if not (address_of(array) | 2 * ld) % width and (major == "k" or not 2 * rows % width):
+            return _Layout(major, width, ld)
+    return None
+
+
+class Sm80:
+    """A product that is bound to the kernel: call it with a stream."""
+
+    @staticmethod
+    def unsupported(problem, gpu):
+        """-> why it cannot compute `problem`, or None."""
+        a, b, out, _, _ = problem
+        if gpu.compute_capability < (8, 0):
+            return f"the GPU has compute capability {gpu.capability}; it must be 8.0 or newer"
+        if reason := not_of_tensor_cores(problem):
+            return reason
+        if _layout(a) is None or _layout(b.T) is None:
+            return f"a and b have strides {a.strides} and {b.strides}; rows or columns must be contiguous"
+        rows, columns = out.shape
+        if rows > 1 and out.strides[0] < 0 or columns > 1 and out.strides[1] != out.dtype.itemsize:
+            return f"out has strides {out.strides}; it must have contiguous rows"
+        return None
+
+    def __init__(self, problem, gpu, tile=None, order=None):
+        a, b, out, bias, activation = problem
+        m, n, k = problem.size
+        a_layout, b_layout = _layout(a), _layout(b.T)
+        tile = tile or choose_tile(m, n, k, gpu, 2 in (a_layout.width, b_layout.width))
+        tiles = -(-m // tile.m), -(-n // tile.n)
+        check_order(order, *tiles)
+        order = order or grouping(GROUP_ROWS // tile.m)
+        out_dtype = out.dtype.name
+        to = element(out_dtype)
+        ldo = out.strides[0] // out.dtype.itemsize if m > 1 else n
+        width = 8 // out.dtype.itemsize
+        if (n | ldo) % width or address_of(out) % 8:
+            width = 1
+        out = flat(out, "uint64" if width > 1 else to.stored)
+        bias_dtype = None if bias is None else bias.dtype.name
+        operands = flat(a, "uint16"), flat(b, "uint16")
+        bias = operands[0] if bias is None else bias.view(element(bias_dtype).stored)
+        kernel = sm80_kernel(
+            *(a.dtype.name, out_dtype, width),
+            *(a_layout[:2], b_layout[:2], tile, order, bias_dtype, activation),
+        )
+        self._launch = bind(
+            kernel,
+            min(math.prod(tiles), gpu.multiprocessors * resident(tile, gpu)),
+            tile.threads,
+            (*operands, out, bias, m, n, k, a_layout.ld, b_layout.ld, ldo),
+            shared=tile.shared_bytes,
+        )
+        self._launch.forget_arrays()
+
+    def __call__(self, stream=None):
+        self._launch(stream)
+
+
+def _listed(tile, dtype, out_dtype, width, a_layout, b_layout, bias_dtype=None, activation=None):
+    tile = Tile(*tile)
+    kernel = sm80_kernel(
+        dtype,
+        out_dtype,
+        width,
+        a_layout,
+        b_layout,
+        tile,
+        grouping(GROUP_ROWS // tile.m),
+        bias_dtype,
+        activation,
+    )
+    to = element(out_dtype)
+    out = types.uint64 if width > 1 else getattr(types, to.stored)
+    bias = getattr(types, element(bias_dtype).stored if bias_dtype else "uint16")
+    return kernel, (*(types.uint16[::1],) * 2, out[::1], bias[::1], *(types.int64,) * 6)
+
+
+_BY_K, _BY_ROW = ("k", 16), ("mn", 16)
+_LARGE, _MIDDLE = (256, 128, 32, 6, 4, 2), (128, 128, 32, 6, 2, 2)
+_WIDE, _SMALL = (64, 128, 64, 4, 2, 2), (64, 64, 64, 4, 2, 2)
+GPU_KERNELS = {
+    "256x128": _listed(_LARGE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "256x128 rows": _listed(_LARGE, "float16", "float16", 4, _BY_K, _BY_ROW, "float32", "gelu"),
+    "256x128 columns": _listed(_LARGE, "bfloat16", "float32", 2, _BY_ROW, _BY_ROW),
+    "256x128 odd": _listed(_LARGE, "bfloat16", "bfloat16", 1, ("k", 4), ("mn", 4), "bfloat16", "silu"),
+    "128x128": _listed(_MIDDLE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "128x128 rows": _listed(_MIDDLE, "bfloat16", "bfloat16", 4, _BY_K, _BY_ROW),
+    "64x128": _listed(_WIDE, "bfloat16", "bfloat16", 4, _BY_K, _BY_K),
+    "64x128 odd": _listed(_WIDE, "bfloat16", "bfloat16", 1, ("k", 2), ("mn", 2), "bfloat16", "silu"),
+    "64x64": _listed(_SMALL, "float16", "float32", 2, _BY_ROW, ("k", 4), "float16", "relu"),
+}

@@ -1,0 +1,347 @@
+"""Expert parallelism: the experts of a mixture-of-experts layer are spread over the ranks, and the tokens go
+to theirs and come back.
+
+  dispatch   each token's row to the ranks of its experts, once to each, and there to the experts
+  combine    the experts' rows back, added up on the way, with weights
+
+A file each, which says how it works: made for few tokens, whose latency counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmemkit.collectives.collective import check_contiguous, plans_of
+from shmemkit.collectives.method import agree, agree_on, check_world
+from shmemkit.device import TILE_BYTES
+from shmemkit.runtime.stream_order import shared_order
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
+from shmemkit.support.settings import array_text, integer, listed
+from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
+
+from .combine import Combine
+from .dispatch import Dispatch
+from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS
+from .weighted_sums import DTYPES
+
+__all__ = ["ExpertParallel", "Received"]
+
+
+class Received(NamedTuple):
+    """What ``ExpertParallel.dispatch`` returns: arrays of the object, the same at each call; where `x` is a
+    PyTorch tensor, tensors of the same memory.
+
+    rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are those of local expert e,
+            by rank and token; what is behind them is undefined
+    counts  int32 (n_local_experts,), on the GPU
+    scales  float32 (n_local_experts, n_ranks * max_tokens, n_scales), of the same rows; None without scales
+    """
+
+    rows: Any
+    counts: Any
+    scales: Any
+
+
+class Sizes(NamedTuple):
+    """The arguments of ``ExpertParallel`` that all ranks share."""
+
+    max_tokens: int
+    hidden: int
+    n_experts: int
+    top_k: int
+    dtype: np.dtype
+    dispatch_dtype: np.dtype
+    n_scales: int
+    n_local: int  # experts of a rank
+
+    @property
+    def row(self):
+        """Bytes of a row that is dispatched."""
+        return self.hidden * self.dispatch_dtype.itemsize
+
+
+class ExpertParallel:
+    """Dispatch tokens to the ranks of their experts, and combine what the experts make of them. Collective.
+
+    world           the World; all ranks reach each other over NVLink, as in one node, up to 72 of them
+    max_tokens      of each rank in a call: 1 to 65536
+    hidden          elements of a token's row; a row is a multiple of 16 bytes
+    n_experts       of all ranks: a multiple of n_ranks, up to 1024. Rank r has the n_local_experts =
+                    n_experts / n_ranks from r * n_local_experts on
+    top_k           experts of a token: 1 to 32, and not more than n_experts
+    dtype           of the rows that are combined: float16, bfloat16 or float32
+    dispatch_dtype  of those that are dispatched: `dtype` (default), or "uint8", bytes of anything, as of fp8
+    n_scales        float32 that go with each dispatched row, such as the scales of fp8
+
+        received = ep.dispatch(x, experts, weights)
+        y = ...               # of received.rows[e, : received.counts[e]], for each local expert e
+        out = ep.combine(y)
+
+    Calls are enqueued, on any stream, also in graphs, in the same order on all ranks. The host waits for
+    nothing, and never knows how many tokens go where. ``combine`` is for the last ``dispatch`` before it: the
+    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects: what
+    the experts do may go on beside the other's calls. These, and those of all collectives, run one after
+    another, in the order in which the host makes them, the same on all ranks, whatever their streams: a
+    kernel waits for those of the other ranks, and keeps up to half of each multiprocessor meanwhile.
+
+    received, n_local_experts, and capacity, the rows that each has room for, may be read.
+
+    It takes symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 begun, and private
+    memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all raise MemoryError.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        max_tokens: int,
+        hidden: int,
+        n_experts: int,
+        top_k: int,
+        dtype: DType = "bfloat16",
+        dispatch_dtype: DType | None = None,
+        n_scales: int = 0,
+    ):
+        check_world("ExpertParallel", world)
+        self._dispatch = self._combine = None
+        given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales
+        sizes = None
+
+        def check():
+            nonlocal sizes
+            sizes = _sizes(world.n_ranks, *given)
+            return {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
+
+        agree_on(world, "ExpertParallel", check)
+        self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
+        self.capacity = world.n_ranks * sizes.max_tokens
+        self._plans, self._order, self._tensors = plans_of(world), shared_order(world), None
+        self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
+        try:
+            self._dispatch = Dispatch(world, sizes)
+            self._combine = Combine(world, sizes, self._dispatch)
+        except (TypeError, ValueError, MemoryError):  # on all ranks
+            self.free()
+            raise
+        agree(world, self._allocate, self.free)
+
+    def _allocate(self):
+        """Private memory, of which one rank alone may have too little."""
+        sizes, xp = self.sizes, self.world.xp
+        rows = sizes.n_local, self.capacity
+        scales = xp.empty((*rows, sizes.n_scales), "float32")
+        self.received = Received(
+            xp.empty((*rows, sizes.hidden), sizes.dispatch_dtype),
+            xp.zeros(sizes.n_local, "int32"),
+            scales if sizes.n_scales else None,
+        )
+        self._scales, self._no_scales = scales, xp.empty((sizes.max_tokens, 0), "float32")
+        self._ones = xp.ones((sizes.max_tokens, sizes.top_k), "float32")
+
+    def dispatch(
+        self,
+        x: AnyArray,
+        experts: AnyArray,
+        weights: AnyArray | None = None,
+        scales: AnyArray | None = None,
+        stream: AnyStream | None = None,
+    ) -> Received:
+        """Send the rows of `x` to their experts. -> Received
+
+        x        (tokens, hidden), of dispatch_dtype, at a multiple of 16 bytes: up to max_tokens, also 0, on
+                 each rank as many as it has
+        experts  int32 or int64 (tokens, top_k): the experts of each token; a number that is no expert's, as
+                 -1, is none. A token's experts differ
+        weights  float32 (tokens, top_k), by which ``combine`` multiplies; default: ones
+        scales   float32 (tokens, n_scales)
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        All are C-contiguous, arrays or tensors, as of ``AllGather``. Enqueued: when the stream has run it,
+        Received is filled in, and x, experts, weights and scales may be written again.
+        """
+        self._check_alive()
+        world = self.world
+        stream, waits = call_on(world, stream, x, experts, weights, scales)
+        x = with_shape("ExpertParallel", "x", x, world.xp)
+        tokens = x.shape[0] if x.ndim else 0
+        weights = self._ones[:tokens] if weights is None else weights
+        scales = self._no_scales[:tokens] if scales is None and not self.sizes.n_scales else scales
+        run, _ = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
+        self._run(run, stream, waits)
+        self._tokens = tokens
+        self._captured = self._captured or world.backend.capture_of(stream) is not None
+        if not is_tensor(x):
+            return self.received
+        if self._tensors is None:
+            self._tensors = Received(*(a if a is None else tensor_of(a, x.device) for a in self.received))
+        return self._tensors
+
+    def combine(self, y: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+        """Bring the experts' rows back to the tokens of the last dispatch, and add them up. -> out
+
+        y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: what the experts have made of
+                ``Received.rows``, in the same places; may be those themselves
+        out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched, which is not
+                checked once a dispatch was captured: the host knows nothing of graphs' launches. Default: a
+                new one of y's kind, for those of the last call of ``dispatch``
+        stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        y and out are C-contiguous, at multiples of 16 bytes. Enqueued: when the stream has run it, out[t] is
+        the sum of weights[t, j] times the row that expert experts[t, j] has for token t. What the experts of
+        one rank have is added up there, by j, in float32, and rounded to dtype; the sums of the ranks then
+        likewise, by rank. A token without experts gets zeros. Equal calls give equal bits.
+        """
+        self._check_alive()
+        world = self.world
+        stream, waits = call_on(world, stream, y, out)
+        y = with_shape("ExpertParallel", "y", y, world.xp)
+        if out is None:
+            if self._tokens is None:
+                raise ValueError("ExpertParallel: combine before any dispatch; it needs `out` then")
+            shape, dtype = (self._tokens, self.sizes.hidden), self.sizes.dtype
+            out = new_output(y, shape, dtype, world.xp, stream, world.backend.follow)
+        run, arrays = self._planned("combine", y=y, out=out)
+        tokens = arrays["out"].shape[0]
+        if tokens != self._tokens and self._tokens is not None and not self._captured:
+            raise ValueError(
+                f"ExpertParallel: out has {tokens} tokens; it must have {self._tokens}, as the last dispatch"
+            )
+        self._run(run, stream, waits)
+        return out
+
+    def free(self) -> None:
+        """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
+        the object. Collective."""
+        methods, self._dispatch, self._combine = (self._combine, self._dispatch), None, None
+        self._plans.clear()
+        for method in methods:
+            if method is not None:
+                method.free()
+
+    # -- inside
+    def _run(self, run, stream, waits):
+        self._order.before(stream, "ExpertParallel")
+        run(stream)
+        if waits:
+            self.world.stream.synchronize()
+
+    def _planned(self, call, **arrays):
+        """-> (run, arrays): the call bound for these arrays, and they, as ``keyed`` gives them. Bound calls
+        are kept by address."""
+        key, arrays = keyed("ExpertParallel", arrays, self.world.xp)
+        key = call, *key
+        run = self._plans.get(key)
+        if run is None:
+            plan, known = getattr(self, f"_plan_{call}"), converted("ExpertParallel", arrays, self.world.xp)
+            run = plan(**known)
+            self._plans.keep(key, run)
+        return run, arrays
+
+    def _plan_dispatch(self, x, experts, weights, scales):
+        sizes, tokens = self.sizes, self._tokens_of("x", x)
+        self._check("x", x, (tokens, sizes.hidden), (sizes.dispatch_dtype,), aligned=True)
+        self._check("experts", experts, (tokens, sizes.top_k), ("int32", "int64"))
+        self._check("weights", weights, (tokens, sizes.top_k), ("float32",))
+        self._check("scales", scales, (tokens, sizes.n_scales), ("float32",))
+        rows = self.received.rows
+        self._check_apart("x", x, "Received.rows", rows)
+        row_scales = self._scales.reshape(self.n_local_experts * self.capacity, sizes.n_scales)
+        return self._dispatch.bind(
+            *(_pieces(x), experts, weights.view("int32"), scales.view("uint32")),
+            *(_pieces(rows), row_scales.view("uint32"), self.received.counts),
+        )
+
+    def _plan_combine(self, y, out):
+        sizes, tokens = self.sizes, self._tokens_of("out", out)
+        self._check("y", y, (self.n_local_experts, self.capacity, sizes.hidden), (sizes.dtype,), aligned=True)
+        self._check("out", out, (tokens, sizes.hidden), (sizes.dtype,), aligned=True)
+        self._check_apart("y", y, "out", out)
+        return self._combine.bind(_pieces(y), _pieces(out))
+
+    def _tokens_of(self, name, array):
+        """-> how many it has, when they are rows and not too many."""
+        if array.ndim != 2:
+            raise ValueError(
+                f"ExpertParallel: {name} has shape {array.shape}; it must be (tokens, {self.sizes.hidden})"
+            )
+        if array.shape[0] > self.sizes.max_tokens:
+            raise ValueError(
+                f"ExpertParallel: {name} has {array.shape[0]} tokens, more than max_tokens="
+                f"{self.sizes.max_tokens}. Make an ExpertParallel with a larger max_tokens"
+            )
+        return array.shape[0]
+
+    def _check(self, name, array, shape, dtypes, aligned=False):
+        if array.shape != shape or array.dtype not in dtypes:
+            needed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            raise ValueError(f"ExpertParallel: {name} is {array_text(array)}; it must be {needed} {shape}")
+        check_contiguous("ExpertParallel", name, array)
+        if aligned and array.size and (at := self.world.backend.address(array)) % 16:
+            raise ValueError(
+                f"ExpertParallel: {name} begins at address {at:#x}; it must be a multiple of 16. Give a copy"
+            )
+
+    def _check_apart(self, name, array, other_name, other):
+        at, to = map(self.world.backend.address, (array, other))
+        if array.nbytes and other.nbytes and at < to + other.nbytes and to < at + array.nbytes:
+            raise ValueError(f"ExpertParallel: {name} and {other_name} overlap; they must lie apart")
+
+    def _check_alive(self):
+        if self._dispatch is None:
+            raise RuntimeError("ExpertParallel: it was freed; make a new one")
+        check_world("ExpertParallel", self.world)
+
+
+def _pieces(rows):
+    """They as words of 16 bytes, 1-D."""
+    return rows.reshape(-1).view("uint8").view("complex128")
+
+
+def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales):
+    """-> Sizes; TypeError or ValueError for wrong arguments."""
+    numbers = {
+        "max_tokens": (max_tokens, 1, MAX_TOKENS),
+        "hidden": (hidden, 1, 1 << 20),
+        "n_experts": (n_experts, 1, MAX_EXPERTS),
+        "top_k": (top_k, 1, MAX_TOP_K),
+        "n_scales": (n_scales, 0, 1 << 20),
+    }
+    for name, (number, least, most) in numbers.items():
+        integer("ExpertParallel", name, number, least, most)
+    if n_ranks > MAX_RANKS:
+        raise ValueError(f"ExpertParallel: there are {n_ranks} ranks; at most {MAX_RANKS} can be")
+    if top_k > n_experts:
+        raise ValueError(f"ExpertParallel: top_k is {top_k}; it must be at most n_experts, {n_experts}")
+    if n_experts % n_ranks:
+        raise ValueError(
+            f"ExpertParallel: n_experts is {n_experts}; it must be a multiple of {n_ranks}, the ranks"
+        )
+    dtype = as_dtype(dtype)
+    moved = dtype if dispatch_dtype is None else as_dtype(dispatch_dtype)
+    if dtype.name not in DTYPES:
+        raise ValueError(f"ExpertParallel: dtype is {dtype.name}; it must be {listed(DTYPES)}")
+    if moved.name not in (dtype.name, "uint8"):
+        raise ValueError(
+            f"ExpertParallel: dispatch_dtype is {moved.name}; it must be {dtype.name}, the dtype, or uint8"
+        )
+    for kind in (dtype, moved):
+        if hidden * kind.itemsize % 16:
+            raise ValueError(
+                f"ExpertParallel: hidden is {hidden}, and a row of {kind.name} has {hidden * kind.itemsize} "
+                "bytes; it must have a multiple of 16"
+            )
+    if n_experts * max_tokens >= 1 << 31:
+        raise ValueError(
+            f"ExpertParallel: n_experts * max_tokens is {n_experts * max_tokens}; it must be less than 2**31"
+        )
+    units = 2 * n_ranks * max_tokens * max(-(-hidden * dtype.itemsize // TILE_BYTES), -(-n_scales // 2))
+    if units >= MAX_UNITS:
+        raise ValueError(
+            f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden} and n_scales={n_scales} take {units} "
+            f"lines, of {TILE_BYTES} bytes of a row or of two scales; it must be less than {MAX_UNITS}"
+        )
+    sizes = *map(int, (max_tokens, hidden, n_experts, top_k)), dtype, moved, int(n_scales)
+    return Sizes(*sizes, n_experts // n_ranks)

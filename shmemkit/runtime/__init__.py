@@ -1,0 +1,1 @@
+"""The World, its symmetric memory, and launches of kernels."""

@@ -1,0 +1,104 @@
+"""The barrier of all ranks on a stream, over NVLink, whose wait is bounded in time and names who is missing.
+
+Signals   arrivals[k], on every rank: how many times rank k has arrived (only rank k adds to it)
+Counter   epoch[0], local: calls so far. In device memory, so that a replayed graph counts on
+
+  thread k, for rank k, if that is another:
+             1. add one to arrivals[me] on rank k         release, sys: publishes what was before it on the
+                                                          stream
+             2. wait until arrivals[k] >= epoch + 1       acquire, sys: sees what rank k did before
+  block:     3. syncthreads, then thread 0 sets epoch += 1
+
+Nothing is ever reset: a rank is at most one call ahead of another, since leaving a call takes everyone's
+arrival in it. Who arrives only adds, and so need not load the counter before. That the next launch begins
+early (PDL) changes nothing: it touches nothing until this one has ended.
+
+Step 1 and 3 are done even when a wait of this rank has expired, unlike `notify` (see ``device.deadline``): so
+every rank counts each of its calls exactly once, and a barrier that has expired does not disturb a later one.
+"""
+
+from numba import cuda
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    num_ranks,
+    rank,
+    red_release,
+    symm_at,
+    wait,
+)
+
+from .launch import MAX_THREADS, bind
+
+
+@cuda.jit(device=True)
+def arrive_and_wait(arrivals, there, epoch, first, end):
+    """Steps 1 and 2 among the ranks from `first` to `end` - 1, by a block; syncthreads. -> epoch + 1
+
+    there  arrivals on this thread's first rank: what finds it may come before the kernels before have ended
+    """
+    me, threads = rank(), cuda.blockDim.x
+    peer = first + cuda.threadIdx.x
+    while peer < end:
+        if peer != me:
+            red_release(there, me, 1, "sys")
+        peer += threads
+        there = symm_at(arrivals, min(peer, end - 1))
+    target = epoch[0] + 1
+    peer = first + cuda.threadIdx.x
+    while peer < end:
+        if peer != me:
+            wait(arrivals[peer:], 1, "sys", "acquire", target)
+        peer += threads
+    cuda.syncthreads()
+    return target
+
+
+@cuda.jit
+def barrier_kernel(arrivals, epoch):
+    """Meet all ranks.
+
+    arrivals  uint64 (n_ranks,), symmetric, zeros at first
+    epoch     uint64 (1,), zero at first
+    grid      1; any number of threads: best one for each rank
+    """
+    n = num_ranks()
+    there = symm_at(arrivals, min(cuda.threadIdx.x, n - 1))
+    griddepcontrol_wait(there, arrivals, epoch, n)
+    griddepcontrol_launch_dependents()
+    target = arrive_and_wait(arrivals, there, epoch, 0, n)
+    if cuda.threadIdx.x == 0:
+        epoch[0] = target
+
+
+@cuda.jit
+def team_barrier_kernel(arrivals, epoch, first, end, signals):
+    """Meet the ranks from `first` to `end` - 1, of which this is one; not for PDL. Otherwise as
+    ``barrier_kernel``.
+
+    signals  uint64, as many of each of these ranks, one rank's behind another's: before a rank is told that
+             this one has arrived, its signals here are set to 0; my own stay
+    """
+    each, peer = signals.size // (end - first), first + cuda.threadIdx.x
+    while peer < end:
+        if peer != rank():
+            for i in range((peer - first) * each, (peer - first + 1) * each):
+                signals[i] = 0
+        peer += cuda.blockDim.x
+    there = symm_at(arrivals, min(first + cuda.threadIdx.x, end - 1))
+    target = arrive_and_wait(arrivals, there, epoch, first, end)
+    if cuda.threadIdx.x == 0:
+        epoch[0] = target
+
+
+def bind_barrier(arrivals, epoch, n_ranks, stream):
+    """The barrier, bound to `stream`. Of uint64: arrivals, symmetric, n_ranks zeros; epoch, local, one."""
+    return bind(barrier_kernel, 1, min(n_ranks, MAX_THREADS), (arrivals, epoch), stream=stream)
+
+
+def bind_team_barrier(arrivals, epoch, ranks, signals, stream):
+    """The barrier of `ranks`, a range that this one is in, which first sets `signals` to 0, as
+    ``team_barrier_kernel`` says; arrivals has a zero for each rank of the World."""
+    threads, given = min(len(ranks), MAX_THREADS), (arrivals, epoch, ranks.start, ranks.stop, signals)
+    return bind(team_barrier_kernel, 1, threads, given, stream=stream)

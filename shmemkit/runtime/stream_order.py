@@ -1,0 +1,52 @@
+"""Calls on several streams, in the order of the host's calls."""
+
+from shmemkit.support.call_site import users_call
+
+
+class StreamOrder:
+    """Makes each call run after those before it, whatever their streams.
+
+    ``before(stream, name, *arrays, shared=None)`` precedes a call; a stream of None is the World's. It does
+    nothing as long as the stream is the same. Captured calls follow only those of the same capture: who
+    launches a graph orders it. And while the stream of the last call captures, no stream can wait for the
+    work before the capture.
+
+    On the emulator, ValueError if the call with this number is a different one on another rank: it has
+    another name, or arrays of another dtype or size; or `shared`, an array that peers use if it is symmetric,
+    is another part of symmetric memory there, or private.
+    """
+
+    def __init__(self, world):
+        self._world, self._backend, self._calls = world, world.backend, world.backend.calls
+        self._last = {None: None}  # capture, None for none -> the stream of its last call, as far as known
+        self._stream, self._captured = None, False  # of the last call
+
+    def before(self, stream, name, *arrays, shared=None):
+        if self._calls is not None:
+            given = " and ".join(f"{array.size} {array.dtype}" for array in arrays)
+            where = "" if shared is None else _where(self._world.place_of(shared))
+            self._calls.enter(f"{name} of {given}{where}" if given else name, users_call(name).site)
+        if not self._captured and _same(stream, self._stream):
+            return
+        capture = self._backend.capture_of(stream)
+        # A call on the same stream, when it began to capture, was not noticed.
+        earlier = self._last.get(capture, self._stream)
+        if not _same(earlier, stream):
+            self._backend.follow(stream, earlier)
+        self._last = {None: self._last[None], capture: stream}
+        self._stream, self._captured = stream, capture is not None
+
+
+def _same(stream, other):
+    """Also of two objects, or addresses, of one stream. (Those of different libraries are not compared.)"""
+    return stream is other or (type(stream) is type(other) and stream == other)
+
+
+def _where(place):
+    return " in private memory" if place is None else f" in {place[0]} at byte {place[1]}"
+
+
+def shared_order(world):
+    """-> the StreamOrder that collectives and products of a World share. Their kernels wait for other ranks,
+    and some take all multiprocessors: two at a time, each under way on some ranks, would wait for ever."""
+    return world.kept.setdefault(StreamOrder, StreamOrder(world))

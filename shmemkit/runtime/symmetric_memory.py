@@ -1,0 +1,419 @@
+"""Symmetric arrays: they have the same shape and dtype on every rank, each in its rank's symmetric heap.
+
+``zeros``, ``empty``, ``full``, ``array``, ``signals`` and ``free`` are collective: all ranks call them, in
+the same order. If the ranks ask for different arrays, every rank raises. The arrays are CuPy arrays on GPUs
+and NumPy arrays on the emulator. ``free`` gives memory back; the World frees the rest when it is finalized.
+An array that the program drops without ``free`` stays allocated until then, and is reported as a leak.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmemkit.support.agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
+from shmemkit.support.arrays import as_array, is_tensor, stream_of
+from shmemkit.support.call_site import users_call
+from shmemkit.support.settings import integer, listed, shown
+from shmemkit.typing import AnyArray, Array, DType, Shape, Stream
+
+DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+DTYPES += ["complex64", "complex128"]
+
+
+def as_dtype(dtype, who=""):
+    """`dtype`, also PyTorch's, as NumPy's; bfloat16 is that of ml_dtypes. TypeError for what is not a dtype,
+    ValueError for one that kernels cannot hold. `who`, as "zeros(): ", begins the message."""
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        found = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.name not in DTYPES:
+        kind = ValueError if isinstance(dtype, (str, type, np.dtype)) else TypeError
+        text = found or (dtype.__name__ if isinstance(dtype, type) else shown(dtype))
+        raise kind(f"{who}dtype is {text}; it must be {listed(DTYPES)}")
+    if not found.isnative:
+        raise ValueError(
+            f"{who}dtype {found} has the other byte order. Use {found.name!r}, and convert the data"
+        )
+    return found
+
+
+def as_shape(shape, who="", argument="shape"):
+    """`shape`, an integer or a sequence of them, as a tuple. TypeError or ValueError for others, of this
+    `argument`; `who` as of ``as_dtype``."""
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    kind = ValueError
+    try:
+        result = tuple(integer("", "", n) for n in sizes)
+    except TypeError:
+        kind, result = TypeError, (-1,)
+    if any(n < 0 for n in result):
+        text = tuple(sizes) if sizes is shape else shown(shape)
+        needed = "an integer of 0 or more, or a tuple of such integers"
+        raise kind(f"{who}{argument} is {text}; it must be {needed}")
+    return result
+
+
+class _Owner:
+    """Keeps a symmetric allocation known as long as an array or a view of it lives."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Allocation:
+    def __init__(self, raw, number, name, shape, dtype, owner):
+        self.raw, self.number, self.name, self.shape, self.dtype = raw, number, name, shape, dtype
+        self.owner = weakref.ref(owner)
+
+    def __str__(self):
+        return f"{self.name} {self.dtype} {self.shape}"
+
+
+class SymmetricMemory:
+    """The allocating half of a World, which has these:"""
+
+    backend: Any
+    rank: int
+    n_ranks: int
+    node_ranks: range
+    xp: ModuleType
+    stream: Stream
+    _meet: Callable[..., list]
+    _check_alive: Callable[[str], None]
+
+    def _init_memory(self):
+        self._allocations = {}  # address -> _Allocation
+        self._count = 0  # allocations so far
+        self._dropped = []  # of them, those whose arrays were gone at the last allocation or free
+
+    def empty(self, shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
+        """Allocate a symmetric array without setting its content. Collective.
+
+        shape   an integer of 0 or more, or a tuple of them
+        dtype   float16, bfloat16, float32, float64, a signed or unsigned integer, bool or complex
+        name    a string that appears in reports
+
+        On the emulator floats are NaN at first, and the check for races reports kernels that read elements
+        which nobody has written. TypeError or ValueError, on every rank, for a wrong shape or dtype, or if
+        the ranks ask for different ones; MemoryError, on every rank, when the symmetric heap is full.
+        """
+        self._check_alive("empty")
+        raw, result = self._allocate("empty", lambda: (shape, dtype), name)
+        if self.backend.name == "emulator":
+            self.backend.leave_empty(raw)
+            self._meet("empty")  # nobody writes before it is there
+        return result
+
+    def full(
+        self,
+        shape: Shape,
+        fill_value: npt.ArrayLike | Array,
+        dtype: DType = "float32",
+        name: str | None = None,
+    ) -> Array:
+        """Allocate a symmetric array and fill it with `fill_value`. Collective; see ``empty``.
+
+        fill_value  a number that the dtype can hold, or an array that broadcasts to the shape; it may differ
+                    from rank to rank
+
+        Every rank's array is filled before any rank returns.
+        """
+        self._check_alive("full")
+
+        def checked():
+            _check_fill(fill_value, as_shape(shape, "full(): "), as_dtype(dtype, "full(): "))
+            return shape, dtype
+
+        _, result = self._allocate("full", checked, name)
+        with self.stream:
+            result[...] = fill_value
+        self._content_is_there("full")
+        return result
+
+    def zeros(self, shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
+        """Allocate a symmetric array of zeros. Collective; see ``empty``. Every rank's array is zero before
+        any rank returns."""
+        self._check_alive("zeros")
+        return self._zeros(lambda: (shape, dtype), name)
+
+    def _zeros(self, checked, name):
+        raw, result = self._allocate("zeros", checked, name)
+        with self.stream:
+            raw.fill(0)
+        self._content_is_there("zeros")
+        return result
+
+    def array(
+        self, values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: str | None = None
+    ) -> Array:
+        """Allocate a symmetric array and copy `values` to it. Collective; see ``empty``.
+
+        values  an array, a PyTorch tensor or a nested list of numbers; its shape is the same on every rank,
+                the numbers may differ
+        dtype   default: that of `values`
+        """
+        self._check_alive("array")
+        source = None
+
+        def checked():
+            nonlocal source
+            source = _numbers(values, self.xp)
+            # NumPy's may have another byte order; the copy has this machine's
+            native = as_dtype(source.dtype.newbyteorder("="), "array(): the values' ")
+            return source.shape, native if dtype is None else dtype
+
+        _, result = self._allocate("array", checked, name)
+        if is_tensor(values) and values.is_cuda:
+            self.backend.follow(None, stream_of(None, values))
+        with self.stream:
+            result[...] = self.xp.asarray(source)
+        self._content_is_there("array")
+        return result
+
+    def signals(self, n: int, name: str | None = None) -> Array:
+        """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.
+        Collective; see ``empty``."""
+        self._check_alive("signals")
+        name = "signals" if name is None else name
+        return self._zeros(lambda: (as_shape(n, "signals(): ", "n"), "uint64"), name)
+
+    def free(self, array: Array) -> None:
+        """Give the memory of a symmetric array back. Collective.
+
+        array  what zeros, empty, full, array or signals returned, the same array on every rank; not a view
+        """
+        self._check_alive("free")
+        self.backend.synchronize()  # a kernel may still write into it
+        request = error = where = None
+        try:
+            self._check_array(array)
+            where = self.backend.address(array)
+            allocation = self._allocations.get(where)
+            if allocation is None or (array.shape, array.dtype) != (allocation.shape, allocation.dtype):
+                name, _ = self.place_of(array) or (None, 0)
+                raise ValueError(
+                    "free(): array is not in symmetric memory of this World, or it was freed before"
+                    if name is None
+                    else f"free(): array is a view of the symmetric array {name!r}. Give that array itself"
+                )
+            request = f"array {allocation.number} ({allocation.dtype} {allocation.shape})"
+        except (TypeError, ValueError) as e:
+            error = e
+        self._agree("free", "All ranks must free the same array", request, error, "free")
+        self.backend.free(self._allocations.pop(where).raw)
+
+    def peer_view(self, array: AnyArray, rank: int) -> Array:
+        """Return the same symmetric array of another `rank`, as an array that this rank's host can read and
+        write. Not collective.
+
+        array  a symmetric array, or a view of one
+        rank   0 to n_ranks - 1
+
+        ValueError when `array` is not symmetric, or `rank` cannot be reached through shared memory or NVLink.
+        """
+        self._check_alive("peer_view")
+        rank = integer("peer_view()", "rank", rank, 0, self.n_ranks - 1)
+        try:
+            array = self._as_array(array)
+        except TypeError:
+            needed = "it must be a symmetric array, as shmemkit.zeros() makes"
+            raise TypeError(f"peer_view(): array is {shown(array)}; {needed}") from None
+        if not self.is_symmetric(array):
+            raise ValueError(
+                f"peer_view(): array, {array.dtype} {array.shape}, is not in symmetric memory of this World. "
+                "Make it with shmemkit.zeros() or the like"
+            )
+        return array if rank == self.rank else self.backend.peer_view(array, rank)
+
+    def is_symmetric(self, array: AnyArray) -> bool:
+        """Return whether `array` lies in a symmetric array of this World that has not been freed. Not
+        collective."""
+        return self.place_of(array) is not None
+
+    def place_of(self, array: AnyArray) -> tuple[str, int] | None:
+        """Return (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not
+        collective."""
+        self._check_alive("place_of")
+        at = self.backend.address(self._as_array(array))
+        for start, allocation in self._allocations.items():
+            if 0 <= at - start < allocation.raw.nbytes:
+                return allocation.name, at - start
+        return None
+
+    def multicast_view(self, array: Array) -> Array:
+        """Return `array`, symmetric, as a multicast array of this node's ranks (NVLink SHARP, NVLS).
+        Collective.
+
+        It has the same shape and dtype; a store to it goes to each of these ranks.
+
+        It is an argument for kernels; only the functions of ``shmemkit.device`` that begin with multimem_
+        may use its elements. It is valid as long as `array` is not freed.
+
+        ValueError, on every rank, when a rank has no multicast address, with the reason: multicast is turned
+        off (NVSHMEM_DISABLE_NVLS), the GPU is older than Hopper or not at an NVSwitch, NVSHMEM has none, or
+        `array` is not symmetric. On the emulator every node has multicast.
+        """
+        self._check_alive("multicast_view")
+        view = reason = None
+        try:
+            if not (isinstance(array, self.xp.ndarray) and self.is_symmetric(array)):
+                raise ValueError("array is not symmetric. Make it with shmemkit.zeros() or the like")
+            view = self.backend.multicast_view(array, self.node_ranks)
+        except ValueError as error:
+            reason = str(error)
+        refusals = [(ranks, text) for ranks, text in by_text(self._meet("multicast_view", reason)) if text]
+        if refusals:
+            said = "; ".join(f"{ranks_text(ranks)}: {text}" for ranks, text in refusals)
+            raise shown_by(0, ValueError(f"multicast_view(): there is no multicast address. {said}"))
+        return view
+
+    # -- inside
+    def _as_array(self, array) -> Any:
+        """`array`, also a PyTorch tensor or another of the same memory, as one of the World's."""
+        if isinstance(array, self.xp.ndarray):
+            return array
+        return as_array(f"{users_call('place_of')!s}()", "array", array, self.xp)
+
+    def _check_array(self, array):
+        if not isinstance(array, kind := self.xp.ndarray):
+            raise TypeError(
+                f"{users_call('place_of')!s}(): array is {shown(array)}; it must be a {kind.__module__}."
+                f"{kind.__name__} in symmetric memory"
+            )
+
+    def _allocate(self, call, checked, name):
+        """``checked()`` -> (shape, dtype), or raises TypeError or ValueError."""
+        request, error, who = None, None, f"{users_call(call)!s}(): "
+        try:
+            shape, dtype = checked()
+            shape, dtype = as_shape(shape, who), as_dtype(dtype, who)
+            if not (name is None or isinstance(name, str)):
+                raise TypeError(f"{who}name is {shown(name)}; it must be a string or None")
+            request = f"for {dtype.name} {shape}"
+        except (TypeError, ValueError) as e:
+            error = e
+        self._agree(call, "A symmetric array has the same shape and dtype on all ranks", request, error)
+        n_bytes = math.prod(shape) * dtype.itemsize
+        raw = self.backend.allocate(n_bytes)
+        owner = _Owner()
+        result = self.backend.as_array(raw, shape, dtype, owner)
+        self._count += 1
+        name = name or f"array {self._count}"
+        self.backend.describe(raw, name, dtype)
+        self._allocations[self.backend.address(raw)] = _Allocation(
+            raw, self._count, name, shape, dtype, owner
+        )
+        return raw, result
+
+    def _agree(self, call, rule, request, error, verb="ask"):
+        """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if one of them
+        has an error, or they differ."""
+        self._dropped = self._leaks()
+        refusals, requests, places = zip(
+            *self._meet(call, (told(error), request, f"{users_call(call)}")), strict=True
+        )
+        raise_alike(error, refusals)
+        if len(set(requests)) > 1 and len(set(places)) > 1:
+            requests = [f"{request} in {place}" for request, place in zip(requests, places, strict=True)]
+        check_equal(requests, rule, verb)
+
+    def _content_is_there(self, call):
+        self.stream.synchronize()
+        self._meet(call)
+
+    def _leaks(self):
+        """Allocations whose arrays are gone."""
+        return [a for a in self._allocations.values() if a.owner() is None]
+
+
+def _numbers(values, module):
+    """`values` as an array of NumPy or `module`."""
+    if isinstance(values, (np.ndarray, module.ndarray)):
+        return values
+    on_gpu = module.ndarray is not np.ndarray
+    if is_tensor(values):
+        values = (values if on_gpu else values.cpu()).detach().resolve_conj().resolve_neg()
+        return as_array("array()", "values", values, module if values.is_cuda else np)
+    try:
+        if on_gpu and hasattr(values, "__cuda_array_interface__"):
+            return module.asarray(values)
+        found = module.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise ValueError(f"array(): values is {shown(values)} that is not an array: {error}") from None
+    if not hasattr(values, "dtype") and found.dtype.name not in DTYPES:
+        needed = "it must be an array, a PyTorch tensor or a nested list of numbers"
+        raise TypeError(f"array(): values is {shown(values)}; {needed}")
+    return found
+
+
+def _check_fill(value, shape, dtype):
+    """TypeError or ValueError unless ``full`` can store `value`. CuPy's arrays are not read."""
+    text, kind = shown(value), ValueError
+    try:
+        if not hasattr(value, "dtype") or isinstance(value, (np.ndarray, np.generic)):
+            fill = np.asarray(value)
+            numbers = fill.dtype.name in DTYPES and (fill.dtype.kind != "c" or dtype.kind == "c")
+            kind = ValueError if numbers else TypeError
+            with np.errstate(all="ignore"):
+                np.empty(fill.shape, dtype)[...] = value
+            value = fill
+        text = f"{value.dtype} {value.shape}" if value.shape else text
+        if kind is ValueError and np.broadcast_shapes(value.shape, shape) == shape:
+            return
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise kind(f"full(): fill_value is {text}; it must be a number of {dtype}, or an array of shape {shape}")
+
+
+def _current():
+    from . import world
+
+    return world.current(required=True)
+
+
+def empty(shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
+    return _current().empty(shape, dtype, name)
+
+
+def full(
+    shape: Shape, fill_value: npt.ArrayLike | Array, dtype: DType = "float32", name: str | None = None
+) -> Array:
+    return _current().full(shape, fill_value, dtype, name)
+
+
+def zeros(shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
+    return _current().zeros(shape, dtype, name)
+
+
+def array(values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: str | None = None) -> Array:
+    return _current().array(values, dtype, name)
+
+
+def signals(n: int, name: str | None = None) -> Array:
+    return _current().signals(n, name)
+
+
+def free(array: Array) -> None:
+    return _current().free(array)
+
+
+def peer_view(array: AnyArray, rank: int) -> Array:
+    return _current().peer_view(array, rank)
+
+
+for _function in (empty, full, zeros, array, signals, free, peer_view):
+    _function.__doc__ = getattr(SymmetricMemory, _function.__name__).__doc__

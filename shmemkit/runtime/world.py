@@ -1,0 +1,507 @@
+"""The World of a program: its ranks, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
+emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import io
+import math
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, TextIO, TypeVar, overload
+
+import numpy as np
+
+import shmemkit
+from shmemkit.emu.run import current_host
+from shmemkit.support import notebook, settings, timeouts
+from shmemkit.support.agreement import check_equal, raise_alike, told
+from shmemkit.support.arrays import as_array, stream_of
+from shmemkit.support.call_site import users_call
+from shmemkit.support.command_line import say
+from shmemkit.support.settings import integer, listed, one_of, shown
+from shmemkit.typing import AnyArray, AnyStream, Comm
+
+from .host_barrier import RollCall
+from .program_end import Ending
+from .symmetric_memory import SymmetricMemory
+
+_COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
+T = TypeVar("T")
+_alone, _ended = None, False  # the World of this process, outside of emu.run; whether there was one
+
+
+@overload
+def current(required: Literal[True]) -> World: ...
+@overload
+def current(required: bool = False) -> World | None: ...
+def current(required: bool = False) -> World | None:
+    """The World that is alive here, or None. With `required`, RuntimeError instead of None."""
+    host = current_host()
+    world = host.world if host else _alone
+    if world is None and required:
+        if host.ended if host else _ended:
+            raise RuntimeError("the World is finalized. Call shmemkit.init() again")
+        raise RuntimeError("there is no World yet. Call shmemkit.init() first")
+    return world
+
+
+def init(
+    backend: Literal["auto", "nvshmem", "emulator"] = "auto",
+    comm: Comm | None = None,
+    local_size: int | None = None,
+) -> World:
+    """Initialize this rank and return its World. Collective.
+
+    backend     "nvshmem" (GPUs), "emulator" (CPU) or "auto". "auto" takes SHMEMKIT_BACKEND if it is set, else
+                NVSHMEM if there are a GPU and nvshmem4py, else the emulator
+    comm        the mpi4py communicator of the ranks. Default: COMM_WORLD under mpirun or srun, else one rank
+    local_size  splits the ranks into logical nodes of this many consecutive ranks, so that multi-node kernels
+                run on one host. It must divide the number of ranks. Default: SHMEMKIT_LOCAL_SIZE, else the
+                number of ranks on this host
+
+    The World's stream becomes CuPy's current stream. Use the World as a context manager, or call its
+    finalize(); otherwise that happens at exit. If a failure on the emulator has ended the World of all ranks,
+    init() makes a new one.
+
+    RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun or torchrun
+    started several ranks and MPI knows of one; TypeError or ValueError for wrong arguments.
+    """
+    global _alone
+    host, world = current_host(), current()
+    if world is not None and world.backend.over:
+        world.abandon()
+    elif world is not None:
+        raise RuntimeError(
+            "init(): this rank has a World already. Call finalize() on it, or use the one that "
+            "shmemkit.current() returns"
+        )
+    if host is not None:
+        asked, who = _asked_for(backend)
+        if asked == "nvshmem":
+            raise RuntimeError(
+                f"init(): {who} asks for the backend 'nvshmem', but shmemkit.emu runs this program on the "
+                "emulator. Start it with mpirun to use GPUs"
+            )
+        n_pes = host.program.machine.n_pes
+        if comm is not None and _size_of(comm) != n_pes:
+            raise ValueError(
+                f"init(): comm has {comm.Get_size()} ranks; it must have all {n_pes} that the emulator runs"
+            )
+        host.world = world = World("emulator", None, local_size)
+        return world
+    name, reason = choose_backend(backend)
+    if comm is not None:
+        _size_of(comm)
+    if reason and name == "emulator" and "nvshmem4py" in reason:
+        warnings.warn(f"shmemkit runs on the CPU emulator: {reason}", stacklevel=2)
+    if comm is None and launched_by_mpi():
+        from mpi4py import MPI
+
+        _check_launcher(MPI)
+        _check_torchrun(MPI.COMM_WORLD.Get_size())
+        comm = MPI.COMM_WORLD
+    elif comm is None:
+        _check_torchrun(1)
+    _alone = world = World(name, comm, local_size)
+    return world
+
+
+def _size_of(comm):
+    """How many ranks `comm` has. TypeError if it is no communicator."""
+    if any(not callable(getattr(comm, name, None)) for name in _COMM):
+        raise TypeError(
+            f"init(): comm is {shown(comm)}; it must be an mpi4py communicator, or an object with "
+            f"its methods {listed(_COMM, 'and')}"
+        )
+    return comm.Get_size()
+
+
+def _asked_for(requested):
+    """-> (backend, who asks for it), by ``init(requested)`` and SHMEMKIT_BACKEND"""
+    one_of("init()", "backend", requested, settings.BACKENDS)
+    variable = settings.backend()
+    if requested != "auto":
+        return requested, "the program"
+    return variable, "SHMEMKIT_BACKEND"
+
+
+def choose_backend(requested="auto"):
+    """-> (backend, reason): what ``init(requested)`` uses, and why. Nothing is initialized."""
+    asked, who = _asked_for(requested)
+    if asked != "auto":
+        return asked, f"{who} asks for it"
+    count = n_gpus()
+    if count == 0:
+        return "emulator", "no CUDA GPU was found"
+    if importlib.util.find_spec("nvshmem") is None or importlib.util.find_spec("cupy") is None:
+        return "emulator", (
+            f"{count} GPU{'s' * (count > 1)} found, but nvshmem4py and CuPy are not installed: "
+            "pip install 'shmemkit[cu13]' (or cu12)"
+        )
+    return "nvshmem", f"{count} GPU{'s' * (count > 1)} found"
+
+
+def n_gpus():
+    """CUDA devices that this process sees; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+_SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # of the launchers
+
+
+def _under_srun():
+    return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
+
+
+def launched_by_mpi():
+    """Whether mpirun or srun started this process, or the program imported mpi4py.MPI."""
+    by_mpirun = any(variable in os.environ for variable in (*_SIZES, "PMIX_RANK"))
+    return by_mpirun or _under_srun() or "mpi4py.MPI" in sys.modules
+
+
+def _check_launcher(MPI):
+    """RuntimeError if the launcher started several ranks, and each of them takes itself for the only one."""
+    if MPI.COMM_WORLD.Get_size() > 1:
+        return
+    # The shell of `srun --pty` has the variables of its step; what it starts is not a rank of that.
+    of_step = ("SLURM_STEP_NUM_TASKS",) if _under_srun() and "SLURM_PTY_PORT" not in os.environ else ()
+    sizes = {v: int(os.environ[v]) for v in (*_SIZES, *of_step) if os.environ.get(v, "").isdecimal()}
+    variable = max(sizes, key=sizes.get, default=None)
+    if variable is None or sizes[variable] < 2:
+        return
+    name, version = MPI.get_vendor()
+    raise RuntimeError(
+        f"init(): the launcher started {sizes[variable]} ranks ({variable}), but MPI's COMM_WORLD has one: "
+        f"the launcher is not of the MPI that mpi4py loads, {name} {'.'.join(map(str, version))}. Start the "
+        "ranks with 'shmemkit run -n N script.py', which finds the right launcher; 'shmemkit doctor' shows "
+        "what is installed. With srun, try --mpi=pmix or --mpi=pmi2. If one rank is what you want, call "
+        "init(comm=MPI.COMM_SELF)"
+    )
+
+
+def _check_torchrun(n_ranks):
+    """RuntimeError if torchrun started several processes, and each of them takes itself for the only rank."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if n_ranks > 1 or not size.isdecimal() or int(size) < 2:
+        return
+    if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
+        raise RuntimeError(
+            f"init(): torchrun started {size} processes, but MPI knows of one. Start the script by "
+            f"'shmemkit run -n {size} script.py', or pass comm="
+        )
+
+
+class OutOfReach(ValueError):
+    """Kernels cannot load from or store to the memory of some rank."""
+
+
+class World(SymmetricMemory):
+    """The ranks of this program and what they share.
+
+    rank, n_ranks      this rank and how many there are
+    node, n_nodes      this rank's node and how many there are (logical nodes with `local_size`)
+    local_rank         this rank within its node; consecutive ranks share a node
+    local_size         ranks per node
+    node_ranks         those of this node, a range
+    xp                 the array module: cupy, or on the emulator NumPy, whose asarray copies host arrays, too
+    stream             a non-blocking stream that Numba, CuPy and cuda.core accept; CuPy's current stream
+    comm               the mpi4py communicator, or one with its allgather, bcast, gather and barrier
+    backend            `.name` is "nvshmem" or "emulator"
+    """
+
+    comm: Comm
+
+    def __init__(self, backend: str, comm: Comm | None, local_size: int | None):
+        limit = timeouts.default()  # a bad one is refused before anything is initialized
+        self.finalized = False
+        self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
+        self.kept = {}  # objects that live as long as the World, by who keeps them
+        self._host = current_host()
+        notebook.hide_our_frames()
+        self._ending = Ending(comm)
+        if backend == "emulator":
+            from shmemkit.backends.emulator import EmulatorBackend
+
+            self.backend = EmulatorBackend(comm)
+        else:
+            from shmemkit.backends.nvshmem import NvshmemBackend
+
+            self.backend = NvshmemBackend(comm)
+        self.comm = self.backend.comm
+        self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
+        try:
+            self.local_size = self._local_size(local_size)
+        except (TypeError, ValueError):
+            self.backend.abandon()
+            raise
+        self._roll_call = None
+        if backend != "emulator" and self.n_ranks > 1:
+            self._roll_call = RollCall(self.comm, limit)
+        self.node, self.local_rank = divmod(self.rank, self.local_size)
+        self.n_nodes = self.n_ranks // self.local_size
+        self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
+        self.backend.set_local_size(self.local_size)
+        self.xp, self.stream = self.backend.xp, self.backend.stream
+        self._init_memory()
+        if self._host is None:
+            self._ending.watch(self)
+
+    def _local_size(self, requested):
+        given, size = f"init(): local_size is {requested}", requested
+        if requested is None:
+            variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
+            if not variable:
+                return self.backend.default_local_size
+            given = f"SHMEMKIT_LOCAL_SIZE is {variable!r}"
+            size = int(variable) if variable.isdecimal() else 0
+        size = integer("init()", "local_size", size)
+        if size < 1 or self.n_ranks % size:
+            raise ValueError(f"{given}; it must divide the number of ranks, {self.n_ranks}")
+        return size
+
+    def __repr__(self):
+        return f"<World rank {self.rank} of {self.n_ranks}, {self.n_nodes} node(s), {self.backend.name}>"
+
+    if not TYPE_CHECKING:  # with it, every attribute would be there
+
+        def __getattr__(self, name):
+            """Of an attribute that there is not: what to use."""
+            instead = f"sk.{name}" if name in shmemkit.__all__ else shmemkit._AS_IN_MPI.get(name)
+            if instead is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"a World has no {name!r}; use {instead}", name=name)
+
+    # -- synchronisation
+    def barrier(self, stream: AnyStream | None = None) -> None:
+        """Enqueue a barrier of all ranks on `stream` (default: the World's). Collective.
+
+        Work that any rank enqueues after it sees all that every rank enqueued before it, puts included. On
+        GPUs it returns at once, and can be captured in a graph. ``stream.synchronize()`` waits for it, and
+        after SHMEMKIT_TIMEOUT raises SignalTimeout, which names the missing ranks.
+        """
+        self._check_alive("barrier")
+        self.backend.barrier(stream)
+
+    def host_barrier(self) -> None:
+        """Wait until the host programs of all ranks are here. Does not wait for GPU work. Collective.
+
+        After SHMEMKIT_TIMEOUT it raises RankTimeout, which names the missing ranks; without that setting, a
+        line on standard error names them after a minute. All collective functions of the World do so.
+        """
+        self._check_alive("host_barrier")
+        self._meet("host_barrier")
+
+    def host_allgather(self, value: T) -> list[T]:
+        """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled,
+        else all ranks raise TypeError. Does not wait for GPU work. Collective."""
+        self._check_alive("host_allgather")
+        error = None
+        try:
+            pickle.dumps(value)
+        except Exception as e:
+            error = TypeError(
+                f"host_allgather(): value is {shown(value)}, which cannot be pickled: {e}. Give numbers, "
+                "strings, arrays, or lists and dicts of them"
+            )
+        answers = self._meet("host_allgather", (told(error), value if error is None else None))
+        errors, values = zip(*answers, strict=True)
+        raise_alike(error, errors)
+        return list(values)
+
+    def print(
+        self,
+        *values: object,
+        ranks: int | Iterable[int] | None = None,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: TextIO | None = None,
+        flush: bool = True,
+    ) -> None:
+        """Print the `values` of each rank, in the order of ranks. Collective.
+
+        Rank 0 prints everything: the lines of different ranks cannot mix, whatever the MPI does with the
+        output of the ranks. Each rank makes its text of `values` as the built-in ``print`` does. It does not
+        wait for GPU work: call ``synchronize()`` before you print an array that a kernel writes.
+
+        ranks      the ranks whose values are printed: None (all), an integer, or several integers, such as
+                   a range or a list. All ranks give the same; the other ranks' values are ignored
+        sep, end   as of the built-in ``print``, on each rank
+        file       where rank 0 prints; default: its standard output
+        flush      whether rank 0 flushes `file`
+
+        A rank that is no integer is a TypeError, and a rank that does not exist a ValueError, as are ranks
+        that give different `ranks`. If a value's ``__str__`` raises an exception, its rank raises that. In
+        all these cases all ranks raise, and nothing is printed.
+        """
+        self._check_alive("print")
+        chosen, error, text = None, None, io.StringIO()
+        try:
+            chosen = self._chosen(ranks)
+            if self.rank in chosen:
+                print(*values, sep=sep, end=end, file=text)
+        except Exception as e:
+            error = e
+        answers = self._meet("print", (told(error), f"ranks={chosen}", text.getvalue()))
+        errors, given, texts = zip(*answers, strict=True)
+        raise_alike(error, errors)
+        check_equal(given, "All ranks must give print() the same ranks")
+        if self.rank == 0:
+            print(*texts, sep="", end="", file=file, flush=flush)
+
+    def _chosen(self, ranks):
+        """The `ranks` of ``print``, in order."""
+        if ranks is None:
+            return list(range(self.n_ranks))
+        several = ranks if hasattr(ranks, "__iter__") and not isinstance(ranks, str) else [ranks]
+        return sorted({integer("print()", "a rank", rank, 0, self.n_ranks - 1) for rank in several})
+
+    def asnumpy(self, array: AnyArray, stream: AnyStream | None = None) -> np.ndarray:
+        """Return a NumPy copy of `array`, also of a PyTorch tensor, once the work enqueued on `stream` has
+        finished (default: the World's, of a tensor on a GPU PyTorch's current one). SignalTimeout as
+        ``synchronize``."""
+        self._check_alive("asnumpy")
+        stream = stream_of(stream, array)
+        if not isinstance(array, (self.xp.ndarray, np.ndarray)):
+            array = as_array("asnumpy()", "array", array, self.xp)
+        return self.backend.to_host(array, stream)
+
+    def synchronize(self) -> None:
+        """Wait for all GPU work of this rank. SignalTimeout when waits of its kernels have expired
+        (SHMEMKIT_TIMEOUT, ``bind(timeout=)``)."""
+        self._check_alive("synchronize")
+        self.backend.synchronize()
+
+    # -- the end
+    def finalize(self) -> None:
+        """Wait for this rank's GPU work and for all ranks, free the symmetric arrays, and end the World.
+        Collective; a second call does nothing.
+
+        Symmetric arrays that the program dropped without ``free`` are reported on standard error.
+        """
+        if self.finalized:
+            return
+        if self.backend.over:
+            self.abandon()
+            return
+        self.backend.synchronize()
+        self._meet("finalize")
+        leaks = self._dropped if self.ends_with_main else self._leaks()
+        if leaks:
+            names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
+            say(f"shmemkit: rank {self.rank} dropped {len(leaks)} symmetric array(s) without free: {names}")
+        for allocation in self._allocations.values():
+            self.backend.free(allocation.raw)
+        self._allocations.clear()
+        if self._roll_call is not None:
+            self._roll_call.close()
+        try:
+            self.backend.finalize()
+        finally:
+            self._forget()
+
+    def abandon(self) -> None:
+        """End the World after a failure, without waiting for other ranks."""
+        if not self.finalized:
+            self.backend.abandon()
+            self._forget()
+
+    def _forget(self):
+        global _alone, _ended
+        self.finalized = True
+        self.kept.clear()
+        self._ending.forget()
+        if self._host is not None:
+            self._host.world, self._host.ended = None, True
+        if _alone is self:
+            _alone, _ended = None, True
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SystemExit):
+            self._ending.exit(error.code)
+            if self._host is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
+                error = None
+        if error is None:
+            self.finalize()
+        elif self.n_ranks == 1 or self._host is not None:
+            self.abandon()
+        elif self.backend.name == "emulator":
+            self.backend.fail(error)
+        # otherwise others may wait for this rank: an exception that nobody catches ends them all
+
+    def _meet(self, call, value=None):
+        """Meet the host programs of all ranks in `call`, a collective function. -> the `value` of every rank
+
+        RuntimeError, on every rank, if they call different functions: they would wait for each other forever.
+        RankTimeout if ranks are missing after SHMEMKIT_TIMEOUT.
+        """
+        users = users_call(call)
+        if call == "host_allgather":  # of what the user calls, it may be a part
+            call = str(users)
+        if self._roll_call is not None:
+            self._roll_call.meet(users)
+        answers = self.backend.allgather((call, users, value), users)
+        if len({theirs for theirs, *_ in answers}) > 1:
+            rule = "All ranks must make the same collective calls in the same order"
+            check_equal([f"{theirs}" for _, theirs, _ in answers], rule, "call", RuntimeError)
+        return [theirs for *_, theirs in answers]
+
+    def near(self) -> list[bool]:
+        """Return a list that says, for each rank, whether this rank's kernels reach it by loads and stores:
+        it is on the same node, and its memory is mapped here. Not collective."""
+        self._check_alive("near")
+        mapped = self.backend.mapped()
+        return [mapped[rank] and rank in self.node_ranks for rank in range(self.n_ranks)]
+
+    def check_reach(self, what: str, nvlink: bool = False, ranks: Iterable[int] | None = None) -> None:
+        """Raise ValueError, on every rank, unless the kernels of each rank reach its `ranks` (default: all)
+        by loads and stores (with `nvlink`: over NVLink). Collective.
+
+        what  begins the message: the name of what needs them
+        """
+        self._check_alive("check_reach")
+        if ranks is not None:
+            try:
+                ranks = list(ranks)
+            except TypeError:
+                text = f"check_reach(): ranks is {shown(ranks)}; it must be a list of ranks"
+                raise TypeError(text) from None
+            for rank in ranks:
+                integer("check_reach()", "rank", rank, 0, self.n_ranks - 1)
+        reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
+        if reason := next(filter(None, reasons), None):
+            raise OutOfReach(f"{what} cannot be used here: {reason}")
+
+    def locate(self, address: int) -> tuple[str, tuple[int, ...], int] | tuple[None, None, None]:
+        """Return (name, index, rank) of the symmetric array's element at `address`, as kernels of this rank
+        see it, or (None, None, None). GPUs only."""
+        if not hasattr(self.backend, "locate"):
+            raise RuntimeError("locate() is for GPUs only; the emulator's errors name the arrays")
+        rank, found = self.backend.locate(address, self._find)
+        return (None, None, None) if found is None else (*found, rank)
+
+    def _find(self, address):
+        """(name, index) of the element at `address` of this rank's symmetric heap, or None."""
+        for start, allocation in self._allocations.items():
+            number, within = divmod(address - start, allocation.dtype.itemsize)
+            if number >= 0 and within == 0 and number < math.prod(allocation.shape):
+                return allocation.name, tuple(map(int, np.unravel_index(number, allocation.shape)))
+        return None
+
+    def _check_alive(self, what):
+        if self.finalized:
+            raise RuntimeError(f"{what}(): this World is finalized. Call shmemkit.init() again")

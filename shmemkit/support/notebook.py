@@ -1,0 +1,79 @@
+"""What notebooks are told: lines by their cells, errors without our own frames, and cells that fail."""
+
+import os
+import re
+import sys
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OLD_NAME = re.compile(r"<ipython-input-(\d+)-")
+
+
+def shell():
+    """IPython's, or None where there is none."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def cell_of(file):
+    """ "Cell In[4]" if `file` is the code of that cell, else None."""
+    running = shell()
+    name = getattr(getattr(running, "compile", None), "format_code_name", lambda file: None)(file)
+    if name is not None:
+        return " ".join(name)
+    old = _OLD_NAME.match(file)
+    return old and f"Cell In[{old[1]}]"
+
+
+def hide_our_frames():
+    """From now on, IPython shows tracebacks without the frames of shmemkit. (It leaves out functions with
+    this local variable.) Whoever has a handler of their own keeps it."""
+    running = shell()
+    if running is not None and not running.custom_exceptions:
+        running.set_custom_exc((Exception,), _show)
+
+
+def _show(running, kind, error, trace, tb_offset=None):
+    _hide(error, set())
+    running.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def _hide(error, seen):
+    if error is None or error in seen:
+        return
+    seen.add(error)
+    entry, theirs = error.__traceback__, None
+    while entry is not None:
+        if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            entry.tb_frame.f_locals["__tracebackhide__"] = True
+        else:
+            theirs = entry
+        entry = entry.tb_next
+    if theirs is not None:
+        theirs.tb_next = None  # the innermost frame is shown in any case
+    _hide(error.__cause__, seen)
+    _hide(error.__context__, seen)
+
+
+def watch_cells(ended):
+    """Call ``ended(error)`` when a cell has failed, ``ended(None)`` when one begins. -> what ends that"""
+    running = shell()
+    if running is None:
+        return lambda: None
+
+    def before():
+        ended(None)
+
+    def after():
+        result = running.last_execution_result
+        error = getattr(result, "error_in_exec", None)
+        if error is not None:
+            ended(error)
+
+    running.events.register("pre_execute", before)
+    running.events.register("post_execute", after)
+
+    def end():
+        running.events.unregister("pre_execute", before)
+        running.events.unregister("post_execute", after)
+
+    return end
