@@ -15,7 +15,7 @@ from shmemkit.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80, sm90_host
 from shmemkit.gemm.problem import Gpu, Problem
 from shmemkit.gemm.sm80 import Sm80, Tile, choose_tile, grouping, resident
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import n_gpus
+from shmemkit.support.gpus import n_gpus
 
 SMALL = Tile(64, 64, 32, 3, 2, 2)
 

@@ -12,6 +12,7 @@ from numba import cuda
 from numba.cuda import types as nb
 
 import shmemkit as sk
+from shmemkit.backends.streams import address_of_stream
 from shmemkit.runtime import launch
 
 
@@ -150,7 +151,7 @@ def test_refused(world, change, error, message):
 
 
 def test_without_a_world_and_without_a_gpu(monkeypatch):
-    monkeypatch.setattr("shmemkit.runtime.world.n_gpus", lambda: 0)
+    monkeypatch.setattr("shmemkit.support.gpus.n_gpus", lambda: 0)
     with pytest.raises(RuntimeError, match="init"):
         sk.bind(store, 1, 1, (np.zeros(1), 1))
 
@@ -252,9 +253,9 @@ def test_streams():
             return 0, 11
 
     for stream, address in [(None, 0), (7, 7), (Protocol(), 11), (types.SimpleNamespace(ptr=12), 12)]:
-        assert launch.address_of_stream(stream) == address
+        assert address_of_stream(stream) == address
     with pytest.raises(TypeError, match="stream is 'stream'; it must be a CuPy"):
-        launch.address_of_stream("stream")
+        address_of_stream("stream")
 
 
 # -- the calls to the driver
@@ -342,7 +343,7 @@ def driver(monkeypatch):
 
     fake = FakeDriver(cuda.bindings.driver)
     monkeypatch.setattr(bindings, "driver", fake)
-    monkeypatch.setattr("shmemkit.runtime.world.n_gpus", lambda: 1)
+    monkeypatch.setattr("shmemkit.support.gpus.n_gpus", lambda: 1)
     monkeypatch.setattr(launch, "_prepare_process", lambda: None)
 
     def compile(kernel, argument_types):

@@ -14,7 +14,7 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.backends.emulator import SingleComm
+from shmemkit.backends.single_comm import SingleComm
 from shmemkit.device import num_ranks, rank, symm_at
 from shmemkit.runtime import world as world_module
 from shmemkit.runtime.world import choose_backend
@@ -207,10 +207,12 @@ def test_use_after_finalize(use):
 
 
 @pytest.mark.parametrize("function", ["zeros", "empty", "signals", "free"])
-def test_without_a_world(monkeypatch, function):
-    monkeypatch.setattr(world_module, "_ended", False)
-    with pytest.raises(RuntimeError, match=r"there is no World yet. Call shmemkit.init\(\) first"):
-        getattr(sk, function)(3)
+def test_without_a_world(pes, function):
+    def main():
+        with pytest.raises(RuntimeError, match=r"there is no World yet. Call shmemkit.init\(\) first"):
+            getattr(sk, function)(3)
+
+    pes(1).run(main)
 
 
 @pytest.mark.parametrize("n_pes", [1, 2])

@@ -1,13 +1,8 @@
-"""CuPy's streams and arrays, as numba-cuda wants to see them. Needs CuPy."""
-
-import functools
+"""CuPy's streams, as numba-cuda wants to see them. Needs CuPy."""
 
 import cupy
-from numba.cuda import types
-from numba.cuda.cudadrv.driver import Stream as NumbaStream
-from numba.cuda.np.numpy_support import from_dtype
-from numba.cuda.typing.typeof import typeof_impl
 
+from shmemkit.compiler.numba_internals import NumbaStream
 from shmemkit.device.shmem import bounded_waits
 
 
@@ -28,19 +23,3 @@ class Stream(cupy.cuda.Stream, NumbaStream):
             cupy.cuda.Stream.synchronize(self)
 
     __hash__ = cupy.cuda.Stream.__hash__
-
-
-@functools.cache
-def register_arrays():
-    """Teach Numba the type of CuPy arrays. Calling it again does nothing.
-
-    Numba asks for a DLPack capsule otherwise, which takes longer and not every dtype has one; bfloat16 is
-    that of ml_dtypes.
-    """
-    typeof_impl.register(cupy.ndarray, _typeof_array)
-
-
-def _typeof_array(array, context):
-    flags = array.flags
-    layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
-    return types.Array(from_dtype(array.dtype), array.ndim, layout)

@@ -22,33 +22,9 @@ from shmemkit.support.agreement import shown_by
 from shmemkit.support.call_site import users_call
 from shmemkit.support.settings import shown
 
+from .single_comm import SingleComm
+
 _users = 0  # worlds alive in this process
-
-
-class SingleComm:
-    """The communicator of a program that runs alone."""
-
-    rank, size = 0, 1
-
-    def Get_rank(self):
-        return 0
-
-    def Get_size(self):
-        return 1
-
-    def allgather(self, value):
-        return [value]
-
-    def bcast(self, value=None, root=0):
-        return value
-
-    def gather(self, value, root=0):
-        return [value]
-
-    def barrier(self):
-        pass
-
-    Barrier = barrier
 
 
 class _Memory:
@@ -260,10 +236,16 @@ def _barrier():
     current_thread("barrier").barrier_all("thread")
 
 
+def _device_modules():
+    from .nvshmem_device_names import modules
+
+    return modules()
+
+
 def _install():
     global _users
     if _users == 0:
-        launch_hook.install()
+        launch_hook.install(_device_modules)
     _users += 1
 
 

@@ -12,7 +12,8 @@ from shmemkit.support.agreement import by_text, check_equal, ranks_text
 from shmemkit.support.settings import switch
 
 from . import multicast
-from .emulator import SingleComm
+from .single_comm import SingleComm
+from .streams import address_of_stream
 
 ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
 MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
@@ -51,7 +52,9 @@ class NvshmemBackend:
         import nvshmem.core
         from cuda.core import Device
 
-        from .cupy_streams import Stream, register_arrays
+        from shmemkit.compiler.cupy_arrays import register_arrays
+
+        from .cupy_streams import Stream
 
         self.xp, self._core, self._bindings = cupy, nvshmem.core, nvshmem.bindings
         jit_cache.install()
@@ -79,8 +82,8 @@ class NvshmemBackend:
         variable = timeouts.VARIABLE
         given = [f"no {variable}" if limit is None else f"{variable}={limit:g}" for limit in limits]
         check_equal(given, "Set it to the same value on all ranks, or on none", "set")
-        if limits[0] is not None and not any(peers.UNREACHABLE in of_rank for of_rank in offsets):
-            self._bind_bounded_barrier()
+        reached = not any(peers.UNREACHABLE in of_rank for of_rank in offsets)
+        self._bounds_barrier = limits[0] is not None and reached
 
     # -- who runs where
     def _place(self):
@@ -136,17 +139,21 @@ class NvshmemBackend:
                 "NVSHMEM_DEBUG=INFO to see why; 'python -m shmemkit doctor' checks the installation"
             ) from error
 
-    def _bind_bounded_barrier(self):
-        """The barrier of a World with SHMEMKIT_TIMEOUT, whose ranks all reach each other: NVSHMEM's own waits
-        without limit, and does not say for whom."""
-        from shmemkit.runtime.stream_barrier import bind_barrier
+    def bind_bounded_barrier(self, bind):
+        """With SHMEMKIT_TIMEOUT, and if all ranks reach each other, let ``barrier`` do what ``bind(arrivals,
+        epoch, n_ranks, stream)`` returns: NVSHMEM's own barrier waits without limit, and does not say for
+        whom. Collective.
 
+        arrivals, epoch  uint64 zeros: n_ranks symmetric ones, and a local one
+        """
+        if not self._bounds_barrier:
+            return
         self._arrivals = self.allocate(8 * self.n_ranks)
         self._arrivals.fill(0)
         epoch = self.xp.zeros(1, "uint64")
         self.stream.synchronize()
         self.comm.allgather(None)  # every rank's arrivals are zero
-        self._bounded_barrier = bind_barrier(self._arrivals.view("uint64"), epoch, self.n_ranks, self.stream)
+        self._bounded_barrier = bind(self._arrivals.view("uint64"), epoch, self.n_ranks, self.stream)
 
     def locate(self, address, find):
         """-> (rank, what is there) of an `address` in symmetric memory, mine or a peer's, or (None, None).
@@ -305,8 +312,6 @@ class NvshmemBackend:
         elif stream is not self.stream:
             from cuda.core import Stream
 
-            from shmemkit.runtime.launch import address_of_stream
-
             stream = Stream.from_handle(address_of_stream(stream))
         self._core.barrier_all(stream)
 
@@ -331,8 +336,6 @@ class NvshmemBackend:
     def handle(self, stream):
         """What the functions below, and what they return, take for `stream` (None: the World's)."""
         from cuda.bindings import driver
-
-        from shmemkit.runtime.launch import address_of_stream
 
         return driver.CUstream(address_of_stream(self.stream if stream is None else stream))
 
@@ -429,8 +432,6 @@ class NvshmemBackend:
             self.xp.cuda.runtime.deviceSynchronize()
 
     def to_host(self, array, stream=None):
-        from shmemkit.runtime.launch import address_of_stream
-
         stream = self.stream if stream is None else stream
         if not hasattr(stream, "ptr"):  # CuPy takes its own alone
             stream = self.xp.cuda.ExternalStream(address_of_stream(stream))

@@ -40,10 +40,10 @@ from shmemkit.device import (
 from shmemkit.runtime.launch import MAX_THREADS
 from shmemkit.runtime.stream_barrier import arrive_and_wait, barrier_kernel
 from shmemkit.runtime.stream_order import shared_order
-from shmemkit.runtime.world import World
+from shmemkit.runtime.world import World, check_world
 from shmemkit.typing import AnyStream
 
-from .method import Method, check_world
+from .method import Method
 
 ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 

@@ -7,14 +7,14 @@ import sys
 
 from shmemkit.device import reduction
 from shmemkit.runtime.stream_order import shared_order
-from shmemkit.runtime.world import OutOfReach, World
+from shmemkit.runtime.world import OutOfReach, World, check_world
 from shmemkit.support.arrays import call_on, converted, keyed, new_output, with_shape
 from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import Array, DType, Shape
 
 from . import tuning
 from .bound_calls import Plans
-from .method import agree_on, check_world
+from .method import agree_on
 
 PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's keep their arrays alive
 

@@ -9,7 +9,7 @@ from typing import Any
 from shmemkit.runtime.launch import Launch, bind
 from shmemkit.runtime.world import World
 from shmemkit.support.agreement import check_equal, raise_alike, told
-from shmemkit.support.settings import listed, shown
+from shmemkit.support.settings import listed
 from shmemkit.typing import Array, DType, Shape
 
 
@@ -49,14 +49,6 @@ def agree_on(world, who, check):
     differ = [name for name in arguments if any(other[name] != arguments[name] for other in given)]
     texts = [", ".join(f"{name}={other[name]!r}" for name in differ) for other in given]
     check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")
-
-
-def check_world(who, world):
-    """TypeError unless `world` is a World, RuntimeError if it is finalized."""
-    if not isinstance(world, World):
-        raise TypeError(f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns")
-    if world.finalized:
-        raise RuntimeError(f"{who}: its World is finalized; call shmemkit.init() again")
 
 
 class Method:

@@ -18,8 +18,7 @@ from numba import cuda
 
 from shmemkit.compiler.ptx import bitcast, gpu, types
 from shmemkit.device import reduction
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread
+from shmemkit.device.emulator import current_thread, from_scalar
 
 
 class Partials(NamedTuple):

@@ -35,12 +35,12 @@ from numba import cuda, types
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World
+from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import as_array, call_on, new_output
 from shmemkit.support.settings import array_text, integer
 from shmemkit.typing import AnyStream, ArrayT, DType
 
-from .method import agree, check_world
+from .method import agree
 
 # ---- pieces for users' kernels; all threads of a block, of any shape, call them
 

@@ -13,7 +13,7 @@ from shmemkit import device
 from shmemkit.compiler.ptx import gpu
 from shmemkit.device import consume_token, symm_at
 from shmemkit.device.argument_checks import check_choice, literal_choice
-from shmemkit.emu.thread import current_thread
+from shmemkit.device.emulator import current_thread
 
 __all__ = ["consume_token", "notify", "num_ranks", "rank", "symm_at", "wait"]
 

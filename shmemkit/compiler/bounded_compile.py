@@ -15,10 +15,11 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.target import CUDATargetContext, CUDATypingContext
 
-from shmemkit.device.shmem import bounded_waits
+from shmemkit.support import timeouts
 
 _kernels = weakref.WeakKeyDictionary()  # kernel -> {seconds: twin}
 _functions = weakref.WeakKeyDictionary()  # device function -> twin
+_forced = []  # not empty: what is being compiled is armed
 
 
 def compile_armed(kernel, argument_types, seconds):
@@ -31,17 +32,22 @@ def compile_armed(kernel, argument_types, seconds):
         return twins[seconds].compile(argument_types)
 
 
+def armed():
+    """Whether what is being compiled now has a limit for its waits."""
+    return bool(_forced) or timeouts.default() is not None
+
+
 @contextlib.contextmanager
 def arming():
     """What this thread compiles meanwhile is armed; no other thread compiles meanwhile."""
     with global_compiler_lock:
         contexts = cuda_target.typing_context, cuda_target.target_context
         cuda_target._typingctx, cuda_target._targetctx = _contexts()
-        bounded_waits.force(True)
+        _forced.append(True)
         try:
             yield
         finally:
-            bounded_waits.force(False)
+            _forced.pop()
             cuda_target._typingctx, cuda_target._targetctx = contexts
 
 

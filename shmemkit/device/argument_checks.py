@@ -7,9 +7,9 @@ import functools
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, types
-from shmemkit.emu.device_arrays import address
 from shmemkit.support.settings import listed
 
+from .emulator import address
 from .enums import ComparisonType, SignalOp, members
 
 SCOPES = ("gpu", "sys")

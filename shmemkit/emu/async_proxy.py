@@ -11,7 +11,8 @@ import types
 
 import numpy as np
 from greenlet import getcurrent
-from numba.cuda.dispatcher import CUDADispatcher
+
+from shmemkit.compiler.numba_internals import CUDADispatcher
 
 from .device_arrays import IntegerArray, address
 

@@ -12,6 +12,7 @@ class EmulatorError(RuntimeError):
     races: Sequence = ()
     delivery: str | None = None
     seed: int | None = None
+    tells_its_cause = True  # the message does, and where
 
 
 class DeadlockError(EmulatorError):

@@ -11,6 +11,8 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
+from shmemkit.support.host_program import current_world
+
 from .report import user_frame
 from .thread import Thread
 from .vector_clock import Moment
@@ -70,13 +72,11 @@ def _is_view(array, index):
 def perform(function, reads=(), writes=(), stream=None):
     """-> ``function()``, which reads and writes those (array, index), on `stream` (None: the current one).
     Where it only writes and the stream is held up, it is done later."""
-    from shmemkit.runtime import world
-
-    current = None if isinstance(getcurrent(), Thread) else world.current()
-    machine = getattr(current and current.backend, "machine", None)
+    world = None if isinstance(getcurrent(), Thread) else current_world()
+    machine = getattr(world and world.backend, "machine", None)
     if machine is None or machine.races is None:
         return _wrapped(function())
-    stream = stream or machine.current[current.backend.pe]
+    stream = stream or machine.current[world.backend.pe]
     reads, writes = (
         [(a, i) for a, i in parts if isinstance(a, np.ndarray) and a.size and machine.races.is_symmetric(a)]
         for parts in (reads, writes)

@@ -3,7 +3,9 @@
 import sys
 from collections import deque
 
-from .report import is_kernel_code, numbered, shown_place
+from shmemkit.support.call_site import shown_place
+
+from .report import is_kernel_code, numbered
 
 WORDS, LAST = 10_000, 4  # words, and writes of each, that are known
 

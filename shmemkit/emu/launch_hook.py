@@ -10,15 +10,15 @@ import inspect
 import numpy as np
 from greenlet import getcurrent
 from numba import cuda
-from numba.cuda.dispatcher import CUDADispatcher
-from numba.cuda.errors import normalize_kernel_dimensions
 
+from shmemkit.compiler.numba_internals import CUDADispatcher, normalize_kernel_dimensions
+from shmemkit.support.gpus import n_gpus
 from shmemkit.support.settings import integer, shown
 
 from .grid import Launch
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
-from .translation import rebind
+from .translation import rebind, use_device_modules
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_SHARED = 227 << 10  # bytes of a block, of Hopper
@@ -142,7 +142,10 @@ def _synchronize():
     default.machine.synchronize(default.pe)
 
 
-def install():
+def install(device_modules):
+    """From now on kernels run here, and see ``device_modules()``: {name of a module: its stand-in}."""
+    use_device_modules(device_modules)
+
     def replace(owner, name, value):
         _replaced.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
@@ -194,8 +197,6 @@ _numba = []  # its own ``configure``
 
 def _configure_without_world(kernel, grid, block, stream=0, *more):
     """``kernel[...]`` after the last World: what would end in the depths of Numba is refused."""
-    from shmemkit.runtime.world import n_gpus
-
     if isinstance(stream, Stream) or n_gpus() == 0:
         raise RuntimeError(
             f"kernel {kernel.py_func.__name__}: this rank has no World, and the emulator ended with the last "

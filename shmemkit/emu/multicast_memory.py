@@ -7,7 +7,8 @@ array, one after another, with races looked for as for any access to a peer's me
 
 import numpy as np
 from numba.cuda import types
-from numba.cuda.np.numpy_support import from_dtype
+
+from shmemkit.compiler.numba_internals import from_dtype
 
 from . import multicast_aliases
 from .device_arrays import device_view

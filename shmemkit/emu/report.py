@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from shmemkit.support.notebook import cell_of
+from shmemkit.support.call_site import shown_place
 
 from .device_arrays import address
 from .errors import UseAfterFreeError
@@ -49,14 +49,6 @@ def _line(frame, lineno=None):
 def shown_line(file, lineno):
     """ "file:line: source", or "Cell In[4], line 6: source" """
     return f"{shown_place(file, lineno)}: {linecache.getline(file, lineno).strip()}"
-
-
-def shown_place(file, lineno):
-    """ "file:line", or "Cell In[4], line 6" of a notebook"""
-    if cell := cell_of(file):
-        return f"{cell}, line {lineno}"
-    shown = os.path.relpath(file) if not file.startswith("<") else file
-    return f"{shown if not shown.startswith('..') else file}:{lineno}"
 
 
 def kernel_line(frame):

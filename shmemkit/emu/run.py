@@ -13,6 +13,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from shmemkit.support.agreement import ranks_text
 from shmemkit.support.call_site import Call
+from shmemkit.support.host_program import HostProgram
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import integer, listed, shown, switch
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 MAX_PES = 1024  # host programs, each with a stack
 
 
-class Host(greenlet):
+class Host(greenlet, HostProgram):
     """The host program of one PE."""
 
     def __init__(self, program, pe):
@@ -38,9 +39,8 @@ class Host(greenlet):
         self.thread_id, self.block = pe, None  # as Meeting wants them
         self.why, self.at_turn = None, False
         self.can_go_on = self.goes_on = False
-        self.world, self.ended = None, False  # whether it had one
+        self.n_pes = program.machine.n_pes
         self.grad = program.grad
-        self.process = None  # what a script has as if it had a process of its own (scripts/process.py)
         self.result = None
 
     def switch(self, *args):

@@ -16,6 +16,7 @@ from collections import deque
 import numpy as np
 from numba import cuda
 
+from shmemkit.support.host_program import current_world, host_program
 from shmemkit.support.settings import shown
 
 from .grid import Launch
@@ -364,14 +365,10 @@ class Event:
 
 def default_stream():
     """The default stream of the PE that calls; it has a World, or runs a script."""
-    from shmemkit.runtime import world
-
-    from .run import current_host
-
-    host = current_host()
-    if host is not None and host.process is not None:
-        return host.process.null
-    backend = world.current(required=True).backend
+    process = host_program().process
+    if process is not None:
+        return process.null
+    backend = current_world(required=True).backend
     return backend.machine.defaults[backend.pe]
 
 

@@ -3,8 +3,8 @@
 The function keeps its code; its globals and closure are replaced by what they mean on the emulator: ``cuda``
 becomes the stand-in of ``cuda_module.py``, Numba's and NumPy's integer types become casts that wrap, arrays
 become constants, device functions are treated the same way, and the device modules of nvshmem4py and their
-functions become the stand-ins of ``emulated_scripts/nvshmem_device.py``. The primitives of
-``shmemkit.device`` need nothing: their Python bodies are the emulator's.
+functions become the stand-ins that ``use_device_modules`` was given. The primitives of ``shmemkit.device``
+need nothing: their Python bodies are the emulator's.
 """
 
 import functools
@@ -19,15 +19,23 @@ from .cuda_integers import CASTS, from_scalar
 from .cuda_module import Cuda, Lazy, Namespace
 from .device_arrays import device_view
 
+_device_modules = dict
+
+
+def use_device_modules(modules):
+    """Take ``modules()`` -> {name: stand-in} in the place of the modules of those names."""
+    global _device_modules
+    if modules is not _device_modules:
+        _device_modules = modules
+        _stand_ins.cache_clear()
+
 
 @functools.cache
 def _stand_ins():
     """Name of a module -> what kernels see in its place."""
-    from shmemkit.emulated_scripts import nvshmem_device
-
     cuda = Cuda()
     return {
-        **nvshmem_device.modules(),
+        **_device_modules(),
         "numba.cuda": cuda,
         "numpy": types.SimpleNamespace(**{**vars(np), **CASTS}),
         "numba": types.SimpleNamespace(

@@ -1,7 +1,8 @@
 """``cuda.core`` and ``cuda.core.experimental``: devices, streams and events."""
 
-from .modules import Served, StandIn
-from .process import current
+from shmemkit.emu.stand_in_modules import Served, StandIn
+
+from .current_process import current
 from .streams import ScriptEvent, ScriptStream, find
 
 COMPUTE_CAPABILITY = (9, 0)

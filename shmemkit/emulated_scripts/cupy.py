@@ -9,10 +9,10 @@ import numpy as np
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.launch_hook import DeviceArray
 from shmemkit.emu.run import current_host
+from shmemkit.emu.stand_in_modules import Served, StandIn, not_served
 
 from . import cupy_cuda
-from .modules import Served, StandIn, not_served
-from .process import current
+from .current_process import current
 
 
 def _settle():

@@ -1,8 +1,9 @@
 """``cupy.cuda``: devices, streams, events, the runtime."""
 
+from shmemkit.emu.stand_in_modules import Served, StandIn
+
 from .cuda_core import COMPUTE_CAPABILITY
-from .modules import Served, StandIn
-from .process import current
+from .current_process import current
 from .streams import ScriptEvent, ScriptStream, find
 
 

@@ -10,13 +10,13 @@ import time
 import types
 
 from shmemkit.emu.rendezvous import Meeting
+from shmemkit.emu.stand_in_modules import Served, StandIn
 from shmemkit.emu.vector_clock import joined
 
-from .modules import Served, StandIn
+from .current_process import current
 from .mpi_buffers import IN_PLACE, TYPES, MPIError, Parts, chunk, elements
 from .mpi_messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Messages, Request, Status, knows, mail
 from .mpi_ops import OPS, Op
-from .process import current
 
 UNDEFINED, COMM_TYPE_SHARED = -32766, 0
 

@@ -4,11 +4,11 @@ import dataclasses
 import pickle
 from collections import defaultdict
 
+from shmemkit.emu.stand_in_modules import Served
 from shmemkit.emu.vector_clock import joined
 
-from .modules import Served
+from .current_process import current
 from .mpi_buffers import MPIError, chunk, elements
-from .process import current
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = -1, -1, -2
 

@@ -4,14 +4,14 @@ import contextlib
 
 import numpy as np
 from numba import cuda
-from numba.cuda import decorators, vectorizers
 
+from shmemkit.compiler.numba_internals import decorators, vectorizers
 from shmemkit.emu.launch_hook import DeviceArray
+from shmemkit.emu.stand_in_modules import Served, not_served
 
 from .cuda_core import COMPUTE_CAPABILITY
 from .cupy import ndarray
-from .modules import Served, not_served
-from .process import current
+from .current_process import current
 from .streams import ScriptEvent, new_stream
 
 

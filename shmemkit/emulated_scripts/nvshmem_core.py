@@ -5,15 +5,16 @@ import itertools
 
 import numpy as np
 
+from shmemkit.backends import nvshmem_device_names
 from shmemkit.device.enums import ComparisonType, SignalOp, SmemAmount, Teams
 from shmemkit.emu.machine import TEAM_SAME_MYPE_NODE
+from shmemkit.emu.stand_in_modules import StandIn
 from shmemkit.runtime import world as worlds
 from shmemkit.support.settings import listed
 
-from . import nvshmem_device, nvshmem_memory, nvshmem_rma
-from .modules import StandIn
+from . import nvshmem_memory, nvshmem_rma
+from .current_process import current
 from .nvshmem_memory import NvshmemError, NvshmemInvalid
-from .process import current
 
 _numbers = itertools.count(1)  # of unique ids
 
@@ -194,5 +195,5 @@ def modules():
         "nvshmem.core.device": StandIn("nvshmem.core.device", {}),
         "nvshmem.bindings": StandIn("nvshmem.bindings", {**shared, **bindings}),
         "nvshmem.bindings.device": StandIn("nvshmem.bindings.device", {}),
-        **nvshmem_device.modules(),
+        **nvshmem_device_names.modules(),
     }

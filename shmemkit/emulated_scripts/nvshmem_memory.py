@@ -6,11 +6,11 @@ import numpy as np
 
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.run import current_host
+from shmemkit.emu.stand_in_modules import Served
 from shmemkit.support.settings import shown
 
 from .cupy import ndarray
-from .modules import Served
-from .process import current
+from .current_process import current
 
 
 class NvshmemError(Exception):

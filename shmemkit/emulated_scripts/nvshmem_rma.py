@@ -7,9 +7,9 @@ from shmemkit.device.enums import comparison_name
 from shmemkit.emu.device_arrays import address
 from shmemkit.support.settings import listed, shown
 
+from .current_process import current
 from .nvshmem_memory import Buffer, NvshmemInvalid, tracked, world
 from .operations import on_stream
-from .process import current
 from .streams import find
 
 _OPS = ("sum", "max", "min")

@@ -13,24 +13,11 @@ from types import ModuleType
 
 import numpy as np
 
-from shmemkit.emu.run import current_host
-
 from .streams import ScriptStream
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 IDLE = 10.0  # seconds in which nothing happens but polls of host programs, until they count as a deadlock
 _inside = None  # the Process whose things are in place
-
-
-def current(call="this"):
-    """The Process that calls."""
-    host = current_host()
-    if host is None or host.process is None:
-        raise RuntimeError(
-            f"{call}: this is not the script's main thread, or a kernel. Call it in the main thread, "
-            "outside of kernels"
-        )
-    return host.process
 
 
 def launcher_variables(pe, n_pes, local_size):

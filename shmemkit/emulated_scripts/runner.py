@@ -12,10 +12,10 @@ import types
 from shmemkit.backends import emulator
 from shmemkit.emu.errors import DeadlockError, EmulatorError, RaceError
 from shmemkit.emu.run import current_host, run
+from shmemkit.emu.stand_in_modules import installed
 from shmemkit.runtime.program_end import told
 
 from . import cuda_core, cupy, mpi, numba_cuda, nvshmem_core
-from .modules import installed
 from .process import Process, Surroundings, leave_all
 
 CLEAN, FAILED, RACE, DEADLOCK = range(4)  # exit statuses

@@ -1,9 +1,10 @@
 """Streams and events of scripts: one class is what numba.cuda, CuPy and cuda.core make, so that each accepts
 those of the others."""
 
+from shmemkit.emu.stand_in_modules import Served
 from shmemkit.emu.stream import Event, Stream, find
 
-from .modules import Served
+from .current_process import current
 
 
 class _Null:
@@ -12,8 +13,6 @@ class _Null:
 
 
 def _process():
-    from .process import current
-
     return current("a stream")
 
 

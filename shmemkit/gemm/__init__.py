@@ -25,10 +25,11 @@ from collections.abc import Callable
 import numpy as np
 from numba import cuda
 
+from shmemkit.backends.streams import address_of_stream
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.device.cuda.float_storage import ELEMENTS
-from shmemkit.runtime import world as _world
-from shmemkit.runtime.launch import address_of_stream
+from shmemkit.runtime.world import current
+from shmemkit.support import gpus
 from shmemkit.support.arrays import (
     address_of,
     call_on,
@@ -106,7 +107,7 @@ class Gemm:
         TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
         """
         one_of("Gemm", "activation", activation, ACTIVATIONS)
-        world = _world.current()
+        world = current()
         gpu = gpu_of(world)
         if world is None:
             stream, waits = stream_of(stream, a, b, out, bias), False
@@ -177,7 +178,7 @@ def matmul(
 ) -> ArrayT:
     """out = activation(a @ b + bias), by a ``Gemm`` of that method, which is kept: see ``Gemm.__call__``.
     -> out"""
-    return _kept(method, _world.current())(a, b, out, bias=bias, activation=activation, stream=stream)
+    return _kept(method, current())(a, b, out, bias=bias, activation=activation, stream=stream)
 
 
 def _kept(method, world):
@@ -204,7 +205,7 @@ def gpu_of(world):
 
 @functools.cache
 def _check_gpus():
-    if _world.n_gpus() == 0:
+    if gpus.n_gpus() == 0:
         raise RuntimeError("Gemm: there is no GPU, and no World to emulate one. Call shmemkit.init() first")
 
 
@@ -240,7 +241,7 @@ def _captures(world, stream):
 
 def _synchronize():
     """On the emulator, where arrays are kept as long as they are used, there is nothing to wait for."""
-    if "cupy" in sys.modules and _world.n_gpus():
+    if "cupy" in sys.modules and gpus.n_gpus():
         _cupy().cuda.runtime.deviceSynchronize()
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shmemkit.collectives.bound_calls import Plans
-from shmemkit.collectives.method import agree_on, check_world
+from shmemkit.collectives.method import agree_on
 from shmemkit.runtime.stream_order import shared_order
-from shmemkit.runtime.world import World
+from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import converted, keyed, unowned
 from shmemkit.support.settings import listed, one_of
 from shmemkit.typing import Array, DType, Shape

@@ -9,7 +9,7 @@ from numba import cuda, types
 
 from shmemkit.compiler.ptx import gpu
 from shmemkit.device.cuda.float_storage import ELEMENTS, element
-from shmemkit.emu.thread import current_thread
+from shmemkit.device.emulator import current_thread
 from shmemkit.typing import Activation
 
 ACTIVATIONS = (None, *get_args(Activation))

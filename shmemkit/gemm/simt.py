@@ -24,7 +24,7 @@ from shmemkit.compiler.ptx import gpu, gpu_function
 from shmemkit.device.cuda.float_storage import ELEMENTS, element
 from shmemkit.device.cuda.register_tuples import for_each_part
 from shmemkit.device.cuda.subarrays import span
-from shmemkit.emu.thread import current_thread
+from shmemkit.device.emulator import current_thread
 from shmemkit.runtime.launch import bind
 from shmemkit.support.settings import listed
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shmemkit.backends.streams import address_of_stream
 from shmemkit.device.cuda.tma import tensor_map
 from shmemkit.device.cuda.wgmma import SLAB
-from shmemkit.runtime.launch import address_of_stream, bind
+from shmemkit.runtime.launch import bind
 from shmemkit.support.arrays import address_of
 
 from .problem import arrays_of, check_order, not_of_tensor_cores

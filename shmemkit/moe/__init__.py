@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shmemkit.collectives.collective import check_contiguous, plans_of
-from shmemkit.collectives.method import agree, agree_on, check_world
+from shmemkit.collectives.method import agree, agree_on
 from shmemkit.device import TILE_BYTES
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World
+from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
 from shmemkit.support.settings import array_text, integer, listed
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shmemkit.compiler.ptx import asm, bitcast, extend_half, gpu, gpu_function, types
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread
+from shmemkit.device.emulator import current_thread, from_scalar
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")

@@ -15,7 +15,6 @@ import copy
 import ctypes
 import functools
 import inspect
-import operator
 import struct
 import sys
 from collections.abc import Callable
@@ -23,17 +22,18 @@ from typing import Any
 
 import numpy as np
 from numba.cuda import types
-from numba.cuda.dispatcher import CUDADispatcher
 
+from shmemkit.backends.streams import address_of_stream
+from shmemkit.compiler import jit_cache
 from shmemkit.compiler.bounded_compile import compile_armed
+from shmemkit.compiler.numba_internals import CUDADispatcher
 from shmemkit.device.shmem import bounded_waits
-from shmemkit.support import timeouts
+from shmemkit.support import gpus, timeouts
 from shmemkit.support.arrays import as_array, is_tensor
 from shmemkit.support.garbage_collection import uncollected
+from shmemkit.support.host_program import current_world
 from shmemkit.support.settings import integer, listed, shown
 from shmemkit.typing import AnyStream, Shape
-
-from . import world as _world
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -112,8 +112,8 @@ def bind(
     if timeout is not None:
         timeout = timeouts.as_seconds(timeout, "bind(): timeout")
     timeouts.default()  # a bad one is refused here, not while a kernel is compiled
-    world = _world.current()
-    if world is None and _world.n_gpus() == 0:
+    world = current_world()
+    if world is None and gpus.n_gpus() == 0:
         raise RuntimeError(
             "bind(): there is no GPU, and no World to emulate one. Call shmemkit.init() first, in this thread"
         )
@@ -564,31 +564,12 @@ class _GpuLaunch(Launch):
 @functools.cache
 def _prepare_process():
     """The JIT cache and the types of CuPy arrays, as a World installs them, for processes without one."""
-    from shmemkit.compiler import jit_cache
-
     jit_cache.install()
     try:
-        from shmemkit.backends.cupy_streams import register_arrays
+        from shmemkit.compiler.cupy_arrays import register_arrays
     except ImportError:  # without CuPy the arrays are others
         return
     register_arrays()
-
-
-def address_of_stream(stream):
-    """The address of a CuPy, Numba, cuda.core or PyTorch stream; an address is itself, None is 0."""
-    if stream is None:
-        return 0
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
-    for attribute in ("ptr", "cuda_stream", "handle"):
-        if hasattr(stream, attribute):
-            return int(getattr(stream, attribute))
-    try:
-        return operator.index(stream)
-    except TypeError:
-        raise TypeError(
-            f"stream is {shown(stream)}; it must be a CuPy, Numba, cuda.core or PyTorch stream, or an address"
-        ) from None
 
 
 def _flatten(name, ty, value):

@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 
-from shmemkit.emu.errors import EmulatorError
 from shmemkit.support.command_line import say
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -25,7 +24,7 @@ _HIDDEN = (
 def told(error):
     """The traceback, without the frames of the launcher and of the emulator."""
     shown = traceback.TracebackException.from_exception(error)
-    if isinstance(error, EmulatorError):  # its message says what caused it, and where
+    if getattr(error, "tells_its_cause", False):  # as an error of the emulator does
         shown.__cause__ = shown.__context__ = None
     _forget_ours(shown)
     text = "".join(shown.format())

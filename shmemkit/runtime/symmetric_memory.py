@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shmemkit.support.agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
 from shmemkit.support.arrays import as_array, is_tensor, stream_of
 from shmemkit.support.call_site import users_call
+from shmemkit.support.host_program import current_world
 from shmemkit.support.settings import integer, listed, shown
 from shmemkit.typing import AnyArray, Array, DType, Shape, Stream
 
@@ -379,40 +380,34 @@ def _check_fill(value, shape, dtype):
     raise kind(f"full(): fill_value is {text}; it must be a number of {dtype}, or an array of shape {shape}")
 
 
-def _current():
-    from . import world
-
-    return world.current(required=True)
-
-
 def empty(shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
-    return _current().empty(shape, dtype, name)
+    return current_world(required=True).empty(shape, dtype, name)
 
 
 def full(
     shape: Shape, fill_value: npt.ArrayLike | Array, dtype: DType = "float32", name: str | None = None
 ) -> Array:
-    return _current().full(shape, fill_value, dtype, name)
+    return current_world(required=True).full(shape, fill_value, dtype, name)
 
 
 def zeros(shape: Shape, dtype: DType = "float32", name: str | None = None) -> Array:
-    return _current().zeros(shape, dtype, name)
+    return current_world(required=True).zeros(shape, dtype, name)
 
 
 def array(values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: str | None = None) -> Array:
-    return _current().array(values, dtype, name)
+    return current_world(required=True).array(values, dtype, name)
 
 
 def signals(n: int, name: str | None = None) -> Array:
-    return _current().signals(n, name)
+    return current_world(required=True).signals(n, name)
 
 
 def free(array: Array) -> None:
-    return _current().free(array)
+    return current_world(required=True).free(array)
 
 
 def peer_view(array: AnyArray, rank: int) -> Array:
-    return _current().peer_view(array, rank)
+    return current_world(required=True).peer_view(array, rank)
 
 
 for _function in (empty, full, zeros, array, signals, free, peer_view):

@@ -23,11 +23,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from shmemkit.collectives.method import check_world
 from shmemkit.support.agreement import check_equal
 from shmemkit.support.settings import integer, shown
 
-from .world import World
+from .world import World, check_world
 
 SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 

@@ -3,7 +3,6 @@ emulator."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import io
 import math
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Literal, TextIO, TypeVar, overload
 import numpy as np
 
 import shmemkit
-from shmemkit.emu.run import current_host
 from shmemkit.support import notebook, settings, timeouts
 from shmemkit.support.agreement import check_equal, raise_alike, told
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
+from shmemkit.support.gpus import n_gpus
+from shmemkit.support.host_program import current_world, host_program
 from shmemkit.support.settings import integer, listed, one_of, shown
 from shmemkit.typing import AnyArray, AnyStream, Comm
 
@@ -32,7 +32,6 @@ from .symmetric_memory import SymmetricMemory
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
 T = TypeVar("T")
-_alone, _ended = None, False  # the World of this process, outside of emu.run; whether there was one
 
 
 @overload
@@ -41,13 +40,7 @@ def current(required: Literal[True]) -> World: ...
 def current(required: bool = False) -> World | None: ...
 def current(required: bool = False) -> World | None:
     """The World that is alive here, or None. With `required`, RuntimeError instead of None."""
-    host = current_host()
-    world = host.world if host else _alone
-    if world is None and required:
-        if host.ended if host else _ended:
-            raise RuntimeError("the World is finalized. Call shmemkit.init() again")
-        raise RuntimeError("there is no World yet. Call shmemkit.init() first")
-    return world
+    return current_world(required)
 
 
 def init(
@@ -71,8 +64,7 @@ def init(
     RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun or torchrun
     started several ranks and MPI knows of one; TypeError or ValueError for wrong arguments.
     """
-    global _alone
-    host, world = current_host(), current()
+    host, world = host_program(), current()
     if world is not None and world.backend.over:
         world.abandon()
     elif world is not None:
@@ -80,17 +72,17 @@ def init(
             "init(): this rank has a World already. Call finalize() on it, or use the one that "
             "shmemkit.current() returns"
         )
-    if host is not None:
+    if host.n_pes is not None:
         asked, who = _asked_for(backend)
         if asked == "nvshmem":
             raise RuntimeError(
                 f"init(): {who} asks for the backend 'nvshmem', but shmemkit.emu runs this program on the "
                 "emulator. Start it with mpirun to use GPUs"
             )
-        n_pes = host.program.machine.n_pes
-        if comm is not None and _size_of(comm) != n_pes:
+        if comm is not None and _size_of(comm) != host.n_pes:
             raise ValueError(
-                f"init(): comm has {comm.Get_size()} ranks; it must have all {n_pes} that the emulator runs"
+                f"init(): comm has {comm.Get_size()} ranks; it must have all {host.n_pes} that "
+                "the emulator runs"
             )
         host.world = world = World("emulator", None, local_size)
         return world
@@ -107,7 +99,7 @@ def init(
         comm = MPI.COMM_WORLD
     elif comm is None:
         _check_torchrun(1)
-    _alone = world = World(name, comm, local_size)
+    host.world = world = World(name, comm, local_size)
     return world
 
 
@@ -144,18 +136,6 @@ def choose_backend(requested="auto"):
             "pip install 'shmemkit[cu13]' (or cu12)"
         )
     return "nvshmem", f"{count} GPU{'s' * (count > 1)} found"
-
-
-def n_gpus():
-    """CUDA devices that this process sees; 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
 
 
 _SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # of the launchers
@@ -203,6 +183,14 @@ def _check_torchrun(n_ranks):
         )
 
 
+def check_world(who, world):
+    """TypeError unless `world` is a World, RuntimeError if it is finalized."""
+    if not isinstance(world, World):
+        raise TypeError(f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns")
+    if world.finalized:
+        raise RuntimeError(f"{who}: its World is finalized; call shmemkit.init() again")
+
+
 class OutOfReach(ValueError):
     """Kernels cannot load from or store to the memory of some rank."""
 
@@ -228,7 +216,7 @@ class World(SymmetricMemory):
         self.finalized = False
         self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
         self.kept = {}  # objects that live as long as the World, by who keeps them
-        self._host = current_host()
+        self._host = host_program()
         notebook.hide_our_frames()
         self._ending = Ending(comm)
         if backend == "emulator":
@@ -247,15 +235,19 @@ class World(SymmetricMemory):
             self.backend.abandon()
             raise
         self._roll_call = None
-        if backend != "emulator" and self.n_ranks > 1:
-            self._roll_call = RollCall(self.comm, limit)
+        if backend != "emulator":
+            from .stream_barrier import bind_barrier
+
+            self.backend.bind_bounded_barrier(bind_barrier)
+            if self.n_ranks > 1:
+                self._roll_call = RollCall(self.comm, limit)
         self.node, self.local_rank = divmod(self.rank, self.local_size)
         self.n_nodes = self.n_ranks // self.local_size
         self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
         self.backend.set_local_size(self.local_size)
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
-        if self._host is None:
+        if self._host.n_pes is None:
             self._ending.watch(self)
 
     def _local_size(self, requested):
@@ -418,14 +410,11 @@ class World(SymmetricMemory):
             self._forget()
 
     def _forget(self):
-        global _alone, _ended
         self.finalized = True
         self.kept.clear()
         self._ending.forget()
-        if self._host is not None:
+        if self._host.world is self:
             self._host.world, self._host.ended = None, True
-        if _alone is self:
-            _alone, _ended = None, True
 
     def __enter__(self) -> World:
         return self
@@ -433,11 +422,11 @@ class World(SymmetricMemory):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SystemExit):
             self._ending.exit(error.code)
-            if self._host is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
+            if self._host.n_pes is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
                 error = None
         if error is None:
             self.finalize()
-        elif self.n_ranks == 1 or self._host is not None:
+        elif self.n_ranks == 1 or self._host.n_pes is not None:
             self.abandon()
         elif self.backend.name == "emulator":
             self.backend.fail(error)

@@ -4,6 +4,8 @@ import os
 import sys
 import sysconfig
 
+from .notebook import cell_of
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
@@ -31,11 +33,17 @@ def users_call(default):
         frame = frame.f_back
     if frame is None or inner is None:
         return Call(default)
-    from shmemkit.emu.report import shown_place
-
     call = Call(_name(inner) or default)
     call.site = shown_place(frame.f_code.co_filename, frame.f_lineno)
     return call
+
+
+def shown_place(file, lineno):
+    """ "file:line", or "Cell In[4], line 6" of a notebook"""
+    if cell := cell_of(file):
+        return f"{cell}, line {lineno}"
+    shown = os.path.relpath(file) if not file.startswith("<") else file
+    return f"{shown if not shown.startswith('..') else file}:{lineno}"
 
 
 def _is_passed_over(file):

@@ -4,9 +4,9 @@ in the order of the threads, for others that have the same. Hopper and later."""
 import functools
 
 from shmemkit.compiler.ptx import asm, gpu, gpu_function, shared_address, types
-from shmemkit.emu import tensor_maps as emulated
-from shmemkit.emu.thread import group_thread
 
+from ..emulator import group_thread
+from ..emulator import tensor_maps as emulated
 from .float_storage import element
 
 __all__ = ["fragment_store", "packed_add", "packed_store"]

@@ -7,10 +7,9 @@ the last perhaps of fewer.
 import numpy as np
 
 from shmemkit.compiler.ptx import gpu, load_bytes, store_bytes, types
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import check_array, check_emulated_array, check_integer
+from ..emulator import current_thread, from_scalar
 
 __all__ = ["load_word", "n_words", "store_word"]
 

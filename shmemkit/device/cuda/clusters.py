@@ -5,7 +5,8 @@ PTX ISA: "Cluster of Cooperative Thread Arrays", barrier.cluster.
 """
 
 from shmemkit.compiler.ptx import asm, gpu, types
-from shmemkit.emu.thread import current_thread
+
+from ..emulator import current_thread
 
 __all__ = ["cluster_block", "cluster_sync"]
 

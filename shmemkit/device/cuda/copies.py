@@ -6,9 +6,9 @@ used to which both can be aligned: 8, 4, 2 bytes or 1.
 """
 
 from shmemkit.compiler.ptx import asm, data_address, gpu, gpu_function, itemsize, load_bytes, store_bytes
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import check_contiguous, check_emulated_contiguous
+from ..emulator import current_thread, group_thread
 from .thread_index import block_thread, block_threads, warp_thread, warp_threads
 
 __all__ = ["copy_block", "copy_warp"]

@@ -13,10 +13,9 @@ import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import asm, bitcast, extend_half, gpu, round_to_half, types
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import check_choice
+from ..emulator import current_thread, from_scalar
 
 __all__ = ["Element", "element"]
 

@@ -10,10 +10,9 @@ PTX ISA: mbarrier, "Parallel Synchronization and Communication Instructions".
 """
 
 from shmemkit.compiler.ptx import asm, gpu, shared_address, types
-from shmemkit.emu import mbarriers
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import check_integer, check_words
+from ..emulator import current_thread, mbarriers
 
 __all__ = [
     "fence_mbarrier_init",

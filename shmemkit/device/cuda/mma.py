@@ -18,11 +18,9 @@ import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, asm, element_address, float_zeros, gpu, shared_address, types
-from shmemkit.emu.async_copies import copies_of
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import check_aligned, check_array, check_choice, check_integer, literal_choice
+from ..emulator import copies_of, current_thread, from_scalar, group_thread
 
 __all__ = [
     "WarpMma",

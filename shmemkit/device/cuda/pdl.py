@@ -9,9 +9,9 @@ nothing.
 """
 
 from shmemkit.compiler.ptx import TypingError, any_bits, asm, gpu, types
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import described
+from ..emulator import current_thread
 
 __all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
 

@@ -10,8 +10,8 @@ PTX ISA has no indexed registers; what is indexed by a variable is in local memo
 import functools
 
 from shmemkit.compiler.ptx import gpu_parts
-from shmemkit.emu.thread import current_thread
-from shmemkit.emu.translation import rebind
+
+from ..emulator import current_thread, rebind
 
 __all__ = ["for_each_part", "map_parts"]
 

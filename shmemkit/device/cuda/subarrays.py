@@ -1,9 +1,9 @@
 """Parts of arrays, without what Python's slices cost."""
 
 from shmemkit.compiler.ptx import gpu_part
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import check_array, check_emulated_array, check_emulated_integer, check_integer
+from ..emulator import current_thread
 
 __all__ = ["span"]
 

@@ -20,11 +20,10 @@ import functools
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, asm, data_address, gpu, itemsize, shared_address, types
-from shmemkit.emu import tensor_maps as emulated
-from shmemkit.emu.async_proxy import fence, reads_shared
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import check_contiguous, check_integer, check_words, not_literal
+from ..emulator import current_thread, fence_proxy, reads_shared
+from ..emulator import tensor_maps as emulated
 
 __all__ = [
     "bulk_commit_group",
@@ -131,7 +130,7 @@ def bulk_wait_group_read(n):
 def fence_proxy_async():
     """What this thread has stored to shared memory is seen by asynchronous copies and tensor cores that are
     asked for later, by threads that this one has met since."""
-    fence(current_thread("fence_proxy_async"))
+    fence_proxy(current_thread("fence_proxy_async"))
 
 
 def fence_proxy_async_global():

@@ -18,11 +18,10 @@ import functools
 from typing import NamedTuple
 
 from shmemkit.compiler.ptx import TypingError, asm, float_zeros, gpu, gpu_function, shared_address, types
-from shmemkit.emu import tensor_cores as emulated
-from shmemkit.emu.async_proxy import reads_shared
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import check_choice, described
+from ..emulator import current_thread, group_thread, reads_shared
+from ..emulator import tensor_cores as emulated
 from .tma import literal_integer
 
 __all__ = [

@@ -19,10 +19,10 @@ import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import asm, bitcast, extend_half, gpu, gpu_function, round_to_half, types
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread
 from shmemkit.support.settings import listed
 from shmemkit.typing import Op
+
+from ..emulator import current_thread, from_scalar
 
 __all__ = ["OPS", "Reduction", "reduction"]
 

@@ -35,12 +35,10 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.report import place
-from shmemkit.emu.thread import address_of, current_thread
 
 from ..argument_checks import check_emulated_integer, check_integer, described
 from ..cuda.array_words import load_word, n_words, store_word
+from ..emulator import address_of, current_thread, from_scalar, place
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
 from .line_protocol import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces

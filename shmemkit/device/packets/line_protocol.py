@@ -5,10 +5,9 @@ import functools
 import sys
 
 from shmemkit.compiler.ptx import element_address, gpu, gpu_function, itemsize, types
-from shmemkit.emu.report import place
-from shmemkit.emu.thread import address_of
 
 from ..argument_checks import check_aligned, check_array, check_emulated_array, check_integer
+from ..emulator import address_of, place
 from ..shmem import bounded_waits
 
 _WORDS = (types.uint64,)

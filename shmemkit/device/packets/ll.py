@@ -29,12 +29,10 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.device_arrays import address
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import check_emulated_array, check_emulated_integer, check_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
+from ..emulator import address, current_thread, from_scalar, group_thread
 from ..shmem import bounded_waits
 from ..shmem.ordered_access import load
 from ..shmem.rma import put_nbi_block, put_nbi_warp

@@ -33,11 +33,10 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.emu.device_arrays import address
-from shmemkit.emu.thread import group_thread
 
 from ..argument_checks import check_emulated_array, check_emulated_integer, check_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread
+from ..emulator import address, group_thread
 from ..shmem import bounded_waits
 from .line_protocol import Protocol, check_emulated_lines, check_lines, check_reuse
 

@@ -21,8 +21,6 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.emu.cuda_integers import from_scalar
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import (
     check_array,
@@ -33,6 +31,7 @@ from ..argument_checks import (
     not_literal,
 )
 from ..cuda.array_words import load_word, n_words, store_word
+from ..emulator import current_thread, from_scalar, group_thread
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
 from .line_protocol import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces, check_reuse

@@ -30,9 +30,6 @@ from shmemkit.compiler.ptx import (
     load_bytes,
     types,
 )
-from shmemkit.emu import multicast_memory
-from shmemkit.emu.device_arrays import device_view
-from shmemkit.emu.thread import current_thread, group_thread
 from shmemkit.support.settings import listed
 
 from ..argument_checks import (
@@ -47,6 +44,7 @@ from ..argument_checks import (
     literal_choice,
 )
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
+from ..emulator import current_thread, device_view, group_thread, multicast_memory
 from ..shmem.ordered_access import check_quad, check_vector, vector_at
 
 __all__ = [

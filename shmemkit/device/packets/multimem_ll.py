@@ -10,11 +10,10 @@ what has arrived; nothing else is known then.
 import functools
 
 from shmemkit.compiler.ptx import asm, types
-from shmemkit.emu import multicast_memory
-from shmemkit.emu.thread import group_thread
 
 from ..argument_checks import check_emulated_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
+from ..emulator import group_thread, multicast_memory
 from .ll import awaited, check_emulated, flagged, implement_forward, implement_pack, share, unlike
 
 __all__ = [

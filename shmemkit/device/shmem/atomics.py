@@ -8,10 +8,9 @@ or `quiet`.
 """
 
 from shmemkit.compiler.ptx import data_pointer, gpu, types
-from shmemkit.emu.cuda_integers import wrap
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import INTEGERS, NUMBERS, check_array, check_integer
+from ..emulator import current_thread, wrap
 from .nvshmem_functions import nvshmem
 
 __all__ = [

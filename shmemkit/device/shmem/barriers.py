@@ -13,13 +13,13 @@ Wrong arguments are TypingError when a kernel is compiled, and TypeError or Valu
 import functools
 
 from numba import cuda
-from numba.cuda.np.numpy_support import from_dtype
 
+from shmemkit.compiler.numba_internals import from_dtype
 from shmemkit.compiler.ptx import TypingError, asm, element_address, gpu, gpu_function, types
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import check_emulated_words, check_integer, check_words
 from ..cuda.thread_index import block_thread, block_threads
+from ..emulator import current_thread, group_thread
 from . import bounded_waits
 from .nvshmem_functions import nvshmem
 from .ordered_access import load, store

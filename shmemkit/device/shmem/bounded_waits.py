@@ -29,8 +29,10 @@ import threading
 
 from numba import cuda
 
+from shmemkit.compiler.bounded_compile import armed
 from shmemkit.compiler.ptx import asm, constant_words, gpu_function, types
 from shmemkit.support import timeouts
+from shmemkit.support.host_program import current_world
 
 from ..cuda.thread_index import warp_threads
 from ..enums import ComparisonType, comparison_name
@@ -45,7 +47,6 @@ __all__ = [
     "check",
     "checked",
     "clock",
-    "force",
     "overdue",
     "set_limit",
     "stopped",
@@ -81,18 +82,6 @@ PRIMITIVES = (
 _DTYPES = (types.uint64, types.int64, types.uint32, types.int32)
 _NAME = "shmemkit_deadline"
 _EXPIRED = 1 << 24
-_forced = False
-
-
-def armed():
-    """Whether what is being compiled now has a limit for its waits."""
-    return _forced or timeouts.default() is not None
-
-
-def force(on):
-    """From now on compile armed, whatever the environment says; or as it says."""
-    global _forced
-    _forced = on
 
 
 # ---- in the kernel
@@ -399,9 +388,7 @@ def check(cause=None):
 
 
 def _collect(cause):
-    from shmemkit.runtime.world import current  # knows the names of symmetric arrays
-
-    world, driver, trouble = current(), _table.driver, ""
+    world, driver, trouble = current_world(), _table.driver, ""  # a World knows the names of symmetric arrays
     rank = 0 if world is None else world.rank
     with _lock:
         (error,) = driver.cuCtxSynchronize()

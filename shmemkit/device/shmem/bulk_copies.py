@@ -19,11 +19,11 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.emu.thread import group_thread
 
 from ..argument_checks import check_contiguous, check_emulated_words, check_integer, check_words
 from ..cuda.copies import copy_on_gpu, copy_share
 from ..cuda.thread_index import warp_thread, warp_threads
+from ..emulator import group_thread
 from .ordered_access import symm_at
 from .signals import notify
 

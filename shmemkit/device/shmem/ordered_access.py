@@ -22,9 +22,6 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.emu.cuda_integers import Unsigned
-from shmemkit.emu.device_arrays import address
-from shmemkit.emu.thread import current_thread
 
 from ..argument_checks import (
     NUMBERS,
@@ -40,6 +37,7 @@ from ..argument_checks import (
     described,
     literal_choice,
 )
+from ..emulator import Unsigned, address, current_thread
 from .peers import offset_of
 
 __all__ = [

@@ -13,8 +13,6 @@ Wrong arguments are TypingError when a kernel is compiled, and TypeError or Valu
 """
 
 from shmemkit.compiler.ptx import TypingError, bits_of, from_bits, gpu, itemsize, types, unsigned_view
-from shmemkit.emu.device_arrays import uninitialised
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import (
     SIGNALS,
@@ -25,6 +23,7 @@ from ..argument_checks import (
     check_integer,
     check_words,
 )
+from ..emulator import current_thread, group_thread, uninitialised
 from ..enums import signal_op_name
 from .nvshmem_functions import nvshmem, signal_array
 

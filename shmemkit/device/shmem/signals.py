@@ -12,7 +12,6 @@ import operator
 from itertools import product
 
 from shmemkit.compiler.ptx import TypingError, asm, element_address, gpu, gpu_function, gpu_moved, types
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import (
     COMPARES,
@@ -28,6 +27,7 @@ from ..argument_checks import (
     literal_choice,
 )
 from ..cuda.thread_index import SHARES
+from ..emulator import current_thread, group_thread
 from ..enums import comparison_name, signal_op_name
 from . import bounded_waits
 from .nvshmem_functions import nvshmem, signal_array

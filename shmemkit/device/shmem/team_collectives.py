@@ -19,10 +19,9 @@ from shmemkit.compiler.ptx import (
     unsigned_view,
     void_pointer,
 )
-from shmemkit.emu import multicast_memory
-from shmemkit.emu.thread import current_thread, group_thread
 
 from ..argument_checks import check_array, check_contiguous, check_integer, described, literal_choice
+from ..emulator import current_thread, group_thread, multicast_memory
 from .nvshmem_functions import nvshmem
 
 __all__ = [

@@ -2,8 +2,7 @@
 under the names that nvshmem4py has."""
 
 from shmemkit import device
-
-from .modules import StandIn, Whole, not_served
+from shmemkit.emu.stand_in_modules import StandIn, Whole, not_served
 
 _BY_ANY_GROUP = (
     "alltoall barrier barrier_all broadcast fcollect get get_nbi put put_nbi put_signal put_signal_nbi "

@@ -1,0 +1,35 @@
+"""The host program that runs, and its World. A process has one; on the emulator, each PE in it has one
+(``shmemkit.emu.run``)."""
+
+from greenlet import getcurrent
+
+
+class HostProgram:
+    """A process, or a PE that the emulator runs in it.
+
+    world    its World, if that is alive
+    ended    whether it had one
+    n_pes    how many the emulator runs; None of a process by itself
+    process  what a script has as if it had a process of its own
+    """
+
+    world, ended, n_pes, process = None, False, None, None
+
+
+_of_process = HostProgram()
+
+
+def host_program():
+    """The HostProgram that calls."""
+    caller = getcurrent()
+    return caller if isinstance(caller, HostProgram) else _of_process
+
+
+def current_world(required=False):
+    """The World that is alive here, or None. With `required`, RuntimeError instead of None."""
+    host = host_program()
+    if host.world is None and required:
+        if host.ended:
+            raise RuntimeError("the World is finalized. Call shmemkit.init() again")
+        raise RuntimeError("there is no World yet. Call shmemkit.init() first")
+    return host.world
