@@ -10,12 +10,24 @@ from .collectives.all_to_all import AllToAll as AllToAll
 from .collectives.all_to_all import AllToAllV as AllToAllV
 from .collectives.barrier import Barrier as Barrier
 from .collectives.broadcast import Broadcast as Broadcast
-from .collectives.functional import all_gather as all_gather
-from .collectives.functional import all_reduce as all_reduce
-from .collectives.functional import all_to_all as all_to_all
-from .collectives.functional import broadcast as broadcast
-from .collectives.functional import gather as gather
-from .collectives.functional import reduce_scatter as reduce_scatter
+from .collectives.functional import (
+    all_gather as all_gather,
+)
+from .collectives.functional import (
+    all_reduce as all_reduce,
+)
+from .collectives.functional import (
+    all_to_all as all_to_all,
+)
+from .collectives.functional import (
+    broadcast as broadcast,
+)
+from .collectives.functional import (
+    gather as gather,
+)
+from .collectives.functional import (
+    reduce_scatter as reduce_scatter,
+)
 from .collectives.gather import Gather as Gather
 from .collectives.queue import Queue as Queue
 from .collectives.reduce_scatter import ReduceScatter as ReduceScatter
@@ -26,19 +38,39 @@ from .gemm.all_reduce import GemmAllReduce as GemmAllReduce
 from .gemm.reduce_scatter import GemmReduceScatter as GemmReduceScatter
 from .moe import ExpertParallel as ExpertParallel
 from .runtime.launch import bind as bind
-from .runtime.symmetric_memory import array as array
-from .runtime.symmetric_memory import empty as empty
-from .runtime.symmetric_memory import free as free
-from .runtime.symmetric_memory import full as full
-from .runtime.symmetric_memory import peer_view as peer_view
-from .runtime.symmetric_memory import signals as signals
-from .runtime.symmetric_memory import zeros as zeros
+from .runtime.symmetric_memory import (
+    array as array,
+)
+from .runtime.symmetric_memory import (
+    empty as empty,
+)
+from .runtime.symmetric_memory import (
+    free as free,
+)
+from .runtime.symmetric_memory import (
+    full as full,
+)
+from .runtime.symmetric_memory import (
+    peer_view as peer_view,
+)
+from .runtime.symmetric_memory import (
+    signals as signals,
+)
+from .runtime.symmetric_memory import (
+    zeros as zeros,
+)
 from .runtime.timer import Timer as Timer
 from .runtime.world import World as World
 from .runtime.world import current as current
 from .runtime.world import init as init
-from .support.timeouts import RankTimeout as RankTimeout
-from .support.timeouts import SignalTimeout as SignalTimeout
-from .support.timeouts import WaitRecord as WaitRecord
+from .support.timeouts import (
+    RankTimeout as RankTimeout,
+)
+from .support.timeouts import (
+    SignalTimeout as SignalTimeout,
+)
+from .support.timeouts import (
+    WaitRecord as WaitRecord,
+)
 
 __version__: str

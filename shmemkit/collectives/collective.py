@@ -4,6 +4,8 @@ symmetric outputs."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from shmemkit.device import reduction
 from shmemkit.runtime.stream_order import shared_order
@@ -36,6 +38,15 @@ class Collective:
     The full array is the larger one of a call's two.
     """
 
+    table: str
+    METHODS: dict[str, Any]
+    methods: tuple[str, ...]
+    max_nbytes: int
+    _options: dict[str, Any]
+    _overlap: str
+    _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+    _sizes: Callable[[Any, Any], None]
+    _in_place: Callable[[Any, Any], int | None]
     _one_place = True  # whether what ``_shared`` gives is the same part of symmetric memory on all ranks
 
     def __init__(self, world: World, max_nbytes: int, method: str):
@@ -51,7 +62,8 @@ class Collective:
             return {"max_nbytes": self.max_nbytes, "method": method, **self._options}
 
         agree_on(world, name, check)
-        self._methods, self._plans, self._outputs, self.refused = {}, plans_of(world), [], {}
+        self._methods: Any = {}  # None once it is freed
+        self._plans, self._outputs, self.refused = plans_of(world), [], {}
         self._order = shared_order(world)
         try:
             if method != "auto":

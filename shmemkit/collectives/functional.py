@@ -11,6 +11,8 @@ enqueue, and return out.
 
 from __future__ import annotations
 
+from typing import Any
+
 from shmemkit.runtime.world import current
 from shmemkit.support.arrays import as_array, stream_of, with_shape
 from shmemkit.support.settings import shown
@@ -71,7 +73,7 @@ def reduce_scatter(
     return _kept_for(ReduceScatter, x, stream, 1, op)(x, out, stream)
 
 
-def _kept_for(kind, x, stream, times, *options):
+def _kept_for(kind, x, stream, times, *options: Any):
     world, who = current(required=True), f"{kind.table}()"
     nbytes = with_shape(who, "x", x, world.xp).nbytes
     nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())

@@ -37,7 +37,8 @@ def agree_on(world, who, check):
     All ranks raise, as of ``agree``, when it raises TypeError or ValueError on any of them; and ValueError
     unless all make a `who` with the same arguments.
     """
-    error = arguments = None
+    error = None
+    arguments: Any = None
     try:
         arguments = check()
     except (TypeError, ValueError) as e:
@@ -67,6 +68,7 @@ class Method:
     """
 
     threads = 512
+    prepare: Callable[..., None]
 
     def __init__(self, world: World, *args):
         self.world = world

@@ -11,29 +11,70 @@ docs/triton_distributed.md has the names side by side.
 
 from shmemkit import device
 from shmemkit.compiler.ptx import gpu, types
-from shmemkit.device import (  # noqa: F401
-    ComparisonType,
-    SignalOp,
-    Teams,
-    argument_checks,
-    barrier,
-    barrier_all,
-    barrier_all_block,
-    barrier_all_warp,
-    fence,
-    my_pe,
-    n_pes,
-    p,
-    quiet,
-    signal_op,
-    signal_wait_until,
-    symm_at,
-    sync_all,
-    sync_all_block,
-    sync_all_warp,
-    team_my_pe,
-    team_n_pes,
+from shmemkit.device import (
+    ComparisonType as ComparisonType,
 )
+from shmemkit.device import (
+    SignalOp as SignalOp,
+)
+from shmemkit.device import (
+    Teams as Teams,
+)
+from shmemkit.device import (
+    argument_checks,
+)
+from shmemkit.device import (
+    barrier as barrier,
+)
+from shmemkit.device import (
+    barrier_all as barrier_all,
+)
+from shmemkit.device import (
+    barrier_all_block as barrier_all_block,
+)
+from shmemkit.device import (
+    barrier_all_warp as barrier_all_warp,
+)
+from shmemkit.device import (
+    fence as fence,
+)
+from shmemkit.device import (
+    my_pe as my_pe,
+)
+from shmemkit.device import (
+    n_pes as n_pes,
+)
+from shmemkit.device import (
+    p as p,
+)
+from shmemkit.device import (
+    quiet as quiet,
+)
+from shmemkit.device import (
+    signal_op as signal_op,
+)
+from shmemkit.device import (
+    signal_wait_until as signal_wait_until,
+)
+from shmemkit.device import (
+    symm_at as symm_at,
+)
+from shmemkit.device import (
+    sync_all as sync_all,
+)
+from shmemkit.device import (
+    sync_all_block as sync_all_block,
+)
+from shmemkit.device import (
+    sync_all_warp as sync_all_warp,
+)
+from shmemkit.device import (
+    team_my_pe as team_my_pe,
+)
+from shmemkit.device import (
+    team_n_pes as team_n_pes,
+)
+from shmemkit.typing import Array
 
 int_p, remote_ptr = p, symm_at
 
@@ -50,7 +91,7 @@ def _transfer(name):
     """``name(dest, source, bytes, pe)``, as ``getmem_block``: ours, of slices."""
     ours = getattr(device, name.replace("mem", ""))
 
-    def transfer(dest, source, bytes, pe):
+    def transfer(dest: Array, source: Array, bytes: int, pe: int) -> None:
         _check_emulated(name, dest, source, bytes)
         ours(dest[:bytes], source[:bytes], pe)
 
@@ -72,7 +113,9 @@ def _transfer_and_signal(name):
     """``name(dest, source, bytes, sig_addr, signal, sig_op, pe)``, likewise."""
     ours = getattr(device, name.replace("mem", ""))
 
-    def transfer(dest, source, bytes, sig_addr, signal, sig_op, pe):
+    def transfer(
+        dest: Array, source: Array, bytes: int, sig_addr: Array, signal: int, sig_op: int, pe: int
+    ) -> None:
         _check_emulated(name, dest, source, bytes)
         ours(dest[:bytes], source[:bytes], sig_addr, signal, sig_op, pe)
 
@@ -102,11 +145,26 @@ def _check_emulated(name, dest, source, n_bytes):
         raise IndexError(f"{name}(): bytes is {n_bytes}; dest has {dest.size}, source {source.size}")
 
 
-for _group in ("", "_warp", "_block"):
-    for _nbi in ("", "_nbi"):
-        for _verb in ("get", "put"):
-            globals()[f"{_verb}mem{_nbi}{_group}"] = _transfer(f"{_verb}mem{_nbi}{_group}")
-        globals()[f"putmem_signal{_nbi}{_group}"] = _transfer_and_signal(f"putmem_signal{_nbi}{_group}")
+getmem = _transfer("getmem")
+putmem = _transfer("putmem")
+putmem_signal = _transfer_and_signal("putmem_signal")
+getmem_nbi = _transfer("getmem_nbi")
+putmem_nbi = _transfer("putmem_nbi")
+putmem_signal_nbi = _transfer_and_signal("putmem_signal_nbi")
+getmem_warp = _transfer("getmem_warp")
+putmem_warp = _transfer("putmem_warp")
+putmem_signal_warp = _transfer_and_signal("putmem_signal_warp")
+getmem_nbi_warp = _transfer("getmem_nbi_warp")
+putmem_nbi_warp = _transfer("putmem_nbi_warp")
+putmem_signal_nbi_warp = _transfer_and_signal("putmem_signal_nbi_warp")
+getmem_block = _transfer("getmem_block")
+putmem_block = _transfer("putmem_block")
+putmem_signal_block = _transfer_and_signal("putmem_signal_block")
+getmem_nbi_block = _transfer("getmem_nbi_block")
+putmem_nbi_block = _transfer("putmem_nbi_block")
+putmem_signal_nbi_block = _transfer_and_signal("putmem_signal_nbi_block")
 
-_OURS = "argument_checks", "device", "gpu", "types"
-__all__ = [name for name in dir() if not name.startswith("_") and name not in _OURS]
+_OURS = "Array", "argument_checks", "device", "gpu", "types"
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name in dir() if not name.startswith("_") and name not in _OURS
+]

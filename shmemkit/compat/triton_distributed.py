@@ -7,6 +7,8 @@ meaning, its defaults but for one (`notify`'s comm_scope), and a pointer plus an
 ``signal_ptr + i`` is ``signal_ptr[i:]``. docs/triton_distributed.md has the names side by side.
 """
 
+from typing import Literal
+
 from numba import cuda
 
 from shmemkit import device
@@ -14,15 +16,22 @@ from shmemkit.compiler.ptx import gpu
 from shmemkit.device import consume_token, symm_at
 from shmemkit.device.argument_checks import check_choice, literal_choice
 from shmemkit.device.emulator import current_thread
+from shmemkit.typing import Array, Scope
 
 __all__ = ["consume_token", "notify", "num_ranks", "rank", "symm_at", "wait"]
 
-_SCOPES = {"gpu": "gpu", "intra_node": "sys"}
+_SCOPES: dict[str, Scope] = {"gpu": "gpu", "intra_node": "sys"}
 _COMM_SCOPES = tuple(_SCOPES)
 _AXES = (-1,)
 
 
-def wait(barrierPtrs, numBarriers, scope, semantic, waitValue=1):
+def wait(
+    barrierPtrs: Array,
+    numBarriers: int,
+    scope: Scope,
+    semantic: Literal["acquire", "relaxed"],
+    waitValue: int = 1,
+) -> int:
     """Wait until each of ``barrierPtrs[0] .. barrierPtrs[numBarriers - 1]`` equals `waitValue`. -> a token
 
     barrierPtrs  the signals: 1-D, of uint64, int64, uint32 or int32; this rank's, or a peer's (`symm_at`)
@@ -48,7 +57,13 @@ def _(barrierPtrs, numBarriers, scope, semantic, waitValue=1):
     return impl
 
 
-def notify(ptr, rank, signal=1, sig_op="set", comm_scope="intra_node"):
+def notify(
+    ptr: Array,
+    rank: int,
+    signal: int = 1,
+    sig_op: Literal["set", "add"] = "set",
+    comm_scope: Literal["gpu", "intra_node"] = "intra_node",
+) -> None:
     """Thread 0 of the block sets the signal ``ptr[0]`` on `rank` to `signal`, or adds `signal` to it, as a
     release. Calls by other threads do nothing.
 
@@ -74,12 +89,12 @@ def _(ptr, rank, signal=1, sig_op="set", comm_scope="intra_node"):
 
     def impl(ptr, rank, signal=1, sig_op="set", comm_scope="intra_node"):
         if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
-            device.notify(ptr, rank, signal, sig_op, scope)
+            device.notify(ptr, rank, signal, sig_op, scope)  # pyright: ignore[reportArgumentType]
 
     return impl
 
 
-def rank(axis=-1):
+def rank(axis: int = -1) -> int:
     """This rank, 0 .. num_ranks() - 1. `axis` is -1: ranks have one dimension here."""
     check_choice("rank", "axis", axis, _AXES)
     return device.rank()
@@ -91,7 +106,7 @@ def _(axis=-1):
     return lambda axis=-1: device.rank()
 
 
-def num_ranks(axis=-1):
+def num_ranks(axis: int = -1) -> int:
     """How many ranks there are. `axis` is -1: ranks have one dimension here."""
     check_choice("num_ranks", "axis", axis, _AXES)
     return device.num_ranks()

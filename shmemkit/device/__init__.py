@@ -47,33 +47,33 @@ from .shmem.signals import *  # noqa: F403
 from .shmem.team_collectives import *  # noqa: F403
 
 __all__ = ["ComparisonType", "SignalOp", "SmemAmount", "Teams"]
-for _module in (
-    atomics,
-    barriers,
-    bulk_copies,
-    clusters,
-    team_collectives,
-    copies,
-    float_storage,
-    accumulators,
-    lamport,
-    ll,
-    ll128,
-    ll128_tiles,
-    mbarrier,
-    ordered_access,
-    mma,
-    multimem,
-    multimem_ll,
-    pdl,
-    word_reductions,
-    register_tuples,
-    rma,
-    signals,
-    subarrays,
-    tma,
-    wgmma,
-    array_words,
-):
-    __all__ += _module.__all__
-__all__.sort()
+__all__ += accumulators.__all__
+__all__ += array_words.__all__
+__all__ += atomics.__all__
+__all__ += barriers.__all__
+__all__ += bulk_copies.__all__
+__all__ += clusters.__all__
+__all__ += copies.__all__
+__all__ += float_storage.__all__
+__all__ += lamport.__all__
+__all__ += ll.__all__
+__all__ += ll128.__all__
+__all__ += ll128_tiles.__all__
+__all__ += mbarrier.__all__
+__all__ += mma.__all__
+__all__ += multimem.__all__
+__all__ += multimem_ll.__all__
+__all__ += ordered_access.__all__
+__all__ += pdl.__all__
+__all__ += register_tuples.__all__
+__all__ += rma.__all__
+__all__ += signals.__all__
+__all__ += subarrays.__all__
+__all__ += team_collectives.__all__
+__all__ += tma.__all__
+__all__ += wgmma.__all__
+__all__ += word_reductions.__all__
+
+
+def __dir__():
+    return [*__all__, "swizzle"]

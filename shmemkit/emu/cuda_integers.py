@@ -9,6 +9,8 @@ comparison. Unsigned values are ``Unsigned``. ``wrap`` is what a store into an a
 Rules: Numba enhancement proposal 1, "Changes in integer typing".
 """
 
+from typing import Any
+
 import numpy as np
 
 _U64 = (1 << 64) - 1
@@ -120,7 +122,7 @@ def wrap(value, dtype):
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def from_scalar(value):
+def from_scalar(value) -> Any:
     """A NumPy scalar as a kernel computes with it: integers in 64 bits, floats as they are."""
     if isinstance(value, np.unsignedinteger):
         return Unsigned(value)

@@ -8,6 +8,7 @@ import linecache
 import sys
 from collections import namedtuple
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shmemkit.support.agreement import ranks_text
 
@@ -232,7 +233,7 @@ class _Pair:
             return f"{text}in a kernel, or world.barrier() between {x_line} and {y_line}"
         return f"{text}before {y_line}"
 
-    def _signal_and_wait(self, x, y):
+    def _signal_and_wait(self, x, y) -> tuple[Any, Any, bool]:
         """-> (the signal by which the rank of `y` could know of `x`; the last wait for that word before `y`,
         or None; whether that took an old value, and not that of a round before `x`). The first is None where
         there is none, or where the wait is not to blame."""
@@ -359,7 +360,7 @@ class _Pair:
             f"{x_line}, or use another slot; if it needs what comes then, wait for {signal} before {y_line}"
         )
 
-    def missing(self):
+    def missing(self) -> Any:
         """What would order them, in one sentence."""
         store, thread = self.a.of, _thread(self.b.of)
         if HostAccess in (type(store), type(thread)):
@@ -567,7 +568,7 @@ class _Pair:
         for key, time in sorted(clock.items(), key=lambda entry: (entry[0] != a.key, -entry[1])):
             if key <= self.a.block or key >= self.a.block + BLOCK or time >> 32 != self.a.phase:
                 continue
-            releaser = next((t for t in a.block.threads if t.key == key), None)
+            releaser: Any = next((t for t in a.block.threads if t.key == key), None)
             release = releaser and next((r for r in reversed(releaser.noted) if r[0] <= time), None)
             if not release:
                 continue

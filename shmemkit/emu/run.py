@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -41,7 +41,7 @@ class Host(greenlet, HostProgram):
         self.can_go_on = self.goes_on = False
         self.n_pes = program.machine.n_pes
         self.grad = program.grad
-        self.result = None
+        self.result: Any = None
 
     def switch(self, *args):
         if self.process is not None:
@@ -88,7 +88,7 @@ class Program:
             self.inside = who
 
     def wait(self, pe, is_done, key, can_go_on):
-        host = getcurrent()
+        host: Any = getcurrent()
         host.can_go_on, host.goes_on = can_go_on, False
         self.machine.scheduler.wait_for(
             host, key, lambda: is_done() or host.goes_on, self.machine.host_waits[pe]
@@ -269,7 +269,7 @@ def check_arguments(who, main, n_pes, local_size, heap_size):
         raise ValueError(f"{who}: local_size is {local_size}; it must be a divisor of n_pes ({n_pes})")
 
 
-def schedule_of(races=None, delivery=None, seed=None):
+def schedule_of(races=None, delivery=None, seed=None) -> tuple[bool, Delivery, int | None]:
     """-> (races, delivery, seed): as given, or as the environment says, or the defaults; checked."""
     if races is None:
         races = switch("SHMEMKIT_RACES", False)
@@ -289,7 +289,7 @@ def schedule_of(races=None, delivery=None, seed=None):
             raise ValueError(f"SHMEMKIT_SEED is {text!r}; it must be an integer") from None
     elif isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed is {shown(seed)}; it must be an integer or None")
-    return bool(races), delivery, seed
+    return bool(races), cast(Delivery, delivery), seed
 
 
 def repeat_with(races, delivery, seed):

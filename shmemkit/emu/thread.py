@@ -5,6 +5,7 @@
 
 import itertools
 import sys
+from typing import Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -403,7 +404,7 @@ def address_of(array, index):
     return address(array) + index * array.strides[0]
 
 
-def group_thread(scope, name, *arguments, meets=True):
+def group_thread(scope, name, *arguments, meets=True) -> Any:
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
     thread, frame = getcurrent(), _getframe(2)
@@ -422,7 +423,7 @@ def group_thread(scope, name, *arguments, meets=True):
     return thread
 
 
-def current_thread(name):
+def current_thread(name) -> Any:
     """The emulated thread that is running, for primitive `name`."""
     thread = getcurrent()
     if isinstance(thread, Thread):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -113,14 +114,14 @@ class Gemm:
             stream, waits = stream_of(stream, a, b, out, bias), False
         else:
             stream, waits = call_on(world, stream, a, b, out, bias)
-        a, b = with_shape("Gemm", "a", a, gpu.arrays), with_shape("Gemm", "b", b, gpu.arrays)
+        x, y = with_shape("Gemm", "a", a, gpu.arrays), with_shape("Gemm", "b", b, gpu.arrays)
         if out is None:
-            if not a.ndim == b.ndim == 2:
-                raise ValueError(_shapes(a, b))
-            shape = a.shape[0], b.shape[1]
+            if not x.ndim == y.ndim == 2:
+                raise ValueError(_shapes(x, y))
+            shape = x.shape[0], y.shape[1]
             after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
-            out = new_output(a, shape, a.dtype, gpu.arrays, stream, after)
-        given = {"a": a, "b": b, "out": out, "bias": bias}
+            out = new_output(a, shape, x.dtype, gpu.arrays, stream, after)
+        given = {"a": x, "b": y, "out": out, "bias": bias}
         key, arrays = keyed("Gemm", given, gpu.arrays, "bias")
         key = activation, world, *key
         run = self._plans.get(key)
@@ -135,9 +136,9 @@ class Gemm:
         if capturing:
             self._of_graphs.add(run)  # the graph uses what it has
         run(stream)
-        if waits:
+        if waits and world is not None:
             world.stream.synchronize()
-        return out
+        return out  # pyright: ignore[reportReturnType]
 
 
 def _device_function(order):
@@ -252,7 +253,7 @@ def _cupy():
 
 
 def _shapes(a, b):
-    shapes = [getattr(x, "shape", ()) for x in (a, b)]
+    shapes: list[Any] = [getattr(x, "shape", ()) for x in (a, b)]
     given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
     weight = all(len(shape) == 2 for shape in shapes) and shapes[0][1] == shapes[1][1]
     hint = ". Give a weight of shape (N, K) as b.T" if weight else ""

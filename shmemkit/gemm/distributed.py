@@ -11,6 +11,7 @@ are ordered by who launches them.)
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.collectives.method import agree_on
@@ -41,13 +42,17 @@ class Products:
             rank, for wrong ones
     """
 
-    optional = ()
+    methods: tuple[str, ...]
+    optional: str | tuple[str, ...] = ()
+    alike: tuple[str, ...]
+    _plan: Callable[..., Callable]
 
     def __init__(self, world: World, method: str, check: Callable[[], dict]):
         name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
-        self._parts, self._outputs, self._of_graphs = [], [], set()
+        self._parts: Any = []  # None once it is freed
+        self._outputs, self._of_graphs = [], set()
         self._plans = Plans(PLANS, world.synchronize)
 
         def checked():

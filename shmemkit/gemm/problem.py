@@ -1,7 +1,7 @@
 """What a GEMM method is given, and what it says."""
 
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,11 @@ class Problem(NamedTuple):
     """out = activation(a @ b + bias): arrays (m, k), (k, n), (m, n), (n,) or None, of any strides, on which
     ``Gemm`` has checked shapes and dtypes."""
 
-    a: object
-    b: object
-    out: object
-    bias: object
-    activation: str
+    a: Any
+    b: Any
+    out: Any
+    bias: Any
+    activation: str | None
 
     @property
     def size(self):

@@ -106,9 +106,10 @@ class ExpertParallel:
         n_scales: int = 0,
     ):
         check_world("ExpertParallel", world)
-        self._dispatch = self._combine = None
+        self._dispatch: Any = None
+        self._combine: Any = None
         given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales
-        sizes = None
+        sizes: Any = None
 
         def check():
             nonlocal sizes
@@ -165,11 +166,11 @@ class ExpertParallel:
         self._check_alive()
         world = self.world
         stream, waits = call_on(world, stream, x, experts, weights, scales)
-        x = with_shape("ExpertParallel", "x", x, world.xp)
-        tokens = x.shape[0] if x.ndim else 0
+        rows = with_shape("ExpertParallel", "x", x, world.xp)
+        tokens = rows.shape[0] if rows.ndim else 0
         weights = self._ones[:tokens] if weights is None else weights
         scales = self._no_scales[:tokens] if scales is None and not self.sizes.n_scales else scales
-        run, _ = self._planned("dispatch", x=x, experts=experts, weights=weights, scales=scales)
+        run, _ = self._planned("dispatch", x=rows, experts=experts, weights=weights, scales=scales)
         self._run(run, stream, waits)
         self._tokens = tokens
         self._captured = self._captured or world.backend.capture_of(stream) is not None
@@ -197,20 +198,20 @@ class ExpertParallel:
         self._check_alive()
         world = self.world
         stream, waits = call_on(world, stream, y, out)
-        y = with_shape("ExpertParallel", "y", y, world.xp)
+        rows = with_shape("ExpertParallel", "y", y, world.xp)
         if out is None:
             if self._tokens is None:
                 raise ValueError("ExpertParallel: combine before any dispatch; it needs `out` then")
             shape, dtype = (self._tokens, self.sizes.hidden), self.sizes.dtype
             out = new_output(y, shape, dtype, world.xp, stream, world.backend.follow)
-        run, arrays = self._planned("combine", y=y, out=out)
+        run, arrays = self._planned("combine", y=rows, out=out)
         tokens = arrays["out"].shape[0]
         if tokens != self._tokens and self._tokens is not None and not self._captured:
             raise ValueError(
                 f"ExpertParallel: out has {tokens} tokens; it must have {self._tokens}, as the last dispatch"
             )
         self._run(run, stream, waits)
-        return out
+        return out  # pyright: ignore[reportReturnType]
 
     def free(self) -> None:
         """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
@@ -343,5 +344,5 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
             f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden} and n_scales={n_scales} take {units} "
             f"lines, of {TILE_BYTES} bytes of a row or of two scales; it must be less than {MAX_UNITS}"
         )
-    sizes = *map(int, (max_tokens, hidden, n_experts, top_k)), dtype, moved, int(n_scales)
-    return Sizes(*sizes, n_experts // n_ranks)
+    max_tokens, hidden, n_experts, top_k = map(int, (max_tokens, hidden, n_experts, top_k))
+    return Sizes(max_tokens, hidden, n_experts, top_k, dtype, moved, int(n_scales), n_experts // n_ranks)

@@ -9,7 +9,9 @@ Without a limit, the first of those who have come says on standard error, once, 
 """
 
 import time
+from typing import Any
 
+from shmemkit.support.agreement import shown_by
 from shmemkit.support.command_line import say
 from shmemkit.support.timeouts import RankTimeout, missing_text
 
@@ -28,7 +30,7 @@ class RollCall:
         self.comm = comm.Dup()  # its messages meet no others
         self.rank, self.n_ranks, self.limit = comm.Get_rank(), comm.Get_size(), limit
         self.number = 0  # of the meeting
-        self.given_up = None  # (call, missing, waited) of the meeting that failed
+        self.given_up: Any = None  # (call, missing, waited) of the meeting that failed
         self._sent = []  # messages under way
 
     def meet(self, call):
@@ -107,5 +109,4 @@ class RollCall:
         if self.rank in missing:
             text += f"; rank {self.rank} came too late"
         error = RankTimeout(f"{text}. The ranks cannot meet again. End the program", self.rank, call, missing)
-        error.shown_by = there[0]
-        return error
+        return shown_by(there[0], error)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from typing import Any
 
 from shmemkit.support.command_line import say
 
@@ -48,14 +49,14 @@ class Ending:
 
     def __init__(self, comm):
         self.comm = comm if comm is not None and comm.Get_size() > 1 else None
-        self.world = None
+        self.world: Any = None
         self.status = 0  # the exit status that mpi4py was told, if not 0
         self._excepthook = sys.excepthook
         if self.comm is not None:
             from mpi4py import MPI
 
-            self._mpi, self._set_abort_status = MPI, MPI._set_abort_status
-            MPI._set_abort_status = self._note_status
+            self._mpi: Any = MPI
+            self._set_abort_status, self._mpi._set_abort_status = MPI._set_abort_status, self._note_status
             sys.excepthook = self.fail
 
     def watch(self, world):

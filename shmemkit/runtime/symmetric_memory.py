@@ -229,16 +229,16 @@ class SymmetricMemory:
         self._check_alive("peer_view")
         rank = integer("peer_view()", "rank", rank, 0, self.n_ranks - 1)
         try:
-            array = self._as_array(array)
+            mine = self._as_array(array)
         except TypeError:
             needed = "it must be a symmetric array, as shmemkit.zeros() makes"
             raise TypeError(f"peer_view(): array is {shown(array)}; {needed}") from None
-        if not self.is_symmetric(array):
+        if not self.is_symmetric(mine):
             raise ValueError(
-                f"peer_view(): array, {array.dtype} {array.shape}, is not in symmetric memory of this World. "
+                f"peer_view(): array, {mine.dtype} {mine.shape}, is not in symmetric memory of this World. "
                 "Make it with shmemkit.zeros() or the like"
             )
-        return array if rank == self.rank else self.backend.peer_view(array, rank)
+        return mine if rank == self.rank else self.backend.peer_view(mine, rank)
 
     def is_symmetric(self, array: AnyArray) -> bool:
         """Return whether `array` lies in a symmetric array of this World that has not been freed. Not

@@ -158,7 +158,7 @@ def _check_launcher(MPI):
     # The shell of `srun --pty` has the variables of its step; what it starts is not a rank of that.
     of_step = ("SLURM_STEP_NUM_TASKS",) if _under_srun() and "SLURM_PTY_PORT" not in os.environ else ()
     sizes = {v: int(os.environ[v]) for v in (*_SIZES, *of_step) if os.environ.get(v, "").isdecimal()}
-    variable = max(sizes, key=sizes.get, default=None)
+    variable = max(sizes, key=sizes.__getitem__, default=None)
     if variable is None or sizes[variable] < 2:
         return
     name, version = MPI.get_vendor()

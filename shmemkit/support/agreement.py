@@ -17,7 +17,7 @@ def ranks_text(ranks):
     return f"rank{'s' * (len(ranks) > 1)} {listed(words, 'and')}"
 
 
-def check_equal(given, rule, verb="give", kind=ValueError):
+def check_equal(given, rule, verb="give", kind: type[Exception] = ValueError):
     """Raise `kind`, on all ranks, unless `given`, a text for each rank, are equal.
 
     "ranks disagree: rank 0 calls broadcast, ranks 1 to 3 call gather. `rule`", of the verb "call"

@@ -6,7 +6,7 @@ In what follows `module` is CuPy, or NumPy on the emulator, and `who` what error
 
 import functools
 import sys
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from .settings import shown
 
 # Tensors without memory of their own -> those that they stand for
 HOLLOW = {"DTensor": "to_local()", "AsyncCollectiveTensor": "wait()", "FakeTensor": None}
+T = TypeVar("T")
 HOST, GPU = (1, 3), (2, 13)  # DLPack's types of devices: of the host, also pinned; CUDA's, also managed
 
 
-def keyed(who, arrays, module, optional=()):
+def keyed(who, arrays, module, optional=()) -> tuple[tuple, dict[str, Any]]:
     """-> (key, arrays): what tells `arrays`, {name: array}, apart as far as a bound launch is concerned; and
     they, converted but for tensors on a GPU, which say it themselves and cost less so.
 
@@ -39,7 +40,7 @@ def _key_of(x, ndarray):
     return () if x is None else None
 
 
-def converted(who, arrays, module, optional=()):
+def converted(who, arrays, module, optional=()) -> dict[str, Any]:
     """-> `arrays`, {name: array}, each ``as_array``."""
     return {
         name: None if x is None and name.startswith(optional) else as_array(who, name, x, module)
@@ -47,7 +48,7 @@ def converted(who, arrays, module, optional=()):
     }
 
 
-def with_shape(who, name, x, module):
+def with_shape(who, name, x, module) -> Any:
     """`x`, converted if it does not say its dtype and its dimensions itself, as no other DLPack need."""
     return x if isinstance(x, module.ndarray) or _is_dense(x) else as_array(who, name, x, module)
 
@@ -199,7 +200,7 @@ def call_on(world, stream, *arrays):
 # ---- new ones, and where they lie
 
 
-def new_output(like, shape, dtype, module, stream, follow):
+def new_output(like: T, shape, dtype, module, stream, follow) -> T:
     """-> a new array, PyTorch's (and of its dtype) if `like` is, else of `module`. What is enqueued on
     `stream` (None: the World's, or CuPy's current one) from now on runs after what may have used its memory
     before: that is on the stream that such arrays are made on.

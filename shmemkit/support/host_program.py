@@ -1,6 +1,8 @@
 """The host program that runs, and its World. A process has one; on the emulator, each PE in it has one
 (``shmemkit.emu.run``)."""
 
+from typing import Any
+
 from greenlet import getcurrent
 
 
@@ -13,7 +15,10 @@ class HostProgram:
     process  what a script has as if it had a process of its own
     """
 
-    world, ended, n_pes, process = None, False, None, None
+    world: Any = None
+    ended = False
+    n_pes: int | None = None
+    process: Any = None
 
 
 _of_process = HostProgram()
@@ -25,7 +30,7 @@ def host_program():
     return caller if isinstance(caller, HostProgram) else _of_process
 
 
-def current_world(required=False):
+def current_world(required=False) -> Any:
     """The World that is alive here, or None. With `required`, RuntimeError instead of None."""
     host = host_program()
     if host.world is None and required:

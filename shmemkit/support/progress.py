@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 from .settings import switch
 
@@ -145,14 +146,15 @@ class _Line:
         from tqdm import tqdm
 
         where = place()
-        self.stream = stream = _opened(where) if isinstance(where, str) else where
+        stream: Any = _opened(where) if isinstance(where, str) else where
+        self.stream = stream
         if end_line is not None:
             end_line()
         _line, self.task = self, task
         self.drawn = False
         self.whole, self.since = True, 0.0  # whether what others have written ends a line, and when that was
         encoding = getattr(stream, "encoding", None)
-        file = SimpleNamespace(write=stream.write, flush=stream.flush, encoding=encoding)
+        file: Any = SimpleNamespace(write=stream.write, flush=stream.flush, encoding=encoding)
         self.bar = tqdm(file=file, unit=task.unit, leave=False, delay=1e-9)  # a delay: it is not drawn yet
         self.bar.start_t = task.since
         self.hooked = []

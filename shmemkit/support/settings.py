@@ -11,7 +11,10 @@ VARIABLES = (  # the last two are of shmemkit's own tests
     *("SHMEMKIT_EMULATED_GPU", "SHMEMKIT_TUNING", "SHMEMKIT_CACHE_DIR", "SHMEMKIT_PROGRESS"),
     *("SHMEMKIT_MPIRUN", "SHMEMKIT_PYTHON", "SHMEMKIT_REQUIRE_PTXAS", "SHMEMKIT_LIST_SKIPPED"),
 )
-_WORDS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+_WORDS: dict[str, bool] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 def switch(variable, default):

@@ -88,7 +88,7 @@ class WaitRecord:
         """The signal as ``name[index]``, with its rank if that is another, or its address."""
         if self.signal is None:
             return f"0x{self.address:x}"
-        index = ", ".join(map(str, self.index))
+        index = ", ".join(map(str, self.index or ()))
         return f"{self.signal}[{index}]" + (f" of rank {self.owner}" if self.owner != self.rank else "")
 
     def sought(self) -> str:
@@ -105,7 +105,7 @@ class WaitRecord:
 
 def signal_timeout(rank, records, total, limit, trouble=""):
     """The SignalTimeout of `rank` for these records, of `total` waits; `limit`: the one that expired."""
-    rows = [_COLUMNS]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
     for r in records:
         waited = f"{r.waited:.3g} s" + ("" if r.expired else " *")
         rows.append((waited, r.kernel, str(r.block), str(r.thread), r.primitive, r.sought(), str(r.seen)))

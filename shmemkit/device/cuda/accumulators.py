@@ -1,7 +1,10 @@
 """Accumulators of `warpgroup_mma` in shared memory: as a matrix, swizzled as `tma_store` takes it; or packed,
 in the order of the threads, for others that have the same. Hopper and later."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
 
 from shmemkit.compiler.ptx import asm, gpu, gpu_function, shared_address, types
 
@@ -15,7 +18,7 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @functools.cache
-def fragment_store(dtype, row_bytes):
+def fragment_store(dtype: str, row_bytes: int) -> Callable:
     """-> ``store(tile, i, part)``, for kernels: a warp stores its 16 rows of 16 columns of accumulators, as
     `dtype` ("bfloat16", "float16", rounded to nearest even, or "float32").
 
@@ -42,7 +45,7 @@ def fragment_store(dtype, row_bytes):
 
 
 @functools.cache
-def packed_store(dtype):
+def packed_store(dtype: str) -> Callable:
     """-> ``store(piece, i, part)``, for kernels: a warp stores 8 accumulators of each thread, as `dtype`
     ("bfloat16", "float16", rounded to nearest even, or "float32"), so that threads have their own side by
     side: it takes half the instructions of `fragment_store`, and no swizzle.
@@ -68,7 +71,7 @@ def packed_store(dtype):
 
 
 @functools.cache
-def packed_add(dtype):
+def packed_add(dtype: str) -> Callable:
     """-> ``add(piece, i, part)`` -> 8 accumulators, for kernels: those of `part`, and what `packed_store` has
     stored to `piece`, there or wherever it was copied from, by a warp whose accumulators are of the same rows
     and columns. All threads of a warp."""

@@ -4,9 +4,12 @@ An array of uint64 is its own words; one of uint8, of any length and alignment, 
 the last perhaps of fewer.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from shmemkit.compiler.ptx import gpu, load_bytes, store_bytes, types
+from shmemkit.typing import Array
 
 from ..argument_checks import check_array, check_emulated_array, check_integer
 from ..emulator import current_thread, from_scalar
@@ -16,12 +19,12 @@ __all__ = ["load_word", "n_words", "store_word"]
 _DTYPES = (types.uint64, types.uint8)
 
 
-def n_words(array):
+def n_words(array: Array) -> int:
     """How many words `array`, 1-D of uint64 or uint8, has."""
     return (array.size * array.itemsize + 7) // 8
 
 
-def load_word(array, i):
+def load_word(array: Array, i: int) -> int:
     """Word `i`, as uint64; what the last one lacks is 0. An ordinary load, or up to 8 of them."""
     thread = current_thread("load_word")
     _check_emulated("load_word", array, i)
@@ -31,7 +34,7 @@ def load_word(array, i):
     return from_scalar(part.view(np.uint64)[0])
 
 
-def store_word(array, i, word):
+def store_word(array: Array, i: int, word: int) -> None:
     """Make `word` word `i`; what the last one lacks is dropped. An ordinary store, or up to 8 of them."""
     thread = current_thread("store_word")
     _check_emulated("store_word", array, i)

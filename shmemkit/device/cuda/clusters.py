@@ -4,6 +4,8 @@ memory. Hopper and later; for launches with ``bind(cluster=...)``.
 PTX ISA: "Cluster of Cooperative Thread Arrays", barrier.cluster.
 """
 
+from __future__ import annotations
+
 from shmemkit.compiler.ptx import asm, gpu, types
 
 from ..emulator import current_thread
@@ -11,12 +13,12 @@ from ..emulator import current_thread
 __all__ = ["cluster_block", "cluster_sync"]
 
 
-def cluster_block():
+def cluster_block() -> int:
     """My block's number in its cluster, a uint32: 0 in a launch without clusters."""
     return current_thread("cluster_block").block.in_cluster
 
 
-def cluster_sync():
+def cluster_sync() -> None:
     """All threads of all blocks of the cluster meet: syncthreads for the cluster. Threads of a warp call it
     together. No block ends before others have ceased to use its shared memory: so it comes last."""
     current_thread("cluster_sync").cluster_sync()

@@ -5,7 +5,10 @@ after the last are copied one by one and the rest as 16-byte words; where they d
 used to which both can be aligned: 8, 4, 2 bytes or 1.
 """
 
+from __future__ import annotations
+
 from shmemkit.compiler.ptx import asm, data_address, gpu, gpu_function, itemsize, load_bytes, store_bytes
+from shmemkit.typing import Array
 
 from ..argument_checks import check_contiguous, check_emulated_contiguous
 from ..emulator import current_thread, group_thread
@@ -16,7 +19,7 @@ __all__ = ["copy_block", "copy_warp"]
 _not_unrolled = asm("// not unrolled")
 
 
-def copy_block(dst, src):
+def copy_block(dst: Array, src: Array) -> None:
     """Copy `src` to `dst`, the work shared by the threads of the block.
 
     dst, src   contiguous arrays of one dtype, any dtype, shape and alignment; in global memory (mine or
@@ -41,7 +44,7 @@ def _(dst, src):
     return impl
 
 
-def copy_warp(dst, src):
+def copy_warp(dst: Array, src: Array) -> None:
     """Copy `src` to `dst`, the work shared by the threads of the warp.
 
     As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` in the place of ``cuda.syncthreads()``.

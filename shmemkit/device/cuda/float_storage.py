@@ -6,7 +6,10 @@ of bfloat16 and float16 as unsigned integers.
     pairs[i] = e.pack(low, high)               # uint32: two neighbours in one store
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import ml_dtypes
@@ -38,13 +41,13 @@ class Element(NamedTuple):
 
     stored: str
     pair: str
-    widen: object
-    narrow: object
-    pack: object
+    widen: Callable
+    narrow: Callable
+    pack: Callable
 
 
 @functools.cache
-def element(dtype):
+def element(dtype: str) -> Element:
     """-> the Element of "bfloat16", "float16" or "float32". ValueError for others."""
     check_choice("element", "dtype", dtype, ELEMENTS)
     stored, pair = _STORED[dtype]

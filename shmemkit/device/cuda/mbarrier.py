@@ -9,7 +9,10 @@ has two mbarriers for each buffer, "full" and "empty".
 PTX ISA: mbarrier, "Parallel Synchronization and Communication Instructions".
 """
 
+from __future__ import annotations
+
 from shmemkit.compiler.ptx import asm, gpu, shared_address, types
+from shmemkit.typing import Array
 
 from ..argument_checks import check_integer, check_words
 from ..emulator import current_thread, mbarriers
@@ -24,7 +27,7 @@ __all__ = [
 ]
 
 
-def mbarrier_init(barriers, i, count):
+def mbarrier_init(barriers: Array, i: int, count: int) -> None:
     """Make barriers[i] an mbarrier of `count` arrivals per phase, in its first phase.
 
     barriers  uint64, in shared memory
@@ -35,30 +38,30 @@ def mbarrier_init(barriers, i, count):
     mbarriers.init(current_thread("mbarrier_init"), barriers, i, count)
 
 
-def fence_mbarrier_init():
+def fence_mbarrier_init() -> None:
     """The mbarriers that this thread has made are seen by asynchronous copies and, behind `cluster_sync`, by
     the other blocks of the cluster."""
     mbarriers.fence_init(current_thread("fence_mbarrier_init"))
 
 
-def mbarrier_arrive(barriers, i):
+def mbarrier_arrive(barriers: Array, i: int) -> None:
     """One arrival at barriers[i], a release: threads that wait for the end of the phase see what this thread
     did before."""
     mbarriers.arrive(current_thread("mbarrier_arrive"), barriers, i)
 
 
-def mbarrier_arrive_on(barriers, i, block):
+def mbarrier_arrive_on(barriers: Array, i: int, block: int) -> None:
     """`mbarrier_arrive` at the barriers[i] of block `block` of the cluster, which may be my own."""
     mbarriers.arrive(current_thread("mbarrier_arrive_on"), barriers, i, block)
 
 
-def mbarrier_arrive_expect_tx(barriers, i, n_bytes):
+def mbarrier_arrive_expect_tx(barriers: Array, i: int, n_bytes: int) -> None:
     """One arrival at barriers[i], whose phase does not end before `n_bytes` more have been written by the
     asynchronous copies that name it."""
     mbarriers.arrive(current_thread("mbarrier_arrive_expect_tx"), barriers, i, n_bytes=n_bytes)
 
 
-def mbarrier_wait(barriers, i, parity):
+def mbarrier_wait(barriers: Array, i: int, parity: int) -> None:
     """Wait until the phase of `parity` (0 or 1) of barriers[i] has ended: on a new one 1 has, before any
     arrival.
 

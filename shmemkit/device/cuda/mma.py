@@ -11,13 +11,17 @@ has, of a matrix of 8 rows of 8 elements of 16 bits, elements 2 * (l % 4) and th
 ISA: "Matrix multiply-accumulate", mma.m16n8k16, ldmatrix, cp.async.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, asm, element_address, float_zeros, gpu, shared_address, types
+from shmemkit.typing import Array
 
 from ..argument_checks import check_aligned, check_array, check_choice, check_integer, literal_choice
 from ..emulator import copies_of, current_thread, from_scalar, group_thread
@@ -37,7 +41,9 @@ WIDTHS = (16, 8, 4)
 MAX_GROUPS = 8
 
 
-def cp_async(shared, offset, array, index, n_bytes, width):
+def cp_async(
+    shared: Array, offset: int, array: Array, index: int, n_bytes: int, width: Literal[4, 8, 16]
+) -> None:
     """Begin to copy `n_bytes` from ``array[index]`` on to byte `offset` of shared memory.
 
     shared   an array in shared memory, contiguous; offset: a multiple of width
@@ -81,19 +87,19 @@ def cp_async(shared, offset, array, index, n_bytes, width):
     copies_of(thread).issue(arrive)
 
 
-def cp_async_commit():
+def cp_async_commit() -> None:
     """Make a group of my copies since the last commit; none is a group, too."""
     copies_of(current_thread("cp_async_commit")).commit()
 
 
-def cp_async_wait(n):
+def cp_async_wait(n: int) -> None:
     """Wait until all but the last `n` of my groups are there. n: 0 to 7, a constant."""
     copies = copies_of(current_thread("cp_async_wait"))
     check_choice("cp_async_wait", "n", n, range(MAX_GROUPS))
     copies.wait(n)
 
 
-def ldmatrix(shared, offset):
+def ldmatrix(shared: Array, offset: int) -> tuple[int, ...]:
     """Load four matrices of 8 by 8 elements of 16 bits. -> my registers of them, a tuple of four uint32
 
     shared   an array in shared memory, contiguous
@@ -104,7 +110,7 @@ def ldmatrix(shared, offset):
     return _loaded(group_thread("warp", "ldmatrix", shared), "ldmatrix", shared, offset, lambda rows: rows)
 
 
-def ldmatrix_trans(shared, offset):
+def ldmatrix_trans(shared: Array, offset: int) -> tuple[int, ...]:
     """As ``ldmatrix``, of the matrices transposed: what is stored by columns."""
     return _loaded(
         group_thread("warp", "ldmatrix_trans", shared),
@@ -153,12 +159,12 @@ class WarpMma(NamedTuple):
           of 8 by 8: of the first eight elements of each, then of the others
     """
 
-    zero: object
-    mma: object
+    zero: Callable
+    mma: Callable
 
 
 @functools.cache
-def warp_mma(m, n, dtype):
+def warp_mma(m: int, n: int, dtype: str) -> WarpMma:
     """-> the WarpMma of 16 * m by 8 * n results, of "bfloat16" or "float16" operands"""
     check_choice("warp_mma", "dtype", dtype, MMA_DTYPES)
     functions = _emulated(m, n, dtype)

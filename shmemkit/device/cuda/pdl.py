@@ -8,7 +8,10 @@ before Hopper have nothing of the kind: there a kernel begins when the one befor
 nothing.
 """
 
+from __future__ import annotations
+
 from shmemkit.compiler.ptx import TypingError, any_bits, asm, gpu, types
+from shmemkit.typing import Array
 
 from ..argument_checks import described
 from ..emulator import current_thread
@@ -16,7 +19,7 @@ from ..emulator import current_thread
 __all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
 
 
-def griddepcontrol_wait(*needed):
+def griddepcontrol_wait(*needed: Array | int) -> None:
     """Wait until the kernels before on the stream have ended, and see all that they wrote.
 
     needed  arrays and integers that are used right behind: where the arrays are, and the integers, is
@@ -35,7 +38,7 @@ def griddepcontrol_wait(*needed):
     current_thread("griddepcontrol_wait").griddepcontrol_wait()
 
 
-def griddepcontrol_launch_dependents():
+def griddepcontrol_launch_dependents() -> None:
     """Let the next kernel of the stream begin, if it is launched with ``pdl=True``, when all blocks have
     called this or have ended.
 

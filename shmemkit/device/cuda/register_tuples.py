@@ -7,7 +7,10 @@ cannot be indexed.
 PTX ISA has no indexed registers; what is indexed by a variable is in local memory.
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
 
 from shmemkit.compiler.ptx import gpu_parts
 
@@ -17,7 +20,7 @@ __all__ = ["for_each_part", "map_parts"]
 
 
 @functools.cache
-def for_each_part(size, function):
+def for_each_part(size: int, function: Callable) -> Callable:
     """-> ``run(values, arguments)``, for kernels: calls ``function(part, i, arguments)`` for the parts of
     `size` elements of the tuple `values`, from the first on; i is the part's number, a constant.
 
@@ -36,7 +39,7 @@ def for_each_part(size, function):
 
 
 @functools.cache
-def map_parts(size, function):
+def map_parts(size: int, function: Callable) -> Callable:
     """-> ``run(values, arguments)``, as by ``for_each_part``, of a function that returns a part's new values,
     a tuple of as many: returns them all."""
 

@@ -1,6 +1,9 @@
 """Parts of arrays, without what Python's slices cost."""
 
+from __future__ import annotations
+
 from shmemkit.compiler.ptx import gpu_part
+from shmemkit.typing import Array
 
 from ..argument_checks import check_array, check_emulated_array, check_emulated_integer, check_integer
 from ..emulator import current_thread
@@ -8,7 +11,7 @@ from ..emulator import current_thread
 __all__ = ["span"]
 
 
-def span(array, first, size):
+def span(array: Array, first: int, size: int) -> Array:
     """`size` elements of `array`, from `first` on: what ``array[first : first + size]`` is, in two
     instructions. A slice takes some fifteen, for positions that are negative, or beyond the end.
 

@@ -15,11 +15,14 @@ them. The TMA is a proxy of its own: what threads have stored to shared memory b
 PTX ISA: cp.async.bulk.tensor, "Tensors", "Async proxy"; CUDA driver API: cuTensorMapEncodeTiled.
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, asm, data_address, gpu, itemsize, shared_address, types
+from shmemkit.typing import Array
 
 from ..argument_checks import check_contiguous, check_integer, check_words, not_literal
 from ..emulator import current_thread, fence_proxy, reads_shared
@@ -44,7 +47,7 @@ __all__ = [
 SWIZZLED_ROWS = (128, 64, 32)  # bytes of a box's rows
 
 
-def tma_load(tile, tensor_map, x, y, barriers, i):
+def tma_load(tile: Array, tensor_map: Array, x: Array, y: int, barriers: Array, i: int) -> None:
     """Bring the box of `tensor_map` that begins at row y, column x to `tile`.
 
     tile         contiguous, in shared memory, at a multiple of 1024 bytes of it (of 256 for rows of 32 bytes,
@@ -60,7 +63,9 @@ def tma_load(tile, tensor_map, x, y, barriers, i):
     emulated.load(current_thread("tma_load"), tile, tensor_map, x, y, barriers, i, None)
 
 
-def tma_load_multicast(tile, tensor_map, x, y, barriers, i, blocks):
+def tma_load_multicast(
+    tile: Array, tensor_map: Array, x: Array, y: int, barriers: Array, i: int, blocks: int
+) -> None:
     """`tma_load` to several blocks of the cluster at once: to the place of `tile` in each, whose own
     barriers[i] is told.
 
@@ -70,7 +75,7 @@ def tma_load_multicast(tile, tensor_map, x, y, barriers, i, blocks):
 
 
 @reads_shared
-def tma_store(tensor_map, x, y, tile):
+def tma_store(tensor_map: Array, x: Array, y: int, tile: Array) -> None:
     """Write `tile` to the box of `tensor_map` that begins at row y, column x. See `tma_load`.
 
     It writes whole 16 bytes: of a matrix whose rows are no multiple of that, also what is behind their ends.
@@ -82,7 +87,7 @@ def tma_store(tensor_map, x, y, tile):
     emulated.store(current_thread("tma_store"), tensor_map, x, y, tile)
 
 
-def bulk_load(tile, src, barriers, i):
+def bulk_load(tile: Array, src: Array, barriers: Array, i: int) -> None:
     """Bring all of `src` to the beginning of `tile`, as it is.
 
     tile   contiguous, in shared memory, at a multiple of 16 bytes
@@ -95,7 +100,7 @@ def bulk_load(tile, src, barriers, i):
 
 
 @reads_shared
-def bulk_store(dst, tile):
+def bulk_store(dst: Array, tile: Array) -> None:
     """Write as much of `tile` as `dst` has room for to `dst`, as it is: mine, or a peer's (`symm_at`). See
     `bulk_load`; for all else `tma_store`.
 
@@ -105,12 +110,12 @@ def bulk_store(dst, tile):
     emulated.bulk_store(current_thread("bulk_store"), dst, tile)
 
 
-def bulk_commit_group():
+def bulk_commit_group() -> None:
     """The stores that this thread has asked for since its last group are a group."""
     emulated.commit(current_thread("bulk_commit_group"))
 
 
-def bulk_wait_group(n):
+def bulk_wait_group(n: int) -> None:
     """Wait until all but this thread's last `n` groups of stores are written: it may tell others then.
 
     n  a literal
@@ -118,7 +123,7 @@ def bulk_wait_group(n):
     emulated.wait_group(current_thread("bulk_wait_group"), n, "written")
 
 
-def bulk_wait_group_read(n):
+def bulk_wait_group_read(n: int) -> None:
     """Wait until all but this thread's last `n` groups of stores have read their tiles, which may be
     overwritten then.
 
@@ -127,19 +132,19 @@ def bulk_wait_group_read(n):
     emulated.wait_group(current_thread("bulk_wait_group_read"), n, "read")
 
 
-def fence_proxy_async():
+def fence_proxy_async() -> None:
     """What this thread has stored to shared memory is seen by asynchronous copies and tensor cores that are
     asked for later, by threads that this one has met since."""
     fence_proxy(current_thread("fence_proxy_async"))
 
 
-def fence_proxy_async_global():
+def fence_proxy_async_global() -> None:
     """The same for global memory: also for what this thread has acquired, as after a `wait` for data of other
     ranks that a `tma_load` reads."""
     current_thread("fence_proxy_async_global").fence_proxy()
 
 
-def padding(array, alignment):
+def padding(array: Array, alignment: int) -> int:
     """Bytes from the beginning of `array`, in shared memory, to the next multiple of `alignment`, a power of
     two.
 
@@ -150,7 +155,7 @@ def padding(array, alignment):
     return -emulated.address(array) % alignment
 
 
-def tensormap_acquire(tensor_map):
+def tensormap_acquire(tensor_map: Array) -> None:
     """This thread's `tma_load` and `tma_store` see `tensor_map` as others have written it: once per launch,
     since the map lies in global memory, not among the kernel's parameters."""
     emulated.described(current_thread("tensormap_acquire"), tensor_map)
@@ -327,7 +332,7 @@ def _(tensor_map):
 # ---- on the host
 
 
-def tensor_map(array, box):
+def tensor_map(array: Array, box: tuple[int, int]) -> Array:
     """On the host: what kernels take as a tensor map of `array`. -> uint64 (16,), where the array is.
 
     array   2-D, of 2- or 4-byte floats, with rows of consecutive elements (an array whose columns are

@@ -14,8 +14,11 @@ Accumulators: a tuple of n / 2 float32 per thread. Of thread t, element 4 j + 2 
 PTX ISA: wgmma.mma_async, "Asynchronous Warpgroup Level Matrix Operations"; setmaxnreg.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from shmemkit.compiler.ptx import TypingError, asm, float_zeros, gpu, gpu_function, shared_address, types
 
@@ -47,13 +50,15 @@ class WarpgroupMma(NamedTuple):
     wait(acc)                   -> the accumulators, when all products are done
     """
 
-    zeros: object
-    multiply: object
-    wait: object
+    zeros: Callable
+    multiply: Callable
+    wait: Callable
 
 
 @functools.cache
-def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
+def warpgroup_mma(
+    n: int, dtype: str, a_major: Literal["k", "mn"] = "k", b_major: Literal["k", "mn"] = "k"
+) -> WarpgroupMma:
     """-> the WarpgroupMma of 64 rows of a matrix A by `n` columns of B, 64 deep.
 
     n         8 to 256, a multiple of 8
@@ -83,7 +88,7 @@ def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
         for tile, major, extent in (a, a_major, emulated.ROWS), (b, b_major, n):
             descriptor = at_address(_DESCRIPTOR[major], emulated.shared_address(thread, tile))
             operands.append(emulated.Operand(tile, descriptor, _STEP[major], major, extent))
-        return emulated.multiply(thread, acc, *operands, add, n, dtype)
+        return emulated.multiply(thread, acc, operands[0], operands[1], add, n, dtype)
 
     def wait(acc):
         thread = group_thread("warpgroup", "wgmma wait", meets=False)
@@ -94,7 +99,7 @@ def warpgroup_mma(n, dtype, a_major="k", b_major="k"):
     return WarpgroupMma(zeros, multiply, wait)
 
 
-def wgmma_wait_group(n):
+def wgmma_wait_group(n: int) -> None:
     """Wait until all but the last `n` `multiply` of this warpgroup are done: their tiles may be overwritten.
 
     n  a literal. All threads of the warpgroup. To read the accumulators: ``WarpgroupMma.wait``
@@ -102,14 +107,14 @@ def wgmma_wait_group(n):
     emulated.wait_group(group_thread("warpgroup", "wgmma_wait_group", n, meets=False), n)
 
 
-def setmaxnreg_inc(n):
+def setmaxnreg_inc(n: int) -> None:
     """This warpgroup takes registers, to have `n` (a literal, a multiple of 8) per thread: it waits for
     others to release them. All threads of it, once. Of kernels with launch_bounds, linked with LTO; otherwise
     ptxas ignores it."""
     group_thread("warpgroup", "setmaxnreg_inc", n, meets=False)
 
 
-def setmaxnreg_dec(n):
+def setmaxnreg_dec(n: int) -> None:
     """This warpgroup releases registers, to have `n` (a literal, a multiple of 8) per thread. See
     `setmaxnreg_inc`."""
     group_thread("warpgroup", "setmaxnreg_dec", n, meets=False)

@@ -11,8 +11,11 @@ Integers are combined modulo 2**bits. The order is that of the calls, so equal c
 stays NaN, also in "max" and "min" (maximum and minimum of IEEE 754-2019, but for the sign of zeros).
 """
 
+from __future__ import annotations
+
 import functools
 import operator
+from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import ml_dtypes
@@ -34,13 +37,13 @@ class Reduction(NamedTuple):
     """Functions for kernels, by one thread; they touch no memory and order nothing. `first` makes a total of
     one word, `add` combines a total with a word, `result` gives the word of a total of n words."""
 
-    first: object
-    add: object
-    result: object
+    first: Callable
+    add: Callable
+    result: Callable
 
 
 @functools.cache
-def reduction(op, dtype):
+def reduction(op: Op, dtype: str) -> Reduction:
     """-> the Reduction of words of `dtype`. ValueError for an op, or a dtype, that is not there.
 
     op     "sum", "prod", "max", "min" or, of floating-point numbers, "avg": the sum divided by n

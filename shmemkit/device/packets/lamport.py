@@ -20,6 +20,8 @@ TensorRT-LLM's and FlashInfer's all-reduces for low latency have such buffers, a
 pattern is -0.0, which the data must not have.
 """
 
+from __future__ import annotations
+
 import functools
 import sys
 
@@ -35,6 +37,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
+from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_integer, check_integer, described
 from ..cuda.array_words import load_word, n_words, store_word
@@ -48,7 +51,7 @@ __all__ = ["PIECE_BYTES", "lamport_load", "lamport_store", "load_piece", "store_
 PIECE_BYTES = 16
 
 
-def load_piece(x, i):
+def load_piece(x: Array, i: int) -> tuple[int, ...]:
     """-> piece `i` of `x`, two uint64, by one thread: ordinary loads. What the last one lacks is 0.
 
     x   1-D, contiguous: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or uint8 at
@@ -60,14 +63,14 @@ def load_piece(x, i):
     return tuple(map(from_scalar, piece.view(np.uint64)))
 
 
-def store_piece(out, i, words):
+def store_piece(out: Array, i: int, words: tuple[int, ...]) -> None:
     """Store what ``load_piece(out, i)`` would load: ordinary stores. What the last one lacks is dropped."""
     thread, (first, last) = current_thread("store_piece"), _bytes_of("store_piece", "out", out, i)
     piece = np.array([int(word) for word in words], np.uint64).view(np.uint8)
     thread.bytes_of("write", out, first, last)[:] = piece[: last - first]
 
 
-def lamport_store(lines, i, words, low, high, pe):
+def lamport_store(lines: Array, i: int, words: tuple[int, ...], low: int, high: int, pe: int) -> None:
     """Store a piece to place `i` of rank `pe`'s `lines`, by one thread.
 
     lines      symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes, where NVLink reaches rank `pe`;
@@ -86,7 +89,7 @@ def lamport_store(lines, i, words, low, high, pe):
     thread.store_line(there, np.array(words, np.uint64), _check_empty("lamport_store()", empty))
 
 
-def lamport_load(lines, places, low, high):
+def lamport_load(lines: Array, places: tuple[int, ...], low: int, high: int) -> tuple[tuple[int, ...], ...]:
     """Wait for pieces in some places of `lines`, of this rank, by one thread: all are looked at at once. Make
     them empty again. -> for each its words, a tuple of two uint64
 
@@ -102,9 +105,9 @@ def lamport_load(lines, places, low, high):
     numbers = {f"places[{k}]": i for k, i in enumerate(places)}
     check_emulated_integer("lamport_load", low=low, high=high, **numbers)
     empty = int(low), int(high)
-    places = [_place("lamport_load", lines, i) for i in places]
-    pieces = [thread.wait_line(here, _unlike(here, empty), "to be a piece") for here in places]
-    for here in places:
+    there = [_place("lamport_load", lines, i) for i in places]
+    pieces = [thread.wait_line(here, _unlike(here, empty), "to be a piece") for here in there]
+    for here in there:
         thread.store_line(here, np.array(empty, np.uint64))
         thread.block.machine.emptied[address_of(here, 0)] = thread
     return tuple(tuple(map(from_scalar, words)) for words in pieces)

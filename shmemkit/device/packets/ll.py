@@ -15,6 +15,8 @@ again, its receiver must have read it: the kernel that uses this argues why (two
 NCCL has the same protocol under the same name; "Demystifying NCCL" (arXiv 2507.04786) describes it.
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
@@ -29,6 +31,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
+from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_array, check_emulated_integer, check_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
@@ -53,7 +56,7 @@ __all__ = [
 ]
 
 
-def ll_words(n_bytes):
+def ll_words(n_bytes: int) -> int:
     """How many uint64 words `n_bytes` bytes take: two for 8 bytes. For hosts and kernels."""
     return (n_bytes + 7) // 8 * 2
 
@@ -68,7 +71,7 @@ def _(n_bytes):
     return impl
 
 
-def ll_store(lines, i, value, flag):
+def ll_store(lines: Array, i: int, value: int, flag: int) -> None:
     """Store 8 bytes of data with the flag, by one thread: what `ll_pack_block` does with its unit `i`.
 
     lines   as of `ll_pack_block`, on a peer (`symm_at`) or mine: words 2 * i and 2 * i + 1 are written
@@ -85,7 +88,7 @@ def ll_store(lines, i, value, flag):
         thread.store(lines, 2 * int(i) + k, flagged(half, flag), "sys", "relaxed", check)
 
 
-def ll_load(lines, i, flag):
+def ll_load(lines: Array, i: int, flag: int) -> int:
     """Wait for unit `i` of `lines`, of this rank, by one thread. -> its 8 bytes of data, uint64
 
     It orders nothing. When the time of the wait is up (docs/timeouts.md), the data are undefined.
@@ -97,7 +100,7 @@ def ll_load(lines, i, flag):
     return from_scalar(np.uint64(high << 32 | low))
 
 
-def ll_pack_block(lines, src, flag):
+def ll_pack_block(lines: Array, src: Array, flag: int) -> None:
     """Store `src` to `lines` with the flag, the work shared by the threads of the block.
 
     lines   uint64, 1-D, contiguous, at a multiple of 16 bytes, ``ll_words(bytes of src)`` of them or more:
@@ -112,13 +115,13 @@ def ll_pack_block(lines, src, flag):
     _pack("ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
-def ll_pack_warp(lines, src, flag):
+def ll_pack_warp(lines: Array, src: Array, flag: int) -> None:
     """`ll_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_pack_warp", lines, src, flag, meets=False)
     _pack("ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
 
 
-def ll_recv_block(dst, lines, flag):
+def ll_recv_block(dst: Array, lines: Array, flag: int) -> None:
     """Wait for the data in `lines`, and store it to `dst`, the work shared by the threads of the block.
 
     dst     contiguous, any dtype, shape and alignment; its size says how many bytes
@@ -132,26 +135,26 @@ def ll_recv_block(dst, lines, flag):
     _recv("ll_recv_block", thread, dst, lines, flag, thread.thread_id, thread.n_threads)
 
 
-def ll_recv_warp(dst, lines, flag):
+def ll_recv_warp(dst: Array, lines: Array, flag: int) -> None:
     """`ll_recv_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_recv_warp", dst, lines, flag, meets=False)
     _recv("ll_recv_warp", thread, dst, lines, flag, thread.lane, thread.warp_size())
 
 
-def ll_recv_pack_block(there, lines, n_words, flag):
+def ll_recv_pack_block(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """Wait for `n_words` words in `lines`, and store them to `there` as they are, with the flag: to pass them
     on to another rank. `n_words` is even. Otherwise as `ll_recv_block`."""
     thread = group_thread("block", "ll_recv_pack_block", there, lines, n_words, flag, meets=False)
     _forward("ll_recv_pack_block", thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
 
 
-def ll_recv_pack_warp(there, lines, n_words, flag):
+def ll_recv_pack_warp(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """`ll_recv_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
     _forward("ll_recv_pack_warp", thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
 
 
-def ll_put_block(lines, source, n_words, pe):
+def ll_put_block(lines: Array, source: Array, n_words: int, pe: int) -> None:
     """Send `n_words` packed words of `source` to `lines` on PE `pe`, through NVSHMEM: over NVLink or the
     network, which divides no word.
 
@@ -168,7 +171,7 @@ def ll_put_block(lines, source, n_words, pe):
     thread.together("block", lambda: _put("ll_put_block", thread, lines, source, n_words, pe))
 
 
-def ll_put_warp(lines, source, n_words, pe):
+def ll_put_warp(lines: Array, source: Array, n_words: int, pe: int) -> None:
     """`ll_put_block` by the threads of a warp."""
     thread = group_thread("warp", "ll_put_warp", lines, source, n_words, pe)
     thread.together("warp", lambda: _put("ll_put_warp", thread, lines, source, n_words, pe))

@@ -18,6 +18,8 @@ So no thread needs data of another, and all accesses of a warp to the data are o
 NCCL has the same protocol under the same name ("Demystifying NCCL", arXiv 2507.04786).
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
@@ -33,6 +35,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
+from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_array, check_emulated_integer, check_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread
@@ -54,7 +57,7 @@ UNIT, WORDS = 960, 128  # bytes of data, and words of the lines, that a warp han
 LINE, DATA = 16, 120  # words of a line, and bytes of data in it
 
 
-def ll128_words(n_bytes):
+def ll128_words(n_bytes: int) -> int:
     """How many uint64 words `n_bytes` bytes take: 128 for each 960. For hosts and kernels."""
     return (n_bytes + 959) // 960 * 128
 
@@ -69,7 +72,7 @@ def _(n_bytes):
     return impl
 
 
-def ll128_pack_block(lines, src, flag):
+def ll128_pack_block(lines: Array, src: Array, flag: int) -> None:
     """Store `src` to `lines` with the flag, the work shared by the warps of the block.
 
     lines   uint64, 1-D, contiguous, at a multiple of 128 bytes, ``ll128_words(bytes of src)`` of them or
@@ -84,13 +87,13 @@ def ll128_pack_block(lines, src, flag):
     _pack("ll128_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
-def ll128_pack_warp(lines, src, flag):
+def ll128_pack_warp(lines: Array, src: Array, flag: int) -> None:
     """`ll128_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll128_pack_warp", lines, src, flag, meets=False)
     _pack("ll128_pack_warp", thread, lines, src, flag, thread.lane, 32)
 
 
-def ll128_recv_block(dst, lines, flag):
+def ll128_recv_block(dst: Array, lines: Array, flag: int) -> None:
     """Wait for the data in `lines`, and store it to `dst`, the work shared by the warps of the block.
 
     dst     contiguous, any dtype, shape and alignment; its size says how many bytes
@@ -104,20 +107,20 @@ def ll128_recv_block(dst, lines, flag):
     _recv("ll128_recv_block", thread, dst, lines, flag, thread.thread_id, thread.n_threads)
 
 
-def ll128_recv_warp(dst, lines, flag):
+def ll128_recv_warp(dst: Array, lines: Array, flag: int) -> None:
     """`ll128_recv_block` by the threads of a warp."""
     thread = group_thread("warp", "ll128_recv_warp", dst, lines, flag, meets=False)
     _recv("ll128_recv_warp", thread, dst, lines, flag, thread.lane, 32)
 
 
-def ll128_recv_pack_block(there, lines, n_words, flag):
+def ll128_recv_pack_block(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """Wait for `n_words` words in `lines`, a multiple of 128, and store them to `there` as they are, with the
     flags: to pass them on to another rank. Otherwise as `ll128_recv_block`."""
     thread = group_thread("block", "ll128_recv_pack_block", there, lines, n_words, flag, meets=False)
     _forward("ll128_recv_pack_block", thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
 
 
-def ll128_recv_pack_warp(there, lines, n_words, flag):
+def ll128_recv_pack_warp(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """`ll128_recv_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "ll128_recv_pack_warp", there, lines, n_words, flag, meets=False)
     _forward("ll128_recv_pack_warp", thread, there, lines, n_words, flag, thread.lane, 32)

@@ -6,6 +6,8 @@ Thread t has piece t - t // 8, and so its line's share of it; threads 7, 15, 23 
 or 29, and the flag for their second word. The accesses to a tile are of 448 bytes in a row, and of 32.
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
@@ -21,6 +23,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
+from shmemkit.typing import Array
 
 from ..argument_checks import (
     check_array,
@@ -55,7 +58,7 @@ TILE_BYTES, TILE_WORDS = 480, 64
 PIECES, LINE = 30, 16  # of 16 bytes in a tile; words
 
 
-def tile_piece(i):
+def tile_piece(i: int) -> int:
     """-> the number of my piece of 16 bytes of tile `i`, or of that of which I have half, an int32. Accesses
     to tiles begin with it: given to ``griddepcontrol_wait``, it is computed before.
 
@@ -66,7 +69,7 @@ def tile_piece(i):
     return from_scalar(np.int32(_first_byte(thread.lane, i) // 16))
 
 
-def load_tile(x, i):
+def load_tile(x: Array, i: int) -> tuple[int, ...]:
     """-> my two words, uint64, of tile `i` of `x`, by all threads of a warp: ordinary loads.
 
     x   1-D, contiguous, not empty: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or
@@ -82,7 +85,7 @@ def load_tile(x, i):
     return _pair(words)
 
 
-def store_tile(out, i, words):
+def store_tile(out: Array, i: int, words: tuple[int, ...]) -> None:
     """Store what ``load_tile(out, i)`` would load, by all threads of a warp: ordinary stores. What lies
     beyond the end of `out` is dropped."""
     thread = group_thread("warp", "store_tile", out, i, meets=False)
@@ -92,7 +95,7 @@ def store_tile(out, i, words):
         thread.bytes_of("write", out, first, last)[:] = part[: last - first]
 
 
-def ll128_store_tiles(lines, row, i, tiles, flag):
+def ll128_store_tiles(lines: Array, row: int, i: int, tiles: tuple[tuple[int, ...], ...], flag: int) -> None:
     """Store a tile to each rank, with the flag: as tile `i` of row `row` of its `lines`, by all threads of a
     warp.
 
@@ -122,7 +125,7 @@ def ll128_store_tiles(lines, row, i, tiles, flag):
     _together(thread, "ll128_store_tiles", mine, store)
 
 
-def ll128_load_tiles(lines, row, n, i, flag):
+def ll128_load_tiles(lines: Array, row: int, n: int, i: int, flag: int) -> tuple[tuple[int, ...], ...]:
     """Wait for tile `i` in each of the `n` rows of `lines` from `row` on, of this rank, by all threads of a
     warp. -> for each row my words of it, a tuple of two uint64
 
@@ -139,7 +142,7 @@ def ll128_load_tiles(lines, row, n, i, flag):
     return tuple(_pair(tile[2 * thread.lane :]) for tile in tiles)
 
 
-def ll128_store_tile(lines, i, words, flag, pe):
+def ll128_store_tile(lines: Array, i: int, words: tuple[int, ...], flag: int, pe: int) -> None:
     """Store a tile to one rank, with the flag: as tile `i` of its `lines`, by all threads of a warp.
 
     lines   symmetric, uint64, 1-D, contiguous, at a multiple of 128 bytes, where NVLink reaches rank `pe`.
@@ -166,7 +169,7 @@ def ll128_store_tile(lines, i, words, flag, pe):
     _together(thread, "ll128_store_tile", tuple(int(word) for word in words), store)
 
 
-def ll128_load_some(lines, tiles, flag):
+def ll128_load_some(lines: Array, tiles: tuple[int, ...], flag: int) -> tuple[tuple[int, ...], ...]:
     """Wait for some tiles of `lines`, of this rank, by all threads of a warp: all are looked at at once. ->
     for each my words of it, a tuple of two uint64
 

@@ -15,7 +15,10 @@ An element that is stored, of 4 or 8 bytes, arrives on each GPU in one piece; th
 four pieces of 4 bytes, in any order. The GPUs see it at different times.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from shmemkit.compiler.ptx import (
     types,
 )
 from shmemkit.support.settings import listed
+from shmemkit.typing import Array
 
 from ..argument_checks import (
     NUMBERS,
@@ -64,7 +68,7 @@ _HALVES = {"float16": types.float16, "bfloat16": types.bfloat16}
 _UFUNCS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
-def multimem_fence():
+def multimem_fence() -> None:
     """Order accesses through multicast views before it and ordinary accesses of the same memory after it, and
     the other way round; of this thread and of those it has acquired from. One thread."""
     multicast_memory.fence(current_thread("multimem_fence"))
@@ -84,7 +88,9 @@ def _():
 # ---- elements
 
 
-def multimem_store(array, index, value, semantic="weak"):
+def multimem_store(
+    array: Array, index: int, value: float, semantic: Literal["weak", "relaxed", "release"] = "weak"
+) -> None:
     """``array[index] = value`` on every GPU of the node.
 
     array      a multicast view, 1-D, of int32, uint32, int64, uint64, float32 or float64
@@ -123,7 +129,9 @@ def _store(dtype, semantic):
     return asm(text, types.void, (types.uint64, dtype))
 
 
-def multimem_red(array, index, value, semantic="relaxed"):
+def multimem_red(
+    array: Array, index: int, value: float, semantic: Literal["relaxed", "release"] = "relaxed"
+) -> None:
     """``array[index] += value`` on every GPU of the node, atomically on each, without a result.
 
     array      a multicast view, 1-D, of int32, uint32, int64, uint64, float32 or float64
@@ -159,7 +167,7 @@ def _red(dtype, semantic):
     return asm(text, types.void, (types.uint64, dtype))
 
 
-def multimem_reduce(array, index, op="add"):
+def multimem_reduce(array: Array, index: int, op: Literal["add", "min", "max"] = "add") -> Any:
     """``array[index]`` of all GPUs of the node, combined: their sum, minimum or maximum.
 
     array   a multicast view, 1-D, of int32, uint32, int64 or uint64, or, for "add", of float32 or float64
@@ -212,7 +220,9 @@ def _ld_reduce(dtype, op):
 # ---- 16 bytes at a time
 
 
-def multimem_store_vec16(array, index, words, semantic="weak"):
+def multimem_store_vec16(
+    array: Array, index: int, words: tuple[int, ...], semantic: Literal["weak", "relaxed", "release"] = "weak"
+) -> None:
     """Store 4 uint32 to the 16 bytes that start at ``array[index]``, on every GPU of the node.
 
     array      a multicast view, 1-D and contiguous, of any dtype
@@ -248,7 +258,9 @@ def _store_vector(semantic):
     return asm(text, types.void, (types.uint64, *[types.uint32] * 4))
 
 
-def multimem_reduce_vec16(array, index, op="add"):
+def multimem_reduce_vec16(
+    array: Array, index: int, op: Literal["add", "min", "max"] = "add"
+) -> tuple[int, ...]:
     """The 16 bytes that start at ``array[index]`` of all GPUs of the node, combined element by element.
 
     array   a multicast view, 1-D and contiguous, of int32, uint32, int64, uint64, float16 or bfloat16, or,
@@ -272,7 +284,7 @@ def multimem_reduce_vec16(array, index, op="add"):
             elements = _combined(op, elements.astype(np.float32)).astype(array.dtype)
     else:
         elements = _combined(op, elements)
-    words = device_view(elements.view(np.uint32))
+    words: Any = device_view(elements.view(np.uint32))
     return tuple(words[i] for i in range(4))
 
 
@@ -318,7 +330,7 @@ def _reduce_vector(dtype, op):
 # ---- copies
 
 
-def multimem_copy_block(dst, src):
+def multimem_copy_block(dst: Array, src: Array) -> None:
     """Copy `src` to `dst` on every GPU of the node, the work shared by the threads of the block.
 
     dst   a multicast view, contiguous, of any dtype and shape, at a multiple of 16 bytes
@@ -334,7 +346,7 @@ def multimem_copy_block(dst, src):
     _copy_share("multimem_copy_block", thread, dst, src, thread.thread_id, thread.n_threads)
 
 
-def multimem_copy_warp(dst, src):
+def multimem_copy_warp(dst: Array, src: Array) -> None:
     """`multimem_copy_block` by the threads of a warp, with ``cuda.syncwarp()`` for ``cuda.syncthreads()``."""
     thread = group_thread("warp", "multimem_copy_warp", dst, src, meets=False)
     _copy_share("multimem_copy_warp", thread, dst, src, thread.lane, thread.warp_size())

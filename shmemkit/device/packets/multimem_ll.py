@@ -7,9 +7,12 @@ included, that relies on stores becoming visible there by and by, without a fenc
 what has arrived; nothing else is known then.
 """
 
+from __future__ import annotations
+
 import functools
 
 from shmemkit.compiler.ptx import asm, types
+from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
@@ -24,7 +27,7 @@ __all__ = [
 ]
 
 
-def multimem_ll_pack_block(lines, src, flag):
+def multimem_ll_pack_block(lines: Array, src: Array, flag: int) -> None:
     """Store `src` to `lines` of every GPU of the node, with the flag, the work shared by the threads of the
     block.
 
@@ -40,13 +43,13 @@ def multimem_ll_pack_block(lines, src, flag):
     _pack("multimem_ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
 
 
-def multimem_ll_pack_warp(lines, src, flag):
+def multimem_ll_pack_warp(lines: Array, src: Array, flag: int) -> None:
     """`multimem_ll_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "multimem_ll_pack_warp", lines, src, flag, meets=False)
     _pack("multimem_ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
 
 
-def multimem_ll_recv_pack_block(there, lines, n_words, flag):
+def multimem_ll_recv_pack_block(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """Wait for `n_words` words in `lines`, and store them to `there` of every GPU of the node as they are,
     with the flag: to pass on what has come from another node.
 
@@ -61,7 +64,7 @@ def multimem_ll_recv_pack_block(there, lines, n_words, flag):
     _forward(name, thread, there, lines, n_words, flag, number, threads)
 
 
-def multimem_ll_recv_pack_warp(there, lines, n_words, flag):
+def multimem_ll_recv_pack_warp(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """`multimem_ll_recv_pack_block` by the threads of a warp."""
     thread = group_thread("warp", "multimem_ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
     name, number, threads = "multimem_ll_recv_pack_warp", thread.lane, thread.warp_size()

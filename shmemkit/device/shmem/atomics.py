@@ -7,7 +7,12 @@ when it is here; the others return at once and are delivered after `quiet`. None
 or `quiet`.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from shmemkit.compiler.ptx import data_pointer, gpu, types
+from shmemkit.typing import Array
 
 from ..argument_checks import INTEGERS, NUMBERS, check_array, check_integer
 from ..emulator import current_thread, wrap
@@ -115,7 +120,7 @@ def _bitwise(primitive):
 # ---- read, write, swap
 
 
-def atomic_fetch(src, pe):
+def atomic_fetch(src: Array, pe: int) -> Any:
     """The value of ``src[0]`` on PE `pe`; 32- and 64-bit integers and floats."""
     return _on_pe("atomic_fetch", src, pe, None)
 
@@ -132,18 +137,18 @@ def _(src, pe):
 
 
 @_with_value(NUMBERS)
-def atomic_set(dst, value, pe):
+def atomic_set(dst: Array, value: float, pe: int) -> None:
     """``dst[0] = value`` on PE `pe`; 32- and 64-bit integers and floats."""
     _send("atomic_set", dst, pe, lambda old: value)
 
 
 @_with_value(NUMBERS)
-def atomic_swap(dst, value, pe):
+def atomic_swap(dst: Array, value: float, pe: int) -> Any:
     """``dst[0] = value`` on PE `pe`. -> the old value; 32- and 64-bit integers and floats."""
     return _on_pe("atomic_swap", dst, pe, lambda old: value)
 
 
-def atomic_compare_swap(dst, cond, value, pe):
+def atomic_compare_swap(dst: Array, cond: int, value: int, pe: int) -> int:
     """``dst[0] = value`` on PE `pe` if it is equal to `cond`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_compare_swap", dst, pe, lambda old: value if old == wrap(cond, dst.dtype) else old)
 
@@ -163,25 +168,25 @@ def _(dst, cond, value, pe):
 
 
 @_without_value(INTEGERS)
-def atomic_inc(dst, pe):
+def atomic_inc(dst: Array, pe: int) -> None:
     """``dst[0] += 1`` on PE `pe`; 32- and 64-bit integers."""
     _send("atomic_inc", dst, pe, lambda old: old + 1)
 
 
 @_without_value(INTEGERS)
-def atomic_fetch_inc(dst, pe):
+def atomic_fetch_inc(dst: Array, pe: int) -> int:
     """``dst[0] += 1`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_inc", dst, pe, lambda old: old + 1)
 
 
 @_with_value(INTEGERS)
-def atomic_add(dst, value, pe):
+def atomic_add(dst: Array, value: int, pe: int) -> None:
     """``dst[0] += value`` on PE `pe`; 32- and 64-bit integers."""
     _send("atomic_add", dst, pe, lambda old: old + value)
 
 
 @_with_value(INTEGERS)
-def atomic_fetch_add(dst, value, pe):
+def atomic_fetch_add(dst: Array, value: int, pe: int) -> int:
     """``dst[0] += value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_add", dst, pe, lambda old: old + value)
 
@@ -190,36 +195,36 @@ def atomic_fetch_add(dst, value, pe):
 
 
 @_bitwise
-def atomic_and(dst, value, pe):
+def atomic_and(dst: Array, value: int, pe: int) -> None:
     """``dst[0] &= value`` on PE `pe`; 32- and 64-bit integers."""
     _send("atomic_and", dst, pe, lambda old: old & value)
 
 
 @_bitwise
-def atomic_fetch_and(dst, value, pe):
+def atomic_fetch_and(dst: Array, value: int, pe: int) -> int:
     """``dst[0] &= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_and", dst, pe, lambda old: old & value)
 
 
 @_bitwise
-def atomic_or(dst, value, pe):
+def atomic_or(dst: Array, value: int, pe: int) -> None:
     """``dst[0] |= value`` on PE `pe`; 32- and 64-bit integers."""
     _send("atomic_or", dst, pe, lambda old: old | value)
 
 
 @_bitwise
-def atomic_fetch_or(dst, value, pe):
+def atomic_fetch_or(dst: Array, value: int, pe: int) -> int:
     """``dst[0] |= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_or", dst, pe, lambda old: old | value)
 
 
 @_bitwise
-def atomic_xor(dst, value, pe):
+def atomic_xor(dst: Array, value: int, pe: int) -> None:
     """``dst[0] ^= value`` on PE `pe`; 32- and 64-bit integers."""
     _send("atomic_xor", dst, pe, lambda old: old ^ value)
 
 
 @_bitwise
-def atomic_fetch_xor(dst, value, pe):
+def atomic_fetch_xor(dst: Array, value: int, pe: int) -> int:
     """``dst[0] ^= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_xor", dst, pe, lambda old: old ^ value)

@@ -10,12 +10,18 @@ between the same two barriers.
 Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false
+# (arguments of kernels that are None are another overload)
+
+from __future__ import annotations
+
 import functools
 
 from numba import cuda
 
 from shmemkit.compiler.numba_internals import from_dtype
 from shmemkit.compiler.ptx import TypingError, asm, element_address, gpu, gpu_function, types
+from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_words, check_integer, check_words
 from ..cuda.thread_index import block_thread, block_threads
@@ -55,7 +61,7 @@ _GRID_STATES = (types.uint32, types.uint64)
 # ---- who
 
 
-def rank():
+def rank() -> int:
     """This rank, 0 .. num_ranks() - 1. Any thread; one load from constant memory."""
     return current_thread("rank").pe
 
@@ -68,7 +74,7 @@ def _():
     return impl
 
 
-def num_ranks():
+def num_ranks() -> int:
     """The number of ranks. Any thread; one load from constant memory."""
     return current_thread("num_ranks").n_pes
 
@@ -102,7 +108,7 @@ def _of_team(primitive):
 
 
 @_of_team
-def team_my_pe(team):
+def team_my_pe(team: int) -> int:
     """This PE's number in `team` (Teams.TEAM_WORLD, ...), or -1 if it is not a member. Any thread."""
     thread = current_thread("team_my_pe")
     members = list(thread.team(team))
@@ -110,7 +116,7 @@ def team_my_pe(team):
 
 
 @_of_team
-def team_n_pes(team):
+def team_n_pes(team: int) -> int:
     """The number of PEs in `team`. Any thread."""
     return len(current_thread("team_n_pes").team(team))
 
@@ -135,7 +141,7 @@ def _of_all(primitive):
 
 
 @_of_all
-def barrier_all():
+def barrier_all() -> None:
     """Barrier of all PEs, over NVLink or the network: their puts before it have been delivered.
 
     One thread per PE. It speaks for other threads of its block only if they met it at a ``syncthreads``
@@ -145,12 +151,12 @@ def barrier_all():
 
 
 @_of_all
-def barrier_all_warp():
+def barrier_all_warp() -> None:
     """`barrier_all` by all threads of one warp per PE."""
     group_thread("warp", "barrier_all_warp").barrier_all("warp")
 
 
-def barrier_all_block(arrivals=None, epoch=None):
+def barrier_all_block(arrivals: Array | None = None, epoch: Array | None = None) -> None:
     """Barrier of all PEs, by all threads of one block per PE.
 
     Without arguments: OpenSHMEM's barrier, as `barrier_all`, over NVLink or the network.
@@ -233,20 +239,20 @@ def _(arrivals=None, epoch=None):
 
 
 @_of_all
-def sync_all():
+def sync_all() -> None:
     """Barrier of all PEs that completes their loads and stores before it, but not their puts. One thread per
     PE, as for `barrier_all`; over NVLink or the network."""
     current_thread("sync_all").sync_all("thread")
 
 
 @_of_all
-def sync_all_warp():
+def sync_all_warp() -> None:
     """`sync_all` by all threads of one warp per PE."""
     group_thread("warp", "sync_all_warp").sync_all("warp")
 
 
 @_of_all
-def sync_all_block():
+def sync_all_block() -> None:
     """`sync_all` by all threads of one block per PE."""
     group_thread("block", "sync_all_block").sync_all("block")
 
@@ -255,37 +261,37 @@ def sync_all_block():
 
 
 @_of_team
-def barrier(team):
+def barrier(team: int) -> None:
     """`barrier_all` of the PEs of `team`. One thread per PE."""
     current_thread("barrier").barrier(team, "thread")
 
 
 @_of_team
-def barrier_warp(team):
+def barrier_warp(team: int) -> None:
     """`barrier` by all threads of one warp per PE."""
     group_thread("warp", "barrier_warp", team).barrier(team, "warp")
 
 
 @_of_team
-def barrier_block(team):
+def barrier_block(team: int) -> None:
     """`barrier` by all threads of one block per PE."""
     group_thread("block", "barrier_block", team).barrier(team, "block")
 
 
 @_of_team
-def sync(team):
+def sync(team: int) -> None:
     """`sync_all` of the PEs of `team`. One thread per PE."""
     current_thread("sync").sync(team, "thread")
 
 
 @_of_team
-def sync_warp(team):
+def sync_warp(team: int) -> None:
     """`sync` by all threads of one warp per PE."""
     group_thread("warp", "sync_warp", team).sync(team, "warp")
 
 
 @_of_team
-def sync_block(team):
+def sync_block(team: int) -> None:
     """`sync` by all threads of one block per PE."""
     group_thread("block", "sync_block", team).sync(team, "block")
 
@@ -293,7 +299,7 @@ def sync_block(team):
 # ---- the blocks of a grid
 
 
-def grid_barrier(state):
+def grid_barrier(state: Array) -> None:
     """Barrier of all threads of this grid: after it, all of them see what each did before it.
 
     state   local, 1-D, at least 2 zeros of uint32 or uint64: the blocks that have arrived, and the barriers

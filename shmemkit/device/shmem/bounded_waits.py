@@ -26,6 +26,7 @@ import operator
 import re
 import struct
 import threading
+from typing import Any
 
 from numba import cuda
 
@@ -307,7 +308,7 @@ class _Module:
 
 
 _lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
-_table = None
+_table: Any = None
 _modules = []  # by number; those that are gone, too: their records may come late
 _numbers = {}  # CUlibrary's address -> number of its module, while it is loaded
 

@@ -5,6 +5,8 @@ block.
 PTX ISA: cp.async.bulk, mbarrier, "Async proxy".
 """
 
+from __future__ import annotations
+
 import functools
 
 from numba import cuda
@@ -19,6 +21,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
+from shmemkit.typing import Array
 
 from ..argument_checks import check_contiguous, check_emulated_words, check_integer, check_words
 from ..cuda.copies import copy_on_gpu, copy_share
@@ -35,7 +38,7 @@ LAG = 16  # pieces under way that are not announced yet: to wait for fewer would
 BULK_WORDS = STAGES * PIECE // 8 + STAGES + 1  # uint64: the pieces at a multiple of 16, mbarriers
 
 
-def bulk_copy_warp(dst, src, buffer):
+def bulk_copy_warp(dst: Array, src: Array, buffer: Array) -> None:
     """Copy `src` to `dst` by the TMA, driven by a warp.
 
     dst, src   contiguous arrays of one dtype, any dtype and shape, in global memory (mine or `symm_at`); not
@@ -53,7 +56,9 @@ def bulk_copy_warp(dst, src, buffer):
     thread.syncwarp()
 
 
-def bulk_put_warp(dst, src, buffer, signal, value, step, peer):
+def bulk_put_warp(
+    dst: Array, src: Array, buffer: Array, signal: Array, value: int, step: int, peer: int
+) -> None:
     """`bulk_copy_warp` to `dst` on rank `peer`, which is told how far it is.
 
     dst      symmetric; `peer` is one that `symm_at` reaches

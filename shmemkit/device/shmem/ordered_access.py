@@ -6,8 +6,11 @@ PTX memory model's causality order is transitive). Both sides must name a scope 
 "gpu" for threads of one GPU, "sys" for threads of any GPU of the host and for the CPU.
 """
 
+from __future__ import annotations
+
 import functools
 import struct
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
+from shmemkit.typing import Array, Scope
 
 from ..argument_checks import (
     NUMBERS,
@@ -87,7 +91,7 @@ def add(dtype, scope):
 # ---- peers
 
 
-def symm_at(array, rank):
+def symm_at(array: Array, rank: int) -> Array:
     """The same symmetric array on `rank`, for ordinary loads and stores over NVLink (or PCIe peer access).
 
     array   a symmetric array, or a slice or row of one; any dtype and shape
@@ -113,7 +117,7 @@ def _(array, rank):
     return impl
 
 
-def get_peer_array(arr, pe):
+def get_peer_array(arr: Array, pe: int) -> Array:
     """`symm_at` under nvshmem4py's name."""
     return current_thread("get_peer_array").peer(arr, pe)
 
@@ -128,7 +132,7 @@ def _(arr, pe):
     return impl
 
 
-def peer_at(array, offsets, rank):
+def peer_at(array: Array, offsets: Array, rank: int) -> Array:
     """`symm_at`, with a table that the kernel gets as an argument.
 
     offsets  int64, in global memory: for each rank the bytes from a symmetric array of mine to its own, which
@@ -159,7 +163,7 @@ def _check_peer(primitive, array, rank):
 # ---- ordered loads and stores
 
 
-def ld_acquire(array, index, scope="sys"):
+def ld_acquire(array: Array, index: int, scope: Scope = "sys") -> Any:
     """``array[index]``, an acquire load: this thread's later accesses see what preceded the release that it
     read.
 
@@ -187,7 +191,7 @@ def _(array, index, scope="sys"):
     return impl
 
 
-def st_release(array, index, value, scope="sys"):
+def st_release(array: Array, index: int, value: float, scope: Scope = "sys") -> None:
     """``array[index] = value``, a release store.
 
     array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (mine or `symm_at`)
@@ -218,7 +222,7 @@ def _(array, index, value, scope="sys"):
     return impl
 
 
-def red_release(array, index, value, scope="sys"):
+def red_release(array: Array, index: int, value: float, scope: Scope = "sys") -> None:
     """``array[index] += value``, atomically and as a release, without a result; otherwise like `st_release`.
 
     Several threads and ranks may add to one element. A thread that acquires a sum sees what preceded each of
@@ -243,7 +247,9 @@ def _(array, index, value, scope="sys"):
     return impl
 
 
-def threadfence(scope, semantic="seq_cst"):
+def threadfence(
+    scope: Literal["block", "gpu", "sys"], semantic: Literal["seq_cst", "acq_rel"] = "seq_cst"
+) -> None:
     """Order what this thread did and saw before it and what it does after, for observers within `scope`.
 
     scope      "block", "gpu" or "sys", a literal
@@ -279,7 +285,7 @@ def _fence(kind, level):
 # ---- 16 bytes at a time
 
 
-def load_vec16(array, index):
+def load_vec16(array: Array, index: int) -> tuple[int, ...]:
     """The 16 bytes that start at ``array[index]``, as a tuple of 4 uint32, in one load.
 
     array   1-D and contiguous, of any dtype
@@ -292,7 +298,8 @@ def load_vec16(array, index):
     index, _ = vector_at("load_vec16", array, index)
     first = index * array.itemsize
     part = thread.bytes_of("read", array, first, first + 16)
-    return tuple(map(Unsigned, struct.unpack("4I", part)))
+    words: Any = map(Unsigned, struct.unpack("4I", part))
+    return tuple(words)
 
 
 @gpu(load_vec16)
@@ -306,7 +313,7 @@ def _(array, index):
     return impl
 
 
-def store_vec16(array, index, words):
+def store_vec16(array: Array, index: int, words: tuple[int, ...]) -> None:
     """Store 4 uint32 to the 16 bytes that start at ``array[index]``, in one store. See `load_vec16`."""
     current_thread("store_vec16")
     index, count = vector_at("store_vec16", array, index)

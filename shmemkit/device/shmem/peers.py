@@ -13,6 +13,7 @@ that runs before there is a world sees rank 0 of 0.
 
 import struct
 import threading
+from typing import Any
 
 from shmemkit.compiler.ptx import constant_words, gpu_function, types
 
@@ -46,7 +47,7 @@ class _Tables:
 
     def __init__(self):
         self.lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
-        self.values = None
+        self.values: Any = None
         self.libraries = set()  # CUlibrary handles of the loaded modules
         self.stream = None
 

@@ -12,7 +12,12 @@ what its threads stored before, and its local part is complete for all of them w
 Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from shmemkit.compiler.ptx import TypingError, bits_of, from_bits, gpu, itemsize, types, unsigned_view
+from shmemkit.typing import Array
 
 from ..argument_checks import (
     SIGNALS,
@@ -116,7 +121,7 @@ def _checked(name, signal_var, signal_val, signal_op, pe):
 # ---- one element
 
 
-def p(dst, src, pe):
+def p(dst: Array, src: complex, pe: int) -> None:
     """Store the number `src` to ``dst[0]`` on PE `pe`.
 
     dst   symmetric array of elements of 1, 2, 4 or 8 bytes
@@ -143,7 +148,7 @@ def _(dst, src, pe):
     return impl
 
 
-def g(src, pe):
+def g(src: Array, pe: int) -> Any:
     """Load ``src[0]`` of PE `pe`. One thread; elements of 1, 2, 4 or 8 bytes. -> the value, once it is here
 
     An earlier `p` of this thread to that element may still be in flight: call `quiet` between them.
@@ -179,7 +184,7 @@ def _check_element(primitive, name, array):
 
 
 @_transfer
-def put(dst, src, pe):
+def put(dst: Array, src: Array, pe: int) -> None:
     """Copy the local `src` to the symmetric `dst` on PE `pe`.
 
     dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
@@ -191,13 +196,13 @@ def put(dst, src, pe):
 
 
 @_transfer
-def put_warp(dst, src, pe):
+def put_warp(dst: Array, src: Array, pe: int) -> None:
     """`put` by all threads of a warp."""
     _together(group_thread("warp", "put_warp", dst, src, pe), "warp", lambda thread: thread.put(dst, src, pe))
 
 
 @_transfer
-def put_block(dst, src, pe):
+def put_block(dst: Array, src: Array, pe: int) -> None:
     """`put` by all threads of a block."""
     _together(
         group_thread("block", "put_block", dst, src, pe), "block", lambda thread: thread.put(dst, src, pe)
@@ -205,13 +210,13 @@ def put_block(dst, src, pe):
 
 
 @_transfer
-def put_nbi(dst, src, pe):
+def put_nbi(dst: Array, src: Array, pe: int) -> None:
     """`put` that returns at once: `src` must stay as it is until `quiet`. One thread."""
     current_thread("put_nbi").put(dst, src, pe, nbi=True)
 
 
 @_transfer
-def put_nbi_warp(dst, src, pe):
+def put_nbi_warp(dst: Array, src: Array, pe: int) -> None:
     """`put_nbi` by all threads of a warp."""
     _together(
         group_thread("warp", "put_nbi_warp", dst, src, pe),
@@ -221,7 +226,7 @@ def put_nbi_warp(dst, src, pe):
 
 
 @_transfer
-def put_nbi_block(dst, src, pe):
+def put_nbi_block(dst: Array, src: Array, pe: int) -> None:
     """`put_nbi` by all threads of a block."""
     _together(
         group_thread("block", "put_nbi_block", dst, src, pe),
@@ -234,7 +239,7 @@ def put_nbi_block(dst, src, pe):
 
 
 @_transfer
-def get(dst, src, pe):
+def get(dst: Array, src: Array, pe: int) -> None:
     """Copy the symmetric `src` of PE `pe` to the local `dst`, and return when the data is here.
 
     dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
@@ -246,13 +251,13 @@ def get(dst, src, pe):
 
 
 @_transfer
-def get_warp(dst, src, pe):
+def get_warp(dst: Array, src: Array, pe: int) -> None:
     """`get` by all threads of a warp."""
     _together(group_thread("warp", "get_warp", dst, src, pe), "warp", lambda thread: thread.get(dst, src, pe))
 
 
 @_transfer
-def get_block(dst, src, pe):
+def get_block(dst: Array, src: Array, pe: int) -> None:
     """`get` by all threads of a block."""
     _together(
         group_thread("block", "get_block", dst, src, pe), "block", lambda thread: thread.get(dst, src, pe)
@@ -260,13 +265,13 @@ def get_block(dst, src, pe):
 
 
 @_transfer
-def get_nbi(dst, src, pe):
+def get_nbi(dst: Array, src: Array, pe: int) -> None:
     """`get` that returns at once: `dst` has the data after `quiet`. One thread."""
     current_thread("get_nbi").get(dst, src, pe, nbi=True)
 
 
 @_transfer
-def get_nbi_warp(dst, src, pe):
+def get_nbi_warp(dst: Array, src: Array, pe: int) -> None:
     """`get_nbi` by all threads of a warp."""
     _together(
         group_thread("warp", "get_nbi_warp", dst, src, pe),
@@ -276,7 +281,7 @@ def get_nbi_warp(dst, src, pe):
 
 
 @_transfer
-def get_nbi_block(dst, src, pe):
+def get_nbi_block(dst: Array, src: Array, pe: int) -> None:
     """`get_nbi` by all threads of a block."""
     _together(
         group_thread("block", "get_nbi_block", dst, src, pe),
@@ -289,7 +294,7 @@ def get_nbi_block(dst, src, pe):
 
 
 @_transfer_and_signal
-def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
+def put_signal(dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int) -> None:
     """`put`, then set ``signal_var[0]`` on the same PE, or add to it. When PE `pe` reads the new value with
     `signal_wait_until`, the data has arrived.
 
@@ -314,7 +319,9 @@ def put_signal(dst, src, signal_var, signal_val, signal_op, pe):
 
 
 @_transfer_and_signal
-def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
+def put_signal_warp(
+    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
+) -> None:
     """`put_signal` by all threads of a warp."""
     _together(
         group_thread("warp", "put_signal_warp", dst, src, signal_var, signal_val, signal_op, pe),
@@ -332,7 +339,9 @@ def put_signal_warp(dst, src, signal_var, signal_val, signal_op, pe):
 
 
 @_transfer_and_signal
-def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
+def put_signal_block(
+    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
+) -> None:
     """`put_signal` by all threads of a block."""
     _together(
         group_thread("block", "put_signal_block", dst, src, signal_var, signal_val, signal_op, pe),
@@ -350,7 +359,9 @@ def put_signal_block(dst, src, signal_var, signal_val, signal_op, pe):
 
 
 @_transfer_and_signal
-def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
+def put_signal_nbi(
+    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
+) -> None:
     """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
     current_thread("put_signal_nbi").put(
         dst,
@@ -364,7 +375,9 @@ def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, pe):
 
 
 @_transfer_and_signal
-def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
+def put_signal_nbi_warp(
+    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
+) -> None:
     """`put_signal_nbi` by all threads of a warp."""
     _together(
         group_thread("warp", "put_signal_nbi_warp", dst, src, signal_var, signal_val, signal_op, pe),
@@ -382,7 +395,9 @@ def put_signal_nbi_warp(dst, src, signal_var, signal_val, signal_op, pe):
 
 
 @_transfer_and_signal
-def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
+def put_signal_nbi_block(
+    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
+) -> None:
     """`put_signal_nbi` by all threads of a block."""
     _together(
         group_thread("block", "put_signal_nbi_block", dst, src, signal_var, signal_val, signal_op, pe),
@@ -402,7 +417,7 @@ def put_signal_nbi_block(dst, src, signal_var, signal_val, signal_op, pe):
 # ---- ordering
 
 
-def fence():
+def fence() -> None:
     """Order puts: this thread's puts and signals before it reach each PE before those after it. One thread.
 
     It does not say when they arrive, and orders nothing between different PEs.
@@ -420,7 +435,7 @@ def _():
     return impl
 
 
-def quiet():
+def quiet() -> None:
     """Complete transfers: when it returns, this thread's earlier puts, signals and non-blocking gets have
     been delivered. One thread."""
     current_thread("quiet").quiet()

@@ -8,10 +8,14 @@ a barrier afterwards see it, too.
 Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
 
+from __future__ import annotations
+
 import operator
 from itertools import product
+from typing import Literal, TypeVar
 
 from shmemkit.compiler.ptx import TypingError, asm, element_address, gpu, gpu_function, gpu_moved, types
+from shmemkit.typing import Array, Comparison, Scope
 
 from ..argument_checks import (
     COMPARES,
@@ -55,8 +59,17 @@ _zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
 
 # ---- wait
 
+T = TypeVar("T")
 
-def wait(signals, n, scope, semantic, value=1, compare="ge"):
+
+def wait(
+    signals: Array,
+    n: int,
+    scope: Scope,
+    semantic: Literal["acquire", "relaxed"],
+    value: int = 1,
+    compare: Comparison = "ge",
+) -> int:
     """Wait until each of ``signals[0] .. signals[n - 1]`` satisfies the comparison with `value`. -> a token
 
     signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
@@ -96,7 +109,14 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
     return _wait_on_gpu("wait", "thread", signals, n, scope, semantic, value, compare)
 
 
-def wait_warp(signals, n, scope, semantic, value=1, compare="ge"):
+def wait_warp(
+    signals: Array,
+    n: int,
+    scope: Scope,
+    semantic: Literal["acquire", "relaxed"],
+    value: int = 1,
+    compare: Comparison = "ge",
+) -> int:
     """`wait` by a whole warp: its threads share the n signals, then meet as at ``cuda.syncwarp()``.
 
     All threads of the warp call it with the same arguments. Afterwards each of them has acquired all n
@@ -112,7 +132,14 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
     return _wait_on_gpu("wait_warp", "warp", signals, n, scope, semantic, value, compare)
 
 
-def wait_block(signals, n, scope, semantic, value=1, compare="ge"):
+def wait_block(
+    signals: Array,
+    n: int,
+    scope: Scope,
+    semantic: Literal["acquire", "relaxed"],
+    value: int = 1,
+    compare: Comparison = "ge",
+) -> int:
     """`wait` by a whole block: its threads share the n signals, then meet as at ``cuda.syncthreads()``.
 
     All threads of the block call it with the same arguments. Thread 0 waits if there is only one signal.
@@ -199,7 +226,7 @@ def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
     return impl
 
 
-def consume_token(value, token):
+def consume_token(value: T, token: int) -> T:
     """Return `value`, which then depends on `token`: what uses the result needs the wait.
 
     value   an array or an integer
@@ -229,7 +256,9 @@ def _(value, token):
 # ---- notify
 
 
-def notify(signal, rank, value, sig_op="set", scope="sys"):
+def notify(
+    signal: Array, rank: int, value: int, sig_op: Literal["set", "add"] = "set", scope: Scope = "sys"
+) -> None:
     """Set ``signal[0]`` on `rank` to `value`, or add `value` to it, directly over NVLink, as a release.
 
     signal    symmetric, 1-D, of uint64, int64, uint32 or int32: ``notify(signals[3:], ...)`` notifies
@@ -285,7 +314,9 @@ def _(signal, rank, value, sig_op="set", scope="sys"):
     return impl_unless_stopped if bounded_waits.armed() else impl
 
 
-def notify_at(array, index, offsets, rank, value, sig_op="set"):
+def notify_at(
+    array: Array, index: int, offsets: Array, rank: int, value: int, sig_op: Literal["set", "add"] = "set"
+) -> None:
     """`notify` for ``array[index]``, of scope "sys", with a table that the kernel gets as an argument.
 
     array    symmetric, 1-D, of uint64, int64, uint32 or int32
@@ -329,7 +360,7 @@ def _(array, index, offsets, rank, value, sig_op="set"):
 # ---- OpenSHMEM's signals
 
 
-def signal_op(signal_var, signal_val, signal_op, pe):
+def signal_op(signal_var: Array, signal_val: int, signal_op: int, pe: int) -> None:
     """Set ``signal_var[0]`` on PE `pe`, or add to it, over NVLink or the network.
 
     signal_var   symmetric, 1-D, of uint64 (or int64)
@@ -365,7 +396,7 @@ def _(signal_var, signal_val, signal_op, pe):
     return impl_unless_stopped if bounded_waits.armed() else impl
 
 
-def signal_wait_until(signal, compare, value):
+def signal_wait_until(signal: Array, compare: int, value: int) -> int:
     """Wait until this PE's ``signal[0]``, as uint64, satisfies the comparison with `value`. -> the value read
 
     signal    symmetric, 1-D, of uint64 (or int64), this PE's
@@ -402,7 +433,7 @@ def _(signal, compare, value):
     return impl
 
 
-def signal_wait(signal_var, signal_op, signal_val):
+def signal_wait(signal_var: Array, signal_op: int, signal_val: int) -> int:
     """`signal_wait_until` under nvshmem4py's name; `signal_op` is the comparison."""
     return signal_wait_until(signal_var, signal_op, signal_val)
 

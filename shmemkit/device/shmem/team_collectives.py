@@ -9,6 +9,10 @@ What the PEs that this PE has data from did before their calls comes before what
 These are all PEs of the team; in a broadcast, the root alone. No collective completes a put.
 """
 
+from __future__ import annotations
+
+from typing import Literal
+
 from shmemkit.compiler.ptx import (
     TypingError,
     data_address,
@@ -19,6 +23,7 @@ from shmemkit.compiler.ptx import (
     unsigned_view,
     void_pointer,
 )
+from shmemkit.typing import Array
 
 from ..argument_checks import check_array, check_contiguous, check_integer, described, literal_choice
 from ..emulator import current_thread, group_thread, multicast_memory
@@ -122,7 +127,7 @@ def _reducing(primitive):
 
 
 @_rooted
-def broadcast(team, dst_array, src_array, root=0):
+def broadcast(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
     """Copy `src_array` of the team's PE number `root` to `dst_array` of all its PEs.
 
     team                   Teams.TEAM_WORLD, ...
@@ -136,7 +141,7 @@ def broadcast(team, dst_array, src_array, root=0):
 
 
 @_rooted
-def broadcast_warp(team, dst_array, src_array, root=0):
+def broadcast_warp(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
     """`broadcast` by all threads of one warp per PE."""
     group_thread("warp", "broadcast_warp", team, dst_array, src_array, root).collective(
         "broadcast", team, dst_array, src_array, "warp", root=root
@@ -144,7 +149,7 @@ def broadcast_warp(team, dst_array, src_array, root=0):
 
 
 @_rooted
-def broadcast_block(team, dst_array, src_array, root=0):
+def broadcast_block(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
     """`broadcast` by all threads of one block per PE."""
     group_thread("block", "broadcast_block", team, dst_array, src_array, root).collective(
         "broadcast", team, dst_array, src_array, "block", root=root
@@ -155,7 +160,7 @@ def broadcast_block(team, dst_array, src_array, root=0):
 
 
 @_copying
-def fcollect(team, dst_array, src_array):
+def fcollect(team: int, dst_array: Array, src_array: Array) -> None:
     """Gather: `src_array` of the team's PE number k becomes part k of every PE's `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
@@ -168,7 +173,7 @@ def fcollect(team, dst_array, src_array):
 
 
 @_copying
-def fcollect_warp(team, dst_array, src_array):
+def fcollect_warp(team: int, dst_array: Array, src_array: Array) -> None:
     """`fcollect` by all threads of one warp per PE."""
     group_thread("warp", "fcollect_warp", team, dst_array, src_array).collective(
         "fcollect", team, dst_array, src_array, "warp"
@@ -176,7 +181,7 @@ def fcollect_warp(team, dst_array, src_array):
 
 
 @_copying
-def fcollect_block(team, dst_array, src_array):
+def fcollect_block(team: int, dst_array: Array, src_array: Array) -> None:
     """`fcollect` by all threads of one block per PE."""
     group_thread("block", "fcollect_block", team, dst_array, src_array).collective(
         "fcollect", team, dst_array, src_array, "block"
@@ -187,7 +192,7 @@ def fcollect_block(team, dst_array, src_array):
 
 
 @_copying
-def alltoall(team, dst_array, src_array):
+def alltoall(team: int, dst_array: Array, src_array: Array) -> None:
     """Part k of `src_array` goes to PE number k of the team, into the part of its `dst_array` that is mine.
 
     team                   Teams.TEAM_WORLD, ...
@@ -199,7 +204,7 @@ def alltoall(team, dst_array, src_array):
 
 
 @_copying
-def alltoall_warp(team, dst_array, src_array):
+def alltoall_warp(team: int, dst_array: Array, src_array: Array) -> None:
     """`alltoall` by all threads of one warp per PE."""
     group_thread("warp", "alltoall_warp", team, dst_array, src_array).collective(
         "alltoall", team, dst_array, src_array, "warp"
@@ -207,7 +212,7 @@ def alltoall_warp(team, dst_array, src_array):
 
 
 @_copying
-def alltoall_block(team, dst_array, src_array):
+def alltoall_block(team: int, dst_array: Array, src_array: Array) -> None:
     """`alltoall` by all threads of one block per PE."""
     group_thread("block", "alltoall_block", team, dst_array, src_array).collective(
         "alltoall", team, dst_array, src_array, "block"
@@ -218,7 +223,12 @@ def alltoall_block(team, dst_array, src_array):
 
 
 @_reducing
-def reduce(team, dst_array, src_array, op):
+def reduce(
+    team: int,
+    dst_array: Array,
+    src_array: Array,
+    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+) -> None:
     """Combine the team's `src_array`s element by element, into every PE's `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
@@ -231,7 +241,12 @@ def reduce(team, dst_array, src_array, op):
 
 
 @_reducing
-def reduce_warp(team, dst_array, src_array, op):
+def reduce_warp(
+    team: int,
+    dst_array: Array,
+    src_array: Array,
+    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+) -> None:
     """`reduce` by all threads of one warp per PE."""
     group_thread("warp", "reduce_warp", team, dst_array, src_array, op).collective(
         "reduce", team, dst_array, src_array, "warp", op=op
@@ -239,7 +254,12 @@ def reduce_warp(team, dst_array, src_array, op):
 
 
 @_reducing
-def reduce_block(team, dst_array, src_array, op):
+def reduce_block(
+    team: int,
+    dst_array: Array,
+    src_array: Array,
+    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+) -> None:
     """`reduce` by all threads of one block per PE."""
     group_thread("block", "reduce_block", team, dst_array, src_array, op).collective(
         "reduce", team, dst_array, src_array, "block", op=op
@@ -250,7 +270,12 @@ def reduce_block(team, dst_array, src_array, op):
 
 
 @_reducing
-def reducescatter(team, dst_array, src_array, op):
+def reducescatter(
+    team: int,
+    dst_array: Array,
+    src_array: Array,
+    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+) -> None:
     """Combine the team's `src_array`s element by element; part k goes to `dst_array` of PE number k.
 
     team                   Teams.TEAM_WORLD, ...
@@ -264,7 +289,12 @@ def reducescatter(team, dst_array, src_array, op):
 
 
 @_reducing
-def reducescatter_warp(team, dst_array, src_array, op):
+def reducescatter_warp(
+    team: int,
+    dst_array: Array,
+    src_array: Array,
+    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+) -> None:
     """`reducescatter` by all threads of one warp per PE."""
     group_thread("warp", "reducescatter_warp", team, dst_array, src_array, op).collective(
         "reducescatter", team, dst_array, src_array, "warp", op=op
@@ -272,7 +302,12 @@ def reducescatter_warp(team, dst_array, src_array, op):
 
 
 @_reducing
-def reducescatter_block(team, dst_array, src_array, op):
+def reducescatter_block(
+    team: int,
+    dst_array: Array,
+    src_array: Array,
+    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+) -> None:
     """`reducescatter` by all threads of one block per PE."""
     group_thread("block", "reducescatter_block", team, dst_array, src_array, op).collective(
         "reducescatter", team, dst_array, src_array, "block", op=op
@@ -282,7 +317,7 @@ def reducescatter_block(team, dst_array, src_array, op):
 # ---- multicast and shared memory
 
 
-def get_multicast_array(team, arr):
+def get_multicast_array(team: int, arr: Array) -> Array:
     """The multicast view of `arr` for the functions that begin with multimem_: a store goes to all PEs of
     `team`, a load combines theirs. ``World.multicast_view`` makes one, too, and says why there is none.
 
@@ -308,7 +343,7 @@ def _(team, arr):
     return impl
 
 
-def ask_smem(flag):
+def ask_smem(flag: int) -> int:
     """Bytes of dynamic shared memory that NVSHMEM can use for its own transfers. Any thread.
 
     flag   SmemAmount.SMEM_RECOMMENDED, SMEM_MINIMUM or SMEM_BARRIERS_ONLY; the emulator needs none
@@ -328,7 +363,7 @@ def _(flag):
     return impl
 
 
-def give_smem(smem):
+def give_smem(smem: Array) -> None:
     """Lend NVSHMEM the dynamic shared array `smem` until `release_smem`; contiguous, 16-byte aligned, a whole
     allocation of at least ``ask_smem(SmemAmount.SMEM_MINIMUM)`` bytes. All threads of every block.
     """
@@ -346,7 +381,7 @@ def _(smem):
     return impl
 
 
-def release_smem():
+def release_smem() -> None:
     """Take back what `give_smem` lent. All threads of every block, before the kernel ends."""
     group_thread("block", "release_smem", meets=False)
 

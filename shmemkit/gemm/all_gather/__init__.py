@@ -18,7 +18,7 @@ Methods:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.copy_engine import CopyPush
@@ -75,6 +75,7 @@ class AllGatherGemm(Products):
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
     optional, alike = ("gathered", "bias"), ("x",)
+    max_nbytes: int
 
     def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
         def check():
@@ -83,7 +84,8 @@ class AllGatherGemm(Products):
 
         super().__init__(world, method, check)
         self._gpu, self.refused = gpu_of(world), {}
-        self._push = self._ahead = self._given = self._nodes = self._gather = None
+        self._push: Any = None
+        self._ahead = self._given = self._nodes = self._gather = None
         self._rooms = {}  # where each method has the gathered rows, from the beginning on
         self._preferred = method  # if it is large
         if method == "auto":
@@ -205,7 +207,7 @@ class AllGatherGemm(Products):
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
         biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
-        outs = self._as_list("out", out, weights, several) or [None] * len(weights)
+        outs: Any = self._as_list("out", out, weights, several) or [None] * len(weights)
         stream, waits = call_on(world, stream, x, gathered, *weights, *outs, *biases)
         x = with_shape("AllGatherGemm", "x", x, world.xp)
         weights = [with_shape("AllGatherGemm", "weight", weight, world.xp) for weight in weights]
@@ -365,7 +367,7 @@ class _Overlapped:
     """A bound call: multiply what is there while the rest comes. The largest product first, as it may begin
     before all is there; last those that the kernel cannot compute."""
 
-    def __init__(self, engine, x, problems, gpu):
+    def __init__(self, engine, x, problems: list[Problem], gpu):
         self._fused, self._others, options = [], [], {}
         if isinstance(engine, PushAhead):  # of which all ranks decide alike
             options["by_columns"] = rounds_of(problems, gpu) <= column_hooks.ROUNDS

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
 from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
@@ -23,7 +28,13 @@ class GemmCollective(Products):
     _rows(m)      -> rows of the result that a rank gets, of m; ValueError for a wrong m
     """
 
+    METHODS: dict[str, Any]
     alike = "a", "b", "out"
+    dtype: np.dtype
+    part_dtype: np.dtype
+    max_m: int
+    max_n: int
+    _rows: Callable[[int], int]
 
     def __init__(
         self,
@@ -73,12 +84,12 @@ class GemmCollective(Products):
         self._check_alive()
         world, who = self.world, type(self).__name__
         stream, waits = call_on(world, stream, a, b, out)
-        a, b = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
+        x, y = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
         if out is None:
-            m, _, n = self._sizes(a, b)
+            m, _, n = self._sizes(x, y)
             out = new_output(a, (self._rows(m), n), self.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({"a": a, "b": b, "out": out}, stream, waits)
-        return out
+        self._enqueue({"a": x, "b": y, "out": out}, stream, waits)
+        return out  # pyright: ignore[reportReturnType]
 
     def _sizes(self, a, b):
         """-> M, K, N"""

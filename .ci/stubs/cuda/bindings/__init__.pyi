@@ -1,0 +1,4 @@
+from typing import Any
+
+driver: Any
+nvjitlink: Any

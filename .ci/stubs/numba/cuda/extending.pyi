@@ -1,0 +1,5 @@
+from typing import Any
+
+intrinsic: Any
+overload: Any
+register_jitable: Any
