@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # neither CuPy nor PyTorch need be installed
 else:
     Array, DType, AnyStream = np.ndarray, npt.DTypeLike, SupportsCudaStream | int
 
-AnyArray: TypeAlias = Array | SupportsDLPack | SupportsCudaArrayInterface | SupportsArrayInterface
+AnyArray: TypeAlias = np.ndarray | SupportsDLPack | SupportsCudaArrayInterface | SupportsArrayInterface
 """What calls take: a CuPy array (on the emulator a NumPy array), a PyTorch tensor, or another array that
 shares its memory."""
 

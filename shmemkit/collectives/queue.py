@@ -215,7 +215,7 @@ class Queue:
         self._launch(stream=stream)
         if waits:
             world.stream.synchronize()
-        return outputs  # pyright: ignore[reportReturnType]
+        return outputs
 
     def _checked(self, label, array):
         array = as_array("Queue", label, array, self.world.xp)

@@ -138,7 +138,7 @@ class Gemm:
         run(stream)
         if waits and world is not None:
             world.stream.synchronize()
-        return out  # pyright: ignore[reportReturnType]
+        return out
 
 
 def _device_function(order):

@@ -211,7 +211,7 @@ class ExpertParallel:
                 f"ExpertParallel: out has {tokens} tokens; it must have {self._tokens}, as the last dispatch"
             )
         self._run(run, stream, waits)
-        return out  # pyright: ignore[reportReturnType]
+        return out
 
     def free(self) -> None:
         """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
