@@ -31,6 +31,8 @@ class SignalTimeout(RuntimeError):
               there is room for, the longest wait first
     """
 
+    __module__ = "shmemkit"  # where users find it; tracebacks say so
+
     def __init__(self, message: str, rank: int = 0, records: Iterable[WaitRecord] = ()):
         super().__init__(message)
         self.rank, self.records = rank, list(records)
@@ -43,6 +45,8 @@ class RankTimeout(RuntimeError):
     call      the collective function that waited, as "host_barrier"
     missing   the ranks that are not there
     """
+
+    __module__ = "shmemkit"  # where users find it; tracebacks say so
 
     def __init__(self, message: str, rank: int = 0, call: str = "", missing: Iterable[int] = ()):
         super().__init__(message)

@@ -5,9 +5,9 @@ Through NVSHMEM, so on any nodes.
 
 Trees     two, of all ranks; ``place`` says who is whose child. An inner node has one child or two
 Chunks    the array is cut into chunks; the even ones go through tree 0, the odd ones through tree 1
-Partials  partials[row, c], on every rank, combined so far (``partials.py``). Row of the first: what my first
-          child has of chunk c, then what it and I, and my second child, have. Row of the second: what my
-          second child has. Written by that child and by me; the network reads it
+Partials  partials[row, c], on every rank, combined so far (``partial_results.py``). Row of the first: what my
+          first child has of chunk c, then what it and I, and my second child, have. Row of the second: what
+          my second child has. Written by that child and by me; the network reads it
 Results   results[c], on every rank: chunk c, combined. Written by the parent, on the root by me; the network
           reads it
 Signals   reduced[0, c] and reduced[1, c], set by my first and second child, and done[c], set by the parent,

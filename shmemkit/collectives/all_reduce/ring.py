@@ -1,7 +1,7 @@
 """All-reduce around a ring: each rank sends to the next one only. Two ways.
 
-Partial totals travel, word by word what the ranks before have combined (``partials.py``): those of float16
-and bfloat16 as float32, at twice the bytes, so that only results are rounded, once.
+Partial totals travel, word by word what the ranks before have combined (``partial_results.py``): those of
+float16 and bfloat16 as float32, at twice the bytes, so that only results are rounded, once.
 
 ``ring_all_reduce``: a reduce phase along the ranks, then a broadcast phase. Through NVSHMEM, so on any
 nodes; 2 n - 2 hops one after another, so it is for arrays of many chunks.
