@@ -11,6 +11,7 @@ import pytest
 import shmemkit as sk
 import shmemkit.typing
 from shmemkit.compat import libshmem_device, triton_distributed
+from shmemkit.device import swizzle
 
 PACKAGES = (sk, sk.emu, sk.device)
 
@@ -18,7 +19,7 @@ PACKAGES = (sk, sk.emu, sk.device)
 def functions():
     """-> {name: function}: public functions, and the methods of public classes"""
     found = {}
-    for package in (*PACKAGES, libshmem_device, triton_distributed):
+    for package in (*PACKAGES, swizzle, libshmem_device, triton_distributed):
         for name in package.__all__:
             of = getattr(package, name)
             name = f"{package.__name__}.{name}"

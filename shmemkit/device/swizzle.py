@@ -20,6 +20,10 @@ They compute with numbers alone, in kernels (any thread; nothing is ordered), in
 where ``order_of`` gives the whole order at once.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import numpy as np
 
 from shmemkit.compiler.ptx import asm, gpu, gpu_function, types
@@ -27,7 +31,7 @@ from shmemkit.compiler.ptx import asm, gpu, gpu_function, types
 __all__ = ["grouped", "order_of", "quotient", "rank_rotated", "reduce_scatter", "rotated", "row_major"]
 
 
-def quotient(a, b):
+def quotient(a: int, b: int) -> int:
     """``a // b`` of numbers from 0 to 2**32 - 1, b not 0: a division of 32 bits, which takes a fifth of the
     time of the 64 that ``//`` always has in kernels."""
     if not 0 <= a < 1 << 32 or not 0 < b < 1 << 32:
@@ -47,14 +51,14 @@ def _(a, b):
 
 
 @gpu_function
-def row_major(tile, n_m, n_n):
+def row_major(tile: int, n_m: int, n_n: int) -> tuple[int, int]:
     """-> (m, n), the `tile`-th of n_m by n_n tiles, row after row."""
     m = quotient(tile, n_n)
     return m, tile - m * n_n
 
 
 @gpu_function
-def grouped(tile, n_m, n_n, group):
+def grouped(tile: int, n_m: int, n_n: int, group: int) -> tuple[int, int]:
     """-> (m, n), the `tile`-th of n_m by n_n tiles: `group` rows (the last group may have fewer), column
     after column, then the next rows.
 
@@ -69,14 +73,14 @@ def grouped(tile, n_m, n_n, group):
 
 
 @gpu_function
-def rotated(m, n_m, first):
+def rotated(m: int, n_m: int, first: int) -> int:
     """-> the `m`-th of n_m tile rows, from row `first` on, around."""
     m += first
     return m - n_m if m >= n_m else m
 
 
 @gpu_function
-def rank_rotated(m, n_m, rank, n_ranks, n_local):
+def rank_rotated(m: int, n_m: int, rank: int, n_ranks: int, n_local: int) -> int:
     """-> the `m`-th of n_m tile rows, from those of `rank` on.
 
     n_ranks   each has n_m / n_ranks rows, in the order of ranks; where that is no whole number, a row belongs
@@ -89,7 +93,7 @@ def rank_rotated(m, n_m, rank, n_ranks, n_local):
 
 
 @gpu_function
-def reduce_scatter(m, n_m, rank, n_ranks, n_local):
+def reduce_scatter(m: int, n_m: int, rank: int, n_ranks: int, n_local: int) -> int:
     """-> the `m`-th of n_m tile rows: those of the next rank first, those of `rank` last.
 
     n_ranks, n_local   as of ``rank_rotated``. With several nodes the next node's rows come first, my own's
@@ -120,7 +124,7 @@ def _first_row(rank, n_m, n_ranks):
     return quotient(rank * n_m + n_ranks - 1, n_ranks)
 
 
-def order_of(swizzle, n_m, n_n):
+def order_of(swizzle: Callable[[int], tuple[int, int]], n_m: int, n_n: int) -> np.ndarray:
     """On the host: when each tile's turn is, as an array (n_m, n_n) of numbers from 0 on, to be looked at.
 
     swizzle   a function of the place in the order -> (m, n), such as

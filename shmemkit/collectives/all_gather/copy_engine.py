@@ -66,7 +66,10 @@ consumer, and so without waiting for this call; copies wait for a barrier alone,
 of step 3, for copies.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import Literal
 
 from numba import cuda, types
 
@@ -75,6 +78,7 @@ from shmemkit.device.shmem.signals import wait
 from shmemkit.runtime.launch import MAX_THREADS, bind
 from shmemkit.runtime.stream_barrier import bind_team_barrier, team_barrier_kernel
 from shmemkit.support.settings import array_text
+from shmemkit.typing import AnyStream, Array
 
 from ..method import Method
 from ..own_segment import bind_store
@@ -149,7 +153,7 @@ class CopyEngine(Method):
     def bind(self, x, out, in_place):
         return Transfer(self, x.view("uint8"), out.view("uint8"), in_place).run
 
-    def overlap(self, x, out, own="first"):
+    def overlap(self, x: Array, out: Array, own: Literal["first", "last", "never"] = "first") -> Transfer:
         """-> the Transfer that gathers `x` in `out`: to be made once, and then to ``start`` and ``finish``.
 
         x     C-contiguous, any dtype and shape, of the same size on all ranks. May be its part of `out`,
@@ -189,7 +193,7 @@ class CopyEngine(Method):
         if self.freed:
             raise RuntimeError("copy engine: it was freed; make a new one")
 
-    def free(self):
+    def free(self) -> None:
         self.freed = True
         super().free()
 
@@ -257,7 +261,7 @@ class Transfer:
         """Set signal k on rank `to`."""
         return self.backend.memory_operations([("write", self.engine.view(signals[k : k + 1], to), 1)])
 
-    def run(self, stream=None):
+    def run(self, stream: AnyStream | None = None) -> None:
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
         target, (side,) = stream, self.engine.lanes.beside(stream, 1)
@@ -272,7 +276,7 @@ class Transfer:
             self.backend.order(stream, side)
             self.barrier(target)
 
-    def start(self, stream=None):
+    def start(self, stream: AnyStream | None = None) -> None:
         """Begin to gather. A kernel that is launched on `stream` now may ``wait(engine.arrived[k:], 1, "sys",
         "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
         its own is there, if it was to be copied first."""
@@ -288,7 +292,7 @@ class Transfer:
         _enqueue(self.first, stream)
         self.engine.started, self.capture = self, self.backend.capture_of(target)
 
-    def wait(self, stream=None):
+    def wait(self, stream: AnyStream | None = None) -> None:
         """Between ``start`` and ``finish``: what is enqueued on the stream now finds the segments of all
         others there."""
         self._check(self, stream)
@@ -297,7 +301,7 @@ class Transfer:
         else:
             self._follow(stream)
 
-    def finish(self, stream=None, awaited=False):
+    def finish(self, stream: AnyStream | None = None, awaited: bool = False) -> None:
         """When the stream has run it, all segments are there, and x and out may be overwritten.
 
         awaited  whether what is on the stream since ``start`` has waited for all segments: then that need not

@@ -47,7 +47,7 @@ __all__ = [
 SWIZZLED_ROWS = (128, 64, 32)  # bytes of a box's rows
 
 
-def tma_load(tile: Array, tensor_map: Array, x: Array, y: int, barriers: Array, i: int) -> None:
+def tma_load(tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i: int) -> None:
     """Bring the box of `tensor_map` that begins at row y, column x to `tile`.
 
     tile         contiguous, in shared memory, at a multiple of 1024 bytes of it (of 256 for rows of 32 bytes,
@@ -64,7 +64,7 @@ def tma_load(tile: Array, tensor_map: Array, x: Array, y: int, barriers: Array, 
 
 
 def tma_load_multicast(
-    tile: Array, tensor_map: Array, x: Array, y: int, barriers: Array, i: int, blocks: int
+    tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i: int, blocks: int
 ) -> None:
     """`tma_load` to several blocks of the cluster at once: to the place of `tile` in each, whose own
     barriers[i] is told.
@@ -75,7 +75,7 @@ def tma_load_multicast(
 
 
 @reads_shared
-def tma_store(tensor_map: Array, x: Array, y: int, tile: Array) -> None:
+def tma_store(tensor_map: Array, x: int, y: int, tile: Array) -> None:
     """Write `tile` to the box of `tensor_map` that begins at row y, column x. See `tma_load`.
 
     It writes whole 16 bytes: of a matrix whose rows are no multiple of that, also what is behind their ends.

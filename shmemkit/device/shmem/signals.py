@@ -54,12 +54,11 @@ _SEMANTICS = ("acquire", "relaxed")
 _SIG_OPS = ("set", "add")
 _WAITS = frozenset(product(SCOPES, _SEMANTICS, COMPARES))
 
+T = TypeVar("T")
 _zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
 
 
 # ---- wait
-
-T = TypeVar("T")
 
 
 def wait(
