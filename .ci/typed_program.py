@@ -1,10 +1,9 @@
 """What type checkers see of the library. pyright reads this file; nobody runs it."""
 
-from typing import assert_type
-
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
+from typing_extensions import assert_type
 
 import shmemkit as sk
 from shmemkit.compat import libshmem_device
