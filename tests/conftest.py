@@ -13,7 +13,7 @@ from cuda.pathfinder import DynamicLibNotFoundError
 
 import shmemkit as sk
 from shmemkit.collectives import copy_engine_exchange
-from shmemkit.collectives.copy_engine_exchange import CopiedPieces
+from shmemkit.collectives.copy_engine_exchange import CopyEngineExchange
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
@@ -38,14 +38,14 @@ _failed = []
 @pytest.fixture
 def few_copying(monkeypatch):
     """Kernels beside copy engines have 1 to 3 blocks of 4 threads."""
-    launch = CopiedPieces.launch_pieces
+    launch = CopyEngineExchange.launch_packets
 
     def launch_few(method, *args):
         method.threads = 4
         return launch(method, *args)
 
     monkeypatch.setattr(copy_engine_exchange, "BLOCKS", 3)
-    monkeypatch.setattr(CopiedPieces, "launch_pieces", launch_few)
+    monkeypatch.setattr(CopyEngineExchange, "launch_packets", launch_few)
 
 
 def pytest_collection_finish():

@@ -282,7 +282,7 @@ def test_signals_are_those_of_this_call(monkeypatch, tiles, by_columns):
     def overlap(engine, *args, **options):
         transfer = whole(engine, *args, **options)
         if engine.me == 1:
-            transfer.beside.insert(0, lambda stream: be_late[1, 1, stream]())
+            transfer.side_operations.insert(0, lambda stream: be_late[1, 1, stream]())
         return transfer
 
     monkeypatch.setattr(PushAhead, "overlap", overlap)

@@ -509,7 +509,7 @@ def test_a_capture_between_calls_on_its_stream(pes, method):
 def test_push_in_steps(pes, monkeypatch, n_pes):
     """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
     this and one that."""
-    monkeypatch.setattr("shmemkit.collectives.push.STEP", 8192)
+    monkeypatch.setattr("shmemkit.collectives.push.CHUNK", 8192)
     monkeypatch.setattr("shmemkit.collectives.push.SENDERS", 2)
 
     def main():

@@ -109,8 +109,8 @@ def test_columns_and_rows_alternate(pes):
 
 def test_each_part_of_the_columns_comes_before_its_signal(monkeypatch, parts):
     parts(2)
-    whole = AheadByColumns.beside.func
-    monkeypatch.setattr(AheadByColumns, "beside", property(lambda transfer: whole(transfer)[::-1]))
+    whole = AheadByColumns.side_operations.func
+    monkeypatch.setattr(AheadByColumns, "side_operations", property(lambda transfer: whole(transfer)[::-1]))
     assert explored(2, 0, size=2, by_columns=True).failure is not None
 
 

@@ -209,7 +209,7 @@ def test_the_consumer_has_segments_before_all_have_come(pes, method):
         engine, seen, out = METHODS[method](world, 3 * 8), world.signals(1), world.zeros(3, "int64")
         transfer = engine.overlap(np.full(1, world.rank + 5), out)
         if world.rank == (2 if method == "copy_push" else 0):
-            transfer.beside.insert(2, lambda stream: hold[1, 1, stream](seen))  # before the second copy
+            transfer.side_operations.insert(2, lambda stream: hold[1, 1, stream](seen))  # before copy 2
         transfer.start()
         if world.rank == 0:
             see[1, 1, world.stream](engine.arrived, seen)
@@ -479,9 +479,9 @@ def test_the_stream_follows_the_copies(monkeypatch, method, symmetric):
 
 @pytest.mark.parametrize("method, symmetric", PROTOCOLS)
 def test_signals_follow_the_data(monkeypatch, method, symmetric):
-    whole = Transfer.beside.func
+    whole = Transfer.side_operations.func
     before = property(lambda transfer: whole(transfer)[::-1])  # each signal before its copy
-    monkeypatch.setattr(Transfer, "beside", before)
+    monkeypatch.setattr(Transfer, "side_operations", before)
     assert explored(2, 1, method, symmetric, 0).failure is not None
 
 

@@ -18,7 +18,7 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 methods = pytest.mark.parametrize("method", AllToAll.methods)
 SMALL = {
     "ll": {"LL.blocks": 0},
-    "push": {"push.PART": 128, "push.STEP": 8192, "push.SENDERS": 6},
+    "push": {"push.PART": 128, "push.CHUNK": 8192, "push.SENDERS": 6},
     "variable": {"PART": 64, "MAX_BLOCKS": 4},
 }
 

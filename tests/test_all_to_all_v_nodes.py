@@ -149,20 +149,20 @@ def test_nothing_is_wrong_otherwise(n_pes):
 @pytest.mark.parametrize(
     "line, change",
     [
-        ("put_signal_nbi_block(my_row, my_row, ready[me:], call, SET, k)", "pass"),
-        ("my_row, ready[me:], call, SET, k)", "my_row, ready[me:], call + 1, SET, k)"),
-        ("signal_wait_until(ready[k:], GE, call)", "pass"),
+        ("put_signal_nbi_block(my_row, my_row, table_full[me:], epoch, SET, k)", "pass"),
+        ("my_row, table_full[me:], epoch, SET, k)", "my_row, table_full[me:], epoch + 1, SET, k)"),
+        ("signal_wait_until(table_full[k:], GE, epoch)", "pass"),
         (
-            "GE, call)\n            k += threads\n        cuda.syncthreads()",
-            "GE, call)\n            k += threads",
+            "GE, epoch)\n            k += threads\n        cuda.syncthreads()",
+            "GE, epoch)\n            k += threads",
         ),
         ("copy_block(source, x[at + begin : at + end])  # a put", "pass  # a put"),
-        ("put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)", "pass"),
+        ("put_signal_nbi_block(target, source, full[me, b:], epoch, SET, peer)", "pass"),
         ("put_signal_nbi_block(target", "begin < end and put_signal_nbi_block(target"),
-        ("signal_wait_until(arrived[peer, b:], GE, call)\n", "pass\n"),
+        ("signal_wait_until(full[peer, b:], GE, epoch)\n", "pass\n"),
         (
-            "arrived[peer, b:], GE, call)\n                    cuda.syncthreads()",
-            "arrived[peer, b:], GE, call)",
+            "full[peer, b:], GE, epoch)\n                    cuda.syncthreads()",
+            "full[peer, b:], GE, epoch)",
         ),
     ],
 )
@@ -177,7 +177,9 @@ def test_rows_that_differ_are_reported(pes):
         x, splits = np.zeros((4, 4 + world.rank)), np.ones(2, "int64")
         AllToAllV(world, 1024)(x, splits, np.zeros((8, 4 + world.rank)), splits.copy())
 
-    with pytest.raises(ValueError, match=r"rank 0 calls AllToAllV of rows of float64 \(4,\) .*, rank 1 .*5,"):
+    with pytest.raises(
+        ValueError, match=r"rank 0 calls AllToAllV of rows of float64 \(4,\) .*, rank 1 .*5,"
+    ):
         pes(2).run(main)
 
 

@@ -18,7 +18,7 @@ methods = pytest.mark.parametrize("method", sk.Broadcast.methods)
 @pytest.fixture
 def small_steps(monkeypatch):
     monkeypatch.setattr(push, "SENDERS", 3)
-    for name, value in {"PART": 64, "STEP": 32}.items():
+    for name, value in {"PART": 64, "CHUNK": 32}.items():
         monkeypatch.setattr(scatter, name, value)
 
 

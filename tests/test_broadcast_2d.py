@@ -180,7 +180,7 @@ def test_right_in_every_schedule(nodes, local_size, calls):
 
 def test_begun_is_a_sum():
     """Of numbers that are set the network may bring an old one last."""
-    module = changed(push_2d, "signal_op(begun[me, b:], 1, ADD,", "signal_op(begun[me, b:], call, SET,")
+    module = changed(push_2d, "signal_op(empty[me, b:], 1, ADD,", "signal_op(empty[me, b:], epoch, SET,")
 
     def main():
         assert few_calls(4, module)
@@ -204,26 +204,26 @@ def test_nothing_is_wrong_otherwise():
 
 
 EVERYWHERE = [
-    ("signal_op(begun[me, b:], 1, ADD, home + local)", "pass"),
-    ('wait_block(arrived[1 - half, to, b:], 1, "sys", "acquire", call - 1)', "pass"),
-    ("arrived[1 - half, to, b:]", "arrived[half, to, b:]"),
-    ("            copy_block(span(symm_at(scratch, peer)[half, to, b], 0, its_length), theirs)\n", ""),
+    ("signal_op(empty[me, b:], 1, ADD, home + local)", "pass"),
+    ('wait_block(full[1 - buffer, to, b:], 1, "sys", "acquire", epoch - 1)', "pass"),
+    ("full[1 - buffer, to, b:]", "full[buffer, to, b:]"),
+    ("            copy_block(span(symm_at(scratch, peer)[buffer, to, b], 0, its_length), theirs)\n", ""),
     ("theirs)\n            cuda.syncthreads()\n", "theirs)\n"),
-    ('notify(arrived[half, to, b:], peer, call, "set", "sys")', "pass"),
-    ('wait_block(arrived[half, local, b:], 1, "sys", "acquire", call)', "pass"),
-    ("signal_wait_until(arrived[half, local, b:], GE, call)", "pass"),
-    ("[half, local, b:], GE, call)\n        cuda.syncthreads()", "[half, local, b:], GE, call)"),
+    ('notify(full[buffer, to, b:], peer, epoch, "set", "sys")', "pass"),
+    ('wait_block(full[buffer, local, b:], 1, "sys", "acquire", epoch)', "pass"),
+    ("signal_wait_until(full[buffer, local, b:], GE, epoch)", "pass"),
+    ("[buffer, local, b:], GE, epoch)\n        cuda.syncthreads()", "[buffer, local, b:], GE, epoch)"),
     ("if peer != root:", "if False:"),
     ("if peer != root:", "if me == root:"),
     ("mine)\n            cuda.syncthreads()\n", "mine)\n"),
-    ('notify(arrived[half, local, b:], peer, call, "set", "sys")', "pass"),
-    ('wait_block(arrived[half, to, b:], 1, "sys", "acquire", call)', "pass"),
-    ("signal_wait_until(begun[k, b:], GE, call - 1)", "pass"),
-    ("begun[k, b:], GE, call - 1)", "begun[k, b:], GE, call - 2)"),
-    ("span(outbox[half, b], 0, length)", "span(outbox[0, b], 0, length)"),
+    ('notify(full[buffer, local, b:], peer, epoch, "set", "sys")', "pass"),
+    ('wait_block(full[buffer, to, b:], 1, "sys", "acquire", epoch)', "pass"),
+    ("signal_wait_until(empty[k, b:], GE, epoch - 1)", "pass"),
+    ("empty[k, b:], GE, epoch - 1)", "empty[k, b:], GE, epoch - 2)"),
+    ("span(outbox[buffer, b], 0, length)", "span(outbox[0, b], 0, length)"),
     ("copy_block(source, mine)", "pass"),
-    ("half = call & 1", "half = 0"),
-    ("arrived[half, local, b:], call, SET, k)", "arrived[half, local, b:], call - 1, SET, k)"),
+    ("buffer = epoch & 1", "buffer = 0"),
+    ("full[buffer, local, b:], epoch, SET, k)", "full[buffer, local, b:], epoch - 1, SET, k)"),
 ]
 ON_ONE_NODE = [("    cuda.syncthreads()  # all threads have read the counter\n", "")]
 

@@ -18,7 +18,7 @@ methods = pytest.mark.parametrize("method", sk.Gather.methods)
 def small_parts(monkeypatch):
     """Several chunks, parts and steps of few bytes; chunks have no block of their own."""
     monkeypatch.setattr(ll, "BLOCKS", 0)
-    for name, value in {"PART": 128, "STEP": 8192, "SENDERS": 6}.items():
+    for name, value in {"PART": 128, "CHUNK": 8192, "SENDERS": 6}.items():
         monkeypatch.setattr(push, name, value)
 
 

@@ -165,7 +165,7 @@ def test_calls_ahead_of_the_root(nodes, local_size, ended):
     def main():
         world = sk.init()
         gather = push_2d.Push2D(world, 8 * world.n_ranks, 0)
-        calls[world.rank] = gather.calls
+        calls[world.rank] = gather.epochs
         x = np.zeros(1)
         for _ in range(6 if world.rank else 0):
             gather.bind(x, x, False)(None)
@@ -178,7 +178,9 @@ def test_calls_ahead_of_the_root(nodes, local_size, ended):
 
 def test_begun_is_a_sum():
     """Of numbers that are set the network may bring an old one last."""
-    module = changed(push_2d, "signal_op(begun[b:], 1, ADD,", "signal_op(begun[b:], call, SET,")
+    module = changed(
+        push_2d, "signal_op(outbox_empty[b:], 1, ADD,", "signal_op(outbox_empty[b:], epoch, SET,"
+    )
 
     def main():
         assert few_calls(4, module)
@@ -202,30 +204,30 @@ def test_nothing_is_wrong_otherwise():
 
 
 LINES = [
-    ("signal_wait_until(begun[b:], GE, call - 1)", "pass"),
-    ("begun[b:], GE, call - 1)", "begun[b:], GE, call - 2 if call > 2 else 0)"),
-    ("call - 1)\n        cuda.syncthreads()\n", "call - 1)\n"),
+    ("signal_wait_until(outbox_empty[b:], GE, epoch - 1)", "pass"),
+    ("outbox_empty[b:], GE, epoch - 1)", "outbox_empty[b:], GE, epoch - 2 if epoch > 2 else 0)"),
+    ("epoch - 1)\n        cuda.syncthreads()\n", "epoch - 1)\n"),
     ("copy_block(theirs, mine)", "pass"),
-    ("put_signal_nbi_block(theirs, theirs, arrived[half, me, b:], call, SET, by)", "pass"),
-    ("signal_op(begun[b:], 1, ADD, k)", "pass"),
-    ("signal_wait_until(arrived[half, k, b:], GE, call)", "pass"),
-    ("[half, k, b:], GE, call)\n                cuda.syncthreads()", "[half, k, b:], GE, call)"),
-    ('wait_block(arrived[half, k, b:], 1, "sys", "acquire", call)', "pass"),
-    ('wait_block(read[k, b:], 1, "sys", "acquire", call - 2)', "pass"),
+    ("put_signal_nbi_block(theirs, theirs, full[buffer, me, b:], epoch, SET, by)", "pass"),
+    ("signal_op(outbox_empty[b:], 1, ADD, k)", "pass"),
+    ("signal_wait_until(full[buffer, k, b:], GE, epoch)", "pass"),
+    ("[buffer, k, b:], GE, epoch)\n                cuda.syncthreads()", "[buffer, k, b:], GE, epoch)"),
+    ('wait_block(full[buffer, k, b:], 1, "sys", "acquire", epoch)', "pass"),
+    ('wait_block(empty[k, b:], 1, "sys", "acquire", epoch - 2)', "pass"),
     (
-        "[half, k, b], 0, length), source)\n            cuda.syncthreads()",
-        "[half, k, b], 0, length), source)",
+        "[buffer, k, b], 0, length), source)\n            cuda.syncthreads()",
+        "[buffer, k, b], 0, length), source)",
     ),
-    ('notify(arrived[half, k, b:], root, call, "set", "sys")', "pass"),
+    ('notify(full[buffer, k, b:], root, epoch, "set", "sys")', "pass"),
     ("    cuda.syncthreads()  # all threads have read the part, and the counter\n", ""),
     (
         "    cuda.syncthreads()  # all threads have read the part, and the counter\n    if t == 0:\n",
         "    if t == 0 and me == root and by != me:\n"
-        "        notify(read[k, b:], by, call, 'set', 'sys')\n"
+        "        notify(empty[k, b:], by, epoch, 'set', 'sys')\n"
         "    cuda.syncthreads()\n    if t == 0:\n",
     ),
-    ('notify(read[k, b:], by, call, "set", "sys")', "pass"),
-    ("half = call & 1", "half = 0"),
+    ('notify(empty[k, b:], by, epoch, "set", "sys")', "pass"),
+    ("buffer = epoch & 1", "buffer = 0"),
 ]
 
 

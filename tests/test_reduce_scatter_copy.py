@@ -164,7 +164,7 @@ def test_captures_have_a_lane_of_their_own(pes):
             world.stream.begin_capture()
             run(None)
             graph = world.stream.end_capture()
-            streams.append(method.lanes.captures)
+            streams.append(method.side_streams.captures)
             graph.launch(world.stream)
             run(None)
         world.synchronize()

@@ -11,26 +11,26 @@ from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait_block
 
-from .block_barrier import tell_all
+from .block_barrier import notify_all
 
-STEPS = 32  # of a part, at most
+CHUNKS = 32  # of a part, at most
 
 
-def step_of(part, least):
+def chunk_of(part, least):
     """-> bytes of a step of a part of so many, `least` or more, a multiple of 8192."""
-    return max(least, -(-part // STEPS) + 8191 & -8192)
+    return max(least, -(-part // CHUNKS) + 8191 & -8192)
 
 
 @cuda.jit(device=True)
-def put(dst, src, signal, value, step, peer):
+def put(dst, src, signal, value, chunk, peer):
     """Copy `src` to rank `peer`'s `dst`, by a block, and announce each step, of `step` elements, in signal[0]
     there: release, sys. A part without elements is announced, too."""
     there, begin, announced = symm_at(dst, peer), 0, value
     while True:
-        length = min(step, src.size - begin)
+        length = min(chunk, src.size - begin)
         copy_block(span(there, begin, length), span(src, begin, length))
         begin += length
-        announced = announced + 1 if begin < src.size else value + STEPS
+        announced = announced + 1 if begin < src.size else value + CHUNKS
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             notify(signal, peer, announced, "set", "sys")
@@ -39,7 +39,7 @@ def put(dst, src, signal, value, step, peer):
 
 
 @cuda.jit(device=True)
-def put_to_all(dst, x, stride, begin, size, signal, value, step):
+def put_to_all(dst, x, stride, begin, size, signal, value, chunk):
     """``put`` to all others, one after the other, the next rank first: elements begin .. begin + size - 1 of
     segment k of `x`, which begins with element k * stride, to rank k.
 
@@ -52,24 +52,24 @@ def put_to_all(dst, x, stride, begin, size, signal, value, step):
     while s < n:
         peer = me + s if me + s < n else me + s - n
         its = span(x, peer * stride + begin, size)
-        if size <= step:
+        if size <= chunk:
             copy_block(span(symm_at(dst, peer), 0, size), its)
         else:
-            put(dst, its, signal, value, step if s == n - 1 else size, peer)
+            put(dst, its, signal, value, chunk if s == n - 1 else size, peer)
         s += 1
-    if size <= step:
+    if size <= chunk:
         cuda.syncthreads()
-        tell_all(signal, value + STEPS)
+        notify_all(signal, value + CHUNKS)
 
 
 @cuda.jit(device=True)
-def receive(dst, src, signal, value, step):
+def receive(dst, src, signal, value, chunk):
     """Copy `src` to `dst`, all of it, by a block, as it comes by ``put``: acquire, sys."""
     begin = 0
     while True:
         value += 1
         wait_block(signal, 1, "sys", "acquire", value)
-        length = min(step, dst.size - begin)
+        length = min(chunk, dst.size - begin)
         copy_block(span(dst, begin, length), span(src, begin, length))
         begin += length
         if begin >= dst.size:

@@ -4,15 +4,15 @@ share: each peer gets a segment of x of its own, or all get the same; and what c
 
 Segments  one for each rank, of the same size
 Pieces    16 bytes of a segment
-Lines     lines[k], on every rank: places for the pieces of what rank k sends here. Written by rank k, and
+Lines     slots[k], on every rank: places for the pieces of what rank k sends here. Written by rank k, and
           made empty by this rank. What I give myself stays in x
 
   stream:          1. barrier of all ranks (``shmemkit.runtime.stream_barrier``): their places are empty.
                       (An all-reduce has barriers of its own: ``all_reduce/composed.py``)
-  a stream beside: 2. copies of whole segments to lines[me] on the ranks me + 1, me + 2, .. modulo the ranks,
+  a stream beside: 2. copies of whole segments to slots[me] on the ranks me + 1, me + 2, .. modulo the ranks,
                       one after the other
   stream:             a kernel, in which a thread, for its pieces:
-                   3. stores them to lines[me] on each rank, if they are not copied: all of segments that are
+                   3. stores them to slots[me] on each rank, if they are not copied: all of segments that are
                       not at multiples of 16 bytes; where all get the same, a last piece of less than 16 bytes
                    4. polls their places until the pieces are there; makes these empty; combines them in the
                       order of the ranks, or stores them
@@ -58,32 +58,32 @@ from shmemkit.device import (
 )
 from shmemkit.runtime.stream_barrier import bind_barrier
 
-from .lamport import Pieces, rank_after, tiles_of
+from .lamport import LamportMethod, rank_after, tiles_of
 from .own_segment import bind_store
-from .side_streams import Lanes
+from .side_streams import SideStreams
 
 BLOCKS = 66  # of a kernel, at most, and on half of the multiprocessors: H200 has 132
 LINE = 8  # pieces: at multiples of them, of 128 bytes, ranges begin, so that no line of a cache is in two
 AT_ONCE = 4  # places that a thread looks at at once, of those that are stored
 
 
-class CopiedPieces(Pieces):
+class CopyEngineExchange(LamportMethod):
     """A method of these. A subclass has its `name`, as "all_to_all copy_engine", and `personalized`: whether
     x has a segment for each rank."""
 
     threads = 512
 
-    def prepare_places(self, max_nbytes):
+    def prepare_slots(self, max_nbytes):
         """For segments of a rank's share of `max_nbytes`. Collective."""
         world, n = self.world, self.world.n_ranks
-        pieces = max(1, -(-max_nbytes // (PIECE_BYTES * n)))
-        self.row = pieces + LINE - 1 & -LINE
+        packets = max(1, -(-max_nbytes // (PIECE_BYTES * n)))
+        self.row = packets + LINE - 1 & -LINE
         self.check(self.name, n * tiles_of(self.row * PIECE_BYTES))
         name = self.name.replace(" ", ".")
-        self.lines = self.places(n * self.row, f"{name}.lines")
+        self.slots = self.empty_slots(n * self.row, f"{name}.slots")
         arrivals, epoch = self.zeros(n, "uint64", f"{name}.arrivals"), world.xp.zeros(1, "uint64")
         self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
-        self.lanes = Lanes(world)
+        self.side_streams = SideStreams(world)
 
     def segments_of(self, x):
         """-> what goes to each rank"""
@@ -110,21 +110,21 @@ class CopiedPieces(Pieces):
             src = segments[k].view("uint8")[first * PIECE_BYTES : end * PIECE_BYTES]
             if src.size:
                 at = 2 * (world.rank * self.row + first)
-                places = world.peer_view(self.lines[at : at + src.size // 8], k)
-                copies.append(world.backend.copy_pieces(places, src, self.pattern))
+                slots = world.peer_view(self.slots[at : at + src.size // 8], k)
+                copies.append(world.backend.copy_pieces(slots, src, self.pattern))
         return copies
 
-    def beside(self, stream):
+    def fork(self, stream):
         """-> handles: of `stream`, and of the one beside it, which comes after what is on it now"""
-        main, (beside,) = self.world.backend.handle(stream), self.lanes.beside(stream, 1)
-        self.world.backend.order(beside, main)
-        return main, beside
+        main, (side,) = self.world.backend.handle(stream), self.side_streams.of(stream, 1)
+        self.world.backend.order(side, main)
+        return main, side
 
-    def launch_pieces(self, kernel, pieces, x, *args):
+    def launch_packets(self, kernel, packets, x, *args):
         """-> `kernel` bound to enough blocks for so many pieces, and to these arguments"""
         fit = self.launch(kernel, 1, x, *args).resident_blocks
         most = min(BLOCKS, fit, max(1, self.world.backend.multiprocessors // 2))
-        return self.launch(kernel, max(1, min(most, -(-pieces // self.threads))), x, *args)
+        return self.launch(kernel, max(1, min(most, -(-packets // self.threads))), x, *args)
 
 
 def enqueue(copies, handle):
@@ -133,36 +133,37 @@ def enqueue(copies, handle):
 
 
 @functools.cache
-def places_of(ks, m):
-    """-> ``places(i, row, step)``: m * len(ks) of them: for i, i + step, .., one in each of the rows `ks`."""
+def slot_indices_of(ks, m):
+    """-> ``slot_indices(i, row, step)``: m * len(ks) of them: for i, i + step, .., one in each of the rows
+    `ks`."""
     count = m * len(ks)
 
     def made(j):
         before, k, q = made(j - 1) if j else None, ks[j % len(ks)], j // len(ks)
 
         @cuda.jit(device=True)
-        def place(i, row, step):
+        def slot(i, row, step):
             return (types.uint32(i + types.uint32(k * row)),)
 
         @cuda.jit(device=True)
-        def places(i, row, step):
+        def slot_indices(i, row, step):
             return before(i, row, step) + (types.uint32(i + types.uint32(q * step + k * row)),)
 
-        return places if j else place
+        return slot_indices if j else slot
 
     return made(count - 1)
 
 
 @cuda.jit(device=True)
-def send_pieces(x, stride, at, size, i, step, end, lines, first, low, high):
+def send_packets(x, stride, at, size, i, step, end, slots, first, low, high):
     """Store pieces i, i + step, .. before `end` of a range of each segment to their places, from `first` on,
     of its rank."""
     me = rank()
     while i < end:
         for y in range(1, num_ranks()):
             k = rank_after(me, y)
-            piece = load_piece(span(x, k * stride + at, size), i)
-            lamport_store(lines, types.uint32(first + i), piece, low, high, k)
+            packet = load_piece(span(x, k * stride + at, size), i)
+            lamport_store(slots, types.uint32(first + i), packet, low, high, k)
         i = types.uint32(i + step)
 
 
@@ -175,53 +176,57 @@ def _storing(m):
     before = _storing(m - 1) if m > 1 else None
 
     @cuda.jit(device=True)
-    def store(out, i, step, pieces):
+    def store(out, i, step, packets):
         if before is not None:
-            before(out, i, step, pieces)
-        store_piece(out, i + types.uint32((m - 1) * step), pieces[m - 1])
+            before(out, i, step, packets)
+        store_piece(out, i + types.uint32((m - 1) * step), packets[m - 1])
 
     return store
 
 
-_places, _place, _store = places_of((0,), AT_ONCE), places_of((0,), 1), _storing(AT_ONCE)
+_slot_indices, _slot_index, _store = (
+    slot_indices_of((0,), AT_ONCE),
+    slot_indices_of((0,), 1),
+    _storing(AT_ONCE),
+)
 
 
 @cuda.jit
-def store_copied(x, out, stride, size, pieces, copied, lines, row, low, high):
+def store_copied(x, out, stride, size, packets, copied, slots, row, low, high):
     """Store what comes from the others to their segments of `out`: that of the rank before this one first.
 
     x, out     complex128, uint64 or uint8, as of ``load_piece``; out has n segments
     stride     elements from a segment of x to the next: 0, if all ranks get the same
     size       elements of a segment
-    pieces     of 16 bytes, which it has; copied: how many of them copies send to the others
-    lines      uint64 (2 * n * row,), symmetric, the pattern everywhere
+    packets     of 16 bytes, which it has; copied: how many of them copies send to the others
+    slots      uint64 (2 * n * row,), symmetric, the pattern everywhere
     row        places for what comes from a rank
     low, high  the pattern
     grid       any, one-dimensional, as the blocks are
     """
     first = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-    step, end, me = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces), rank()
+    step, end, me = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(packets), rank()
     i = types.uint32(first + copied)
-    send_pieces(x, stride, 0, size, i, step, end, lines, types.uint32(me * row), low, high)
+    send_packets(x, stride, 0, size, i, step, end, slots, types.uint32(me * row), low, high)
     for y in range(1, num_ranks()):
         k = rank_after(me, num_ranks() - y)
         its, at, i = span(out, k * size, size), types.uint32(k * row), first
         while i + (AT_ONCE - 1) * step < end:
-            _store(its, i, step, lamport_load(lines, _places(types.uint32(at + i), 0, step), low, high))
+            _store(its, i, step, lamport_load(slots, _slot_indices(types.uint32(at + i), 0, step), low, high))
             i = types.uint32(i + AT_ONCE * step)
         while i < end:
-            (piece,) = lamport_load(lines, _place(types.uint32(at + i), 0, step), low, high)
-            store_piece(its, i, piece)
+            (packet,) = lamport_load(slots, _slot_index(types.uint32(at + i), 0, step), low, high)
+            store_piece(its, i, packet)
             i = types.uint32(i + step)
 
 
-class StoredPieces(CopiedPieces):
+class StoredExchange(CopyEngineExchange):
     """A method whose segments are stored."""
 
     most_ranks = math.inf
 
     def prepare(self, max_nbytes):
-        self.prepare_places(max_nbytes)
+        self.prepare_slots(max_nbytes)
         self.bind_kinds(self._store)
         nothing = self.world.xp.empty(0, "uint8")
         bind_store(self, nothing, nothing)
@@ -233,11 +238,11 @@ class StoredPieces(CopiedPieces):
 
         def run(stream):
             self.barrier(stream)
-            main, beside = self.beside(stream)
-            enqueue(copies, beside)
+            main, side = self.fork(stream)
+            enqueue(copies, side)
             own(stream)
             store(stream)
-            world.backend.order(main, beside)
+            world.backend.order(main, side)
 
         return run
 
@@ -250,11 +255,13 @@ class StoredPieces(CopiedPieces):
 
     def _store(self, x, out):
         segments, segment = self.segments_of(x), out.nbytes // self.world.n_ranks
-        copied, pieces = self.copied(segments), -(-segment // PIECE_BYTES)
+        copied, packets = self.copied(segments), -(-segment // PIECE_BYTES)
         x, out = self.wide(x, out, segment)
         size = segment // out.itemsize
-        numbers = size if self.personalized else 0, size, pieces, copied
-        return self.launch_pieces(store_copied, pieces, x, out, *numbers, self.lines, self.row, *self.pattern)
+        numbers = size if self.personalized else 0, size, packets, copied
+        return self.launch_packets(
+            store_copied, packets, x, out, *numbers, self.slots, self.row, *self.pattern
+        )
 
 
 _words = types.Array(types.uint64, 1, "C")

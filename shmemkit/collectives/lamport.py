@@ -2,18 +2,19 @@
 all-gather, reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it;
 and what comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
 
-Pieces    16 bytes of what a rank gets, in the registers of a thread; 32 pieces of a warp are a tile
-Lines     lines[half, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
+LamportMethod    16 bytes of what a rank gets, in the registers of a thread; 32 pieces of a warp are a tile
+Lines     slots[buffer, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
           over NVLink, and made empty by this rank
-Counters  calls[i], local: how often tile i has been sent; it gives the half. In device memory, so that a
+Counters  epochs[i], local: how often tile i has been sent; it gives the half. In device memory, so that a
           replayed graph counts on
 
   a thread, for its pieces i, one after the other; steps 1 and 2 of the next one come before step 3, so that
   pieces are on their way while it waits:
-          1. load piece i of what each rank gets, and store it to lines[half, me] on that rank: those after
+          1. load piece i of what each rank gets, and store it to slots[buffer, me] on that rank: those after
              this one first, and on this one, too
           2. add 1 to the tile's counter (one thread of the warp)
-          3. poll piece i in lines[half], of all ranks at once, until all are there; make their places empty;
+          3. poll piece i in slots[buffer], of all ranks at once, until all are there; make their places
+          empty;
              store them to the segments of the output, or combine them in the order of the ranks, and store
              the result
 
@@ -62,10 +63,10 @@ def sending(n):
     before = sending(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
-    def send(lines, i, pieces, low, high, me):
+    def send(slots, i, packets, low, high, me):
         if before is not None:
-            before(lines, i, pieces, low, high, me)
-        lamport_store(lines, i, pieces[n - 1], low, high, rank_after(me, n))
+            before(slots, i, packets, low, high, me)
+        lamport_store(slots, i, packets[n - 1], low, high, rank_after(me, n))
 
     return send
 
@@ -78,19 +79,19 @@ def rank_after(me, y):
 
 
 @functools.cache
-def places_of(n):
-    """-> ``places(i, row)``: place `i` of `n` rows, of `row` places each."""
-    before = places_of(n - 1) if n > 1 else None
+def slot_indices_of(n):
+    """-> ``slot_indices(i, row)``: place `i` of `n` rows, of `row` places each."""
+    before = slot_indices_of(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
-    def place(i, row):
+    def slot(i, row):
         return (i,)
 
     @cuda.jit(device=True)
-    def places(i, row):
+    def slot_indices(i, row):
         return before(i, row) + (types.uint32(i + types.uint32((n - 1) * row)),)
 
-    return places if n > 1 else place
+    return slot_indices if n > 1 else slot
 
 
 @functools.cache
@@ -116,10 +117,10 @@ def _storing_segments(n):
     before = _storing_segments(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
-    def store(out, size, i, pieces):
+    def store(out, size, i, packets):
         if before is not None:
-            before(out, size, i, pieces)
-        store_piece(span(out, (n - 1) * size, size), i, pieces[n - 1])
+            before(out, size, i, packets)
+        store_piece(span(out, (n - 1) * size, size), i, packets[n - 1])
 
     return store
 
@@ -138,8 +139,8 @@ def _storing_result(op, dtype, n):
     combine = combining(op, dtype, n)
 
     @cuda.jit(device=True)
-    def store(out, size, i, pieces):
-        store_piece(out, i, combine(pieces))
+    def store(out, size, i, packets):
+        store_piece(out, i, combine(packets))
 
     return store
 
@@ -150,43 +151,43 @@ def lamport_kernel(n, personalized, op=None, dtype=None):
     combines what comes, of `dtype`, a name as "float16"."""
     load = _loading_segments(n) if personalized else _loading_one(n)
     store = _storing_segments(n) if op is None else _storing_result(op, dtype, n)
-    send, places = sending(n), places_of(n)
+    send, slot_indices = sending(n), slot_indices_of(n)
 
     @cuda.jit
-    def lamport(x, out, size, pieces, tiles, lines, row, low, high, calls):
+    def lamport(x, out, size, packets, tiles, slots, row, low, high, epochs):
         """Send each rank `x`, or its segment of it, to `out`.
 
         x, out     complex128, uint64 or uint8, as of ``load_piece``; x has n segments if they are
                    personalized, else one; out has n, or one if they are combined. They may be the same, or
                    one a segment of the other, as the kinds of collectives allow it
         size       elements of a segment
-        pieces     of 16 bytes, which it has; tiles: of 32 pieces
-        lines      uint64 (4 * n * row,), symmetric, the pattern everywhere at first
+        packets     of 16 bytes, which it has; tiles: of 32 pieces
+        slots      uint64 (4 * n * row,), symmetric, the pattern everywhere at first
         row        places of the capacity: of whole tiles
         low, high  the pattern
-        calls      uint32 (row / 32,), zeros at first
+        epochs      uint32 (row / 32,), zeros at first
         grid       any number of blocks of whole warps, one-dimensional, as the blocks are
         """
         i, me = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x), rank()
         step, end = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(32 * tiles)
-        griddepcontrol_wait(x, out, size, symm_at(lines, 0), calls, me, i)
+        griddepcontrol_wait(x, out, size, symm_at(slots, 0), epochs, me, i)
         griddepcontrol_launch_dependents()
-        done, call, sent = i, types.uint32(0), types.uint32(0)
+        done, epoch, sent = i, types.uint32(0), types.uint32(0)
         while done < end:
             if i < end:
-                sent = types.uint32(calls[i >> 5] + 1)
-                if i < pieces:
-                    place = types.uint32(((sent & 1) * n + me) * row + i)
-                    send(lines, place, load(x, size, i, me), low, high, me)
+                sent = types.uint32(epochs[i >> 5] + 1)
+                if i < packets:
+                    slot = types.uint32(((sent & 1) * n + me) * row + i)
+                    send(slots, slot, load(x, size, i, me), low, high, me)
                 cuda.syncwarp()  # all threads have read the counter
                 if i & 31 == 0:
-                    calls[i >> 5] = sent
+                    epochs[i >> 5] = sent
             if done < i:
-                if done < pieces:
-                    first = types.uint32((call & 1) * n * row + done)
-                    store(out, size, done, lamport_load(lines, places(first, row), low, high))
+                if done < packets:
+                    first = types.uint32((epoch & 1) * n * row + done)
+                    store(out, size, done, lamport_load(slots, slot_indices(first, row), low, high))
                 done = types.uint32(done + step)
-            i, call = types.uint32(i + step), sent
+            i, epoch = types.uint32(i + step), sent
 
     return lamport
 
@@ -196,36 +197,36 @@ def tiles_of(n_bytes):
     return -(-n_bytes // (TILE * PIECE_BYTES))
 
 
-class Pieces(Tiles):
+class LamportMethod(Tiles):
     """A method with places for pieces."""
 
-    def places(self, number, name):
+    def empty_slots(self, number, name):
         """-> so many, symmetric, empty; ``pattern`` says what that is. Collective."""
         world = self.world
         drawn = world.host_allgather(os.urandom(16))[0]
         self.pattern = tuple(int.from_bytes(part, "little") >> 1 for part in (drawn[:8], drawn[8:]))  # int64
-        lines = self.empty((2 * number,), "uint64", name)
+        slots = self.empty((2 * number,), "uint64", name)
         with world.stream:
-            lines.reshape(-1, 2)[:] = world.xp.asarray(self.pattern, "uint64")
+            slots.reshape(-1, 2)[:] = world.xp.asarray(self.pattern, "uint64")
         world.stream.synchronize()
-        return lines
+        return slots
 
 
-class Lamport(Pieces, Exchange):
+class Lamport(LamportMethod, Exchange):
     """A method by this kernel."""
 
-    def prepare_lines(self, n_bytes):
+    def prepare_slots(self, n_bytes):
         tiles, n = max(1, tiles_of(n_bytes)), self.world.n_ranks
         self.check(self.name, 2 * n * tiles)
         self.row = TILE * tiles
-        self.lines = self.places(2 * n * self.row, f"{self.name.replace(' ', '.')}.lines")
-        self.calls = self.world.xp.zeros(tiles, "uint32")
+        self.slots = self.empty_slots(2 * n * self.row, f"{self.name.replace(' ', '.')}.slots")
+        self.epochs = self.world.xp.zeros(tiles, "uint32")
 
     def _bind(self, x, out, segment, dtype=None):
         kernel = lamport_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
-        pieces, tiles = -(-segment // PIECE_BYTES), tiles_of(segment)
-        sizes = segment // out.itemsize, pieces, tiles
-        args = self.lines, self.row, *self.pattern, self.calls
+        packets, tiles = -(-segment // PIECE_BYTES), tiles_of(segment)
+        sizes = segment // out.itemsize, packets, tiles
+        args = self.slots, self.row, *self.pattern, self.epochs
         return self.launch_tiles(kernel, max(1, tiles), x, out, *sizes, *args)
 
 

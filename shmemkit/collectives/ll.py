@@ -2,15 +2,15 @@
 all-to-all share: all peers get the same segment of x, or each gets another one.
 
 Segments  segment k of out comes from rank k
-Lines     lines[half, k], on every rank: what rank k sends here, packed (``shmemkit.device.packets.ll``).
+Lines     slots[buffer, k], on every rank: what rank k sends here, packed (``shmemkit.device.packets.ll``).
           Written by rank k only, over NVLink
-Counters  calls[y, c], local: how often chunk c of a segment has gone to the peer me + 1 + y; it gives the
+Counters  epochs[y, c], local: how often chunk c of a segment has gone to the peer me + 1 + y; it gives the
           flag and the half. In device memory, so that a replayed graph counts on
 
   block (b, y), with peer = me + 1 + y modulo the ranks, for its chunks c = b, b + gridDim.x, ...:
-          1. store the chunk of the peer's segment to lines[half, me] on the peer, with the flag
+          1. store the chunk of the peer's segment to slots[buffer, me] on the peer, with the flag
           2. add 1 to the chunk's counter; copy a share of the chunk of my own segment to the output
-          3. poll lines[half, peer] until they have the flag, and store the data to the output
+          3. poll slots[buffer, peer] until they have the flag, and store the data to the output
 
 A chunk is always the same bytes of the lines, and both sides count it alike, whatever the lengths of the
 calls. So the flags of a line only grow, and a line that has the flag has the data of this call (until the
@@ -52,14 +52,14 @@ def ll_words_kernel(personalized):
     """-> the kernel for words by LL; `personalized`: x has a segment for each rank."""
 
     @cuda.jit
-    def ll_words(x, out, in_place, size, lines, calls):
+    def ll_words(x, out, in_place, size, slots, epochs):
         """Send each rank a segment of `x`, to `out`.
 
         x, out    uint64, 1-D: out has n_ranks segments, x too if they are personalized, else one
         in_place  whether my own segment is there already
         size      elements of a segment, any number up to what the lines hold
-        lines     uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
-        calls     uint64 (peers, chunks of the capacity), zeros at first
+        slots     uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+        epochs     uint64 (peers, chunks of the capacity), zeros at first
         grid      (any number, peers): n_ranks - 1, but at least 1
         block     one-dimensional; an element of a chunk for each thread
         """
@@ -68,17 +68,17 @@ def ll_words_kernel(personalized):
         peer = me + 1 + y
         if peer >= n:  # a remainder would be a division, of a good part of a microsecond
             peer -= n
-        there = symm_at(lines, peer)
+        there = symm_at(slots, peer)
         mine, theirs = (me * size, peer * size) if personalized else (0, 0)
-        griddepcontrol_wait(x, out, there, lines, calls, mine, theirs)
+        griddepcontrol_wait(x, out, there, slots, epochs, mine, theirs)
         griddepcontrol_launch_dependents()
         c = b
         while c * threads < size:
             i = c * threads + t
             if i < size:
                 value = x[theirs + i]  # before the counter, so that both are on their way at once
-                call = calls[y, c] + 1
-                ll_store(there[call & 1, me], i, value, call)
+                epoch = epochs[y, c] + 1
+                ll_store(there[epoch & 1, me], i, value, epoch)
                 if y == 0 and not in_place:
                     out[me * size + i] = x[mine + i]
             c += cuda.gridDim.x
@@ -86,15 +86,15 @@ def ll_words_kernel(personalized):
         if t == 0:
             c = b
             while c * threads < size:
-                calls[y, c] += 1
+                epochs[y, c] += 1
                 c += cuda.gridDim.x
         cuda.syncthreads()
         c = b
         while c * threads < size:
             i = c * threads + t
             if i < size:
-                call = calls[y, c]
-                out[peer * size + i] = ll_load(lines[call & 1, peer], i, call)
+                epoch = epochs[y, c]
+                out[peer * size + i] = ll_load(slots[epoch & 1, peer], i, epoch)
             c += cuda.gridDim.x
 
     return ll_words
@@ -105,7 +105,7 @@ def ll_bytes_kernel(personalized):
     """-> the kernel for bytes, by LL."""
 
     @cuda.jit
-    def ll_bytes(x, out, in_place, size, own, chunk, words, lines, calls):
+    def ll_bytes(x, out, in_place, size, own, chunk, words, slots, epochs):
         """As ``ll_words``, with
 
         x, out  uint8
@@ -117,16 +117,16 @@ def ll_bytes_kernel(personalized):
         if peer >= n:
             peer -= n
         mine, theirs = out[me * size : (me + 1) * size], out[peer * size : (peer + 1) * size]
-        there = symm_at(lines, peer)
+        there = symm_at(slots, peer)
         first = peer * size if personalized else 0
-        griddepcontrol_wait(x, mine, theirs, there, lines, calls, first)
+        griddepcontrol_wait(x, mine, theirs, there, slots, epochs, first)
         griddepcontrol_launch_dependents()
         b = cuda.blockIdx.x
         begin = b * chunk
         while begin < size:
-            call = calls[y, b] + 1
+            epoch = epochs[y, b] + 1
             ll_pack_block(
-                there[call & 1, me, words * b :], x[first + begin : first + min(begin + chunk, size)], call
+                there[epoch & 1, me, words * b :], x[first + begin : first + min(begin + chunk, size)], epoch
             )
             b += cuda.gridDim.x
             begin = b * chunk
@@ -134,7 +134,7 @@ def ll_bytes_kernel(personalized):
         if cuda.threadIdx.x == 0:
             b = cuda.blockIdx.x
             while b * chunk < size:
-                calls[y, b] += 1
+                epochs[y, b] += 1
                 b += cuda.gridDim.x
         if not in_place:
             first = me * size if personalized else 0
@@ -151,9 +151,9 @@ def ll_bytes_kernel(personalized):
         b = cuda.blockIdx.x
         begin = b * chunk
         while begin < size:
-            call = calls[y, b]
+            epoch = epochs[y, b]
             part = theirs[begin : min(begin + chunk, size)]
-            ll_recv_block(part, lines[call & 1, peer, words * b :], call)
+            ll_recv_block(part, slots[epoch & 1, peer, words * b :], epoch)
             b += cuda.gridDim.x
             begin = b * chunk
 
@@ -180,10 +180,10 @@ class LL(Method):
         world.check_reach(self.name)
         n, self.peers = world.n_ranks, max(1, world.n_ranks - 1)
         chunks = max(1, -(-max_nbytes // (n * self.chunk)))
-        self.lines = self.zeros(
-            (2, n, chunks * 2 * self.threads), "uint64", f"{self.name.replace(' ', '.')}.lines"
+        self.slots = self.zeros(
+            (2, n, chunks * 2 * self.threads), "uint64", f"{self.name.replace(' ', '.')}.slots"
         )
-        self.calls = world.xp.zeros((self.peers, chunks), "uint64")
+        self.epochs = world.xp.zeros((self.peers, chunks), "uint64")
         self.most = dict.fromkeys(("uint64", "uint8"), 1)  # blocks for a peer
         for dtype in self.most:
             nothing = world.xp.empty(0, dtype)
@@ -203,7 +203,7 @@ class LL(Method):
             kernel = ll_bytes_kernel(self.personalized)
             how += -(-self.chunk // self.peers) + 15 & -16, self.chunk, 2 * self.threads
         grid = min(chunks, self.most[dtype]), self.peers
-        return self.launch(kernel, grid, x, out, *how, self.lines, self.calls, pdl=True)
+        return self.launch(kernel, grid, x, out, *how, self.slots, self.epochs, pdl=True)
 
 
 _tables = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")

@@ -3,17 +3,18 @@ reduce-scatter, and all-reduce in one shot share: all ranks get x, or each anoth
 comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
 
 Tiles     480 bytes of what a rank gets, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
-Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
+Lines     slots[buffer, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
           NVLink
-Counters  calls[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
+Counters  epochs[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
           so that a replayed graph counts on
 
   a warp, for its tiles i, one after the other; steps 1 and 2 of the next tile come before step 3, so that
   lines are on their way while it waits:
-          1. load tile i of what each rank gets, and store it to lines[half, me] on that rank, with the flag:
+          1. load tile i of what each rank gets, and store it to slots[buffer, me] on that rank, with the
+          flag:
              on this one, too
           2. add 1 to the tile's counter
-          3. poll tile i in lines[half], of all ranks at once, until all have the flag; store them to the
+          3. poll tile i in slots[buffer], of all ranks at once, until all have the flag; store them to the
              segments of the output, or combine them in the order of the ranks, and store the result
 
 All ranks combine in the same order, so that the bits are the same in every run, and of an all-reduce on all
@@ -64,17 +65,17 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
     store = storing_segments(n) if op is None else _storing_result(op, dtype, n)
 
     @cuda.jit(device=True)
-    def send(x, size, lines, calls, i, me):
+    def send(x, size, slots, epochs, i, me):
         """Steps 1 and 2 -> the flag"""
-        call = types.uint32(calls[i] + 1)
-        ll128_store_tiles(lines, n * (call & 1) + me, i, load(x, size, i), call)
+        epoch = types.uint32(epochs[i] + 1)
+        ll128_store_tiles(slots, n * (epoch & 1) + me, i, load(x, size, i), epoch)
         cuda.syncwarp()  # all threads have read the counter
         if cuda.threadIdx.x & 31 == 0:
-            calls[i] = call
-        return call
+            epochs[i] = epoch
+        return epoch
 
     @cuda.jit
-    def ll128(x, out, size, tiles, lines, calls):
+    def ll128(x, out, size, tiles, slots, epochs):
         """Send each rank `x`, or its segment of it, to `out`.
 
         x, out  complex128, uint64 or uint8, as of ``load_tile``; x has n segments if they are personalized,
@@ -82,22 +83,22 @@ def ll128_kernel(n, personalized, op=None, dtype=None):
                 the other, as the kinds of collectives allow it
         size    elements of a segment
         tiles   of 480 bytes, which it has
-        lines   uint64 (2 * n, words of the capacity), symmetric, zeros at first
-        calls   uint32 (tiles of the capacity,), zeros at first
+        slots   uint64 (2 * n, words of the capacity), symmetric, zeros at first
+        epochs   uint32 (tiles of the capacity,), zeros at first
         grid    any number of blocks of whole warps, one-dimensional, as the blocks are
         """
         warps, t = cuda.blockDim.x >> 5, cuda.threadIdx.x
         i, me = types.uint32(cuda.blockIdx.x * warps + (t >> 5)), rank()
-        griddepcontrol_wait(x, out, size, symm_at(lines, 0), calls, me, i)
+        griddepcontrol_wait(x, out, size, symm_at(slots, 0), epochs, me, i)
         griddepcontrol_launch_dependents()
-        step, done, call, sent = types.uint32(warps * cuda.gridDim.x), i, types.uint32(0), types.uint32(0)
+        step, done, epoch, sent = types.uint32(warps * cuda.gridDim.x), i, types.uint32(0), types.uint32(0)
         while done < tiles:
             if i < tiles:
-                sent = send(x, size, lines, calls, i, me)
+                sent = send(x, size, slots, epochs, i, me)
             if done < i:
-                store(out, size, done, ll128_load_tiles(lines, n * (call & 1), n, done, call))
+                store(out, size, done, ll128_load_tiles(slots, n * (epoch & 1), n, done, epoch))
                 done = types.uint32(done + step)
-            i, call = types.uint32(i + step), sent
+            i, epoch = types.uint32(i + step), sent
 
     return ll128
 
@@ -125,16 +126,16 @@ def _storing_result(op, dtype, n):
 class LL128(Exchange):
     """A method by LL128."""
 
-    def prepare_lines(self, n_bytes):
+    def prepare_slots(self, n_bytes):
         tiles, n = tiles_of(n_bytes), self.world.n_ranks
         self.check(self.name, 2 * n * tiles)
-        self.lines = self.zeros((2 * n, words_of(tiles)), "uint64", f"{self.name.replace(' ', '.')}.lines")
-        self.calls = self.world.xp.zeros(tiles, "uint32")
+        self.slots = self.zeros((2 * n, words_of(tiles)), "uint64", f"{self.name.replace(' ', '.')}.slots")
+        self.epochs = self.world.xp.zeros(tiles, "uint32")
 
     def _bind(self, x, out, segment, dtype=None):
         kernel = ll128_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
         tiles = tiles_of(segment)
-        args = x, out, segment // out.itemsize, tiles, self.lines, self.calls
+        args = x, out, segment // out.itemsize, tiles, self.slots, self.epochs
         return self.launch_tiles(kernel, tiles, *args)
 
 

@@ -2,16 +2,17 @@
 what it gets. What reduce-scatter and all-reduce in one shot share: each rank gets another segment of x, or
 all get all of it.
 
-Lines     lines[half, k], on every rank: what rank k sends here, packed (``device.packets.ll``). Written by
+Lines     slots[buffer, k], on every rank: what rank k sends here, packed (``device.packets.ll``). Written by
           rank k only, over NVLink
-Counters  calls[c], local: how often chunk c, of a word for each thread of a block, has been sent; it gives
+Counters  epochs[c], local: how often chunk c, of a word for each thread of a block, has been sent; it gives
           the flag and the half. In device memory, so that a replayed graph counts on
 
   block b, for its chunks c = b, b + gridDim.x, ...; a thread for its word of each:
-          1. for each other rank, from the next one on: store the word of what it gets to lines[half, me] on
+          1. for each other rank, from the next one on: store the word of what it gets to slots[buffer, me] on
              it, with the flag
           2. add 1 to the chunk's counter
-          3. for all ranks k, in their order: poll the word in lines[half, k], my own is in x, and combine it;
+          3. for all ranks k, in their order: poll the word in slots[buffer, k], my own is in x, and combine
+          it;
              store the result
 
 They combine in the order of the ranks, so the bits are the same in every run, and of an all-reduce on all
@@ -55,24 +56,24 @@ def ll_combined_kernel(op, dtype, personalized):
     first, add, result = reduction(op, dtype)
 
     @cuda.jit
-    def ll_combined(x, out, lines, calls):
+    def ll_combined(x, out, slots, epochs):
         """Combine what all ranks send in `out`.
 
         x, out  uint64 or uint8 (the bytes of elements of `dtype`), 1-D, x as large as out or, if it is
                 personalized, n_ranks times; out may be x, or my segment of it
-        lines   uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
-        calls   uint64 (chunks of the capacity,), zeros at first
+        slots   uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+        epochs   uint64 (chunks of the capacity,), zeros at first
         grid    any number of blocks, one-dimensional, as the blocks are
         """
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, n, size, length = rank(), num_ranks(), n_words(out), out.size
-        griddepcontrol_wait(x, out, symm_at(lines, 0), calls, me, size)
+        griddepcontrol_wait(x, out, symm_at(slots, 0), epochs, me, size)
         griddepcontrol_launch_dependents()
         c = b
         while c * threads < size:
             i = c * threads + t
             if i < size:
-                call = calls[c] + 1
+                epoch = epochs[c] + 1
                 y = 1
                 while y < n:
                     peer = me + y
@@ -80,14 +81,14 @@ def ll_combined_kernel(op, dtype, personalized):
                         peer -= n
                     at = peer * length if personalized else 0
                     word = load_word(span(x, at, length), i)
-                    ll_store(symm_at(lines, peer)[call & 1, me], i, word, call)
+                    ll_store(symm_at(slots, peer)[epoch & 1, me], i, word, epoch)
                     y += 1
             c += cuda.gridDim.x
         cuda.syncthreads()  # all threads have read the counters
         if t == 0:
             c = b
             while c * threads < size:
-                calls[c] += 1
+                epochs[c] += 1
                 c += cuda.gridDim.x
         cuda.syncthreads()
         at = me * length if personalized else 0
@@ -96,12 +97,12 @@ def ll_combined_kernel(op, dtype, personalized):
         while c * threads < size:
             i = c * threads + t
             if i < size:
-                call = calls[c]
+                epoch = epochs[c]
                 word = load_word(mine, i)
-                total = first(word if me == 0 else ll_load(lines[call & 1, 0], i, call))
+                total = first(word if me == 0 else ll_load(slots[epoch & 1, 0], i, epoch))
                 k = 1
                 while k < n:
-                    total = add(total, word if me == k else ll_load(lines[call & 1, k], i, call))
+                    total = add(total, word if me == k else ll_load(slots[epoch & 1, k], i, epoch))
                     k += 1
                 store_word(out, i, result(total, n))
             c += cuda.gridDim.x
@@ -118,17 +119,17 @@ class LLCombined(Method):
         world, n = self.world, self.world.n_ranks
         world.check_reach(self.name)
         self.op, words = op, max(1, -(-max_nbytes // (8 * n if self.personalized else 8)))
-        self.lines = self.zeros((2, n, 2 * words), "uint64", f"{self.name.replace(' ', '.')}.lines")
-        self.calls = world.xp.zeros(-(-words // self.threads), "uint64")
+        self.slots = self.zeros((2, n, 2 * words), "uint64", f"{self.name.replace(' ', '.')}.slots")
+        self.epochs = world.xp.zeros(-(-words // self.threads), "uint64")
 
     def bind(self, x, out, in_place, dtype):
         chunks = -(-out.nbytes // (8 * self.threads))
         grid = min(chunks, BLOCKS * self.world.backend.multiprocessors)
         kernel = ll_combined_kernel(self.op, dtype.name, self.personalized)
-        return self.launch(kernel, grid, x, out, self.lines, self.calls, pdl=True)
+        return self.launch(kernel, grid, x, out, self.slots, self.epochs, pdl=True)
 
 
-_lines, _calls = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 1, "C")
+_slots, _epochs = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 1, "C")
 
 
 def gpu_kernels(op, personalized):
@@ -136,7 +137,7 @@ def gpu_kernels(op, personalized):
     return {
         f"ll_{op}[{how},{dtype},{words}]": (
             ll_combined_kernel(how, dtype, personalized),
-            (*[types.Array(words, 1, "C")] * 2, _lines, _calls),
+            (*[types.Array(words, 1, "C")] * 2, _slots, _epochs),
         )
         for how, dtype, words in (
             ("sum", "bfloat16", types.uint64),

@@ -191,7 +191,7 @@ class Exchange(Tiles):
 
     def prepare(self, max_nbytes, op=None):
         self.op, self.parts = op, 1 if self.whole else self.world.n_ranks
-        self.prepare_lines(-(-max_nbytes // self.parts))
+        self.prepare_slots(-(-max_nbytes // self.parts))
         if op is None:
             self.bind_kinds(self._bind, 0)
 

@@ -7,8 +7,8 @@ Parts     a segment is cut into parts, the same on all ranks. Block b sends part
 
 Into a symmetric `out` (the same part of the same array on all ranks), directly:
 
-Signals   met[k, b], on every rank: how often block b of rank k has met the others (only rank k sets it)
-Counters  direct_calls[b], local: how many of these calls block b has taken part in. In device memory, as all
+Signals   arrivals[k, b], on every rank: how often block b of rank k has met the others (only rank k sets it)
+Counters  direct_epochs[b], local: how many of these calls block b has taken part in. In device memory, as all
           counters, so that a replayed graph counts on
 
   block b:  1. meet blocks b of all others                release and acquire, sys: after what used the outs
@@ -21,17 +21,17 @@ wait, and all are resident.
 
 Into private memory, which others cannot write, staged, through
 
-Scratch   scratch[half, k, b], on every rank: part b of what rank k sends here. Written by rank k only
-Signals   arrived[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
-Counters  calls[y, b], local: how many of these calls block (b, y) has taken part in, so that it gives the
+Scratch   scratch[buffer, k, b], on every rank: part b of what rank k sends here. Written by rank k only
+Signals   full[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
+Counters  epochs[y, b], local: how many of these calls block (b, y) has taken part in, so that it gives the
           number of a call, and the half
 
   block (b, 0), for each peer, me + 1, me + 2, ... modulo the ranks:
-          1. copy part b of its segment to scratch[half, me, b] there, in steps
-          2. set arrived[me, b] there                 release, sys: publishes them (``transfers.put_to_all``)
+          1. copy part b of its segment to scratch[buffer, me, b] there, in steps
+          2. set full[me, b] there                 release, sys: publishes them (``transfers.put_to_all``)
   block (b, 1), for each peer in the order in which they come, me - 1, me - 2, ... modulo the ranks:
-          3. wait for arrived[peer, b] here           acquire, sys: sees a step
-          4. copy it from scratch[half, peer, b] to the output
+          3. wait for full[peer, b] here           acquire, sys: sees a step
+          4. copy it from scratch[buffer, peer, b] to the output
 
 No race: part b is always at the same place, and both sides count it alike, whatever the lengths of the calls.
 Half h of it is written again two calls with it later. In the one between, the peer's part b has come, which
@@ -46,12 +46,12 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, num_ranks, rank, span, symm_at
 
-from .block_barrier import meet
-from .chunked_transfer import STEPS, put_to_all, receive, step_of
+from .block_barrier import block_barrier
+from .chunked_transfer import CHUNKS, chunk_of, put_to_all, receive
 from .method import Method
 
 PART = 1 << 13  # bytes that are worth a block
-STEP = 1 << 14  # bytes that are worth a signal
+CHUNK = 1 << 14  # bytes that are worth a signal
 SENDERS = 132  # blocks that send, at most: one for each of H200's multiprocessors
 
 
@@ -59,22 +59,22 @@ def push_kernels(personalized):
     """-> the direct kernel, and the staged one; `personalized`: x has a segment for each rank."""
 
     @cuda.jit
-    def push(x, out, in_place, segment, part, met, calls):
+    def push(x, out, in_place, segment, part, arrivals, epochs):
         """Send each rank a segment of `x`, to `out`, symmetric.
 
         x, out    uint8, 1-D: out has n_ranks segments, x too if they are personalized, else one
         in_place  whether x is my segment of out
         segment   elements of a segment
         part      elements of a part: gridDim.x of them are a segment, or more
-        met       uint64 (n_ranks, parts at most), symmetric, zeros at first
-        calls     uint64 (parts at most,), zeros at first
+        arrivals       uint64 (n_ranks, parts at most), symmetric, zeros at first
+        epochs     uint64 (parts at most,), zeros at first
         grid      (parts,)
         """
         me, n, b = rank(), num_ranks(), cuda.blockIdx.x
         begin = min(b * part, segment)
         size = min(part, segment - begin)
-        call = calls[b] + 1
-        meet(met, b, 2 * call - 1)
+        epoch = epochs[b] + 1
+        block_barrier(arrivals, b, 2 * epoch - 1)
         cuda.syncthreads()
         s = 1
         while s < n + (not in_place):  # my own comes last
@@ -83,28 +83,28 @@ def push_kernels(personalized):
             copy_block(span(symm_at(out, peer), me * segment + begin, size), its)
             s += 1
         cuda.syncthreads()
-        meet(met, b, 2 * call)
+        block_barrier(arrivals, b, 2 * epoch)
         if cuda.threadIdx.x == 0:
-            calls[b] = call
+            epochs[b] = epoch
 
     @cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor
-    def push_staged(x, out, in_place, segment, part, step, scratch, arrived, calls):
+    def push_staged(x, out, in_place, segment, part, chunk, scratch, full, epochs):
         """Send each rank a segment of `x`, to `out`.
 
-        step      elements of a step, a multiple of 8192: STEPS or fewer of them are a part
+        chunk      elements of a step, a multiple of 8192: STEPS or fewer of them are a part
         scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-        arrived   uint64 (n_ranks, parts at most), symmetric, zeros at first
-        calls     uint64 (2, parts at most), zeros at first
+        full   uint64 (n_ranks, parts at most), symmetric, zeros at first
+        epochs     uint64 (2, parts at most), zeros at first
         grid      (parts, 2)
         """
         me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
         begin = min(b * part, segment)
         size = min(part, segment - begin)
-        call = calls[y, b] + 1
-        half, arrival = call & 1, STEPS * call
+        epoch = epochs[y, b] + 1
+        buffer, base = epoch & 1, CHUNKS * epoch
         if y == 0:
             stride = segment * personalized
-            put_to_all(scratch[half, me, b], x, stride, begin, size, arrived[me, b:], arrival, step)
+            put_to_all(scratch[buffer, me, b], x, stride, begin, size, full[me, b:], base, chunk)
         else:
             if not in_place:
                 own = span(x, me * segment * personalized + begin, size)
@@ -113,11 +113,11 @@ def push_kernels(personalized):
             while s < n:
                 peer = me - s if s <= me else me - s + n
                 theirs = span(out, peer * segment + begin, size)
-                receive(theirs, scratch[half, peer, b], arrived[peer, b:], arrival, step)
+                receive(theirs, scratch[buffer, peer, b], full[peer, b:], base, chunk)
                 s += 1
         cuda.syncthreads()  # all threads have read the counter
         if cuda.threadIdx.x == 0:
-            calls[y, b] = call
+            epochs[y, b] = epoch
 
     return push, push_staged
 
@@ -131,12 +131,12 @@ class Push(Method):
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        self.parts, room = parts_of(max_nbytes, n, senders(world), PART)
-        self.scratch = self.empty((2, n, self.parts, room), "uint8", f"{self.name}.scratch")
-        self.arrived = self.zeros((n, self.parts), "uint64", f"{self.name}.arrived")
-        self.met = self.zeros((n, self.parts), "uint64", f"{self.name}.met")
-        self.calls = world.xp.zeros((2, self.parts), "uint64")
-        self.direct_calls = world.xp.zeros(self.parts, "uint64")
+        self.parts, capacity = parts_of(max_nbytes, n, senders(world), PART)
+        self.scratch = self.empty((2, n, self.parts, capacity), "uint8", f"{self.name}.scratch")
+        self.full = self.zeros((n, self.parts), "uint64", f"{self.name}.full")
+        self.arrivals = self.zeros((n, self.parts), "uint64", f"{self.name}.arrivals")
+        self.epochs = world.xp.zeros((2, self.parts), "uint64")
+        self.direct_epochs = world.xp.zeros(self.parts, "uint64")
         nothing = world.xp.empty(0, "uint8")
         for bind in (self._bind_direct, self._bind_staged):
             bind(self.parts, nothing, nothing, False, 0, 0)
@@ -149,10 +149,10 @@ class Push(Method):
         return bind(parts, x, out, in_place, segment, part)
 
     def _bind_direct(self, parts, *args):
-        return self.launch(self.kernels[0], parts, *args, self.met, self.direct_calls)
+        return self.launch(self.kernels[0], parts, *args, self.arrivals, self.direct_epochs)
 
     def _bind_staged(self, parts, *args):
-        args += step_of(args[-1], STEP), self.scratch, self.arrived, self.calls
+        args += chunk_of(args[-1], CHUNK), self.scratch, self.full, self.epochs
         return self.launch(self.kernels[1], (parts, 2), *args, threads=-(-self.threads // 2))
 
 

@@ -82,7 +82,7 @@ from shmemkit.typing import AnyStream, Array
 
 from ..method import Method
 from ..own_segment import bind_store
-from ..side_streams import Lanes
+from ..side_streams import SideStreams
 
 
 @cuda.jit
@@ -123,7 +123,7 @@ class CopyEngine(Method):
         self._arrivals = self.zeros(world.n_ranks, "uint64", "all_gather.copy.arrivals")
         self.arrived = self.signals(1, "all_gather.copy.arrived")
         self.allocate()
-        self._epoch, self.lanes = world.xp.zeros(1, "uint64"), Lanes(world)
+        self._epoch, self.side_streams = world.xp.zeros(1, "uint64"), SideStreams(world)
         self.kernels = self.kernels_of(self.arrived)
         bind_store(self, *[world.xp.empty(0, "uint8")] * 2)
         self.started = None  # the Transfer that is to be finished
@@ -243,13 +243,13 @@ class Transfer:
         self.last = self.own if own == "last" else []  # beside it, after all other copies
 
     @functools.cached_property
-    def beside(self):
+    def side_operations(self):
         """What ``start`` has done beside the stream: the copies, after each its signal."""
-        engine, steps = self.engine, []
+        engine, operations = self.engine, []
         for p, copy in zip(self.peers, self.copies, strict=True):
             k, to = (engine.me, p) if self.pushes else (p, engine.me)
-            steps += [copy, self._set(engine.arrived, k, to)]
-        return steps + self.last
+            operations += [copy, self._set(engine.arrived, k, to)]
+        return operations + self.last
 
     def _copy(self, dst, to, src, at):
         """From memory of rank `at` to that of rank `to`."""
@@ -264,7 +264,7 @@ class Transfer:
     def run(self, stream: AnyStream | None = None) -> None:
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
-        target, (side,) = stream, self.engine.lanes.beside(stream, 1)
+        target, (side,) = stream, self.engine.side_streams.of(stream, 1)
         stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
         if self.peers:
@@ -281,14 +281,14 @@ class Transfer:
         "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
         its own is there, if it was to be copied first."""
         self._check(None)
-        target, (side,) = stream, self.engine.lanes.beside(stream, 1)
+        target, (side,) = stream, self.engine.side_streams.of(stream, 1)
         stream = self.backend.handle(stream)
         _enqueue(self.stage, stream)
         if self.peers:
             self.barrier(target)
-        if self.beside:
+        if self.side_operations:
             self.backend.order(side, stream)
-            _enqueue(self.beside, side)
+            _enqueue(self.side_operations, side)
         _enqueue(self.first, stream)
         self.engine.started, self.capture = self, self.backend.capture_of(target)
 
@@ -317,8 +317,8 @@ class Transfer:
 
     def _follow(self, stream):
         """What is enqueued on the stream now comes after the copies beside it."""
-        if self.beside:
-            (side,) = self.engine.lanes.beside(stream, 1)
+        if self.side_operations:
+            (side,) = self.engine.side_streams.of(stream, 1)
             self.backend.order(self.backend.handle(stream), side)
 
     def _check(self, started, stream=None):

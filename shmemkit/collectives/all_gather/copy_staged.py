@@ -8,7 +8,7 @@ blocks fetch each piece as it comes. For large messages.
 from .. import copy_engine_exchange
 
 
-class CopyStaged(copy_engine_exchange.StoredPieces):
+class CopyStaged(copy_engine_exchange.StoredExchange):
     """The method "copy_staged" of ``AllGather``."""
 
     name, personalized = "all_gather copy_staged", False

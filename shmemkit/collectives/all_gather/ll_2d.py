@@ -5,9 +5,10 @@ Rank (i, l) is the l-th of node i. It packs its segment into LL words (``device.
 to the ranks (j, l) only, one on each other node, by NVSHMEM; each of those passes the words on as they are to
 its node's ranks by stores. Every word says itself that it has arrived, after one hop or two: no signal.
 
-Lines     lines[half, k], on every rank: the words of rank k's segment. Written by rank k if it is here or has
+Lines     slots[buffer, k], on every rank: the words of rank k's segment. Written by rank k if it is here or
+          has
           my number l, otherwise by the rank of my node that has rank k's number. The network reads my own
-Counters  calls[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
+Counters  epochs[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
           bytes; it gives the flag and the half. In device memory, so that a replayed graph counts on
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes,
@@ -54,15 +55,15 @@ MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocess
 
 
 @cuda.jit
-def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, lines, calls):
+def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, slots, epochs):
     """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the lines hold.
 
     x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
     in_place    whether x is my part of out
     chunk       elements of a chunk, an even number of 8 bytes; they are packed into `words` words
     local_size  ranks of a node, which are consecutive
-    lines       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
-    calls       uint64 (nodes, local_size, chunks of the capacity), zeros at first
+    slots       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+    epochs       uint64 (nodes, local_size, chunks of the capacity), zeros at first
     grid        (any number, local_size, nodes), the same on all ranks; any number of threads
     """
     y, z = cuda.blockIdx.y, cuda.blockIdx.z
@@ -77,17 +78,17 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, lines, calls):
     if local >= local_size:
         local -= local_size
     passed, segment = there + me - first, there + local
-    peer_lines = symm_at(lines, first + local)
+    peer_slots = symm_at(slots, first + local)
     theirs = out[segment * size : (segment + 1) * size]
 
     c = cuda.blockIdx.x
     begin = c * chunk
     while begin < size:
         part = x[begin : min(begin + chunk, size)]
-        call, at, n_words = calls[z, y, c], words * c, ll_words(part.size * x.itemsize)
-        half, flag = call & 1, call + 1
+        epoch, at, n_words = epochs[z, y, c], words * c, ll_words(part.size * x.itemsize)
+        buffer, flag = epoch & 1, epoch + 1
         if z == 0:
-            ll_pack_block(peer_lines[half, me, at:], part, flag)
+            ll_pack_block(peer_slots[buffer, me, at:], part, flag)
             if y == 0:
                 cuda.syncthreads()
                 hops = 1 + (cuda.threadIdx.x >> 5)
@@ -95,10 +96,10 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, lines, calls):
                     to = me + hops * local_size
                     if to >= n:
                         to -= n
-                    ll_put_warp(lines[half, me, at:], lines[half, me, at:], n_words, to)
+                    ll_put_warp(slots[buffer, me, at:], slots[buffer, me, at:], n_words, to)
                     hops += (cuda.blockDim.x + 31) >> 5
         elif y > 0:
-            ll_recv_pack_block(peer_lines[half, passed, at:], lines[half, passed, at:], n_words, flag)
+            ll_recv_pack_block(peer_slots[buffer, passed, at:], slots[buffer, passed, at:], n_words, flag)
         c += cuda.gridDim.x
         begin = c * chunk
 
@@ -106,16 +107,16 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, lines, calls):
         c = cuda.blockIdx.x
         begin = c * chunk
         while begin < size:
-            call = calls[z, y, c]
+            epoch = epochs[z, y, c]
             part = theirs[begin : min(begin + chunk, size)]
-            ll_recv_block(part, lines[call & 1, segment, words * c :], call + 1)
+            ll_recv_block(part, slots[epoch & 1, segment, words * c :], epoch + 1)
             c += cuda.gridDim.x
             begin = c * chunk
     cuda.syncthreads()  # all threads have read the counters
     if cuda.threadIdx.x == 0:
         c = cuda.blockIdx.x
         while c * chunk < size:
-            calls[z, y, c] += 1
+            epochs[z, y, c] += 1
             c += cuda.gridDim.x
 
 
@@ -126,8 +127,8 @@ class LL2D(Method):
         self.world.check_reach("all_gather ll_2d", ranks=self.world.node_ranks)
         n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
         chunks = max(1, -(-max_nbytes // (n * CHUNK)))
-        self.lines = self.zeros((2, n, ll_words(CHUNK) * chunks), "uint64", "all_gather.ll_2d.lines")
-        self.calls = self.world.xp.zeros((nodes, local_size, chunks), "uint64")
+        self.slots = self.zeros((2, n, ll_words(CHUNK) * chunks), "uint64", "all_gather.ll_2d.slots")
+        self.epochs = self.world.xp.zeros((nodes, local_size, chunks), "uint64")
         for dtype in ("uint8", "uint64"):
             nothing = self.world.xp.empty(0, dtype)
             self._bind(chunks, nothing, nothing, False)
@@ -139,7 +140,7 @@ class LL2D(Method):
         local_size, nodes = self.world.local_size, self.world.n_nodes
         grid = min(chunks, max(1, MAX_BLOCKS // self.world.n_ranks)), local_size, nodes
         of_chunk = CHUNK // x.itemsize, ll_words(CHUNK)
-        args = x, out, in_place, *of_chunk, local_size, self.lines, self.calls
+        args = x, out, in_place, *of_chunk, local_size, self.slots, self.epochs
         return self.launch(ll_all_gather_2d, grid, *args)
 
 

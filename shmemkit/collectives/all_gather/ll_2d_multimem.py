@@ -4,11 +4,11 @@ node. For small messages.
 As ``ll_2d.py``, but what goes to the ranks of a node is stored once, and the NVSwitch takes it to all of
 them; whoever has received it from another node passes it on so, too. With one node, it is LL by multicast.
 
-Lines     lines[half, k], on every rank: the words of rank k's segment (``device.packets.ll``). Written
+Lines     slots[buffer, k], on every rank: the words of rank k's segment (``device.packets.ll``). Written
           through the multicast view by the rank of my node that is k or has its number; if that is me and k
           is of another node, by k first, through the network
-Outbox    outbox[half], symmetric: the words of my segment, for the network to read
-Counters  calls[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
+Outbox    outbox[buffer], symmetric: the words of my segment, for the network to read
+Counters  epochs[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
           bytes; it gives the flag and the half. In device memory, so that a replayed graph counts on
 
   block (b, y, z) of rank (i, l), the l-th of node i, with l' = l + y modulo the ranks of a node and
@@ -60,17 +60,17 @@ MINIMUM_CC = (9, 0)
 
 
 @cuda.jit
-def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, lines, outbox, calls):
+def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, slots, outbox, epochs):
     """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the lines hold.
 
     x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
     in_place    whether x is my part of out
     chunk       elements of a chunk, which are CHUNK bytes
     local_size  ranks of a node, which are consecutive
-    lines       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+    slots       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
     to_all      its multicast view
     outbox      uint64 (2, words of the capacity), symmetric
-    calls       uint64 (nodes, local_size, chunks of the capacity), zeros at first
+    epochs       uint64 (nodes, local_size, chunks of the capacity), zeros at first
     grid        (any number, local_size, nodes), the same on all ranks; any number of threads
     """
     y, z = cuda.blockIdx.y, cuda.blockIdx.z
@@ -91,24 +91,24 @@ def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, lines
     begin = c * chunk
     while begin < size and y == 0:
         part = x[begin : min(begin + chunk, size)]
-        call, at, words = calls[z, y, c], LINES * c, ll_words(part.size * x.itemsize)
-        half, flag = call & 1, call + 1
+        epoch, at, words = epochs[z, y, c], LINES * c, ll_words(part.size * x.itemsize)
+        buffer, flag = epoch & 1, epoch + 1
         if z > 0:
             if local_size > 1:
-                arriving = lines[half, segment, at:]
-                multimem_ll_recv_pack_block(to_all[half, segment, at:], arriving, words, flag)
+                arriving = slots[buffer, segment, at:]
+                multimem_ll_recv_pack_block(to_all[buffer, segment, at:], arriving, words, flag)
         else:
             if cuda.gridDim.z > 1:
-                words_out = outbox[half, at:]
+                words_out = outbox[buffer, at:]
                 ll_pack_block(words_out, part, flag)
                 cuda.syncthreads()
                 hops = 1 + (cuda.threadIdx.x >> 5)
                 while hops < cuda.gridDim.z:
                     to = me + hops * local_size
-                    ll_put_warp(lines[half, me, at:], words_out, words, to if to < n else to - n)
+                    ll_put_warp(slots[buffer, me, at:], words_out, words, to if to < n else to - n)
                     hops += (cuda.blockDim.x + 31) >> 5
             if local_size > 1:
-                multimem_ll_pack_block(to_all[half, me, at:], part, flag)
+                multimem_ll_pack_block(to_all[buffer, me, at:], part, flag)
             if not in_place:
                 copy_block(theirs[begin : begin + part.size], part)
         c += cuda.gridDim.x
@@ -118,16 +118,16 @@ def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, lines
         c = cuda.blockIdx.x
         begin = c * chunk
         while begin < size:
-            call = calls[z, y, c]
+            epoch = epochs[z, y, c]
             part = theirs[begin : min(begin + chunk, size)]
-            ll_recv_block(part, lines[call & 1, segment, LINES * c :], call + 1)
+            ll_recv_block(part, slots[epoch & 1, segment, LINES * c :], epoch + 1)
             c += cuda.gridDim.x
             begin = c * chunk
     cuda.syncthreads()  # all threads have read the counters
     if cuda.threadIdx.x == 0:
         c = cuda.blockIdx.x
         while c * chunk < size:
-            calls[z, y, c] += 1
+            epochs[z, y, c] += 1
             c += cuda.gridDim.x
 
 
@@ -138,10 +138,10 @@ class LL2DMultimem(Method):
         world = self.world
         chunks = max(1, -(-max_nbytes // (world.n_ranks * CHUNK)))
         shape = 2, world.n_ranks, LINES * chunks
-        self.lines = self.zeros(shape, "uint64", "all_gather.ll_2d_multimem.lines")
-        self.to_all = world.multicast_view(self.lines)
+        self.slots = self.zeros(shape, "uint64", "all_gather.ll_2d_multimem.slots")
+        self.to_all = world.multicast_view(self.slots)
         self.outbox = self.empty(shape[::2], "uint64", "all_gather.ll_2d_multimem.outbox")
-        self.calls = world.xp.zeros((world.n_nodes, world.local_size, chunks), "uint64")
+        self.epochs = world.xp.zeros((world.n_nodes, world.local_size, chunks), "uint64")
         for dtype in ("uint8", "uint64"):
             nothing = world.xp.empty(0, dtype)
             self._bind(chunks, nothing, nothing, False)
@@ -154,7 +154,7 @@ class LL2DMultimem(Method):
         grid = min(chunks, max(1, MAX_BLOCKS // self.world.n_ranks)), local_size, nodes
         args = x, out, in_place, CHUNK // x.itemsize, local_size
         return self.launch(
-            ll_all_gather_2d_multimem, grid, *args, self.to_all, self.lines, self.outbox, self.calls
+            ll_all_gather_2d_multimem, grid, *args, self.to_all, self.slots, self.outbox, self.epochs
         )
 
 

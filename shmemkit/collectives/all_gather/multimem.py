@@ -1,21 +1,22 @@
 """All-gather by multicast, inside a node: a segment is stored once, and the NVSwitch takes it to all ranks.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per rank
-Scratch   scratch[half, k, b], on every rank: part b of what rank k gives. Written by rank k only, through the
+Scratch   scratch[buffer, k, b], on every rank: part b of what rank k gives. Written by rank k only, through
+          the
           multicast view of all ranks' scratch; on rank k too, which does not read it
-Signals   arrived[k, b], on every rank: the number of the last call whose part b of rank k is here (only
+Signals   full[k, b], on every rank: the number of the last call whose part b of rank k is here (only
           rank k sets it, on all ranks at once, through its multicast view)
-Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
           half. In device memory, so that a replayed graph counts on
 
   block (b, 0):
-          1. copy part b of x to scratch[half, me, b] on all ranks, syncthreads
-          2. set arrived[me, b] on all to the number of this call    release, sys: publishes the part
+          1. copy part b of x to scratch[buffer, me, b] on all ranks, syncthreads
+          2. set full[me, b] on all to the number of this call    release, sys: publishes the part
           3. copy part b of x to the output
   block (b, y), with peer = me + y modulo the ranks:
-          1. wait until arrived[peer, b] here is at least that       acquire, sys: sees the peer's part
+          1. wait until full[peer, b] here is at least that       acquire, sys: sees the peer's part
           2. a fence between the two addresses that the part has, multicast and my own
-          3. copy it from scratch[half, peer, b] to the output
+          3. copy it from scratch[buffer, peer, b] to the output
   at its end, each adds 1 to its counter
 
 No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
@@ -45,7 +46,7 @@ MINIMUM_CC = (9, 0)
 
 
 @cuda.jit
-def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, arrived, calls):
+def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, full, epochs):
     """Gather the `x` of all ranks in `out`, by rank; all ranks are of one node.
 
     x, out      uint8, 1-D: x.size bytes, and n_ranks times as many
@@ -54,9 +55,9 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, arr
     scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric; the last is a
                 multiple of 16
     to_all      its multicast view
-    arrived     uint64 (n_ranks, parts at most), symmetric, zeros at first
+    full     uint64 (n_ranks, parts at most), symmetric, zeros at first
     signal_all  its multicast view
-    calls       uint64 (n_ranks, parts at most), zeros at first
+    epochs       uint64 (n_ranks, parts at most), zeros at first
     grid        (parts, n_ranks), any number of threads
     """
     me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
@@ -65,22 +66,22 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, arr
         peer -= n
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
     mine = out[peer * x.size + begin : peer * x.size + end]
-    call = calls[y, b] + 1
-    half = call & 1
+    epoch = epochs[y, b] + 1
+    buffer = epoch & 1
     if y == 0:
-        multimem_copy_block(to_all[half, me, b], x[begin:end])
+        multimem_copy_block(to_all[buffer, me, b], x[begin:end])
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            multimem_store(signal_all[me], b, call, "release")
+            multimem_store(signal_all[me], b, epoch, "release")
         if not in_place:
             copy_block(mine, x[begin:end])
     else:
-        wait_block(arrived[peer, b:], 1, "sys", "acquire", call)
+        wait_block(full[peer, b:], 1, "sys", "acquire", epoch)
         multimem_fence()
-        copy_block(mine, scratch[half, peer, b, : end - begin])
+        copy_block(mine, scratch[buffer, peer, b, : end - begin])
     cuda.syncthreads()  # all threads have read the counter
     if cuda.threadIdx.x == 0:
-        calls[y, b] = call
+        epochs[y, b] = epoch
 
 
 class Multimem(Method):
@@ -96,11 +97,11 @@ class Multimem(Method):
         n = world.n_ranks
         segment = max(1, -(-max_nbytes // n))
         self.blocks = min(MAX_BLOCKS, -(-segment // PART))
-        room = max(min(PART, segment), -(-segment // self.blocks)) + 15 & -16
-        self.scratch = self.empty((2, n, self.blocks, room), "uint8", "all_gather.multimem.scratch")
-        self.arrived = self.zeros((n, self.blocks), "uint64", "all_gather.multimem.arrived")
-        self.to_all, self.signal_all = map(world.multicast_view, (self.scratch, self.arrived))
-        self.calls = world.xp.zeros((n, self.blocks), "uint64")
+        capacity = max(min(PART, segment), -(-segment // self.blocks)) + 15 & -16
+        self.scratch = self.empty((2, n, self.blocks, capacity), "uint8", "all_gather.multimem.scratch")
+        self.full = self.zeros((n, self.blocks), "uint64", "all_gather.multimem.full")
+        self.to_all, self.signal_all = map(world.multicast_view, (self.scratch, self.full))
+        self.epochs = world.xp.zeros((n, self.blocks), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.blocks, nothing, nothing, False, 0)
 
@@ -110,7 +111,7 @@ class Multimem(Method):
         return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 15 & -16)
 
     def _bind(self, blocks, *args):
-        shared = self.to_all, self.scratch, self.signal_all, self.arrived, self.calls
+        shared = self.to_all, self.scratch, self.signal_all, self.full, self.epochs
         return self.launch(multimem_all_gather, (blocks, self.world.n_ranks), *args, *shared)
 
 

@@ -1,18 +1,18 @@
 """All-gather by pull: each rank says that its segment is ready, and reads those of its peers.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per peer
-Staged    staged[half, b], on every rank: part b of its own segment, where the peers read it
-Signals   ready[k, b], on every rank: the number of the last call whose part b rank k has staged (only rank k
+Staged    staged[buffer, b], on every rank: part b of its own segment, where the peers read it
+Signals   full[k, b], on every rank: the number of the last call whose part b rank k has staged (only rank k
           sets it)
-Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
           half. In device memory, so that a replayed graph counts on
 
-  block (b, 0):   1. copy part b of x to staged[half, b], syncthreads
-                  2. set ready[me, b] on all others to the number of this call   release, sys: publishes it
+  block (b, 0):   1. copy part b of x to staged[buffer, b], syncthreads
+                  2. set full[me, b] on all others to the number of this call   release, sys: publishes it
                   3. copy part b of x to my output
   block (b, y), with peer = me + y modulo the ranks:
-                  1. wait until ready[peer, b] here is at least that             acquire, sys
-                  2. copy staged[half, b] of the peer to my output
+                  1. wait until full[peer, b] here is at least that             acquire, sys
+                  2. copy staged[buffer, b] of the peer to my output
 
 No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
 Half h of it is written again two calls with it later. In the one between, each peer has said that it is
@@ -33,40 +33,40 @@ MAX_BLOCKS = 104  # of a grid, unless there are more ranks: one per multiprocess
 
 
 @cuda.jit
-def pull_all_gather(x, out, in_place, part, staged, ready, calls):
+def pull_all_gather(x, out, in_place, part, staged, full, epochs):
     """Gather the `x` of all ranks in `out`, by rank.
 
     x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
     in_place  whether x is my part of out
     part      elements of a part: gridDim.x of them are x
     staged    uint8 (2, parts at most, elements of a part at most), symmetric
-    ready     uint64 (n_ranks, parts at most), symmetric, zeros at first
-    calls     uint64 (n_ranks, parts at most), zeros at first
+    full     uint64 (n_ranks, parts at most), symmetric, zeros at first
+    epochs     uint64 (n_ranks, parts at most), zeros at first
     grid      (parts, n_ranks)
     """
     me, n, b, y, thread = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
-    call = calls[y, b] + 1
+    epoch = epochs[y, b] + 1
     peer = me + y
     if peer >= n:
         peer -= n
-    mine, here = out[peer * x.size + begin : peer * x.size + end], staged[call & 1, b, : end - begin]
+    mine, here = out[peer * x.size + begin : peer * x.size + end], staged[epoch & 1, b, : end - begin]
     if y == 0:
         copy_block(here, x[begin:end])
         cuda.syncthreads()
         other = thread
         while other < n:
             if other != me:
-                notify(ready[me, b:], other, call, "set", "sys")
+                notify(full[me, b:], other, epoch, "set", "sys")
             other += cuda.blockDim.x
         if not in_place:
             copy_block(mine, x[begin:end])
     else:
-        wait_block(ready[peer, b:], 1, "sys", "acquire", call)
+        wait_block(full[peer, b:], 1, "sys", "acquire", epoch)
         copy_block(mine, symm_at(here, peer))
     cuda.syncthreads()  # all threads have read the counter
     if thread == 0:
-        calls[y, b] = call
+        epochs[y, b] = epoch
 
 
 class Pull(Method):
@@ -77,10 +77,10 @@ class Pull(Method):
         world.check_reach("all_gather pull")
         segment = max(1, -(-max_nbytes // n))
         self.blocks = max(1, MAX_BLOCKS // n)
-        room = max(min(PART, segment), -(-segment // self.blocks)) + 127 & -128
-        self.staged = self.empty((2, self.blocks, room), "uint8", "all_gather.pull.staged")
-        self.ready = self.zeros((n, self.blocks), "uint64", "all_gather.pull.ready")
-        self.calls = world.xp.zeros((n, self.blocks), "uint64")
+        capacity = max(min(PART, segment), -(-segment // self.blocks)) + 127 & -128
+        self.staged = self.empty((2, self.blocks, capacity), "uint8", "all_gather.pull.staged")
+        self.full = self.zeros((n, self.blocks), "uint64", "all_gather.pull.full")
+        self.epochs = world.xp.zeros((n, self.blocks), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.blocks, nothing, nothing, False, 0)
 
@@ -90,7 +90,7 @@ class Pull(Method):
         return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 127 & -128)
 
     def _bind(self, blocks, *args):
-        args += self.staged, self.ready, self.calls
+        args += self.staged, self.full, self.epochs
         return self.launch(pull_all_gather, (blocks, self.world.n_ranks), *args)
 
 

@@ -25,10 +25,10 @@ class Push1D(push.Push):
             return
         n = world.n_ranks
         most = max(1, push_network.BLOCKS // n)
-        self.parts, room = push.parts_of(max_nbytes, n, most, push_network.PART)
-        self.scratch = self.empty((2, n, self.parts, room), "uint8", f"{self.name}.scratch")
-        self.arrived = self.zeros((2, n, self.parts), "uint64", f"{self.name}.arrived")
-        self.calls = world.xp.zeros((n, self.parts), "uint64")
+        self.parts, capacity = push.parts_of(max_nbytes, n, most, push_network.PART)
+        self.scratch = self.empty((2, n, self.parts, capacity), "uint8", f"{self.name}.scratch")
+        self.full = self.zeros((2, n, self.parts), "uint64", f"{self.name}.full")
+        self.epochs = world.xp.zeros((n, self.parts), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind_network(self.parts, nothing, nothing, False, 0)
 
@@ -40,7 +40,7 @@ class Push1D(push.Push):
         return self._bind_network(parts, x, out, in_place, part)
 
     def _bind_network(self, parts, *args):
-        args += self.near, self.scratch, self.arrived, self.calls
+        args += self.near, self.scratch, self.full, self.epochs
         return self.launch(push_network.push_all_gather_network, (parts, self.world.n_ranks), *args)
 
 

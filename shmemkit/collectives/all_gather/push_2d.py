@@ -5,11 +5,11 @@ NVSHMEM; each of those passes it on to its node's ranks by stores. So a segment 
 all ranks use the network alike.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per rank
-Scratch   scratch[half, k, b], on every rank: part b of rank k's segment. Written by rank k if it is here or
+Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment. Written by rank k if it is here or
           has my number l, otherwise by the rank of my node that has rank k's number. The network reads my own
-Signals   arrived[half, k, b], on every rank: the number of the last call whose part b of rank k is there; set
+Signals   full[buffer, k, b], on every rank: the number of the last call whose part b of rank k is there; set
           by who writes the part
-Counters  calls[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
+Counters  epochs[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
           device memory, so that a replayed graph counts on
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
@@ -58,7 +58,7 @@ SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def push_all_gather_2d(x, out, in_place, part, local_size, scratch, arrived, calls):
+def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs):
     """Gather the `x` of all ranks in `out`, by rank.
 
     x, out      uint8, 1-D: x.size bytes, and n_ranks times as many
@@ -66,8 +66,8 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, arrived, cal
     part        elements of a part: gridDim.x of them are x
     local_size  ranks of a node, which are consecutive
     scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-    arrived     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
-    calls       uint64 (nodes, local_size, parts at most), zeros at first
+    full     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
+    epochs       uint64 (nodes, local_size, parts at most), zeros at first
     grid        (parts, local_size, nodes), the same on all ranks; any number of threads
     """
     b, y, z = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
@@ -83,35 +83,35 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, arrived, cal
         local -= local_size
     peer, passed, segment = first + local, there + me - first, there + local
     begin, end = min(b * part, size), min((b + 1) * part, size)
-    call = calls[z, y, b] + 1
-    half, length = call & 1, end - begin
+    epoch = epochs[z, y, b] + 1
+    buffer, length = epoch & 1, end - begin
 
     source = x[begin:end]
     if z > 0:
         if cuda.threadIdx.x == 0:
-            signal_wait_until(arrived[half, passed, b:], GE, call)
+            signal_wait_until(full[buffer, passed, b:], GE, epoch)
         cuda.syncthreads()
-        source = scratch[half, passed, b, :length]
+        source = scratch[buffer, passed, b, :length]
     if y > 0 or (z == 0 and cuda.gridDim.z > 1):
-        copy_block(symm_at(scratch, peer)[half, passed, b, :length], source)
+        copy_block(symm_at(scratch, peer)[buffer, passed, b, :length], source)
     if y > 0:
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            notify(arrived[half, passed, b:], peer, call, "set", "sys")
-        wait_block(arrived[half, segment, b:], 1, "sys", "acquire", call)
-        source = scratch[half, segment, b, :length]
+            notify(full[buffer, passed, b:], peer, epoch, "set", "sys")
+        wait_block(full[buffer, segment, b:], 1, "sys", "acquire", epoch)
+        source = scratch[buffer, segment, b, :length]
     elif z == 0:
-        mine, to = scratch[half, me, b, :length], me
+        mine, to = scratch[buffer, me, b, :length], me
         for _ in range(1, cuda.gridDim.z):
             to += local_size
             if to >= n:
                 to -= n
-            put_signal_nbi_block(mine, mine, arrived[half, me, b:], call, SET, to)
+            put_signal_nbi_block(mine, mine, full[buffer, me, b:], epoch, SET, to)
     if y > 0 or z > 0 or not in_place:
         copy_block(out[segment * size + begin : segment * size + end], source)
     cuda.syncthreads()  # all threads have read the counter
     if cuda.threadIdx.x == 0:
-        calls[z, y, b] = call
+        epochs[z, y, b] = epoch
 
 
 class Push2D(Method):
@@ -122,10 +122,10 @@ class Push2D(Method):
         n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
         segment = max(1, -(-max_nbytes // n))
         self.parts = min(MAX_PARTS, max(1, MAX_BLOCKS // n), -(-segment // PART))
-        room = max(min(PART, segment), -(-segment // self.parts)) + 15 & -16
-        self.scratch = self.empty((2, n, self.parts, room), "uint8", "all_gather.push_2d.scratch")
-        self.arrived = self.zeros((2, n, self.parts), "uint64", "all_gather.push_2d.arrived")
-        self.calls = self.world.xp.zeros((nodes, local_size, self.parts), "uint64")
+        capacity = max(min(PART, segment), -(-segment // self.parts)) + 15 & -16
+        self.scratch = self.empty((2, n, self.parts, capacity), "uint8", "all_gather.push_2d.scratch")
+        self.full = self.zeros((2, n, self.parts), "uint64", "all_gather.push_2d.full")
+        self.epochs = self.world.xp.zeros((nodes, local_size, self.parts), "uint64")
         nothing = self.world.xp.empty(0, "uint8")
         self._bind(self.parts, nothing, nothing, False, 0)
 
@@ -136,7 +136,7 @@ class Push2D(Method):
 
     def _bind(self, parts, *args):
         local_size, nodes = self.world.local_size, self.world.n_nodes
-        args += local_size, self.scratch, self.arrived, self.calls
+        args += local_size, self.scratch, self.full, self.epochs
         return self.launch(push_all_gather_2d, (parts, local_size, nodes), *args)
 
 

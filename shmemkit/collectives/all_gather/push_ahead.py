@@ -81,14 +81,14 @@ class AheadByColumns(Ahead):
         self._segment = out.view("uint8").reshape(engine.n_ranks, *self._rows.shape)[engine.me]
 
     @functools.cached_property
-    def beside(self):
-        engine, x, steps = self.engine, self._rows, []
+    def side_operations(self):
+        engine, x, operations = self.engine, self._rows, []
         width = engine.columns_of(x.shape[1])
         parts = [slice(i * width, (i + 1) * width) for i in range(PARTS)]
         for i in sorted(range(PARTS), key=lambda i: x[:, parts[i]].size > 0):
             for p in self.peers:
                 if x[:, parts[i]].size:
                     there = engine.view(self._segment, p)
-                    steps.append(self.backend.copy_rows(there[:, parts[i]], x[:, parts[i]]))
-                steps.append(self._set(engine.by_columns, engine.me * PARTS + i, p))
-        return steps + self.last
+                    operations.append(self.backend.copy_rows(there[:, parts[i]], x[:, parts[i]]))
+                operations.append(self._set(engine.by_columns, engine.me * PARTS + i, p))
+        return operations + self.last

@@ -1,10 +1,10 @@
 """All-gather by push where the memory of some ranks is not mapped here: to those, through NVSHMEM.
 
-Scratch   scratch[half, k, b], on every rank: part b of rank k's segment, written by rank k only. Of its own
+Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment, written by rank k only. Of its own
           segment, where the network reads it
-Signals   arrived[half, k, b], on every rank: the number of the last call whose part b of rank k is there
+Signals   full[buffer, k, b], on every rank: the number of the last call whose part b of rank k is there
           (only rank k sets it)
-Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
           half. In device memory, so that a replayed graph counts on
 
   block (b, 0):   1. copy part b of x to my own scratch, syncthreads
@@ -48,7 +48,7 @@ SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def push_all_gather_network(x, out, in_place, part, near, scratch, arrived, calls):
+def push_all_gather_network(x, out, in_place, part, near, scratch, full, epochs):
     """Gather the `x` of all ranks in `out`, by rank.
 
     x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
@@ -56,8 +56,8 @@ def push_all_gather_network(x, out, in_place, part, near, scratch, arrived, call
     part      elements of a part: gridDim.x of them are x
     near      uint8 (n_ranks,): 1 for the ranks whose memory is mapped here
     scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-    arrived   uint64 (2, n_ranks, parts at most), symmetric, zeros at first
-    calls     uint64 (n_ranks, parts at most), zeros at first
+    full   uint64 (2, n_ranks, parts at most), symmetric, zeros at first
+    epochs     uint64 (n_ranks, parts at most), zeros at first
     grid      (parts, n_ranks)
     """
     me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
@@ -65,32 +65,32 @@ def push_all_gather_network(x, out, in_place, part, near, scratch, arrived, call
     if peer >= n:
         peer -= n
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
-    call = calls[y, b] + 1
-    half, length = call & 1, end - begin
+    epoch = epochs[y, b] + 1
+    buffer, length = epoch & 1, end - begin
     mine = out[peer * x.size + begin : peer * x.size + end]
     if y == 0:
-        source = scratch[half, me, b, :length]
+        source = scratch[buffer, me, b, :length]
         copy_block(source, x[begin:end])
         for other in range(n):
             if near[other] == 0:  # such a put begins with a barrier of the block
-                put_signal_nbi_block(source, source, arrived[half, me, b:], call, SET, other)
+                put_signal_nbi_block(source, source, full[buffer, me, b:], epoch, SET, other)
         if not in_place:
             copy_block(mine, x[begin:end])
     else:
         if near[peer] != 0:
-            copy_block(symm_at(scratch, peer)[half, me, b, :length], x[begin:end])
+            copy_block(symm_at(scratch, peer)[buffer, me, b, :length], x[begin:end])
             cuda.syncthreads()
             if cuda.threadIdx.x == 0:
-                notify(arrived[half, me, b:], peer, call, "set", "sys")
-            wait_block(arrived[half, peer, b:], 1, "sys", "acquire", call)
+                notify(full[buffer, me, b:], peer, epoch, "set", "sys")
+            wait_block(full[buffer, peer, b:], 1, "sys", "acquire", epoch)
         else:
             if cuda.threadIdx.x == 0:
-                signal_wait_until(arrived[half, peer, b:], GE, call)
+                signal_wait_until(full[buffer, peer, b:], GE, epoch)
             cuda.syncthreads()
-        copy_block(mine, scratch[half, peer, b, :length])
+        copy_block(mine, scratch[buffer, peer, b, :length])
     cuda.syncthreads()  # all threads have read the counter
     if cuda.threadIdx.x == 0:
-        calls[y, b] = call
+        epochs[y, b] = epoch
 
 
 _bytes, _flags = types.Array(types.uint8, 1, "C"), types.Array(types.uint8, 1, "C")

@@ -131,7 +131,7 @@ class CopyEngine(_Composed):
         own = None if pushed else bind_store(self, mine, result)
 
         def run(stream):
-            main, beside = scatter.beside(stream)
+            main, beside = scatter.fork(stream)
             enqueue(early, beside)
             if early:
                 order(main, beside)

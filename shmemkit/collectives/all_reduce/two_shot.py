@@ -37,7 +37,7 @@ from numba import cuda, types
 
 from shmemkit.device import load_word, n_words, num_ranks, rank, reduction, store_word, symm_at
 
-from ..block_barrier import meet
+from ..block_barrier import block_barrier
 from ..method import Method
 
 PART = 1 << 12  # bytes that are worth a block
@@ -75,7 +75,7 @@ def two_shot_kernel(op, dtype):
                 i += threads
             k += 1
         cuda.syncthreads()
-        meet(ready, b, call)  # 2 and 3
+        block_barrier(ready, b, call)  # 2 and 3
         cuda.syncthreads()
         i, mine = t, me * segment + begin
         while i < min(length, size - mine):  # 4
@@ -95,7 +95,7 @@ def two_shot_kernel(op, dtype):
             store_word(out, mine + i, word)
             i += threads
         cuda.syncthreads()
-        meet(done, b, call)  # 5 and 6
+        block_barrier(done, b, call)  # 5 and 6
         cuda.syncthreads()
         k = 1
         while k < n:

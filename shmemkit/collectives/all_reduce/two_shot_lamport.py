@@ -50,7 +50,7 @@ from shmemkit.device import (
     symm_at,
 )
 
-from ..lamport import TILE, Pieces, places_of, rank_after, sending, tiles_of
+from ..lamport import TILE, LamportMethod, rank_after, sending, slot_indices_of, tiles_of
 from ..packet_tiles import combining, copying
 
 
@@ -100,7 +100,7 @@ def _storing(n):
 def two_shot_lamport_kernel(op, dtype, n):
     """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum", of `n` ranks."""
     load, combine, copies, store = _loading(n), combining(op, dtype, n), copying(n), _storing(n)
-    send, places = sending(n), places_of(n)
+    send, places = sending(n), slot_indices_of(n)
 
     @cuda.jit
     def two_shot_lamport_all_reduce(x, out, segment, pieces, inputs, results, row, low, high, calls):
@@ -138,7 +138,7 @@ def two_shot_lamport_kernel(op, dtype, n):
     return two_shot_lamport_all_reduce
 
 
-class TwoShotLamport(Pieces):
+class TwoShotLamport(LamportMethod):
     """The method "two_shot_lamport" of ``AllReduce``."""
 
     def prepare(self, max_nbytes, op):
@@ -146,7 +146,7 @@ class TwoShotLamport(Pieces):
         tiles = max(1, -(-tiles_of(max_nbytes) // n))
         self.check("all_reduce two_shot_lamport", 2 * n * tiles)
         self.row = TILE * tiles
-        lines = self.places(3 * n * self.row, "all_reduce.two_shot_lamport.lines")
+        lines = self.empty_slots(3 * n * self.row, "all_reduce.two_shot_lamport.lines")
         self.inputs, self.results = lines[: 4 * n * self.row], lines[4 * n * self.row :]
         self.calls = self.world.xp.zeros(tiles, "uint32")
 

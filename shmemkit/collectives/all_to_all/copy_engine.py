@@ -8,10 +8,10 @@ k, which may be written when all have come to the barrier; another one ends the 
 Blocks store my own, which no other rank touches.
 """
 
-from ..copy_engine_exchange import StoredPieces, enqueue
+from ..copy_engine_exchange import StoredExchange, enqueue
 
 
-class CopyEngine(StoredPieces):
+class CopyEngine(StoredExchange):
     """The method "copy_engine" of ``AllToAll``."""
 
     name, personalized = "all_to_all copy_engine", True
@@ -29,10 +29,10 @@ class CopyEngine(StoredPieces):
 
         def run(stream):
             self.barrier(stream)
-            main, beside = self.beside(stream)
-            enqueue(copies, beside)
+            main, side = self.fork(stream)
+            enqueue(copies, side)
             own(stream)
-            backend.order(main, beside)
+            backend.order(main, side)
             self.barrier(stream)
 
         return run

@@ -4,16 +4,17 @@ more than the data have.
 Segments  what a rank has for each rank, and gets from each; segment k of x goes to rank k, which sends what
           becomes segment k of out
 Pieces    16 bytes of a segment, in the registers of a thread; 32 pieces of a warp are a tile
-Lines     lines[half, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
+Lines     slots[buffer, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
           over NVLink, and made empty by this rank
-Counters  calls[k, i], local: how often tile i has gone to rank k; it gives the half. In device memory, so
+Counters  epochs[k, i], local: how often tile i has gone to rank k; it gives the half. In device memory, so
           that a replayed graph counts on
 
   a thread of a block (b, y), with k = me + 1 + y modulo the ranks, for its pieces i, one after the other;
   steps 1 and 2 of the next one come before step 3, so that pieces are on their way while it waits:
-          1. load piece i of segment k of x, and store it to lines[half, me] on rank k
+          1. load piece i of segment k of x, and store it to slots[buffer, me] on rank k
           2. add 1 to the tile's counter (one thread of the warp)
-          3. poll piece i in lines[half, k], until it is there: what rank k sends; make its place empty; store
+          3. poll piece i in slots[buffer, k], until it is there: what rank k sends; make its place empty;
+          store
              it to segment k of out
      k = me: load piece i of segment me, and store it
 
@@ -47,20 +48,20 @@ from shmemkit.device import (
     symm_at,
 )
 
-from ..lamport import TILE, Pieces, tiles_of
+from ..lamport import TILE, LamportMethod, tiles_of
 
 
 @cuda.jit
-def lamport_all_to_all(x, out, size, pieces, tiles, lines, row, low, high, calls):
+def lamport_all_to_all(x, out, size, packets, tiles, slots, row, low, high, epochs):
     """Send each rank its segment of `x`, to `out`.
 
     x, out     complex128, uint64 or uint8, as of ``load_piece``: n_ranks segments each, which lie apart
     size       elements of a segment
-    pieces     of 16 bytes, which it has; tiles: of 32 pieces
-    lines      uint64 (4 * n_ranks * row,), symmetric, the pattern everywhere at first
+    packets     of 16 bytes, which it has; tiles: of 32 pieces
+    slots      uint64 (4 * n_ranks * row,), symmetric, the pattern everywhere at first
     row        places of the capacity: of whole tiles
     low, high  the pattern
-    calls      uint32 (n_ranks * row / 32,), zeros at first
+    epochs      uint32 (n_ranks * row / 32,), zeros at first
     grid       (any number, n_ranks) of blocks of whole warps, one-dimensional
     """
     me, n = rank(), cuda.gridDim.y
@@ -70,35 +71,35 @@ def lamport_all_to_all(x, out, size, pieces, tiles, lines, row, low, high, calls
     i = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     step, end = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(32 * tiles)
     its, theirs = span(x, k * size, size), span(out, k * size, size)
-    counts = span(calls, k * (row >> 5), row >> 5)
-    there, here, half = types.uint32(me * row), types.uint32(k * row), types.uint32(n * row)
-    griddepcontrol_wait(its, theirs, counts, symm_at(lines, k), there, here, half, i, end, step)
+    counts = span(epochs, k * (row >> 5), row >> 5)
+    there, here, buffer = types.uint32(me * row), types.uint32(k * row), types.uint32(n * row)
+    griddepcontrol_wait(its, theirs, counts, symm_at(slots, k), there, here, buffer, i, end, step)
     griddepcontrol_launch_dependents()
     if k == me:
-        while i < pieces:
+        while i < packets:
             store_piece(theirs, i, load_piece(its, i))
             i = types.uint32(i + step)
     else:
-        done, call, sent = i, types.uint32(0), types.uint32(0)
+        done, epoch, sent = i, types.uint32(0), types.uint32(0)
         while done < end:
             if i < end:
                 sent = types.uint32(counts[i >> 5] + 1)
-                if i < pieces:
-                    place = types.uint32((sent & 1) * half + i + there)
-                    lamport_store(lines, place, load_piece(its, i), low, high, k)
+                if i < packets:
+                    slot = types.uint32((sent & 1) * buffer + i + there)
+                    lamport_store(slots, slot, load_piece(its, i), low, high, k)
                 cuda.syncwarp()  # all threads have read the counter
                 if i & 31 == 0:
                     counts[i >> 5] = sent
             if done < i:
-                if done < pieces:
-                    place = types.uint32((call & 1) * half + done + here)
-                    (words,) = lamport_load(lines, (place,), low, high)
+                if done < packets:
+                    slot = types.uint32((epoch & 1) * buffer + done + here)
+                    (words,) = lamport_load(slots, (slot,), low, high)
                     store_piece(theirs, done, words)
                 done = types.uint32(done + step)
-            i, call = types.uint32(i + step), sent
+            i, epoch = types.uint32(i + step), sent
 
 
-class Lamport(Pieces):
+class Lamport(LamportMethod):
     """The method "lamport" of ``AllToAll``."""
 
     most_ranks = math.inf  # a row of the grid for each
@@ -108,8 +109,8 @@ class Lamport(Pieces):
         tiles = max(1, tiles_of(-(-max_nbytes // n)))
         self.check("all_to_all lamport", 2 * n * tiles)
         self.row = TILE * tiles
-        self.lines = self.places(2 * n * self.row, "all_to_all.lamport.lines")
-        self.calls = xp.zeros(n * tiles, "uint32")
+        self.slots = self.empty_slots(2 * n * self.row, "all_to_all.lamport.slots")
+        self.epochs = xp.zeros(n * tiles, "uint32")
         self.bind_kinds(self._bind, 0)
 
     def bind(self, x, out, in_place):
@@ -117,8 +118,8 @@ class Lamport(Pieces):
         return self._bind(*self.wide(x, out, segment), segment)
 
     def _bind(self, x, out, segment):
-        tiles, pieces = tiles_of(segment), -(-segment // PIECE_BYTES)
-        args = segment // x.itemsize, pieces, tiles, self.lines, self.row, *self.pattern, self.calls
+        tiles, packets = tiles_of(segment), -(-segment // PIECE_BYTES)
+        args = segment // x.itemsize, packets, tiles, self.slots, self.row, *self.pattern, self.epochs
         return self.launch_tiles(lamport_all_to_all, max(1, tiles), x, out, *args, rows=self.world.n_ranks)
 
 

@@ -4,16 +4,17 @@ and middling messages.
 Segments  what a rank has for each rank, and gets from each; segment k of x goes to rank k, which sends what
           becomes segment k of out
 Tiles     480 bytes of a segment, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
-Lines     lines[half, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
+Lines     slots[buffer, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
           NVLink
-Counters  calls[k, i], local: how often tile i has gone to rank k; it gives the flag and the half. In device
+Counters  epochs[k, i], local: how often tile i has gone to rank k; it gives the flag and the half. In device
           memory, so that a replayed graph counts on
 
   a warp of a block (b, y), with k = me + 1 + y modulo the ranks, for its tiles i, one after the other; steps
   1 and 2 of the next one come before step 3, so that lines are on their way while it waits:
-          1. load tile i of segment k of x, and store it to lines[half, me] on rank k, with the flag
+          1. load tile i of segment k of x, and store it to slots[buffer, me] on rank k, with the flag
           2. add 1 to the tile's counter
-          3. poll tile i in lines[half, k], until it has the flag: what rank k sends; store it to segment k of
+          3. poll tile i in slots[buffer, k], until it has the flag: what rank k sends; store it to segment k
+          of
              out
      k = me: load tile i of segment me, and store it
 
@@ -51,15 +52,15 @@ from ..packet_tiles import Tiles, tiles_of, words_of
 
 
 @cuda.jit
-def ll128_all_to_all(x, out, size, tiles, capacity, lines, calls):
+def ll128_all_to_all(x, out, size, tiles, capacity, slots, epochs):
     """Send each rank its segment of `x`, to `out`.
 
     x, out    complex128, uint64 or uint8, as of ``load_tile``: n_ranks segments each, which lie apart
     size      elements of a segment
     tiles     of 480 bytes, which it has
     capacity  tiles that it may have
-    lines     uint64 (2 * n_ranks * words of the capacity,), symmetric, zeros at first
-    calls     uint32 (n_ranks * capacity,), zeros at first
+    slots     uint64 (2 * n_ranks * words of the capacity,), symmetric, zeros at first
+    epochs     uint32 (n_ranks * capacity,), zeros at first
     grid      (any number, n_ranks) of blocks of whole warps, one-dimensional
     """
     warps, t, me, n = cuda.blockDim.x >> 5, cuda.threadIdx.x, rank(), cuda.gridDim.y
@@ -68,31 +69,31 @@ def ll128_all_to_all(x, out, size, tiles, capacity, lines, calls):
         k -= n
     i = types.uint32(cuda.blockIdx.x * warps + (t >> 5))
     its, theirs = span(x, k * size, size), span(out, k * size, size)
-    counts = span(calls, k * capacity, capacity)
-    there, here, half = types.uint32(me * capacity), types.uint32(k * capacity), types.uint32(n * capacity)
-    step, piece = types.uint32(warps * cuda.gridDim.x), tile_piece(i)
-    griddepcontrol_wait(its, theirs, counts, symm_at(lines, k), there, here, half, i, tiles, step, piece)
+    counts = span(epochs, k * capacity, capacity)
+    there, here, buffer = types.uint32(me * capacity), types.uint32(k * capacity), types.uint32(n * capacity)
+    step, packet = types.uint32(warps * cuda.gridDim.x), tile_piece(i)
+    griddepcontrol_wait(its, theirs, counts, symm_at(slots, k), there, here, buffer, i, tiles, step, packet)
     griddepcontrol_launch_dependents()
     if k == me:
         while i < tiles:
             store_tile(theirs, i, load_tile(its, i))
             i = types.uint32(i + step)
     else:
-        done, call, sent = i, types.uint32(0), types.uint32(0)
+        done, epoch, sent = i, types.uint32(0), types.uint32(0)
         while done < tiles:
             if i < tiles:
                 sent = types.uint32(counts[i] + 1)
-                at = types.uint32((sent & 1) * half + i)
-                ll128_store_tile(lines, types.uint32(at + there), load_tile(its, i), sent, k)
+                at = types.uint32((sent & 1) * buffer + i)
+                ll128_store_tile(slots, types.uint32(at + there), load_tile(its, i), sent, k)
                 cuda.syncwarp()  # all threads have read the counter
                 if t & 31 == 0:
                     counts[i] = sent
             if done < i:
-                at = types.uint32((call & 1) * half + done)
-                (words,) = ll128_load_some(lines, (types.uint32(at + here),), call)
+                at = types.uint32((epoch & 1) * buffer + done)
+                (words,) = ll128_load_some(slots, (types.uint32(at + here),), epoch)
                 store_tile(theirs, done, words)
                 done = types.uint32(done + step)
-            i, call = types.uint32(i + step), sent
+            i, epoch = types.uint32(i + step), sent
 
 
 class LL128(Tiles):
@@ -104,8 +105,8 @@ class LL128(Tiles):
         n, xp = self.world.n_ranks, self.world.xp
         self.capacity = tiles_of(-(-max_nbytes // n))
         self.check("all_to_all ll128", 2 * n * self.capacity)
-        self.lines = self.zeros((2 * n * words_of(self.capacity),), "uint64", "all_to_all.ll128.lines")
-        self.calls = xp.zeros(n * self.capacity, "uint32")
+        self.slots = self.zeros((2 * n * words_of(self.capacity),), "uint64", "all_to_all.ll128.slots")
+        self.epochs = xp.zeros(n * self.capacity, "uint32")
         self.bind_kinds(self._bind, 0)
 
     def bind(self, x, out, in_place):
@@ -114,7 +115,7 @@ class LL128(Tiles):
 
     def _bind(self, x, out, segment):
         n, tiles = self.world.n_ranks, tiles_of(segment)
-        args = segment // x.itemsize, tiles, self.capacity, self.lines, self.calls
+        args = segment // x.itemsize, tiles, self.capacity, self.slots, self.epochs
         return self.launch_tiles(ll128_all_to_all, tiles, x, out, *args, rows=n)
 
 

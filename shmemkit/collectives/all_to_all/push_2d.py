@@ -7,26 +7,27 @@ for each local index and part, not one for each pair of ranks, and all ranks use
 Segments  x and out have one for each rank: segment k of x goes to rank k, segment k of out comes from it
 Parts     a segment is cut into as many parts as there are blocks per rank. Part b of the segments that belong
           together, of the ranks of one node for one rank, lies in one piece, segment after segment
-Outgoing  outgoing[half, z - 1, b], on rank (i, l): part b of what the ranks of node i have for (j, l), with
+Outgoing  outgoing[buffer, z - 1, b], on rank (i, l): part b of what the ranks of node i have for (j, l), with
           j = i + z modulo the nodes. Written by each of them. The network reads it
-Incoming  incoming[half, z, b], on rank (i, l): part b of what the ranks of node j have for me. Written by
+Incoming  incoming[buffer, z, b], on rank (i, l): part b of what the ranks of node j have for me. Written by
           (j, l), through the network; for z = 0, by each rank of my own node
-Signals   staged[z, k, b], on rank (i, l): the number of the last call whose part b of (i, k) for (j, l) is
-          here (only (i, k) sets it). arrived[half, z, b]: that of the last call whose incoming[half, z, b] is
+Signals   full_near[z, k, b], on rank (i, l): the number of the last call whose part b of (i, k) for (j, l) is
+          here (only (i, k) sets it). full_far[buffer, z, b]: that of the last call whose incoming[buffer, z,
+          b] is
           here (only (j, l) sets it)
-Counters  calls[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
+Counters  epochs[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
           device memory, so that a replayed graph counts on
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
      y = 0, z = 0:  copy part b of my own segment to the output
      otherwise:     1. copy part b of my segment for (j, l') to the outgoing parts of (i, l'), or, for z = 0,
                        the incoming ones; syncthreads
-     y > 0:         2. set staged[z, l, b] there                          release, sys: publishes the part
-     y = 0, z > 0:  3. wait for staged[z, k, b] of all k but l            acquire, sys
-                    4. put outgoing[half, z - 1, b], and its signal, to the incoming parts of (j, l)
+     y > 0:         2. set full_near[z, l, b] there                          release, sys: publishes the part
+     y = 0, z > 0:  3. wait for full_near[z, k, b] of all k but l            acquire, sys
+                    4. put outgoing[buffer, z - 1, b], and its signal, to the incoming parts of (j, l)
                                                                          the signal follows the data
-     y > 0, z = 0:  5. wait for staged[0, l', b]                          acquire, sys
-     z > 0:         5. wait for arrived[half, z, b], syncthreads          acquire, also of the network
+     y > 0, z = 0:  5. wait for full_near[0, l', b]                          acquire, sys
+     z > 0:         5. wait for full_far[buffer, z, b], syncthreads          acquire, also of the network
      all:           6. copy part b of what comes from (j, l') to the output
                     7. add 1 to the counter
 
@@ -73,7 +74,7 @@ SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, staged, arrived, calls):
+def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, full_near, full_far, epochs):
     """Exchange the segments of `x`, to `out`.
 
     x, out      uint8, 1-D, of n_ranks segments; they do not overlap
@@ -82,9 +83,9 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, st
     local_size  ranks of a node, which are consecutive
     outgoing    uint8 (2, nodes - 1, parts at most, local_size * elements of a part at most), symmetric
     incoming    uint8 (2, nodes, as outgoing), symmetric
-    staged      uint64 (nodes, local_size, parts at most), symmetric, zeros at first
-    arrived     uint64 (2, nodes, parts at most), symmetric, zeros at first
-    calls       uint64 (nodes, local_size, parts at most), zeros at first
+    full_near      uint64 (nodes, local_size, parts at most), symmetric, zeros at first
+    full_far     uint64 (2, nodes, parts at most), symmetric, zeros at first
+    epochs       uint64 (nodes, local_size, parts at most), zeros at first
     grid        (parts, local_size, nodes), the same on all ranks; any number of threads
     """
     b, y, z, nodes = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.z
@@ -102,40 +103,42 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, st
     begin, end = min(b * part, segment), min((b + 1) * part, segment)
     length = end - begin
     pitch = length + 15 & -16  # from one segment to the next
-    call = calls[z, y, b] + 1
-    half = call & 1
+    epoch = epochs[z, y, b] + 1
+    buffer = epoch & 1
     at = (there + local) * segment + begin
     source = x[at : at + length]
 
     if y > 0 or z > 0:
-        room = incoming[half, 0, b]
+        room = incoming[buffer, 0, b]
         if z > 0:
-            room = outgoing[half, z - 1, b]
+            room = outgoing[buffer, z - 1, b]
         copy_block(symm_at(room, first + local)[mine * pitch : mine * pitch + length], source)
         if y > 0:
             cuda.syncthreads()
             if cuda.threadIdx.x == 0:
-                notify(staged[z, mine, b:], first + local, call, "set", "sys")
+                notify(full_near[z, mine, b:], first + local, epoch, "set", "sys")
         else:
             k = cuda.threadIdx.x
             while k < local_size:
                 if k != mine:
-                    wait(staged[z, k, b:], 1, "sys", "acquire", call)
+                    wait(full_near[z, k, b:], 1, "sys", "acquire", epoch)
                 k += cuda.blockDim.x
             size = (local_size - 1) * pitch + length
-            target = incoming[half, nodes - z, b, :size]  # it begins with a barrier of the block
-            put_signal_nbi_block(target, room[:size], arrived[half, nodes - z, b:], call, SET, there + mine)
+            target = incoming[buffer, nodes - z, b, :size]  # it begins with a barrier of the block
+            put_signal_nbi_block(
+                target, room[:size], full_far[buffer, nodes - z, b:], epoch, SET, there + mine
+            )
         if z > 0:
             if cuda.threadIdx.x == 0:
-                signal_wait_until(arrived[half, z, b:], GE, call)
+                signal_wait_until(full_far[buffer, z, b:], GE, epoch)
             cuda.syncthreads()
         else:
-            wait_block(staged[0, local, b:], 1, "sys", "acquire", call)
-        source = incoming[half, z, b, local * pitch : local * pitch + length]
+            wait_block(full_near[0, local, b:], 1, "sys", "acquire", epoch)
+        source = incoming[buffer, z, b, local * pitch : local * pitch + length]
     copy_block(out[at : at + length], source)
     cuda.syncthreads()  # all threads have read the counter
     if cuda.threadIdx.x == 0:
-        calls[z, y, b] = call
+        epochs[z, y, b] = epoch
 
 
 class Push2D(Method):
@@ -151,9 +154,9 @@ class Push2D(Method):
         outgoing = 2, max(1, nodes - 1), self.parts, room
         self.outgoing = self.empty(outgoing, "uint8", "all_to_all.push_2d.outgoing")
         self.incoming = self.empty((2, nodes, self.parts, room), "uint8", "all_to_all.push_2d.incoming")
-        self.staged = self.zeros((nodes, local_size, self.parts), "uint64", "all_to_all.push_2d.staged")
-        self.arrived = self.zeros((2, nodes, self.parts), "uint64", "all_to_all.push_2d.arrived")
-        self.calls = world.xp.zeros((nodes, local_size, self.parts), "uint64")
+        self.full_near = self.zeros((nodes, local_size, self.parts), "uint64", "all_to_all.push_2d.full_near")
+        self.full_far = self.zeros((2, nodes, self.parts), "uint64", "all_to_all.push_2d.full_far")
+        self.epochs = world.xp.zeros((nodes, local_size, self.parts), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.parts, nothing, nothing, 0, 0)
 
@@ -165,11 +168,11 @@ class Push2D(Method):
 
     def _bind(self, parts, *args):
         local_size, nodes = self.world.local_size, self.world.n_nodes
-        args += local_size, self.outgoing, self.incoming, self.staged, self.arrived, self.calls
+        args += local_size, self.outgoing, self.incoming, self.full_near, self.full_far, self.epochs
         return self.launch(push_all_to_all_2d, (parts, local_size, nodes), *args)
 
 
 _bytes, _counters = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 3, "C")
-_rooms = types.Array(types.uint8, 4, "C")
-_signature = *(_bytes, _bytes, types.int64, types.int64, types.int64), _rooms, _rooms, *[_counters] * 3
+_buffers = types.Array(types.uint8, 4, "C")
+_signature = *(_bytes, _bytes, types.int64, types.int64, types.int64), _buffers, _buffers, *[_counters] * 3
 GPU_KERNELS = {"push_all_to_all_2d": (push_all_to_all_2d, _signature)}

@@ -8,10 +8,11 @@ Landing   on every rank: where the others store rows, at their place in out. `ou
           symmetric, else a scratch as large
 Outbox    of several nodes, as large as x: my rows for far ranks, whose memory is not mapped here. NVSHMEM
           reads them
-Signals   ready[k], on every rank: the number of the last call for which row k of the table is here, and rank
-          k's landing may be written. arrived[k, b]: that of the last call in which block b of rank k has
+Signals   table_full[k], on every rank: the number of the last call for which row k of the table is here, and
+          rank
+          k's landing may be written. full[k, b]: that of the last call in which block b of rank k has
           stored all that it has for me (only rank k sets them)
-Counters  calls[b], local: how many calls block b has taken part in. In device memory, so that a replayed
+Counters  epochs[b], local: how many calls block b has taken part in. In device memory, so that a replayed
           graph counts on. All launches of an object have the same grid
 
 What goes from one rank to another lands whole or not at all: all ranks find that from the table, and from it
@@ -19,16 +20,16 @@ where everything lands, by the same sums. Each block has a part of it, cut alike
 
   block b:
           1. block 0 only: store my row of the table on all ranks, me too; syncthreads
-             set ready[me] there to the number of this call        release, sys: after what used out
+             set table_full[me] there to the number of this call        release, sys: after what used out
              (to far ranks: put the row, and its signal)           the signal follows the data
-          2. wait until ready[k] here is at least that, for all k  acquire, sys, also of the network
+          2. wait until table_full[k] here is at least that, for all k  acquire, sys, also of the network
              copy the table to shared memory; syncthreads
           3. store part b of the rows for each other rank in its landing; syncthreads
-          4. set arrived[me, b] there                              release, sys: publishes the parts
+          4. set full[me, b] there                              release, sys: publishes the parts
              (far ranks, first of all in 3: copy the part to the outbox, put it to their landing, and its
              signal, also of parts without rows)
           5. copy part b of my rows for myself to out; block 0 also writes out_splits
-          6. for each other rank k: wait until arrived[k, b] here is the number    acquire, sys
+          6. for each other rank k: wait until full[k, b] here is the number    acquire, sys
              and copy part b of its rows from the landing to out, unless they are the same
 
 No race, with nothing doubled. The landing: I write that of a rank after its ready of this call, which comes
@@ -128,9 +129,9 @@ def all_to_all_v_kernel(network):
         near,
         shift,
         table,
-        ready,
-        arrived,
-        calls,
+        table_full,
+        full,
+        epochs,
     ):
         """Give rank k the next splits[k] rows of `x`; what the others give comes to `out`.
 
@@ -142,9 +143,9 @@ def all_to_all_v_kernel(network):
                             (n_ranks,), 1 for those that are not
         shift               gridDim.x is 1 << shift, in all launches
         table               int64 (n_ranks * (n_ranks + 1),), symmetric; up to MAX_RANKS ranks
-        ready               uint64 (n_ranks,), symmetric, zeros at first
-        arrived             uint64 (n_ranks, blocks), likewise
-        calls               uint64 (blocks,), zeros at first
+        table_full               uint64 (n_ranks,), symmetric, zeros at first
+        full             uint64 (n_ranks, blocks), likewise
+        epochs               uint64 (blocks,), zeros at first
         """
         counts = cuda.shared.array(MAX_TABLE, int64)  # the table
         begins = cuda.shared.array(MAX_RANKS, int64)  # the row of x where those for rank k begin
@@ -152,7 +153,7 @@ def all_to_all_v_kernel(network):
         here = cuda.shared.array(MAX_RANKS, int64)  # the row of my out where those of rank k land, or -1
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, n = rank(), num_ranks()
-        call = calls[b] + 1
+        epoch = epochs[b] + 1
         mine = me * (n + 1)
         if b == 0:  # 1
             i = t
@@ -171,19 +172,19 @@ def all_to_all_v_kernel(network):
                 my_row, k = table[mine : mine + n + 1], 0
                 while k < n:
                     if near[k] == 0:
-                        put_signal_nbi_block(my_row, my_row, ready[me:], call, SET, k)
+                        put_signal_nbi_block(my_row, my_row, table_full[me:], epoch, SET, k)
                     k += 1
             k = t
             while k < n:
                 if not network or near[k] != 0:
-                    notify(ready[me:], k, call, "set", "sys")
+                    notify(table_full[me:], k, epoch, "set", "sys")
                 k += threads
         k = t
         while k < n:  # 2
             if not network or near[k] != 0:
-                wait(ready[k:], 1, "sys", "acquire", call)
+                wait(table_full[k:], 1, "sys", "acquire", epoch)
             else:
-                signal_wait_until(ready[k:], GE, call)
+                signal_wait_until(table_full[k:], GE, epoch)
             k += threads
         cuda.syncthreads()
         i = t
@@ -214,7 +215,7 @@ def all_to_all_v_kernel(network):
                     source = outbox[at + begin : at + end]
                     copy_block(source, x[at + begin : at + end])  # a put begins with a barrier of the block
                     target = landing[to + begin : to + end]
-                    put_signal_nbi_block(target, source, arrived[me, b:], call, SET, peer)
+                    put_signal_nbi_block(target, source, full[me, b:], epoch, SET, peer)
                 elif not far and (not network or near[peer] != 0):
                     copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
                 y += 1
@@ -222,7 +223,7 @@ def all_to_all_v_kernel(network):
         k = t
         while k < n:  # 4
             if k != me and (not network or near[k] != 0):
-                notify(arrived[me, b:], k, call, "set", "sys")
+                notify(full[me, b:], k, epoch, "set", "sys")
             k += threads
         y = 0
         while y < n:  # 5 and 6
@@ -231,10 +232,10 @@ def all_to_all_v_kernel(network):
                 peer -= n
             if y > 0:
                 if not network or near[peer] != 0:
-                    wait_block(arrived[peer, b:], 1, "sys", "acquire", call)
+                    wait_block(full[peer, b:], 1, "sys", "acquire", epoch)
                 else:
                     if t == 0:
-                        signal_wait_until(arrived[peer, b:], GE, call)
+                        signal_wait_until(full[peer, b:], GE, epoch)
                     cuda.syncthreads()
             if here[peer] >= 0 and (staged or y == 0):
                 size = counts[peer * (n + 1) + me] * row
@@ -252,7 +253,7 @@ def all_to_all_v_kernel(network):
                 out_splits[k] = count if here[k] >= 0 else -abs(count)
                 k += threads
         if t == 0:
-            calls[b] = call
+            epochs[b] = epoch
 
     return push_all_to_all_v
 
@@ -283,9 +284,9 @@ class PushV(Method):
             self.threads = min(self.threads, 256)  # of some 200 registers
             self.outbox = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.outbox")
         self.table = self.empty(n * (n + 1), "int64", "all_to_all.variable.table")
-        self.ready = self.zeros(n, "uint64", "all_to_all.variable.ready")
-        self.arrived = self.zeros((n, self.blocks), "uint64", "all_to_all.variable.arrived")
-        self.calls = world.xp.zeros(self.blocks, "uint64")
+        self.table_full = self.zeros(n, "uint64", "all_to_all.variable.table_full")
+        self.full = self.zeros((n, self.blocks), "uint64", "all_to_all.variable.full")
+        self.epochs = world.xp.zeros(self.blocks, "uint64")
         nothing, splits = world.xp.empty(0, "uint8"), world.xp.zeros(n, "int64")
         self._bind(nothing, splits, nothing, splits, 1, 0, 0)
 
@@ -302,7 +303,7 @@ class PushV(Method):
         landing = self.scratch if staged else out
         return self.launch(
             *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, landing, staged),
-            *(self.outbox, self.near, self.shift, self.table, self.ready, self.arrived, self.calls),
+            *(self.outbox, self.near, self.shift, self.table, self.table_full, self.full, self.epochs),
         )
 
 

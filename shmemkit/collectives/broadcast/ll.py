@@ -1,17 +1,17 @@
 """Broadcast by LL: the root stores its words, with a flag, to all others. For small messages.
 
-Lines     lines[half], on every rank but the root: the words, packed (``device.packets.ll``). Written by the
+Lines     slots[buffer], on every rank but the root: the words, packed (``device.packets.ll``). Written by the
           root only, over NVLink
-Signals   read[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
-Counters  calls[c], local: how often chunk c, of a word for each thread of a block, has been sent. In device
+Signals   empty[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
+Counters  epochs[c], local: how often chunk c, of a word for each thread of a block, has been sent. In device
           memory, so that a replayed graph counts on
 
   block b, for its chunks c = b, b + gridDim.x, ..., on the root:
-          1. wait until read[k, c] is at least this call less 2, for all k  acquire, sys: the half is free
-          2. store the words to lines[half] of all others, with the flag
+          1. wait until empty[k, c] is at least this call less 2, for all k  acquire, sys: the half is free
+          2. store the words to slots[buffer] of all others, with the flag
   on another rank:
-          1. poll the words in lines[half], and store them to the output; syncthreads
-          2. set read[me, c] on the root to the number of this call         release, sys: after the reads
+          1. poll the words in slots[buffer], and store them to the output; syncthreads
+          2. set empty[me, c] on the root to the number of this call         release, sys: after the reads
   both:   add 1 to the chunk's counter
 
 No race: a half is written again when all have read it. No deadlock: the root waits for what others did two
@@ -41,29 +41,29 @@ BLOCKS = 1  # of a grid, at most, for each multiprocessor
 
 
 @cuda.jit
-def ll_broadcast(x, out, in_place, root, lines, read, calls):
+def ll_broadcast(x, out, in_place, root, slots, empty, epochs):
     """Store the root's `x` in `out`.
 
     x, out    uint64 or uint8, 1-D, of the same size; x counts on the root only
     in_place  whether x is out
-    lines     uint64 (2, words of the capacity), symmetric, zeros at first
-    read      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
-    calls     uint64 (chunks of the capacity,), zeros at first
+    slots     uint64 (2, words of the capacity), symmetric, zeros at first
+    empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
+    epochs     uint64 (chunks of the capacity,), zeros at first
     grid      any number of blocks, one-dimensional, as the blocks are
     """
     t, threads = cuda.threadIdx.x, cuda.blockDim.x
     me, n, size = rank(), num_ranks(), n_words(out)
-    griddepcontrol_wait(x, out, root, symm_at(lines, 0), read, calls, me, size)
+    griddepcontrol_wait(x, out, root, symm_at(slots, 0), empty, epochs, me, size)
     griddepcontrol_launch_dependents()
     c = cuda.blockIdx.x
     while c * threads < size:
-        i, call = c * threads + t, calls[c] + 1
+        i, epoch = c * threads + t, epochs[c] + 1
         if me == root:
-            if call > 2:
+            if epoch > 2:
                 y = t + 1
                 while y < n:
                     peer = me + y if me + y < n else me + y - n
-                    wait(read[peer, c:], 1, "sys", "acquire", call - 2)
+                    wait(empty[peer, c:], 1, "sys", "acquire", epoch - 2)
                     y += threads
             cuda.syncthreads()
             if i < size:
@@ -71,18 +71,18 @@ def ll_broadcast(x, out, in_place, root, lines, read, calls):
                 y = 1
                 while y < n:
                     peer = me + y if me + y < n else me + y - n
-                    ll_store(symm_at(lines, peer)[call & 1], i, word, call)
+                    ll_store(symm_at(slots, peer)[epoch & 1], i, word, epoch)
                     y += 1
                 if not in_place:
                     store_word(out, i, word)
         else:
             if i < size:
-                store_word(out, i, ll_load(lines[call & 1], i, call))
+                store_word(out, i, ll_load(slots[epoch & 1], i, epoch))
             cuda.syncthreads()
             if t == 0:
-                notify(read[me, c:], root, call, "set", "sys")
+                notify(empty[me, c:], root, epoch, "set", "sys")
         if t == 0:  # all threads have read the counter
-            calls[c] = call
+            epochs[c] = epoch
         c += cuda.gridDim.x
 
 
@@ -95,9 +95,9 @@ class LL(Method):
         self.world.check_reach("broadcast ll")
         self.root, words = root, max(1, -(-max_nbytes // 8))
         chunks = -(-words // self.threads)
-        self.lines = self.zeros((2, 2 * words), "uint64", "broadcast.ll.lines")
-        self.read = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll.read")
-        self.calls = self.world.xp.zeros(chunks, "uint64")
+        self.slots = self.zeros((2, 2 * words), "uint64", "broadcast.ll.slots")
+        self.empty_signals = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll.empty")
+        self.epochs = self.world.xp.zeros(chunks, "uint64")
         for dtype in ("uint8", "uint64"):
             nothing = self.world.xp.empty(0, dtype)
             self._bind(1, nothing, nothing, False)
@@ -107,7 +107,7 @@ class LL(Method):
 
     def _bind(self, chunks, x, out, in_place):
         grid = min(chunks, BLOCKS * self.world.backend.multiprocessors)
-        args = x, out, in_place, self.root, self.lines, self.read, self.calls
+        args = x, out, in_place, self.root, self.slots, self.empty_signals, self.epochs
         return self.launch(ll_broadcast, grid, *args, pdl=True)
 
 

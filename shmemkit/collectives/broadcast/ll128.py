@@ -3,18 +3,18 @@ they have arrived. For middling messages: what leaves the root is n_ranks - 1 ti
 
 Tiles     480 bytes of the array, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
 Chunks    of a tile for each warp of a block
-Lines     lines[half], on every rank but the root: the tiles. Written by the root only, over NVLink
-Signals   read[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
-Counters  calls[c], local: how often chunk c has been sent; it gives the flag and the half. In device memory,
+Lines     slots[buffer], on every rank but the root: the tiles. Written by the root only, over NVLink
+Signals   empty[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
+Counters  epochs[c], local: how often chunk c has been sent; it gives the flag and the half. In device memory,
           so that a replayed graph counts on
 
   block b, for its chunks c = b, b + gridDim.x, ..., on the root, each warp for its tile:
-          1. load the tile, and meanwhile wait until read[k, c] is at least this call less 2, for all k
+          1. load the tile, and meanwhile wait until empty[k, c] is at least this call less 2, for all k
                                                              acquire, sys: the half is free
-          2. store it to lines[half] of all others, with the flag, and to the output
+          2. store it to slots[buffer] of all others, with the flag, and to the output
   on another rank:
-          1. poll the tile in lines[half] until it has the flag, and store it to the output; syncthreads
-          2. set read[me, c] on the root to the number of this call         release, sys: after the reads
+          1. poll the tile in slots[buffer] until it has the flag, and store it to the output; syncthreads
+          2. set empty[me, c] on the root to the number of this call         release, sys: after the reads
   both:   syncthreads, and add 1 to the chunk's counter
 
 No race: a tile is always at the same place, all ranks count its chunk alike, whatever the lengths of the
@@ -46,46 +46,46 @@ from ..packet_tiles import Tiles, tiles_of, words_of
 
 
 @cuda.jit
-def ll128_broadcast(x, out, in_place, root, tiles, capacity, lines, read, calls):
+def ll128_broadcast(x, out, in_place, root, tiles, capacity, slots, empty, epochs):
     """Store the root's `x` in `out`.
 
     x, out    complex128, uint64 or uint8, as of ``load_tile``, of the same size; x counts on the root only
     in_place  whether x is out
     tiles     of 480 bytes, which it has
     capacity  tiles that it may have
-    lines     uint64 (2 * words of the capacity,), symmetric, zeros at first
-    read      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
-    calls     uint64 (chunks of the capacity,), zeros at first
+    slots     uint64 (2 * words of the capacity,), symmetric, zeros at first
+    empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
+    epochs     uint64 (chunks of the capacity,), zeros at first
     grid      any number of blocks of whole warps, one-dimensional, as the blocks are; up to 33 ranks
     """
     warps, t, me, n = cuda.blockDim.x >> 5, cuda.threadIdx.x, rank(), num_ranks()
     c, y = cuda.blockIdx.x, 1 + (t & 31)
     waited = me + y if me + y < n else me + y - n
-    griddepcontrol_wait(x, out, root, tiles, capacity, symm_at(lines, 0), read, calls, waited)
+    griddepcontrol_wait(x, out, root, tiles, capacity, symm_at(slots, 0), empty, epochs, waited)
     griddepcontrol_launch_dependents()
     while c * warps < tiles:
-        i, call = c * warps + (t >> 5), calls[c] + 1
-        at, flag = i + capacity if call & 1 else i, types.uint32(call)
+        i, epoch = c * warps + (t >> 5), epochs[c] + 1
+        at, flag = i + capacity if epoch & 1 else i, types.uint32(epoch)
         if i < tiles:
             if me == root:
                 words = load_tile(x, i)
-                if (call > 2) & (y < n):
-                    wait(read[waited, c:], 1, "sys", "acquire", call - 2)
+                if (epoch > 2) & (y < n):
+                    wait(empty[waited, c:], 1, "sys", "acquire", epoch - 2)
                 cuda.syncwarp()
                 s = 1
                 while s < n:
-                    ll128_store_tile(lines, at, words, flag, me + s if me + s < n else me + s - n)
+                    ll128_store_tile(slots, at, words, flag, me + s if me + s < n else me + s - n)
                     s += 1
                 if not in_place:
                     store_tile(out, i, words)
             else:
-                (words,) = ll128_load_some(lines, (at,), flag)
+                (words,) = ll128_load_some(slots, (at,), flag)
                 store_tile(out, i, words)
         cuda.syncthreads()  # all threads have read the counter, and the lines
         if t == 0:
             if me != root:
-                notify(read[me, c:], root, call, "set", "sys")
-            calls[c] = call
+                notify(empty[me, c:], root, epoch, "set", "sys")
+            epochs[c] = epoch
         c += cuda.gridDim.x
 
 
@@ -100,9 +100,9 @@ class LL128(Tiles):
         self.capacity = tiles_of(max_nbytes)
         self.check("broadcast ll128", 2 * self.capacity)
         chunks = -(-self.capacity // (self.threads // 32))
-        self.lines = self.zeros((2 * words_of(self.capacity),), "uint64", "broadcast.ll128.lines")
-        self.read = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll128.read")
-        self.calls = xp.zeros(chunks, "uint64")
+        self.slots = self.zeros((2 * words_of(self.capacity),), "uint64", "broadcast.ll128.slots")
+        self.empty_signals = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.ll128.empty")
+        self.epochs = xp.zeros(chunks, "uint64")
         self.bind_kinds(self._bind, False, 0)
 
     def bind(self, x, out, in_place):
@@ -110,7 +110,7 @@ class LL128(Tiles):
 
     def _bind(self, x, out, in_place, n_bytes):
         tiles = tiles_of(n_bytes)
-        args = in_place, self.root, tiles, self.capacity, self.lines, self.read, self.calls
+        args = in_place, self.root, tiles, self.capacity, self.slots, self.empty_signals, self.epochs
         return self.launch_tiles(ll128_broadcast, tiles, x, out, *args)
 
 

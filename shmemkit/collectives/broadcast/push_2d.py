@@ -7,18 +7,18 @@ passes its segment on to its node's ranks, by stores. So the message crosses the
 node, over the links of all ranks of the root's node alike.
 
 Parts     a segment is cut into as many parts as there are blocks per rank
-Scratch   scratch[half, l, b], on every rank but the root: part b of segment l. A rank's own segment is
+Scratch   scratch[buffer, l, b], on every rank but the root: part b of segment l. A rank's own segment is
           written by the root in its node, by (i0, l) through the network in the others; the other segments by
           the ranks of the same node whose own they are
-Outbox    outbox[half, b], on the ranks of the root's node: part b of my segment, which the network reads
-Signals   arrived[half, l, b], on every rank: the number of the last call whose part b of segment l is here;
+Outbox    outbox[buffer, b], on the ranks of the root's node: part b of my segment, which the network reads
+Signals   full[buffer, l, b], on every rank: the number of the last call whose part b of segment l is here;
           set by who writes it. On the root, which has it: that (i0, l) has got it (only (i0, l) sets it)
-          begun[k, b], on (i0, l): how many calls rank k, (j, l) of another node, has begun (only k adds)
-Counters  calls[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
+          empty[k, b], on (i0, l): how many calls rank k, (j, l) of another node, has begun (only k adds)
+Counters  epochs[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
           memory, so that a replayed graph counts on
 
   block (b, y) of rank (i, l), with l' = l + y modulo the ranks of a node:
-     y = 0, i not i0:     1. add 1 to begun[me, b] on (i0, l)
+     y = 0, i not i0:     1. add 1 to empty[me, b] on (i0, l)
      y > 0, the root:     2. wait until (i0, l') has got the part of the call before         acquire, sys
                           3. copy part b of segment l' to the scratch there, syncthreads
                           4. set its signal there                      release, sys: publishes the part
@@ -75,7 +75,7 @@ SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
 @cuda.jit
 def push_broadcast_2d(
-    x, out, in_place, root, part, first, home, local_size, scratch, outbox, arrived, begun, calls
+    x, out, in_place, root, part, first, home, local_size, scratch, outbox, full, empty, epochs
 ):
     """Store the root's `x` in `out`.
 
@@ -86,9 +86,9 @@ def push_broadcast_2d(
     local_size   ranks of a node, which are consecutive: as many segments
     scratch      uint8 (2, local_size, parts at most, elements of a part at most), symmetric
     outbox       uint8 (2, parts at most, elements of a part at most), symmetric
-    arrived      uint64 (2, local_size, parts at most), symmetric, zeros at first
-    begun        uint64 (n_ranks, parts at most), symmetric, zeros at first
-    calls        uint64 (local_size, parts at most), zeros at first
+    full      uint64 (2, local_size, parts at most), symmetric, zeros at first
+    empty        uint64 (n_ranks, parts at most), symmetric, zeros at first
+    epochs        uint64 (local_size, parts at most), zeros at first
     grid         (parts, local_size), the same on all ranks
     """
     b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
@@ -98,54 +98,54 @@ def push_broadcast_2d(
     peer, pitch = first + to, cuda.gridDim.x * part
     begin, its = min(local * pitch + b * part, size), min(to * pitch + b * part, size)
     length, its_length = min(begin + part, size) - begin, min(its + part, size) - its
-    call = calls[y, b] + 1
-    half = call & 1
+    epoch = epochs[y, b] + 1
+    buffer = epoch & 1
     if y == 0 and first != home and t == 0:
-        signal_op(begun[me, b:], 1, ADD, home + local)
+        signal_op(empty[me, b:], 1, ADD, home + local)
 
-    mine, theirs = span(scratch[half, local, b], 0, length), span(scratch[half, to, b], 0, its_length)
+    mine, theirs = span(scratch[buffer, local, b], 0, length), span(scratch[buffer, to, b], 0, its_length)
     if me == root:
         mine, theirs = span(x, begin, length), span(x, its, its_length)
         if y > 0:
-            wait_block(arrived[1 - half, to, b:], 1, "sys", "acquire", call - 1)
-            copy_block(span(symm_at(scratch, peer)[half, to, b], 0, its_length), theirs)
+            wait_block(full[1 - buffer, to, b:], 1, "sys", "acquire", epoch - 1)
+            copy_block(span(symm_at(scratch, peer)[buffer, to, b], 0, its_length), theirs)
             cuda.syncthreads()
             if t == 0:
-                notify(arrived[half, to, b:], peer, call, "set", "sys")
+                notify(full[buffer, to, b:], peer, epoch, "set", "sys")
     elif first == home:
-        wait_block(arrived[half, local, b:], 1, "sys", "acquire", call)
+        wait_block(full[buffer, local, b:], 1, "sys", "acquire", epoch)
     else:
         if t == 0:
-            signal_wait_until(arrived[half, local, b:], GE, call)
+            signal_wait_until(full[buffer, local, b:], GE, epoch)
         cuda.syncthreads()
     if y > 0:
         if peer != root:
-            copy_block(span(symm_at(scratch, peer)[half, local, b], 0, length), mine)
+            copy_block(span(symm_at(scratch, peer)[buffer, local, b], 0, length), mine)
             cuda.syncthreads()
         if t == 0:
-            notify(arrived[half, local, b:], peer, call, "set", "sys")
+            notify(full[buffer, local, b:], peer, epoch, "set", "sys")
         if me != root:
-            wait_block(arrived[half, to, b:], 1, "sys", "acquire", call)
+            wait_block(full[buffer, to, b:], 1, "sys", "acquire", epoch)
     elif first == home and n > local_size:
         if t == 0:
             k = local
             while k < n:
                 if k != me:
-                    signal_wait_until(begun[k, b:], GE, call - 1)
+                    signal_wait_until(empty[k, b:], GE, epoch - 1)
                 k += local_size
         cuda.syncthreads()
-        source, k = span(outbox[half, b], 0, length), local
+        source, k = span(outbox[buffer, b], 0, length), local
         copy_block(source, mine)
         while k < n:
             if k != me:  # it begins with a barrier of the block
-                target = span(scratch[half, local, b], 0, length)
-                put_signal_nbi_block(target, source, arrived[half, local, b:], call, SET, k)
+                target = span(scratch[buffer, local, b], 0, length)
+                put_signal_nbi_block(target, source, full[buffer, local, b:], epoch, SET, k)
             k += local_size
     if me != root or not in_place:
         copy_block(span(out, its, its_length), theirs)
     cuda.syncthreads()  # all threads have read the counter
     if t == 0:
-        calls[y, b] = call
+        epochs[y, b] = epoch
 
 
 class Push2D(Method):
@@ -156,13 +156,13 @@ class Push2D(Method):
         world.check_reach("broadcast push_2d", ranks=world.node_ranks)
         self.root, self.local_size = root, world.local_size
         most = min(MAX_PARTS, max(1, MAX_BLOCKS // self.local_size))
-        self.parts, room = parts_of(max_nbytes, self.local_size, most, PART)
+        self.parts, capacity = parts_of(max_nbytes, self.local_size, most, PART)
         shape = self.local_size, self.parts
-        self.scratch = self.empty((2, *shape, room), "uint8", "broadcast.push_2d.scratch")
-        self.outbox = self.empty((2, self.parts, room), "uint8", "broadcast.push_2d.outbox")
-        self.arrived = self.zeros((2, *shape), "uint64", "broadcast.push_2d.arrived")
-        self.begun = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.push_2d.begun")
-        self.calls = world.xp.zeros(shape, "uint64")
+        self.scratch = self.empty((2, *shape, capacity), "uint8", "broadcast.push_2d.scratch")
+        self.outbox = self.empty((2, self.parts, capacity), "uint8", "broadcast.push_2d.outbox")
+        self.full = self.zeros((2, *shape), "uint64", "broadcast.push_2d.full")
+        self.empty_signals = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.push_2d.empty")
+        self.epochs = world.xp.zeros(shape, "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.parts, nothing, nothing, False, 0)
 
@@ -174,7 +174,7 @@ class Push2D(Method):
     def _bind(self, parts, x, out, in_place, part):
         first, home = (k - k % self.local_size for k in (self.world.rank, self.root))
         args = x, out, in_place, self.root, part, first, home, self.local_size
-        args += self.scratch, self.outbox, self.arrived, self.begun, self.calls
+        args += self.scratch, self.outbox, self.full, self.empty_signals, self.epochs
         return self.launch(push_broadcast_2d, (parts, self.local_size), *args)
 
 

@@ -4,25 +4,27 @@ ranks there are.
 
 Segments  rank root + 1 + j, modulo the ranks, is the owner of segment j, of n_ranks - 1. A segment is cut
           into parts, a part into steps, the same on all ranks
-Scratch   scratch[half, j, b], on every rank but the root: part b of segment j. Written by the root on the
+Scratch   scratch[buffer, j, b], on every rank but the root: part b of segment j. Written by the root on the
           owner, by the owner on others
-Signals   arrived[j, b, p], on every rank but the root: how much of part b of segment j is here: STEPS * call
+Signals   full[j, b, p], on every rank but the root: how much of part b of segment j is here: STEPS * call
           + its even steps, if p is 0, or its odd ones. Set by who writes the scratch
-          free[k, b], on the root: how many calls with part b rank k has ended (only k sets it)
-Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
+          empty[k, b], on the root: how many calls with part b rank k has ended (only k sets it)
+Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
           half. In device memory, so that a replayed graph counts on
 
   block (b, p) on the root:
-          1. wait until free[k, b] is at least this call less 2, for all k        acquire, sys
+          1. wait until empty[k, b] is at least this call less 2, for all k        acquire, sys
              for each even step, or each odd one, for each segment j, one after the other:
-          2. copy the step of part b from x to the output, and to the owner's scratch[half, j, b]; syncthreads
-          3. set arrived[j, b, p] there                                 release, sys: publishes the step
+          2. copy the step of part b from x to the output, and to the owner's scratch[buffer, j, b];
+          syncthreads
+          3. set full[j, b, p] there                                 release, sys: publishes the step
   block (b, 0) on the owner of j:
-          4. set free[me, b] on the root to this call less 1            release, sys: after that call's reads
+          4. set empty[me, b] on the root to this call less 1            release, sys: after that call's reads
              for each step:
-          5. wait until arrived[j, b] says that it is here              acquire, sys
-          6. copy it from there to scratch[half, j, b] of the owners of segments j - 1, j - 2, ..., one after
-             the other; syncthreads; set arrived[j, b] there, as in 3
+          5. wait until full[j, b] says that it is here              acquire, sys
+          6. copy it from there to scratch[buffer, j, b] of the owners of segments j - 1, j - 2, ..., one
+          after
+             the other; syncthreads; set full[j, b] there, as in 3
   block (b, 1) on the owner of j:
           7. for each step, for segments j, j + 1, ... modulo their number: wait until arrived says that it is
              here, and copy it to the output                            acquire, sys
@@ -50,42 +52,42 @@ from ..method import Method
 from ..push import cut, parts_of, senders
 
 PART = 1 << 13  # bytes that are worth a block
-STEP = 1 << 14  # bytes that are worth a signal
-STEPS = 64  # of a part, at most
+CHUNK = 1 << 14  # bytes that are worth a signal
+CHUNKS = 64  # of a part, at most
 
 
 @cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor
-def scatter_broadcast(x, out, in_place, root, part, step, scratch, arrived, free, calls):
+def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty, epochs):
     """Store the root's `x` in `out`.
 
     x, out    uint8, 1-D, of the same size; x counts on the root only
     in_place  whether x is out
     part      elements of a part: gridDim.x of them are a segment, or more
-    step      elements of a step, STEPS or fewer of which are a part
+    chunk      elements of a step, STEPS or fewer of which are a part
     scratch   uint8 (2, n_ranks - 1, parts at most, elements of a part at most), symmetric
-    arrived   uint64 (n_ranks - 1, parts at most, 2), symmetric, zeros at first
-    free      uint64 (n_ranks, parts at most), symmetric, zeros at first
-    calls     uint64 (2, parts at most), zeros at first
+    full   uint64 (n_ranks - 1, parts at most, 2), symmetric, zeros at first
+    empty      uint64 (n_ranks, parts at most), symmetric, zeros at first
+    epochs     uint64 (2, parts at most), zeros at first
     grid      (parts, 2)
     """
     b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     me, n, parts = rank(), num_ranks(), cuda.gridDim.x
     segments, size = max(1, n - 1), out.size
-    call = calls[y, b] + 1
-    half, value = call & 1, STEPS * call
+    epoch = epochs[y, b] + 1
+    buffer, value = epoch & 1, CHUNKS * epoch
     mine = me - root - 1 if me > root else me - root - 1 + n
-    if me == root and call > 2:
+    if me == root and epoch > 2:
         k = t
         while k < n:
             if k != me:
-                wait(free[k, b:], 1, "sys", "acquire", call - 2)
+                wait(empty[k, b:], 1, "sys", "acquire", epoch - 2)
             k += cuda.blockDim.x
     elif me != root and y == 0 and t == 0:
-        notify(free[me, b:], root, call - 1, "set", "sys")
+        notify(empty[me, b:], root, epoch - 1, "set", "sys")
     cuda.syncthreads()  # all have read the counter
     at = number = 0
     while at < part:
-        length, parity = min(step, part - at), number & 1
+        length, parity = min(chunk, part - at), number & 1
         value += 1 - parity
         s = 0
         while s < segments and (me != root or y == parity):
@@ -97,29 +99,29 @@ def scatter_broadcast(x, out, in_place, root, part, step, scratch, arrived, free
                 else:
                     j = mine + s if mine + s < segments else mine + s - segments
                 if y == 1 or s == 0:
-                    wait_block(arrived[j, b, parity:], 1, "sys", "acquire", value)
+                    wait_block(full[j, b, parity:], 1, "sys", "acquire", value)
             begin = (j * parts + b) * part + at
             first = min(begin, size)
             count = min(begin + length, size) - first
-            its = span(x, first, count) if me == root else span(scratch[half, j, b], at, count)
+            its = span(x, first, count) if me == root else span(scratch[buffer, j, b], at, count)
             peer = root + 1 + to if root + 1 + to < n else root + 1 + to - n
             if me == root and not in_place or me != root and y == 1:
                 copy_block(span(out, first, count), its)
             if peer != me and (me == root or y == 0):
-                copy_block(span(symm_at(scratch, peer)[half, j, b], at, count), its)
+                copy_block(span(symm_at(scratch, peer)[buffer, j, b], at, count), its)
                 cuda.syncthreads()
                 if t == 0:
-                    notify(arrived[j, b, parity:], peer, value, "set", "sys")
+                    notify(full[j, b, parity:], peer, value, "set", "sys")
             s += 1
         at += length
         number += 1
     if t == 0:
-        calls[y, b] = call
+        epochs[y, b] = epoch
 
 
-def step_of(part):
+def chunk_of(part):
     """-> bytes of a step of a part of so many"""
-    return max(STEP, -(-part // STEPS) + 127 & -128)
+    return max(CHUNK, -(-part // CHUNKS) + 127 & -128)
 
 
 class Scatter(Method):
@@ -131,12 +133,12 @@ class Scatter(Method):
         world = self.world
         world.check_reach("broadcast scatter")
         self.root, self.segments = root, max(1, world.n_ranks - 1)
-        self.parts, room = parts_of(max_nbytes, self.segments, senders(world), PART)
+        self.parts, capacity = parts_of(max_nbytes, self.segments, senders(world), PART)
         shape = self.segments, self.parts
-        self.scratch = self.empty((2, *shape, room), "uint8", "broadcast.scatter.scratch")
-        self.arrived = self.zeros((*shape, 2), "uint64", "broadcast.scatter.arrived")
-        self.free_of = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.scatter.free")
-        self.calls = world.xp.zeros((2, self.parts), "uint64")
+        self.scratch = self.empty((2, *shape, capacity), "uint8", "broadcast.scatter.scratch")
+        self.full = self.zeros((*shape, 2), "uint64", "broadcast.scatter.full")
+        self.empty_signals = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.scatter.empty")
+        self.epochs = world.xp.zeros((2, self.parts), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.parts, nothing, nothing, False, 0)
 
@@ -146,8 +148,8 @@ class Scatter(Method):
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):
-        args = x, out, in_place, self.root, part, step_of(part)
-        args += self.scratch, self.arrived, self.free_of, self.calls
+        args = x, out, in_place, self.root, part, chunk_of(part)
+        args += self.scratch, self.full, self.empty_signals, self.epochs
         return self.launch(scatter_broadcast, (parts, 2), *args)
 
 

@@ -1,18 +1,20 @@
 """Gather by LL: all ranks store their words, with a flag, to the root. For small messages.
 
-Lines     lines[half, k], on the root: the words of rank k, packed (``device.packets.ll``). Written by rank k
+Lines     slots[buffer, k], on the root: the words of rank k, packed (``device.packets.ll``). Written by rank
+          k
           only, over NVLink
-Signals   read[c], on every rank but the root: the number of the last call whose chunk c of this rank the root
+Signals   empty[c], on every rank but the root: the number of the last call whose chunk c of this rank the
+          root
           has read (only the root sets it)
-Counters  calls[y, c], local: how often chunk c, of a word for each thread of a block, has been sent, or has
+Counters  epochs[y, c], local: how often chunk c, of a word for each thread of a block, has been sent, or has
           come from rank root + 1 + y modulo the ranks. In device memory, so that a replayed graph counts on
 
   block (b, 0), for its chunks c = b, b + gridDim.x, ..., on a rank that sends:
-          1. wait until read[c] is at least this call less 2                acquire, sys: the half is free
-          2. store the words to lines[half, me] on the root, with the flag
+          1. wait until empty[c] is at least this call less 2                acquire, sys: the half is free
+          2. store the words to slots[buffer, me] on the root, with the flag
   block (b, y), on the root, with peer = root + 1 + y modulo the ranks:
-          1. poll the words in lines[half, peer], and store them to the output; syncthreads
-          2. set read[c] on the peer to the number of this call             release, sys: after the reads
+          1. poll the words in slots[buffer, peer], and store them to the output; syncthreads
+          2. set empty[c] on the peer to the number of this call             release, sys: after the reads
              the blocks of y = 0 also copy the root's own words
   all:    add 1 to the chunk's counter
 
@@ -47,14 +49,14 @@ BLOCKS = 2  # of a grid, at most, for each multiprocessor
 
 
 @cuda.jit
-def ll_gather(x, out, in_place, root, lines, read, calls):
+def ll_gather(x, out, in_place, root, slots, empty, epochs):
     """Gather the `x` of all ranks in the root's `out`, by rank.
 
     x, out    uint64 or uint8, 1-D: out has n_ranks times as many elements, and counts on the root only
     in_place  whether x is the root's part of out
-    lines     uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
-    read      uint64 (chunks of the capacity,), symmetric, zeros at first
-    calls     uint64 (n_ranks - 1 or 1, chunks of the capacity), zeros at first
+    slots     uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
+    empty      uint64 (chunks of the capacity,), symmetric, zeros at first
+    epochs     uint64 (n_ranks - 1 or 1, chunks of the capacity), zeros at first
     grid      (any number, n_ranks - 1 on the root, else 1), but at least 1; one-dimensional blocks
     """
     b, y, t, threads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, cuda.blockDim.x
@@ -62,29 +64,29 @@ def ll_gather(x, out, in_place, root, lines, read, calls):
     peer = root + 1 + y
     if peer >= n:
         peer -= n
-    there = symm_at(lines, root)
-    griddepcontrol_wait(x, out, there, read, calls, me, size, peer)
+    there = symm_at(slots, root)
+    griddepcontrol_wait(x, out, there, empty, epochs, me, size, peer)
     griddepcontrol_launch_dependents()
     c = b
     while c * threads < size:
-        i, call = c * threads + t, calls[y, c] + 1
+        i, epoch = c * threads + t, epochs[y, c] + 1
         if i < size:
             if me != root:
                 word = load_word(x, i)
-                if call > 2:
-                    wait(read[c:], 1, "sys", "acquire", call - 2)
-                ll_store(there[call & 1, me], i, word, call)
+                if epoch > 2:
+                    wait(empty[c:], 1, "sys", "acquire", epoch - 2)
+                ll_store(there[epoch & 1, me], i, word, epoch)
             else:
                 if y == 0 and not in_place:
                     store_word(span(out, me * length, length), i, load_word(x, i))
                 if peer != me:
-                    word = ll_load(lines[call & 1, peer], i, call)
+                    word = ll_load(slots[epoch & 1, peer], i, epoch)
                     store_word(span(out, peer * length, length), i, word)
         cuda.syncthreads()  # all threads have read the counter, and the lines
         if t == 0:
             if me == root and peer != me:
-                notify(read[c:], peer, call, "set", "sys")
-            calls[y, c] = call
+                notify(empty[c:], peer, epoch, "set", "sys")
+            epochs[y, c] = epoch
         c += cuda.gridDim.x
 
 
@@ -100,9 +102,9 @@ class LL(Method):
         self.peers = max(1, n - 1) if world.rank == root else 1
         words = max(1, -(-max_nbytes // (8 * n)))
         chunks = -(-words // self.threads)
-        self.lines = self.zeros((2, n, 2 * words), "uint64", "gather.ll.lines")
-        self.read = self.zeros(chunks, "uint64", "gather.ll.read")
-        self.calls = world.xp.zeros((self.peers, chunks), "uint64")
+        self.slots = self.zeros((2, n, 2 * words), "uint64", "gather.ll.slots")
+        self.empty_signals = self.zeros(chunks, "uint64", "gather.ll.empty")
+        self.epochs = world.xp.zeros((self.peers, chunks), "uint64")
         for dtype in ("uint8", "uint64"):
             nothing = world.xp.empty(0, dtype)
             self._bind(chunks, nothing, nothing, False)
@@ -112,7 +114,7 @@ class LL(Method):
 
     def _bind(self, chunks, x, out, in_place):
         most = max(1, BLOCKS * self.world.backend.multiprocessors // self.peers)
-        args = x, out, in_place, self.root, self.lines, self.read, self.calls
+        args = x, out, in_place, self.root, self.slots, self.empty_signals, self.epochs
         return self.launch(ll_gather, (min(chunks, most), self.peers), *args, pdl=True)
 
 

@@ -1,24 +1,25 @@
 """Gather by push: stores into the root's memory, and a signal for each piece. For larger messages.
 
 Parts     what one rank gives is cut into as many parts as there are blocks per rank
-Scratch   scratch[half, k, b], on the root: part b of what rank k gives. Written by rank k only
-Signals   arrived[k, b], on the root: how much of part b of rank k is there (only rank k sets it)
-          read[b], on every other rank: the number of the last call whose part b of it the root has read (only
+Scratch   scratch[buffer, k, b], on the root: part b of what rank k gives. Written by rank k only
+Signals   full[k, b], on the root: how much of part b of rank k is there (only rank k sets it)
+          empty[b], on every other rank: the number of the last call whose part b of it the root has read
+          (only
           the root sets it)
-Counters  calls[y, b], local: how many calls block (b, y) has taken part in, so that it gives the number of a
+Counters  epochs[y, b], local: how many calls block (b, y) has taken part in, so that it gives the number of a
           call, and the half. In device memory, so that a replayed graph counts on
 
   block (b, 0), on a rank that sends:
-          1. wait until read[b] is at least this call less 2                acquire, sys: the half is free
+          1. wait until empty[b] is at least this call less 2                acquire, sys: the half is free
              for each step s, a piece of part b:
-          2. copy the piece to scratch[half, me, b] on the root, syncthreads
-          3. set arrived[me, b] there (``transfers.put``)                   release, sys: publishes the piece
+          2. copy the piece to scratch[buffer, me, b] on the root, syncthreads
+          3. set full[me, b] there (``transfers.put``)                   release, sys: publishes the piece
   block (b, y), on the root, with peer = root + y modulo the ranks:
      y > 0:  for each step s:
-          1. wait for it at arrived[peer, b]                                acquire, sys: sees the piece
-          2. copy it from scratch[half, peer, b] to the output; syncthreads
+          1. wait for it at full[peer, b]                                acquire, sys: sees the piece
+          2. copy it from scratch[buffer, peer, b] to the output; syncthreads
              after the last one:
-          3. set read[b] on the peer to the number of this call             release, sys: after the reads
+          3. set empty[b] on the peer to the number of this call             release, sys: after the reads
      y = 0:  copy part b of the root's own array to the output
   all:    add 1 to the counter
 
@@ -33,27 +34,27 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, wait_block
 
-from ..chunked_transfer import STEPS, put, receive, step_of
+from ..chunked_transfer import CHUNKS, chunk_of, put, receive
 from ..method import Method
 from ..push import cut, parts_of
 
 PART = 1 << 15  # bytes that are worth a block
-STEP = 1 << 17  # bytes that are worth a signal
+CHUNK = 1 << 17  # bytes that are worth a signal
 SENDERS = 48  # blocks that send to the root, at most, or one of each rank; it has twice as many
 
 
 @cuda.jit
-def push_gather(x, out, in_place, root, part, step, scratch, arrived, read, calls):
+def push_gather(x, out, in_place, root, part, chunk, scratch, full, empty, epochs):
     """Gather the `x` of all ranks in the root's `out`, by rank.
 
     x, out    uint8, 1-D: out has n_ranks times as many elements, and counts on the root only
     in_place  whether x is the root's part of out
     part      elements of a part: gridDim.x of them are x
-    step      elements of a piece, a multiple of 8192: STEPS or fewer of them are a part
+    chunk      elements of a piece, a multiple of 8192: STEPS or fewer of them are a part
     scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-    arrived   uint64 (n_ranks, parts at most), symmetric, zeros at first
-    read      uint64 (parts at most,), symmetric, zeros at first
-    calls     uint64 (n_ranks or 1, parts at most), zeros at first
+    full   uint64 (n_ranks, parts at most), symmetric, zeros at first
+    empty      uint64 (parts at most,), symmetric, zeros at first
+    epochs     uint64 (n_ranks or 1, parts at most), zeros at first
     grid      (parts, n_ranks on the root, else 1)
     """
     me, n, size, b, y = rank(), num_ranks(), x.size, cuda.blockIdx.x, cuda.blockIdx.y
@@ -61,23 +62,23 @@ def push_gather(x, out, in_place, root, part, step, scratch, arrived, read, call
     if peer >= n:
         peer -= n
     begin, end = min(b * part, size), min((b + 1) * part, size)
-    call = calls[y, b] + 1
-    half, arrival = call & 1, STEPS * call
+    epoch = epochs[y, b] + 1
+    buffer, base = epoch & 1, CHUNKS * epoch
     if me != root:
-        if call > 2:
-            wait_block(read[b:], 1, "sys", "acquire", call - 2)
-        there = scratch[half, me, b, : end - begin]
-        put(there, x[begin:end], arrived[me, b:], arrival, step, root)
+        if epoch > 2:
+            wait_block(empty[b:], 1, "sys", "acquire", epoch - 2)
+        there = scratch[buffer, me, b, : end - begin]
+        put(there, x[begin:end], full[me, b:], base, chunk, root)
     elif y > 0:
         theirs = out[peer * size + begin : peer * size + end]
-        receive(theirs, scratch[half, peer, b], arrived[peer, b:], arrival, step)
+        receive(theirs, scratch[buffer, peer, b], full[peer, b:], base, chunk)
     elif not in_place:
         copy_block(out[me * size + begin : me * size + end], x[begin:end])
     cuda.syncthreads()  # all threads have read the counter, and the scratch
     if cuda.threadIdx.x == 0:
         if peer != me and me == root:
-            notify(read[b:], peer, call, "set", "sys")
-        calls[y, b] = call
+            notify(empty[b:], peer, epoch, "set", "sys")
+        epochs[y, b] = epoch
 
 
 class Push(Method):
@@ -87,11 +88,11 @@ class Push(Method):
         world, n = self.world, self.world.n_ranks
         world.check_reach("gather push")
         self.root, self.ranks = root, n if world.rank == root else 1
-        self.blocks, room = parts_of(max_nbytes, n, max(1, SENDERS // max(1, n - 1)), PART)
-        self.scratch = self.empty((2, n, self.blocks, room), "uint8", "gather.push.scratch")
-        self.arrived = self.zeros((n, self.blocks), "uint64", "gather.push.arrived")
-        self.read = self.zeros(self.blocks, "uint64", "gather.push.read")
-        self.calls = world.xp.zeros((self.ranks, self.blocks), "uint64")
+        self.blocks, capacity = parts_of(max_nbytes, n, max(1, SENDERS // max(1, n - 1)), PART)
+        self.scratch = self.empty((2, n, self.blocks, capacity), "uint8", "gather.push.scratch")
+        self.full = self.zeros((n, self.blocks), "uint64", "gather.push.full")
+        self.empty_signals = self.zeros(self.blocks, "uint64", "gather.push.empty")
+        self.epochs = world.xp.zeros((self.ranks, self.blocks), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.blocks, nothing, nothing, False, 0)
 
@@ -101,8 +102,8 @@ class Push(Method):
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):
-        args = x, out, in_place, self.root, part, step_of(part, STEP)
-        args += self.scratch, self.arrived, self.read, self.calls
+        args = x, out, in_place, self.root, part, chunk_of(part, CHUNK)
+        args += self.scratch, self.full, self.empty_signals, self.epochs
         return self.launch(push_gather, (parts, self.ranks), *args)
 
 

@@ -6,15 +6,16 @@ Rank (j, l) is the l-th of node j, the root is of node i0. Rank (j, l) of anothe
 network uses the links of all ranks of the root's node alike.
 
 Parts     what one rank gives is cut into as many parts as there are blocks per rank
-Scratch   scratch[half, k, b], on the ranks of the root's node: part b of rank k. On (i0, l) written by
+Scratch   scratch[buffer, k, b], on the ranks of the root's node: part b of rank k. On (i0, l) written by
           (j, l) = k, through the network; on the root also by the ranks of its node, for themselves and for
           those that send to them. On other nodes: my own part, which the network reads
-Signals   arrived[half, k, b], on the ranks of the root's node: the number of the last call whose part b of
+Signals   full[buffer, k, b], on the ranks of the root's node: the number of the last call whose part b of
           rank k is here; set by who writes it
-          read[k, b], on (i0, l): that of the last call whose part b of rank k the root has read (only it sets
+          empty[k, b], on (i0, l): that of the last call whose part b of rank k the root has read (only it
+          sets
           it); k is (i0, l), or sends to it
-          begun[b], on (j, l) of other nodes: how many calls (i0, l) has begun (only it adds)
-Counters  calls[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
+          outbox_empty[b], on (j, l) of other nodes: how many calls (i0, l) has begun (only it adds)
+Counters  epochs[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
           memory, so that a replayed graph counts on
 
   block (b, 0) of (j, l) of another node:
@@ -22,7 +23,7 @@ Counters  calls[y, b], local: how often block (b, y) has run; it gives the numbe
           2. copy part b of x to my scratch, put it, and its signal, to (i0, l)  the signal follows the data
   block (b, y) of (i0, l), for rank k: on the root any; on the others itself, and those that send to it
      k sends to it:
-          3. add 1 to begun[b] on k; wait for part b of it              also of the network
+          3. add 1 to outbox_empty[b] on k; wait for part b of it              also of the network
      the root, k is of its node, or sends to another of it:
           4. wait for part b of k                                       acquire, sys
      not the root:
@@ -31,7 +32,7 @@ Counters  calls[y, b], local: how often block (b, y) has run; it gives the numbe
           7. set its signal there                                       release, sys: publishes the part
      the root:
           8. copy part b to the output, syncthreads
-          9. set read[k, b] on who wrote it, if that was by stores      release, sys: after the reads
+          9. set empty[k, b] on who wrote it, if that was by stores      release, sys: after the reads
      all:
          10. add 1 to the counter
 
@@ -78,7 +79,9 @@ SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def push_gather_2d(x, out, in_place, root, part, home, local_size, scratch, arrived, begun, read, calls):
+def push_gather_2d(
+    x, out, in_place, root, part, home, local_size, scratch, full, outbox_empty, empty, epochs
+):
     """Gather the `x` of all ranks in the root's `out`, by rank.
 
     x, out      uint8, 1-D: out has n_ranks times as many elements, and counts on the root only
@@ -87,10 +90,10 @@ def push_gather_2d(x, out, in_place, root, part, home, local_size, scratch, arri
     home        the first rank of the root's node
     local_size  ranks of a node, which are consecutive
     scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
-    arrived     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
-    begun       uint64 (parts at most,), symmetric, zeros at first
-    read        uint64 (n_ranks, parts at most), symmetric, zeros at first
-    calls       uint64 (n_ranks, parts at most), zeros at first
+    full     uint64 (2, n_ranks, parts at most), symmetric, zeros at first
+    outbox_empty       uint64 (parts at most,), symmetric, zeros at first
+    empty        uint64 (n_ranks, parts at most), symmetric, zeros at first
+    epochs       uint64 (n_ranks, parts at most), zeros at first
     grid        (parts, n_ranks) on the root, (parts, nodes) on the others of its node, else (parts, 1)
     """
     b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
@@ -101,40 +104,40 @@ def push_gather_2d(x, out, in_place, root, part, home, local_size, scratch, arri
     by = home + k - quotient(k, local_size) * local_size  # who brings it to the root: (i0, l)
     begin = min(b * part, size)
     length = min(begin + part, size) - begin
-    call = calls[y, b] + 1
-    half = call & 1
-    theirs, mine = span(scratch[half, k, b], 0, length), span(x, begin, length)
+    epoch = epochs[y, b] + 1
+    buffer = epoch & 1
+    theirs, mine = span(scratch[buffer, k, b], 0, length), span(x, begin, length)
     if me < home or me >= home + local_size:
         if t == 0:
-            signal_wait_until(begun[b:], GE, call - 1)
+            signal_wait_until(outbox_empty[b:], GE, epoch - 1)
         cuda.syncthreads()
         copy_block(theirs, mine)  # k is me; a put begins with a barrier of the block
-        put_signal_nbi_block(theirs, theirs, arrived[half, me, b:], call, SET, by)
+        put_signal_nbi_block(theirs, theirs, full[buffer, me, b:], epoch, SET, by)
     else:
         source = mine
         if k != me:
             source = theirs
             if by == me:
                 if t == 0:
-                    signal_op(begun[b:], 1, ADD, k)
-                    signal_wait_until(arrived[half, k, b:], GE, call)
+                    signal_op(outbox_empty[b:], 1, ADD, k)
+                    signal_wait_until(full[buffer, k, b:], GE, epoch)
                 cuda.syncthreads()
             else:
-                wait_block(arrived[half, k, b:], 1, "sys", "acquire", call)
+                wait_block(full[buffer, k, b:], 1, "sys", "acquire", epoch)
         if me != root:
-            if call > 2:
-                wait_block(read[k, b:], 1, "sys", "acquire", call - 2)
-            copy_block(span(symm_at(scratch, root)[half, k, b], 0, length), source)
+            if epoch > 2:
+                wait_block(empty[k, b:], 1, "sys", "acquire", epoch - 2)
+            copy_block(span(symm_at(scratch, root)[buffer, k, b], 0, length), source)
             cuda.syncthreads()
             if t == 0:
-                notify(arrived[half, k, b:], root, call, "set", "sys")
+                notify(full[buffer, k, b:], root, epoch, "set", "sys")
         elif k != me or not in_place:
             copy_block(span(out, k * size + begin, length), source)
     cuda.syncthreads()  # all threads have read the part, and the counter
     if t == 0:
         if me == root and by != me:
-            notify(read[k, b:], by, call, "set", "sys")
-        calls[y, b] = call
+            notify(empty[k, b:], by, epoch, "set", "sys")
+        epochs[y, b] = epoch
 
 
 class Push2D(Method):
@@ -144,12 +147,12 @@ class Push2D(Method):
         world, n = self.world, self.world.n_ranks
         world.check_reach("gather push_2d", ranks=world.node_ranks)
         self.root, self.home = root, root - root % world.local_size
-        self.parts, room = parts_of(max_nbytes, n, min(MAX_PARTS, max(1, MAX_BLOCKS // n)), PART)
-        self.scratch = self.empty((2, n, self.parts, room), "uint8", "gather.push_2d.scratch")
-        self.arrived = self.zeros((2, n, self.parts), "uint64", "gather.push_2d.arrived")
-        self.begun = self.zeros(self.parts, "uint64", "gather.push_2d.begun")
-        self.read = self.zeros((n, self.parts), "uint64", "gather.push_2d.read")
-        self.calls = world.xp.zeros((n, self.parts), "uint64")
+        self.parts, capacity = parts_of(max_nbytes, n, min(MAX_PARTS, max(1, MAX_BLOCKS // n)), PART)
+        self.scratch = self.empty((2, n, self.parts, capacity), "uint8", "gather.push_2d.scratch")
+        self.full = self.zeros((2, n, self.parts), "uint64", "gather.push_2d.full")
+        self.outbox_empty = self.zeros(self.parts, "uint64", "gather.push_2d.outbox_empty")
+        self.empty_signals = self.zeros((n, self.parts), "uint64", "gather.push_2d.empty")
+        self.epochs = world.xp.zeros((n, self.parts), "uint64")
         nothing = world.xp.empty(0, "uint8")
         self._bind(self.parts, nothing, nothing, False, 0)
 
@@ -164,7 +167,7 @@ class Push2D(Method):
         if world.rank == self.root:
             ranks = world.n_ranks
         args = x, out, in_place, self.root, part, self.home, world.local_size
-        args += self.scratch, self.arrived, self.begun, self.read, self.calls
+        args += self.scratch, self.full, self.outbox_empty, self.empty_signals, self.epochs
         return self.launch(push_gather_2d, (parts, ranks), *args)
 
 

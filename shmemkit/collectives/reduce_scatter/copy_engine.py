@@ -15,7 +15,7 @@ from numba import cuda, types
 
 from shmemkit.device import PIECE_BYTES, lamport_load, load_piece, span, store_piece
 
-from ..copy_engine_exchange import CopiedPieces, enqueue, places_of, send_pieces
+from ..copy_engine_exchange import CopyEngineExchange, enqueue, send_packets, slot_indices_of
 from ..packet_tiles import combining
 
 AT_ONCE = 8  # pieces of all ranks, in registers of a thread, whose loads are under way together
@@ -68,7 +68,7 @@ def _taking(combine, me, n, m):
     """-> ``take(mine, out, i, step, lines, place, row, low, high)``: wait for `m` pieces of all others, and
     store what they and mine combine to."""
     load, store = _loading(m), _storing(combine, me, n, m)
-    places = places_of(tuple(k for k in range(n) if k != me), m) if n > 1 else None
+    places = slot_indices_of(tuple(k for k in range(n) if k != me), m) if n > 1 else None
 
     @cuda.jit(device=True)
     def take(mine, out, i, step, lines, place, row, low, high):
@@ -108,7 +108,7 @@ def reduction_kernel(op, dtype, n, me, words):
         step, end = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces)
         mine = span(x, me * stride + at, out.size)
         place = types.uint32(me * row + first)
-        send_pieces(x, stride, at, out.size, types.uint32(i + copied), step, end, lines, place, low, high)
+        send_packets(x, stride, at, out.size, types.uint32(i + copied), step, end, lines, place, low, high)
         while i + (m - 1) * step < end:
             take(mine, out, i, step, lines, types.uint32(first + i), row, low, high)
             i = types.uint32(i + m * step)
@@ -119,14 +119,14 @@ def reduction_kernel(op, dtype, n, me, words):
     return combine_copied
 
 
-class CopyEngine(CopiedPieces):
+class CopyEngine(CopyEngineExchange):
     """The method "copy_engine" of ``ReduceScatter``."""
 
     name, personalized = "reduce_scatter copy_engine", True
 
     def prepare(self, max_nbytes, op):
         self.op = op
-        self.prepare_places(max_nbytes)
+        self.prepare_slots(max_nbytes)
 
     def bind(self, x, out, in_place, dtype):
         """-> run(stream)"""
@@ -137,7 +137,7 @@ class CopyEngine(CopiedPieces):
 
         def run(stream):
             self.barrier(stream)
-            main, beside = self.beside(stream)
+            main, beside = self.fork(stream)
             enqueue(early, beside)
             if early:
                 backend.order(main, beside)
@@ -156,8 +156,8 @@ class CopyEngine(CopiedPieces):
         x, out = self.wide(x, out, segment)
         kernel = reduction_kernel(self.op, dtype.name, n, world.rank, x.dtype.name)
         numbers = segment // x.itemsize, at // x.itemsize, pieces, copied
-        return self.launch_pieces(
-            kernel, pieces, x, out, *numbers, self.lines, self.row, first, *self.pattern
+        return self.launch_packets(
+            kernel, pieces, x, out, *numbers, self.slots, self.row, first, *self.pattern
         )
 
 

@@ -51,7 +51,7 @@ from numba import cuda, types
 
 from shmemkit.device import load_word, n_words, num_ranks, rank, reduction, store_word, symm_at
 
-from ..block_barrier import meet
+from ..block_barrier import block_barrier
 from ..method import Method
 
 PART = 1 << 12  # bytes that are worth a block
@@ -99,12 +99,12 @@ def pull_kernels(op, dtype):
         """
         b, me, size = cuda.blockIdx.x, rank(), n_words(out)
         call = calls[b] + 1
-        meet(ready, b, call)
+        block_barrier(ready, b, call)
         cuda.syncthreads()
         segment = x[me * out.size : (me + 1) * out.size]
         combine(out, segment, segment, min(b * part, size), min((b + 1) * part, size), 0)
         cuda.syncthreads()
-        meet(done, b, call)
+        block_barrier(done, b, call)
         if cuda.threadIdx.x == 0:
             calls[b] = call
 
@@ -128,7 +128,7 @@ def pull_kernels(op, dtype):
                 y += 1
             i += cuda.blockDim.x
         cuda.syncthreads()
-        meet(ready, b, call)
+        block_barrier(ready, b, call)
         cuda.syncthreads()
         combine(out, x[me * out.size : (me + 1) * out.size], staged[half, me, b], begin, end, begin)
         if cuda.threadIdx.x == 0:

@@ -35,7 +35,7 @@ from numba import cuda, types
 from shmemkit.device import n_words, num_ranks, rank, reduction, store_word, wait
 
 from .. import push
-from ..chunked_transfer import STEPS, put_to_all, step_of
+from ..chunked_transfer import CHUNKS, chunk_of, put_to_all
 from ..method import Method
 from .combine_rows import combining
 
@@ -56,7 +56,7 @@ def push_kernel(op, dtype, n_ranks):
         mine     my segment of x; uint64 or uint8, as out
         out      uint64 or uint8, 1-D; may be mine
         part     bytes of a part, a multiple of 128: gridDim.x of them are a segment, or more
-        step     bytes of a step, a multiple of 8192: STEPS or fewer of them are a part
+        step     bytes of a step, a multiple of 8192: CHUNKS or fewer of them are a part
         scratch  uint8 (2, n_ranks, parts at most, bytes of a part at most), symmetric
         words    the same, 1-D, as uint64
         arrived  uint64 (n_ranks, parts at most), symmetric, zeros at first
@@ -66,7 +66,7 @@ def push_kernel(op, dtype, n_ranks):
         b, y, t, threads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, cuda.blockDim.x
         me, n = rank(), num_ranks()
         call = calls[y, b] + 1
-        half, arrival = call & 1, STEPS * call
+        half, arrival = call & 1, CHUNKS * call
         if y == 0:
             segment = mine.size * mine.itemsize
             begin = min(b * part, segment)
@@ -126,7 +126,7 @@ class Push(Method):
         parts, part = push.cut(out.nbytes, self.parts, push.PART)
         mine = x[world.rank * out.size : (world.rank + 1) * out.size]
         scratch = self.scratch, self.scratch.reshape(-1).view("uint64")
-        args = x.view("uint8"), mine, out, part, step_of(part, STEP), *scratch, self.arrived, self.calls
+        args = x.view("uint8"), mine, out, part, chunk_of(part, STEP), *scratch, self.arrived, self.calls
         return self.launch(push_kernel(self.op, dtype.name, world.n_ranks), (parts, 2), *args)
 
 

@@ -4,7 +4,7 @@ which has the protocol.
 The kernel's warps store parts to memory here faster than links take them from all multiprocessors at a time.
 """
 
-from shmemkit.collectives.side_streams import Lanes
+from shmemkit.collectives.side_streams import SideStreams
 from shmemkit.device.cuda.accumulators import ITEMSIZE
 
 from ..sm90_host import Choice
@@ -33,7 +33,7 @@ class Copied(Fused):
             self.outbox = xp.empty(others * self.room, "uint8")
             self.written = xp.zeros(others * self.signals, "uint64")
         world.stream.synchronize()
-        self.lanes = Lanes(world)
+        self.side_streams = SideStreams(world)
 
     def is_for(self, m, k, n):
         n_ranks = len(self.ranks)
@@ -54,7 +54,7 @@ class Copied(Fused):
         operations = [backend.memory_operations(begin), *self._copies(tiles, chunk, tile_bytes)]
 
         def run(stream):
-            main, (side,) = backend.handle(stream), self.lanes.beside(stream, 1)
+            main, (side,) = backend.handle(stream), self.side_streams.of(stream, 1)
             backend.order(side, main)
             step(stream)  # before what waits for it
             for operation in operations:
