@@ -17,7 +17,7 @@ from shmemkit.collectives.copy_engine_exchange import CopyEngineExchange
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "fast", "touched"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
@@ -56,8 +56,10 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
+    from touched import several_ranks  # by now pytest has imported it
+
     backend, reason = choose_backend()
-    if int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1:
+    if several_ranks():
         alone = pytest.mark.skip(reason="not marked gpu: run it on one rank")
         for item in items:
             if not item.get_closest_marker("gpu"):

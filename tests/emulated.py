@@ -4,9 +4,11 @@ import inspect
 import os
 
 import pytest
+import touched
 
 import shmemkit as sk
 from shmemkit.emu import DeadlockError
+from shmemkit.emu.__main__ import main as shmemkit_emu
 
 
 def spmd(n, main, **options):
@@ -17,6 +19,12 @@ def deadlock_of(n, main, **options):
     with pytest.raises(DeadlockError) as caught:
         spmd(n, main, **options)
     return str(caught.value)
+
+
+def emulate(arguments):
+    """``shmemkit emu`` with these `arguments`, in this process. -> its exit status"""
+    touched.examples(arguments)
+    return shmemkit_emu(arguments)
 
 
 def line_of(function, text):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from fast import slow
 from gemms import ACTIVATE, changed, check
 from numba import cuda
 from test_all_gather import fill
@@ -95,9 +96,9 @@ def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16,
     [
         (1, 70, 2),
         (2, 64, 1),  # one block: in the order of the tiles
-        (3, 64, 2),
+        *slow((3, 64, 2)),
         (3, 40, 2),  # tiles in several segments: mine is copied first
-        (5, 16, 1),
+        *slow((5, 16, 1)),
     ],
 )
 def test_overlap(pes, tiles, n_pes, rows, sms):
@@ -110,8 +111,7 @@ def test_overlap(pes, tiles, n_pes, rows, sms):
     [
         (1, 70, 72),
         (2, 64, 136),  # the last part has no columns
-        (3, 40, 200),
-        (5, 16, 72),
+        *slow((3, 40, 200), (5, 16, 72)),
     ],
 )
 def test_by_columns(pes, tiles, n_pes, rows, k):
@@ -119,6 +119,7 @@ def test_by_columns(pes, tiles, n_pes, rows, k):
     assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("rows", [64, 24])
@@ -226,6 +227,7 @@ def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "line", "change"),
     [
@@ -245,6 +247,7 @@ def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, chang
     assert found_out(rows, races=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "line", "change"),
     [

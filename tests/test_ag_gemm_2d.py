@@ -3,6 +3,7 @@ messages late; and what goes wrong when a part of the protocol is taken away."""
 
 import numpy as np
 import pytest
+from fast import slow
 from gemms import changed, check
 from numba import cuda
 from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
@@ -33,13 +34,13 @@ def all_right(pes, n_nodes, local_size, calls, *args):
     return pes(n, local_size=local_size).run(in_a_row, calls, *args) == [calls] * n
 
 
+@pytest.mark.each_value
 @late
 @pytest.mark.parametrize(
     "n_nodes, local_size, rows, by_columns",
     [
         (2, 1, 24, False),
-        (3, 1, 64, False),
-        (2, 2, 64, True),
+        *slow((3, 1, 64, False), (2, 2, 64, True)),
         (2, 2, 24, False),  # tiles with rows of several ranks: mine are copied first
         (2, 3, 8, True),
     ],
@@ -49,6 +50,7 @@ def test_nodes(pes, monkeypatch, n_nodes, local_size, rows, by_columns):
     assert all_right(pes, n_nodes, local_size, 3, rows, 24, 16, None, "overlap_2d")
 
 
+@pytest.mark.each_value
 @late
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("n_nodes, local_size", [(2, 2), (2, 1)])
@@ -82,7 +84,7 @@ def test_several_weights(pes):
 
 
 @late
-@pytest.mark.parametrize("local_size", [1, 2])
+@pytest.mark.parametrize("local_size", [1, *slow(2)])
 def test_graphs_and_streams(pes, local_size):
     def main():
         world = sk.init()
@@ -204,6 +206,7 @@ def few_calls(calls, threads=1):
     return right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_nodes, calls, chunk", [(2, 2, 256), (2, 1, 128)])
 def test_right_in_every_schedule(monkeypatch, n_nodes, calls, chunk):
     monkeypatch.setattr(multi_node, "CHUNK", chunk)
@@ -229,6 +232,7 @@ def test_nothing_is_found_otherwise():
     assert not any(found_out(seed) for seed in (None, 0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line, change",
     [

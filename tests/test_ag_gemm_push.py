@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 import pytest
+from fast import slow
 from gemms import changed, check, moved
 from test_ag_gemm import BF16, found_out, graphs_and_streams, in_a_row, integers, weight_of
 
@@ -38,15 +39,16 @@ orders = pytest.mark.parametrize("by_columns", [True, False], ids=["columns", "r
 pushed = functools.partial(in_a_row, method="push", sms=4)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
     ("n_pes", "rows", "k"),
     [
-        (1, 70, 72),
+        *slow((1, 70, 72)),
         (2, 64, 72),
         (3, 40, 72),  # tiles with rows of several ranks, which all come from staged
-        (5, 3, 8),
-        (2, 3, 1160),  # the columns are more than 16 parts of the least width
+        *slow((5, 3, 8)),
+        *slow((2, 3, 1160)),  # the columns are more than 16 parts of the least width
     ],
 )
 @orders
@@ -56,15 +58,17 @@ def test_sizes(pes, tiles, n_pes, rows, k, by_columns):
     assert pes(n_pes).run(pushed, calls, rows, k, 48) == [calls] * n_pes
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
-@pytest.mark.parametrize("rows", [64, 24])
+@pytest.mark.parametrize("rows", [24, *slow(64)])
 @orders
 def test_gathered_rows(pes, tiles, rows, given, by_columns):
     tiles(SMALL, 1, by_columns)
     assert pes(2).run(pushed, 3, rows, 72, 16, given) == [3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [BF16, np.dtype("float16")])
 @orders
 def test_parts_of_k(pes, tiles, dtype, by_columns):
@@ -77,6 +81,7 @@ def test_wide_rows(pes):
     assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 9) == [2, 2]
 
 
+@pytest.mark.slow
 def test_any_arrays_and_sizes_in_turn(pes, tiles):
     """Several weights, one of them of no columns; operands and results that the TMA does not take, on one
     rank alone; another size in each call."""
@@ -106,6 +111,7 @@ def test_any_arrays_and_sizes_in_turn(pes, tiles):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 def test_graphs_and_streams(pes, tiles):
     pes(2).run(graphs_and_streams, "push")
 
@@ -121,6 +127,7 @@ def without(line, change):
 COLUMNS, ROWS = True, False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "by_columns", "line", "change"),
     [

@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples, slow
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, uint8
 
@@ -116,6 +117,7 @@ def prove(n_pes, args, local_size=None):
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -123,6 +125,7 @@ def test_any_number_of_ranks(pes, n_pes, method):
     pes(n_pes).run(gather_all, method, [9, 4, 0, 300])
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [9, 4, 0, 70]), (8, [9, 4]), (16, [5])])
@@ -130,6 +133,7 @@ def test_many_ranks(pes, n_pes, sizes, method):
     pes(n_pes).run(gather_all, method, sizes, "int16")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -138,6 +142,7 @@ def test_into_symmetric_memory(pes, n_pes, in_place, method):
     pes(n_pes).run(gather_all, method, [9, 4, 0, 70], "float32", 0, in_place, True)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("in_place", [False, True])
 def test_into_one_output_again_and_again(pes, method, in_place):
@@ -171,6 +176,7 @@ def add(x, total):
         total[0] += x[i]
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
 def test_on_several_streams(pes, method):
@@ -214,6 +220,7 @@ def test_lengths(pes, small_chunks, method):
     pes(3).run(gather_all, method, [1, 450, 0, 33, 65, 456, 64, 7], "uint8", 3)
 
 
+@pytest.mark.slow
 @methods
 def test_larger_than_a_chunk(pes, method):
     large = {"ll": 1100, "ll128": 7700, "ll_2d": 4100, "ll_2d_multimem": 4100}.get(method, 33_000)
@@ -232,7 +239,7 @@ def test_dtypes(pes, method, dtype):
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 3),
@@ -246,6 +253,7 @@ def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unalign
     pes(n_pes, seed=seed).run(gather_all, method, sizes, dtype, unaligned, in_place, symmetric)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_graphs_interleaved_with_calls(pes, method):
@@ -268,6 +276,7 @@ def test_wrong_arguments(pes, arguments, message):
     pes(1).run(main)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["auto", *sk.AllGather.methods])
 @pytest.mark.parametrize("where", [{0, 1, 2}, {1}], ids=["everywhere", "on_rank_1"])
 def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, method, where):
@@ -335,6 +344,7 @@ PROTOCOLS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("protocol, form", PROTOCOLS)
 @pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 130), ("complex128", 4)])
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
@@ -505,7 +515,7 @@ def test_a_capture_between_calls_on_its_stream(pes, method):
     pes(2).run(main)
 
 
-@pytest.mark.parametrize("n_pes", [2, 3])
+@pytest.mark.parametrize("n_pes", [2, *slow(3)])
 def test_push_in_steps(pes, monkeypatch, n_pes):
     """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
     this and one that."""
@@ -557,6 +567,7 @@ def test_push_where_gpus_differ(pes, symmetric):
     pes(2).run(main)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
 def test_push_through_the_network(pes, small_chunks, nodes, local_size):
@@ -644,6 +655,7 @@ def test_wrong_lines(pes, words, data, message):
 # ---- all schedules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "n_pes, args",
     [
@@ -656,6 +668,7 @@ def test_proven_for_a_small_size(n_pes, args):
     prove(n_pes, args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2)])
 def test_push_through_the_network_is_proven(nodes, local_size):
     prove(nodes * local_size, ("push_1d", 3), local_size)

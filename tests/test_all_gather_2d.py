@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from emulated import emulate
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 from test_all_gather import gather_all, graphs_interleaved, prove
@@ -26,12 +28,12 @@ from shmemkit.device import (
     quiet,
     rank,
 )
-from shmemkit.emu.__main__ import main as emulate
 
 pytestmark = pytest.mark.usefixtures("messages")
 methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0, 1])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
@@ -39,6 +41,7 @@ def test_nodes(pes, nodes, local_size, method):
     pes(nodes * local_size, local_size=local_size).run(gather_all, method, [9, 4, 0, 40])
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 8)])
@@ -46,6 +49,7 @@ def test_many_ranks(pes, nodes, local_size, method):
     pes(nodes * local_size, local_size=local_size).run(gather_all, method, [5, 1], "int16")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
@@ -59,6 +63,7 @@ def test_larger_than_a_chunk(pes, method):
     pes(4, local_size=2).run(gather_all, method, [4100, 3], "uint8")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None])
 @pytest.mark.parametrize("dtype", ["bool", "int16", "bfloat16", "complex128"])
@@ -67,7 +72,7 @@ def test_dtypes_in_place(pes, method, dtype):
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -82,12 +87,14 @@ def test_any_shape(pes, small_chunks, method, seed, delivery, nodes, sizes, dtyp
     ranks.run(gather_all, method, sizes, dtype, unaligned, in_place)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_graphs_interleaved_with_calls(pes, method):
     pes(4, local_size=2).run(graphs_interleaved, method)
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
 def test_proven_for_a_small_size(method, nodes, local_size):
@@ -143,6 +150,7 @@ def ring(form, size, wait_for_the_put=True):
     return main
 
 
+@pytest.mark.each_value
 @forms
 @pytest.mark.parametrize("size", [3, 8, 41])
 @pytest.mark.schedules(deliveries=("eager", "ordered", "unordered"), seeds=[None, 0, 1])

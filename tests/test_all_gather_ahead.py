@@ -68,6 +68,7 @@ def parts(monkeypatch):
     return set_parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_pes", "n_parts", "size", "by_columns", "skips"),
     [
@@ -131,6 +132,7 @@ def test_signals_are_set_back(monkeypatch, parts, by_columns):
     assert explored(2, 0, 0, by_columns=by_columns).failure is not None
 
 
+@pytest.mark.slow
 def test_the_wait_for_all_segments_is_needed(monkeypatch, parts):
     parts(1)
     monkeypatch.setattr(Transfer, "wait", lambda self: None)

@@ -45,6 +45,7 @@ def room_for(world, n, dtype, symmetric):
     return world.zeros(n, dtype) if symmetric else np.zeros(n, as_dtype(dtype))
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
@@ -53,6 +54,7 @@ def test_symmetric_outputs(pes, n_pes, in_place, method):
     pes(n_pes).run(gather_all, method, [9, 4, 0, 300], "int32", 0, in_place, True)
 
 
+@pytest.mark.slow
 @methods
 def test_many_ranks(pes, method):
     pes(16).run(gather_all, method, [5, 1], "int16", 0, False, True)
@@ -98,6 +100,7 @@ def test_outputs_of_one_object_alternate_with_private_ones(pes):
     pes(3).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @outputs
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
@@ -172,6 +175,7 @@ def overlap_all(method, calls, size=3, symmetric=True, in_place=False, threads=4
     engine.free()
 
 
+@pytest.mark.each_value
 @methods
 @outputs
 @pytest.mark.parametrize("in_place", [False, True])
@@ -181,6 +185,7 @@ def test_overlap(pes, n_pes, in_place, symmetric, method):
     pes(n_pes).run(overlap_all, method, 4, 3, symmetric, in_place)
 
 
+@pytest.mark.each_value
 @methods
 @outputs
 @pytest.mark.parametrize("size", [0, 1])
@@ -220,6 +225,7 @@ def test_the_consumer_has_segments_before_all_have_come(pes, method):
     pes(3).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @outputs
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
@@ -396,6 +402,7 @@ PULLED = [("copy_pull", False), ("copy_pull", True)]
 PROTOCOLS = [("copy_push", True), *PULLED]  # copy_push pulls into private memory, as copy_pull does
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, symmetric, n_pes, calls, skip",
     [
@@ -441,6 +448,7 @@ def reset_nothing(arrivals, epoch, first, end, signals):
         epoch[0] = call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, symmetric, left_out, skip",
     [
@@ -462,6 +470,7 @@ def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out, skip):
     assert explored(2, 2, method, symmetric, skip).failure is not None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method, symmetric", PROTOCOLS)
 @pytest.mark.parametrize("broken", [reset_nothing, reset_late])
 def test_signals_are_set_back_before_the_arrival(monkeypatch, broken, method, symmetric):
@@ -485,6 +494,7 @@ def test_signals_follow_the_data(monkeypatch, method, symmetric):
     assert explored(2, 1, method, symmetric, 0).failure is not None
 
 
+@pytest.mark.slow
 def test_the_kernel_that_waits_is_needed(monkeypatch):
     """Where a consumer does not wait for all."""
     start = Transfer.start
@@ -501,6 +511,7 @@ def test_the_kernel_that_waits_is_needed(monkeypatch):
 # ---- one process per rank
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed")
 def test_under_mpirun():
     succeed(

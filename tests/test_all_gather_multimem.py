@@ -11,12 +11,14 @@ from shmemkit.collectives.all_gather import METHODS
 unordered = pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("n_pes, local_size", [(2, 1), (4, 2), (6, 3), (6, 2)])
 @unordered
 def test_all_gather_over_nodes(pes, n_pes, local_size):
     pes(n_pes, local_size=local_size).run(gather_all, "ll_2d_multimem", [33, 0, 5, 300], "int16")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("unaligned", [0, 3])
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])
@@ -32,6 +34,7 @@ def test_all_gather_of_several_chunks_and_parts(pes, small_chunks):
     pes(2, local_size=1).run(gather_all, "ll_2d_multimem", [700, 500, 3, 700], "uint8")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method, local_size", [("multimem", 4), ("ll_2d_multimem", 2)])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):
@@ -50,6 +53,7 @@ def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):
     pes(4).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, local_size", [("multimem", 2), ("ll_2d_multimem", 2), ("ll_2d_multimem", 1)]
 )

@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reduced import combined
 
@@ -43,6 +44,7 @@ def reduce_all(method, sizes, dtype="float32", op="sum", unaligned=0, in_place=F
     reduce.free()
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -50,6 +52,7 @@ def test_lengths(pes, n_pes, method):
     pes(n_pes).run(reduce_all, method, [1, 40, 0, 333, 41, 7], "float32")
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
@@ -63,6 +66,7 @@ def test_unaligned(pes, method):
     pes(3).run(reduce_all, method, [1, 300, 33, 65], "uint8", "sum", 3)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize(
     "op, dtype", [(o, d) for o, d in itertools.product(OPS, DTYPES) if o != "avg" or "fl" in d]
@@ -71,13 +75,14 @@ def test_ops_and_dtypes(pes, method, op, dtype):
     pes(2).run(reduce_all, method, [9], dtype, op, 0, True)
 
 
+@pytest.mark.slow
 @methods
 def test_larger_than_a_block(pes, method):
     pes(2).run(reduce_all, method, [20_000, 3, 21_000], "uint8")
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 3),
@@ -129,6 +134,7 @@ def test_all_ranks_get_the_same_bits_every_time(pes, method):
     pes(4).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_streams_and_graphs(pes, method):
@@ -169,6 +175,7 @@ def few_calls(method, calls, words):
         out[:] = 255
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method, calls, words", [("one_shot", 3, 1), ("two_shot", 3, 2)])
 def test_right_in_every_schedule(method, calls, words):
     found = sk.emu.explore(few_calls, 2, (method, calls, words), exhaustive=True, heap_size=1 << 18)

@@ -3,6 +3,7 @@ with races checked. (tests/test_all_reduce.py has what all methods must do.)"""
 
 import numpy as np
 import pytest
+from fast import slow
 from numba import cuda
 from reduced import combined
 from test_all_reduce import inputs
@@ -38,9 +39,10 @@ def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False
     reduce.free()
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize(
-    "n_pes, sizes", [(1, [800, 3]), (2, [2560, 300, 16]), (3, [4800, 12, 1200, 2400]), (5, [4000])]
+    "n_pes, sizes", [(1, [800, 3]), (2, [2560, 300, 16]), (3, [4800, 12, 1200, 2400]), *slow((5, [4000]))]
 )
 @pytest.mark.parametrize("symmetric", [False, True, None])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -50,14 +52,14 @@ def test_parts(pes, few_copying, n_pes, sizes, symmetric, in_place):
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    "dtype, op, unaligned", [("uint8", "max", 3), ("float64", "prod", 0), ("bfloat16", "sum", 1)]
+    "dtype, op, unaligned", [("uint8", "max", 3), *slow(("float64", "prod", 0)), ("bfloat16", "sum", 1)]
 )
 def test_dtypes_and_alignments(pes, few_copying, dtype, op, unaligned):
     pes(3).run(reduce_all, [4800, 1, 1001], dtype, op, True, True, unaligned)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("symmetric", [True, *slow(False)])
 def test_graphs_interleaved_with_calls(pes, few_copying, symmetric):
     """What makes x and takes out is on the stream, and the host waits for nothing before the end."""
 
@@ -125,6 +127,7 @@ def two_calls(symmetric):
     assert (x == 2 * n * (n * np.arange(4 * n) + 100 * sum(range(n)))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_right_in_many_schedules(monkeypatch, symmetric):
     """Pieces are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and

@@ -4,7 +4,8 @@ has it among all methods.)"""
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reduced import UFUNCS
 from test_all_reduce import few_calls, reduce_all
@@ -61,6 +62,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(double_tree, "BLOCKS", 2)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[None, 0])
 @pytest.mark.parametrize(
     "n_pes, sizes", [(1, [40, 1]), (2, [1, 200, 0, 331, 7]), (3, [9, 333, 331]), (5, [133, 1])]
@@ -69,12 +71,14 @@ def test_several_chunks(pes, small_chunks, n_pes, sizes):
     pes(n_pes).run(reduce_all, "double_tree", sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(8, [90, 9]), (16, [33])])
 def test_many_ranks(pes, small_chunks, n_pes, sizes):
     pes(n_pes).run(reduce_all, "double_tree", sizes, "int16", "min")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float64"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
@@ -82,7 +86,7 @@ def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
     pes(3).run(reduce_all, "double_tree", [1, 333, 64, 334], dtype, "sum", 3, in_place)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -98,6 +102,7 @@ def test_any_shape(pes, small_chunks, seed, delivery, n_pes, sizes, dtype, op, u
     ranks.run(reduce_all, "double_tree", sizes, dtype, op, unaligned, in_place)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
 def test_nodes(pes, small_chunks, nodes, local_size):
@@ -120,6 +125,7 @@ def combined_in_tree(op, arrays, tree, rank=None):
     return total
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("n_pes", [4, 7])
 @pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
 def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
@@ -166,6 +172,7 @@ def test_graphs_between_calls(pes, small_chunks):
     pes(3).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "n_pes, local_size, calls, words", [(2, 2, 3, 8), (2, 1, 3, 8), (3, 3, 2, 8), (5, 5, 1, 8)]
 )

@@ -50,6 +50,7 @@ def in_many_turns(method, sizes):
         assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
 def test_several_tiles_for_a_warp(pes, method):
@@ -67,6 +68,7 @@ def few_calls(method, sizes):
         assert (x == 10 * call * n + n * (n - 1) // 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method, sizes", [("one_shot_ll128", [1, 1, 1]), ("two_shot_ll128", [1, 1])])
 def test_right_in_every_schedule(method, sizes):
     """The third call of one shot uses the first half again, the second one of two shots the same lines."""
@@ -208,6 +210,7 @@ def test_wrong_data(pes, x, message):
 # ---- on the GPU
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
 @pytest.mark.parametrize("module, shots", [(one_shot_ll128, 1), (two_shot_ll128, 2)], ids=["one", "two"])
 def test_lines_are_stored_and_loaded_by_whole_warps(module, shots, armed):

@@ -28,6 +28,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(multimem, "MAX_BLOCKS", 3)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3])
@@ -35,12 +36,14 @@ def test_lengths(pes, small_parts, n_pes, method):
     pes(n_pes).run(reduce_all, method, [1, 40, 0, 333, 41, 7])
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
 def test_many_ranks(pes, small_parts, n_pes, sizes, method):
     pes(n_pes, seed=0).run(reduce_all, method, sizes, "int32", "max")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -49,6 +52,7 @@ def test_unaligned(pes, small_parts, dtype, in_place, method):
     pes(3).run(reduce_all, method, [1, 300, 33, 65], dtype, "sum", 3, in_place)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize(
     "op, dtype", [*itertools.product(["sum"], ADDED), *itertools.product(["max", "min"], ORDERED)]
@@ -90,6 +94,7 @@ def test_nan_and_inf_pass_through_sums(pes, method):
     pes(2).run(main, "float64")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_streams_and_graphs(pes, small_parts, method):
@@ -116,6 +121,7 @@ def test_streams_and_graphs(pes, small_parts, method):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, n_pes, calls, words",
     [
@@ -136,6 +142,7 @@ def test_right_in_every_schedule(method, n_pes, calls, words):
 # ---- what is refused
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("op", ["avg", "prod"])
 def test_other_ops(pes, op, method):
@@ -147,6 +154,7 @@ def test_other_ops(pes, op, method):
     pes(2).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("op, dtype, allowed", [("sum", "int8", ADDED), ("max", "float32", ORDERED)])
 def test_other_dtypes(pes, op, dtype, allowed, method):

@@ -4,7 +4,8 @@ among all methods.)"""
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_all_reduce import combined, few_calls, reduce_all
 
@@ -24,6 +25,7 @@ def small_chunks(monkeypatch):
         monkeypatch.setattr(ring, name, value)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[None, 0, 1])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -31,6 +33,7 @@ def test_several_chunks(pes, small_chunks, n_pes, method):
     pes(n_pes).run(reduce_all, method, [1, 200, 0, 331, 200, 7, 332])
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [133, 1, 260]), (8, [90, 9])])
@@ -38,6 +41,7 @@ def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
     pes(n_pes).run(reduce_all, method, sizes, "int16", "min")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float64"])
@@ -47,7 +51,7 @@ def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place, method):
 
 
 @methods
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -63,6 +67,7 @@ def test_any_shape(pes, small_chunks, method, seed, delivery, n_pes, sizes, dtyp
     ranks.run(reduce_all, method, sizes, dtype, op, unaligned, in_place)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
 def test_nodes(pes, small_chunks, nodes, local_size):
@@ -77,6 +82,7 @@ def test_only_the_first_goes_across_nodes(pes):
     pes(2, local_size=1).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
 def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, method):
@@ -118,6 +124,7 @@ def test_sums_of_16_bits_are_rounded_once(pes, method):
     pes(4).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_graphs_between_calls(pes, small_chunks, method):
@@ -142,6 +149,7 @@ def test_graphs_between_calls(pes, small_chunks, method):
     pes(3).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, n_pes, local_size, calls, words, chunk",
     [

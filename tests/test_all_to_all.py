@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
@@ -65,6 +66,7 @@ def exchange_all(method, sizes, dtype="float32", unaligned=0, symmetric=False):
         exchange(x, out)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -72,6 +74,7 @@ def test_any_number_of_ranks(pes, n_pes, method):
     pes(n_pes).run(exchange_all, method, [9, 4, 0, 130, 1])
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [9, 0, 70]), (8, [9, 4]), (16, [5])])
@@ -79,6 +82,7 @@ def test_many_ranks(pes, n_pes, sizes, method):
     pes(n_pes).run(exchange_all, method, sizes, "int16")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -103,11 +107,13 @@ def test_arrays_that_touch(pes, method):
     pes(3).run(main)
 
 
+@pytest.mark.slow
 @methods
 def test_larger_than_a_part(pes, small_parts, method):
     pes(2).run(exchange_all, method, [{"ll": 1100}.get(method, 60_000), 3, 1500], "uint8")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 3])
@@ -127,6 +133,7 @@ def add(x, total):
         total[0] += x[i]
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("size", [40, 39])  # 39: segments are not aligned
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -182,7 +189,7 @@ def test_dtypes(pes, method, dtype):
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 3),
@@ -195,6 +202,7 @@ def test_any_shape(pes, small_parts, method, seed, n_pes, sizes, dtype, unaligne
     pes(n_pes, seed=seed).run(exchange_all, method, sizes, dtype, unaligned, symmetric)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_streams_and_graphs(pes, method):
@@ -268,6 +276,7 @@ def prove(main, args):
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, dtype, symmetric",
     [("ll", "uint64", False), ("ll", "uint8", False), ("push", "uint8", False), ("push", "uint8", True)],
@@ -386,6 +395,7 @@ def random_calls(n, count, most, seed):
     return calls
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -396,6 +406,7 @@ def test_variable(pes, small_parts, n_pes, symmetric):
     pes(n_pes).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes", [5, 8, 16])
 def test_variable_many_ranks(pes, n_pes):
@@ -425,7 +436,7 @@ def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):
     pes(3).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12)
 @given(data=st.data(), seed=st.none() | st.integers(0, 1 << 30), n=st.integers(1, 3), symmetric=st.booleans())
 def test_variable_any_splits(pes, small_parts, data, seed, n, symmetric):
     number = st.integers(0, 3) | st.integers(-2, 40)
@@ -441,6 +452,7 @@ def test_variable_any_splits(pes, small_parts, data, seed, n, symmetric):
     pes(n, seed=seed).run(exchange_rows, calls, shape, dtype, symmetric, pad)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_variable_in_graphs_and_back(pes, symmetric):
@@ -498,6 +510,7 @@ def few_variable_calls(calls, symmetric):
         out[:] = 255
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_variable_right_in_every_schedule(symmetric):
     prove(few_variable_calls, (3, symmetric))

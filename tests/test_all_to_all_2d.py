@@ -3,7 +3,8 @@ races, with messages that overtake each other."""
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_all_to_all import exchange_all, few_calls
 
@@ -20,18 +21,21 @@ def small_parts(monkeypatch):
         monkeypatch.setattr(push_2d, name, value)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
 def test_nodes(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, [9, 4, 0, 40])
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2)])
 def test_many_ranks(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, [5, 1], "int16")
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
 def test_parts(pes, small_parts, nodes, local_size):
@@ -54,7 +58,7 @@ def test_one_message_for_a_pair_of_nodes(pes, messages):
     assert sorted(messages) == [(k, (k + 3) % 6) for k in range(6)]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -114,6 +118,7 @@ def calls_in_a_row(calls):
         assert (out == 50 * (call % 5) + 10 * np.arange(n)[:, None] + world.rank).all()
 
 
+@pytest.mark.slow
 def test_calls_in_a_row_in_many_schedules():
     """Two nodes of two ranks. It fails with one half in the place of two, of the outgoing or incoming parts
     or the signals; and without any of the waits and barriers of the block."""
@@ -121,6 +126,7 @@ def test_calls_in_a_row_in_many_schedules():
     assert found.failure is None, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 3), (1, 2, 3), (2, 2, 1)])
 def test_right_in_every_schedule(nodes, local_size, calls):
     """Three calls use the first half again. It fails likewise, but for the barriers: a block has one

@@ -3,8 +3,9 @@ overtake each other; and what goes wrong without one of their waits."""
 
 import numpy as np
 import pytest
+from fast import examples
 from gemms import changed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ptx import compile_ptx
 from test_all_to_all import exchange_rows, random_calls, small_parts  # noqa: F401
@@ -24,6 +25,7 @@ def with_room(calls, symmetric):
     ]
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 @nodes_of
@@ -33,6 +35,7 @@ def test_nodes(pes, small_parts, nodes, local_size, symmetric):  # noqa: F811
     pes(n, local_size=local_size).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 def test_many_ranks(pes):
     pes(12, local_size=4).run(exchange_rows, random_calls(12, 2, 5, 1), (2,), "float32")
@@ -48,7 +51,7 @@ def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):  # noqa: F8
     pes(3, local_size=1).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 @given(
     data=st.data(),
     seed=st.none() | st.integers(0, 1 << 30),
@@ -120,6 +123,7 @@ def few_calls(module, calls, threads=1, row=1, most=3):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_pes, calls", [(2, 3)])
 def test_right_in_every_schedule(n_pes, calls):
     def main():
@@ -139,12 +143,14 @@ def is_wrong(module, seed, n_pes):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_pes", [2, 4])
 def test_nothing_is_wrong_otherwise(n_pes):
     small = changed(variable, "PART = 1 << 15", "PART = 128")
     assert not any(is_wrong(small, seed, n_pes) for seed in (None, *range(5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_pes", [2, 4])
 @pytest.mark.parametrize(
     "line, change",
@@ -177,9 +183,7 @@ def test_rows_that_differ_are_reported(pes):
         x, splits = np.zeros((4, 4 + world.rank)), np.ones(2, "int64")
         AllToAllV(world, 1024)(x, splits, np.zeros((8, 4 + world.rank)), splits.copy())
 
-    with pytest.raises(
-        ValueError, match=r"rank 0 calls AllToAllV of rows of float64 \(4,\) .*, rank 1 .*5,"
-    ):
+    with pytest.raises(ValueError, match=r"rank 0 calls AllToAllV of rows of float64 \(4,\) .*, rank 1 .*5,"):
         pes(2).run(main)
 
 

@@ -58,12 +58,14 @@ def rounds(count, threads=None, streams=1, skip=()):
         barrier()
 
 
+@pytest.mark.each_value
 @places
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
 def test_all_meet(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(rounds, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size", [(1, 16), (2, 8), (8, 2)])
 def test_many_ranks(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(rounds, 2)
@@ -74,6 +76,7 @@ def test_fewer_threads_than_ranks(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(rounds, 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size", [(1, 3), (2, 2)])
 @pytest.mark.parametrize("skip", [0, 1])
 def test_each_is_needed(pes, nodes, local_size, skip):
@@ -87,6 +90,7 @@ def test_on_several_streams(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(rounds, 3, None, 2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("nodes, local_size", [(1, 2), (2, 1)])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_in_graphs(pes, nodes, local_size):
@@ -123,6 +127,7 @@ def test_ranks_that_nobody_maps(pes, monkeypatch, local_size):
     pes(4, local_size=local_size).run(rounds, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size, count", [(1, 2, 2), (1, 3, 1), (2, 1, 2), (3, 1, 1), (2, 2, 1)])
 def test_right_in_every_schedule(nodes, local_size, count):
     """It fails without any of the waits, or if a signal of one rank counts for another's."""

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from ptx import AMPERE, HOPPER, compile_ptx, resources
@@ -339,7 +340,7 @@ def test_a_round_has_each_graph_once_after_a_barrier():
 # ---- all_gather
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [*slow(1), 2, *slow(3)])
 def test_all_gather(n, tmp_path):
     picture = tmp_path / "plot.png"
     arguments = ["--sizes", "1K,4K", "--vs", "nccl,torch_nccl,torch_symm", "--plot", str(picture)]
@@ -372,10 +373,12 @@ def test_all_gather(n, tmp_path):
 @pytest.mark.parametrize(
     "op, host, passes",
     [
-        ("all_reduce", sk.AllReduce, 2),
-        ("reduce_scatter", sk.ReduceScatter, 1),
-        ("all_to_all", sk.AllToAll, 1),
-        ("broadcast", sk.Broadcast, 1.5),
+        *slow(
+            ("all_reduce", sk.AllReduce, 2),
+            ("reduce_scatter", sk.ReduceScatter, 1),
+            ("all_to_all", sk.AllToAll, 1),
+            ("broadcast", sk.Broadcast, 1.5),
+        ),
         ("gather", sk.Gather, 1),
     ],
 )
@@ -438,7 +441,7 @@ def test_json_says_where_and_how(tmp_path, monkeypatch):
         assert set(row) <= set(results.Row.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float16", "float32")])
 def test_dtypes_and_symmetric_output(dtype, tmp_path):
     arguments = ["all_gather", "--sizes", "2", "--dtype", dtype, "--methods", "auto", "--vs", "", "--out"]
     data, _ = measured(tmp_path, 2, *arguments, "private,symmetric", delivery="unordered")
@@ -527,7 +530,7 @@ def with_stand_in(monkeypatch, kind, tmp_path, *arguments, **options):
 @pytest.mark.parametrize(
     ("kind", "note"),
     [
-        (OneBitWrong, "wrong: on rank 1 1 of 64 bytes differ, the first at 20, in the part of rank 0"),
+        *slow((OneBitWrong, "wrong: on rank 1 1 of 64 bytes differ, the first at 20, in the part of rank 0")),
         (Stale, "wrong: on rank 0 64 of 64 bytes differ, the first at 0, in the part of rank 0"),
         (HalfDone, "wrong: on rank 0 1 of 64 bytes differ, the first at 63, in the part of rank 1"),
     ],
@@ -540,6 +543,7 @@ def test_wrong_results_are_found(kind, note, tmp_path, monkeypatch):
     assert "wrong" in printed
 
 
+@pytest.mark.slow
 def test_right_results_pass(tmp_path, monkeypatch):
     rows, _ = with_stand_in(monkeypatch, StandIn, tmp_path, "--sizes", "64", "--iters", "3", "--replays", "2")
     assert [row["method"] for row in rows] == ["first", "second", "auto"]
@@ -556,7 +560,7 @@ def test_refused_at_construction(tmp_path, monkeypatch):
     assert [row.get("note") for row in rows] == [None, "refused: this machine has none", None]
 
 
-@pytest.mark.parametrize("sizes", ["64,4M", "4M,64"])
+@pytest.mark.parametrize("sizes", ["64,4M", *slow("4M,64")])
 def test_without_symmetric_memory_there_is_a_row_that_says_so(sizes, tmp_path):
     arguments = ["--sizes", sizes, "--methods", "copy_push,ll,auto", "--vs", "", "--out", "private,symmetric"]
     data, printed = measured(tmp_path, 2, "all_gather", *arguments, heap_size=1 << 20)
@@ -633,6 +637,7 @@ def test_the_ratio_to_nccl_is_that_to_its_best_way():
     assert ratios == {8: (1.5, 4.5, 3.0), 16: (2.5, 4.5, None), 32: (None, 2.0, None)}
 
 
+@pytest.mark.slow
 def test_further_runs(tmp_path):
     found = of_rows(("ll", 8, 3.0), ("ll", 8, 1.0), ("ll", 8, 2.0), ("push", 8, 4.0), ("auto", 8, 1.0))
     found.add("all_gather", "auto", 8, note="refused: no")
@@ -652,7 +657,7 @@ def test_further_runs(tmp_path):
 # ---- p2p
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3, *slow(4)])
 def test_p2p(n, tmp_path):
     picture = tmp_path / "plot.svg"
     arguments = ["p2p", "--sizes", "8,100", "--blocks", "1,3", "--plot", str(picture)]
@@ -732,6 +737,7 @@ def test_p2p_needs_two_ranks():
     assert sk.current() is None
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 @pytest.mark.parametrize("name", GPU_KERNELS)
 def test_kernels_compile(name, cc):
@@ -751,7 +757,7 @@ def test_kernels_compile(name, cc):
 # ---- launch
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 2, *slow(3)])
 def test_launch(n, tmp_path):
     data, printed = measured(tmp_path, n, "launch", "--batches", "1", "--batch-size", "2", "--replays", "1")
     methods = [row["method"] for row in data["rows"]]
@@ -791,6 +797,7 @@ def test_first_launches(tmp_path, monkeypatch):
         run(2, *arguments)
 
 
+@pytest.mark.slow
 def test_a_first_launch_is_that_of_a_new_process(tmp_path, monkeypatch):
     for name, value in {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}.items():
         monkeypatch.setenv(name, value)

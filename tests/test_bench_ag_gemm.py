@@ -27,6 +27,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_it_runs(tmp_path):
     path = tmp_path / "f.json"
     assert sk.emu.run(main, 2, ([*SMALL, "--json", str(path)],)) == [0, 0]

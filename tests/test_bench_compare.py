@@ -75,6 +75,7 @@ def with_times(path, factor):
     path.write_text(json.dumps(data))
 
 
+@pytest.mark.slow
 def test_the_command(old, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "150")
     with_times(old, 1e9)  # so that nothing is slower, whatever this machine does

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import slow
 from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
@@ -16,7 +17,7 @@ pytest.importorskip("rich")
 SMALL = ["expert_parallel", "--tokens", "5", "--hidden", "16", "--experts", "6", "--top-k", "4"]
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, *slow(3)])
 def test_it_runs(n, tmp_path):
     path = tmp_path / "f.json"
     assert sk.emu.run(main, n, ([*SMALL, "--json", str(path)],)) == [0] * n
@@ -31,6 +32,7 @@ def test_it_runs(n, tmp_path):
             assert row["note"] == "refused: NCCL needs GPUs"
 
 
+@pytest.mark.slow
 def test_wrong_results_are_found(monkeypatch, capsys):
     class OneWrong(sk.ExpertParallel):
         def combine(self, y, out=None, stream=None):
@@ -45,6 +47,7 @@ def test_wrong_results_are_found(monkeypatch, capsys):
     assert printed.count("wrong: on rank 0 1 of 5 rows") == 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("n", [1, 3])

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fast import slow
 
 import shmemkit as sk
 from shmemkit.bench.__main__ import main, parse
@@ -19,7 +20,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.mark.parametrize(("n", "options"), [(1, ["--layout", "nn", "--dtype", "float32"]), (2, [])])
+@pytest.mark.parametrize(("n", "options"), [(1, ["--layout", "nn", "--dtype", "float32"]), *slow((2, []))])
 def test_it_runs(n, options, tmp_path):
     path = tmp_path / "f.json"
     methods = "auto,simt" if "float32" in options else "auto,sm80,sm90"

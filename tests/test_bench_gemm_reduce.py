@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fast import slow
 
 import shmemkit as sk
 from shmemkit.bench import gemm_reduce
@@ -36,7 +37,7 @@ def test_few_rows_that_ranks_do_not_share():
     assert sk.emu.run(main, 2, (given,)) == [0, 0]
 
 
-@pytest.mark.parametrize("local_size", [1, 2])
+@pytest.mark.parametrize("local_size", [1, *slow(2)])
 def test_by_default_the_methods_for_so_many_nodes(monkeypatch, capsys, local_size):
     monkeypatch.setenv("SHMEMKIT_LOCAL_SIZE", str(local_size))
     assert sk.emu.run(main, 2, (["gemm_rs", "--shapes", "8x16x16", "--vs", ""],)) == [0, 0]

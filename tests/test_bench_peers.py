@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import slow
 
 import shmemkit as sk
 from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure, results
@@ -167,7 +168,8 @@ def measured_by(way, path, n_ranks, *kinds, sizes=(96, 960), dtype="bfloat16"):
 CASES = tuple(cases.CASES.values())
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.each_value
+@pytest.mark.parametrize("n_ranks", [1, 2, *slow(3)])
 @pytest.mark.parametrize("way", results.NCCL_WAYS)
 def test_nccl(way, n_ranks, monkeypatch, tmp_path):
     nccl = FakeNccl(monkeypatch, str(tmp_path))
@@ -244,7 +246,7 @@ def test_no_nccl_is_a_row(tmp_path):
     assert note.startswith("refused: NCCL cannot be loaded") and "pip install nvidia-nccl-cu13" in note
 
 
-@pytest.mark.parametrize("way", results.NCCL_WAYS)
+@pytest.mark.parametrize("way", ["nccl", *slow(*results.NCCL_WAYS[1:])])
 def test_wrong_results_of_nccl_are_found(way, monkeypatch, tmp_path):
     nccl = FakeNccl(monkeypatch, str(tmp_path))
     monkeypatch.setattr(nccl, "_AllGather", lambda *arguments: None)
@@ -579,7 +581,6 @@ def layers(op, way, path):
     return first
 
 
-OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
 FUSED = {"ag_gemm": [results.TORCH_AG_GEMM], "gemm_rs": [results.TORCH_GEMM_RS], "gemm_ar": []}
 
 
@@ -588,8 +589,9 @@ def torch(monkeypatch):
     return FakeTorch(monkeypatch)
 
 
-@pytest.mark.parametrize("way", results.NCCL_WAYS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.each_value
+@pytest.mark.parametrize("way", ["nccl", *slow(*results.NCCL_WAYS[1:])])
+@pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
 def test_layers(op, way, torch, monkeypatch, tmp_path):
     nccl = FakeNccl(monkeypatch, str(tmp_path))
     names = [results.CUBLAS, way, results.nccl_cublas(way), "sequential", *FUSED[op]]
@@ -597,7 +599,8 @@ def test_layers(op, way, torch, monkeypatch, tmp_path):
     assert not torch.connected and not torch.streams and not nccl.kept and not nccl.configs
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.each_value
+@pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
 @pytest.mark.parametrize("fails", ["matmul", "fused"])
 def test_what_fails_of_layers_is_a_note(fails, op, torch, monkeypatch, tmp_path):
     FakeNccl(monkeypatch, str(tmp_path))
@@ -608,7 +611,7 @@ def test_what_fails_of_layers_is_a_note(fails, op, torch, monkeypatch, tmp_path)
         assert note == (None if name in broken else "")
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
 def test_wrong_results_of_layers_are_found(op, torch, monkeypatch, tmp_path):
     def late(x, b, out):
         out[:] = 0

@@ -3,7 +3,8 @@ checked and messages late."""
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
@@ -41,6 +42,7 @@ def send_all(method, sizes, root=0, dtype="float32", unaligned=0, in_place=True)
     broadcast.free()
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -48,6 +50,7 @@ def test_lengths(pes, small_steps, n_pes, method):
     pes(n_pes).run(send_all, method, [1, 40, 0, 333, 41, 7, 300], n_pes - 1)
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (18, [33])])
@@ -55,6 +58,7 @@ def test_many_ranks(pes, small_steps, n_pes, sizes, method):
     pes(n_pes).run(send_all, method, sizes, 2, "int16")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float64", "complex128"])
 def test_dtypes_unaligned(pes, method, dtype):
@@ -62,7 +66,7 @@ def test_dtypes_unaligned(pes, method, dtype):
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 4),
@@ -75,6 +79,7 @@ def test_any_shape(pes, small_steps, method, seed, n_pes, sizes, dtype, unaligne
     pes(n_pes, seed=seed).run(send_all, method, sizes, n_pes // 2, dtype, unaligned, in_place)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_streams_and_graphs(pes, method):
@@ -112,6 +117,7 @@ def with_few_warps(method, sizes, root, blocks, threads):
     broadcast.free()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["ll128", "lamport"])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("blocks, threads", [(1, 32), (2, 64)])
@@ -130,6 +136,7 @@ def relayed(calls):
     assert all((out == 10 * call + 1).all() for call, out in enumerate(outs))
 
 
+@pytest.mark.slow
 def test_relays_in_many_schedules():
     """The third call uses the first half again."""
     found = sk.emu.explore(relayed, 3, (3,), exhaustive=True, heap_size=1 << 18)
@@ -149,6 +156,7 @@ def few_calls(method, calls):
     assert [int(out[0]) for out in outs] == [10 + call for call in range(calls)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_right_in_every_schedule(method):
     """The third and fourth call use both halves again."""
@@ -169,6 +177,7 @@ def two_warps(calls):
     assert [(out == 10 + call).all() for call, out in enumerate(outs)] == [True] * calls
 
 
+@pytest.mark.slow
 def test_two_warps_in_every_schedule():
     found = sk.emu.explore(two_warps, 2, (3,), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)

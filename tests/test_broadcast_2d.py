@@ -3,8 +3,9 @@ races, with messages that overtake each other; and what goes wrong without one o
 
 import numpy as np
 import pytest
+from fast import examples
 from gemms import changed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_broadcast import send_all
 
@@ -23,6 +24,7 @@ def small_parts(monkeypatch):
         monkeypatch.setattr(push_2d, name, value)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @nodes_of
 @pytest.mark.parametrize("root", [0, "last"])
@@ -32,13 +34,14 @@ def test_lengths(pes, small_parts, nodes, local_size, root):
     pes(n, local_size=local_size).run(send_all, "push_2d", [1, 130, 0, 333, 41, 7, 300], root)
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 9)])
 def test_many_ranks(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(send_all, "push_2d", [7, 130, 1], 3, "int16")
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -166,6 +169,7 @@ def few_calls(calls, module=push_2d, root=0, threads=1):
     return all((out == 10 + call).all() for call, out in enumerate(outs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 4), (1, 2, 4), (3, 1, 3)])
 def test_right_in_every_schedule(nodes, local_size, calls):
     """The third and fourth call use both halves again."""
@@ -228,6 +232,7 @@ EVERYWHERE = [
 ON_ONE_NODE = [("    cuda.syncthreads()  # all threads have read the counter\n", "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "n_pes, line, change",
     [*((4, *replaced) for replaced in EVERYWHERE), *((2, *replaced) for replaced in ON_ONE_NODE)],

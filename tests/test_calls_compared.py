@@ -64,6 +64,7 @@ def placed(kind, parts):
     return main
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [sk.AllGather, sk.AllReduce, sk.AllToAll, sk.ReduceScatter])
 @pytest.mark.parametrize(
     "parts, text", [((0, 8), "here at byte (0|64)"), ((None, 0), "private memory|here at")]

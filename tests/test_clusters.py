@@ -92,6 +92,7 @@ def test_blocks_load_for_each_other():
     assert compute(shared_loads, races=True, delivery="unordered", seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "change"),
     [

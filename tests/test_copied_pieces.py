@@ -102,6 +102,7 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
     exchange.free()
 
 
+@pytest.mark.each_value
 @exchanges
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, sizes", [(1, [5]), (2, [100, 3, 64]), (3, [300, 1, 128, 7]), (8, [40, 6])])
@@ -109,6 +110,7 @@ def test_sizes(pes, few_copying, kind, n_pes, sizes):
     pes(n_pes).run(calls, kind, sizes, "uint64")
 
 
+@pytest.mark.each_value
 @exchanges
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize(
@@ -119,6 +121,7 @@ def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, few_copying, kin
     pes(3).run(calls, kind, [97, 12, 80, 1], dtype, offsets)
 
 
+@pytest.mark.slow
 @exchanges
 def test_right_in_every_schedule(kind):
     """Of a piece, and two and a half. It fails without the barrier, and without any of the orders of the
@@ -153,6 +156,7 @@ def test_what_cannot_be_counted_is_refused(pes, module, method):
     pes(1).run(main)
 
 
+@pytest.mark.slow
 @exchanges
 def test_many_ranks(pes, few_copying, kind):
     pes(18).run(calls, kind, [5, 2], "uint64")

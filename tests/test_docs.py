@@ -111,6 +111,7 @@ def test_host_page_has_the_arguments():
         assert arguments.split(", ") == (parameters(function) or [""]), name
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_the_results():
     check = subprocess.run(
         [sys.executable, ROOT / "docs" / "tables.py", "--check"], capture_output=True, text=True

@@ -7,7 +7,8 @@ from collections import namedtuple
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, float32, int32, types, uint32
 from numba.cuda import atomic, libdevice, syncthreads
@@ -50,7 +51,7 @@ def indices_3d(out, sizes):
         sizes[0], sizes[1], sizes[2] = nx, ny, nz
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.tuples(*[st.integers(1, 3)] * 3), st.tuples(*[st.integers(1, 4)] * 3))
 def test_3d(grid, block):
     size = tuple(g * b for g, b in zip(grid, block, strict=True))
@@ -140,7 +141,7 @@ def votes_of_block(keep, flags, out):
     out[t, 3] = 7
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.data())
 def test_votes_of_a_block_without_threads_that_returned(flags, data):
     keep = min(len(flags), 32 * data.draw(st.integers(1, 3)))
@@ -309,7 +310,7 @@ def shuffles(x, source, delta, mask, out):
     out[t, 3] = cuda.shfl_xor_sync(FULL, x[t], mask)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(1, 70), st.integers(0, 40), st.integers(0, 33), st.integers(0, 31), st.sampled_from("ilfd")
 )
@@ -349,7 +350,7 @@ def votes(x, out):
     out[t, 8], out[t, 9], out[t, 10] = cuda.activemask(), cuda.lanemask_lt(), cuda.laneid
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=70))
 def test_votes_and_matches(values):
     x = np.array(values, "int32")

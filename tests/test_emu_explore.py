@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from emulated import spmd
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, int32
 
@@ -105,6 +106,7 @@ def all_gather(send, polls):
     return main
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("delivery", ["eager", "unordered"])
 @pytest.mark.parametrize("send", [send_stores, send_put, send_put_signal, send_and_add])
@@ -462,7 +464,8 @@ def runs_of(explorer, main, n, delivery, limit):
 SENDS = ["store", "load", "fetch", "cas", "add", "set signal", "add signal", "fence", "quiet"]
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow
+@examples(40)
 @given(st.data(), st.integers(2, 3), st.sampled_from(["eager", "ordered", "unordered"]))
 def test_each_schedule_that_differs_is_run_once(data, n, delivery):
     kinds = data.draw(st.lists(st.sampled_from(SENDS), min_size=1, max_size=3, unique=True))

@@ -98,6 +98,7 @@ TOO_EARLY = (
 TOO_EARLY += r"store with arrived\[0\] = {{}} \(line {announce}\){{}}"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("n", [3, 4])
 @pytest.mark.parametrize(
     ("mistake", "values"),

@@ -5,7 +5,8 @@ import operator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, types
 from numba.cuda.target import CUDATypingContext
@@ -18,7 +19,7 @@ DTYPES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 BINARY = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
 BITWISE = (operator.and_, operator.or_, operator.xor)
 SHIFTS = (operator.lshift, operator.rshift)
-few = settings(max_examples=200, deadline=None)
+few = examples(200)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def pairs(draw):
 
 
 @given(pairs(), st.sampled_from(BINARY + BITWISE))
-@settings(max_examples=800, deadline=None)
+@examples(800)
 def test_arithmetic_is_that_of_numba(numba_type, pair, op):
     left, a, right, b = pair
     x, y = CASTS[left](a), CASTS[right](b)

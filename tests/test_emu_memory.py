@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from fast import slow
 from numba import cuda
 
 import shmemkit as sk
@@ -59,16 +60,15 @@ def resident():
         return int(file.read().split()[1]) * 4096 / (1 << 20)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("races", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "error"),
     [
         (fine, None),
-        (unordered, RaceError),
-        (stuck, DeadlockError),
-        (outside, OutOfBoundsError),
+        *slow((unordered, RaceError), (stuck, DeadlockError), (outside, OutOfBoundsError)),
         (failing, EmulatorError),
-        (freed, None),
+        *slow((freed, None)),
     ],
 )
 def test_runs_leave_nothing(kernel, error, races):

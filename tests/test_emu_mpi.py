@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+import touched
+from fast import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 MPIRUN = shutil.which(
@@ -44,6 +46,7 @@ def mpirun(n, code, *arguments, timeout=60, **variables):
     environment |= variables
     with tempfile.TemporaryDirectory() as folder:
         script = ROOT / code
+        touched.examples([script])
         if "\n" in code:  # reports show the lines of a file
             script = Path(folder) / "script.py"
             script.write_text(HEAD + textwrap.dedent(code))
@@ -77,6 +80,7 @@ def succeed(n, code, **options):
     return output
 
 
+@pytest.mark.slow
 def test_print_in_the_order_of_ranks():
     status, output, _ = mpirun(
         3,
@@ -91,6 +95,7 @@ def test_print_in_the_order_of_ranks():
     assert "of rank 0\nof rank 1\nof rank 2\nof one\n" in output
 
 
+@pytest.mark.slow
 def test_the_queue_example():
     status, output, _ = mpirun(4, "examples/01_notify_wait.py", "--inputs", "40")
     assert status == 0, output
@@ -165,6 +170,7 @@ def test_what_processes_share():
     )
 
 
+@pytest.mark.slow
 def test_hosts_that_are_late():
     """Kernels of one process go on while its host waits at a barrier; kernels wait for ranks whose host is
     late, and a
@@ -243,6 +249,7 @@ def test_deadlock_in_kernels():
     assert seconds < 20
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_early():
     """It waits for the others in finalize; they wait for a signal that it does not send."""
     status, output, _ = mpirun(
@@ -266,6 +273,7 @@ def test_a_rank_that_ends_early():
     assert "rank 1: its host program waits for ranks 0 and 2 to call finalize() (" in output
 
 
+@pytest.mark.slow
 def test_a_rank_that_misses_a_collective():
     status, output, _ = mpirun(
         2,
@@ -300,7 +308,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("how", ["kernel", *slow("bounds", "host")])
 def test_one_rank_fails(how):
     """The others wait for it in a kernel, or compute; all end within seconds."""
     text, code = FAILURES[how]
@@ -336,6 +344,7 @@ def test_one_rank_fails(how):
     assert text in output, output
 
 
+@pytest.mark.slow
 def test_requests_that_differ():
     """Heaps of different sizes, arrays of different shapes, other arrays to free: every rank raises, and can
     go on."""
@@ -370,6 +379,7 @@ def test_requests_that_differ():
     )
 
 
+@pytest.mark.slow
 def test_heavy_traffic_is_no_deadlock():
     """Signals to and fro, with every kind of waiting, thousands of times: no wait is missed, nothing ends
     early."""
@@ -411,7 +421,8 @@ def test_heavy_traffic_is_no_deadlock():
     )
 
 
-@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("nameless", [True, *slow(False)])
 def test_shared_memory_has_no_name(nameless):
     """Nothing stays of it, however ranks end; where such memory cannot be had, it is a file for a moment."""
     without = "" if nameless else "del os.memfd_create"
@@ -437,6 +448,7 @@ def test_shared_memory_has_no_name(nameless):
     )
 
 
+@pytest.mark.slow
 def test_after_a_failure_all_ranks_raise_and_can_begin_anew():
     """What a notebook does: it catches the error, and goes on."""
     succeed(
@@ -496,6 +508,7 @@ def test_after_a_failure_all_ranks_raise_and_can_begin_anew():
     )
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_on_one_rank():
     """In a notebook the rank lives on; those who wait for it are told why it does not come."""
     succeed(
@@ -549,6 +562,7 @@ def test_a_cell_that_fails_on_one_rank():
     )
 
 
+@pytest.mark.slow
 def test_a_kernel_that_waits_for_a_rank_in_host_code_times_out():
     status, output, seconds = mpirun(
         3,
@@ -571,12 +585,14 @@ def test_a_kernel_that_waits_for_a_rank_in_host_code_times_out():
     assert "in waits: waits for flags[0] on rank" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["60T", "900T"])
 def test_absurd_heap(size):
     status, output, _ = mpirun(2, "sk.init()\n", NVSHMEM_SYMMETRIC_SIZE=size)
     assert status != 0 and "Use a smaller NVSHMEM_SYMMETRIC_SIZE" in output, output
 
 
+@pytest.mark.slow
 def test_folder_that_is_full():
     """Where the ranks share a file, its pages are there before they are used: no rank ends by SIGBUS."""
     code = """
@@ -608,6 +624,7 @@ def test_folder_that_is_full():
     assert output.count("sum 0") == 2, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -620,11 +637,13 @@ def test_the_bench_leaves_on_all_ranks(code, said):
     assert status == 2 and output.count(said) == 1, output
 
 
+@pytest.mark.slow
 def test_settings_for_one_process_are_told_once():
     status, output, _ = mpirun(3, "\nsk.init()", SHMEMKIT_RACES="1")
     assert status == 1 and output.count("need all ranks in one process: 'shmemkit-emu -n 3") == 1, output
 
 
+@pytest.mark.slow
 def test_a_failure_is_written_in_one_piece():
     """What several ranks write at once cannot mix."""
     code = """

@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
@@ -437,7 +438,7 @@ def test_symm_at_of_slices_and_matrices(n):
         np.testing.assert_array_equal(x[2 : 2 + n, 0], 100 * np.arange(n) + world.rank)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from(DTYPES),
     st.integers(0, 200),
@@ -801,6 +802,24 @@ def test_wrong_collectives():
     for kernel, message in messages.items():
         with pytest.raises(sk.emu.EmulatorError, match=message):
             spmd(2)(lambda world, kernel=kernel: kernel[1, 1](sk.zeros(4), sk.zeros(4)))
+
+
+def test_shared_memory_that_is_lent_is_not_needed():
+    minimum = int(device.SmemAmount.SMEM_MINIMUM)
+
+    @cuda.jit
+    def kernel(dst, src, asked):
+        device.give_smem(cuda.shared.array(0, "uint8"))
+        device.put_block(dst, src, 1 - device.rank())
+        device.barrier_all_block()
+        device.release_smem()
+        asked[0] = device.ask_smem(minimum)
+
+    @spmd(2)
+    def main(world):
+        dst, asked = sk.zeros(5), np.ones(1)
+        kernel[1, 8, world.stream, 64](dst, sk.full(5, world.rank + 1), asked)
+        assert (dst == 2 - world.rank).all() and asked[0] == 0
 
 
 # ---- nvshmem4py's own functions

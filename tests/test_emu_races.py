@@ -6,7 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 from emulated import line_of, spmd
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, float32, int32
 
@@ -625,6 +626,7 @@ def tracing():
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", [False, True])
 def test_many_rounds_of_a_signal_need_no_more_memory(tracing, messages):
     """The emulator keeps the last writes of a word, not all of them; a thread that is behind learns less."""
@@ -654,6 +656,7 @@ def test_many_rounds_of_a_signal_need_no_more_memory(tracing, messages):
     assert max(sizes) - sizes[1] < (6_000_000 if messages else 200_000), sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_freed_signals_leave_nothing_behind(tracing, symmetric):
     @cuda.jit
@@ -722,7 +725,7 @@ def racy_cells(steps):
     }
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(steps=programs(), seed=st.none() | st.integers(0, 50))
 def test_races_are_unordered_pairs(steps, seed):
     @cuda.jit

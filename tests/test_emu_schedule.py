@@ -10,7 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 from emulated import spmd
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
@@ -317,7 +318,7 @@ def test_what_a_signal_says_about_data(between, delivery):
     assert not free or (seen[0] == (0, 0, 7) and early == {0, 1})
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), st.integers(2, 3), st.sampled_from(DELIVERIES), st.none() | st.integers(0, 1000))
 def test_random_programs_end_as_they_may(data, n, delivery, seed):
     """All of the puts, signals and sums arrive; the last one to a word is one that no other must follow."""

@@ -1,6 +1,7 @@
 """However one rank ends, all end: with its exit status, and nobody hangs."""
 
 import pytest
+from fast import slow
 from test_mpi_launch import launch, needs_mpi
 
 pytestmark = needs_mpi
@@ -43,15 +44,14 @@ def test_different_collective_calls(tmp_path):
     assert job.returncode == 1 and "program.py:3), ranks 1 and 2 call finalize()." in job.stderr, job.stderr
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.each_value
+@pytest.mark.parametrize("n", [2, *slow(1)])
 @pytest.mark.parametrize("managed", ["with", "without"])
 @pytest.mark.parametrize(
     "how, status, message",
     [
         ("well", 0, ""),
-        ("status", 3, ""),
-        ("message", 1, "wrong data"),
-        ("raise", 1, "ValueError: boom"),
+        *slow(("status", 3, ""), ("message", 1, "wrong data"), ("raise", 1, "ValueError: boom")),
         ("stuck", 1, "signals[0] on rank 0 >= 1, now 0"),
     ],
 )

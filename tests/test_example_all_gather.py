@@ -6,28 +6,29 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from emulated import emulate
+from fast import slow
 from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, resources
-
-from shmemkit.emu.__main__ import main as emulate
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "02_all_gather.py"
 
 
-@pytest.mark.parametrize("options", [[], ["--races", "--delivery", "unordered"]])
+@pytest.mark.parametrize("options", slow([], ["--races", "--delivery", "unordered"]))
 def test_it_prints_what_it_says(capsys, options):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", PROGRAM.read_text(), re.S)[1]
     assert emulate(["-n", "4", *options, str(PROGRAM)]) == 0
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
-@pytest.mark.parametrize("n, size", [(1, 37), (2, 37), (3, 37), (8, 37), (2, 0), (2, 1)])
+@pytest.mark.parametrize("n, size", [(1, 37), (2, 37), *slow((3, 37), (8, 37)), (2, 0), (2, 1)])
 def test_ranks_and_sizes(capsys, n, size):
     options = ["--races", "--delivery", "unordered"]
     assert emulate(["-n", str(n), *options, str(PROGRAM), "--size", str(size)]) == 0
     assert capsys.readouterr().out.count("passed") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "put", "message"),
     [
@@ -50,7 +51,7 @@ def test_all_of_it_is_needed(tmp_path, capsys, found, put, message):
     assert re.search(message, printed), printed
 
 
-@pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
+@pytest.mark.parametrize("cc", [HOPPER, *slow((AMPERE,))], ids=["sm_90a", "sm_80"])
 @pytest.mark.parametrize("name", ["push", "ll"])
 def test_its_kernels_compile(name, cc):
     def array(dtype, ndim):

@@ -6,16 +6,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from emulated import emulate
+from fast import slow
 from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, resources
-
-from shmemkit.emu.__main__ import main as emulate
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "05_expert_parallel.py"
 HARD = ["--races", "--delivery", "unordered"]
 
 
-@pytest.mark.parametrize("options", [[], HARD])
+@pytest.mark.parametrize("options", slow([], HARD))
 def test_it_prints_what_it_says(capsys, options):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", PROGRAM.read_text(), re.S)[1]
     assert emulate(["-n", "4", *options, str(PROGRAM)]) == 0
@@ -23,7 +23,7 @@ def test_it_prints_what_it_says(capsys, options):
 
 
 @pytest.mark.parametrize(
-    "n, tokens, hidden, experts, top_k", [(1, 5, 4, 3, 3), (2, 1, 8, 1, 1), (3, 7, 12, 2, 5)]
+    "n, tokens, hidden, experts, top_k", [(1, 5, 4, 3, 3), (2, 1, 8, 1, 1), *slow((3, 7, 12, 2, 5))]
 )
 def test_ranks_and_sizes(capsys, n, tokens, hidden, experts, top_k):
     sizes = {"tokens": tokens, "hidden": hidden, "experts": experts, "top-k": top_k}

@@ -5,8 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
-from shmemkit.emu.__main__ import main as emulate
+from emulated import emulate
 
 ROOT = Path(__file__).parent.parent
 HELLO = ROOT / "examples" / "00_hello.py"

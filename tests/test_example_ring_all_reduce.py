@@ -7,16 +7,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from emulated import emulate
+from fast import slow
 from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, resources
-
-from shmemkit.emu.__main__ import main as emulate
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "04_ring_all_reduce.py"
 HARD = ["--races", "--delivery", "unordered"]
 
 
-@pytest.mark.parametrize("options", [[], HARD])
+@pytest.mark.parametrize("options", [[], *slow(HARD)])
 def test_it_prints_what_it_says(capsys, options):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", PROGRAM.read_text(), re.S)[1]
     assert emulate(["-n", "4", *options, str(PROGRAM)]) == 0
@@ -25,7 +25,10 @@ def test_it_prints_what_it_says(capsys, options):
 
 @pytest.mark.parametrize(
     "n, size, chunk, blocks",
-    [(1, 37, 5, 2), (2, 37, 5, 2), (3, 37, 5, 3), (4, 37, 40, 2), (8, 9, 2, 1), (2, 0, 5, 2), (2, 1, 5, 2)],
+    [
+        *[(1, 37, 5, 2), (2, 37, 5, 2), (3, 37, 5, 3), (4, 37, 40, 2), (2, 0, 5, 2), (2, 1, 5, 2)],
+        *slow((8, 9, 2, 1)),
+    ],
 )
 def test_ranks_and_sizes(capsys, n, size, chunk, blocks):
     options = ["--size", str(size), "--chunk", str(chunk), "--blocks", str(blocks)]
@@ -58,6 +61,7 @@ NEEDED = {  # name: what is changed, what the emulator says
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "message"), NEEDED.values(), ids=NEEDED)
 def test_all_of_it_is_needed(tmp_path, capsys, changes, message):
     program = PROGRAM.read_text()

@@ -6,17 +6,18 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from emulated import emulate
+from fast import slow
 from numba import cuda
 from ptx import HOPPER, compile_ptx, resources
 
-from shmemkit.emu.__main__ import main as emulate
 from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel, signature
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "06_swizzled_gemm.py"
 
 
 @pytest.mark.parametrize(
-    "options", [["-n", "1", str(PROGRAM)], ["-n", "2", "--races", str(PROGRAM), "--size", "65"]]
+    "options", [["-n", "1", str(PROGRAM)], *slow(["-n", "2", "--races", str(PROGRAM), "--size", "65"])]
 )
 def test_it_prints_what_it_says(capsys, options):
     """Once, also on several ranks."""
@@ -25,6 +26,7 @@ def test_it_prints_what_it_says(capsys, options):
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
+@pytest.mark.slow
 def test_other_ranks_and_a_drawing(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "orders.png"
@@ -33,7 +35,7 @@ def test_other_ranks_and_a_drawing(capsys, tmp_path):
     assert "passed" in capsys.readouterr().out and path.stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", ["row_major", "reduce_scatter"])
+@pytest.mark.parametrize("name", ["row_major", *slow("reduce_scatter")])
 def test_its_orders_compile(name):
     order = runpy.run_path(str(PROGRAM), run_name="example")["orders"](1, 4, 16)[name]
     kinds = Kinds("float16", "k", "mn", "float16")

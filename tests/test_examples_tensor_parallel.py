@@ -6,20 +6,22 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from emulated import emulate
+from fast import slow
 
 from shmemkit.backends.emulator import EmulatorBackend
-from shmemkit.emu.__main__ import main as emulate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-@pytest.mark.parametrize("name", ["07_ag_gemm.py", "08_gemm_rs.py"])
+@pytest.mark.parametrize("name", slow("07_ag_gemm.py", "08_gemm_rs.py"))
 def test_it_prints_what_it_says(capsys, name):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", (EXAMPLES / name).read_text(), re.S)[1]
     assert emulate(["-n", "4", str(EXAMPLES / name)]) == 0
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["07_ag_gemm.py", "--rows", "5"], ["08_gemm_rs.py", "--tokens", "9"]])
 def test_other_sizes_and_races(capsys, arguments):
     name, *options = arguments

@@ -52,6 +52,7 @@ def calls(kind, method, sizes, blocks=None):
     method.free()
 
 
+@pytest.mark.slow
 @kinds
 @methods
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1, 0, 1]])
@@ -61,6 +62,7 @@ def test_right_in_every_schedule(kind, method, sizes):
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.each_value
 @kinds
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
@@ -82,6 +84,7 @@ def test_what_cannot_be_counted_is_refused(pes, kind, method):
     pes(1).run(main)
 
 
+@pytest.mark.slow
 @methods
 def test_many_ranks(pes, method):
     """All-to-all has no code for each rank."""

@@ -3,6 +3,7 @@ checked and messages late."""
 
 import numpy as np
 import pytest
+from fast import slow
 
 import shmemkit as sk
 from shmemkit.backends.emulator import EmulatorBackend
@@ -88,14 +89,14 @@ def route(calls, n_local, top_k, dtype="float32", index="int32", max_tokens=None
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, *slow(4)])
 def test_any_number_of_ranks(pes, few_blocks, n_pes):
     calls = [[3, 0, 2, 1], [0, 0, 0, 0], [1, 3, 3, 2], [2, 2, 0, 3]]
     pes(n_pes).run(route, [tokens[:n_pes] for tokens in calls], 2, 2)
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, n_local, top_k", [(8, 1, 4), (2, 5, 3), (3, 1, 1)])
+@pytest.mark.parametrize("n_pes, n_local, top_k", [*slow((8, 1, 4)), (2, 5, 3), (3, 1, 1)])
 def test_ranks_and_experts(pes, few_blocks, n_pes, n_local, top_k):
     tokens = (np.arange(n_pes) + 1) % 3
     pes(n_pes).run(route, [tokens.tolist(), tokens[::-1].tolist()], n_local, top_k)
@@ -185,6 +186,7 @@ def test_bytes_with_scales(pes, few_blocks, two_warps):
     pes(3).run(main, [3, 0, 2])
 
 
+@pytest.mark.slow
 def test_close_to_float64_and_the_same_bits_every_time(pes, few_blocks, two_warps):
     """Rows of several tiles, the last one not full; more than a warp sends at once."""
 
@@ -277,6 +279,7 @@ def few_calls(calls):
     ep.free()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["ddd", "dccc"])
 def test_right_in_every_schedule(monkeypatch, calls):
     """The last call uses the half of the one before the one before it again."""

@@ -3,7 +3,8 @@ races checked and messages late."""
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
@@ -52,6 +53,7 @@ def gather_all(method, sizes, root=0, dtype="float32", unaligned=0, in_place=Fal
         gather(x)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, root", [(1, 0), (2, 0), (2, 1), (3, 1)])
@@ -59,6 +61,7 @@ def test_lengths(pes, small_parts, n_pes, root, method):
     pes(n_pes).run(gather_all, method, [1, 40, 0, 333, 41, 7, 300], root)
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
@@ -66,6 +69,7 @@ def test_many_ranks(pes, small_parts, n_pes, sizes, method):
     pes(n_pes).run(gather_all, method, sizes, 2, "int16")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "complex128"])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -81,7 +85,7 @@ def test_larger_than_a_step(pes, small_parts, method):
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 4),
@@ -96,6 +100,7 @@ def test_any_shape(pes, small_parts, method, seed, n_pes, sizes, dtype, unaligne
     pes(n_pes, seed=seed).run(gather_all, *args)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_streams_and_graphs(pes, method):
@@ -139,6 +144,7 @@ def few_calls(method, calls, n_bytes):
         assert all((out == 10 * call + ranks).all() for call, out in enumerate(outs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method, n_pes, calls", [("ll", 2, 4), ("ll", 3, 3), ("push", 2, 4), ("push", 3, 3)])
 def test_right_in_every_schedule(method, n_pes, calls):
     """It fails with one half in the place of two, if a sender does not wait for the root, or the root for

@@ -3,8 +3,9 @@ without races, with messages that overtake each other; and what goes wrong witho
 
 import numpy as np
 import pytest
+from fast import examples
 from gemms import changed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_gather import gather_all
 
@@ -22,6 +23,7 @@ def small_parts(monkeypatch):
         monkeypatch.setattr(push_2d, name, value)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
 @pytest.mark.parametrize("root", [0, "last"])
@@ -31,13 +33,14 @@ def test_lengths(pes, small_parts, nodes, local_size, root):
     pes(n, local_size=local_size).run(gather_all, "push_2d", [1, 40, 0, 333, 41, 7, 300], root)
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 9)])
 def test_many_ranks(pes, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(gather_all, "push_2d", [7, 130, 1], 3, "int16")
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -144,6 +147,7 @@ def few_calls(calls, module=push_2d, root=0, threads=1, words=1):
     return me != root or all((out == 10 * call + wanted).all() for call, out in enumerate(outs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 4), (1, 2, 4), (3, 1, 3), (2, 2, 2)])
 def test_right_in_every_schedule(nodes, local_size, calls):
     """The third and fourth call use both halves again. Of nodes of two, one rank passes on another's parts:
@@ -231,6 +235,7 @@ LINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line, change", LINES)
 def test_each_line_is_needed(line, change):
     module = changed(push_2d, line, change)

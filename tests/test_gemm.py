@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from emulated import spmd
+from fast import examples, slow
 from gemms import LAYOUTS, ROWS, check, error, expected, operand
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
@@ -137,6 +138,7 @@ def test_simt_other_results(dtype, out_dtype):
     run(sk.matmul, 20, 9, 40, dtype, out_dtype)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_simt_epilogue(dtype, activation):
@@ -196,6 +198,7 @@ def test_empty_and_tiny(shape):
 # ---- sm80
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize("ragged", [(0, 0, 0), (8, 0, 8), (2, 2, 2), (1, 3, 1)])
 def test_sm80_layouts(layouts, ragged):
@@ -240,8 +243,7 @@ def test_sm80_one_column_of_rows_that_go_backwards():
         Tile(64, 64, 64, 4, 2, 2),
         Tile(64, 128, 64, 3, 2, 2),
         Tile(128, 128, 32, 4, 2, 2),
-        Tile(128, 256, 64, 3, 2, 4),
-        Tile(256, 128, 32, 3, 4, 2),
+        *slow(Tile(128, 256, 64, 3, 2, 4), Tile(256, 128, 32, 3, 4, 2)),
     ],
     ids=str,
 )
@@ -261,7 +263,7 @@ def test_sm80_epilogue(out_dtype, bias, activation):
     )
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(1, 100), st.sampled_from(LAYOUTS))
 def test_sm80_any_sizes(m, n, k, layouts):
     run(small, m, n, k, "float16", "float32", layouts)
@@ -285,13 +287,15 @@ def sm80_error(races, **without):
     return spmd(1, main, races=races)[0]
 
 
-@pytest.mark.parametrize("k", [16, 170])
+@pytest.mark.each_value
+@pytest.mark.parametrize("k", [16, *slow(170)])
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
 def test_sm80_several_tiles_of_a_block(k, out_dtype):
     """Each begins to load the next one before it stores: whole tiles and edges, two blocks."""
     run(small, 140, 132, k, "bfloat16", out_dtype, bias="bfloat16", activation="relu", races=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("n", "pad"), [(64, 0), (66, 0), (65, 0), (64, 1), (66, 2), (68, 4)])
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
 def test_sm80_stores(n, pad, out_dtype):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import examples, slow
 from gemms import changed, check_graphs_and_streams, error, is_missed
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from numba import cuda, types
 
@@ -80,14 +80,16 @@ def all_right(pes, *args):
 SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
 
 
+@pytest.mark.each_value
 @late
 @methods
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, *slow(4, 5)])
 def test_sizes(pes, choose, method, n_pes):
     choose(32)
     assert all_right(pes(n_pes), method, SIZES)
 
 
+@pytest.mark.slow
 @skewed
 @methods
 def test_some_ranks_are_ahead(pes, choose, method):
@@ -95,11 +97,17 @@ def test_some_ranks_are_ahead(pes, choose, method):
     assert all_right(pes(3), method, [(3, 72, 8)] * 4)
 
 
+@pytest.mark.each_value
 @late
 @methods
 @pytest.mark.parametrize(
     "width, size",
-    [(32, (16, 24, 8)), (96, (64, 104, 72)), (64, (100, 72, 8)), (128, (17, 136, 8)), (32, (128, 8, 8))],
+    [
+        (32, (16, 24, 8)),
+        *slow((96, (64, 104, 72)), (64, (100, 72, 8))),
+        (128, (17, 136, 8)),
+        *slow((32, (128, 8, 8))),
+    ],
     ids=str,
 )
 def test_tiles(pes, choose, method, width, size):
@@ -108,6 +116,7 @@ def test_tiles(pes, choose, method, width, size):
     assert all_right(pes(2), method, [size])
 
 
+@pytest.mark.each_value
 @late
 @methods
 @pytest.mark.parametrize(
@@ -119,16 +128,17 @@ def test_parts_of_float32_and_layouts(pes, choose, method, width, n_pes, majors,
     assert all_right(pes(n_pes), method, [(24, 104, 72)], majors, "float32", dtype)
 
 
+@pytest.mark.each_value
 @skewed
 @methods
-@pytest.mark.parametrize("splits, sms", [(2, 1), (3, 8)])
+@pytest.mark.parametrize("splits, sms", [(2, 1), *slow((3, 8))])
 def test_parts_of_k(pes, choose, method, splits, sms):
     """By fewer blocks than there are, and by one each."""
     choose(32, splits, sms)
     assert all_right(pes(2), method, [(17, 40, 200), (3, 72, 136)])
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@examples(6, derandomize=True)
 @drawn(
     st.sampled_from(METHODS),
     st.integers(1, 3),
@@ -187,6 +197,7 @@ def same_bits(pes, *args):
     return len(set.union(*(bits for bits, _ in found))) == 1, found[0][1]
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_all_ranks_every_time_and_added_up_in_float32(pes, choose):
     choose(32, 3)
     same, rounded = same_bits(pes(3), None)
@@ -261,7 +272,7 @@ def test_few_rows_by_one_shot_and_more_by_two():
     assert chosen(2, 1, 4096, 8192, emulated=True) is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @drawn(
     st.integers(1, 128),
     st.integers(1, 2000),
@@ -288,6 +299,7 @@ SMALL = (32, 1), [(3, 40, 8)] * 3
 PARTS = (32, 3), [(17, 40, 200)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, case, line, change",
     [
@@ -345,12 +357,14 @@ def exchange(method, n_calls, module=ll128):
         assert (out == n_ranks * call + 4 * n_ranks * (n_ranks - 1)).all()
 
 
+@pytest.mark.slow
 @methods
 def test_the_exchange_is_right_in_every_schedule(method):
     found = sk.emu.explore(exchange, 2, (method, 3), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, line, change",
     [

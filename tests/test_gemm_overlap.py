@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import examples, slow
 from gemms import changed, check_graphs_and_streams, error, is_missed
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from numba import cuda, types
 from test_gemm_ar import BFLOAT16, expected, given
@@ -70,9 +70,10 @@ def all_right(pes, n_pes, op, sizes, *args):
     return all(all(of_rank) for of_rank in pes(n_pes).run(compute, op, sizes, *args))
 
 
+@pytest.mark.each_value
 @late
 @ops
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
+@pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 5)])
 def test_sizes(pes, blocks, op, n_pes):
     """Columns of tiles of few blocks; of few ranks, two rows of them, the second one cut; a part of one."""
     blocks(1 if n_pes < 3 else 3)
@@ -80,15 +81,16 @@ def test_sizes(pes, blocks, op, n_pes):
     assert all_right(pes, n_pes, op, sizes)
 
 
+@pytest.mark.each_value
 @late
 @ops
 @pytest.mark.parametrize(
     "width, sms, size, part_dtype, majors, dtype",
     [
         (128, 1, (20, 264, 8), None, "kk", "bfloat16"),
-        (128, 2, (130, 136, 72), None, "mn", "float16"),
+        *slow((128, 2, (130, 136, 72), None, "mn", "float16")),
         (64, 2, (24, 200, 72), "float32", "mk", "bfloat16"),
-        (64, 1, (136, 72, 8), "float32", "kn", "float16"),
+        *slow((64, 1, (136, 72, 8), "float32", "kn", "float16")),
     ],
 )
 def test_tiles_layouts_and_parts_of_float32(pes, blocks, op, width, sms, size, part_dtype, majors, dtype):
@@ -96,6 +98,7 @@ def test_tiles_layouts_and_parts_of_float32(pes, blocks, op, width, sms, size, p
     assert all_right(pes, 2, op, [size], majors, part_dtype, dtype)
 
 
+@pytest.mark.slow
 @skewed
 @pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 3)])
 def test_some_ranks_are_ahead(pes, blocks, op, n_pes):
@@ -103,7 +106,7 @@ def test_some_ranks_are_ahead(pes, blocks, op, n_pes):
     assert all_right(pes, n_pes, op, [(3, 72 * (2 if op == "ar" else 1), 8)] * 3)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@examples(5, derandomize=True)
 @drawn(
     st.sampled_from(list(METHODS)),
     st.integers(1, 3),
@@ -121,7 +124,7 @@ def test_any_sizes_in_a_row(op, n_pes, sms, sizes, parts):
 
 
 @late
-@ops
+@pytest.mark.parametrize("op", [*slow("rs"), "ar"])
 def test_graphs_and_streams(pes, blocks, op):
     blocks(1)
 
@@ -160,6 +163,7 @@ def same_bits(pes, part_dtype):
     return len(set.union(*(bits for bits, _ in found))) == 1, found[0][1]
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_all_ranks_every_time_and_as_of_two_shots(pes, blocks):
     blocks(2)
     same, rounded = same_bits(pes, None)
@@ -229,7 +233,7 @@ def test_they_are_for_some_megabytes():
         assert not chosen(op, 2, 256, 7168, 8192, emulated=True)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @drawn(
     st.integers(1, 5000),
     st.integers(1, 5000),
@@ -269,6 +273,7 @@ BELOW = "ar", (2, 64), [(130, 8, 8)]
 SCATTERED = "rs", (1, 64), [(48, 72, 8)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, line, change",
     [
@@ -341,12 +346,14 @@ def exchange(op, n_calls, module=ll128, rooms=(2, 2, 2)):
         assert (out == sum(3 + 8 * k + call + (0 if everywhere else me) for k in range(n_ranks))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op, n_calls", [("ar", 2), ("rs", 3)])
 def test_the_exchange_is_right_in_every_schedule(op, n_calls):
     found = sk.emu.explore(exchange, 2, (op, n_calls), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.slow
 def test_and_only_with_two_halves():
     """A rank that is ahead overwrites what another waits for."""
     arguments = "rs", 2, changed(ll128, "(call & 1) * n_ranks * room", "0")
@@ -354,6 +361,7 @@ def test_and_only_with_two_halves():
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)
 
 
+@pytest.mark.slow
 def test_and_only_with_packets_at_the_same_places():
     """Or parts of a larger call come where sums of the one before have not been read."""
     found = sk.emu.explore(exchange, 2, ("ar", 2, ll128, (2, 6)), exhaustive=True, heap_size=1 << 18)

@@ -3,6 +3,7 @@ checked and messages late; and what goes wrong when one of their waits or fences
 
 import numpy as np
 import pytest
+from fast import slow
 from gemms import changed, check_graphs_and_streams, error
 from hypothesis import given as over
 from hypothesis import strategies as st
@@ -77,14 +78,15 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
 @late
-@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("rs", 3), ("ar", 2)])
+@pytest.mark.parametrize("op, n_pes", [("rs", 2), *slow(("rs", 3)), ("ar", 2)])
 def test_sizes(pes, tiles, op, n_pes):
     tiles(64, 32)
     assert all_right(pes(n_pes), op, SIZES)
 
 
+@pytest.mark.each_value
 @late
-@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("rs", 3), ("ar", 3)])
+@pytest.mark.parametrize("op, n_pes", [("rs", 2), *slow(("rs", 3)), ("ar", 3)])
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_parts_that_are_copied(pes, tiles, monkeypatch, op, n_pes, chunk):
     tiles(64, 32)
@@ -92,6 +94,7 @@ def test_parts_that_are_copied(pes, tiles, monkeypatch, op, n_pes, chunk):
     assert all_right(pes(n_pes), op, [*SIZES, (12, 136, 8)], "copy_engine")
 
 
+@pytest.mark.slow
 @late
 def test_five_ranks(pes, tiles):
     tiles(64, 32)
@@ -103,8 +106,8 @@ def test_five_ranks(pes, tiles):
     "tile, size, majors, part_dtype",
     [
         ((128, 32), (260, 40, 72), "kn", None),  # two rows of tiles
-        ((64, 48), (136, 72, 72), "mk", "float32"),
-        ((64, 192), (8, 384, 72), "mn", None),  # three pieces of a part, two places for them
+        *slow(((64, 48), (136, 72, 72), "mk", "float32")),
+        *slow(((64, 192), (8, 384, 72), "mn", None)),  # three pieces of a part, two places for them
         ((128, 64), (4, 64, 72), "kk", "float32"),
     ],
 )
@@ -122,6 +125,7 @@ def test_a_symmetric_result(pes, tiles):
     assert all_right(pes(3), "ar", SIZES[:2], "fused", "kn", True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("op", OBJECTS)
 @pytest.mark.parametrize("n_pes", [1, 2, 4])
 def test_one_after_the_other(pes, op, n_pes):
@@ -129,7 +133,7 @@ def test_one_after_the_other(pes, op, n_pes):
 
 
 @late
-@pytest.mark.parametrize("op, method", [("rs", "fused"), ("ar", "fused"), ("rs", "copy_engine")])
+@pytest.mark.parametrize("op, method", [("rs", "fused"), *slow(("ar", "fused")), ("rs", "copy_engine")])
 def test_graphs_and_streams(pes, tiles, op, method):
     tiles(64, 32)
 
@@ -255,6 +259,7 @@ def relaxed_add(array, i, value, scope):
     cuda.atomic.add(array, i, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "op, case, line, change",
     [

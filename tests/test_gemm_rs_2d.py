@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import slow
 from gemms import changed, check_graphs_and_streams
 from numba import cuda
 from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
@@ -32,9 +33,10 @@ def all_right(pes, nodes, local_size, *args):
     return all(map(all, pes(nodes * local_size, local_size=local_size).run(compute, *args)))
 
 
+@pytest.mark.each_value
 @late
 @pytest.mark.parametrize(
-    "nodes, local_size, part_dtype", [(3, 1, None), (2, 1, "float32"), (2, 2, None), (2, 2, "float32")]
+    "nodes, local_size, part_dtype", [(3, 1, None), (2, 1, "float32"), *slow((2, 2, None), (2, 2, "float32"))]
 )
 def test_sizes(pes, nodes, local_size, part_dtype):
     n = nodes * local_size
@@ -42,20 +44,21 @@ def test_sizes(pes, nodes, local_size, part_dtype):
     assert all_right(pes, nodes, local_size, "rs", sizes, "fused_2d", "kn", False, part_dtype)
 
 
+@pytest.mark.slow
 @late
 def test_six_ranks(pes):
     assert all_right(pes, 2, 3, "rs", [(6, 8, 8)] * 2, "fused_2d")
 
 
 @late
-@pytest.mark.parametrize("nodes, local_size, symmetric", [(2, 2, False), (2, 2, True), (3, 1, False)])
+@pytest.mark.parametrize("nodes, local_size, symmetric", [*slow((2, 2, False)), (2, 2, True), (3, 1, False)])
 def test_all_reduce(pes, nodes, local_size, symmetric):
     n = nodes * local_size
     sizes = [(n, 24, 8), (2 * n, 8, 8)]
     assert all_right(pes, nodes, local_size, "ar", sizes, "fused_2d", "kn", symmetric)
 
 
-@pytest.mark.parametrize("op", OBJECTS)
+@pytest.mark.parametrize("op", ["rs", *slow("ar")])
 def test_operands_by_columns(pes, op):
     assert all_right(pes, 2, 2, op, [(16, 24, 24)], "fused_2d", "mk")
 
@@ -146,6 +149,7 @@ def words(array):
     return array.reshape(-1).view("uint16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, calls, chunk", [(2, 3, 8), (2, 2, 2)])
 def test_right_in_every_schedule(monkeypatch, nodes, calls, chunk):
     """Three calls use the first half again."""
@@ -214,10 +218,12 @@ def found_out(seed):
     return not all(map(all, found))
 
 
+@pytest.mark.slow
 def test_nothing_is_found_otherwise():
     assert not found_out(None) and not found_out(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line, change",
     [
@@ -241,6 +247,7 @@ def test_each_part_is_needed(monkeypatch, line, change):
     assert any(found_out(seed) for seed in (None, 0, 1, 2))
 
 
+@pytest.mark.slow
 def test_both_halves_are_needed(monkeypatch):
     monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", changed(fused_2d, "& 1", "& 0", 2).Fused2D)
     assert any(found_out(seed) for seed in (None, 0, 1, 2))

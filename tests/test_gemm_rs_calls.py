@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fast import slow
 from gemms import moved
 from test_ag_gemm import BF16, integers, weight_of
 from test_gemm_rs import BFLOAT16, OBJECTS, expected, given
@@ -38,7 +39,7 @@ def small(monkeypatch):
 # ---- how arrays lie
 
 
-@pytest.mark.parametrize("tile, part_dtype", [((64, 32), "float32"), ((128, 32), None)])
+@pytest.mark.parametrize("tile, part_dtype", [((64, 32), "float32"), *slow(((128, 32), None))])
 def test_operands_may_be_stored_otherwise_on_each_rank(pes, monkeypatch, tile, part_dtype):
     """Parts lie alike, although slabs of B do not."""
     monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(*tile)])
@@ -60,11 +61,13 @@ def test_operands_may_be_stored_otherwise_on_each_rank(pes, monkeypatch, tile, p
     "op, method, how, on_rank, nodes",
     [
         ("rs", "fused", ("odd rows", "odd columns", "at an odd address"), 0, 1),
-        ("rs", "copy_engine", ("odd columns", "backwards", None), None, 1),
-        ("ar", "fused", ("apart", None, "at an odd address"), 0, 1),
-        ("ar", "one_shot", ("odd columns", "odd rows", "at an odd address"), 1, 1),
-        ("ar", "two_shot", (None, "apart", None), None, 1),
-        ("ar", "two_shot_overlap", ("odd columns", "odd rows", "at an odd address"), 1, 1),
+        *slow(
+            ("rs", "copy_engine", ("odd columns", "backwards", None), None, 1),
+            ("ar", "fused", ("apart", None, "at an odd address"), 0, 1),
+            ("ar", "one_shot", ("odd columns", "odd rows", "at an odd address"), 1, 1),
+            ("ar", "two_shot", (None, "apart", None), None, 1),
+            ("ar", "two_shot_overlap", ("odd columns", "odd rows", "at an odd address"), 1, 1),
+        ),
         ("rs", "fused_2d", ("odd columns", "odd rows", "at an odd address"), 0, 2),
     ],
 )
@@ -202,6 +205,7 @@ def test_what_auto_takes_of_llama_on_h200(monkeypatch, kind, n_ranks, chosen):
 # ---- calls
 
 
+@pytest.mark.slow
 def test_calls_of_several_objects_are_in_one_order():
     """On streams that nothing else orders: each computes with what the one before has."""
 

@@ -213,6 +213,7 @@ WAIT_FOR_ALL = "            acc = wait_for_products(acc)  # 6\n"
 GIVE_BACK = "            hand_back(empty, before, lane)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "line", "change"),
     [

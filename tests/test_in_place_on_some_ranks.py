@@ -22,6 +22,7 @@ def calls(world):
     return [(call, (call + world.rank) % 3 == 0) for call in range(5)]
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("method", sk.AllGather.methods)
 @pytest.mark.parametrize("n_pes", [2, 3])
@@ -41,6 +42,7 @@ def test_all_gather(pes, n_pes, method):
     pes(n_pes).run(main)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("method", [m for m in sk.AllReduce.methods if "multimem" not in m])
 def test_all_reduce(pes, method):
@@ -57,6 +59,7 @@ def test_all_reduce(pes, method):
     pes(3).run(main)
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("method", [m for m in sk.ReduceScatter.methods if m != "push_2d"])
 def test_reduce_scatter(pes, method):

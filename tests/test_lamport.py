@@ -22,12 +22,14 @@ from shmemkit.device.packets import lamport
 reductions = pytest.mark.parametrize("method", ["one_shot_lamport", "two_shot_lamport"])
 
 
+@pytest.mark.slow
 @reductions
 def test_reductions_are_right_in_every_schedule(method):
     found = sk.emu.explore(reduced, 2, (method, [1, 1, 1]), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.each_value
 @reductions
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_reductions_of_more_tiles_than_warps(pes, method, monkeypatch):

@@ -7,7 +7,8 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
@@ -265,6 +266,7 @@ def test_free_errors(world):
         sk.free(x)
 
 
+@pytest.mark.slow
 def test_memory_is_used_again():
     def main(world):
         for _ in range(50):  # together five times the heap
@@ -354,7 +356,7 @@ def test_wrong_sizes_of_the_heap(monkeypatch, text):
     assert sk.current() is None
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=40))
 def test_allocations_never_overlap(steps):
     """Random allocations and frees: each keeps its content until it is freed."""

@@ -117,6 +117,7 @@ def test_failure_of_one_rank_ends_all_and_its_code_is_passed_on(ranks, how, code
     assert shown in job.stderr
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_pytest_failure_on_one_rank_ends_all(tmp_path):
     (tmp_path / "test_it.py").write_text(
@@ -126,6 +127,7 @@ def test_pytest_failure_on_one_rank_ends_all(tmp_path):
     assert job.returncode == 1
 
 
+@pytest.mark.each_value
 @needs_mpi
 @pytest.mark.parametrize("n, way", [(1, SCRIPT), (3, SCRIPT), (3, RUN)])
 def test_interrupt_ends_all_ranks(tmp_path, n, way):
@@ -332,6 +334,7 @@ def test_a_variable_that_does_not_exist_is_told():
     assert launch("--dry-run", "-c", "pass", **dict.fromkeys(documented, "")).stderr == ""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "program, late",
     [

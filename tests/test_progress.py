@@ -153,6 +153,7 @@ def test_the_report_of_a_failure_stands_alone():
     assert "host code, 00:0" in text and seen(text) == ["no", "progress"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing():
     process, terminal = start(
         *python("""
@@ -228,6 +229,7 @@ def test_a_bad_switch_is_refused(monkeypatch):
         sk.emu.run(sk.init, 1)
 
 
+@pytest.mark.slow
 def test_under_mpi_launch(tmp_path):
     """Ranks write to pipes, of which mpirun passes on whole lines."""
     script = tmp_path / "script.py"
@@ -243,6 +245,7 @@ def test_under_mpi_launch(tmp_path):
     assert re.search("of 8 float32: 0 of .* blocks ended|host code, 00:0", text)
 
 
+@pytest.mark.slow
 def test_under_pytest_its_own_line_stays(tmp_path):
     tmp_path.joinpath("test_it.py").write_text(
         BEGIN + "def main():\n"
@@ -259,6 +262,7 @@ def test_under_pytest_its_own_line_stays(tmp_path):
     assert "host code" not in written("sh", "-c", command)
 
 
+@pytest.mark.slow
 def test_bench_says_which_case_runs():
     text = written(
         *python("""

@@ -64,6 +64,7 @@ def is_kernel(value, module):
     return value.py_func.__module__ == module.__name__ and not value.targetoptions.get("device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "argument_types", "cc"), listed())
 def test_no_spills_and_no_local_memory(request, kernel, argument_types, cc):
     assert kernel is not None, "a kernel is listed in GPU_KERNELS of its module"

@@ -116,6 +116,7 @@ def whole_lines(code, pattern):
     return len(found) // 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
 @forms
 @dtypes
@@ -130,6 +131,7 @@ def test_lines_are_stored_by_whole_warps(form, dtype, armed):
     assert not code.all(LOAD)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
 @forms
 @dtypes
@@ -140,6 +142,7 @@ def test_lines_are_loaded_by_whole_warps(form, dtype, armed):
     assert not code.all(STORE)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
 @forms
 def test_lines_are_passed_on_by_whole_warps(form, armed):

@@ -35,6 +35,7 @@ def lean(ptx):
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("semantic", ORDERINGS)
 def test_store(semantic, dtype):
@@ -48,6 +49,7 @@ def test_store(semantic, dtype):
     assert not any(line.startswith("st.") for line in instructions(ptx))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("semantic", ["relaxed", "release"])
 def test_red(semantic, dtype):
@@ -61,6 +63,7 @@ def test_red(semantic, dtype):
     assert lean(ptx)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("op", ["add", "min", "max"])
 def test_reduce(op, dtype):
@@ -80,6 +83,7 @@ def test_reduce(op, dtype):
     assert lean(ptx)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("semantic", ORDERINGS)
 @pytest.mark.parametrize("dtype", [types.uint8, types.bfloat16, types.float64], ids=str)
 def test_store_of_vectors(semantic, dtype):
@@ -113,6 +117,7 @@ def test_reduce_of_vectors(dtype, op, instruction):
     assert lean(ptx)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [t for t in NUMBERS if t != types.float32], ids=str)
 @pytest.mark.parametrize("op", ["add", "min"])
 def test_reduce_of_vectors_element_by_element(op, dtype):
@@ -149,6 +154,7 @@ def test_fence():
     only(compile_ptx(kernel, ()), r"fence\.proxy\.alias;")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("copy", [sk.multimem_copy_block, sk.multimem_copy_warp], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("dtype", [types.uint8, types.float16, types.float32, types.complex128], ids=str)
 def test_copies(copy, dtype):
@@ -296,6 +302,7 @@ def as_python(monkeypatch):
 SIZES = [0, 1, 3, 4, 5, 15, 16, 17, 20, 31, 64, 100, 255, 256, 1023, 2000]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("threads", [1, 3, 32])
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("size", SIZES)
@@ -309,6 +316,7 @@ def test_copies_write_each_word_once(as_python, size, width, threads):
     assert written[16 : 16 + padded // 4].tolist() == [1] * (padded // 4) and written.sum() == padded // 4
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("threads", [1, 3, 32])
 @pytest.mark.parametrize("size", SIZES)
 def test_ll_packs_each_word_once(as_python, size, threads):

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from fast import slow
 from numba import cuda
 from numba.core.errors import TypingError
 from numba.cuda import types
@@ -125,6 +126,7 @@ def test_enums_in_the_wrong_place(call, message):
 # ---- wait
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("semantic", ["acquire", "relaxed"])
 @pytest.mark.parametrize("scope", ["gpu", "sys"])
@@ -141,6 +143,7 @@ def test_wait_loads_as_asked(scope, semantic, dtype):
     assert_lean(ptx)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("compare", ["ge", "eq", "ne", "gt", "le", "lt"])
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_wait_compares_in_the_dtype_of_the_signals(dtype, compare):
@@ -194,6 +197,7 @@ def test_wait_for_one_has_no_loop_over_the_signals():
     assert branches[0] <= 2 < branches[1]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("wait", [sk.wait, sk.wait_warp, sk.wait_block], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("n", [1, None])
 def test_data_is_loaded_after_the_wait(wait, n):
@@ -226,6 +230,7 @@ def test_data_is_loaded_after_the_wait(wait, n):
     assert_lean(ptx)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("wait", [sk.wait, sk.wait_warp, sk.wait_block], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_a_wait_without_a_value_waits_for_1(dtype, wait):
@@ -310,6 +315,7 @@ def test_consume_token_of_an_integer():
 # ---- notify, release, fences
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("sig_op", ["set", "add"])
 @pytest.mark.parametrize("scope", ["gpu", "sys"])
@@ -332,6 +338,7 @@ def test_notify_is_a_release_after_the_data(scope, sig_op, dtype):
     assert_lean(ptx)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [*INTEGERS, types.float32, types.float64], ids=str)
 @pytest.mark.parametrize("scope", ["gpu", "sys"])
 def test_acquire_and_release(scope, dtype):
@@ -412,7 +419,8 @@ def test_table_of_peers_is_linked_in(lto):
 # ---- copies
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.each_value
+@pytest.mark.parametrize("dtype", [*DTYPES[:2], *slow(*DTYPES[2:])], ids=str)
 @pytest.mark.parametrize("copy", [sk.copy_block, sk.copy_warp], ids=lambda c: c.__name__)
 def test_copies_are_16_bytes_wide_and_4_deep(copy, dtype):
     def kernel(dst, src, peer):
@@ -431,6 +439,7 @@ def test_copies_are_16_bytes_wide_and_4_deep(copy, dtype):
     assert_lean(ptx)
 
 
+@pytest.mark.slow
 @ARCHITECTURES
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_copies_need_no_local_memory(dtype, cc):

@@ -311,6 +311,7 @@ def test_races_can_be_switched_off(run, monkeypatch):
     run("def test_one(pes):\n    pes(2).run(main, 0)\n").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_with_xdist(run):
     pytest.importorskip("xdist")
     result = run(ASSERTING.replace("WANTED", "1"), "-n", "2", "--shmem-seeds", "2")

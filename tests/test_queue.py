@@ -1,9 +1,13 @@
 """The queue on the emulator, under several schedules: ranks, odd sizes, dtypes, wrap-around, repeats, graphs,
 wrong arguments; and no races."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from emulated import emulate
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, types
 from ptx import compile_ptx
@@ -19,6 +23,7 @@ from shmemkit.collectives.queue import (
 from shmemkit.device import copy_block, rank, symm_at
 from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype
 
+EXAMPLE = Path(__file__).parent.parent / "examples" / "01_notify_wait.py"
 schedules = pytest.mark.schedules(deliveries="eager", seeds=[None, *range(5)])  # the queue sends no messages
 
 
@@ -46,6 +51,7 @@ def send_around(n_slots, size, dtype, counts, producers, consumers, block, to_of
         queue(inputs)
 
 
+@pytest.mark.each_value
 @schedules
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
 def test_any_number_of_ranks(pes, n_pes):
@@ -57,7 +63,7 @@ def test_any_dtype(pes, dtype):
     pes(2).run(send_around, 3, 5, dtype, [4, 4], 2, 1, 4)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 4),
@@ -230,6 +236,7 @@ def push_and_pop_squares(inputs, outputs, slots, full, empty, receiver, sender):
             consumer_release(empty, n, i, sender)
 
 
+@pytest.mark.each_value
 @schedules
 @pytest.mark.parametrize("block", [4, (2, 3)])
 def test_pieces_in_a_users_kernel(pes, block):
@@ -254,3 +261,9 @@ def test_one_thread_of_a_block_of_any_shape_notifies():
     ptx = compile_ptx(kernel, (types.Array(types.uint64, 1, "C"),))
     assert "%tid.x" in ptx and "%tid.y" in ptx and "%tid.z" in ptx
     assert ptx.count("st.release.sys") == 2
+
+
+def test_the_example(capsys):
+    """More inputs than slots. Under mpirun it is in test_emu_mpi.py."""
+    assert emulate(["-n", "2", str(EXAMPLE), "--inputs", "40"]) == 0
+    assert [line[-6:] for line in capsys.readouterr().out.splitlines()] == ["passed", "passed"]

@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples, slow
+from hypothesis import given
 from hypothesis import strategies as st
 from reduced import combined
 
@@ -73,6 +74,7 @@ def scatter_all(method, sizes, dtype="float32", op="sum", unaligned=0, in_place=
     scatter.free()
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
@@ -80,6 +82,7 @@ def test_lengths(pes, n_pes, method):
     pes(n_pes).run(scatter_all, method, [1, 40, 0, 133, 41, 7], "float32")
 
 
+@pytest.mark.slow
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 30, 1]), (8, [64, 9]), (16, [5])])
@@ -87,6 +90,7 @@ def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
     pes(n_pes).run(scatter_all, method, sizes, "int16", "max")
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
 @pytest.mark.parametrize("n_pes, symmetric", [(2, False), (3, False), (3, True)])
@@ -94,6 +98,7 @@ def test_several_blocks_and_chunks(pes, small_chunks, n_pes, symmetric, method):
     pes(n_pes).run(scatter_all, method, [250, 3, 520, 7, 33, 510], "float16", "sum", 0, False, symmetric)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("dtype, symmetric", [("uint8", False), ("uint8", True), ("float16", False)])
@@ -109,6 +114,7 @@ def test_in_place(pes, small_chunks, method):
         pes(3).run(scatter_all, method, [40, 8, 100], "float32", "sum", 0, True, symmetric)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize(
     "op, dtype", [(o, d) for o, d in itertools.product(OPS, DTYPES) if o != "avg" or "fl" in d]
@@ -117,12 +123,13 @@ def test_ops_and_dtypes(pes, method, op, dtype):
     pes(3).run(scatter_all, method, [9], dtype, op, 0, True)
 
 
+@pytest.mark.slow
 @methods
 def test_larger_than_a_block(pes, method):
     pes(2).run(scatter_all, method, [10_000, 3, 10_500], "uint8")
 
 
-@pytest.mark.parametrize("n_pes", [2, 3])
+@pytest.mark.parametrize("n_pes", [2, *slow(3)])
 def test_push_in_steps(pes, small_chunks, monkeypatch, n_pes):
     """Parts of several steps."""
     monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 3)
@@ -144,7 +151,7 @@ def test_push_where_gpus_differ(pes):
 
 
 @methods
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 3),
@@ -192,6 +199,7 @@ def test_nan_and_inf_pass(pes, method):
         pes(2).run(main, op, dtype)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "sum")])
 def test_the_order_is_the_documented_one_every_time(pes, method, dtype, op):
@@ -214,6 +222,7 @@ def test_the_order_is_the_documented_one_every_time(pes, method, dtype, op):
     pes(4).run(main)
 
 
+@pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -260,6 +269,7 @@ def few_calls(method, calls, words, symmetric=False, dtype="uint64", threads=1):
         out[:] = 255
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=range(8))
 @pytest.mark.parametrize(
     "method, symmetric", [("ll", False), ("pull", False), ("pull", True), ("push", False), ("ring", False)]
@@ -268,6 +278,7 @@ def test_threads_of_a_block(pes, method, symmetric):
     pes(3).run(few_calls, method, 4, 4, symmetric, "uint64", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, symmetric, dtype",
     [

@@ -3,7 +3,8 @@ in place, graphs; without races, with messages that overtake each other."""
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reduced import UFUNCS
 from test_reduce_scatter import few_calls, scatter_all
@@ -35,6 +36,7 @@ def test_lengths(pes, small, nodes, local_size):
     pes(nodes * local_size, local_size=local_size).run(scatter_all, "push_2d", sizes, "int16", "max")
 
 
+@pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (4, 4)])
 def test_many_ranks(pes, nodes, local_size):
@@ -57,7 +59,7 @@ def test_a_thread_with_several_words(pes):
     pes(2, local_size=1).run(scatter_all, "push_2d", [480, 900, 130], "uint64")
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
@@ -73,6 +75,7 @@ def test_any_shape(pes, small, seed, delivery, nodes, sizes, dtype, op, unaligne
     ranks.run(scatter_all, "push_2d", sizes, dtype, op, unaligned, in_place)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_order_is_the_documented_one_every_time(pes, dtype, op):
@@ -143,6 +146,7 @@ def test_streams_and_graphs(pes, small):
     pes(4, local_size=2).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nodes, local_size, calls, words, dtype",
     [(2, 1, 3, 17, "uint64"), (1, 2, 3, 17, "float16"), (3, 1, 3, 1, "float16")],

@@ -28,17 +28,20 @@ def take(out, seen):
         seen[i] = out[i]
 
 
+@pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
 def test_lengths(pes, few_copying, n_pes):
     pes(n_pes).run(scatter_all, "copy_engine", [1, 100, 0, 233, 17, 600, 41], "int16", "max")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_pes, sizes", [(8, [64, 9]), (16, [5])])
 def test_many_ranks(pes, n_pes, sizes):
     pes(n_pes).run(scatter_all, "copy_engine", sizes, "float32")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype, unaligned", [("uint8", 3), ("float16", 1), ("float64", 0), ("bfloat16", 0)])
 @pytest.mark.parametrize("in_place, symmetric", [(False, False), (True, True)])
 def test_dtypes_unaligned_and_in_place(pes, few_copying, dtype, unaligned, in_place, symmetric):
@@ -204,6 +207,7 @@ def few_calls(sizes):
         assert (out == n * (100 * call + me) + 10 * sum(range(n))).all()
 
 
+@pytest.mark.slow
 def test_right_in_every_schedule(monkeypatch):
     """Of a piece, and two and a half. It fails without the barrier, and without any of the orders of the
     streams."""

@@ -9,6 +9,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from fast import slow
 from scripted import NVSHMEM, ended
 
 import shmemkit as sk
@@ -287,7 +288,9 @@ def test_an_interrupt_shows_the_line_and_the_rank(tmp_path, capsys):
         assert "interrupted on rank 1" in err
 
 
-@pytest.mark.parametrize("name, status", [("01_notify_wait", 0), ("broken/hang", 3), ("broken/wrong", 2)])
+@pytest.mark.parametrize(
+    "name, status", [*slow(("01_notify_wait", 0)), ("broken/hang", 3), ("broken/wrong", 2)]
+)
 def test_scripts_of_shmemkit(name, status, capsys):
     assert main(["-n", "2", "--races", os.path.join(EXAMPLES, f"{name}.py")]) == status
 

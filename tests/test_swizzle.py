@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, int64
 from ptx import compile_ptx, instructions
@@ -156,7 +157,7 @@ def test_kernels_divide_32_bits():
     assert divisions and all(line.startswith("div.u32") for line in divisions)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(a=st.integers(0, 2**32 - 1), b=st.integers(1, 2**32 - 1))
 def test_quotient(a, b):
     assert quotient(a, b) == a // b

@@ -49,6 +49,7 @@ for call in ("host_barrier", "free"):
     assert sorted(output.splitlines()) == sorted(expected * 2)
 
 
+@pytest.mark.slow
 def test_several_are_missing():
     status, output, _ = mpirun(
         4,
@@ -71,6 +72,7 @@ else:
     )
 
 
+@pytest.mark.slow
 def test_without_a_limit_one_rank_says_who_is_missing_and_all_wait_on():
     status, output, _ = mpirun(
         3,
@@ -90,6 +92,7 @@ say("met")
     assert sorted(output.splitlines()) == ["met"] * 3 + [said]
 
 
+@pytest.mark.slow
 def test_host_barrier_of_the_emulator():
     status, output, seconds = mpirun(
         3,

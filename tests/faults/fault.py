@@ -20,8 +20,8 @@ returns ``main(world)``, which returns what this rank ended up with. Most are
         return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
 
 The bug runs once, in the mode that finds it; a race must be between the lines marked ``# first`` and
-``# second``. The twin runs under 100 seeds of each delivery, looks for races in each, and gives the right
-result each time.
+``# second``. The twin, a slow test, runs under 100 seeds of each delivery, looks for races in each, and gives
+the right result each time.
 """
 
 import functools
@@ -30,6 +30,7 @@ import re
 
 import numpy as np
 import pytest
+from fast import slow
 
 import shmemkit as sk
 from shmemkit.emu import (
@@ -88,7 +89,7 @@ def fault(found, *details, right, pes=2, delivery="eager", seed=None, local_size
                 assert [words for words in details if words not in report] == [], report
             assert (caught.value.delivery, caught.value.seed) == (delivery, seed)
 
-        @pytest.mark.parametrize("case", ["bug", "twin-eager", "twin-ordered", "twin-unordered"])
+        @pytest.mark.parametrize("case", ["bug", *slow("twin-eager", "twin-ordered", "twin-unordered")])
         def test(case):
             kind, _, delivery = case.partition("-")
             check_correct(make(True), right, delivery, pes, local_size) if kind == "twin" else bug()

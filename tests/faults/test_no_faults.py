@@ -36,9 +36,11 @@ from shmemkit.device import (
 
 
 def correct(right, pes=3):
-    """Decorator: makes ``make()`` -> main(world) a test of each delivery; `main` returns `right`, by rank."""
+    """Decorator: makes ``make()`` -> main(world) a slow test of each delivery; `main` returns `right`, by
+    rank."""
 
     def decorate(make):
+        @pytest.mark.slow
         @pytest.mark.parametrize("delivery", ["eager", "ordered", "unordered"])
         def test(delivery):
             check_correct(make(), right, delivery, pes)

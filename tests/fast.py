@@ -1,0 +1,102 @@
+"""Which tests are slow, and which run. tests/README.md says what for.
+
+    @pytest.mark.slow                                    this test is slow
+    @pytest.mark.parametrize("n", [2, *slow(3, 5, 16)])  it is slow with these values
+    @pytest.mark.each_value                              it is fast with as few combinations of its parameters
+                                                         as have each value once, and slow with all others
+    @examples(40)                                        of hypothesis; a quarter of them in the fast set
+
+Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slow), and when the command line
+names them as ``file::test``.
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+FULL, QUARTER = 100, 25  # examples of a test that does not say how many
+
+settings.register_profile(
+    "full", max_examples=FULL, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.register_profile("fast", settings.get_profile("full"), max_examples=QUARTER)
+
+
+def slow(*values):
+    """`values` for ``parametrize``, with which the test is slow; a tuple for several parameters."""
+    return [_slow(value) for value in values]
+
+
+def _slow(value):
+    if isinstance(value, type(pytest.param())):
+        return pytest.param(*value.values, marks=[*value.marks, pytest.mark.slow], id=value.id)
+    return pytest.param(*(value if type(value) is tuple else (value,)), marks=pytest.mark.slow)
+
+
+def examples(most, **others):
+    """Decorator: hypothesis tries so many examples, or a quarter of them when only the fast set runs."""
+    share = settings().max_examples / FULL
+    return settings(max_examples=max(1, round(most * share)), **others)
+
+
+def with_slow(config):
+    """Whether the command line asks for slow tests."""
+    return config.getoption("slow") or "slow" in config.getoption("markexpr")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run slow tests and all examples of hypothesis, too")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: runs with --slow or -m slow only (tests/README.md)")
+    config.addinivalue_line(
+        "markers", "each_value: fast with each value of each parameter once, slow with all other combinations"
+    )
+    settings.load_profile("full" if with_slow(config) else "fast")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
+def pytest_collection_modifyitems(config, items):
+    mark_each_value(items)
+    if with_slow(config):
+        return
+    named = {arg.partition("::")[2] for arg in config.args if "::" in arg}
+    chosen, left_out = [], []
+    for item in items:
+        runs = not item.get_closest_marker("slow") or _named(item, named)
+        (chosen if runs else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
+
+
+def _named(item, named):
+    """Whether the command line names this test, or its function."""
+    name = item.nodeid.partition("::")[2]
+    return name in named or name.partition("[")[0] in named
+
+
+def mark_each_value(items):
+    """Mark as slow what ``each_value`` leaves out."""
+    of_function = {}
+    for item in items:
+        if item.get_closest_marker("each_value") and not item.get_closest_marker("slow"):
+            of_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for combinations in of_function.values():
+        for item in set(combinations) - set(covering(combinations, lambda item: item.callspec.params)):
+            item.add_marker(pytest.mark.slow)
+
+
+def covering(combinations, parameters):
+    """-> few of the `combinations` that have each value of each parameter: again and again the one with most
+    new values. ``parameters(combination)``: {name: value}; values with the same repr are the same."""
+    values = {
+        combination: {(name, repr(value)) for name, value in parameters(combination).items()}
+        for combination in combinations
+    }
+    missing, chosen = set().union(*values.values()), []
+    while missing:
+        best = max(values, key=lambda combination: len(values[combination] & missing))
+        chosen.append(best)
+        missing -= values[best]
+    return chosen
