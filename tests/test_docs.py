@@ -17,7 +17,7 @@ from shmemkit import device
 from shmemkit.tools import mpirun
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "tests" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def programs(page, mark):

@@ -1,1 +1,1 @@
-"""Operations, a file each: the protocol, the kernels, and the host object that launches them."""
+"""Operations on all ranks, a folder each: host objects and their methods; beside them what several share."""
