@@ -112,8 +112,8 @@ def two_calls(symmetric):
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
     method = CopyEngine(world, 8 * 4 * n, "sum")
-    for part in (method, *method.parts):
-        part.threads = 1
+    for stage in (method, *method.stages):
+        stage.threads = 1
     x = world.empty(4 * n, "uint64") if symmetric else np.zeros(4 * n, "uint64")
     x[:] = np.arange(4 * n) + 100 * me
     world.host_barrier()

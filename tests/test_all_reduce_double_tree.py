@@ -12,7 +12,7 @@ from test_all_reduce import few_calls, reduce_all
 
 import shmemkit as sk
 from shmemkit.collectives.all_reduce import double_tree, ring
-from shmemkit.collectives.all_reduce.double_tree import place
+from shmemkit.collectives.all_reduce.double_tree import position
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
@@ -24,24 +24,24 @@ def test_trees(n):
     """All ranks are below one root, at most log2(n) hops, and parents and children agree."""
     inner = []
     for tree in (0, 1):
-        places = [place(rank, n, tree) for rank in range(n)]
-        (root,) = [rank for rank, (parent, *_) in enumerate(places) if parent < 0]
+        positions = [position(rank, n, tree) for rank in range(n)]
+        (root,) = [rank for rank, (parent, *_) in enumerate(positions) if parent < 0]
         level, reached, depth = [root], [], -1
         while level:
             reached, depth = reached + level, depth + 1
-            level = [child for rank in level for child in places[rank][2:] if child >= 0]
+            level = [child for rank in level for child in positions[rank][2:] if child >= 0]
         assert sorted(reached) == list(range(n)) and depth == n.bit_length() - 1
-        for rank, (_, _, *children) in enumerate(places):
+        for rank, (_, _, *children) in enumerate(positions):
             assert children[0] >= 0 or children[1] < 0
             for side, child in enumerate(children):
-                assert child < 0 or places[child][:2] == (rank, side)
-        inner.append({rank for rank, (_, _, first, _) in enumerate(places) if first >= 0})
+                assert child < 0 or positions[child][:2] == (rank, side)
+        inner.append({rank for rank, (_, _, first, _) in enumerate(positions) if first >= 0})
     assert not inner[0] & inner[1] and n - len(inner[0] | inner[1]) == n % 2
 
 
 def in_order(rank, n, tree):
     """The ranks of a subtree, from left to right."""
-    _, _, first, second = place(rank, n, tree)
+    _, _, first, second = position(rank, n, tree)
     below = [in_order(child, n, tree) if child >= 0 else [] for child in (first, second)]
     return [*below[0], rank, *below[1]]
 
@@ -115,8 +115,8 @@ def combined_in_tree(op, arrays, tree, rank=None):
     """As ``place`` says, of wide arrays."""
     n = len(arrays)
     if rank is None:
-        (rank,) = [r for r in range(n) if place(r, n, tree)[0] < 0]
-    _, _, first, second = place(rank, n, tree)
+        (rank,) = [r for r in range(n) if position(r, n, tree)[0] < 0]
+    _, _, first, second = position(rank, n, tree)
     total = arrays[rank]
     if first >= 0:
         total = UFUNCS[op](combined_in_tree(op, arrays, tree, first), total)

@@ -26,7 +26,7 @@ def small_chunks(monkeypatch):
     for module, constants in {
         "pull": {"PART": 512, "MAX_BLOCKS": 3},
         "ring": {"PART": 512, "MAX_BLOCKS": 3, "CHUNK": 64, "MAX_CHUNKS": 8},
-        "push": {"STEP": 8192},
+        "push": {"CHUNK": 8192},
     }.items():
         for name, value in constants.items():
             monkeypatch.setattr(f"shmemkit.collectives.reduce_scatter.{module}.{name}", value)

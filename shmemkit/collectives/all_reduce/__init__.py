@@ -1,14 +1,14 @@
-"""All-reduce: the arrays of all ranks, combined element by element, on each of them.
+"""All-reduce: combine the arrays of all ranks element by element; every rank gets the result.
 
-The methods, a file each, which says how it works:
+Each method has a file, which explains it:
 
-  one_shot  each rank sends all that it has to all others, by LL: small messages
+  one_shot  each rank sends its whole array to all others, by LL: small messages
   one_shot_ll128
             likewise, by LL128: over NVLink
   two_shot_ll128
             each rank combines a segment and sends the result, all by LL128: middling ones, over NVLink
   one_shot_lamport, two_shot_lamport
-            likewise, by pieces into places that are empty before
+            likewise, by Lamport packets
   two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
   push, copy_engine
             a reduce-scatter and an all-gather, by stores or by copy engines: the largest ones
@@ -68,9 +68,9 @@ class AllReduce(Collective):
 
     ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
     ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
-    every run: elements are combined in the order of the ranks; by "ring_reduce_scatter", those of segment k
-    beginning with rank k + 1, by "double_tree" subtree by subtree; by multimem, the switch adds
-    floating-point numbers in an order of its own (see there). The first call for a dtype compiles its kernel.
+    every run. Elements are combined in the order of the ranks; "ring_reduce_scatter" begins segment k with
+    rank k + 1, and "double_tree" combines subtree by subtree. By multimem, the switch chooses the order in
+    which it adds floating-point numbers (see there). The first call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)

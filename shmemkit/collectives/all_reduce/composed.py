@@ -1,35 +1,37 @@
-"""All-reduce as a reduce-scatter and an all-gather: for large messages, which take the same time on the links
-that way as in one kernel.
+"""All-reduce as a reduce-scatter and an all-gather. For large messages, this takes as long on the links as
+one kernel would.
 
-  "push"         both by stores into the peers' memory (``reduce_scatter/push.py`` and
-                 ``all_gather/push_1d.py``), one after the other
+  "push"         both by stores into the peers' memory (``reduce_scatter/push.py``, ``all_gather/push_1d.py``)
   "copy_engine"  both by copy engines: ``reduce_scatter/copy_engine.py``, and copies of the results to all
                  outputs
 
-Both work on my segment of `out`, in place. An array that is not n_ranks segments of a multiple of 16 bytes
-goes through `padded`, symmetric, where it is, there and back, the larger part of the time in local memory.
+Both methods work in place on the rank's own segment of `out`. They need n_ranks segments of a multiple of 16
+bytes. Any other array is copied into the symmetric `padded`, reduced there, and copied back; these copies in
+local memory take most of the time.
 
-With "push" each of the two has its own signals and scratch, and argues for itself that its calls may follow
-each other without a barrier. The second one begins on a stream when the first has ended on it: my segment of
-out is complete. It may be that another rank is still in the first one: it reads only its own x and what is
-sent to it, never another's out. Only one rank combines an element, in the order of the ranks.
+With "push", each stage has its own signals and scratch, and its own proof that calls may follow each other
+without a barrier. The second stage starts on the stream after the first: the own segment of out is complete.
+Another rank may still be in its first stage: it reads only its own x and what was sent to it, never the out
+of another rank.
 
-With "copy_engine" the second one begins earlier, so that the links are busy all the time: half of my result
-is copied as soon as all else has been sent, and has been combined before; then all of those of others, and at
-last the rest. Its barriers, of all ranks, come
+With "copy_engine", the second stage starts earlier, to keep the links busy. The rank combines the first half
+of its result while the last copies of x run, and copies it to the peers as soon as they have ended. Then
+follow the results for the other peers, and the second half. The side stream makes the copies. All ranks take
+part in these barriers:
 
-  1. beside the copies of x: the call before has ended everywhere. These copies need none: all places have
+  1. beside the copies of x: the call before has ended everywhere. The copies need no barrier: all slots have
      been empty since barrier 3 of the call before
-  2. when half of my result is combined, and what it is made of has been copied from my x; 3. likewise, all
-  4. at the end, into a symmetric out: all results are there
+  2. after the first half of the result is combined, and its inputs have been copied from the own x
+  3. after the second half, likewise
+  4. at the end, if out is symmetric: all results are there
 
-A symmetric out: my result is combined in it, and copied to the outs of the others after barriers 2 and 3.
-These may be written since barrier 1; if x is out, then barriers 2 and 3 tell that what was there has been
-sent.
+If out is symmetric, the rank combines its result in it, and copies the result to the peers' outs after
+barriers 2 and 3. The outs may be written since barrier 1. If x is out, barriers 2 and 3 also say that the old
+content has been sent.
 
-Another one: my result is combined in `result`, symmetric, stored from there to my out, and copied to their
-outs by the others, after barriers 2 and 3. If x is out: a rank's copies of others' results come after those
-of its x. result may be combined again after barrier 1 of the next call: its copies have ended.
+Otherwise the rank combines its result in the symmetric `result` and stores it from there to its own out. The
+peers copy it to their outs after barriers 2 and 3. If x is out, a rank copies the results of the peers only
+after its copies of x. After barrier 1 of the next call, these copies have ended: result may be written again.
 """
 
 from shmemkit.device import PIECE_BYTES
@@ -42,16 +44,16 @@ from ..reduce_scatter import copy_engine, push
 
 
 class _Composed(Method):
-    """A subclass has its `name`; prepare_parts(room, op), which appends to `parts` what is freed; and _bind:
-    as ``bind``, of whole segments."""
+    """A subclass has its `name`; prepare_parts(room, op), which appends to `stages` what ``free`` frees; and
+    _bind, as ``bind``, for whole segments."""
 
     def prepare(self, max_nbytes, op):
         n = self.world.n_ranks
         self.unit = 16 * n  # bytes
         room = max(1, -(-max_nbytes // self.unit)) * self.unit
-        self.parts = []
+        self.stages = []
         try:
-            self.prepare_parts(room, op)
+            self.prepare_stages(room, op)
         except ValueError as refusal:
             raise type(refusal)(f"all_reduce {self.name}: {refusal}") from None
         self.padded = self.empty(room, "uint8", f"all_reduce.{self.name}.padded")
@@ -76,8 +78,8 @@ class _Composed(Method):
         return out[self.world.rank * size :][:size]
 
     def free(self):
-        while self.parts:
-            self.parts.pop().free()
+        while self.stages:
+            self.stages.pop().free()
         super().free()
 
 
@@ -86,12 +88,12 @@ class Push(_Composed):
 
     name = "push"
 
-    def prepare_parts(self, room, op):
-        self.parts.append(push.Push(self.world, room, op))
-        self.parts.append(Push1D(self.world, room))
+    def prepare_stages(self, room, op):
+        self.stages.append(push.Push(self.world, room, op))
+        self.stages.append(Push1D(self.world, room))
 
     def _bind(self, x, out, in_place, dtype):
-        mine, (scatter, gather) = self._segment(out), self.parts
+        mine, (scatter, gather) = self._segment(out), self.stages
         first, second = scatter.bind(x, mine, in_place, dtype), gather.bind(mine, out, True)
 
         def run(stream):
@@ -106,23 +108,23 @@ class CopyEngine(_Composed):
 
     name = "copy_engine"
 
-    def prepare_parts(self, room, op):
-        self.parts.append(copy_engine.CopyEngine(self.world, room, op))
+    def prepare_stages(self, room, op):
+        self.stages.append(copy_engine.CopyEngine(self.world, room, op))
         self.result = self.empty(room // self.world.n_ranks, "uint8", "all_reduce.copy_engine.result")
 
     def _bind(self, x, out, in_place, dtype):
-        mine, n, (scatter,) = self._segment(out), self.world.n_ranks, self.parts
+        mine, n, (scatter,) = self._segment(out), self.world.n_ranks, self.stages
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
         world, order = self.world, self.world.backend.order
         pushed = world.is_symmetric(out)
         result = mine if pushed else self.result[: mine.nbytes].view(out.dtype)
         pieces = mine.nbytes // PIECE_BYTES
-        half = min(pieces, pieces // 2 + LINE - 1 & -LINE)
-        cut, segments = half * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
+        middle = min(pieces, pieces // 2 + LINE - 1 & -LINE)
+        cut, segments = middle * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
         early = scatter.copies(segments, range(1, n - 1))
-        late = [scatter.copies(segments, [n - 1], *part) for part in ((0, half), (half, pieces))]
-        parts = scatter.combining(x, result[:cut], dtype), scatter.combining(x, result[cut:], dtype, half)
+        late = [scatter.copies(segments, [n - 1], *portion) for portion in ((0, middle), (middle, pieces))]
+        combine = scatter.combining(x, result[:cut], dtype), scatter.combining(x, result[cut:], dtype, middle)
         copied, barrier = self._pushed if pushed else self._pulled, scatter.barrier
         copies = (
             copied(out, result, [(1, 0, cut)]),
@@ -131,33 +133,33 @@ class CopyEngine(_Composed):
         own = None if pushed else bind_store(self, mine, result)
 
         def run(stream):
-            main, beside = scatter.fork(stream)
-            enqueue(early, beside)
+            main, side = scatter.fork(stream)
+            enqueue(early, side)
             if early:
-                order(main, beside)
-            enqueue(late[0], beside)
+                order(main, side)
+            enqueue(late[0], side)
             barrier(stream)  # 1
-            parts[0](stream)
-            order(main, beside)
-            enqueue(late[1], beside)
+            combine[0](stream)
+            order(main, side)
+            enqueue(late[1], side)
             barrier(stream)  # 2
-            order(beside, main)
-            parts[1](stream)
-            order(main, beside)
+            order(side, main)
+            combine[1](stream)
+            order(main, side)
             barrier(stream)  # 3
-            enqueue(copies[0], beside)
-            order(beside, main)
+            enqueue(copies[0], side)
+            order(side, main)
             if not pushed:
                 own(stream)
-            enqueue(copies[1], beside)
-            order(main, beside)
+            enqueue(copies[1], side)
+            order(main, side)
             if pushed:
                 barrier(stream)  # 4
 
         return run
 
     def _pushed(self, out, result, portions):
-        """-> copies of these `portions`, (y, first, end): elements of mine to the y-th rank after this one"""
+        """-> copies of `portions`, (y, first, end): elements of `result` to the y-th rank after this one"""
         world, copies = self.world, []
         for y, first, end in portions:
             if first < end:

@@ -1,52 +1,55 @@
-"""All-reduce in two binary trees: up to the root, then down again, for many ranks: 2 log2(n) hops at most,
-where a ring has 2 n - 2. Each rank is an inner node of one tree only, and a leaf of the other, so that with
-half of the data in either, all ranks send about as much: the idea is of Sanders, Speck and Traeff (2009).
-Through NVSHMEM, so on any nodes.
+"""All-reduce in two binary trees, up to the root and down again. For many ranks: it takes 2 log2(n) hops at
+most, a ring 2 n - 2. Each rank is an inner node of one tree only, and a leaf of the other. Each tree carries
+half of the data, so all ranks send about as much (Sanders, Speck and Traeff, 2009). It uses NVSHMEM's
+put_signal and runs on any nodes.
 
-Trees     two, of all ranks; ``place`` says who is whose child. An inner node has one child or two
-Chunks    the array is cut into chunks; the even ones go through tree 0, the odd ones through tree 1
-Partials  partials[row, c], on every rank, combined so far (``partial_results.py``). Row of the first: what my
-          first child has of chunk c, then what it and I, and my second child, have. Row of the second: what
-          my second child has. Written by that child and by me; the network reads it
-Results   results[c], on every rank: chunk c, combined. Written by the parent, on the root by me; the network
-          reads it
-Signals   reduced[0, c] and reduced[1, c], set by my first and second child, and done[c], set by the parent,
-          on every rank: the number of the last call whose partial totals, and whose results, of chunk c are
-          here. Each comes with its data
-Counters  calls[0, c] and calls[1, c], local: how many calls chunk c has taken part in, upwards and downwards:
-          the number of a call. In device memory, so that a replayed graph counts on
+Trees     two, of all ranks; ``position`` gives parent and children. An inner node has one child or two
+Chunks    the array is cut into chunks: even ones go through tree 0, odd ones through tree 1
+Partials  partials[row, c], on every rank: partial totals (``partial_results.py``). The first child's row gets
+          that child's total of chunk c; the rank then replaces it by its own total, which includes both
+          children. The second child's row gets that child's total. The network reads the first row
+Results   results[c], on every rank: chunk c, combined. Written by the parent, on the root by the rank itself;
+          the network reads it
+Signals   partials_full[0, c] and partials_full[1, c], set by the first and the second child; results_full[c],
+          set by the parent. On every rank: the last epoch whose data are there. Each signal comes with its
+          data
+Epochs    epochs[0, c] and epochs[1, c], local: of chunk c, upwards and downwards. Device-resident, so
+          graph-safe
 
   block (b, tree, up), for each chunk c = 2 b + tree, 2 (b + gridDim.x) + tree, ...:
-          1. wait for reduced[0, c] and reduced[1, c], if I have such children; syncthreads
+          1. wait for partials_full[0, c] and partials_full[1, c], if there are such children; syncthreads
                                                                              acquire, also of the network
-          2. combine the first child's total, my chunk of x, and the second child's total, in this order, into
-             the row of the first; the root: into results[c] and its output
-          3. put that row, and reduced[0 or 1, c], to the parent; the root: results[c], and done[c], to its
-             children                                                        the signal follows the data
+          2. combine the first child's total, the own chunk of x and the second child's total, in this order,
+             into the first child's row; the root: into results[c] and its output
+          3. put that row, with partials_full[0 or 1, c], to the parent; the root: put results[c], with
+             results_full[c], to its children                                the signal follows the data
   block (b, tree, down), for each of these chunks, except on the root:
-          4. wait for done[c]; syncthreads                                   acquire, also of the network
-          5. put results[c], and done[c], to my children; copy it to the output
-  at the end, each adds 1 to its counters
+          4. wait for results_full[c]; syncthreads                           acquire, also of the network
+          5. put results[c], with results_full[c], to the children; copy it to the output
+  at the end, each block adds 1 to its epochs
 
-Blocks of their own go up and down, so that later chunks go up while earlier ones come down. The row of the
-second has room for half of the chunks: I have children in one tree only, c >> 1 counts its chunks.
+Different blocks go up and down, so later chunks go up while earlier ones come down. The second child's row
+has room for half of the chunks: a rank has children in one tree only, and c >> 1 counts its chunks.
 
-An element is combined in the order of the ranks in tree 0, of their places in tree 1, with brackets around
-each subtree: (first child's + mine) + second child's. Only the root finishes it: the same bits on all ranks,
-in every run; other bits than of other methods, as additions are rounded.
+Order: (first child's + own) + second child's, for each subtree. In tree 0 this is the order of the ranks, in
+tree 1 that of their positions. Only the root computes a result: all ranks get the same bits, in every run.
+Rounding may give other bits than other methods.
 
-No race, with nothing double-buffered: a result is an acknowledgement by all ranks. When I have that of chunk
-c, all have added their part, and all totals have been received on their way to the root: all rows of chunk c
-on all ranks have been read. So my child, who sends its next total in its next launch, may write my row, and I
-mine. And when the root has what it needs for the next result of chunk c, all other ranks have begun the next
-call, and so ended the one before, upwards and downwards: all have received their results[c], and copied them.
-So the root may write its results[c] and those of its children; and each of them, who had to be in that call
-as all below it had, those of its own. Nobody calls quiet; no two puts with one signal are under way at once.
-A chunk is always at the same place, in the same tree, and all ranks count it alike, whatever the lengths of
-the calls. x may be out: what comes down is written after my part has been received on the way up.
+No race, without a double buffer: a result acknowledges all partials.
 
-No deadlock: blocks that go up wait for leaves in the end, who wait for nobody, with the chunks in the same
-order on all ranks; those that go down for those that go up, which never wait for them. All are resident.
+- A rank that has the result of chunk c knows that all ranks have added their values, and that all totals have
+  been received on the way to the root: all rows of chunk c have been read. So its child, which sends its next
+  total in its next launch, may write the row, and so may the rank.
+- When the root has all inputs of the next result of chunk c, all other ranks have begun the next epoch, so
+  their previous launches have ended: they have received and copied results[c]. So the root may write its own
+  results[c] and its children's. The same holds for each node and its subtree.
+- No rank calls quiet, yet no two puts with one signal are in flight at once. All ranks give chunk c the same
+  slot and tree, and count its epochs alike, whatever the sizes of the calls.
+- x may be out: a result comes down after the rank's values have been received on the way up.
+
+No deadlock: blocks that go up wait, in the end, for leaves, which wait for no rank; all ranks take the chunks
+in the same order. Blocks that go down wait for blocks that go up, never the reverse. All blocks are
+co-resident.
 """
 
 import functools
@@ -74,7 +77,7 @@ CHUNKS = 8  # for each of them, if they are not too small
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
-def place(rank, n_ranks, tree):
+def position(rank, n_ranks, tree):
     """-> (parent, side, first, second) of `rank` in tree 0 or 1: ranks, -1 where there is none; side 0 if it
     is its parent's first child, 1 if its second.
 
@@ -132,32 +135,40 @@ def double_tree_kernel(op, dtype):
     merge = merging(op, dtype)
 
     @cuda.jit
-    def double_tree_all_reduce(x, out, chunk, places, partials, results, reduced, done, calls):
+    def double_tree_all_reduce(
+        x, out, chunk, positions, partials, results, partials_full, results_full, epochs
+    ):
         """Combine the `x` of all ranks in `out`.
 
-        x, out    uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the same
-        chunk     words of a chunk
-        places    int64 (2, 4): ``place`` of this rank in both trees
-        partials  uint64 (chunks at most, and half of that, rounded up; twice the words of a chunk at most),
-                  symmetric
-        results   uint64 (chunks at most, words of a chunk at most), symmetric
-        reduced   uint64 (2, chunks at most), symmetric, zeros at first
-        done      uint64 (chunks at most,), symmetric, zeros at first
-        calls     as reduced, not symmetric
-        grid      (any number, 2 trees, 2: up and down), one-dimensional blocks; the same on all ranks
+        x, out         uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
+                       same
+        chunk          words of a chunk
+        positions      int64 (2, 4): ``position`` of this rank in both trees
+        partials       uint64 (chunks at most, and half of that, rounded up; twice the words of a chunk at
+                       most), symmetric
+        results        uint64 (chunks at most, words of a chunk at most), symmetric
+        partials_full  uint64 (2, chunks at most), symmetric, zeros at first
+        results_full   uint64 (chunks at most,), symmetric, zeros at first
+        epochs         as partials_full, not symmetric
+        grid           (any number, 2 trees, 2: up and down), one-dimensional blocks; the same on all ranks
         """
         t, threads, tree, down = cuda.threadIdx.x, cuda.blockDim.x, cuda.blockIdx.y, cuda.blockIdx.z
-        size, seconds, begin_with = n_words(x), done.size, 2 * cuda.blockIdx.x + tree
-        parent, side, first, second = places[tree, 0], places[tree, 1], places[tree, 2], places[tree, 3]
+        size, seconds, begin_with = n_words(x), results_full.size, 2 * cuda.blockIdx.x + tree
+        parent, side, first, second = (
+            positions[tree, 0],
+            positions[tree, 1],
+            positions[tree, 2],
+            positions[tree, 3],
+        )
         c = begin_with
         while down == 0 and c * chunk < size:
-            begin, call = c * chunk, calls[0, c] + 1
+            begin, epoch = c * chunk, epochs[0, c] + 1
             length = min(chunk, size - begin)
             if t == 0:  # 1
                 if first >= 0:
-                    signal_wait_until(reduced[0, c:], GE, call)
+                    signal_wait_until(partials_full[0, c:], GE, epoch)
                 if second >= 0:
-                    signal_wait_until(reduced[1, c:], GE, call)
+                    signal_wait_until(partials_full[1, c:], GE, epoch)
             cuda.syncthreads()
             i = t
             while i < length:  # 2
@@ -175,17 +186,17 @@ def double_tree_kernel(op, dtype):
             if parent >= 0:  # 3; such a put begins with a barrier of the block
                 row = c if side == 0 else seconds + (c >> 1)
                 there, mine = partials[row, : words * length], partials[c, : words * length]
-                put_signal_nbi_block(there, mine, reduced[side, c:], call, SET, parent)
+                put_signal_nbi_block(there, mine, partials_full[side, c:], epoch, SET, parent)
             else:
-                _to_children(results[c, :length], done[c:], call, first, second)
+                _to_children(results[c, :length], results_full[c:], epoch, first, second)
             c += 2 * cuda.gridDim.x
         while down == 1 and parent >= 0 and c * chunk < size:
-            begin, call = c * chunk, calls[1, c] + 1
+            begin, epoch = c * chunk, epochs[1, c] + 1
             length = min(chunk, size - begin)
             if t == 0:
-                signal_wait_until(done[c:], GE, call)  # 4
+                signal_wait_until(results_full[c:], GE, epoch)  # 4
             cuda.syncthreads()
-            _to_children(results[c, :length], done[c:], call, first, second)  # 5
+            _to_children(results[c, :length], results_full[c:], epoch, first, second)  # 5
             i = t
             while i < length:
                 store_word(out, begin + i, results[c, i])
@@ -193,18 +204,18 @@ def double_tree_kernel(op, dtype):
             c += 2 * cuda.gridDim.x
         c = begin_with
         while t == 0 and c * chunk < size:  # all threads have read the counters before a barrier above
-            calls[down, c] += 1
+            epochs[down, c] += 1
             c += 2 * cuda.gridDim.x
 
     return double_tree_all_reduce
 
 
 @cuda.jit(device=True)
-def _to_children(part, signal, call, first, second):
+def _to_children(part, signal, epoch, first, second):
     if first >= 0:
-        put_signal_nbi_block(part, part, signal, call, SET, first)
+        put_signal_nbi_block(part, part, signal, epoch, SET, first)
     if second >= 0:
-        put_signal_nbi_block(part, part, signal, call, SET, second)
+        put_signal_nbi_block(part, part, signal, epoch, SET, second)
 
 
 class DoubleTree(Method):
@@ -217,26 +228,33 @@ class DoubleTree(Method):
         rows = chunks + (chunks + 1) // 2
         self.partials = self.empty((rows, 2 * room), "uint64", "all_reduce.double_tree.partials")
         self.results = self.empty((chunks, room), "uint64", "all_reduce.double_tree.results")
-        self.reduced = self.zeros((2, chunks), "uint64", "all_reduce.double_tree.reduced")
-        self.done = self.zeros(chunks, "uint64", "all_reduce.double_tree.done")
-        self.calls = world.xp.zeros((2, chunks), "uint64")
-        places = [place(world.rank, world.n_ranks, tree) for tree in (0, 1)]
-        self.places = world.xp.asarray(places, "int64")
+        self.partials_full = self.zeros((2, chunks), "uint64", "all_reduce.double_tree.partials_full")
+        self.results_full = self.zeros(chunks, "uint64", "all_reduce.double_tree.results_full")
+        self.epochs = world.xp.zeros((2, chunks), "uint64")
+        positions = [position(world.rank, world.n_ranks, tree) for tree in (0, 1)]
+        self.positions = world.xp.asarray(positions, "int64")
 
     def bind(self, x, out, in_place, dtype):
         chunk, chunks = chunks_of(x.nbytes + 7 >> 3, 2 * BLOCKS * CHUNKS)
         grid = min((chunks + 1) // 2, BLOCKS), 2, 2
-        shared = self.places, self.partials, self.results, self.reduced, self.done, self.calls
+        shared = (
+            self.positions,
+            self.partials,
+            self.results,
+            self.partials_full,
+            self.results_full,
+            self.epochs,
+        )
         return self.launch(double_tree_kernel(self.op, dtype.name), grid, x, out, chunk, *shared)
 
 
 _x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
 _two, _one = (types.Array(types.uint64, d, "C") for d in (2, 1))
-_places = types.Array(types.int64, 2, "C")
+_positions = types.Array(types.int64, 2, "C")
 GPU_KERNELS = {
     f"double_tree_all_reduce[{op},{dtype},{words}]": (
         double_tree_kernel(op, dtype),
-        (*_x[words], types.int64, _places, _two, _two, _two, _one, _two),
+        (*_x[words], types.int64, _positions, _two, _two, _two, _one, _two),
     )
     for op, dtype, words in (
         ("sum", "bfloat16", types.uint64),

@@ -1,61 +1,59 @@
-"""All-reduce by multimem, inside a node: the NVSwitch combines what all ranks have (NVLink SHARP, NVLS).
-Two ways, of what the instruction can: "sum" of int32, uint32, int64, uint64, float16, bfloat16, float32 and
-float64, "max" and "min" of these but float32 and float64. float16 and bfloat16 are added in float32 and
-rounded once (.acc::f32).
+"""All-reduce by multimem, inside a node: the NVSwitch combines the data of all ranks (NVLink SHARP, NVLS).
+There are two methods, for what the instruction supports: "sum" of int32, uint32, int64, uint64, float16,
+bfloat16, float32 and float64, "max" and "min" of these but float32 and float64. float16 and bfloat16 are
+added in float32 and rounded once (.acc::f32).
 
-The switch adds floating-point numbers in an order of its own: other bits are possible than of other methods,
-and in another run. What NaN becomes in "max" and "min" is the switch's, too.
+The switch chooses the order in which it adds floating-point numbers. The bits may differ from those of other
+methods, and from run to run. The switch also decides what NaN becomes in "max" and "min".
 
-``one_shot``: each rank loads all of it, combined: small messages. As the switch combines for each rank by
-itself, their sums of floating-point numbers may differ in the last bit.
+``one_shot``: each rank loads the whole array, combined. For small messages. The switch combines for each rank
+separately, so floating-point sums may differ between ranks in the last bit.
 
-Inputs    inputs[half, b], on every rank: part b of its array, one for each block. Written by this rank, at
-          its own address; loaded by all, at the multicast address of all ranks' inputs
-Signals   ready[b, k], on every rank: the number of the last call whose part b of rank k is in its inputs
-          (only rank k sets it, on all ranks at once)
-Counters  calls[b], local: how many calls block b has taken part in: the number of a call, and the half. In
-          device memory, so that a replayed graph counts on
+Inputs    inputs[buffer, b], on every rank: part b of its array, one part for each block. The rank writes it
+          at its own address; all ranks load it at the multicast address
+Signals   inputs_full[b, k], on every rank: the last epoch whose part b of rank k is in its inputs (only rank
+          k sets it, on all ranks at once)
+Epochs    epochs[b], local: of block b; the epoch selects the buffer. Device-resident, so graph-safe
 
   block b:
-          1. copy part b of x to inputs[half, b]; syncthreads
-          2. a fence between the two addresses that it has; set ready[b, me] on all ranks to the number of
-             this call                                               release, sys: publishes the part
-          3. wait until ready[b, k] here is at least that, for all k acquire, sys: sees theirs
-          4. load inputs[half, b], combined, and store it to the output; add 1 to the counter
+          1. copy part b of x to inputs[buffer, b]; syncthreads
+          2. fence between the two addresses of inputs; set inputs_full[b, me] on all ranks to the epoch
+                                                                     release, sys: publishes the part
+          3. wait until inputs_full[b, k] >= epoch, for all k        acquire, sys: sees their parts
+          4. load inputs[buffer, b], combined, and store it to the output; add 1 to the epochs
 
-No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-I write half h of it again two calls with it later. In the one between, ready of all ranks has come, which
-they set in launches that begin after their launches before have ended: they have loaded what half h held.
-x may be out: a block has copied its part of x before it writes the same of out.
+No race: the double-buffer lemma (docs/protocols.md), for part b. All ranks give it the same slot and count
+its epochs alike, whatever the sizes of the calls. x may be out: a block copies its part of x before it writes
+the same part of out.
 
-``two_shot``: each rank loads one segment of it, combined, and stores that on all: larger messages. One rank
-combines an element, so that all have the same bits.
+``two_shot``: each rank loads one segment, combined, and stores the result on all ranks. For larger messages.
+One rank combines an element, so all ranks get the same bits.
 
-Segments  the array is cut into n_ranks segments, rank k's being the k-th; a segment into as many parts as
-          there are blocks. Part b of all segments is block b's
-Scratch   scratch[k, b], on every rank: part b of segment k of its array; then of all ranks' arrays, combined.
-          Written by this rank, at its own address; loaded, and then written, by rank k on all ranks at once,
-          at the multicast address
-Signals   ready[b, k] and done[b, k], on every rank: the number of the last call whose parts b of rank k's
-          array are in its scratch, and whose result of segment k is here (only rank k sets them, on all
-          ranks at once)
-Counters  calls[b], local, as above
+Segments  the array is cut into n_ranks segments, one for each rank; a segment is cut into as many parts as
+          there are blocks. Block b has part b of all segments
+Scratch   scratch[k, b], on every rank: part b of segment k of its array, later the combined part. The rank
+          writes its inputs at its own address. Rank k loads and then stores it on all ranks at once, at the
+          multicast address
+Signals   inputs_full[b, k] and results_full[b, k], on every rank: the last epoch whose inputs of rank k are
+          in its scratch, and whose results of segment k are here (only rank k sets them, on all ranks at
+          once)
+Epochs    epochs[b], local, as above
 
   block b:
           1. copy the parts b of x to scratch[:, b]; syncthreads
-          2. a fence between the two addresses; set ready[b, me] on all    release, sys: publishes the parts
-          3. wait until ready[b, k] here is at least that, for all k       acquire, sys: sees theirs
+          2. fence between the two addresses; set inputs_full[b, me] on all  release, sys: publishes the parts
+          3. wait until inputs_full[b, k] >= epoch, for all k                  acquire, sys: sees their parts
           4. load scratch[me, b], combined, and store it there again, on all ranks; syncthreads
-          5. set done[b, me] on all                                        release, sys: publishes the result
-          6. wait until done[b, k] here is at least that, for all k        acquire, sys: sees theirs
-          7. a fence between the two addresses; copy scratch[:, b] to the output; add 1 to the counter
+          5. set results_full[b, me] on all                                    release, sys: publishes results
+          6. wait until results_full[b, k] >= epoch, for all k                 acquire, sys: sees the results
+          7. fence between the two addresses; copy scratch[:, b] to the output; add 1 to the epochs
 
-No race, with nothing double-buffered: nobody but rank k loads scratch[k, b] of others, and a thread stores
-where it alone has loaded before. I write mine again in the next call, when I have copied what rank k stored.
-x may be out: all parts b of x are in scratch[:, b] before the same of out are written.
+No race, without a double buffer: only rank k loads scratch[k, b] of other ranks, and each thread stores where
+it alone has loaded. A rank writes its scratch again in the next epoch, after it has copied the results. x may
+be out: all parts b of x are in scratch[:, b] before the block writes those of out.
 
-No deadlock, in both: what a block waits for, the blocks of the same number on the other ranks do before they
-wait for that of others, in the order of the steps; all blocks are resident.
+No deadlock, in both: a block waits for the blocks of the same number on the other ranks. They do what it
+waits for before their own wait for it, in the order of the steps. All blocks are co-resident.
 """
 
 import functools
@@ -93,38 +91,39 @@ def one_shot_kernel(op, dtype):
     per_word = 8 // size
 
     @cuda.jit
-    def multimem_one_shot(x, out, part, inputs_all, inputs, ready_all, ready, calls):
+    def multimem_one_shot(x, out, part, inputs_all, inputs, inputs_full_all, inputs_full, epochs):
         """Combine the `x` of all ranks in `out`; all ranks are of one node.
 
-        x           uint8, 1-D
-        out         uint64 or uint8, 1-D, as many bytes; may be the same
-        part        bytes of a part, a multiple of 16: gridDim.x of them are x
-        inputs      uint8 (2, parts at most, bytes of a part at most), symmetric; the last is a multiple of 16
-        inputs_all  its multicast view, as elements of `dtype`
-        ready       uint64 (parts at most, n_ranks), symmetric, zeros at first
-        ready_all   its multicast view
-        calls       uint64 (parts at most,), zeros at first
-        grid        parts, one-dimensional, as the blocks are
+        x                uint8, 1-D
+        out              uint64 or uint8, 1-D, as many bytes; may be the same
+        part             bytes of a part, a multiple of 16: gridDim.x of them are x
+        inputs           uint8 (2, parts at most, bytes of a part at most), symmetric; the last is a multiple
+                         of 16
+        inputs_all       its multicast view, as elements of `dtype`
+        inputs_full      uint64 (parts at most, n_ranks), symmetric, zeros at first
+        inputs_full_all  its multicast view
+        epochs           uint64 (parts at most,), zeros at first
+        grid             parts, one-dimensional, as the blocks are
         """
         b, t = cuda.blockIdx.x, cuda.threadIdx.x
         begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
-        call = calls[b] + 1
-        half = call & 1
-        copy_block(inputs[half, b], x[begin:end])  # 1
+        epoch = epochs[b] + 1
+        buffer = epoch & 1
+        copy_block(inputs[buffer, b], x[begin:end])  # 1
         cuda.syncthreads()
         if t == 0:  # 2
             multimem_fence()
-            multimem_store(ready_all[b], rank(), call, "release")
-        wait_block(ready[b], num_ranks(), "sys", "acquire", call)  # 3
+            multimem_store(inputs_full_all[b], rank(), epoch, "release")
+        wait_block(inputs_full[b], num_ranks(), "sys", "acquire", epoch)  # 3
         i, first, last = 2 * t, begin >> 3, end - begin + 7 >> 3
         while i < last:  # 4
-            words = multimem_reduce_vec16(inputs_all[half, b], i * per_word, combine)
+            words = multimem_reduce_vec16(inputs_all[buffer, b], i * per_word, combine)
             store_word(out, first + i, _pair(words[0], words[1]))
             if i + 1 < last:
                 store_word(out, first + i + 1, _pair(words[2], words[3]))
             i += 2 * cuda.blockDim.x
         if t == 0:  # all threads have read it before the barrier
-            calls[b] = call
+            epochs[b] = epoch
 
     return multimem_one_shot
 
@@ -142,24 +141,35 @@ def two_shot_kernel(op, dtype):
 
     @cuda.jit
     def multimem_two_shot(
-        x, out, segment, part, scratch_all, scratch, ready_all, ready, done_all, done, calls
+        x,
+        out,
+        segment,
+        part,
+        scratch_all,
+        scratch,
+        inputs_full_all,
+        inputs_full,
+        results_full_all,
+        results_full,
+        epochs,
     ):
         """Combine the `x` of all ranks in `out`; all ranks are of one node.
 
-        x, out         uint8, 1-D, of the same size; may be the same
-        segment, part  bytes of a segment, n_ranks of which are x, and of a part, gridDim.x of which are a
-                       segment: multiples of 16
-        scratch        uint8 (n_ranks, parts at most, bytes of a part at most), symmetric; the last is a
-                       multiple of 16
-        scratch_all    its multicast view, as elements of `dtype`
-        ready, done    uint64 (parts at most, n_ranks), symmetric, zeros at first
-        ready_all, done_all
-                       their multicast views
-        calls          uint64 (parts at most,), zeros at first
-        grid           parts, one-dimensional, as the blocks are
+        x, out               uint8, 1-D, of the same size; may be the same
+        segment, part        bytes of a segment, n_ranks of which are x, and of a part, gridDim.x of which are
+                             a segment: multiples of 16
+        scratch              uint8 (n_ranks, parts at most, bytes of a part at most), symmetric; the last is a
+                             multiple of 16
+        scratch_all          its multicast view, as elements of `dtype`
+        inputs_full, results_full
+                             uint64 (parts at most, n_ranks), symmetric, zeros at first
+        inputs_full_all, results_full_all
+                             their multicast views
+        epochs               uint64 (parts at most,), zeros at first
+        grid                 parts, one-dimensional, as the blocks are
         """
         b, t, me, n = cuda.blockIdx.x, cuda.threadIdx.x, rank(), num_ranks()
-        call = calls[b] + 1
+        epoch = epochs[b] + 1
         begin = min(b * part, segment)
         length = min(part, segment - begin)
         k = 0
@@ -170,8 +180,8 @@ def two_shot_kernel(op, dtype):
         cuda.syncthreads()
         if t == 0:  # 2
             multimem_fence()
-            multimem_store(ready_all[b], me, call, "release")
-        wait_block(ready[b], n, "sys", "acquire", call)  # 3
+            multimem_store(inputs_full_all[b], me, epoch, "release")
+        wait_block(inputs_full[b], n, "sys", "acquire", epoch)  # 3
         i, vectors = t, min(length, x.size - me * segment - begin) + 15 >> 4
         while i < vectors:  # 4
             words = multimem_reduce_vec16(scratch_all[me, b], i * per_vector, combine)
@@ -179,8 +189,8 @@ def two_shot_kernel(op, dtype):
             i += cuda.blockDim.x
         cuda.syncthreads()
         if t == 0:  # 5
-            multimem_store(done_all[b], me, call, "release")
-        wait_block(done[b], n, "sys", "acquire", call)  # 6
+            multimem_store(results_full_all[b], me, epoch, "release")
+        wait_block(results_full[b], n, "sys", "acquire", epoch)  # 6
         multimem_fence()  # 7
         k = 0
         while k < n:
@@ -188,7 +198,7 @@ def two_shot_kernel(op, dtype):
             copy_block(out[start : min(start + length, x.size)], scratch[k, b])
             k += 1
         if t == 0:
-            calls[b] = call
+            epochs[b] = epoch
 
     return multimem_two_shot
 
@@ -197,7 +207,7 @@ class _Multimem(Method):
     """What both have in common; a subclass has its `name`."""
 
     def _begin(self, op, nbytes):
-        """Refuse what cannot be; -> (blocks, bytes of a part at most), for `nbytes` bytes at most."""
+        """-> (blocks, bytes of a part at most), for up to `nbytes`; ValueError if op or World do not suit."""
         world, self.op = self.world, op
         if op not in OPS:
             raise ValueError(
@@ -210,7 +220,7 @@ class _Multimem(Method):
                 f"{world.n_nodes}. Use a method without multicast"
             )
         self.blocks = max(1, min(MAX_BLOCKS, -(-nbytes // PART)))
-        self.calls = world.xp.zeros(self.blocks, "uint64")
+        self.epochs = world.xp.zeros(self.blocks, "uint64")
         return self.blocks, max(min(PART, nbytes), -(-nbytes // self.blocks)) + 15 & -16
 
     def _multicast(self, make, shape, dtype, name):
@@ -240,12 +250,20 @@ class MultimemOneShot(_Multimem):
     def prepare(self, max_nbytes, op):
         blocks, room = self._begin(op, max(1, max_nbytes))
         self.inputs_all, self.inputs = self._multicast(self.empty, (2, blocks, room), "uint8", "inputs")
-        self.ready = self._multicast(self.zeros, (blocks, self.world.n_ranks), "uint64", "ready")
+        self.inputs_full = self._multicast(self.zeros, (blocks, self.world.n_ranks), "uint64", "inputs_full")
 
     def bind(self, x, out, in_place, dtype):
         self._check(dtype)
         blocks, part = self._parts(x.nbytes)
-        args = x.view("uint8"), out, part, self.inputs_all.view(dtype), self.inputs, *self.ready, self.calls
+        args = (
+            x.view("uint8"),
+            out,
+            part,
+            self.inputs_all.view(dtype),
+            self.inputs,
+            *self.inputs_full,
+            self.epochs,
+        )
         return self.launch(one_shot_kernel(self.op, dtype.name), blocks, *args)
 
 
@@ -258,8 +276,8 @@ class MultimemTwoShot(_Multimem):
         n = self.world.n_ranks
         blocks, room = self._begin(op, self._segment(max(1, max_nbytes)))
         self.scratch_all, self.scratch = self._multicast(self.empty, (n, blocks, room), "uint8", "scratch")
-        self.ready = self._multicast(self.zeros, (blocks, n), "uint64", "ready")
-        self.done = self._multicast(self.zeros, (blocks, n), "uint64", "done")
+        self.inputs_full = self._multicast(self.zeros, (blocks, n), "uint64", "inputs_full")
+        self.results_full = self._multicast(self.zeros, (blocks, n), "uint64", "results_full")
 
     def _segment(self, nbytes):
         """Its bytes: whole vectors."""
@@ -270,7 +288,17 @@ class MultimemTwoShot(_Multimem):
         segment = self._segment(x.nbytes)
         blocks, part = self._parts(segment)
         x, out, scratch_all = x.view("uint8"), out.view("uint8"), self.scratch_all.view(dtype)
-        args = x, out, segment, part, scratch_all, self.scratch, *self.ready, *self.done, self.calls
+        args = (
+            x,
+            out,
+            segment,
+            part,
+            scratch_all,
+            self.scratch,
+            *self.inputs_full,
+            *self.results_full,
+            self.epochs,
+        )
         return self.launch(two_shot_kernel(self.op, dtype.name), blocks, *args)
 
 

@@ -1,7 +1,7 @@
-"""All-reduce in one shot, by LL: each rank sends all that it has to all others. For small
-messages, where not all ranks are connected by NVLink, or are many.
+"""All-reduce in one shot, by LL: each rank sends its whole array to all others. For small messages, on ranks
+that NVLink does not connect, or on many.
 
-``shmemkit.collectives.ll_reduction`` has the protocol and the kernel: all ranks get x.
+``shmemkit.collectives.ll_reduction`` has the protocol and the kernel: all ranks get the whole x.
 """
 
 from .. import ll_reduction

@@ -1,7 +1,7 @@
-"""All-reduce in one shot, by pieces that say themselves that they have arrived: each rank sends all that it
-has to all others.
+"""All-reduce in one shot, by Lamport packets: each rank sends its whole array to all others.
 
-``shmemkit.collectives.lamport`` has the protocol and the kernel: all ranks get x, and combine what comes.
+``shmemkit.collectives.lamport`` has the protocol and the kernel: all ranks get the whole x, and combine what
+they receive.
 """
 
 from .. import lamport

@@ -1,8 +1,8 @@
-"""All-reduce in one shot, by LL128: each rank sends all that it has to all others. The fastest for small
-messages.
+"""All-reduce in one shot, by LL128: each rank sends its whole array to all others. The fastest method for
+small messages.
 
-``shmemkit.collectives.ll128`` has the protocol and the kernel: all ranks get x, and combine what
-comes.
+``shmemkit.collectives.ll128`` has the protocol and the kernel: all ranks get the whole x, and combine what
+they receive.
 """
 
 from .. import ll128

@@ -1,82 +1,87 @@
-"""All-reduce around a ring: each rank sends to the next one only. Two ways.
+"""All-reduce around a ring: each rank sends to the next rank only. There are two methods.
 
-Partial totals travel, word by word what the ranks before have combined (``partial_results.py``): those of
-float16 and bfloat16 as float32, at twice the bytes, so that only results are rounded, once.
+Partial totals travel: what the ranks before have combined, word by word (``partial_results.py``). Totals of
+float16 and bfloat16 travel as float32, in twice the bytes, so only results are rounded, once.
 
-``ring_all_reduce``: a reduce phase along the ranks, then a broadcast phase. Through NVSHMEM, so on any
-nodes; 2 n - 2 hops one after another, so it is for arrays of many chunks.
+``ring_all_reduce``: a reduce phase along the ranks, then a broadcast phase. It uses NVSHMEM's put_signal and
+runs on any nodes. It takes 2 n - 2 hops, one after another, so it is for arrays of many chunks.
 
-Chunks    the array is cut into chunks, dealt out to the blocks
-Partials  partials[c], on every rank: chunk c of the ranks before and, when they are added, mine. Written by
-          the rank before and by me; the network reads it
-Results   results[c], on every rank: chunk c, combined. Written by the rank before, on the last rank by me;
-          the network reads it
-Signals   reduced[c] and done[c], on every rank: the number of the last call whose partial totals, and whose
-          results, of chunk c are here. Set by the rank before, with the data
-Counters  calls[c], local: how many calls chunk c has taken part in: the number of a call. In device memory,
-          so that a replayed graph counts on
+Chunks    the array is cut into chunks, which are dealt out to the blocks
+Partials  partials[c], on every rank: the total of chunk c over the ranks before; the rank then adds its own.
+          Written by the rank before and by the rank itself; the network reads it
+Results   results[c], on every rank: chunk c, combined. Written by the rank before, on the last rank by the
+          rank itself; the network reads it
+Signals   partials_full[c] and results_full[c], on every rank: the last epoch whose partials[c], and whose
+          results[c], are here. Set by the rank before, with the data
+Epochs    epochs[c], local: of chunk c. Device-resident, so graph-safe
 
   block b, for each of its chunks c = b, b + gridDim.x, ...:
-          1. except on rank 0: wait for reduced[c]; syncthreads              acquire, also of the network
-          2. combine partials[c] with my chunk of x (rank 0 begins with its own), into partials[c]; the last
-             rank: into results[c] and its output
-          3. put partials[c], and reduced[c], to the next rank; the last rank: results[c], and done[c], to
-             rank 0                                                          the signal follows the data
+          1. except on rank 0: wait for partials_full[c]; syncthreads        acquire, also of the network
+          2. combine partials[c] with the own chunk of x (rank 0 takes its chunk alone), into partials[c];
+             the last rank: into results[c] and its output
+          3. put partials[c], with partials_full[c], to the next rank; the last rank: put results[c], with
+             results_full[c], to rank 0                                      the signal follows the data
   then, except on the last rank, for each of them:
-          4. wait for done[c]; syncthreads                                   acquire, also of the network
-          5. put results[c], and done[c], to the next rank, unless that is the last; copy it to the output
-  at the end: add 1 to the counters
+          4. wait for results_full[c]; syncthreads                           acquire, also of the network
+          5. put results[c], with results_full[c], to the next rank, unless that is the last; copy it to the
+             output
+  at the end: add 1 to the epochs
 
-A signal for each chunk and each phase: several messages to one rank are under way at once, and arrive in any
-order. If one signal counted them, a later chunk's arrival would be taken for an earlier one's.
+Each chunk has its own signal in each phase: several messages to one rank are in flight at once, and arrive in
+any order. If one signal counted them, a later chunk could be taken for an earlier one.
 
-All elements are combined in the order of the ranks, each by one rank: the same bits on all, in every run, and
-those of "one_shot".
+One rank combines an element, in the order of the ranks: all ranks get the same bits, in every run, and those
+of "one_shot".
 
-No race, with nothing double-buffered: a result is an acknowledgement by all ranks. When I have that of chunk
-c, all have added their part. So the next rank has read its partials[c], and what it put from there has been
-received, as has what I put from mine: in my next call I may write both. And when I have the result of the
-next call with chunk c, all ranks have begun that one, and so ended the one before: they have copied their
-results[c], and all puts from there have been received. So I may then write the next rank's results[c] and, on
-the last rank, my own. Nobody calls quiet; no two puts with one signal are under way at once. A chunk is
-always at the same place, and all ranks count it alike, whatever the lengths of the calls. x may be out: a
-block has read a chunk of x before it writes it.
+No race, without a double buffer: a result acknowledges all partials.
 
-No deadlock: in the first loop rank 0 waits for nobody, the others for the rank before in the same loop; in
-the second, rank 0 waits for the first loop of the last rank, the others for the rank before. The blocks have
-the same chunks on all ranks, in the same order, and all are resident.
+- A rank that has the result of chunk c knows that all ranks have added their values. So the next rank has
+  read its partials[c], and the puts from the partials[c] of both have been received: in the next epoch the
+  rank may write both.
+- When a rank has the result of the next epoch of chunk c, all ranks have begun that epoch, so their previous
+  launches have ended: they have copied results[c], and all puts from there have been received. So the rank
+  may write the results[c] of the next rank and, on the last rank, its own.
+- No rank calls quiet, yet no two puts with one signal are in flight at once. All ranks give chunk c the same
+  slot and count its epochs alike, whatever the sizes of the calls.
+- x may be out: a block has read a chunk of x before it writes it.
 
-``ring_reduce_scatter_all_reduce``: a reduce-scatter around the ring, then an all-gather. At each of its
-2 n - 2 steps, all ranks send 1/n of the data at once, directly to the next rank's memory, so that it sends no
-byte more than it has to.
+No deadlock: in the first loop, rank 0 waits for no rank, and each other rank for the first loop of the rank
+before. In the second loop, rank 0 waits for the first loop of the last rank, and each other rank for the rank
+before. All ranks' blocks have the same chunks, in the same order, and all are co-resident.
 
-Segments  the array is cut into n_ranks segments, a segment into chunks, dealt out to the blocks
-Partials  partials[k, c], on every rank: chunk c of segment k, of the ranks before. Written by the rank before
+``ring_reduce_scatter_all_reduce``: a reduce-scatter around the ring, then an all-gather. In each of its 2 n -
+2 hops, all ranks send 1/n of the data at once, into the next rank's memory. No rank sends a byte more than it
+must.
+
+Segments  the array is cut into n_ranks segments, a segment into chunks, which are dealt out to the blocks
+Partials  partials[k, c], on every rank: the total of chunk c of segment k over the ranks before. Written by
+          the rank before
 Results   results[k, c], on every rank: chunk c of segment k, combined. Written by the rank before
-Signals   reduced[k, c] and done[k, c], on every rank, set by the rank before: the number of the last call
-          whose partials[k, c], and results[k, c], are here
-Counters  calls[c], local, as above
+Signals   partials_full[k, c] and results_full[k, c], on every rank: the last epoch whose partials[k, c], and
+          whose results[k, c], are here. Set by the rank before
+Epochs    epochs[c], local, as above
 
-  block b, for each step s = 0 .. n - 1, with segment k = me - 1 - s modulo the ranks, for each of its chunks:
-          1. s > 0: wait until reduced[k, c] is the number of this call; syncthreads         acquire, sys
-          2. combine partials[k, c] (none if s = 0) with mine, into partials[k, c] on the next rank;
-             in the last step, where k = me: into results[k, c] there, and into my output; syncthreads
-          3. set reduced[k, c] there, in the last step done[k, c]         release, sys: publishes the chunk
-  then for each step s = 1 .. n - 1, with segment k = me - s, for each chunk:
-          4. wait until done[k, c] is the number of this call; syncthreads                   acquire, sys
-          5. copy results[k, c] to the output, and, but in the last step, to the next rank; syncthreads
-          6. but in the last step, set done[k, c] there                   release, sys: publishes the chunk
-  at the end: add 1 to the counters
+  block b, for each hop s = 0 .. n - 1, with segment k = me - 1 - s modulo the ranks, for each of its chunks:
+          1. s > 0: wait until partials_full[k, c] is the epoch; syncthreads                 acquire, sys
+          2. combine partials[k, c] (none if s = 0) with the own chunk, into partials[k, c] on the next rank;
+             in the last hop, where k = me: into results[k, c] there, and into the own output; syncthreads
+          3. set partials_full[k, c] there, in the last hop results_full[k, c]   release, sys: publishes it
+  then for each hop s = 1 .. n - 1, with segment k = me - s, for each chunk:
+          4. wait until results_full[k, c] is the epoch; syncthreads                         acquire, sys
+          5. copy results[k, c] to the output and, except in the last hop, to the next rank; syncthreads
+          6. except in the last hop, set results_full[k, c] there                release, sys: publishes it
+  at the end: add 1 to the epochs
 
-Segment k is combined in the order k + 1, k + 2, .., n - 1, 0, .., k of the ranks, each time by one rank: the
-same bits on all, in every run; other bits than in the order of the ranks, as additions are rounded.
+Segment k is combined in the order k + 1, k + 2, .., n - 1, 0, .., k of the ranks, each element by one rank at
+a time: all ranks get the same bits, in every run. They may differ from those in the order of the ranks.
 
-No race, as above: when I have ended a call I have chunk c's results of all segments, to which the next rank
-has added its part: it has read its partials[k, c], which I may write again. And when I have those of the next
-call, the next rank has begun it and so ended the one before: it has read its results[k, c]. x may be out: a
-block has read a chunk of a segment of x in step 2 before it writes it.
+No race, as above. A rank that ends a launch has the results of chunk c of all segments. The next rank has
+added its values to them, so it has read its partials[k, c]: they may be written again. A rank that has the
+results of the next epoch knows that the next rank has begun it, so its previous launch has ended: it has read
+its results[k, c]. x may be out: a block reads a chunk of a segment of x in step 2 before it writes it.
 
-No deadlock: a step of mine needs the step before of the rank before, the first none; all blocks are resident.
+No deadlock: each hop of a rank needs the previous hop of the rank before; the first needs none. All blocks
+are co-resident.
 """
 
 import functools
@@ -128,28 +133,28 @@ def ring_kernel(op, dtype):
     words, load_total, store_total = totals(op, dtype)
 
     @cuda.jit
-    def ring_all_reduce(x, out, chunk, partials, results, reduced, done, calls):
+    def ring_all_reduce(x, out, chunk, partials, results, partials_full, results_full, epochs):
         """Combine the `x` of all ranks in `out`.
 
-        x, out         uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
-                       same
-        chunk          words of a chunk
-        partials       uint64 (chunks at most, twice the words of a chunk at most), symmetric
-        results        uint64 (chunks at most, words of a chunk at most), symmetric
-        reduced, done  uint64 (chunks at most,), symmetric, zeros at first
-        calls          as reduced, not symmetric
-        grid           any number of blocks, one-dimensional, as the blocks are; the same on all ranks
+        x, out    uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the same
+        chunk     words of a chunk
+        partials  uint64 (chunks at most, twice the words of a chunk at most), symmetric
+        results   uint64 (chunks at most, words of a chunk at most), symmetric
+        partials_full, results_full
+                  uint64 (chunks at most,), symmetric, zeros at first
+        epochs    as partials_full, not symmetric
+        grid      any number of blocks, one-dimensional, as the blocks are; the same on all ranks
         """
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, last, size = rank(), num_ranks() - 1, n_words(x)
         to = me + 1 if me < last else 0
         c = b
         while c * chunk < size:
-            begin, call = c * chunk, calls[c] + 1
+            begin, epoch = c * chunk, epochs[c] + 1
             length = min(chunk, size - begin)
             if me > 0:
                 if t == 0:
-                    signal_wait_until(reduced[c:], GE, call)  # 1
+                    signal_wait_until(partials_full[c:], GE, epoch)  # 1
                 cuda.syncthreads()
             i = t
             while i < length:  # 2
@@ -164,27 +169,27 @@ def ring_kernel(op, dtype):
                 i += threads
             if me < last:  # 3; such a put begins with a barrier of the block
                 mine = partials[c, : words * length]
-                put_signal_nbi_block(mine, mine, reduced[c:], call, SET, to)
+                put_signal_nbi_block(mine, mine, partials_full[c:], epoch, SET, to)
             elif last > 0:
                 mine = results[c, :length]
-                put_signal_nbi_block(mine, mine, done[c:], call, SET, to)
+                put_signal_nbi_block(mine, mine, results_full[c:], epoch, SET, to)
             c += cuda.gridDim.x
         c = b
         while me < last and c * chunk < size:
-            begin, call = c * chunk, calls[c] + 1
+            begin, epoch = c * chunk, epochs[c] + 1
             length = min(chunk, size - begin)
             if t == 0:
-                signal_wait_until(done[c:], GE, call)  # 4
+                signal_wait_until(results_full[c:], GE, epoch)  # 4
             cuda.syncthreads()
             if to < last:
                 mine = results[c, :length]
-                put_signal_nbi_block(mine, mine, done[c:], call, SET, to)  # 5
+                put_signal_nbi_block(mine, mine, results_full[c:], epoch, SET, to)  # 5
             i = t
             while i < length:
                 store_word(out, begin + i, results[c, i])
                 i += threads
             c += cuda.gridDim.x
-        _count(calls, b, chunk, size)
+        _count(epochs, b, chunk, size)
 
     return ring_all_reduce
 
@@ -196,7 +201,9 @@ def ring_reduce_scatter_kernel(op, dtype):
     _, load_total, store_total = totals(op, dtype)
 
     @cuda.jit(max_registers=64)
-    def ring_reduce_scatter_all_reduce(x, out, segment, chunk, partials, results, reduced, done, calls):
+    def ring_reduce_scatter_all_reduce(
+        x, out, segment, chunk, partials, results, partials_full, results_full, epochs
+    ):
         """Combine the `x` of all ranks in `out`.
 
         x, out          uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
@@ -204,8 +211,9 @@ def ring_reduce_scatter_kernel(op, dtype):
         segment, chunk  words of a segment, n_ranks of which are x, and of a chunk of it
         partials        uint64 (n_ranks, chunks at most, twice the words of a chunk at most), symmetric
         results         uint64 (n_ranks, chunks at most, words of a chunk at most), symmetric
-        reduced, done   uint64 (n_ranks, chunks at most), symmetric, zeros at first
-        calls           uint64 (chunks at most,), zeros at first
+        partials_full, results_full
+                        uint64 (n_ranks, chunks at most), symmetric, zeros at first
+        epochs          uint64 (chunks at most,), zeros at first
         grid            any number of blocks, one-dimensional, as the blocks are; the same on all ranks
         """
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
@@ -217,10 +225,10 @@ def ring_reduce_scatter_kernel(op, dtype):
             k = k - 1 if k > 0 else n - 1
             c = b
             while c * chunk < segment:
-                begin, call = k * segment + c * chunk, calls[c] + 1
+                begin, epoch = k * segment + c * chunk, epochs[c] + 1
                 length = min(chunk, segment - c * chunk, size - begin)  # none if negative
                 if s > 0:
-                    wait_block(reduced[k, c:], 1, "sys", "acquire", call)  # 1
+                    wait_block(partials_full[k, c:], 1, "sys", "acquire", epoch)  # 1
                 i = t
                 while i < length:  # 2
                     word = load_word(x, begin + i)
@@ -235,9 +243,9 @@ def ring_reduce_scatter_kernel(op, dtype):
                 cuda.syncthreads()
                 if t == 0:  # 3
                     if s < n - 1:
-                        notify(reduced[k, c:], to, call, "set", "sys")
+                        notify(partials_full[k, c:], to, epoch, "set", "sys")
                     else:
-                        notify(done[k, c:], to, call, "set", "sys")
+                        notify(results_full[k, c:], to, epoch, "set", "sys")
                 c += cuda.gridDim.x
             s += 1
         s = 1
@@ -245,9 +253,9 @@ def ring_reduce_scatter_kernel(op, dtype):
             k = k - 1 if k > 0 else n - 1
             c = b
             while c * chunk < segment:
-                begin, call = k * segment + c * chunk, calls[c] + 1
+                begin, epoch = k * segment + c * chunk, epochs[c] + 1
                 length = min(chunk, segment - c * chunk, size - begin)
-                wait_block(done[k, c:], 1, "sys", "acquire", call)  # 4
+                wait_block(results_full[k, c:], 1, "sys", "acquire", epoch)  # 4
                 i = t
                 while i < length:  # 5
                     word = results[k, c, i]
@@ -258,21 +266,21 @@ def ring_reduce_scatter_kernel(op, dtype):
                 if s < n - 1:
                     cuda.syncthreads()
                     if t == 0:
-                        notify(done[k, c:], to, call, "set", "sys")  # 6
+                        notify(results_full[k, c:], to, epoch, "set", "sys")  # 6
                 c += cuda.gridDim.x
             s += 1
-        _count(calls, b, chunk, segment)
+        _count(epochs, b, chunk, segment)
 
     return ring_reduce_scatter_all_reduce
 
 
 @cuda.jit(device=True)
-def _count(calls, b, chunk, size):
+def _count(epochs, b, chunk, size):
     """Add 1 to the counters of the chunks of block b."""
     cuda.syncthreads()  # all threads have read them
     if cuda.threadIdx.x == 0:
         while b * chunk < size:
-            calls[b] += 1
+            epochs[b] += 1
             b += cuda.gridDim.x
 
 
@@ -285,13 +293,13 @@ class Ring(Method):
         chunks = most_chunks(words, wanted)
         self.partials = self.empty((chunks, 2 * room), "uint64", "all_reduce.ring.partials")
         self.results = self.empty((chunks, room), "uint64", "all_reduce.ring.results")
-        self.reduced = self.zeros(chunks, "uint64", "all_reduce.ring.reduced")
-        self.done = self.zeros(chunks, "uint64", "all_reduce.ring.done")
-        self.calls = self.world.xp.zeros(chunks, "uint64")
+        self.partials_full = self.zeros(chunks, "uint64", "all_reduce.ring.partials_full")
+        self.results_full = self.zeros(chunks, "uint64", "all_reduce.ring.results_full")
+        self.epochs = self.world.xp.zeros(chunks, "uint64")
 
     def bind(self, x, out, in_place, dtype):
         chunk, chunks = chunks_of(x.nbytes + 7 >> 3, RING_BLOCKS * RING_CHUNKS)
-        args = x, out, chunk, self.partials, self.results, self.reduced, self.done, self.calls
+        args = x, out, chunk, self.partials, self.results, self.partials_full, self.results_full, self.epochs
         return self.launch(ring_kernel(self.op, dtype.name), min(chunks, RING_BLOCKS), *args)
 
 
@@ -306,18 +314,28 @@ class RingReduceScatter(Method):
         name = "all_reduce.ring_reduce_scatter."
         self.partials = self.empty((n, chunks, 2 * room), "uint64", name + "partials")
         self.results = self.empty((n, chunks, room), "uint64", name + "results")
-        self.reduced = self.zeros((n, chunks), "uint64", name + "reduced")
-        self.done = self.zeros((n, chunks), "uint64", name + "done")
-        self.calls = world.xp.zeros(chunks, "uint64")
+        self.partials_full = self.zeros((n, chunks), "uint64", name + "partials_full")
+        self.results_full = self.zeros((n, chunks), "uint64", name + "results_full")
+        self.epochs = world.xp.zeros(chunks, "uint64")
 
     def _segment(self, nbytes):
-        """Its words: whole lines."""
+        """Its words: whole lines of 128 bytes."""
         return -(-(nbytes + 7 >> 3) // self.world.n_ranks) + 15 & -16
 
     def bind(self, x, out, in_place, dtype):
         segment = self._segment(x.nbytes)
         chunk, chunks = chunks_of(segment, SCATTER_BLOCKS)
-        args = x, out, segment, chunk, self.partials, self.results, self.reduced, self.done, self.calls
+        args = (
+            x,
+            out,
+            segment,
+            chunk,
+            self.partials,
+            self.results,
+            self.partials_full,
+            self.results_full,
+            self.epochs,
+        )
         kernel = ring_reduce_scatter_kernel(self.op, dtype.name)
         return self.launch(kernel, min(chunks, SCATTER_BLOCKS), *args)
 

@@ -1,34 +1,35 @@
-"""All-reduce in two shots: each rank combines one segment of all ranks' arrays, which it loads from their
-memory, and stores the result in the memory of all. For larger messages.
+"""All-reduce in two shots: each rank combines one segment, which it loads from the memory of all ranks, and
+stores the result in the memory of all. For larger messages.
 
-Segments  the array is cut into n_ranks segments, rank k's being the k-th; a segment into as many parts as
-          there are blocks. Part b of all segments is block b's
+Segments  the array is cut into n_ranks segments, one for each rank; a segment is cut into as many parts as
+          there are blocks. Block b has part b of all segments
 Inputs    inputs[k, b], on every rank: part b of segment k of its array, for rank k to load
 Results   results[k, b], on every rank: part b of segment k, combined. Written by rank k only
-Signals   ready[k, b] and done[k, b], on every rank: the number of the last call whose parts b of rank k's
-          inputs are there, and whose result is here (only rank k sets them)
-Counters  calls[b], local: how many calls block b has taken part in: the number of a call. In device memory,
-          so that a replayed graph counts on
+Signals   inputs_full[k, b] and results_full[k, b], on every rank: the last epoch whose inputs on rank k, and
+          whose results of rank k here, are complete (only rank k sets them)
+Epochs    epochs[b], local: of block b. Device-resident, so graph-safe
 
   block b:
           1. copy the parts b of x to inputs[:, b]; syncthreads
-          2. set ready[me, b] on all others to the number of this call      release, sys: publishes the parts
-          3. wait until ready[k, b] here is at least that, for all k        acquire, sys: sees theirs
+          2. set inputs_full[me, b] on all others to the epoch            release, sys: publishes the parts
+          3. wait until inputs_full[k, b] >= epoch, for all k             acquire, sys: sees their parts
           4. load inputs[me, b] of all ranks, in their order, and combine them; store the result to
-             results[me, b] of all others, and to my output; syncthreads
-          5. set done[me, b] on all others                                  release, sys: publishes the result
-          6. for each other rank k: wait until done[k, b] here is that      acquire, sys
+             results[me, b] of all others, and to the own output; syncthreads
+          5. set results_full[me, b] on all others                        release, sys: publishes the result
+          6. for each other rank k: wait until results_full[k, b] >= epoch    acquire, sys
              and copy results[k, b] to the output
 
-Only one rank combines an element, in the order of the ranks: all ranks have the same bits, in every run.
+One rank combines an element, in the order of the ranks: all ranks get the same bits, in every run.
 
-No race, with nothing double-buffered: part b is always at the same place, and all ranks count it alike,
-whatever the lengths of the calls. I write my inputs again in the next call, when done of all ranks has come
-in this one, which they set after they have read them; and the results of others after ready of all ranks in
-the next call, which they set in launches that begin after their launches before have ended: they have read
-what was there. x may be out: each block has copied its parts of x before it writes the same of out. No
-deadlock: what a block waits for, the blocks of the same number on the other ranks do before they wait for
-that of others, in the order of the steps; all blocks are resident.
+No race, without a double buffer. All ranks give part b the same slot and count its epochs alike, whatever the
+sizes of the calls. A rank writes its inputs again in the next epoch, after results_full of all ranks has
+come, which they set after they have read the inputs. It writes the results of other ranks after inputs_full
+of all ranks has come in the next epoch. They set it in launches that begin after their previous launches have
+ended: they have read the old results. x may be out: each block copies its parts of x before it writes those
+of out.
+
+No deadlock: a block waits for the blocks of the same number on the other ranks. They do what it waits for
+before their own wait for it, in the order of the steps. All blocks are co-resident.
 """
 
 import functools
@@ -50,7 +51,7 @@ def two_shot_kernel(op, dtype):
     first, add, result = reduction(op, dtype)
 
     @cuda.jit
-    def two_shot_all_reduce(x, out, segment, part, inputs, results, ready, done, calls):
+    def two_shot_all_reduce(x, out, segment, part, inputs, results, inputs_full, results_full, epochs):
         """Combine the `x` of all ranks in `out`.
 
         x, out           uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
@@ -58,13 +59,14 @@ def two_shot_kernel(op, dtype):
         segment, part    words of a segment, n_ranks of which are x, and of a part, gridDim.x of which are a
                          segment
         inputs, results  uint64 (n_ranks, parts at most, words of a part at most), symmetric
-        ready, done      uint64 (n_ranks, parts at most), symmetric, zeros at first
-        calls            uint64 (parts at most,), zeros at first
+        inputs_full, results_full
+                         uint64 (n_ranks, parts at most), symmetric, zeros at first
+        epochs           uint64 (parts at most,), zeros at first
         grid             parts, one-dimensional, as the blocks are
         """
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, n, size = rank(), num_ranks(), n_words(x)
-        call = calls[b] + 1
+        epoch = epochs[b] + 1
         begin = min(b * part, segment)
         length = min(part, segment - begin)
         k = 0
@@ -75,7 +77,7 @@ def two_shot_kernel(op, dtype):
                 i += threads
             k += 1
         cuda.syncthreads()
-        block_barrier(ready, b, call)  # 2 and 3
+        block_barrier(inputs_full, b, epoch)  # 2 and 3
         cuda.syncthreads()
         i, mine = t, me * segment + begin
         while i < min(length, size - mine):  # 4
@@ -95,7 +97,7 @@ def two_shot_kernel(op, dtype):
             store_word(out, mine + i, word)
             i += threads
         cuda.syncthreads()
-        block_barrier(done, b, call)  # 5 and 6
+        block_barrier(results_full, b, epoch)  # 5 and 6
         cuda.syncthreads()
         k = 1
         while k < n:
@@ -108,7 +110,7 @@ def two_shot_kernel(op, dtype):
                 i += threads
             k += 1
         if t == 0:
-            calls[b] = call
+            epochs[b] = epoch
 
     return two_shot_all_reduce
 
@@ -126,15 +128,25 @@ class TwoShot(Method):
         shape = n, self.blocks, room
         self.inputs = self.empty(shape, "uint64", "all_reduce.two_shot.inputs")
         self.results = self.empty(shape, "uint64", "all_reduce.two_shot.results")
-        self.ready = self.zeros((n, self.blocks), "uint64", "all_reduce.two_shot.ready")
-        self.done = self.zeros((n, self.blocks), "uint64", "all_reduce.two_shot.done")
-        self.calls = world.xp.zeros(self.blocks, "uint64")
+        self.inputs_full = self.zeros((n, self.blocks), "uint64", "all_reduce.two_shot.inputs_full")
+        self.results_full = self.zeros((n, self.blocks), "uint64", "all_reduce.two_shot.results_full")
+        self.epochs = world.xp.zeros(self.blocks, "uint64")
 
     def bind(self, x, out, in_place, dtype):
         segment = -(-(x.nbytes + 7 >> 3) // self.world.n_ranks)
         blocks = min(self.blocks, -(-8 * segment // PART))
         part = -(-segment // blocks) + 15 & -16
-        args = x, out, segment, part, self.inputs, self.results, self.ready, self.done, self.calls
+        args = (
+            x,
+            out,
+            segment,
+            part,
+            self.inputs,
+            self.results,
+            self.inputs_full,
+            self.results_full,
+            self.epochs,
+        )
         return self.launch(two_shot_kernel(self.op, dtype.name), blocks, *args)
 
 

@@ -1,16 +1,16 @@
-"""Reduce-scatter: the arrays of all ranks, combined element by element, of which each rank gets its part.
+"""Reduce-scatter: combine the arrays of all ranks element by element; each rank gets a segment of the result.
 
-The methods, a file each, which says how it works:
+Each method has a file, which explains it:
 
-  ll     each rank sends all others their part, by LL: small messages
+  ll     each rank sends all others their segments, by LL: small messages
   ll128  likewise, by LL128: middling ones, over NVLink
   lamport
-         likewise, by pieces into places that are empty before
-  pull   each rank loads its part from the others' memory: larger ones
-  push   each rank stores the others' parts into their memory, and combines its own meanwhile: large ones
+         likewise, by Lamport packets
+  pull   each rank loads its segment from the others' memory: larger ones
+  push   each rank stores the others' segments into their memory, and combines its own meanwhile: large ones
   ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
   copy_engine
-         copy engines send each rank its parts, and blocks combine them: the largest ones
+         copy engines send each rank its segments, and blocks combine them: the largest ones
   push_2d
          for several nodes: inside the node first, and then once across nodes, through NVSHMEM
 """
@@ -47,7 +47,7 @@ METHODS = {
 
 
 class ReduceScatter(Collective):
-    """Combine the arrays of all ranks, and give each rank its part of the result. Collective.
+    """Combine the arrays of all ranks, and give each rank its segment of the result. Collective.
 
     world       the World
     max_nbytes  bytes of the largest x: n_ranks times an output
@@ -56,7 +56,7 @@ class ReduceScatter(Collective):
 
     ``scatter(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
     all ranks. float16 and bfloat16 are combined in float32, and rounded once. Each method combines in one
-    order, so its bits are the same in every run: "ring" begins part k with rank k + 1, goes on
+    order, so its bits are the same in every run: "ring" begins segment k with rank k + 1, goes on
     with those after it, modulo the ranks, and ends with rank k; "push_2d" combines in each node in the order
     of its ranks, and then in that of the nodes; the others, in the order of the ranks. The first call for a
     dtype compiles its kernel.
@@ -73,10 +73,10 @@ class ReduceScatter(Collective):
         """Combine `x` with those of the other ranks. -> out
 
         x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:
-                 n_ranks parts, one after another. If it lies in symmetric memory, of ``output()`` or other,
+                 n_ranks segments in a row. If it lies in symmetric memory, of ``output()`` or other,
                  then on all ranks, as the same part of the same array: the peers read it there, where the
                  method can do without a copy. An array or tensor, as of ``AllGather``
-        out      C-contiguous, of x's dtype, as large as a part. It may be the part of x that it belongs to.
+        out      C-contiguous, of x's dtype, as large as a segment. It may be the rank's own segment of x.
                  Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
                  d is a multiple of n_ranks, else of one dimension
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's

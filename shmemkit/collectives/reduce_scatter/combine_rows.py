@@ -1,5 +1,6 @@
-"""Rows of words, one of each rank, combined in the order of the ranks: what has come from the others, and my
-own, which need not lie beside them."""
+"""Rows of words, one of each rank, combined in the order of the ranks. The rank's own row may lie apart from
+the rows that the others have sent.
+"""
 
 import functools
 
@@ -18,7 +19,7 @@ def combining(op, dtype, n_rows=None):
         one(mine, rows, at, stride, me, n, i)         -> total of words i, as of ``reduction(op, dtype)``
         four(mine, rows, at, stride, me, n, i, step)  -> those of i, i + step, i + 2 * step, i + 3 * step
 
-    mine    my row, number `me` of the `n`: uint64 or uint8, 1-D
+    mine    the rank's own row, number `me` of the `n`: uint64 or uint8, 1-D
     rows    the others, which begin with words at + k * stride: likewise. Row `me` of it is not used
     """
     first, add, _ = reduction(op, dtype)
@@ -90,9 +91,9 @@ def _load_four(row, i, step):
 
 @functools.cache
 def _loading(n):
-    """-> ``load(rows, i, stride, me, step)``: four words of each of `n` rows; in the place of mine, of the
-    one beside it, so that no load waits for a branch."""
-    k, beside = n - 1, max(n - 2, 0)
+    """-> ``load(rows, i, stride, me, step)``: four words of each of `n` rows. Instead of row `me`, it loads
+    the row before, so that no load waits for a branch."""
+    k, neighbour = n - 1, max(n - 2, 0)
     before = _loading(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
@@ -102,14 +103,14 @@ def _loading(n):
     @cuda.jit(device=True)
     def load(rows, i, stride, me, step):
         others = before(rows, i, stride, me, step)
-        return others + (_load_four(rows, i + (beside if me == k else k) * stride, step),)
+        return others + (_load_four(rows, i + (neighbour if me == k else k) * stride, step),)
 
     return load if n > 1 else load_first
 
 
 @functools.cache
 def _adding(op, dtype, n):
-    """-> ``combine(own, words, me)``: the four totals of `n` rows, mine being `own`."""
+    """-> ``combine(own, words, me)``: the four totals of `n` rows, row `me` being `own`."""
     first, add, _ = reduction(op, dtype)
     k = n - 1
     before = _adding(op, dtype, n - 1) if n > 1 else None

@@ -1,12 +1,12 @@
-"""Reduce-scatter by copy engines: they scatter, each rank's segments to the ranks that they are for, and
-blocks combine what comes. For large messages.
+"""Reduce-scatter by copy engines: they send each segment to its rank, and blocks combine what has come. For
+large messages.
 
-``collectives.copy_engine_exchange`` has the protocol: segment k of x goes to rank k. A piece is combined when
-it has come from all ranks, in the order of the ranks: so the bits are the same in every run. out may be my
-segment of x.
+``collectives.copy_engine_exchange`` has the protocol: segment k of x goes to rank k. A thread combines a
+piece when it has come from all ranks, in the order of the ranks: the bits are the same in every run. out may
+be the rank's own segment of x.
 
-The kernel begins when the segments before the last have been copied: until then it could do nothing but wait.
-It takes the pieces of the last one as they come.
+The kernel starts when all segments but the last have been copied: before that it could only wait. It takes
+the pieces of the last segment as they come.
 """
 
 import functools
@@ -39,8 +39,8 @@ def _loading(m):
 
 @functools.cache
 def _storing(combine, me, n, m):
-    """-> ``store(out, i, step, own, others)``: what `m` pieces of mine and those of the others, `n` - 1 for
-    each, combine to."""
+    """-> ``store(out, i, step, own, others)``: combine `m` own pieces, each with the `n` - 1 of the others,
+    and store the results."""
     before = _storing(combine, me, n, m - 1) if m > 1 else None
     if n == 1:
 
@@ -65,18 +65,18 @@ def _storing(combine, me, n, m):
 
 @functools.cache
 def _taking(combine, me, n, m):
-    """-> ``take(mine, out, i, step, lines, place, row, low, high)``: wait for `m` pieces of all others, and
-    store what they and mine combine to."""
+    """-> ``take(mine, out, i, step, slots, slot, row, low, high)``: wait for `m` pieces of all others,
+    combine them with the own ones, and store the results."""
     load, store = _loading(m), _storing(combine, me, n, m)
-    places = slot_indices_of(tuple(k for k in range(n) if k != me), m) if n > 1 else None
+    indices = slot_indices_of(tuple(k for k in range(n) if k != me), m) if n > 1 else None
 
     @cuda.jit(device=True)
-    def take(mine, out, i, step, lines, place, row, low, high):
+    def take(mine, out, i, step, slots, slot, row, low, high):
         own = load(mine, i, step)
-        if places is None:
+        if indices is None:
             store(out, i, step, own, None)
         else:
-            store(out, i, step, own, lamport_load(lines, places(place, row, step), low, high))
+            store(out, i, step, own, lamport_load(slots, indices(slot, row, step), low, high))
 
     return take
 
@@ -90,7 +90,7 @@ def reduction_kernel(op, dtype, n, me, words):
     take, take_one = _taking(combine, me, n, m), _taking(combine, me, n, 1)
 
     @cuda.jit(max_registers=128)  # of 512 threads
-    def combine_copied(x, out, stride, at, pieces, copied, lines, row, first, low, high):
+    def combine_copied(x, out, stride, at, pieces, copied, slots, row, first, low, high):
         """Combine a range of the segments of this rank, of the `x` of all ranks, in `out`.
 
         x, out     complex128, uint64 or uint8, as of ``load_piece``; x has n segments, out is the range of
@@ -98,22 +98,22 @@ def reduction_kernel(op, dtype, n, me, words):
         stride     elements of a segment
         at         where the range begins in it
         pieces     of 16 bytes, which it has; copied: how many of them copies send to the others, all or none
-        lines      uint64 (2 * n * row,), symmetric, the pattern everywhere
-        row        places for what comes from a rank
+        slots      uint64 (2 * n * row,), symmetric, the sentinel everywhere
+        row        slots for the pieces of a rank
         first      the number of the range's first piece in the segment
-        low, high  the pattern
+        low, high  the sentinel
         grid       any, one-dimensional, as the blocks are
         """
         i = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
         step, end = types.uint32(cuda.blockDim.x * cuda.gridDim.x), types.uint32(pieces)
         mine = span(x, me * stride + at, out.size)
-        place = types.uint32(me * row + first)
-        send_packets(x, stride, at, out.size, types.uint32(i + copied), step, end, lines, place, low, high)
+        slot = types.uint32(me * row + first)
+        send_packets(x, stride, at, out.size, types.uint32(i + copied), step, end, slots, slot, low, high)
         while i + (m - 1) * step < end:
-            take(mine, out, i, step, lines, types.uint32(first + i), row, low, high)
+            take(mine, out, i, step, slots, types.uint32(first + i), row, low, high)
             i = types.uint32(i + m * step)
         while i < end:
-            take_one(mine, out, i, step, lines, types.uint32(first + i), row, low, high)
+            take_one(mine, out, i, step, slots, types.uint32(first + i), row, low, high)
             i = types.uint32(i + step)
 
     return combine_copied
@@ -137,13 +137,13 @@ class CopyEngine(CopyEngineExchange):
 
         def run(stream):
             self.barrier(stream)
-            main, beside = self.fork(stream)
-            enqueue(early, beside)
+            main, side = self.fork(stream)
+            enqueue(early, side)
             if early:
-                backend.order(main, beside)
-            enqueue(late, beside)
+                backend.order(main, side)
+            enqueue(late, side)
             combine(stream)
-            backend.order(main, beside)
+            backend.order(main, side)
 
         return run
 

@@ -1,7 +1,7 @@
-"""Reduce-scatter by pieces that say themselves that they have arrived, with no byte more than the data have.
+"""Reduce-scatter by Lamport packets, which carry no byte but data.
 
 ``collectives.lamport`` has the protocol and the kernel: each rank gets its segment of x, and combines
-what comes.
+what it receives.
 """
 
 from .. import lamport

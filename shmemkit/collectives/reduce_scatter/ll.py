@@ -1,5 +1,5 @@
-"""Reduce-scatter by LL: each rank sends all others their segments. For small messages, where not all ranks
-are connected by NVLink, or are many.
+"""Reduce-scatter by LL: each rank sends all others their segments. For small messages, on ranks that NVLink
+does not connect, or on many.
 
 ``shmemkit.collectives.ll_reduction`` has the protocol and the kernel: each rank gets its segment of x.
 """

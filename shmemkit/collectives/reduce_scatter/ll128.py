@@ -1,7 +1,7 @@
 """Reduce-scatter by LL128. The fastest for small and middling messages.
 
 ``shmemkit.collectives.ll128`` has the protocol and the kernel: each rank gets its segment of x, and combines
-what comes.
+what it receives.
 """
 
 from .. import ll128

@@ -1,28 +1,27 @@
-"""Reduce-scatter by push: each rank stores the others' segments into their memory, one after the other, and
-combines its own meanwhile, as far as it has come. For large messages.
+"""Reduce-scatter by push: each rank stores the others' segments into their memory, one rank after the other.
+It combines its own segment at the same time, as far as that has come. For large messages.
 
-Segments  x is n_ranks segments, the k-th for rank k. A segment is cut into parts, the same on all ranks, and
-          a part into steps
-Scratch   scratch[half, k, b], on every rank: part b of its segment of rank k's x. Written by rank k only
-Signals   arrived[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
-Counters  calls[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
-          half. In device memory, so that a replayed graph counts on
+Segments  x is n_ranks segments, one for each rank. A segment is cut into parts, the same on all ranks, and a
+          part into chunks
+Scratch   scratch[buffer, k, b], on every rank: part b of its segment of rank k's x. Written by rank k only
+Signals   full[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, 0), for each peer, me + 1, me + 2, ... modulo the ranks:
-          1. copy part b of its segment to scratch[half, me, b] there
-          2. set arrived[me, b] there                 release, sys: publishes it (``transfers.put_to_all``)
-  block (b, 1), for each step of part b of my segment:
-          3. wait for it at arrived[k, b], for all k  acquire, sys: sees them
-          4. combine it, of x and of scratch[half, :, b], in the order of the ranks, and store the result
+          1. copy part b of its segment to scratch[buffer, me, b] there
+          2. set full[me, b] there                release, sys: publishes it (``chunked_transfer.put_to_all``)
+  block (b, 1), for each chunk of part b of the own segment:
+          3. wait for the chunk at full[k, b], for all k    acquire, sys: sees them
+          4. combine it, from x and scratch[buffer, :, b], in the order of the ranks, and store the result
 
-The order is always the same, and so are the bits. What the next rank sends here comes last, in steps; the
-others' parts are there by then.
+The order is always the same, and so are the bits. The next rank sends its part last, in chunks; by then, the
+others' parts are there.
 
-No race, although nobody acknowledges: part b is always at the same place, and all ranks count it alike,
-whatever the lengths of the calls. Half h of it is written again two calls with it later. In the one between,
-the parts b of all ranks have come, which they send in launches that begin after their launches before have
-ended: they have read what half h held. out may be my segment of x: it is sent to nobody, and a thread loads
-its words before it stores them. No deadlock: those that send wait for nobody, and all blocks are resident.
+No race, without credits: the double-buffer lemma (docs/protocols.md), for part b. All ranks give it the same
+slot and count its epochs alike, whatever the sizes of the calls. out may be the rank's own segment of x: it
+is sent to no rank, and a thread loads its words before it stores them.
+
+No deadlock: blocks that send wait for no rank, and all blocks are co-resident.
 
 A multiprocessor has a block of each kind (see ``shmemkit.collectives.push``), which share its registers: 256
 threads of 128.
@@ -39,7 +38,7 @@ from ..chunked_transfer import CHUNKS, chunk_of, put_to_all
 from ..method import Method
 from .combine_rows import combining
 
-STEP = 1 << 14  # bytes that are worth a signal
+CHUNK = 1 << 14  # bytes that are worth a signal
 
 
 @functools.cache
@@ -49,43 +48,43 @@ def push_kernel(op, dtype, n_ranks):
     one, four = combining(op, dtype, n_ranks)
 
     @cuda.jit(max_registers=128)  # of 256 threads; of many ranks, and of bytes, some are spilled
-    def push_reduce_scatter(x, mine, out, part, step, scratch, words, arrived, calls):
+    def push_reduce_scatter(x, mine, out, part, chunk, scratch, words, full, epochs):
         """Combine the segments of this rank, of the `x` of all ranks, in `out`.
 
         x        uint8, 1-D, n_ranks times as large as out
-        mine     my segment of x; uint64 or uint8, as out
+        mine     the rank's segment of x; uint64 or uint8, as out
         out      uint64 or uint8, 1-D; may be mine
         part     bytes of a part, a multiple of 128: gridDim.x of them are a segment, or more
-        step     bytes of a step, a multiple of 8192: CHUNKS or fewer of them are a part
+        chunk    bytes of a chunk, a multiple of 8192: CHUNKS or fewer of them are a part
         scratch  uint8 (2, n_ranks, parts at most, bytes of a part at most), symmetric
         words    the same, 1-D, as uint64
-        arrived  uint64 (n_ranks, parts at most), symmetric, zeros at first
-        calls    uint64 (2, parts at most), zeros at first
+        full     uint64 (n_ranks, parts at most), symmetric, zeros at first
+        epochs   uint64 (2, parts at most), zeros at first
         grid     (parts, 2), of one-dimensional blocks
         """
         b, y, t, threads = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x, cuda.blockDim.x
         me, n = rank(), num_ranks()
-        call = calls[y, b] + 1
-        half, arrival = call & 1, CHUNKS * call
+        epoch = epochs[y, b] + 1
+        buffer, count = epoch & 1, CHUNKS * epoch
         if y == 0:
             segment = mine.size * mine.itemsize
             begin = min(b * part, segment)
             size = min(part, segment - begin)
-            put_to_all(scratch[half, me, b], x, segment, begin, size, arrived[me, b:], arrival, step)
+            put_to_all(scratch[buffer, me, b], x, segment, begin, size, full[me, b:], count, chunk)
         else:
             size = n_words(out)
             begin, end = min(b * (part >> 3), size), min((b + 1) * (part >> 3), size)
             room = scratch.shape[3] >> 3
             stride = scratch.shape[2] * room
-            at = half * n * stride + b * room - begin
+            at = buffer * n * stride + b * room - begin
             i = begin + t
             while True:
-                begin = min(begin + (step >> 3), end)
-                arrival += 1
+                begin = min(begin + (chunk >> 3), end)
+                count += 1
                 k = t
                 while k < n:
                     if k != me:
-                        wait(arrived[k, b:], 1, "sys", "acquire", arrival)
+                        wait(full[k, b:], 1, "sys", "acquire", count)
                     k += threads
                 cuda.syncthreads()
                 while i + 3 * threads < begin:
@@ -102,7 +101,7 @@ def push_kernel(op, dtype, n_ranks):
                     break
         cuda.syncthreads()  # all threads have read the counter
         if t == 0:
-            calls[y, b] = call
+            epochs[y, b] = epoch
 
     return push_reduce_scatter
 
@@ -118,15 +117,15 @@ class Push(Method):
         self.op = op
         self.parts, room = push.parts_of(max_nbytes, n, push.senders(world), push.PART)
         self.scratch = self.empty((2, n, self.parts, room), "uint8", "reduce_scatter.push.scratch")
-        self.arrived = self.zeros((n, self.parts), "uint64", "reduce_scatter.push.arrived")
-        self.calls = world.xp.zeros((2, self.parts), "uint64")
+        self.full = self.zeros((n, self.parts), "uint64", "reduce_scatter.push.full")
+        self.epochs = world.xp.zeros((2, self.parts), "uint64")
 
     def bind(self, x, out, in_place, dtype):
         world = self.world
         parts, part = push.cut(out.nbytes, self.parts, push.PART)
         mine = x[world.rank * out.size : (world.rank + 1) * out.size]
         scratch = self.scratch, self.scratch.reshape(-1).view("uint64")
-        args = x.view("uint8"), mine, out, part, chunk_of(part, STEP), *scratch, self.arrived, self.calls
+        args = x.view("uint8"), mine, out, part, chunk_of(part, CHUNK), *scratch, self.full, self.epochs
         return self.launch(push_kernel(self.op, dtype.name, world.n_ranks), (parts, 2), *args)
 
 

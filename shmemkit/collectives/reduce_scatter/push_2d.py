@@ -1,57 +1,59 @@
 """Reduce-scatter by push in two dimensions: inside the node, then once across nodes. For several nodes.
 
-Rank (i, l) is the l-th of node i. For each node j, in three stages: the ranks of node i scatter what is for
-node j, the segments of ranks (j, l') to (i, l'); each combines what it has got; and (i, l) sends this partial
-result to (j, l), by NVSHMEM, who combines those of all nodes. So a segment crosses the network once for each
-node, not for each rank, and all ranks use the network alike.
+Rank (i, l) is the l-th of node i. For each node j, there are three stages. The ranks of node i scatter the
+segments for node j: that of (j, l') goes to (i, l'). Each combines what it has received. Then (i, l) sends
+this partial result to (j, l), by NVSHMEM, which combines the partial results of all nodes. So a segment
+crosses the network once for each node, not for each rank, and all ranks use the network equally.
 
-Segments  x is n_ranks segments, the k-th for rank k, each handled as words of its own: one may begin
-          anywhere. A segment is cut into as many parts as there are pairs of blocks, a part into chunks
-Staged    staged[half, j, b, k], on every rank (i, l): part b of the segment of (j, l), of (i, k)'s x. Written
-          by (i, k) only; my own stays in x
-Outbox    outbox[half, j, b], on every rank (i, l): part b of node i's partial result for (j, l), where the
-          network reads it. float16 and bfloat16 travel as float32 (``partials``)
-Inbox     inbox[half, j, b], on every rank (i, l): part b of node j's partial result. Written by (j, l) only
-Signals   arrived[k, j, b, q], on every rank (i, l): the number of the last call whose chunk q of (i, k)'s
-          part b for (j, l) is here (only (i, k) sets it)
-          got[half, j, b, q], on every rank: likewise of inbox[half, j, b] (only the network sets it)
-Counters  calls[role, b], local: how many calls block (b, role) has taken part in: the number of a call, and
-          the half. In device memory, so that a replayed graph counts on
+Segments  x is n_ranks segments, one for each rank. Each is handled as words of its own: a segment may begin
+          anywhere. It is cut into as many parts as there are pairs of blocks, a part into chunks
+Staged    staged[buffer, j, b, k], on every rank (i, l): part b of the segment of (j, l), of (i, k)'s x.
+          Written by (i, k) only; the rank's own data stay in x
+Outbox    outbox[buffer, j, b], on every rank (i, l): part b of node i's partial result for (j, l), for the
+          network to read. float16 and bfloat16 travel as float32 (``partial_results.py``)
+Inbox     inbox[buffer, j, b], on every rank (i, l): part b of node j's partial result. Written by (j, l) only
+Signals   staged_full[k, j, b, q], on every rank (i, l): the last epoch whose chunk q of (i, k)'s part b for
+          (j, l) is here (only (i, k) sets it). inbox_full[buffer, j, b, q], on every rank: likewise of
+          inbox[buffer, j, b] (only the network sets it)
+Epochs    epochs[role, b], local: of block (b, role); the epoch selects the buffer. Device-resident, so
+          graph-safe
 
   block (b, 0), for the nodes j = i + 1, i + 2, ..., i modulo the nodes, for each chunk q of part b:
-          1. copy it to staged[half, j, b, l] on (i, l + 1), (i, l + 2), ... modulo the node's ranks;
-             syncthreads; set arrived[l, j, b, q] there               release, sys: publishes the chunk
+          1. copy it to staged[buffer, j, b, l] on (i, l + 1), (i, l + 2), ... modulo the node's ranks;
+             syncthreads; set staged_full[l, j, b, q] there           release, sys: publishes the chunk
   block (b, 1), for the same nodes and chunks:
-          2. wait until arrived[k, j, b, q] is this call, for all k   acquire, sys: sees theirs
-          3. combine the node's, of x and staged, in the order of its ranks; store that to outbox[half, j, b],
-             or for my own node, the last one, to inbox[half, i, b]
-          4. put the chunk to inbox[half, i, b] on (j, l), with its signal there: it follows the data
+          2. wait until staged_full[k, j, b, q] is the epoch, for all k    acquire, sys: sees their chunks
+          3. combine the node's chunks, of x and staged, in the order of its ranks; store the total to
+             outbox[buffer, j, b] or, for the own node, which is the last, to inbox[buffer, i, b]
+          4. put the chunk to inbox[buffer, i, b] on (j, l), with its signal: the signal follows the data
      and then, for each chunk:
-          5. wait until got[half, j, b, q] is this call, for all j    acquire, also of the network
+          5. wait until inbox_full[buffer, j, b, q] is the epoch, for all j   acquire, also of the network
           6. combine the partial results, in the order of the nodes, and store the result
 
 The order is always the same, and so are the bits: that of the ranks in a node, then that of the nodes.
 
-In each part of step 1 a rank sends to one other and receives from one other. The stages of several nodes
-overlap, and those of chunks: while one is on the network, others are combined and scattered. My own node
-comes last, so that the network has work as soon as possible.
+In each part of step 1, a rank sends to one rank and receives from one. The stages of several nodes overlap,
+and so do those of chunks: while one is on the network, others are combined and scattered. The own node comes
+last, so that the network has work as soon as possible.
 
-One kernel, with a role for each block, and not copy engines on one stream and a kernel for each node on
-another: a chunk is passed on by a signal in memory, not at the end of a copy and the beginning of a kernel,
-some microseconds each; and calls take turns with two halves, for which a graph's copies, whose addresses are
-fixed, would need acknowledgements. It takes few multiprocessors, too: see ``budget``.
+Why one kernel with a role for each block, and not copy engines on one stream and kernels on another? A signal
+in memory passes a chunk on; the end of a copy and the start of a kernel would cost some microseconds each.
+And calls alternate between two buffers; a graph's copies have fixed addresses, so they would need credits.
+The kernel takes few multiprocessors, too: see ``budget``.
 
-No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-Half h of staged, of the outbox and of an inbox is written again two calls with part b later. In the one
-between, who writes it has received the reader's own part b, directly: the ranks of a node send to each other,
-as (i, l) and (j, l) do. The reader sends that in a launch that begins after its launch before has ended, and
-with it all reads of what half h held. That launch could not end before my put was there: so the outbox may be
-written again, although nobody has called quiet, and no two puts with one signal are under way at once. Those
-of neighbouring calls can be, and the network may swap them: hence a signal for each half. out may be my
-segment of x: it is sent to nobody, and read in step 3 by the threads that store the result in step 6.
+No race: the double-buffer lemma (docs/protocols.md), for part b of staged, outbox and inbox. All ranks give
+it the same slot and count its epochs alike, whatever the sizes of the calls. The readers' own parts come
+directly to the writer: the ranks of a node send to each other, and so do (i, l) and (j, l).
 
-No deadlock: blocks (b, 0) wait for nobody; blocks (b, 1) in step 2 for those, in step 5 for steps 4 of other
-nodes, which come before their steps 5; all blocks are resident.
+- The reader's launch could not end before the put to it was there. So the outbox may be written again,
+  although no rank calls quiet, and no two puts with one signal and one buffer are in flight at once.
+- Puts of neighbouring epochs can be in flight at once, and the network may swap them: each buffer has its own
+  signals.
+- out may be the rank's own segment of x: it is sent to no rank. The threads that read it in step 3 store the
+  result in step 6.
+
+No deadlock: blocks (b, 0) wait for no rank. Blocks (b, 1) wait in step 2 for blocks (b, 0), in step 5 for
+step 4 of other nodes, which comes before their step 5. All blocks are co-resident.
 """
 
 import functools
@@ -104,7 +106,7 @@ def budget(compute_capability, multiprocessors, nodes, local_size):
 
 @cuda.jit(device=True)
 def _node(local_size):
-    """-> my node, and which of its ranks I am."""
+    """-> this rank's node, and its number there."""
     node, local = 0, rank()  # no division, which is slow
     while local >= local_size:
         local -= local_size
@@ -113,9 +115,9 @@ def _node(local_size):
 
 
 @cuda.jit(device=True)
-def scatter(x, size, unit, begin, end, chunk, local_size, staged, stride, arrived, call):
+def scatter(x, size, unit, begin, end, chunk, local_size, staged, stride, staged_full, epoch):
     """Step 1 of words begin .. end - 1 of all segments, of `size` elements."""
-    b, half, nodes = cuda.blockIdx.x, call & 1, arrived.shape[1]
+    b, buffer, nodes = cuda.blockIdx.x, epoch & 1, staged_full.shape[1]
     node, local = _node(local_size)
     hops = 1
     while hops <= nodes:
@@ -128,14 +130,14 @@ def scatter(x, size, unit, begin, end, chunk, local_size, staged, stride, arrive
                 k = local + y if local + y < local_size else local + y - local_size
                 first = (j * local_size + k) * size
                 mine = x[first + start * unit : first + min(stop * unit, size)]
-                there = symm_at(staged[half, j, b], node * local_size + k)
+                there = symm_at(staged[buffer, j, b], node * local_size + k)
                 copy_block(there[(local * stride + start - begin) * unit :], mine)
                 y += 1
             cuda.syncthreads()
             y = 1 + cuda.threadIdx.x
             while y < local_size:
                 k = local + y if local + y < local_size else local + y - local_size
-                notify(arrived[local, j, b, q:], node * local_size + k, call, "set", "sys")
+                notify(staged_full[local, j, b, q:], node * local_size + k, epoch, "set", "sys")
                 y += cuda.blockDim.x
             q += 1
             start = stop
@@ -149,10 +151,23 @@ def _combining(op, dtype):
 
     @cuda.jit(device=True)
     def combine(
-        x, out, unit, begin, end, chunk, local_size, staged, stride, arrived, outbox, inbox, got, call
+        x,
+        out,
+        unit,
+        begin,
+        end,
+        chunk,
+        local_size,
+        staged,
+        stride,
+        staged_full,
+        outbox,
+        inbox,
+        inbox_full,
+        epoch,
     ):
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        half, size, nodes = call & 1, out.size, arrived.shape[1]
+        buffer, size, nodes = epoch & 1, out.size, staged_full.shape[1]
         node, local = _node(local_size)
         hops = 1
         while hops <= nodes:
@@ -164,13 +179,13 @@ def _combining(op, dtype):
                 k = t
                 while k < local_size:
                     if k != local:
-                        wait(arrived[k, j, b, q:], 1, "sys", "acquire", call)
+                        wait(staged_full[k, j, b, q:], 1, "sys", "acquire", epoch)
                     k += threads
                 cuda.syncthreads()
                 mine = x[to * size + start * unit : to * size + min(stop * unit, size)]
-                rows, at, length = staged[half, j, b], start - begin, stop - start
+                rows, at, length = staged[buffer, j, b], start - begin, stop - start
                 box = outbox if j != node else inbox
-                row = box[half, j, b, width * at : width * (at + length)]
+                row = box[buffer, j, b, width * at : width * (at + length)]
                 i = t
                 while i + 3 * threads < length:
                     words = four(mine, rows, at, stride, local, local_size, i, threads)
@@ -183,8 +198,8 @@ def _combining(op, dtype):
                     store(row, i, length, one(mine, rows, at, stride, local, local_size, i))
                     i += threads
                 if j != node:  # the put begins with a barrier of the block
-                    there = inbox[half, node, b, width * at : width * (at + length)]
-                    put_signal_nbi_block(there, row, got[half, node, b, q:], call, SET, to)
+                    there = inbox[buffer, node, b, width * at : width * (at + length)]
+                    put_signal_nbi_block(there, row, inbox_full[buffer, node, b, q:], epoch, SET, to)
                 q += 1
                 start = stop
             hops += 1
@@ -219,9 +234,9 @@ def _finishing(op, dtype):
     finished = word_of_floats if width == 2 else word
 
     @cuda.jit(device=True)
-    def finish(out, begin, end, chunk, local_size, inbox, got, call):
+    def finish(out, begin, end, chunk, local_size, inbox, inbox_full, epoch):
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        half, n, nodes = call & 1, num_ranks(), got.shape[1]
+        buffer, n, nodes = epoch & 1, num_ranks(), inbox_full.shape[1]
         node, _ = _node(local_size)
         q, start = 0, begin
         while start < end:
@@ -230,12 +245,12 @@ def _finishing(op, dtype):
                 j = 0
                 while j < nodes:
                     if j != node:
-                        signal_wait_until(got[half, j, b, q:], GE, call)
+                        signal_wait_until(inbox_full[buffer, j, b, q:], GE, epoch)
                     j += 1
             cuda.syncthreads()
             i, at, length = t, width * (start - begin), stop - start
             while i < length:
-                store_word(out, start + i, finished(inbox[half], b, at + i, length, n))
+                store_word(out, start + i, finished(inbox[buffer], b, at + i, length, n))
                 i += threads
             q += 1
             start = stop
@@ -250,7 +265,7 @@ def push_2d_kernel(op, dtype):
 
     @cuda.jit(max_registers=128)  # of 512 threads; only where words are bytes some are spilled
     def push_reduce_scatter_2d(
-        x, out, unit, part, chunk, local_size, staged, stride, arrived, outbox, inbox, got, calls
+        x, out, unit, part, chunk, local_size, staged, stride, staged_full, outbox, inbox, inbox_full, epochs
     ):
         """Combine the segments of this rank, of the `x` of all ranks, in `out`.
 
@@ -262,24 +277,24 @@ def push_2d_kernel(op, dtype):
         local_size     ranks of a node, which are consecutive
         staged         as x, (2, nodes, parts at most, local_size * words of a part at most), symmetric
         stride         words of a part at most
-        arrived        uint64 (local_size, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
+        staged_full    uint64 (local_size, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
         outbox, inbox  uint64 (2, nodes, parts at most, words of a part at most; twice as many for float16 and
                        bfloat16), symmetric
-        got            uint64 (2, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
-        calls          uint64 (2, parts at most), zeros at first
+        inbox_full     uint64 (2, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
+        epochs         uint64 (2, parts at most), zeros at first
         grid           (parts, 2), as the blocks are; any number of threads
         """
         b, role = cuda.blockIdx.x, cuda.blockIdx.y
         begin, end = b * part, min((b + 1) * part, n_words(out))
-        call = calls[role, b] + 1
+        epoch = epochs[role, b] + 1
         if role == 0:
-            scatter(x, out.size, unit, begin, end, chunk, local_size, staged, stride, arrived, call)
+            scatter(x, out.size, unit, begin, end, chunk, local_size, staged, stride, staged_full, epoch)
         else:
-            of_node = local_size, staged, stride, arrived
-            combine(x, out, unit, begin, end, chunk, *of_node, outbox, inbox, got, call)
-            finish(out, begin, end, chunk, local_size, inbox, got, call)
+            of_node = local_size, staged, stride, staged_full
+            combine(x, out, unit, begin, end, chunk, *of_node, outbox, inbox, inbox_full, epoch)
+            finish(out, begin, end, chunk, local_size, inbox, inbox_full, epoch)
         if cuda.threadIdx.x == 0:  # after a barrier, at least: all threads have read the counter
-            calls[role, b] = call
+            epochs[role, b] = epoch
 
     return push_reduce_scatter_2d
 
@@ -300,17 +315,17 @@ class Push2D(Method):
         self.staged = self.empty((2, *of_parts, local_size * self.room), "uint64", f"{name}.staged")
         self.outbox = self.empty((2, *of_parts, 2 * self.room), "uint64", f"{name}.outbox")
         self.inbox = self.empty((2, *of_parts, 2 * self.room), "uint64", f"{name}.inbox")
-        self.arrived = self.zeros((local_size, *of_parts, MAX_CHUNKS), "uint64", f"{name}.arrived")
-        self.got = self.zeros((2, *of_parts, MAX_CHUNKS), "uint64", f"{name}.got")
-        self.calls = world.xp.zeros((2, self.parts), "uint64")
+        self.staged_full = self.zeros((local_size, *of_parts, MAX_CHUNKS), "uint64", f"{name}.staged_full")
+        self.inbox_full = self.zeros((2, *of_parts, MAX_CHUNKS), "uint64", f"{name}.inbox_full")
+        self.epochs = world.xp.zeros((2, self.parts), "uint64")
 
     def bind(self, x, out, in_place, dtype):
         words = -(-out.nbytes // 8)
         part = -(-words // min(self.parts, -(-8 * words // PART))) + 15 & -16
         chunk = max(CHUNK // 8, -(-part // MAX_CHUNKS)) + 15 & -16
         args = x, out, 8 // x.itemsize, part, chunk, self.world.local_size
-        args += self.staged.view(x.dtype), self.room, self.arrived
-        args += self.outbox, self.inbox, self.got, self.calls
+        args += self.staged.view(x.dtype), self.room, self.staged_full
+        args += self.outbox, self.inbox, self.inbox_full, self.epochs
         kernel = push_2d_kernel(self.op, dtype.name)
         return self.launch(kernel, (-(-words // part), 2), *args)
 
