@@ -282,7 +282,7 @@ def few_calls(calls):
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", ["ddd", "dccc"])
 def test_right_in_every_schedule(monkeypatch, calls):
-    """The last call uses the half of the one before the one before it again."""
+    """The last call reuses the buffer of two calls before."""
     monkeypatch.setattr(EmulatorBackend, "multiprocessors", 1)
     found = sk.emu.explore(few_calls, 2, (calls,), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
@@ -305,7 +305,7 @@ def test_right_in_every_schedule(monkeypatch, calls):
         ((1 << 16, 16, 1 << 16, 2), "n_experts is 65536; it must be 1 to 1024"),
         (
             (1 << 16, 1 << 20, 4, 2, "float32"),
-            "hidden=1048576 and n_scales=0 take 2290876416 lines, of 480 bytes",
+            "hidden=1048576 and n_scales=0 take 2290876416 slots, of 480 bytes",
         ),
         (("8", 16, 4, 2), "max_tokens is '8'; it must be an integer"),
         (lambda rank: (8 + rank, 16, 4, 2), "rank 0 gives max_tokens=8, rank 1 gives max_tokens=9"),

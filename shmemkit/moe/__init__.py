@@ -1,10 +1,10 @@
-"""Expert parallelism: the experts of a mixture-of-experts layer are spread over the ranks, and the tokens go
-to theirs and come back.
+"""Expert parallelism: the ranks share the experts of a mixture-of-experts layer. Tokens travel to their
+experts and back.
 
-  dispatch   each token's row to the ranks of its experts, once to each, and there to the experts
-  combine    the experts' rows back, added up on the way, with weights
+  dispatch   sends each token's row to the ranks of its experts, once to each, and there to the experts
+  combine    returns the experts' rows, and adds them up on the way, with weights
 
-A file each, which says how it works: made for few tokens, whose latency counts.
+Each has a file, which explains it. Both are made for few tokens, where latency counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Received(NamedTuple):
     PyTorch tensor, tensors of the same memory.
 
     rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are those of local expert e,
-            by rank and token; what is behind them is undefined
+            by rank and token; what follows them is undefined
     counts  int32 (n_local_experts,), on the GPU
     scales  float32 (n_local_experts, n_ranks * max_tokens, n_scales), of the same rows; None without scales
     """
@@ -82,11 +82,12 @@ class ExpertParallel:
         out = ep.combine(y)
 
     Calls are enqueued, on any stream, also in graphs, in the same order on all ranks. The host waits for
-    nothing, and never knows how many tokens go where. ``combine`` is for the last ``dispatch`` before it: the
-    next dispatch overwrites what one leaves in the object. For two batches at a time, take two objects: what
-    the experts do may go on beside the other's calls. These, and those of all collectives, run one after
-    another, in the order in which the host makes them, the same on all ranks, whatever their streams: a
-    kernel waits for those of the other ranks, and keeps up to half of each multiprocessor meanwhile.
+    nothing, and never knows how many tokens go where. ``combine`` belongs to the last ``dispatch`` before it:
+    the next dispatch overwrites what it left in the object. For two batches at a time, take two objects:
+    the experts of one may compute while the other dispatches or combines. All these calls, and those of all
+    collectives, run one after another, in the order in which the host makes them, the same on all ranks,
+    whatever their streams. A kernel waits for those of the other ranks, and keeps up to half of each
+    multiprocessor meanwhile.
 
     received, n_local_experts, and capacity, the rows that each has room for, may be read.
 
@@ -297,7 +298,7 @@ class ExpertParallel:
 
 
 def _pieces(rows):
-    """They as words of 16 bytes, 1-D."""
+    """-> `rows` as words of 16 bytes, 1-D."""
     return rows.reshape(-1).view("uint8").view("complex128")
 
 
@@ -342,7 +343,7 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
     if units >= MAX_UNITS:
         raise ValueError(
             f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden} and n_scales={n_scales} take {units} "
-            f"lines, of {TILE_BYTES} bytes of a row or of two scales; it must be less than {MAX_UNITS}"
+            f"slots, of {TILE_BYTES} bytes of a row or of two scales; it must be less than {MAX_UNITS}"
         )
     max_tokens, hidden, n_experts, top_k = map(int, (max_tokens, hidden, n_experts, top_k))
     return Sizes(max_tokens, hidden, n_experts, top_k, dtype, moved, int(n_scales), n_experts // n_ranks)

@@ -1,39 +1,39 @@
-"""Combine: the experts' rows go back to the tokens' ranks, which add them up. One kernel.
+"""Combine: the experts' rows go back to the ranks of the tokens, which add them up. One kernel.
 
-Experts   those of the last dispatch (``dispatch.py``), which has left how many tokens each rank has, where
-          their rows are here and their weights, and the ranks of my tokens' experts
-Rows      lines[half, k, t], on every rank: what the experts of rank k have for token t here, as tiles of
-          LL128: the sum of their rows times their weights, in the order of the token's experts, in float32,
-          rounded to the dtype. Written by rank k only, over NVLink
-Met       met[half, k], on every rank: a unit of LL without data, which says that rank k has come to this
-          call. Written by rank k only
-Counters  calls[b], local: how many calls block b has taken part in, the same for all blocks; it gives the
-          flag, and the half. In device memory, so that a replayed graph counts on
+Experts   those of the last dispatch (``dispatch.py``). It has left the number of tokens of each rank, the
+          routes and weights of their rows here, and the owners of this rank's tokens' experts
+Rows      slots[buffer, k, t], on every rank: what the experts of rank k have for token t here, as tiles of
+          LL128. It is the sum of their rows times their weights, in the order of the token's experts, in
+          float32, rounded to the dtype. Written by rank k only, over NVLink
+Barrier   barrier[buffer, k], on every rank: a unit of LL without data, which says that rank k has begun the
+          epoch. Written by rank k only
+Epochs    epochs[b], local: of block b, the same for all blocks; the epoch is the flag, and selects the
+          buffer. Device-resident, so graph-safe
 
-Blocks of two kinds work at the same time; on each rank there may be as many as it likes:
+Blocks of two kinds work at the same time; each rank may have as many as it likes:
 
   those that send:
-          1. one of them: store to met[half, me] on all other ranks
+          1. one of them: store to barrier[buffer, me] on all other ranks
           2. for each token of all ranks, these in turn, that has experts here, a warp for the tiles w, w +
-             warps, ...: add up the experts' rows, and store the sum to lines[half, me, t] on the token's
-             rank, with the flag: on this one, too
+             warps, ...: add up the experts' rows, and store the sum to slots[buffer, me, t] on the token's
+             rank, with the flag, also if it is this rank
   those that receive:
-          3. for each tile of each of my tokens, a warp: poll it in lines[half, k, t] of the ranks k that have
-             experts of the token, add up, in the order of the ranks, in float32, and store the result,
+          3. for each tile of each of the rank's tokens, a warp: poll it in slots[buffer, k, t] of the ranks k
+             that have experts of the token; add up, in the order of the ranks, in float32; store the result,
              rounded, to `out`; zeros where there are none
-          4. one of them: poll met[half, k] of all other ranks
+          4. one of them: poll barrier[buffer, k] of all other ranks
 
-One row comes back from a rank, not one for each expert: for a token with 8 experts on 4 ranks, half of the
-bytes. It costs a rounding, of what a rank adds up; the result is rounded, too. A token's result depends on no
-other token, nor on the rank that it comes from; the bits are the same in every run.
+A rank returns one row, not one for each expert: for a token with 8 experts on 4 ranks, half of the bytes. The
+cost is one more rounding, of each rank's sum. A token's result depends on no other token and not on its rank;
+the bits are the same in every run.
 
-No race, although nobody acknowledges: I write half h on rank k again two calls later. In the call between,
-step 4 has found that rank k has come to it, which it says when its launches before have ended (after
-griddepcontrol_wait), and have read what half h held. For this, each rank says so to each, also where it has
-nothing to send; so it matters to nobody that `combine` may be called several times after a dispatch. No
-deadlock: those that send wait for nothing; all blocks are resident. That the next launch begins early (PDL)
-changes neither, as in ``dispatch.py``. out may be where x was, but not where y is: other blocks may still
-read that.
+No race, without credits: the double-buffer lemma (docs/protocols.md). Here the packet of the epoch between is
+the barrier of step 4, which a rank sends after its previous launch has ended (after griddepcontrol_wait).
+Each rank sends it to each other, even without rows; so `combine` may run several times after one dispatch.
+out may be where x was, but not where y is: other blocks may still read y.
+
+No deadlock: blocks that send wait for no rank; all blocks are co-resident. The early start of the next launch
+(PDL) changes neither, as in ``dispatch.py``.
 """
 
 import functools
@@ -68,15 +68,15 @@ SENDING = 0.66  # of the blocks
 def _four(pair):
     """Two words of a tile as those of ``Weighted``."""
     low, high = pair
-    half = uint64(32)
-    return uint32(low), uint32(low >> half), uint32(high), uint32(high >> half)
+    shift = uint64(32)
+    return uint32(low), uint32(low >> shift), uint32(high), uint32(high >> shift)
 
 
 @cuda.jit(device=True)
 def _two(words):
-    """The inverse."""
-    half = uint64(32)
-    return uint64(words[1]) << half | uint64(words[0]), uint64(words[3]) << half | uint64(words[2])
+    """The inverse of ``_four``."""
+    shift = uint64(32)
+    return uint64(words[1]) << shift | uint64(words[0]), uint64(words[3]) << shift | uint64(words[2])
 
 
 @cuda.jit(device=True)
@@ -94,19 +94,19 @@ def combine_kernel(dtype):
     zero, add, result = weighted_sum(dtype)
 
     @cuda.jit(device=True)
-    def send(first, k, call, place, share, y, words, tiles, lines):
-        """Step 2, of a token of rank `k`: lane j has the place of the j-th expert's row and its weight; two
-        tiles of two rows at once."""
+    def send(first, k, epoch, route, share, y, words, tiles, slots):
+        """Step 2, of a token of rank `k`: lane j has the `route` to the j-th expert's row, and its weight;
+        two tiles of two rows at once."""
         w, warps = int32(cuda.threadIdx.x >> 5), int32(cuda.blockDim.x >> 5)
-        here = uint32(cuda.ballot_sync(ALL, place >= 0))
+        here = uint32(cuda.ballot_sync(ALL, route >= 0))
         while here and w < tiles:
             total0, total1, left, w1 = zero(), zero(), here, int32(w + warps)
             while left:
                 j0 = cuda.ffs(left) - 1
                 left = without_first(left)
                 j1 = cuda.ffs(left) - 1 if left else j0
-                row0 = span(y, cuda.shfl_sync(ALL, place, j0) * words, words)
-                row1 = span(y, cuda.shfl_sync(ALL, place, j1) * words, words)
+                row0 = span(y, cuda.shfl_sync(ALL, route, j0) * words, words)
+                row1 = span(y, cuda.shfl_sync(ALL, route, j1) * words, words)
                 share0, share1 = cuda.shfl_sync(ALL, share, j0), cuda.shfl_sync(ALL, share, j1)
                 a0, a1 = load_tile(row0, w), load_tile(row0, w1)
                 b0, b1 = load_tile(row1, w), load_tile(row1, w1)
@@ -114,27 +114,27 @@ def combine_kernel(dtype):
                 if left:
                     total0, total1 = add(total0, _four(b0), share1), add(total1, _four(b1), share1)
                     left = without_first(left)
-            ll128_store_tile(lines, int32(first + w), _two(result(total0)), call, k)
+            ll128_store_tile(slots, int32(first + w), _two(result(total0)), epoch, k)
             if w1 < tiles:
-                ll128_store_tile(lines, int32(first + w1), _two(result(total1)), call, k)
+                ll128_store_tile(slots, int32(first + w1), _two(result(total1)), epoch, k)
             w = int32(w1 + warps)
 
     @cuda.jit(device=True)
-    def receive(t, w, call, owner, max_tokens, tiles, lines):
-        """Step 3 -> my words of tile `w` of token `t`, of whose j-th expert lane j has the owner; four ranks
-        at once."""
-        half, total, k, n = call & 1, zero(), _next_of(owner, 0), num_ranks()
+    def receive(t, w, epoch, owner, max_tokens, tiles, slots):
+        """Step 3 -> this lane's words of tile `w` of token `t`; lane j has the owner of its j-th expert; four
+        ranks at once."""
+        buffer, total, k, n = epoch & 1, zero(), _next_of(owner, 0), num_ranks()
         while k < n:
             k1 = _next_of(owner, k + 1)
             k2 = _next_of(owner, k1 + 1)
             k3 = _next_of(owner, k2 + 1)
             some = (
-                unit_of(half, k, t, max_tokens, tiles, w),
-                unit_of(half, k1 if k1 < n else k, t, max_tokens, tiles, w),
-                unit_of(half, k2 if k2 < n else k, t, max_tokens, tiles, w),
-                unit_of(half, k3 if k3 < n else k, t, max_tokens, tiles, w),
+                unit_of(buffer, k, t, max_tokens, tiles, w),
+                unit_of(buffer, k1 if k1 < n else k, t, max_tokens, tiles, w),
+                unit_of(buffer, k2 if k2 < n else k, t, max_tokens, tiles, w),
+                unit_of(buffer, k3 if k3 < n else k, t, max_tokens, tiles, w),
             )
-            a, b, c, d = ll128_load_some(lines, some, call)
+            a, b, c, d = ll128_load_some(slots, some, epoch)
             total = add(total, _four(a), float32(1))
             if k1 < n:
                 total = add(total, _four(b), float32(1))
@@ -147,7 +147,7 @@ def combine_kernel(dtype):
 
     @cuda.jit(max_registers=64)  # see THREADS
     def expert_combine(
-        y, out, words, tiles, parts, senders, tokens, routes, shares, owners, lines, met, calls
+        y, out, words, tiles, chunks, senders, tokens, routes, shares, owners, slots, barrier, epochs
     ):
         """Add up the rows of the experts for each token.
 
@@ -155,27 +155,27 @@ def combine_kernel(dtype):
         out      complex128 (tokens * words,)
         words    of 16 bytes, in a row
         tiles    of 480 bytes, in a row, the last one perhaps not full
-        parts    of a row, each a tile for each warp
+        chunks   of a row, each a tile for each warp
         senders  how many blocks send; the others receive, one at least
         tokens   int32 (n_ranks,), as ``expert_dispatch`` leaves them, like the next ones
         routes   int32 (n_ranks, max_tokens, top_k)
         shares   float32, likewise
         owners   int32 (max_tokens, top_k)
-        lines    uint64 (2 * n_ranks * max_tokens * tiles * 64,), symmetric, zeros at first
-        met      uint64 (2 * n_ranks * 2,), likewise
-        calls    uint32 (blocks,), zeros at first
+        slots    uint64 (2 * n_ranks * max_tokens * tiles * 64,), symmetric, zeros at first
+        barrier  uint64 (2 * n_ranks * 2,), likewise
+        epochs   uint32 (blocks,), zeros at first
         grid     the same number of blocks always, one-dimensional, as the blocks are, of whole warps
         """
         b, i, threads, lane = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, cuda.laneid
         n, max_tokens, top_k = num_ranks(), int32(routes.shape[1]), int32(routes.shape[2])
-        words, tiles, parts, senders = int32(words), int32(tiles), int32(parts), int32(senders)
+        words, tiles, chunks, senders = int32(words), int32(tiles), int32(chunks), int32(senders)
         griddepcontrol_wait()
-        call = calls[b] + 1
-        half = call & 1
+        epoch = epochs[b] + 1
+        buffer = epoch & 1
         if b < senders:
             distance = i + 1
             while b == 0 and distance < n:  # 1
-                ll_store(symm_at(met, peer_at(distance)), half * n + rank(), 0, call)
+                ll_store(symm_at(barrier, peer_at(distance)), buffer * n + rank(), 0, epoch)
                 distance += threads
             most, k = int32(0), 0
             while k < n:
@@ -186,35 +186,35 @@ def combine_kernel(dtype):
             while t < most:  # 2
                 k = peer_at(distance + 1)
                 if t < tokens[k]:
-                    place, share = int32(NONE), float32(0)
+                    route, share = int32(NONE), float32(0)
                     if lane < top_k:
-                        place, share = routes[k, t, lane], shares[k, t, lane]
-                    first = unit_of(half, rank(), t, max_tokens, tiles, 0)
-                    send(first, k, call, place, share, y, words, tiles, lines)
+                        route, share = routes[k, t, lane], shares[k, t, lane]
+                    first = unit_of(buffer, rank(), t, max_tokens, tiles, 0)
+                    send(first, k, epoch, route, share, y, words, tiles, slots)
                 t, distance = int32(t + more), int32(distance + ranks)
                 if distance >= n:
                     t, distance = int32(t + 1), int32(distance - n)
         else:
             r, step, known = int32(b - senders), int32(cuda.gridDim.x - senders), tokens[rank()]
-            t, part = divided(r, parts)
-            more, further = divided(step, parts)
+            t, chunk = divided(r, chunks)
+            more, further = divided(step, chunks)
             while t * words < out.size:  # 3
-                w = int32(part * (threads >> 5) + (i >> 5))
+                w = int32(chunk * (threads >> 5) + (i >> 5))
                 if w < tiles:
                     owner = owners[t, lane] if lane < top_k and t < known else int32(NONE)
-                    result_words = receive(t, w, call, owner, max_tokens, tiles, lines)
+                    result_words = receive(t, w, epoch, owner, max_tokens, tiles, slots)
                     store_tile(span(out, t * words, words), w, result_words)
-                t, part = int32(t + more), int32(part + further)
-                if part >= parts:
-                    t, part = int32(t + 1), int32(part - parts)
+                t, chunk = int32(t + more), int32(chunk + further)
+                if chunk >= chunks:
+                    t, chunk = int32(t + 1), int32(chunk - chunks)
             distance = i + 1
             while r == 0 and distance < n:  # 4
-                ll_load(met, half * n + peer_at(distance), call)
+                ll_load(barrier, buffer * n + peer_at(distance), epoch)
                 distance += threads
         cuda.syncthreads()
         griddepcontrol_launch_dependents()
         if i == 0:
-            calls[b] = call
+            epochs[b] = epoch
 
     return expert_combine
 
@@ -228,14 +228,14 @@ class Combine(Method):
         world, n, most = self.world, self.world.n_ranks, sizes.max_tokens
         row = sizes.hidden * sizes.dtype.itemsize
         words, tiles = row // 16, -(-row // TILE_BYTES)
-        parts = -(-tiles // (self.threads // 32))
-        senders, self.blocks = divide_blocks(world, SENDING, n * most, parts * most)
-        self.kernel, self.sizes = combine_kernel(sizes.dtype.name), (words, tiles, parts, senders)
+        chunks = -(-tiles // (self.threads // 32))
+        senders, self.blocks = divide_blocks(world, SENDING, n * most, chunks * most)
+        self.kernel, self.sizes = combine_kernel(sizes.dtype.name), (words, tiles, chunks, senders)
         name = "expert_parallel.combine"
-        lines = self.zeros((2 * n * most * tiles * TILE_WORDS,), "uint64", f"{name}.rows")
-        met = self.zeros((2 * n * 2,), "uint64", f"{name}.met")
+        slots = self.zeros((2 * n * most * tiles * TILE_WORDS,), "uint64", f"{name}.rows")
+        barrier = self.zeros((2 * n * 2,), "uint64", f"{name}.barrier")
         left = source.tokens, source.routes, source.shares.view("float32"), source.owners
-        self.rest = *left, lines, met, world.xp.zeros(self.blocks, "uint32")
+        self.rest = *left, slots, barrier, world.xp.zeros(self.blocks, "uint32")
         nothing = world.xp.empty(0, "complex128")
         self.bind(nothing, nothing)
 

@@ -1,46 +1,49 @@
-"""Dispatch: each token's row goes to the ranks of its experts, and there to each of them. One kernel.
+"""Dispatch: each token's row goes to the ranks of its experts, and there to each of these experts. One
+kernel.
 
-Experts   rank r has the experts r * n_local .. (r + 1) * n_local - 1. A token has top_k of them; a number
-          that is no expert's, as -1, is none. Where a rank has several of a token's experts, the row goes
-          there once
-Rows      row_lines[half, k, t], on every rank: the row of token t of rank k, as tiles of LL128
-          (``device.packets.ll128_tiles``), which say themselves that they have arrived; scale_lines[half, k,
-          t]: its scales, two to a unit of LL (``device.packets.ll``). Written by rank k only, over NVLink
-Headers   headers[half, k, t], and count_lines[half, k], on every rank: what rank k has to say about its
-          tokens (``expert_counts.py``), also by LL. Written by rank k only
-Counters  calls[b], local: how many calls block b has taken part in, the same for all blocks; it gives the
-          flag of lines and units, and the half. In device memory, so that a replayed graph counts on
+Experts   rank r has the experts r * n_local .. (r + 1) * n_local - 1. A token has top_k of them. A number
+          that is no expert's, as -1, is none. Where a rank has several of a token's experts, it receives the
+          row once
+Rows      row_slots[buffer, k, t], on every rank: the row of token t of rank k, as tiles of LL128, whose
+          packets carry flags (``device.packets.ll128_tiles``). scale_slots[buffer, k, t]: its scales, two to
+          a unit of LL (``device.packets.ll``). Written by rank k only, over NVLink
+Headers   headers[buffer, k, t] and count_slots[buffer, k], on every rank: what rank k says about its tokens
+          (``expert_counts.py``), also by LL. Written by rank k only
+Epochs    epochs[b], local: of block b, the same for all blocks; the epoch is the flag, and selects the
+          buffer. Device-resident, so graph-safe
 
-Blocks of two kinds work at the same time, so that rows are placed while others are under way; on each rank
-there may be as many as it likes:
+Blocks of two kinds work at the same time, so rows are stored while others are on the way. Each rank may have
+as many blocks as it likes:
 
-  those that send, a token after the other, a warp for its tiles w, w + warps, ...:
-          1. load the tiles; store them to row_lines[half, me, t] of each other rank that has experts of the
+  those that send, one token after another, a warp for its tiles w, w + warps, ...:
+          1. load the tiles; store them to row_slots[buffer, me, t] of each other rank that has experts of the
              token, with the flag; likewise the scales
   those that receive:
-          2. count how many of my tokens go to which expert; store the headers of my tokens to all ranks, mine
-             too, and to each other rank the counts of its experts, and how many tokens there are
-          3. poll the counts and numbers of tokens of all other ranks, and add up what comes before each; one
-             block writes the sums of each expert to `counts`
+          2. count the rank's tokens of each expert; store the headers of its tokens to all ranks, also to
+             itself, and to each other rank the counts of that rank's experts, and the number of tokens
+          3. poll the counts and numbers of tokens of all other ranks, and add up the counts before each rank;
+             one block writes the sums of each expert to `counts`
           4. for each token of all ranks, these in turn: poll the header, which gives the rows of the experts
-             here; if there are some, a warp for the tiles w, w + warps, ...: poll them, or if it is my token
-             load them from x, and store them to all these rows; likewise the scales
+             here; if there are any, a warp for the tiles w, w + warps, ...: poll them, or load them from x if
+             the token is this rank's, and store them to all these rows; likewise the scales
 
-The row of token t of rank k lies behind those that the ranks before k send to the expert (from the counts)
-and those of k's tokens before t (from the header): so all rows of an expert lie one after another, by rank
-and token, the same in every run. What ``combine.py`` needs stays in local arrays: tokens[k], how many rank k
-has; routes[k, t, j], the row, of all experts, that the j-th expert has for token t of rank k, or -1 if it is
-not here; shares[k, t, j], its weight; owners[t, j], the rank of the j-th expert of my token t, or -1.
+The row of token t of rank k follows those that the ranks before k send to the expert (from the counts), and
+those of k's tokens before t (from the header). So the rows of an expert are contiguous, by rank and token,
+the same in every run. Local arrays keep what ``combine.py`` needs: tokens[k], the number of tokens of rank k;
+routes[k, t, j], the row, of all experts, that the j-th expert has for token t of rank k, or -1 if that expert
+is not here; shares[k, t, j], its weight; owners[t, j], the rank of the j-th expert of this rank's token t, or
+-1.
 
-No race, although nobody acknowledges: I write half h of anything on rank k again two calls later. In the
-launch between, my blocks that receive have had rank k's counts, which it sends when its launch before has
-ended (after griddepcontrol_wait), and had read what half h held. For this, each rank sends counts to each
-other, also those of no tokens. routes and the others are read by later launches of this rank only.
+No race, without credits: the double-buffer lemma (docs/protocols.md). The packet of the epoch between is rank
+k's counts, which it sends after its previous launch has ended (after griddepcontrol_wait). Each rank sends
+counts to each other, even if it has no tokens. Only later launches of this rank read routes and the other
+local arrays.
 
-No deadlock: steps 1 and 2, all that others wait for, wait for nothing; all blocks are resident. That the next
-launch begins early (PDL) changes neither: its blocks come when all of this one have waited for all that they
-need, and touch nothing until these have ended. So an object keeps at most half of each multiprocessor, BLOCKS
-of THREADS with 64 registers, while it waits for other ranks, and so two objects fit at once.
+No deadlock: steps 1 and 2 send all that other ranks wait for, and wait for no rank; all blocks are
+co-resident. The early start of the next launch (PDL) changes neither: its blocks start after all blocks of
+this launch have ended their waits, and access no memory before this launch has ended. An object keeps at most
+half of each multiprocessor while it waits for other ranks: BLOCKS of THREADS with 64 registers. So two
+objects fit at once.
 """
 
 from numba import cuda, int32, types, uint32, uint64
@@ -93,8 +96,8 @@ def _pair(scales, t, q):
 
 @cuda.jit(device=True)
 def _load_row(row, w, warps):
-    """My words of the tiles w, w + warps, ... of a row; four loads at once. What is beyond the end is
-    undefined."""
+    """This lane's words of the tiles w, w + warps, ... of a row; four loads at once. What is beyond the end
+    is undefined."""
     return (
         load_tile(row, w),
         load_tile(row, w + warps),
@@ -104,11 +107,11 @@ def _load_row(row, w, warps):
 
 
 @cuda.jit(device=True)
-def _send(s, step, call, x, experts, scales, words, tiles, shape, row_lines, scale_lines, owners):
+def _send(s, step, epoch, x, experts, scales, words, tiles, shape, row_slots, scale_slots, owners):
     """Step 1, of the tokens s, s + step, ..."""
     max_tokens, n_experts, reciprocal = shape
     tokens, top_k = experts.shape
-    half, me, n, i = call & 1, rank(), num_ranks(), cuda.threadIdx.x
+    buffer, me, n, i = epoch & 1, rank(), num_ranks(), cuda.threadIdx.x
     warp, warps, lane = int32(i >> 5), int32(cuda.blockDim.x >> 5), cuda.laneid
     pairs = (scales.shape[1] + 1) >> 1
     t = int32(s)
@@ -118,17 +121,17 @@ def _send(s, step, call, x, experts, scales, words, tiles, shape, row_lines, sca
         if lane < top_k:
             owner = owner_of(experts[t, lane], n_experts, reciprocal)
         while w < tiles:
-            at, y = unit_of(half, me, t, max_tokens, tiles, w), int32(1)
+            at, y = unit_of(buffer, me, t, max_tokens, tiles, w), int32(1)
             while y < n:
                 k = peer_at(y)
                 if cuda.any_sync(ALL, owner == k):
-                    ll128_store_tile(row_lines, at, a, call, k)
+                    ll128_store_tile(row_slots, at, a, epoch, k)
                     if int32(w + warps) < tiles:
-                        ll128_store_tile(row_lines, int32(at + warps), b, call, k)
+                        ll128_store_tile(row_slots, int32(at + warps), b, epoch, k)
                     if int32(w + 2 * warps) < tiles:
-                        ll128_store_tile(row_lines, int32(at + 2 * warps), c, call, k)
+                        ll128_store_tile(row_slots, int32(at + 2 * warps), c, epoch, k)
                     if int32(w + 3 * warps) < tiles:
-                        ll128_store_tile(row_lines, int32(at + 3 * warps), d, call, k)
+                        ll128_store_tile(row_slots, int32(at + 3 * warps), d, epoch, k)
                 y = int32(y + 1)
             w = int32(w + 4 * warps)
             if w < tiles:
@@ -139,35 +142,35 @@ def _send(s, step, call, x, experts, scales, words, tiles, shape, row_lines, sca
         while y < n and pairs:
             k = peer_at(y)
             if cuda.any_sync(ALL, owner == k):
-                q, there = i, symm_at(scale_lines, k)
+                q, there = i, symm_at(scale_slots, k)
                 while q < pairs:
-                    unit = unit_of(half, me, t, max_tokens, pairs, q)
-                    ll_store(there, unit, _pair(scales, t, q), call)
+                    unit = unit_of(buffer, me, t, max_tokens, pairs, q)
+                    ll_store(there, unit, _pair(scales, t, q), epoch)
                     q += cuda.blockDim.x
             y += 1
         t = int32(t + step)
 
 
 @cuda.jit(device=True)
-def _place(code, k, came, n_local, capacity):
+def _route(code, k, offsets, n_local, capacity):
     """The row, of all experts, of a token of rank k with this code, or NONE."""
     local, row = int32((code >> 16) - rank() * n_local), code & 0xFFFF
     if code < 0 or local < 0 or local >= n_local:
         return int32(NONE)
-    row += came[uint32(k * stride_of(n_local) + local)]
+    row += offsets[uint32(k * stride_of(n_local) + local)]
     # When the time of a wait is up (docs/timeouts.md), the counts may be anything.
     return int32(local * capacity + row) if 0 <= row and row < capacity else int32(NONE)
 
 
 @cuda.jit(device=True)
 def _receive(
-    k, t, call, here, place, x, scales, rows, row_scales, words, tiles, shape, row_lines, scale_lines
+    k, t, epoch, here, route, x, scales, rows, row_scales, words, tiles, shape, row_slots, scale_slots
 ):
-    """Step 4, of a token of rank `k`: bit j of `here` says that the j-th expert is, and `place` of lane j
-    which row it has for the token."""
+    """Step 4, of a token of rank `k`: bit j of `here` says that the j-th expert is here; `route` of lane j,
+    which row that has for the token."""
     max_tokens, _, _ = shape
-    half, warp, warps = call & 1, int32(cuda.threadIdx.x >> 5), int32(cuda.blockDim.x >> 5)
-    first, w = unit_of(half, k, t, max_tokens, tiles, 0), warp
+    buffer, warp, warps = epoch & 1, int32(cuda.threadIdx.x >> 5), int32(cuda.blockDim.x >> 5)
+    first, w = unit_of(buffer, k, t, max_tokens, tiles, 0), warp
     while w < tiles:
         if k == rank():
             a, b, c, d = _load_row(span(x, t * words, words), w, warps)
@@ -179,10 +182,10 @@ def _receive(
                 min(last, int32(at + 2 * warps)),
                 min(last, int32(at + 3 * warps)),
             )
-            a, b, c, d = ll128_load_some(row_lines, some, call)
+            a, b, c, d = ll128_load_some(row_slots, some, epoch)
         left = here
         while left:
-            row = span(rows, cuda.shfl_sync(ALL, place, cuda.ffs(left) - 1) * words, words)
+            row = span(rows, cuda.shfl_sync(ALL, route, cuda.ffs(left) - 1) * words, words)
             store_tile(row, w, a)
             if int32(w + warps) < tiles:
                 store_tile(row, w + warps, b)
@@ -199,10 +202,10 @@ def _receive(
             if k == rank():
                 value = _pair(scales, t, q)
             else:
-                value = ll_load(scale_lines, unit_of(half, k, t, max_tokens, pairs, q), call)
+                value = ll_load(scale_slots, unit_of(buffer, k, t, max_tokens, pairs, q), epoch)
         left = here
         while left:
-            row = cuda.shfl_sync(ALL, place, cuda.ffs(left) - 1)
+            row = cuda.shfl_sync(ALL, route, cuda.ffs(left) - 1)
             if q < pairs:
                 row_scales[row, 2 * q] = uint32(value)
             if 2 * q + 1 < scales.shape[1]:
@@ -224,11 +227,11 @@ def expert_dispatch(
     tiles,
     reciprocal,
     senders,
-    row_lines,
-    scale_lines,
+    row_slots,
+    scale_slots,
     headers,
-    count_lines,
-    calls,
+    count_slots,
+    epochs,
     tokens,
     routes,
     shares,
@@ -258,49 +261,49 @@ def expert_dispatch(
     owners       int32 (max_tokens, top_k)
     grid         the same number of blocks always, one-dimensional, as the blocks are, of whole warps
     """
-    before, came = cuda.shared.array(MAX_EXPERTS, int32), cuda.shared.array(MOST_COUNTS, int32)
+    before, offsets = cuda.shared.array(MAX_EXPERTS, int32), cuda.shared.array(MOST_COUNTS, int32)
     b, n, n_local = cuda.blockIdx.x, num_ranks(), int32(counts.size)
     max_tokens, top_k, lane = int32(routes.shape[1]), int32(routes.shape[2]), cuda.laneid
     words, tiles, senders = int32(words), int32(tiles), int32(senders)
     capacity, shape = int32(n * max_tokens), (max_tokens, int32(n * n_local), int32(reciprocal))
     griddepcontrol_wait()
-    call = calls[b] + 1
-    half = call & 1
+    epoch = epochs[b] + 1
+    buffer = epoch & 1
     if b < senders:  # 1
         _send(
-            *(b, senders, call, x, experts, scales, words, tiles, shape),
-            *(row_lines, scale_lines, owners),
+            *(b, senders, epoch, x, experts, scales, words, tiles, shape),
+            *(row_slots, scale_slots, owners),
         )
     else:
         r, step = int32(b - senders), int32(cuda.gridDim.x - senders)
         announce(  # 2
-            *(r, step, call, experts, weights, n_local, max_tokens),
-            *(headers, count_lines, before),
+            *(r, step, epoch, experts, weights, n_local, max_tokens),
+            *(headers, count_slots, before),
         )
         gather_counts(  # 3
-            *(r == 0, call, max_tokens, count_lines, before, experts.shape[0], came, counts, tokens)
+            *(r == 0, epoch, max_tokens, count_slots, before, experts.shape[0], offsets, counts, tokens)
         )
         most, k, stride = int32(0), int32(0), stride_of(n_local)
         while k < n:
-            most = max(most, came[uint32(k * stride + n_local)])
+            most = max(most, offsets[uint32(k * stride + n_local)])
             k = int32(k + 1)
         t, y = divided(r, n)
         more, ranks = divided(step, n)
         while t < most:  # 4
             k = peer_at(y)
-            if t < came[uint32(k * stride + n_local)]:
-                place = int32(NONE)
+            if t < offsets[uint32(k * stride + n_local)]:
+                route = int32(NONE)
                 if lane < top_k:
-                    header = ll_load(headers, unit_of(half, k, t, max_tokens, top_k, lane), call)
-                    place = _place(int32(uint32(header)), k, came, n_local, capacity)
+                    header = ll_load(headers, unit_of(buffer, k, t, max_tokens, top_k, lane), epoch)
+                    route = _route(int32(uint32(header)), k, offsets, n_local, capacity)
                     if cuda.threadIdx.x < 32:
-                        routes[k, t, lane] = place
+                        routes[k, t, lane] = route
                         shares[k, t, lane] = int32(uint32(header >> uint64(32)))
-                here = uint32(cuda.ballot_sync(ALL, place >= 0))
+                here = uint32(cuda.ballot_sync(ALL, route >= 0))
                 if here:
                     _receive(
-                        *(k, t, call, here, place, x, scales, rows, row_scales, words, tiles, shape),
-                        *(row_lines, scale_lines),
+                        *(k, t, epoch, here, route, x, scales, rows, row_scales, words, tiles, shape),
+                        *(row_slots, scale_slots),
                     )
             t, y = int32(t + more), int32(y + ranks)
             if y >= n:
@@ -308,7 +311,7 @@ def expert_dispatch(
     cuda.syncthreads()
     griddepcontrol_launch_dependents()
     if cuda.threadIdx.x == 0:
-        calls[b] = call
+        epochs[b] = epoch
 
 
 class Dispatch(Method):
@@ -324,17 +327,17 @@ class Dispatch(Method):
         words, tiles = sizes.row // 16, -(-sizes.row // TILE_BYTES)
         senders, self.blocks = divide_blocks(world, SENDING, most, n * most)
 
-        def lines(name, units):
+        def slots(name, units):
             return self.zeros((2 * n * units,), "uint64", f"expert_parallel.dispatch.{name}")
 
         self.sizes = words, tiles, reciprocal_of(experts), senders
         self.symmetric = (
-            lines("rows", most * tiles * TILE_WORDS),
-            lines("scales", max(1, most * (n_scales + 1 >> 1)) * 2),
-            lines("headers", most * top_k * 2),
-            lines("counts", (experts + 2 & ~1)),
+            slots("rows", most * tiles * TILE_WORDS),
+            slots("scales", max(1, most * (n_scales + 1 >> 1)) * 2),
+            slots("headers", most * top_k * 2),
+            slots("counts", (experts + 2 & ~1)),
         )
-        self.calls = xp.zeros(self.blocks, "uint32")
+        self.epochs = xp.zeros(self.blocks, "uint32")
         self.tokens = xp.zeros(n, "int32")
         self.routes, self.shares = (xp.full((n, most, top_k), NONE, "int32") for _ in range(2))
         self.owners = xp.full((most, top_k), NONE, "int32")
@@ -345,7 +348,7 @@ class Dispatch(Method):
 
     def bind(self, *arrays):
         """x, experts, weights, scales, rows, row_scales, counts"""
-        left = self.calls, self.tokens, self.routes, self.shares, self.owners
+        left = self.epochs, self.tokens, self.routes, self.shares, self.owners
         args = *arrays, *self.sizes, *self.symmetric, *left
         return self.launch(expert_dispatch, self.blocks, *args, pdl=True)
 
@@ -354,7 +357,7 @@ def _array(dtype, ndim):
     return types.Array(dtype, ndim, "C")
 
 
-_lines, _table = _array(types.uint64, 1), _array(types.int32, 2)
+_slots, _table = _array(types.uint64, 1), _array(types.int32, 2)
 GPU_KERNELS = {
     f"expert_dispatch[{experts}]": (
         expert_dispatch,
@@ -362,7 +365,7 @@ GPU_KERNELS = {
             *(_array(types.complex128, 1), _array(experts, 2), _table, _array(types.uint32, 2)),
             *(_array(types.complex128, 1), _array(types.uint32, 2), _array(types.int32, 1)),
             *[types.int64] * 4,
-            *[_lines] * 4,
+            *[_slots] * 4,
             *(_array(types.uint32, 1), _array(types.int32, 1)),
             *(_array(types.int32, 3), _array(types.int32, 3), _table),
         ),

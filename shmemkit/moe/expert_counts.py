@@ -1,11 +1,11 @@
 """How many tokens go to which expert: what dispatch tells the other ranks before they can place the rows.
 
-Headers   for a token and j: (expert << 16 | how many of this rank's tokens before it go there, too), or NONE;
-          and the bits of its weight, in the upper half
+Headers   for a token and j: (expert << 16 | the number of this rank's tokens before it that go there, too),
+          or NONE; and the bits of its weight, in the upper half
 Counts    for a rank: how many of this rank's tokens go to each of its experts, and how many tokens there are,
           two numbers in a unit
 
-Both are units of LL (``shmemkit.device.packets.ll``), 8 bytes that say themselves that they have arrived.
+Both travel as units of LL (``shmemkit.device.packets.ll``): packets of 8 bytes with flags.
 """
 
 from numba import cuda, int32, uint32, uint64
@@ -49,25 +49,25 @@ def _count(experts, first, until, width, n_experts, before):
 
 
 @cuda.jit(device=True)
-def _send_header(t, call, experts, weights, n_experts, max_tokens, headers, before):
-    """The header of token `t`, to all ranks, mine too: a warp for each."""
+def _send_header(t, epoch, experts, weights, n_experts, max_tokens, headers, before):
+    """Send the header of token `t` to all ranks, also to this one: a warp for each."""
     lane, warps, top_k = cuda.laneid, cuda.blockDim.x >> 5, experts.shape[1]
     if lane < top_k:
         code, expert = int32(NONE), experts[t, lane]
         if 0 <= expert and expert < n_experts:
             code = int32(int32(expert) << 16 | before[expert])
         value = uint64(uint32(weights[t, lane])) << uint64(32) | uint64(uint32(code))
-        unit = unit_of(call & 1, rank(), t, max_tokens, top_k, lane)
+        unit = unit_of(epoch & 1, rank(), t, max_tokens, top_k, lane)
         y = cuda.threadIdx.x >> 5
         while y < num_ranks():
-            ll_store(symm_at(headers, peer_at(y)), unit, value, call)
+            ll_store(symm_at(headers, peer_at(y)), unit, value, epoch)
             y += warps
 
 
 @cuda.jit(device=True)
-def announce(r, step, call, experts, weights, n_local, max_tokens, headers, count_lines, before):
-    """Send the headers of my tokens r, r + step, ..., and the counts, if no block has a larger r: one pass
-    over all experts. before[e], in shared memory, is then how many of my tokens go to expert e."""
+def announce(r, step, epoch, experts, weights, n_local, max_tokens, headers, count_slots, before):
+    """Send the headers of this rank's tokens r, r + step, ..., and the counts, if no block has a larger r:
+    one pass over all experts. before[e], in shared memory, then says how many of them go to expert e."""
     i, threads, me, n = cuda.threadIdx.x, cuda.blockDim.x, rank(), num_ranks()
     tokens, top_k = experts.shape
     n_experts, width = n * n_local, 0
@@ -82,21 +82,21 @@ def announce(r, step, call, experts, weights, n_local, max_tokens, headers, coun
     while t < tokens:
         _count(experts, first, t, width, n_experts, before)
         cuda.syncthreads()
-        _send_header(t, call, experts, weights, n_experts, max_tokens, headers, before)
+        _send_header(t, epoch, experts, weights, n_experts, max_tokens, headers, before)
         cuda.syncthreads()
         first, t = t, t + step
     _count(experts, first, tokens, width, n_experts, before)
     cuda.syncthreads()
     if r == step - 1:
-        half, units, k = call & 1, stride_of(n_local) >> 1, i >> 5
+        buffer, units, k = epoch & 1, stride_of(n_local) >> 1, i >> 5
         while k < n:
             u = cuda.laneid
             while k != me and u < units:
                 low = uint64(_number(2 * u, k, n_local, tokens, before))
                 high = uint64(_number(2 * u + 1, k, n_local, tokens, before))
                 ll_store(
-                    symm_at(count_lines, k),
-                    *((half * n + me) * units + u, high << uint64(32) | low, call),
+                    symm_at(count_slots, k),
+                    *((buffer * n + me) * units + u, high << uint64(32) | low, epoch),
                 )
                 u += 32
             k += threads >> 5
@@ -118,31 +118,32 @@ def _number(e, k, n_local, tokens, before):
 
 
 @cuda.jit(device=True)
-def gather_counts(leads, call, max_tokens, count_lines, before, mine, came, counts, tokens):
-    """Wait for the counts of all other ranks; `before` and `mine` are my own, and my tokens.
+def gather_counts(leads, epoch, max_tokens, count_slots, before, mine, offsets, counts, tokens):
+    """Wait for the counts of all other ranks; `before` and `mine` are those of this rank, and its
+    number of tokens.
 
-    came[k * stride + e], in shared memory, is then how many rows expert e here has of the ranks before k; at
-    n_local, how many tokens rank k has. The block that `leads` stores the sums to `counts`, and the tokens to
-    `tokens`."""
+    offsets[k * stride + e], in shared memory, then says how many rows expert e here has of the ranks before
+    k; at n_local, how many tokens rank k has. The block that `leads` stores the sums to `counts`, and the
+    tokens to `tokens`."""
     i, threads, n, n_local = cuda.threadIdx.x, cuda.blockDim.x, num_ranks(), int32(counts.size)
     stride, me = stride_of(n_local), rank()
     q, units = i, n * (stride >> 1)
     while q < units:
         if 2 * q < me * stride or 2 * q >= (me + 1) * stride:
-            two = ll_load(count_lines, (call & 1) * units + q, call)
-            came[2 * q], came[2 * q + 1] = int32(uint32(two)), int32(uint32(two >> uint64(32)))
+            two = ll_load(count_slots, (epoch & 1) * units + q, epoch)
+            offsets[2 * q], offsets[2 * q + 1] = int32(uint32(two)), int32(uint32(two >> uint64(32)))
         q += threads
     e = i
     while e <= n_local:
-        came[me * stride + e] = int32(_number(e, me, n_local, mine, before))
+        offsets[me * stride + e] = int32(_number(e, me, n_local, mine, before))
         e += threads
     cuda.syncthreads()
     e = i
     while e < n_local:
         total, k = int32(0), 0
         while k < n:
-            count = came[k * stride + e]
-            came[k * stride + e] = total
+            count = offsets[k * stride + e]
+            offsets[k * stride + e] = total
             total = int32(total + count)
             k += 1
         if leads:
@@ -150,8 +151,8 @@ def gather_counts(leads, call, max_tokens, count_lines, before, mine, came, coun
         e += threads
     k = i
     while k < n:  # when the time of a wait is up (docs/timeouts.md), they may be anything
-        some = max(0, min(max_tokens, came[k * stride + n_local]))
-        came[k * stride + n_local] = some
+        some = max(0, min(max_tokens, offsets[k * stride + n_local]))
+        offsets[k * stride + n_local] = some
         if leads:
             tokens[k] = some
         k += threads

@@ -23,8 +23,8 @@ def reciprocal_of(n_local):
 
 
 def divide_blocks(world, part, sending, receiving):
-    """-> (blocks that send, all blocks): `part` of those that there may be send, the others receive; but no
-    more than there is work for."""
+    """-> (blocks that send, all blocks): the fraction `part` of all possible blocks sends, the others
+    receive, but never more than there is work for."""
     most = max(2, BLOCKS * world.backend.multiprocessors)
     senders = min(sending, max(1, int(part * most)))
     return senders, senders + min(receiving, most - senders)
@@ -50,15 +50,15 @@ def divided(number, by):
 
 @cuda.jit(device=True)
 def peer_at(distance):
-    """The rank so far after me."""
+    """The rank `distance` after this one."""
     peer = int32(rank() + distance)
     return peer if peer < num_ranks() else int32(peer - num_ranks())
 
 
 @cuda.jit(device=True)
-def unit_of(half, k, t, max_tokens, units, i):
-    """The number of unit, or tile, `i` of [half, k, t], where a token has so many: less than MAX_UNITS."""
-    return int32(((half * num_ranks() + k) * max_tokens + t) * units + i)
+def unit_of(buffer, k, t, max_tokens, units, i):
+    """The number of unit, or tile, `i` of [buffer, k, t], where a token has so many: less than MAX_UNITS."""
+    return int32(((buffer * num_ranks() + k) * max_tokens + t) * units + i)
 
 
 @cuda.jit(device=True)
