@@ -236,18 +236,18 @@ def test_nothing_is_found_otherwise():
 @pytest.mark.parametrize(
     "line, change",
     [
-        ("signal_wait_until(span(taken, j, 1), GE, before)", "pass"),
-        ("signal_wait_until(span(arrived, j * MAX_CHUNKS + b, 1), GE, call)", "pass"),
+        ("signal_wait_until(span(credits, j, 1), GE, before)", "pass"),
+        ("signal_wait_until(span(landed_full, j * MAX_CHUNKS + b, 1), GE, epoch)", "pass"),
         (
             "        j += cuda.blockDim.x\n    cuda.syncthreads()\n    mine",
             "        j += cuda.blockDim.x\n    mine",
         ),
         ("    cuda.syncthreads()  # all threads have read the counter\n", ""),
-        ("        calls[0] = call\n", "        pass\n"),
-        ("arrived, node * MAX_CHUNKS + b", "arrived, node * MAX_CHUNKS"),
+        ("        epochs[0] = epoch\n", "        pass\n"),
+        ("landed_full, node * MAX_CHUNKS + b", "landed_full, node * MAX_CHUNKS"),
         ("b += cuda.blockDim.x", "b = chunks"),
         ("before + 1, SET", "before, SET"),
-        ("span(taken, node, 1), call", "span(taken, node, 1), call + 1"),
+        ("span(credits, node, 1), epoch", "span(credits, node, 1), epoch + 1"),
         ("steps.append(leave)", "steps.insert(-1, leave)"),
         ("j = (node - hops) % n_nodes", "j = (node - 1) % n_nodes"),
     ],

@@ -281,7 +281,7 @@ def test_few_rows_by_one_shot_and_more_by_two():
     st.data(),
 )
 def test_choices_fit(max_m, max_n, k, part_dtype, data):
-    """What they send, in the lines; their pieces, where the GEMM has them; and K, in parts."""
+    """What they send, in the slots; their pieces, where the GEMM has them; and K, in parts."""
     m, n = data.draw(st.integers(1, max_m)), 8 * data.draw(st.integers(1, max_n))
     widths = [w for w in ll128.WIDTHS if w < 8 * max_n + 32]
     room = max(ll128.packets_of(max_m, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
@@ -303,15 +303,15 @@ PARTS = (32, 3), [(17, 40, 200)] * 2
 @pytest.mark.parametrize(
     "method, case, line, change",
     [
-        ("one_shot", SMALL, "call = calls[0] + 1", "call = 1"),
-        ("one_shot", SMALL, "                calls[0] = call", "                pass"),
+        ("one_shot", SMALL, "epoch = epochs[0] + 1", "epoch = 1"),
+        ("one_shot", SMALL, "                epochs[0] = epoch", "                pass"),
         ("one_shot", SMALL, "                done[0] = 0\n", ""),
         ("one_shot", SMALL, "== cuda.gridDim.x - 1:", ">= 0:"),
         ("one_shot", SMALL, "(piece,))\n        cuda.syncwarp()\n", "(piece,))\n"),
         ("one_shot", SMALL, "parts + rank() * step", "parts + step"),
         ("one_shot", PARTS, "(column * extra.strips + (row >> 4)) * per_warp", "column * per_warp"),
         ("one_shot", SMALL, "peer = peer + 1 if peer + 1 < n_ranks else 0", "pass"),
-        ("two_shot", SMALL, "if i - place * n_ranks == rank():", "if rank() == 0:"),
+        ("two_shot", SMALL, "if i - slot * n_ranks == rank():", "if rank() == 0:"),
         ("two_shot", SMALL, "parts, sums = 0, n_ranks * step", "parts = 0"),
         ("two_shot", SMALL, "                at = extra.sums + first\n", ""),
     ],
@@ -349,7 +349,7 @@ def exchange(method, n_calls, module=ll128):
         take((number,) * 16, 0, (), 0, 0, 0, pieces, 0, cuda.threadIdx.x, given)
 
     world = sk.current()
-    lines = world.zeros((ll128.line_words(6, n_ranks, shots),), "uint64", "lines")
+    lines = world.zeros((ll128.slot_words(6, n_ranks, shots),), "uint64", "lines")
     for call in range(1, n_calls + 1):
         out = np.zeros(32, BFLOAT16)
         kernel[1, 32](np.float32(call + 8 * world.rank), call, lines, out.view("uint64"))
@@ -368,12 +368,12 @@ def test_the_exchange_is_right_in_every_schedule(method):
 @pytest.mark.parametrize(
     "method, line, change",
     [
-        ("one_shot", "(call & 1) * n_ranks", "0 * n_ranks"),
+        ("one_shot", "(epoch & 1) * n_ranks", "0 * n_ranks"),
         ("one_shot", "cuda.syncwarp()\n        j = 0", "j = 0"),
     ],
 )
 def test_and_only_so(method, line, change):
-    """One half only: a rank that is ahead overwrites what another waits for."""
+    """With one buffer only, a rank that is ahead overwrites what another waits for."""
     arguments = method, 2, changed(ll128, line, change)
     found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError, RaceError)), str(found)

@@ -18,7 +18,7 @@ import shmemkit as sk
 from shmemkit.device import padding, span
 from shmemkit.device.cuda.accumulators import fragment_store
 from shmemkit.emu import DeadlockError
-from shmemkit.gemm.ll128_packets import Pieces, line_words
+from shmemkit.gemm.ll128_packets import Pieces, slot_words
 from shmemkit.gemm.reduce_scatter import ll128
 from shmemkit.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -242,7 +242,7 @@ def test_they_are_for_some_megabytes():
     st.data(),
 )
 def test_what_is_allowed_has_room(max_rows, columns, shares, part_dtype, data):
-    """In the lines, by tiles of any width; and these are not much larger than what is allowed."""
+    """In the slots, by tiles of any width; and these are not much larger than what is allowed."""
     rows, n = data.draw(st.integers(1, max_rows)), 8 * data.draw(st.integers(1, columns))
     method = object.__new__(ll128.Overlap)
     method.part_dtype, method.shares, method.most = part_dtype, shares, 1 << 23
@@ -277,8 +277,8 @@ SCATTERED = "rs", (1, 64), [(48, 72, 8)] * 2
 @pytest.mark.parametrize(
     "case, line, change",
     [
-        (SEVERAL, "call = calls[0] + 1", "call = 1"),
-        (SEVERAL, "                calls[0] = call", "                pass"),
+        (SEVERAL, "epoch = epochs[0] + 1", "epoch = 1"),
+        (SEVERAL, "                epochs[0] = epoch", "                pass"),
         (AGAIN, "                done[0] = 0\n", ""),
         (SEVERAL, "mbarrier_wait(extra.posts, SENT, (state & 1) ^ 1)", "pass"),
         (SEVERAL, "            mbarrier_wait(extra.posts, FULL, parity)\n", ""),
@@ -294,9 +294,9 @@ SCATTERED = "rs", (1, 64), [(48, 72, 8)] * 2
         (AGAIN, "== cuda.gridDim.x - 1:", ">= 0:"),
         (EVEN, "mbarrier_wait(extra.posts, FULL, state & 1)", "mbarrier_wait(extra.posts, FULL, 0)"),
         (SEVERAL, "first + n_ranks - 1 - me, n_ranks)", "first, n_ranks)"),
-        (SEVERAL, "places = parts + rank() * step,", "places = parts + step,"),
+        (SEVERAL, "begins = parts + rank() * step,", "begins = parts + step,"),
         (SEVERAL, "parts, sums = 0, n_ranks * step", "parts = 0"),
-        (SEVERAL, "place += warps", "place += warps + 1"),
+        (SEVERAL, "slot += warps", "slot += warps + 1"),
         (BELOW, "(warp < of_tile) & ", ""),
         (SCATTERED, "lane), i * packets + j", "lane), j"),
         (SCATTERED, "            if owner == rank():", "            if True:"),
@@ -338,7 +338,7 @@ def exchange(op, n_calls, module=ll128, rooms=(2, 2, 2)):
         for t in range(tiles):
             finish(t, 0, lane, extra)
 
-    lines = world.zeros((line_words(max(rooms), n_ranks, 1 + everywhere),), "uint64", "lines")
+    lines = world.zeros((slot_words(max(rooms), n_ranks, 1 + everywhere),), "uint64", "lines")
     for call in range(1, n_calls + 1):
         out = np.zeros(16 * 16, BFLOAT16)
         kernel[1, 32](rooms[call - 1], call, lines, out.view("uint64"))
@@ -356,7 +356,7 @@ def test_the_exchange_is_right_in_every_schedule(op, n_calls):
 @pytest.mark.slow
 def test_and_only_with_two_halves():
     """A rank that is ahead overwrites what another waits for."""
-    arguments = "rs", 2, changed(ll128, "(call & 1) * n_ranks * room", "0")
+    arguments = "rs", 2, changed(ll128, "(epoch & 1) * n_ranks * room", "0")
     found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)
 

@@ -152,7 +152,7 @@ def words(array):
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes, calls, chunk", [(2, 3, 8), (2, 2, 2)])
 def test_right_in_every_schedule(monkeypatch, nodes, calls, chunk):
-    """Three calls use the first half again."""
+    """The third call uses the first buffer again."""
     monkeypatch.setattr(fused_2d, "CHUNK", chunk)
     found = sk.emu.explore(few_calls, nodes, (calls,), exhaustive=True, local_size=1, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
@@ -228,10 +228,10 @@ def test_nothing_is_found_otherwise():
     "line, change",
     [
         ("quiet()  # 3", "pass"),
-        ("signal_wait_until(span(got, j * MAX_CHUNKS + b, 1), GE, call)  # 4", "pass"),
+        ("signal_wait_until(span(inbox_full, j * MAX_CHUNKS + b, 1), GE, epoch)  # 4", "pass"),
         ("        cuda.syncthreads()\n", ""),
-        ("GE, call)", "GE, call - 1)"),
-        ("calls[0] = call  # 6", "pass"),
+        ("GE, epoch)", "GE, epoch - 1)"),
+        ("epochs[0] = epoch  # 6", "pass"),
         ("done[0] = 0", "pass"),
         ("== cuda.gridDim.x - 1", "== 0"),
         ("node * MAX_CHUNKS + b", "node * MAX_CHUNKS"),

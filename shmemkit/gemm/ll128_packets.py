@@ -1,5 +1,5 @@
-"""Parts of products that warps send by LL128: as they lie in shared memory, in pieces, and cut into packets,
-which a warp has in registers on the way.
+"""Parts of products that warps send by LL128: how they lie in shared memory, in pieces, and how they are cut
+into packets.
 
 Piece     a warp's 16 rows of a tile, by as many columns as take 128 bytes (or 64, or 32): rounded to the
           dtype of parts, swizzled as `fragment_store` does it
@@ -42,15 +42,16 @@ def place_of(t, n_m):
 
 
 @inline
-def place_in_packet(lane):
-    """-> which 16 bytes of a packet are, or have, my two words"""
+def unit_in_packet(lane):
+    """-> which 16 bytes of a packet hold the lane's two words"""
     return 28 + (lane >> 4) if lane & 7 == 7 else lane - (lane >> 3)
 
 
 @inline
 def packet(piece, j, last, lane):
-    """-> my two words of packet j of a piece; the second one is undefined in threads 7, 15, 23 and 31."""
-    a, b, c, d = load_vec16(piece, 16 * min(30 * j + place_in_packet(lane), last))
+    """-> the lane's two words of packet j of a piece; the second one is undefined in threads 7, 15, 23 and
+    31."""
+    a, b, c, d = load_vec16(piece, 16 * min(30 * j + unit_in_packet(lane), last))
     low = types.uint64(b) << types.uint64(32) | types.uint64(a)
     high = types.uint64(d) << types.uint64(32) | types.uint64(c)
     return high if lane & 15 == 15 else low, high
@@ -58,8 +59,8 @@ def packet(piece, j, last, lane):
 
 @functools.cache
 def numbering(ranks, count):
-    """-> ``numbers(first, step, left)``: of packet `first` and those behind it, of `ranks` ranks each, `step`
-    apart, `count` in all. Of those behind only `left` are there; then the last one comes again."""
+    """-> ``numbers(first, step, left)``: of packet `first` and the next ones, of `ranks` ranks each, `step`
+    apart, `count` in all. Only `left` next ones exist; after them, the last one is repeated."""
     before = numbering(ranks, count - 1) if count > 1 else None
     i, k = divmod(count - 1, ranks)
 
@@ -94,7 +95,7 @@ def rounding(part_dtype, dtype):
     return narrow
 
 
-def line_words(room, n_ranks, shots):
-    """Elements of the lines for `room` packets."""
+def slot_words(room, n_ranks, shots):
+    """Elements of the slots for `room` packets."""
     packets = 2 * n_ranks * room if shots == 1 else n_ranks * -(-room // n_ranks) + room
     return packets * TILE_WORDS

@@ -1,41 +1,43 @@
-"""All-gather and matrix product over several nodes: x crosses the network once for each node, behind the
-products of rows that are here; in the node it goes on as on a single one (``sm90.py``, ``column_hooks.py``).
+"""All-gather and matrix product over several nodes: x crosses the network once for each node, while the rows
+that are already here are multiplied. Inside the node, rows travel as on a single node (``sm90.py``,
+``column_hooks.py``).
 
 Rank (i, l) is the l-th of node i.
 
-Landed    landed[j], on every rank (i, l): the x of rank (j, l), in chunks, one for each block. Written by
-          (j, l) only, through the network; my own, landed[i], is where the network reads it
-Signals   arrived[j, b], on every rank: the last call whose chunk b of landed[j] is here; set by the network
-          only
-          taken[j], on every rank (i, l): the last call in which (j, l) is done with my x; set by (j, l) only
-Counter   calls[0], local: how many calls have ended, and so the number of a call. In device memory, so that a
-          replayed graph counts on
+Landed    landed[j], on every rank (i, l): the x of rank (j, l), in chunks, one for each block. Written by (j,
+          l) only, through the network. The network reads the rank's own x from landed[i]
+Signals   landed_full[j, b], on every rank: the last epoch whose chunk b of landed[j] is here; set by the
+          network only
+Credits   credits[j], on every rank (i, l): the last epoch in which (j, l) has finished with this rank's x;
+          set by (j, l) only
+Epochs    epochs[0], local. Device-resident, so graph-safe
 
   stream:
-     send, block b:  1. wait until taken[j] is the call before, for all nodes j but i
+     send, block b:  1. wait until credits[j] is the epoch before, for all nodes j but i
                                                          acquire, also of the network
-                     2. copy chunk b of x to landed[i]; put it, and arrived[i, b], to (j, l), for j = i + 1,
-                        i + 2, .. modulo the nodes: the signal follows the data
+                     2. copy chunk b of x to landed[i]; put it, with landed_full[i, b], to (j, l), for
+                        j = i + 1, i + 2, .. modulo the nodes: the signal follows the data
      product:        3. of the rows of node i: among its ranks, each of which begins with its x
   and for j = i - 1, i - 2, .., i + 1, as they come:
-     arrive:         4. wait until arrived[j, b] is at least the call's number, for all b
+     arrive:         4. wait until landed_full[j, b] >= epoch, for all b
                                                          acquire, also of the network
      product:        5. of the rows of node j: likewise, each begins with its landed[j]
   at the end:
-     leave:          6. set taken[i] on (j, l), for all j but i; count the call
+     leave:          6. set credits[i] on (j, l), for all j but i; add 1 to the epochs
 
-One stream: puts return at once, and the network card carries the data while the products have all
-multiprocessors. A kernel of another stream would find no room beside them. (Within a host, as between logical
-nodes, the threads that ask for a put carry it out: nothing is hidden then.) The copies inside the node are
+All runs on one stream: puts return at once, and the network card carries the data while the products have all
+multiprocessors. A kernel on another stream would find no room beside them. (Within a host, as between logical
+nodes, the threads that start a put carry it out: nothing is hidden then.) The copies inside the node run
 beside the products, as on one node.
 
-No race. landed[j] is written again in the next call, after (i, l) has said in step 6 that its products and
-copies have ended, which are on the same stream; so is landed[i] here, after all others have said so, and thus
-have got what the network read. No two messages with one signal are under way at once: between two arrived
-comes a taken, and between two taken an arrived. x is read in steps 2 and 3 only.
+No race: the credit lemma (docs/protocols.md). landed[j] is written again in the next epoch, after the credit
+of step 6: the products and copies of (i, l), which are on the same stream, have ended. The rank writes its
+own landed[i] after the credits of all others: they have received what the network read. No two messages with
+one signal are in flight at once: between two signals landed_full there is a credit, and the reverse. x is
+read in steps 2 and 3 only.
 
-No deadlock: step 1 waits for step 6 of the call before, step 4 for step 2 of this one; a product waits for a
-barrier and copies of the node's ranks only, which compute the products in the same order, each behind its own
+No deadlock: step 1 waits for step 6 of the epoch before, step 4 for step 2 of this one. A product waits only
+for a barrier and copies of the node's ranks. They compute the products in the same order, each after its own
 step 4.
 """
 
@@ -60,30 +62,30 @@ SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def send_rows(x, chunk, node, local_size, landed, room, arrived, taken, calls):
+def send_rows(x, chunk, node, local_size, landed, room, landed_full, credits, epochs):
     """Steps 1 and 2.
 
-    x           uint8, 1-D
-    chunk       bytes of a chunk; the last one may be shorter
-    node        mine; it has local_size consecutive ranks, as all nodes
-    landed      uint8 (nodes * room,), symmetric
-    room        bytes of a place in it
-    arrived     uint64 (nodes * MAX_CHUNKS,), symmetric, zeros at first
-    taken       uint64 (nodes,), symmetric, zeros at first
-    calls       int64 (1,), zero at first
-    grid        a block for each chunk; any number of threads
+    x            uint8, 1-D
+    chunk        bytes of a chunk; the last one may be shorter
+    node         this rank's; it has local_size consecutive ranks, as all nodes
+    landed       uint8 (nodes * room,), symmetric
+    room         bytes of a slot in it
+    landed_full  uint64 (nodes * MAX_CHUNKS,), symmetric, zeros at first
+    credits      uint64 (nodes,), symmetric, zeros at first
+    epochs       int64 (1,), zero at first
+    grid         a block for each chunk; any number of threads
     """
     b, j, n = cuda.blockIdx.x, cuda.threadIdx.x, num_ranks()
-    before, begin = calls[0], b * chunk
-    while j < taken.size:
+    before, begin = epochs[0], b * chunk
+    while j < credits.size:
         if j != node:
-            signal_wait_until(span(taken, j, 1), GE, before)
+            signal_wait_until(span(credits, j, 1), GE, before)
         j += cuda.blockDim.x
     cuda.syncthreads()
     mine = span(landed, node * room + begin, min(chunk, x.size - begin))
     copy_block(mine, span(x, begin, mine.size))
-    signal, to = span(arrived, node * MAX_CHUNKS + b, 1), rank()
-    for _ in range(1, taken.size):
+    signal, to = span(landed_full, node * MAX_CHUNKS + b, 1), rank()
+    for _ in range(1, credits.size):
         to += local_size
         if to >= n:
             to -= n
@@ -91,45 +93,45 @@ def send_rows(x, chunk, node, local_size, landed, room, arrived, taken, calls):
 
 
 @cuda.jit
-def await_rows(arrived, j, chunks, calls):
+def await_rows(landed_full, j, chunks, epochs):
     """Step 4, for the rows of node `j`, in so many chunks.
 
     grid    1; any number of threads
     others  as of ``send_rows``
     """
-    b, call = cuda.threadIdx.x, calls[0] + 1
+    b, epoch = cuda.threadIdx.x, epochs[0] + 1
     while b < chunks:
-        signal_wait_until(span(arrived, j * MAX_CHUNKS + b, 1), GE, call)
+        signal_wait_until(span(landed_full, j * MAX_CHUNKS + b, 1), GE, epoch)
         b += cuda.blockDim.x
 
 
 @cuda.jit
-def leave_rows(node, local_size, taken, calls):
+def leave_rows(node, local_size, credits, epochs):
     """Step 6.
 
     grid    1; any number of threads
     others  as of ``send_rows``
     """
-    j, call = cuda.threadIdx.x, calls[0] + 1
-    while j < taken.size:
+    j, epoch = cuda.threadIdx.x, epochs[0] + 1
+    while j < credits.size:
         if j != node:
-            signal_op(span(taken, node, 1), call, SET, rank() + (j - node) * local_size)
+            signal_op(span(credits, node, 1), epoch, SET, rank() + (j - node) * local_size)
         j += cuda.blockDim.x
     cuda.syncthreads()  # all threads have read the counter
     if cuda.threadIdx.x == 0:
-        calls[0] = call
+        epochs[0] = epoch
 
 
 class Nodes(Method):
-    """What goes between nodes, for x of up to `max_nbytes` bytes. Collective."""
+    """The exchange between nodes, for x of up to `max_nbytes` bytes. Collective."""
 
     def prepare(self, max_nbytes):
         n_nodes = self.world.n_nodes
         self.room = -(-max(max_nbytes, 1) // 128) * 128
         self.landed = self.empty((n_nodes * self.room,), "uint8", "ag_gemm.landed")
-        self.arrived = self.zeros((n_nodes * MAX_CHUNKS,), "uint64", "ag_gemm.arrived")
-        self.taken = self.zeros((n_nodes,), "uint64", "ag_gemm.taken")
-        self.calls = self.world.xp.zeros(1, "int64")
+        self.landed_full = self.zeros((n_nodes * MAX_CHUNKS,), "uint64", "ag_gemm.landed_full")
+        self.credits = self.zeros((n_nodes,), "uint64", "ag_gemm.credits")
+        self.epochs = self.world.xp.zeros(1, "int64")
         self._steps(self.world.xp.empty(1, "uint8"))
 
     def bind(self, x, product_of):
@@ -155,13 +157,15 @@ class Nodes(Method):
 
     def _steps(self, x):
         """-> send, [arrive of each node], leave"""
-        world, arrived, taken, calls = self.world, self.arrived, self.taken, self.calls
+        world, landed_full, credits, epochs = self.world, self.landed_full, self.credits, self.epochs
         chunk = max(CHUNK, -(-x.size // MAX_CHUNKS)) + 127 & -128
-        chunks, place = -(-x.size // chunk), (world.node, world.local_size)
+        chunks, position = -(-x.size // chunk), (world.node, world.local_size)
         return (
-            self.launch(send_rows, chunks, x, chunk, *place, self.landed, self.room, arrived, taken, calls),
-            [self.launch(await_rows, 1, arrived, j, chunks, calls) for j in range(world.n_nodes)],
-            self.launch(leave_rows, 1, *place, taken, calls),
+            self.launch(
+                send_rows, chunks, x, chunk, *position, self.landed, self.room, landed_full, credits, epochs
+            ),
+            [self.launch(await_rows, 1, landed_full, j, chunks, epochs) for j in range(world.n_nodes)],
+            self.launch(leave_rows, 1, *position, credits, epochs),
         )
 
 

@@ -1,40 +1,38 @@
-"""All-gather and matrix product in one kernel: some blocks of it store this rank's rows into the others'
-memory while the rest multiply what has come. Hopper, GPUs that reach each other's memory.
+"""All-gather and matrix product in one kernel: some blocks store this rank's rows into the others' memory
+while the rest multiply the rows that have come. For Hopper, and GPUs that reach each other's memory.
 
-Copy engines leave all multiprocessors to the product (``sm90.py``), but to start them, and to be told by
-them, takes some 20 us.
+Copy engines leave all multiprocessors to the product (``sm90.py``). But it takes some 20 us to start them,
+and to learn that they have finished.
 
-Staged    staged[half, k], on every rank: the rows of rank k, as they lie there. Written by rank k only; my
-          own by me, unless the product reads them from x
-Parts     Of products of few tiles, x comes by columns: the first ones of all rows, to all ranks at once, then
-          the next. Otherwise by rows: all to the rank before me, which wants them first, then to the one
-          before that, each time in a few parts
-Signals   arrived[k, i], on every rank: SHARES times the calls whose part i of rank k's rows is here. Only
-          rank k adds to it, SHARES in each call, whatever the parts: those without columns are counted, too,
-          and by rows several words are of one part
-Counters  calls[0], local: how many calls have begun before this one, and so its number, and its half. In
-          device memory, so that a replayed graph counts on. done[0]: blocks of this launch that have read it
+Staged    staged[buffer, k], on every rank: the rows of rank k, in their layout there. Written by rank k only;
+          its own by the rank itself, unless the product reads them from x
+Parts     a product of few tiles gets x by columns: the first columns of all rows, to all ranks at once, then
+          the next. Other products get it by rows: all to the rank before, which wants them first, then to the
+          one before that, each time in a few parts
+Signals   arrived[k, i], on every rank: SHARES times the epochs whose part i of rank k's rows is here. Only
+          rank k adds to it, SHARES in each epoch, whatever the parts: parts without columns count, too, and
+          by rows one part has several words
+Epochs    epochs[0], local: the epoch selects the buffer. Device-resident, so graph-safe. done[0]: blocks of
+          this launch that have read it
 
   senders, the first blocks, each for its share of every part:
-          1. store it to staged[half, me] of the rank, or of all others; the warps meet, by columns at an
-             mbarrier of the part, where only the one waits that tells
-          2. add my shares to arrived[me, i] there                release, sys: publishes the block's stores
+          1. store it to staged[buffer, me] of the rank, or of all others; barrier of the warps, by columns an
+             mbarrier of the part, where only the warp waits that sends the signals
+          2. add the block's shares to arrived[me, i] there       release, sys: publishes the block's stores
   loader of the other blocks, one thread, for each tile (by columns: each slab) that is not known to be here:
-          3. wait until arrived[k, i] is at least SHARES times the call's number, for all parts that it has
-             rows of                                              acquire, sys
-          4. fence between proxies: the loads of the TMA see them, too
-  the last block that has read calls, of a call's last launch:
-          5. counts the call: the next launch begins when this one has ended
+          3. wait until arrived[k, i] >= SHARES * epoch, for all parts that it has rows of    acquire, sys
+          4. fence between proxies: the loads of the TMA see the rows, too
+  the last block that has read epochs, of a call's last launch:
+          5. adds 1 to it: the next launch begins when this one has ended
 
-``sm90.py``, or ``column_hooks.py``, has 3 and 4; the rest is ``shmemkit.gemm.sm90``. Several products of
-one gathering are several launches: the first one sends, and in the others all is here already.
+``sm90.py``, or ``column_hooks.py``, has steps 3 and 4; the rest is ``shmemkit.gemm.sm90``. Several products
+of one gathering are several launches: the first one sends, and the others find all rows here.
 
-No race. Half h of staged is written again two calls later, by a rank k that has ended the call between. In
-that one it has waited for all of my rows (each rank has rows, and each launch computes tiles of all rows): I
-sent them in a launch that began after my launches before had ended, and so had read what half h held. What
-has come of another call is not taken for that of this one: signals count up.
+No race: the double-buffer lemma (docs/protocols.md). Each rank has rows, and each launch computes tiles of
+all rows, so a rank that ends an epoch has received rows of all others. Signals count up, so the rows of one
+epoch are not taken for those of another.
 
-No deadlock: senders wait for nobody. All blocks are resident.
+No deadlock: senders wait for no rank. All blocks are co-resident.
 """
 
 import functools
@@ -73,14 +71,15 @@ AT_ONCE = 192  # pieces that a part of the columns has, at least: 4 senders have
 
 
 class Sending(NamedTuple):
-    """What a sender is told: as the kernel's arguments. `place`: where my rows lie in staged; `begin`: by
-    columns, the next rank; by rows, who gets them first: the rank before me, or I if I wait for them, too."""
+    """Arguments of a sender, as the kernel's. `slot`: where this rank's rows lie in staged; `begin`: by
+    columns, the next rank; by rows, the first receiver: the rank before, or this rank if it waits for them,
+    too."""
 
     x: object
     rows: object
     row_bytes: object
     staged: object
-    place: object
+    slot: object
     arrived: object
     offsets: object
     me: object
@@ -122,7 +121,7 @@ def store_piece(there, at, last, vectors):
 
 
 @inline
-def place_of(i, pieces, begin, pitch, size, lane):
+def vectors_of(i, pieces, begin, pitch, size, lane):
     """-> where a lane's vectors of the i-th piece begin in x, and the last vector of that row"""
     row = quotient(i, pieces)
     at = begin + row * pitch
@@ -139,30 +138,30 @@ def send(to, begin, rows, pitch, size, peer, peers, warps):
     i, count = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32)), rows * pieces
     while i < count:
         final = count - 1
-        at0, last0 = place_of(i, pieces, begin, pitch, size, lane)
-        at1, last1 = place_of(min(i + step, final), pieces, begin, pitch, size, lane)
-        at2, last2 = place_of(min(i + 2 * step, final), pieces, begin, pitch, size, lane)
-        at3, last3 = place_of(min(i + 3 * step, final), pieces, begin, pitch, size, lane)
+        at0, last0 = vectors_of(i, pieces, begin, pitch, size, lane)
+        at1, last1 = vectors_of(min(i + step, final), pieces, begin, pitch, size, lane)
+        at2, last2 = vectors_of(min(i + 2 * step, final), pieces, begin, pitch, size, lane)
+        at3, last3 = vectors_of(min(i + 3 * step, final), pieces, begin, pitch, size, lane)
         piece0, piece1 = load_piece(to.x, at0, last0), load_piece(to.x, at1, last1)
         piece2, piece3 = load_piece(to.x, at2, last2), load_piece(to.x, at3, last3)
         for k in range(peers):
             rank = peer + k if peer + k < to.n_ranks else peer + k - to.n_ranks
-            there, place = peer_at(to.staged, to.offsets, rank), to.place
-            store_piece(there, place + at0, place + last0, piece0)
+            there, slot = peer_at(to.staged, to.offsets, rank), to.slot
+            store_piece(there, slot + at0, slot + last0, piece0)
             if i + step < count:
-                store_piece(there, place + at1, place + last1, piece1)
+                store_piece(there, slot + at1, slot + last1, piece1)
             if i + 2 * step < count:
-                store_piece(there, place + at2, place + last2, piece2)
+                store_piece(there, slot + at2, slot + last2, piece2)
             if i + 3 * step < count:
-                store_piece(there, place + at3, place + last3, piece3)
+                store_piece(there, slot + at3, slot + last3, piece3)
         i += 4 * step
 
 
 @inline
 def send_columns(to, width, sent):
-    """By columns: `width` bytes of all my rows to all ranks, then the next ones. The last warp tells them,
-    which takes it longer than a piece takes the others: each arrives at sent[i], when it has stored its share
-    of part i, and goes on."""
+    """By columns: `width` bytes of all own rows to all ranks, then the next ones. The last warp sends the
+    signals, which takes longer than a piece takes the other warps. So each of them arrives at sent[i] when it
+    has stored its share of part i, and goes on."""
     lane, warp = int64(cuda.threadIdx.x & 31), quotient(cuda.threadIdx.x, 32)
     last = quotient(cuda.blockDim.x, 32) - 1
     parts = quotient(to.row_bytes + width - 1, width)
@@ -183,7 +182,7 @@ def send_columns(to, width, sent):
         for i in range(parts):
             mbarrier_wait(sent, i, 0)
             peer = lane
-            while peer < to.n_ranks:  # mine are counted, too, whoever reads them
+            while peer < to.n_ranks:  # the own shares count, too, whoever reads them
                 tell(to, peer, i)
                 peer += 32
         i, rest = lane, PARTS - parts
@@ -248,12 +247,12 @@ def push_kernel(tile, kinds, by_columns):
         room,
         arrived,
         offsets,
-        calls,
+        epochs,
         done,
     ):
         """As of ``gemm_kernel``, of an A that this launch gathers, or one before it of the same call, and
 
-        map_a    two tensor maps, of A in each half of staged
+        map_a    two tensor maps, of A in each buffer of staged
         map_x    the tensor map of x; its box is that of map_a
         from_x   int64 (begin, end): my rows of A, if they are read from x; (0, 0) if not
         x        uint8, my rows one after another, at a multiple of 16 bytes
@@ -266,22 +265,22 @@ def push_kernel(tile, kinds, by_columns):
         together by columns: whether all tiles wait for those of all ranks
         parts    by rows: of a rank's, of as many rows each; divides PARTS
         staged   uint8 (2 * room,), symmetric
-        room     bytes of a half
+        room     bytes of a buffer
         arrived  uint64 (n_ranks * PARTS,), symmetric, zeros at first
         offsets  as of `peer_at`
-        calls    int64 (1,), zero at first; done: int32 (1,)
+        epochs    int64 (1,), zero at first; done: int32 (1,)
         grid     as of ``gemm_kernel``, and the senders; all blocks must be resident
         """
         come, sent = cuda.shared.array(1, types.int64), cuda.shared.array(PARTS, types.uint64)
-        call = calls[0] + 1
-        half = call & 1
+        epoch = epochs[0] + 1
+        buffer = epoch & 1
         cuda.syncthreads()
         if cuda.threadIdx.x == WATCHING:  # not at the end: the loader would keep all this in registers
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:
                 cuda.threadfence()
                 done[0] = 0
-                calls[0] += ends  # 5
+                epochs[0] += ends  # 5
         begin = me
         if by_columns:
             begin = me + 1 if me + 1 < n_ranks else 0
@@ -289,7 +288,7 @@ def push_kernel(tile, kinds, by_columns):
             begin = me - 1 if me > 0 else n_ranks - 1
         if cuda.blockIdx.x < senders:
             to = Sending(
-                *(x, rows, 2 * k, staged, half * room + me * rows * 2 * k, arrived, offsets),
+                *(x, rows, 2 * k, staged, buffer * room + me * rows * 2 * k, arrived, offsets),
                 *(me, n_ranks, and_mine, begin, senders),
             )
             if by_columns:
@@ -303,24 +302,24 @@ def push_kernel(tile, kinds, by_columns):
             parts = 1 if by_columns else parts  # a constant, which takes no register
             coming = Coming(
                 *(arrived, quotient(PARTS, parts), m, quotient(rows, parts), me * parts, slabs),
-                *(n_ranks * parts, map_x, from_x, come, SHARES * call, together != 0, senders),
+                *(n_ranks * parts, map_x, from_x, come, SHARES * epoch, together != 0, senders),
             )
-            map_half = span(map_a, 16 * half, 16)
-            gemm(map_half, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
+            map_buffer = span(map_a, 16 * buffer, 16)
+            gemm(map_buffer, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
 
     return ag_gemm_push
 
 
 @cuda.jit
-def copy_gathered(gathered, staged, room, calls):
-    """The rows of the last call, to an array of uint8.
+def copy_gathered(gathered, staged, room, epochs):
+    """The rows of the last epoch, to an array of uint8.
 
     grid    any number of blocks and threads; others as of ``push_kernel``
     """
     part = (gathered.size + cuda.gridDim.x - 1) // cuda.gridDim.x + 15 & -16  # of 4 GB, too
     begin = min(cuda.blockIdx.x * part, gathered.size)
     size = min(part, gathered.size - begin)
-    copy_block(span(gathered, begin, size), span(staged, (calls[0] & 1) * room + begin, size))
+    copy_block(span(gathered, begin, size), span(staged, (epochs[0] & 1) * room + begin, size))
 
 
 class Push(Method):
@@ -336,7 +335,7 @@ class Push(Method):
         self.staged = self.empty((2 * self.room,), "uint8", "ag_gemm.staged")
         self.arrived = self.zeros((world.n_ranks * PARTS,), "uint64", "ag_gemm.arrived")
         self.offsets = self.offsets_of(self.arrived, range(world.n_ranks))
-        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+        self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     @staticmethod
     def refuses(k, dtype, n):
@@ -360,7 +359,7 @@ class Push(Method):
         if gathered is not None:
             flat = gathered.reshape(-1).view("uint8")
             blocks = min(self.multiprocessors, -(-flat.size // (1 << 14)))
-            steps.append(self.launch(copy_gathered, blocks, flat, self.staged, self.room, self.calls))
+            steps.append(self.launch(copy_gathered, blocks, flat, self.staged, self.room, self.epochs))
 
         def run(stream):
             for step in steps:
@@ -376,18 +375,18 @@ class Push(Method):
         plan = plan_of(rows, k, n, n_ranks, self.multiprocessors)
         tile, reads_x = plan.choice.tile, rows % plan.choice.tile.m == 0
         senders = plan.senders if first else 0
-        halves = [
-            self.staged[half * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
-            for half in range(2)
+        buffers = [
+            self.staged[buffer * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
+            for buffer in range(2)
         ]
         return bind_gemm(
             lambda tile, kinds: push_kernel(tile, kinds, plan.by_columns),
-            *(problem._replace(a=halves[0], b=b, out=out), plan.choice, self.multiprocessors - senders),
+            *(problem._replace(a=buffers[0], b=b, out=out), plan.choice, self.multiprocessors - senders),
             *(map_of_operand(x, tile.m), (me * rows, (me + 1) * rows) if reads_x else (0, 0)),
             *(x.reshape(-1).view("uint8"), rows, me, n_ranks, int(keep or not reads_x)),
             *(senders, int(last), plan.slabs, int(plan.together), plan.parts),
-            *(self.staged, self.room, self.arrived, self.offsets, self.calls, self.done),
-            sources=halves,
+            *(self.staged, self.room, self.arrived, self.offsets, self.epochs, self.done),
+            sources=buffers,
             beside=senders,
             co_resident=True,
         )

@@ -1,54 +1,56 @@
-"""GEMM and all-reduce in one kernel, for few rows: a warp that has its rows of a tile sends them to the other
-ranks by LL128, adds what they send, and stores the sums. Lines say themselves that they have arrived: no
-signals, no fences, no barrier. Hopper, GPUs that NVLink connects.
+"""GEMM and all-reduce in one kernel, for few rows: a warp sends its rows of a tile to the other ranks by
+LL128, adds the rows that it receives, and stores the sums. The packets carry flags, so the kernel needs no
+signals, fences or barriers. For Hopper, and GPUs that NVLink connects.
 
-The product is that of ``shmemkit.gemm.sm90``, K split or not, by tiles of 64 rows, which take the
-weights as fast as memory gives them. The same warp of each rank has the same rows and columns: what it gets
-lies as what it sends.
+``shmemkit.gemm.sm90`` computes the product, with K split or not, by tiles of 64 rows: such tiles take the
+weights as fast as memory delivers them. The same warp has the same rows and columns on each rank, so packets
+that arrive have the layout of those that it sends.
 
 Piece     a warp's 16 rows of a tile, or those of them that the product has, by some columns
           (``shmemkit.gemm.ll128_packets``)
-Packet    480 bytes of a piece, in the registers of the warp; on the way four lines. Numbered in the order of
-          columns of tiles, rows, pieces
-Lines     parts[half, k, i], on every rank: packet i of rank k. Written by rank k only
-Counters  calls[0], local: how many calls have ended. The number of a call is the flag of its lines, and gives
-          the half. In device memory, so that a replayed graph counts on. done[0]: blocks of this call that
-          have read it
+Packet    480 bytes of a piece, in the registers of the warp; on the way four lines. Packets are numbered by
+          column of tiles, row, piece
+Slots     parts[buffer, k, i], on every rank: packet i of rank k. Written by rank k only
+Epochs    epochs[0], local: the epoch is the flag, and selects the buffer. Device-resident, so graph-safe.
+          done[0]: blocks of this launch that have read it
 
   one shot, a warp with its rows of a tile:
-          1. for each piece: round and store it to shared memory; the warp meets; store its packets i to
-             parts[half, me, i] on all ranks, with the flag: on this one, too
-          2. for some packets i at a time: poll parts[half, k, i], of all k at once, until all have the flag;
+          1. for each piece: round and store it to shared memory; syncwarp; store its packets i to
+             parts[buffer, me, i] on all ranks, also on this one, with the flag
+          2. for some packets i at a time: poll parts[buffer, k, i], of all k at once, until all have the
+             flag;
              add them in the order of the ranks, in float32; round, store to out
 
-Two shots: each packet is added up on one rank, which sends the sum. Fewer bytes, for more than two ranks, and
-one more trip.
+Two shots: one rank adds the parts of a packet, and sends the sum. For more than two ranks, this sends fewer
+bytes, but takes one more hop.
 
 Owner     rank i % n_ranks, of packet i
-Lines     parts[k, i // n_ranks], on the owner of packet i: that of rank k. Written by rank k only. sums[i],
+Slots     parts[k, i // n_ranks], on the owner of packet i: that of rank k. Written by rank k only. sums[i],
           on every rank: the sum, as `part_dtype`. Written by the owner only
 
           1. as above, to the owners
-          2. for the packets i of the warp that I own: poll parts[k, i // n_ranks], of all k at once, until
-             all have the flag; add them in the order of the ranks, in float32; round, and store to sums[i] on
-             all ranks, with the flag
+          2. for the warp's packets i that this rank owns: poll parts[k, i // n_ranks], of all k at once,
+             until all have the flag; add them in the order of the ranks, in float32; round, and store to
+             sums[i] on all ranks, with the flag
           3. for some packets i at a time: poll sums[i]; store to out
 
-All ranks add the same numbers in the same order, their own rounded like the others': they get the same bits,
-in every run, by one shot or two.
+All ranks add the same numbers in the same order; they round their own like the others'. So they get the same
+bits, in every run, by one shot or two.
 
-No race, although nobody acknowledges. One shot: I write half h again two calls later. In the call between I
-have got packets of all ranks (each sends some in every call), in launches that began when those before had
-ended: they have read what half h held. Two shots: I write a part again in a later call than that in which I
-got the packet's sum, which its owner has sent when it had read the part; and a sum, when I have all parts of
-a later call, sent in launches that began when those before had ended: they have read the sum. So the calls
-may have any sizes and tiles, and a packet may be anything: a line has an earlier call's number, or 0, until
-that of this call comes with it.
+No race, without credits. One shot: the double-buffer lemma (docs/protocols.md); each rank sends packets in
+every epoch. Two shots:
 
-No deadlock: all blocks are resident, and take the tiles in ascending order, the same on all ranks. Of the
-first tile that is not done on all ranks, all parts of K are computed: the blocks get there, as all tiles
-before it are done, and wait only with all parts of K of their rows, when they have sent them. Then all
-packets come, and, of two shots, all sums: they need packets alone.
+- A rank writes a part again in a later epoch. It has received the packet's sum before, which the owner sends
+  after it has read the parts.
+- An owner writes a sum again when it has all parts of a later epoch. The ranks send these in launches that
+  begin after their previous launches have ended: they have read the old sum.
+
+So the calls may have any sizes and tiles, and any data may come in a packet: a line keeps the flag of an
+earlier epoch, or 0, until the packet of this epoch comes.
+
+No deadlock: ascending-order progress (docs/protocols.md), for tiles. All parts of K of the first unfinished
+tile are computed, as all tiles before it are done. A block waits only with all parts of K of its rows, after
+it has sent them. Then all packets come and, of two shots, all sums, which need packets only.
 """
 
 import functools
@@ -70,12 +72,12 @@ from ..epilogue import inline
 from ..ll128_packets import (
     SWIZZLE,
     Pieces,
-    line_words,
     numbering,
     packet,
-    place_in_packet,
     place_of,
     rounding,
+    slot_words,
+    unit_in_packet,
 )
 from ..problem import Problem
 from ..sm90 import ALONE, Kinds, Tile, gemm_body, signature
@@ -91,11 +93,11 @@ SAVED = 640 << 10  # bytes that a rank need not send, which are worth another tr
 
 
 class Given(NamedTuple):
-    """`extra` of the functions for the GEMM. In packets from the beginning of the lines: where mine go, where
-    those of rank 0 come, from there to the next rank's, and where sums are."""
+    """`extra` of the functions for the GEMM. Positions, in packets from the first slot: `mine`, where this
+    rank's packets go; `parts`, where those of rank 0 come; `step`, from there to the next rank's; `sums`."""
 
-    lines: object
-    call: object
+    slots: object
+    epoch: object
     mine: object
     parts: object
     step: object
@@ -109,17 +111,17 @@ class Given(NamedTuple):
 
 @functools.cache
 def beginning(n_ranks, shots):
-    """-> ``begin(lines, room, call, size_m, out, width)``: the Given of a call."""
+    """-> ``begin(lines, room, call, size_m, out, width)``: the Given of an epoch."""
 
     @inline
-    def begin(lines, room, call, size_m, out, width):
-        parts, step, sums = (call & 1) * n_ranks * room, room, 0
+    def begin(slots, room, epoch, size_m, out, width):
+        parts, step, sums = (epoch & 1) * n_ranks * room, room, 0
         if shots == 2:
             step = quotient(room + n_ranks - 1, n_ranks)
             parts, sums = 0, n_ranks * step
         return Given(
-            lines,
-            call,
+            slots,
+            epoch,
             parts + rank() * step,
             parts,
             step,
@@ -160,10 +162,10 @@ def sending(tile, part_dtype, n_ranks, shots):
             peer = rank()
             for _ in range(n_ranks):
                 peer = peer + 1 if peer + 1 < n_ranks else 0
-                ll128_store_tile(extra.lines, extra.mine + i, words, extra.call, peer)
+                ll128_store_tile(extra.slots, extra.mine + i, words, extra.epoch, peer)
         else:
-            place = quotient(i, n_ranks)
-            ll128_store_tile(extra.lines, extra.mine + place, words, extra.call, i - place * n_ranks)
+            slot = quotient(i, n_ranks)
+            ll128_store_tile(extra.slots, extra.mine + slot, words, extra.epoch, i - slot * n_ranks)
 
     @inline
     def send_piece(part, i, arguments):
@@ -181,19 +183,20 @@ def sending(tile, part_dtype, n_ranks, shots):
 
 @functools.cache
 def adding(tile, part_dtype, n_ranks):
-    """-> ``add(first, packets, extra)``: add up those of a warp's packets that I own, and send the sums."""
+    """-> ``add(first, packets, extra)``: add up those of a warp's packets that this rank owns, and
+    send the sums."""
     pieces_of = Pieces(tile, part_dtype)
     count, per_piece = pieces_of.count, pieces_of.packets
     numbers, combine = numbering(n_ranks, n_ranks), combining("sum", part_dtype, n_ranks)
 
     @inline
     def add_packet(i, extra):
-        place = quotient(i, n_ranks)
-        if i - place * n_ranks == rank():
-            tiles = numbers(extra.parts + place, extra.step, 0)
-            words = combine(ll128_load_some(extra.lines, tiles, extra.call))
+        slot = quotient(i, n_ranks)
+        if i - slot * n_ranks == rank():
+            tiles = numbers(extra.parts + slot, extra.step, 0)
+            words = combine(ll128_load_some(extra.slots, tiles, extra.epoch))
             for k in range(n_ranks):
-                ll128_store_tile(extra.lines, extra.sums + i, words, extra.call, k)
+                ll128_store_tile(extra.slots, extra.sums + i, words, extra.epoch, k)
 
     @inline
     def add(first, packets, extra):
@@ -208,8 +211,8 @@ def adding(tile, part_dtype, n_ranks):
 
 @functools.cache
 def receiving(tile, part_dtype, dtype, ranks):
-    """-> ``receive(at, row, column, packets, lane, extra)``: wait for a warp's packets, which are at `at` and
-    behind, of `ranks` ranks each; add them up and store them to out, from this row and word on."""
+    """-> ``receive(at, row, column, packets, lane, extra)``: wait for a warp's packets, from `at` on, of
+    `ranks` ranks each; add them up, and store them to out, from this row and word on."""
     pieces_of = Pieces(tile, part_dtype)
     count, per_piece, row_bytes = pieces_of.count, pieces_of.packets, pieces_of.row_bytes
     words_of_row, bits = row_bytes // 8, (row_bytes // 16).bit_length() - 1
@@ -223,9 +226,9 @@ def receiving(tile, part_dtype, dtype, ranks):
         j, row, column, packets, lane, extra = arguments
         j += i
         low, high = combine(part)
-        place = 30 * j + place_in_packet(lane)
-        r = place >> bits
-        c = place - (r << bits) ^ r >> shift & mask
+        unit = 30 * j + unit_in_packet(lane)
+        r = unit >> bits
+        c = unit - (r << bits) ^ r >> shift & mask
         column += 2 * c + (lane & 15 == 15)
         row += r
         if (j < packets) & (r < 16) & (row < extra.size_m) & (column < extra.width):
@@ -242,7 +245,7 @@ def receiving(tile, part_dtype, dtype, ranks):
             j = 0
             while j < packets:
                 tiles = numbers(at + i * per_piece + j, extra.step, packets - 1 - j)
-                parts = ll128_load_some(extra.lines, tiles, extra.call)
+                parts = ll128_load_some(extra.slots, tiles, extra.epoch)
                 store_packets(parts, (j, row, column + i * words_of_row, packets, lane, extra))
                 j += batch
 
@@ -286,25 +289,40 @@ def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def gemm_ll128(
-        map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, out, width, lines, room, calls, done
+        map_a,
+        map_b,
+        map_out,
+        bias,
+        m,
+        n,
+        k,
+        splits,
+        partials,
+        arrivals,
+        out,
+        width,
+        slots,
+        room,
+        epochs,
+        done,
     ):
         """As of ``gemm_kernel``, without a bias, and
 
-        out         uint64, or uint32 where it has half the bytes of part_dtype, (m * width,)
-        width       words of a row
-        lines       uint64, symmetric, of ``line_words`` elements, zeros at first
-        room        packets that there are places for
-        calls       int64 (1,), zero at first; done: int32 (1,)
+        out     uint64, or uint32 where it has half the bytes of part_dtype, (m * width,)
+        width   words of a row
+        slots   uint64, symmetric, of ``slot_words`` elements, zeros at first
+        room    packets that there are slots for
+        epochs  int64 (1,), zero at first; done: int32 (1,)
         """
-        call = calls[0] + 1
-        given = begin(lines, room, call, m, out, width)
+        epoch = epochs[0] + 1
+        given = begin(slots, room, epoch, m, out, width)
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
                 cuda.threadfence()
                 done[0] = 0
-                calls[0] = call
+                epochs[0] = epoch
 
     return gemm_ll128
 
@@ -333,9 +351,9 @@ class OneShot(Method):
         self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
         widths = [w for w in WIDTHS if w < max_n + 32]
         self.room = max(packets_of(self.rows, max_n, Tile(ROWS, w), part_dtype) for w in widths)
-        words = line_words(self.room, n_ranks, self.shots)
-        self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
-        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+        words = slot_words(self.room, n_ranks, self.shots)
+        self.slots = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.slots")
+        self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
@@ -363,7 +381,7 @@ class OneShot(Method):
             lambda tile, kinds: ll128_kernel(tile, kinds, self.part_dtype, self.world.n_ranks, self.shots),
             Problem(a, b, out, None, None),
             min(choices_for(m, n, k, sms), key=lambda choice: estimate(m, n, k, choice, sms)),
-            *(sms, words, words.size // m, self.lines, self.room, self.calls, self.done),
+            *(sms, words, words.size // m, self.slots, self.room, self.epochs, self.done),
             co_resident=True,
         )
 

@@ -1,7 +1,7 @@
-"""The fused product whose parts are sent by copy engines: what goes on beside the kernel of ``fused.py``,
-which has the protocol.
+"""The fused product whose parts copy engines send: the work of the side stream. ``fused.py`` has the
+protocol.
 
-The kernel's warps store parts to memory here faster than links take them from all multiprocessors at a time.
+The kernel's warps store parts to local memory faster than links take them from all multiprocessors at once.
 """
 
 from shmemkit.collectives.side_streams import SideStreams
@@ -27,9 +27,9 @@ class Copied(Fused):
         if reason:
             raise ValueError(f"copies by the driver cannot be used here: {reason}. Use another method")
         self.staged = self.empty((others * self.room,), "uint8", "gemm.staged")
-        self.ready = self.zeros((others + 1,), "uint64", "gemm.ready")
+        self.staged_empty = self.zeros((others + 1,), "uint64", "gemm.staged_empty")
         with world.stream:
-            self.ready[:] = 1
+            self.staged_empty[:] = 1
             self.outbox = xp.empty(others * self.room, "uint8")
             self.written = xp.zeros(others * self.signals, "uint64")
         world.stream.synchronize()
@@ -49,8 +49,10 @@ class Copied(Fused):
 
     def beside(self, step, tiles, chunk, tile_bytes):
         backend = self.world.backend
-        ready = [self.ready[k : k + 1] for k in range(len(self.ranks)) if k != self.me]
-        begin = [("wait", word, 1) for word in ready] + [("write", word, 0) for word in ready]  # 10
+        staged_empty = [self.staged_empty[k : k + 1] for k in range(len(self.ranks)) if k != self.me]
+        begin = [("wait", word, 1) for word in staged_empty] + [
+            ("write", word, 0) for word in staged_empty
+        ]  # 10
         operations = [backend.memory_operations(begin), *self._copies(tiles, chunk, tile_bytes)]
 
         def run(stream):
@@ -76,10 +78,12 @@ class Copied(Fused):
                 written = self.written[turn * self.signals + c :][:1]
                 here = self.outbox[turn * self.room + at :][:n_bytes]
                 there = world.peer_view(self.staged[place + at :][:n_bytes], self.ranks[owner])
-                arrived = world.peer_view(self.arrived[me * self.signals + c :][:1], self.ranks[owner])
+                staged_full = world.peer_view(
+                    self.staged_full[me * self.signals + c :][:1], self.ranks[owner]
+                )
                 yield operations([("wait", written, count), ("write", written, 0)])
                 yield world.backend.copy(there, here)
-                yield operations([("write", arrived, 1)])
+                yield operations([("write", staged_full, 1)])
 
 
 class CopiedEverywhere(Copied):

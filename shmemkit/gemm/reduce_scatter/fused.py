@@ -1,96 +1,97 @@
-"""GEMM and reduce-scatter, or all-reduce, in one kernel: tiles of the product are sent as they are done, by
-the TMA, while the next are computed; what came from the others is added to a rank's own tiles before they are
-rounded. Hopper, GPUs that reach each other's memory.
+"""GEMM and reduce-scatter, or all-reduce, in one kernel: the TMA sends each finished tile while the next
+tiles are computed. A rank adds the parts that it receives to its own tiles before they are rounded. For
+Hopper, and GPUs that reach each other's memory.
 
-The product is that of ``shmemkit.gemm.sm90``, in another order, a schedule in memory
-(``tile_order.py``): of each round of tiles some are of the next rank's rows, as many of those of the one
-after it, .., and at last some of mine, a round behind; or, where that is not faster, first all of the next
-rank's, .., at last all of mine. Tiles do not cross from one rank's rows to another's.
+``shmemkit.gemm.sm90`` computes the product in another order, by a schedule in memory (``tile_order.py``).
+Each round of tiles has some of the next rank's rows, as many of the rank after it, .., and at last some of
+the rank's own, one round late. Where that is not faster, all tiles of the next rank come first, .., and all
+own tiles last. Tiles do not cross from one rank's rows to another's.
 
-Parts     A tile of another rank's rows, rounded to `part_dtype`, is its part for that rank: its accumulators
-          in the order of the threads, so that it goes in large pieces without strides, and the same threads
-          there get their own back
-Staged    staged[half, k, i], on every rank: the part of rank k for the i-th of my tiles. Written by rank k
-          only. (There is no place for my own: others' numbers k above mine are one less.)
-Signals   arrived[k, i], on every rank: the last call in which rank k's part for my tile i is here; set by
+Parts     a tile of another rank's rows, rounded to `part_dtype`, is this rank's part of it: its accumulators
+          in the order of the threads. So it travels in large pieces without strides, and the same threads
+          load it
+Staged    staged[buffer, k, i], on every rank: the part of rank k for the rank's i-th tile. Written by rank k
+          only. (There is no slot for its own part: numbers k above its own are one less.)
+Signals   staged_full[k, i], on every rank: the last epoch whose part of rank k for tile i is here; set by
           rank k only
-Counters  calls[0], local: how many calls have ended; the number of a call, and its half. In device memory, so
-          that a replayed graph counts on. done[0]: blocks of this call that have ended
-Posts     two mbarriers of a block: posts[0], its warps have sent their pieces of a part; posts[1], that is
-          announced
+Epochs    epochs[0], local: the epoch selects the buffer. Device-resident, so graph-safe. done[0]: blocks of
+          this launch that have ended
+Posts     two mbarriers of a block: posts[0], its warps have sent their pieces of a part; posts[1], the part
+          is announced
 Ring      the slots and barriers of the GEMM, which the parts use, too
 
   warps that multiply, for each tile of others' rows, when its products are done:
           1. for some columns at a time: wait until the store before the last has read its piece of shared
-             memory; round and store to the piece; fence for the asynchronous proxy; the warp meets; one
-             thread asks for the store to staged[half, me, i] there
-     and in the midst of the products of the next tile, at their end at the latest, or at the kernel's:
-          2. that thread waits until these are written, and for posts[1]; it arrives at posts[0]
+             memory; round and store to the piece; fence for the asynchronous proxy; syncwarp; one thread
+             starts the store to staged[buffer, me, i] there
+     and during the products of the next tile, at their end at the latest, or at the kernel's:
+          2. that thread waits until these stores are written, and for posts[1]; it arrives at posts[0]
   watcher, one more thread, for each of these tiles, in turn:
-          3. wait for posts[0]; set arrived[me, i] there to the call's number    release, sys; arrive at
-             posts[1]
-     (2 and 3 are done for my own tiles, too, of which nobody is told)
-  loader, behind the slabs of each of my own tiles, for each other rank k:
-          4. wait until arrived[k, i] is at least the call's number             acquire, sys; fence for the
-             asynchronous proxy
-          5. ask for the part, in slots of the ring, as for slabs
-  warps that multiply, for each of my own tiles, when its products are done:
+          3. wait for posts[0]; set staged_full[me, i] there to the epoch    release, sys; arrive at posts[1]
+     (steps 2 and 3 include the rank's own tiles, which it announces to no rank)
+  loader, after the slabs of each own tile, for each other rank k:
+          4. wait until staged_full[k, i] >= epoch             acquire, sys; fence for the asynchronous proxy
+          5. start the loads of the part into slots of the ring, as for slabs
+  warps that multiply, for each own tile, when its products are done:
           6. add the parts, in the order of the ranks, as their slots are full; arrive at empty of each slot
           7. store the tile to out, as the GEMM does
 
-My part is added first, then the others' in the order of the ranks: the bits are the same in every run.
+The own part comes first, then the others' in the order of the ranks: the bits are the same in every run.
 
-No race. What is announced (3) is written: a thread that has waited for its bulk stores sees them written
-(PTX: the writes have been made visible to the executing thread); it arrives at posts[0], the watcher acquires
-that, and its release at system scope is cumulative. Who acquires it reads them by the asynchronous proxy,
-behind a fence for that. Half h of staged is written again two calls later, by a rank k that has ended the
-call between. In that one it got a part from me for a tile of its own (each rank has rows, in every call): I
-sent it in a launch that began after my launches before had ended, and so had read what half h held. Nobody is
-two phases ahead of the others at posts: the warps wait for posts[1], the watcher for posts[0].
+No race.
 
-No deadlock: sending waits for nobody, and all blocks are resident. My tile i waits for the others' parts for
-it, and these, in the order of their blocks, come behind own tiles of lower numbers at most: tile i of each
-rank's rows is before mine of that number in the schedule, and those of one rank come in their order. So the
-lowest own tile that is not done on all ranks waits for none. A block tells of a part in the midst of its next
-tile, before that one waits for anything but slabs.
+- A part is written before it is announced (3). A thread that has waited for its bulk stores sees them written
+  (PTX: the writes have been made visible to the executing thread). It arrives at posts[0], the watcher
+  acquires that, and its release at system scope is cumulative. The receiver acquires the signal, and reads
+  the part by the asynchronous proxy, after a fence for that proxy.
+- Staged has two buffers: the double-buffer lemma (docs/protocols.md). Each rank has rows, and so receives a
+  part of each other rank, in every epoch.
+- No thread is two phases ahead of the others at posts: the warps wait for posts[1], the watcher for posts[0].
 
-Copied (`copied`): copy engines send the parts, in chunks of some tiles in a row; the warps that multiply
-store them here, which takes them less time. A graph's copies have fixed addresses, and its operations on
-signals fixed values: so staged is one half, and signals are 0 or 1, and set back.
+No deadlock: sending waits for no rank, and all blocks are co-resident. Own tile i waits for the others' parts
+for it. In the order of their blocks, these come after own tiles of lower numbers at most: the schedule has
+tile i of each other rank's rows before own tile i, and keeps the order of one rank's tiles. So the lowest
+unfinished own tile of all ranks waits for none.
 
-Outbox    outbox[t, i], local: my part for the i-th tile of rank me + 1 + t modulo the ranks
-Signals   written[t, c], local: how many tiles of chunk c of outbox[t] are there; arrived[k, c] likewise for
-          chunk c of rank k's parts, 0 or 1; ready[k], on every rank: 0 or 1, at first 1: my parts may be
-          written to staged on rank k. Set by rank k only
+Copied (`copied`): copy engines send the parts, in chunks of consecutive tiles. The warps that multiply store
+the parts to local memory, which is faster. A graph's copies have fixed addresses, and its operations on
+signals fixed values. So staged has one buffer, and signals are 0 or 1, and are reset.
+
+Outbox    outbox[t, i], local: the part for the i-th tile of rank me + 1 + t modulo the ranks
+Signals   written[t, c], local: how many tiles of chunk c of outbox[t] are there. staged_full[k, c]: likewise
+          for chunk c of rank k's parts, 0 or 1. staged_empty[k], on every rank: 0 or 1, at first 1: this
+          rank's parts may be written to staged on rank k; set by rank k only
 
   warps:  1. to outbox[t, i]
   watcher, for each of these tiles:
           3. wait for posts[0]; add one to written[t, c]         release, sys; arrive at posts[1]
-  stream beside, for each chunk, in the order of the tiles:
-         10. at first: wait for ready[k] of all k; set them back
-         11. wait until written[t, c] is as many as its tiles; set it back; copy it to staged[me] there; set
-             arrived[me, c] there                                release, sys: publishes the copy
-  loader: 4. wait for arrived[k, c]
+  side stream, for each chunk, in the order of the tiles:
+         10. at first: wait for staged_empty[k] of all k; reset them
+         11. wait until written[t, c] has all its tiles; reset it; copy the chunk to staged[me] there; set
+             staged_full[me, c] there                            release, sys: publishes the copy
+  loader: 4. wait for staged_full[k, c]
   last block, when all have read their parts:
-         12. set all arrived back; set ready[me] on the others   release, sys
+         12. reset all staged_full; set staged_empty[me] on the others   release, sys
 
-The next call on my stream comes after the stream beside, and so writes outbox when it has been copied. Rank
-k copies to staged here, and sets arrived, when it has waited for the ready[me] that I set after I had read
-what was there, and had set arrived back. It has set ready[me] back before, and I set it again when I have got
-all parts of that call. Copies wait for the kernel of their rank, which sends, as ever, without waiting for
-anybody, and for the ends of calls before. They wait without limit: so written and ready are told even when
-a wait has expired (``device.shmem.bounded_waits``), or the streams would never end, and nobody be told why.
+The next call on the stream comes after the side stream, so it writes outbox after the copies. Rank k copies
+to staged here, and sets staged_full, only after it has waited for staged_empty[me]. This rank sets that after
+it has read staged and reset staged_full. Rank k has reset staged_empty[me] by then; this rank sets it again
+when it has all parts of that epoch. Copies wait for the kernel of their rank, which still sends without a
+wait for any rank, and for the ends of earlier calls. Copies wait without a limit. So the kernel sets written
+and staged_empty even after a wait has expired (``device.shmem.bounded_waits``); else the streams would never
+end, and nobody would see the error.
 
 All-reduce (`everywhere`): each rank's rows of the result go to all ranks (the tensor maps of step 7 are those
 of `out` on each), and then
 
-Gathered  gathered[k, i], on every rank: the last call in which tile i of rank k's rows is here
+Gathered  gathered[k, i], on every rank: the last epoch in which tile i of rank k's rows is here
 
-          8. the watcher, for my own tiles in step 3: sets gathered[me, i] on all others
+          8. the watcher, for own tiles in step 3: sets gathered[me, i] on all others
           9. it then waits for gathered[k, i] of all k, and of those i that are its block's share
 
-so the kernel ends when all rows are here. out is written by others in a call only when they have my parts of
-that call: then what was before it on my stream has ended, and so who reads the result of the call before.
+so the kernel ends when all rows are here. Other ranks write out in an epoch only after they have this rank's
+parts of that epoch: all earlier work on its stream has ended then, and so have the readers of the previous
+result.
 """
 
 import functools
@@ -146,14 +147,14 @@ def largest_divisor(number, most):
 
 
 class Given(NamedTuple):
-    """`extra` of the functions for the GEMM: `call`, its number; all else as the kernel's, or above."""
+    """`extra` of the functions for the GEMM: `epoch`, and the kernel's arguments, or as above."""
 
     staged: object
-    arrived: object
+    staged_full: object
     gathered: object
     offsets: object
     posts: object
-    call: object
+    epoch: object
     me: object
     rows: object
     tile_rows: object
@@ -168,8 +169,8 @@ class Given(NamedTuple):
 
 @inline
 def place_of(t, n_ranks, extra):
-    """The t-th tile of the schedule -> whose turn it is, from 0 (the next rank) to n_ranks - 1 (mine); that
-    rank; the tile's number in its part"""
+    """The t-th tile of the schedule -> whose turn it is, from 0 (the next rank) to n_ranks - 1 (this one);
+    that rank; the tile's number in its part"""
     tile = int64(extra.schedule[t])
     owner = quotient(tile, extra.part_tiles)
     turn = owner - extra.me - 1
@@ -179,9 +180,9 @@ def place_of(t, n_ranks, extra):
 
 
 @inline
-def staged_at(half, sender, owner, n_ranks, room):
-    """The first byte of the sender's place."""
-    return (half * (n_ranks - 1) + (sender - 1 if sender > owner else sender)) * room
+def staged_at(buffer, sender, owner, n_ranks, room):
+    """The first byte of the sender's slot."""
+    return (buffer * (n_ranks - 1) + (sender - 1 if sender > owner else sender)) * room
 
 
 @functools.cache
@@ -224,7 +225,7 @@ def sending(tile, kinds, part_dtype):
         piece = span(pieces, (i & 1) * room, piece_bytes)
         unit = i // per_unit
         at = unit * unit_bytes + (i - unit * per_unit) * piece_bytes
-        if i > 1:  # at first all is sent that a tile before has sent: see `settle`
+        if i > 1:  # all stores of the tile before have ended: see `settle`
             bulk_wait_group_read(1)
             cuda.syncwarp()
         store_chunks(part, (piece,))
@@ -311,13 +312,13 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
             while k < n_ranks:
                 if k != me:
                     if copied:
-                        half, number, signal = 0, 1, quotient(i, extra.chunk)
+                        buffer, number, signal = 0, 1, quotient(i, extra.chunk)
                     else:
-                        half, number, signal = extra.call & 1, extra.call, i
-                    arrived = span(extra.arrived, k * extra.signals + signal, 1)
-                    wait(arrived, 1, "sys", "acquire", number)  # 4
+                        buffer, number, signal = extra.epoch & 1, extra.epoch, i
+                    staged_full = span(extra.staged_full, k * extra.signals + signal, 1)
+                    wait(staged_full, 1, "sys", "acquire", number)  # 4
                     fence_proxy_async_global()  # 4
-                    at = staged_at(half, k, me, n_ranks, extra.room) + i * tile_bytes
+                    at = staged_at(buffer, k, me, n_ranks, extra.room) + i * tile_bytes
                     for unit in range(units):
                         mbarrier_wait(empty, slot, parity)
                         mbarrier_arrive_expect_tx(full, slot, unit_bytes)
@@ -356,14 +357,14 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
             if copied:
                 there = span(extra.outbox, turn * extra.room + first, n_bytes)
             else:
-                first += staged_at(extra.call & 1, extra.me, owner, n_ranks, extra.room)
+                first += staged_at(extra.epoch & 1, extra.me, owner, n_ranks, extra.room)
                 there = span(peer_at(extra.staged, extra.offsets, first_rank + owner), first, n_bytes)
             send(acc, (pieces, there, lane))  # 1
         return acc, own, slot, parity, state + 1
 
     @inline
     def watch_tiles(t, tiles, step, extra):
-        posts, call, me = extra.posts, extra.call, extra.me
+        posts, epoch, me = extra.posts, extra.epoch, extra.me
         parity = 0
         while t < tiles:
             turn, owner, i = place_of(t, n_ranks, extra)
@@ -372,12 +373,12 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
             if turn < n_ranks - 1 and copied:
                 red_release(extra.written, turn * extra.signals + quotient(i, extra.chunk), 1, "sys")
             elif turn < n_ranks - 1:
-                notify_at(extra.arrived, mine, extra.offsets, first_rank + owner, call)
+                notify_at(extra.staged_full, mine, extra.offsets, first_rank + owner, epoch)
             elif everywhere:
                 k = 0
                 while k < n_ranks:
                     if k != me:
-                        notify_at(extra.gathered, mine, extra.offsets, first_rank + k, call)  # 8
+                        notify_at(extra.gathered, mine, extra.offsets, first_rank + k, epoch)  # 8
                     k += 1
             mbarrier_arrive(posts, TOLD)
             parity ^= 1
@@ -389,7 +390,7 @@ def exchanging(tile, kinds, part_dtype, n_ranks, everywhere, first_rank, copied)
                     i = int64(cuda.blockIdx.x)
                     while i < extra.part_tiles:
                         signal = span(extra.gathered, k * extra.signals + i, 1)
-                        wait(signal, 1, "sys", "acquire", call)  # 9
+                        wait(signal, 1, "sys", "acquire", epoch)  # 9
                         i += cuda.gridDim.x
                 k += 1
 
@@ -433,43 +434,43 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         me,
         staged,
         room,
-        arrived,
+        staged_full,
         gathered,
         signals,
         offsets,
         outbox,
         written,
-        ready,
+        staged_empty,
         chunk,
         schedule,
-        calls,
+        epochs,
         done,
     ):
         """As of ``gemm_kernel``, without a bias and with K not split, but
 
-        map_out     tensor maps, one after another, of my `rows` rows of out; for all-reduce, of each rank's
-        m           rows of all tiles
-        rows        of A, for each rank; in tile_rows rows of tiles, part_tiles tiles
-        me          my rank, of n_ranks, from 0
-        staged      uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
-        room        bytes of a rank's place in it
-        arrived     uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
-        signals     elements of a rank's place in these
-        offsets     as of `peer_at`, by ranks of the World
-        outbox      `copied`: uint8 ((n_ranks - 1) * room,)
-        written     `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
-        ready       `copied`: uint64 (n_ranks,), symmetric, ones at first
-        chunk       `copied`: tiles of a chunk
-        schedule    int32 (n_ranks * part_tiles,): see ``tile_order.py``
-        calls       int64 (1,), zero at first; done: int32 (1,)
+        map_out       tensor maps, one after another, of my `rows` rows of out; for all-reduce, of each rank's
+        m             rows of all tiles
+        rows          of A, for each rank; in tile_rows rows of tiles, part_tiles tiles
+        me            my rank, of n_ranks, from 0
+        staged        uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
+        room          bytes of a rank's slot in it
+        staged_full   uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
+        signals       elements of a rank's slot in these
+        offsets       as of `peer_at`, by ranks of the World
+        outbox        `copied`: uint8 ((n_ranks - 1) * room,)
+        written       `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
+        staged_empty  `copied`: uint64 (n_ranks,), symmetric, ones at first
+        chunk         `copied`: tiles of a chunk
+        schedule      int32 (n_ranks * part_tiles,): see ``tile_order.py``
+        epochs        int64 (1,), zero at first; done: int32 (1,)
         """
         posts = cuda.shared.array(2, types.uint64)
         if cuda.threadIdx.x == 0:
             mbarrier_init(posts, SENT, warps)
             mbarrier_init(posts, TOLD, 1)  # the GEMM begins with a fence for that, and a barrier
-        call = calls[0] + 1
+        epoch = epochs[0] + 1
         given = Given(
-            *(staged, arrived, gathered, offsets, posts, call, me, rows, tile_rows, part_tiles, room),
+            *(staged, staged_full, gathered, offsets, posts, epoch, me, rows, tile_rows, part_tiles, room),
             *(signals, outbox, written, chunk, schedule),
         )
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
@@ -481,14 +482,14 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
                 cuda.threadfence()
                 done[0] = 0
-                calls[0] = call
+                epochs[0] = epoch
                 if copied:  # 12
                     for k in range(n_ranks):
                         for c in range(quotient(part_tiles + chunk - 1, chunk)):
-                            arrived[k * signals + c] = 0
+                            staged_full[k * signals + c] = 0
                     for k in range(n_ranks):
                         if k != me:
-                            st_release(peer_at(ready, offsets, first_rank + k), me, 1, "sys")
+                            st_release(peer_at(staged_empty, offsets, first_rank + k), me, 1, "sys")
 
     return gemm_exchange
 

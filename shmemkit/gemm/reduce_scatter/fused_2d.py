@@ -1,49 +1,51 @@
 """GEMM and reduce-scatter, or all-reduce, over several nodes: inside the node by the kernel of ``fused.py``,
 then once across nodes, while the product for the next node is computed.
 
-Rank (i, l) is the l-th of node i. The rows of node j are those that its ranks get of the result. Of these the
-ranks of node i add up their products, (i, l) the rows of (j, l): node i's partial result for (j, l). So a row
-crosses the network once for each node, not for each rank, and all ranks use the network alike.
+Rank (i, l) is the l-th of node i. The rows of node j are the rows of the result that its ranks get. For these
+rows, the ranks of node i add their products, (i, l) for the rows of (j, l): this is node i's partial result
+for (j, l). So a row crosses the network once for each node, not for each rank, and all ranks use the network
+equally.
 
-Outbox    outbox[j], on every rank (i, l): node i's partial result for (j, l), rounded to `part_dtype`; where
-          the network reads it, but for j = i
-Inbox     inbox[half, j], on every rank (i, l): node j's partial result for it, in chunks, one for each block.
-          Written by (j, l) only, through the network
-Signals   got[j, b], on every rank: the last call whose chunk b of node j's partial result is here; set by
-          the network only
-Counters  calls[0], local: how many calls have ended; the number of a call, and the half. In device memory, so
-          that a replayed graph counts on. done[0]: blocks of this call that have ended
+Outbox    outbox[j], on every rank (i, l): node i's partial result for (j, l), rounded to `part_dtype`; the
+          network reads it, but for j = i
+Inbox     inbox[buffer, j], on every rank (i, l): node j's partial result for it, in chunks, one for each
+          block. Written by (j, l) only, through the network
+Signals   inbox_full[j, b], on every rank: the last epoch whose chunk b of node j's partial result is here;
+          set by the network only
+Epochs    epochs[0], local: the epoch selects the buffer. Device-resident, so graph-safe. done[0]: blocks of
+          this launch that have ended
 
   stream, for the nodes j = i + 1, i + 2, .., i modulo the nodes:
-     product:        1. of the rows of node j, reduced among the ranks of mine; into outbox[j]
+     product:        1. of the rows of node j, reduced among the ranks of node i; into outbox[j]
      send, block b, unless j is i:
-                     2. put chunk b of outbox[j] to inbox[half, i] on (j, l), and set got[i, b] there: the
+                     2. put chunk b of outbox[j] to inbox[buffer, i] on (j, l), with inbox_full[i, b]: the
                         signal follows the data
-  add up, block b:   3. block 0: quiet                  all that I have sent has arrived
-                     4. wait until got[j, b] is at least the call's number, for all j but i
+  add up, block b:   3. block 0: quiet                  all puts of this rank have arrived
+                     4. wait until inbox_full[j, b] >= epoch, for all j but i
                                                          acquire, also of the network
-                     5. add chunk b of outbox[i] and of the inbox[half, j], in the order of the nodes, in
+                     5. add chunk b of outbox[i] and of the inbox[buffer, j], in the order of the nodes, in
                         float32; round, and store it to out
-                     6. the last block: count the call
+                     6. the last block: add 1 to the epochs
 
 The order is always the same, and so are the bits: that of ``fused.py`` in a node, then that of the nodes.
 
-One stream, and a kernel between two products that only asks for puts: it ends at once, and the network card
-carries the data while the next product has all multiprocessors. A kernel of another stream would find no room
-beside a product, whose blocks take all shared memory; or, where it came first, it would keep room from blocks
-that ranks wait for. (Within a host, as between logical nodes, the threads that ask for a put carry it out:
-nothing is hidden then.) My own node comes last, so that the last partial result, too, is on its way while a
+All runs on one stream. Between two products, a kernel only starts the puts: it ends at once, and the network
+card carries the data while the next product has all multiprocessors. A kernel on another stream would find no
+room beside a product, whose blocks take all shared memory. If it came first, it would keep room from blocks
+that ranks wait for. (Within a host, as between logical nodes, the threads that start a put carry it out:
+nothing is hidden then.) The own node comes last, so that the last partial result, too, travels while a
 product is computed.
 
-No race. outbox[j] is written again in the next call, after step 3 of this one, and so after it has been read.
-Half h of an inbox is written again two calls later, by a rank that has ended the call between. In that one it
-has got what the inbox's owner sent, in a launch after those that read half h. got may be a call ahead: who
-set it has ended this call, in whose step 3 all had arrived that it sent. So, too, no two puts with one signal
-are under way.
+No race.
 
-No deadlock: a product waits for the ranks of my node only, which compute those of the same nodes in the same
-order; to send waits for nobody, step 3 for the network alone; step 4 waits for sends of others, which come
-before their step 4. So all products of a call end, and then the call does.
+- outbox[j] is written again in the next epoch, after step 3 of this one: it has been read.
+- The inbox has two buffers: the double-buffer lemma (docs/protocols.md).
+- inbox_full may be one epoch ahead. Its sender has ended this epoch then; by its step 3, all its puts had
+  arrived. For the same reason, no two puts with one signal are in flight at once.
+
+No deadlock: a product waits only for the ranks of the node, which compute the products of the same nodes in
+the same order. Sending waits for no rank, step 3 for the network alone. Step 4 waits for sends of others,
+which come before their step 4. So all products of an epoch end, and then the epoch does.
 """
 
 import functools
@@ -78,23 +80,24 @@ SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit
-def send_partial(outbox, inbox, got, calls, room, words, chunk, j, node, n_nodes, to):
+def send_partial(outbox, inbox, inbox_full, epochs, room, words, chunk, j, node, n_nodes, to):
     """Step 2, to rank `to`, of node `j`.
 
-    outbox  uint64 (n_nodes * room,), symmetric
-    inbox   uint64 (2 * n_nodes * room,), symmetric
-    got     uint64 (n_nodes * MAX_CHUNKS,), symmetric, zeros at first
-    calls   int64 (1,), zero at first
-    room    words of a place in these; `words` of it are used, in chunks of `chunk`, the last perhaps shorter
-    node    my node, of n_nodes
-    grid    a block for each chunk; any number of threads
+    outbox      uint64 (n_nodes * room,), symmetric
+    inbox       uint64 (2 * n_nodes * room,), symmetric
+    inbox_full  uint64 (n_nodes * MAX_CHUNKS,), symmetric, zeros at first
+    epochs      int64 (1,), zero at first
+    room        words of a slot in these; `words` of it are used, in chunks of `chunk`, the last perhaps
+                shorter
+    node        this rank's node, of n_nodes
+    grid        a block for each chunk; any number of threads
     """
     b = cuda.blockIdx.x
     begin = b * chunk
-    size, half = min(chunk, words - begin), (calls[0] + 1) & 1
+    size, buffer = min(chunk, words - begin), (epochs[0] + 1) & 1
     source = span(outbox, j * room + begin, size)
-    there = span(inbox, (half * n_nodes + node) * room + begin, size)
-    put_signal_nbi_block(there, source, span(got, node * MAX_CHUNKS + b, 1), calls[0] + 1, SET, to)
+    there = span(inbox, (buffer * n_nodes + node) * room + begin, size)
+    put_signal_nbi_block(there, source, span(inbox_full, node * MAX_CHUNKS + b, 1), epochs[0] + 1, SET, to)
 
 
 def _adding_halves(dtype):
@@ -144,7 +147,7 @@ def adding_kernel(dtype, part_dtype):
     add = (_adding_halves if part_dtype == dtype else _adding_floats)(dtype)
 
     @cuda.jit
-    def add_partials(out, outbox, inbox, got, calls, done, room, chunk, node, n_nodes):
+    def add_partials(out, outbox, inbox, inbox_full, epochs, done, room, chunk, node, n_nodes):
         """out = the sum of all nodes' partial results for me.
 
         out     uint64, 1-D: an even number of words
@@ -153,23 +156,23 @@ def adding_kernel(dtype, part_dtype):
         others  as of ``send_partial``
         """
         b, t = cuda.blockIdx.x, cuda.threadIdx.x
-        call = calls[0] + 1
+        epoch = epochs[0] + 1
         if b == 0 and t == 0:
             quiet()  # 3
         j = t
         while j < n_nodes:
             if j != node:
-                signal_wait_until(span(got, j * MAX_CHUNKS + b, 1), GE, call)  # 4
+                signal_wait_until(span(inbox_full, j * MAX_CHUNKS + b, 1), GE, epoch)  # 4
             j += cuda.blockDim.x
         cuda.syncthreads()
-        mine, at = span(outbox, node * room, room), (call & 1) * n_nodes * room
+        mine, at = span(outbox, node * room, room), (epoch & 1) * n_nodes * room
         add(out, mine, inbox, at, room, node, n_nodes, b * chunk, min((b + 1) * chunk, out.size))  # 5
         if t == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
                 cuda.threadfence()
                 done[0] = 0
-                calls[0] = call  # 6
+                epochs[0] = epoch  # 6
 
     return add_partials
 
@@ -197,8 +200,8 @@ class Fused2D(Method):
         self.room = -(-rows * max_n * self.part_dtype.itemsize // 128) * 16
         self.outbox = self.empty((n_nodes * self.room,), "uint64", "gemm.outbox")
         self.inbox = self.empty((2 * n_nodes * self.room,), "uint64", "gemm.inbox")
-        self.got = self.zeros((n_nodes * MAX_CHUNKS,), "uint64", "gemm.got")
-        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+        self.inbox_full = self.zeros((n_nodes * MAX_CHUNKS,), "uint64", "gemm.inbox_full")
+        self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
         self.adding = adding_kernel(dtype, part_dtype)
         self._sending(2, 2, 0)
         self._adding(world.xp.empty(2, "uint64"), 2)
@@ -252,15 +255,23 @@ class Fused2D(Method):
         world, width = self.world, self.width
         to = j * world.local_size + world.local_rank
         return self.launch(
-            *(send_partial, -(-words // chunk), self.outbox, self.inbox, self.got, self.calls, self.room),
+            *(
+                send_partial,
+                -(-words // chunk),
+                self.outbox,
+                self.inbox,
+                self.inbox_full,
+                self.epochs,
+                self.room,
+            ),
             *(width * words, width * chunk, j, world.node, world.n_nodes, to),
         )
 
     def _adding(self, out, chunk):
         world = self.world
         return self.launch(
-            *(self.adding, -(-out.size // chunk), out, self.outbox, self.inbox, self.got),
-            *(self.calls, self.done, self.room, chunk, world.node, world.n_nodes),
+            *(self.adding, -(-out.size // chunk), out, self.outbox, self.inbox, self.inbox_full),
+            *(self.epochs, self.done, self.room, chunk, world.node, world.n_nodes),
         )
 
     def free(self):

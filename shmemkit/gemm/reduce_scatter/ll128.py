@@ -1,63 +1,59 @@
-"""GEMM and reduce-scatter, or all-reduce, in one kernel, by LL128: a tile is exchanged while the next one is
-computed. For results of some megabytes. Hopper, GPUs that NVLink connects.
+"""GEMM and reduce-scatter, or all-reduce, in one kernel, by LL128: the ranks exchange a tile while the next
+is computed. For results of some megabytes. For Hopper, and GPUs that NVLink connects.
 
-The product is that of ``shmemkit.gemm.sm90``, by tiles of 128 rows and so few columns that a tile's
-part fits in shared memory whole. The warps that multiply leave it there and go on; three warps beside the
-loader's exchange it meanwhile. Of a block's last tile the warps that multiply do so themselves: there are
-more of them, and they have nothing else to do.
+``shmemkit.gemm.sm90`` computes the product, by tiles of 128 rows. They have so few columns that a whole
+tile's part fits in shared memory. The warps that multiply leave it there and go on; the three warps beside
+the loader's exchange it at the same time. The warps that multiply exchange a block's last tile themselves:
+they are more, and have no other work.
 
-All ranks compute their tiles in the same order, column after column: so weights come from memory once for all
-rows, as for the GEMM alone. (In "fused" each rank computes the others' rows first, and the weights come again
-for its own.)
+All ranks compute their tiles in the same order, column after column: weights come from memory once for all
+rows, as for the GEMM alone. (In "fused", each rank computes the others' rows first, and loads the weights
+again for its own.)
 
 Part      of a tile, rounded to `part_dtype`: the pieces of all warps (``shmemkit.gemm.ll128_packets``)
-Packet    480 bytes of a part, in the registers of a warp; on the way four lines that say themselves that they
-          have arrived (``device.packets.ll128_tiles``). Of rows that the result does not have, none is sent
+Packet    480 bytes of a part, in the registers of a warp; on the way four lines with flags
+          (``device.packets.ll128_tiles``). Rows that the result does not have are not sent
 Owner     of a tile: the rank whose rows it has. Tiles do not cross from one rank's rows to another's
-Lines     parts[half, k, i], on the owner: packet i of its tiles, of rank k. Written by rank k only
-Counters  calls[0], local: how many calls have ended. The number of a call is the flag of its lines, and gives
-          the half. In device memory, so that a replayed graph counts on. done[0]: blocks of this call that
-          have read it
+Slots     parts[buffer, k, i], on the owner: packet i of its tiles, of rank k. Written by rank k only
+Epochs    epochs[0], local: the epoch is the flag, and selects the buffer. Device-resident, so graph-safe.
+          done[0]: blocks of this launch that have read it
 Posts     two mbarriers of a block: posts[0], a part is in shared memory: one arrival of each warp that
           multiplies; posts[1], it has been sent: one of each warp beside the loader's
 
   warps that multiply, for each tile:
-          1. wait for posts[1] of the tile before, if there was one; round and store the tile's part; the warp
-             meets; arrive at posts[0]
+          1. wait for posts[1] of the tile before, if there was one; round and store the tile's part;
+             syncwarp;
+             arrive at posts[0]
   warps beside the loader's, for each tile of the block but the last; those that multiply, for the last:
-          2. wait for posts[0]; load the packets, and store them to parts[half, me, i] on the tile's owner,
-             with the flag: on this rank, too. The warp meets; arrive at posts[1]
-          3. if it is mine, for some packets i at a time: poll parts[half, k, i], of all k at once, until all
-             have the flag; add them in the order of the ranks, in float32; round, and store to out
+          2. wait for posts[0]; load the packets, and store them to parts[buffer, me, i] on the tile's owner,
+             also on this rank, with the flag; syncwarp; arrive at posts[1]
+          3. if this rank owns the tile, for some packets i at a time: poll parts[buffer, k, i], of all k at
+             once, until all have the flag; add them in the order of the ranks, in float32; round, and store
+             to out
 
-All-reduce (`everywhere`) in two shots: the rows are nobody's. Each packet is added up on one rank, which
-sends the sum. Packets are numbered through all tiles.
+All-reduce (`everywhere`) in two shots: no rank owns the rows. One rank adds the parts of a packet, and sends
+the sum. Packets are numbered through all tiles.
 
 Owner     rank i % n_ranks, of packet i
-Lines     parts[k, i // n_ranks], on the owner of packet i: that of rank k. Written by rank k only. sums[i],
+Slots     parts[k, i // n_ranks], on the owner of packet i: that of rank k. Written by rank k only. sums[i],
           on every rank: the sum, as `part_dtype`. Written by the owner only
 
           2. as above, to the packets' owners
-          3. for the packets i that I own: poll parts[k, i // n_ranks], of all k at once, until all have the
-             flag; add them in the order of the ranks, in float32; round, and store to sums[i] on all ranks,
-             with the flag
+          3. for the packets i that this rank owns: poll parts[k, i // n_ranks], of all k at once, until all
+             have the flag; add them in the order of the ranks, in float32; round, and store to sums[i] on all
+             ranks, with the flag
           4. for some packets i at a time: poll sums[i]; store to out
 
 All products are rounded alike, and added in the order of the ranks: the bits are the same in every run, and
-of an all-reduce on all ranks.
+those of an all-reduce on all ranks.
 
-No race: a part in shared memory is written again (1) when it has been sent (2). Reduce-scatter: I write half
-h again two calls later. In the call between I have got packets of all ranks (each has rows, in every call),
-in launches that began when those before had ended: they have read what half h held. All-reduce: I write a
-part again in a later call than that in which I got the packet's sum, which its owner has sent when it had
-read the part; and a sum, when I have all parts of a later call, sent in launches that began when those before
-had ended: they have read the sum. So the calls may have any sizes and tiles, and a packet may be anything: a
-line has an earlier call's number, or 0, until that of this call comes with it. out is written by this rank
-alone.
+No race, without credits. A part in shared memory is written again (1) after it has been sent (2).
+Reduce-scatter: the double-buffer lemma (docs/protocols.md); each rank has rows in every epoch. All-reduce: as
+with two shots in ``gemm/all_reduce/ll128.py``. The calls may have any sizes and tiles. Only this rank writes
+out.
 
-No deadlock: all blocks are resident, and take the tiles in ascending order, the same on all ranks. Consider
-the first tile that is not done on all ranks. All before it are, so nobody waits for these: warps get to it,
-and it is sent without waiting for other ranks; then all its parts come, all sums, and it is done.
+No deadlock: ascending-order progress (docs/protocols.md), for tiles. A tile is sent without a wait for other
+ranks; then all its parts come, all sums, and it is done.
 """
 
 import functools
@@ -81,12 +77,12 @@ from ..epilogue import inline
 from ..ll128_packets import (
     SWIZZLE,
     Pieces,
-    line_words,
     numbering,
     packet,
-    place_in_packet,
     place_of,
     rounding,
+    slot_words,
+    unit_in_packet,
 )
 from ..problem import Problem
 from ..sm90 import ALONE, BESIDE, Kinds, Layout, Tile, gemm_body, signature
@@ -107,11 +103,11 @@ SOME_BYTES = 8 << 20  # of a result as part_dtype; of more, products that take l
 
 class Given(NamedTuple):
     """`extra` of the functions for the GEMM. Rows, and rows of tiles, are those of a rank; of an all-reduce
-    all. In packets from the beginning of the lines: where mine go, where those of rank 0 come, from there to
-    the next rank's, and where sums are."""
+    all. Positions, in packets from the first slot: `mine`, where this rank's packets go; `parts`, where those
+    of rank 0 come; `step`, from there to the next rank's; `sums`."""
 
-    lines: object
-    call: object
+    slots: object
+    epoch: object
     mine: object
     parts: object
     step: object
@@ -126,16 +122,16 @@ class Given(NamedTuple):
 
 @functools.cache
 def beginning(n_ranks, everywhere):
-    """-> ``begin(lines, room, call, posts, tiles, tile_rows, rows, out, width)``: the Given of a call."""
+    """-> ``begin(lines, room, call, posts, tiles, tile_rows, rows, out, width)``: the Given of an epoch."""
 
     @inline
-    def begin(lines, room, call, posts, tiles, tile_rows, rows, out, width):
-        parts, step, sums = (call & 1) * n_ranks * room, room, 0
+    def begin(slots, room, epoch, posts, tiles, tile_rows, rows, out, width):
+        parts, step, sums = (epoch & 1) * n_ranks * room, room, 0
         if everywhere:
             step = quotient(room + n_ranks - 1, n_ranks)
             parts, sums = 0, n_ranks * step
-        places = parts + rank() * step, parts, step, sums
-        return Given(lines, call, *places, posts, tiles, tile_rows, rows, out, width)
+        begins = parts + rank() * step, parts, step, sums
+        return Given(slots, epoch, *begins, posts, tiles, tile_rows, rows, out, width)
 
     return begin
 
@@ -192,12 +188,12 @@ def sending(tile, part_dtype, n_ranks, everywhere, warps):
             owner, i, row, _ = owner_of(t, extra)
         j, count = int64(warp), packets_at(row, extra)
         while j < count:
-            words, place = packet(part, j, last, lane), i * packets + j
+            words, slot = packet(part, j, last, lane), i * packets + j
             if everywhere:
-                owner = place
-                place = quotient(owner, n_ranks)
-                owner -= place * n_ranks
-            ll128_store_tile(extra.lines, extra.mine + place, words, extra.call, owner)
+                owner = slot
+                slot = quotient(owner, n_ranks)
+                owner -= slot * n_ranks
+            ll128_store_tile(extra.slots, extra.mine + slot, words, extra.epoch, owner)
             j += warps
 
     return send
@@ -214,22 +210,22 @@ def adding(tile, part_dtype, n_ranks, warps):
     def add(t, row, warp, extra):
         first, me = t * packets, rank()
         end = first + packets_at(row, extra)
-        place = quotient(first + n_ranks - 1 - me, n_ranks) + warp  # of the first packet that I own
-        while place * n_ranks + me < end:
-            tiles = numbers(extra.parts + place, extra.step, 0)
-            words = combine(ll128_load_some(extra.lines, tiles, extra.call))
+        slot = quotient(first + n_ranks - 1 - me, n_ranks) + warp  # of the first packet that this rank owns
+        while slot * n_ranks + me < end:
+            tiles = numbers(extra.parts + slot, extra.step, 0)
+            words = combine(ll128_load_some(extra.slots, tiles, extra.epoch))
             for k in range(n_ranks):
-                ll128_store_tile(extra.lines, extra.sums + place * n_ranks + me, words, extra.call, k)
-            place += warps
+                ll128_store_tile(extra.slots, extra.sums + slot * n_ranks + me, words, extra.epoch, k)
+            slot += warps
 
     return add
 
 
 @functools.cache
 def receiving(tile, part_dtype, dtype, ranks, warps):
-    """-> ``receive(at, row, column, warp, lane, extra)``: wait for a tile's packets, which are at `at` and
-    behind, of `ranks` ranks each; add them up and store them to out, from this row and column of tiles on; by
-    `warps` warps."""
+    """-> ``receive(at, row, column, warp, lane, extra)``: wait for a tile's packets, from `at` on, of
+    `ranks` ranks each; add them up, and store them to out, from this row and column of tiles on; by `warps`
+    warps."""
     pieces, packets = Pieces(tile, part_dtype), packets_of_tile(tile, part_dtype)
     count, words_of_row, bits = pieces.count, pieces.row_bytes // 8, (pieces.row_bytes // 16).bit_length() - 1
     shift, mask = SWIZZLE[pieces.row_bytes]
@@ -242,7 +238,7 @@ def receiving(tile, part_dtype, dtype, ranks, warps):
     def store_packet(words, i, arguments):
         j, row, column, lane, extra = arguments
         low, high = combine(words)
-        unit = 30 * (j + i) + place_in_packet(lane)
+        unit = 30 * (j + i) + unit_in_packet(lane)
         piece = quotient(unit, units)
         unit -= piece * units
         warp = quotient(piece, count)
@@ -264,7 +260,7 @@ def receiving(tile, part_dtype, dtype, ranks, warps):
         row, column = row * ROWS, column * count * words_of_row
         while j < left:
             tiles = numbers(at + j, extra.step, left - 1 - j)
-            store_packets(ll128_load_some(extra.lines, tiles, extra.call), (j, row, column, lane, extra))
+            store_packets(ll128_load_some(extra.slots, tiles, extra.epoch), (j, row, column, lane, extra))
             j += warps * batch
 
     return receive
@@ -384,35 +380,35 @@ def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
         tiles,
         out,
         width,
-        lines,
+        slots,
         room,
-        calls,
+        epochs,
         done,
     ):
         """As of ``gemm_kernel``, without a bias and with K not split, but
 
-        m           rows of all tiles
-        rows        of the result, and tile_rows rows of tiles: for each rank; for all-reduce, all
-        tiles       all of them
-        out         uint64, or uint32 where it has half the bytes of part_dtype, (rows * width,)
-        width       words of a row
-        lines       uint64, symmetric, of ``line_words`` elements, zeros at first
-        room        packets of a rank's rows, for all-reduce of all rows, that there are places for
-        calls       int64 (1,), zero at first; done: int32 (1,)
+        m       rows of all tiles
+        rows    of the result, and tile_rows rows of tiles: for each rank; for all-reduce, all
+        tiles   all of them
+        out     uint64, or uint32 where it has half the bytes of part_dtype, (rows * width,)
+        width   words of a row
+        slots   uint64, symmetric, of ``slot_words`` elements, zeros at first
+        room    packets of a rank's rows, for all-reduce of all rows, that there are places for
+        epochs  int64 (1,), zero at first; done: int32 (1,)
         """
         posts = cuda.shared.array(2, types.uint64)
         if cuda.threadIdx.x == 0:
             mbarrier_init(posts, FULL, warps)
             mbarrier_init(posts, SENT, BESIDE)  # the GEMM begins with a fence for that, and a barrier
-        call = calls[0] + 1
-        given = begin(lines, room, call, posts, tiles, tile_rows, rows, out, width)
+        epoch = epochs[0] + 1
+        given = begin(slots, room, epoch, posts, tiles, tile_rows, rows, out, width)
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
                 cuda.threadfence()
                 done[0] = 0
-                calls[0] = call
+                epochs[0] = epoch
 
     return gemm_overlap
 
@@ -450,9 +446,9 @@ class Overlap(Method):
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
         self.most = most_bytes(n_ranks, self.everywhere)
         self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares, self.most)
-        words = line_words(self.room, n_ranks, 2 if self.everywhere else 1)
-        self.lines = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.lines")
-        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+        words = slot_words(self.room, n_ranks, 2 if self.everywhere else 1)
+        self.slots = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.slots")
+        self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
@@ -498,7 +494,7 @@ class Overlap(Method):
             lambda tile, kinds: overlap_kernel(tile, kinds, self.part_dtype, n_ranks, self.everywhere),
             *(Problem(a, b, out, None, None), choice, sms),
             *(rows, tile_rows, choice.tile.count(m, n), words, words.size // rows),
-            *(self.lines, self.room, self.calls, self.done),
+            *(self.slots, self.room, self.epochs, self.done),
             m=m,
             co_resident=True,
         )

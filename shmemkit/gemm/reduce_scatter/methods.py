@@ -1,4 +1,4 @@
-"""How products are computed and reduced: by the kernel of ``fused.py``, or one after the other."""
+"""Methods that compute and reduce a product: in one kernel (``fused.py``), or one step after the other."""
 
 from shmemkit.collectives.all_reduce import AllReduce
 from shmemkit.collectives.method import Method
@@ -17,7 +17,7 @@ WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
 FLOAT32_WIDTH = 128  # of tiles whose parts are float32: the kernel runs out of registers otherwise
 MOST_RANKS = 16  # the kernel has the code for each other rank's part
 LEAST = 1 << 22  # elements of the result that are worth an overlap
-LAG = 1  # rounds of tiles that my own are behind: of 2 it took 2 % longer on 4 H200
+LAG = 1  # rounds of tiles by which the own ones are late: with 2 it took 2 % longer on 4 H200
 
 
 def tiles_for(rows, n, part_dtype):
@@ -30,11 +30,11 @@ def tiles_for(rows, n, part_dtype):
 
 
 class Fused(Method):
-    """The product and the exchange in one kernel, among `ranks`, consecutive ones: all if None. `max_m` are
-    the most rows of a product that they share."""
+    """The product and the exchange in one kernel, among consecutive `ranks`: all if None. They share products
+    of up to `max_m` rows."""
 
     everywhere, copied, several_nodes = False, False, False
-    interleaved = True  # my own tiles are among the others
+    interleaved = True  # the rank's own tiles are among the others
 
     def prepare(self, max_m, max_n, dtype, part_dtype, ranks=None):
         world = self.world
@@ -51,18 +51,22 @@ class Fused(Method):
             for tile in tiles_for(r, max_n, part_dtype)
         ]
         self.signals, self.room = (max(column) for column in zip(*sizes, strict=True))
-        self.arrived = self.zeros((n_ranks * self.signals,), "uint64", "gemm.arrived")
-        self.gathered = self.arrived
+        self.staged_full = self.zeros((n_ranks * self.signals,), "uint64", "gemm.staged_full")
+        self.gathered = self.staged_full
         if self.everywhere:
             self.gathered = self.zeros((n_ranks * self.signals,), "uint64", "gemm.gathered")
             self.whole = self.empty((max_m * -(-max_n // 8) * 8,), dtype, "gemm.whole")  # see ``aligned``
         self.prepare_staged(n_ranks - 1)
-        self.offsets = self.offsets_of(self.arrived, self.ranks)
-        self.calls, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
+        self.offsets = self.offsets_of(self.staged_full, self.ranks)
+        self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
     def prepare_staged(self, others):
         self.staged = self.empty((2 * others * self.room,), "uint8", "gemm.staged")
-        self.outbox, self.written, self.ready = self.staged, self.arrived, self.arrived  # not used
+        self.outbox, self.written, self.staged_empty = (
+            self.staged,
+            self.staged_full,
+            self.staged_full,
+        )  # not used
 
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
@@ -105,9 +109,19 @@ class Fused(Method):
         step = bind_gemm(
             lambda tile, kinds: fused_kernel(tile, kinds, self.part_dtype, *of_ranks),
             *(Problem(a, b, whole, None, None), Choice(tile, 1), self.multiprocessors),
-            *(rows, tile_rows, tiles, me, self.staged, self.room, self.arrived, self.gathered, self.signals),
-            *(self.offsets, self.outbox, self.written, self.ready, chunk),
-            *(world.xp.array(self.schedule(tiles)), self.calls, self.done),
+            *(
+                rows,
+                tile_rows,
+                tiles,
+                me,
+                self.staged,
+                self.room,
+                self.staged_full,
+                self.gathered,
+                self.signals,
+            ),
+            *(self.offsets, self.outbox, self.written, self.staged_empty, chunk),
+            *(world.xp.array(self.schedule(tiles)), self.epochs, self.done),
             m=n_ranks * tile_rows * tile.m,
             outs=outs,
             co_resident=True,
@@ -134,12 +148,12 @@ class Fused(Method):
         return 1
 
     def beside(self, step, tiles, chunk, tile_bytes):
-        """-> run(stream): the kernel `step`, and what goes on beside it"""
+        """-> run(stream): the kernel `step`, and the work of the side stream"""
         return step
 
 
 class FusedEverywhere(Fused):
-    everywhere, interleaved = True, False  # what is sent of both kinds of tiles at a time slows both
+    everywhere, interleaved = True, False  # sending both kinds of tiles at once slows both
 
     def is_for(self, m, k, n):
         return m * n * len(self.ranks) >= 4 * LEAST and super().is_for(m, k, n)  # measured with 2 and with 4
