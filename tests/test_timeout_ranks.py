@@ -1,4 +1,4 @@
-"""Ranks that do not come to a meeting of the host programs are named: RankTimeout, under mpirun."""
+"""Ranks that do not reach a barrier of the host programs are named: RankTimeout, under mpirun."""
 
 import re
 
@@ -7,10 +7,10 @@ from test_emu_mpi import MPIRUN, mpirun
 
 pytestmark = pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed")
 
-ROLL_CALL = """
+PRELUDE = """
 from mpi4py import MPI
 from shmemkit.runtime import host_barrier
-from shmemkit.runtime.host_barrier import RollCall
+from shmemkit.runtime.host_barrier import BoundedBarrier
 from shmemkit.support.timeouts import RankTimeout
 comm = MPI.COMM_WORLD
 rank = comm.rank
@@ -22,20 +22,20 @@ def say(*text):
 def test_a_late_rank_is_named_on_all_ranks_and_to_itself():
     status, output, seconds = mpirun(
         3,
-        ROLL_CALL
+        PRELUDE
         + """
-meetings = RollCall(comm, 1.0)
+barrier = BoundedBarrier(comm, 1.0)
 for _ in range(50):
-    meetings.meet("zeros")
+    barrier.wait("zeros")
 if rank == 2:
     time.sleep(0.6)
-meetings.meet("full")  # late, but in time
+barrier.wait("full")  # late, but in time
 if rank == 1:
     time.sleep(3.0)
 for call in ("host_barrier", "free"):
     start = time.monotonic()
     try:
-        meetings.meet(call)
+        barrier.wait(call)
     except RankTimeout as error:
         say(f"{rank} {error.missing} {error.call} {time.monotonic() - start < 2.5} {error}")
 """,
@@ -43,7 +43,7 @@ for call in ("host_barrier", "free"):
     assert status == 0, output
     text = (
         "[1] host_barrier True rank 1 has not come to host_barrier() within 1 s; ranks 0 and 2 are there{}. "
-        "The ranks cannot meet again. End the program"
+        "No further barrier of these ranks can complete. End the program"
     )
     expected = [f"{r} " + text.format("; rank 1 came too late" if r == 1 else "") for r in range(3)]
     assert sorted(output.splitlines()) == sorted(expected * 2)
@@ -53,14 +53,14 @@ for call in ("host_barrier", "free"):
 def test_several_are_missing():
     status, output, _ = mpirun(
         4,
-        ROLL_CALL
+        PRELUDE
         + """
-meetings = RollCall(comm, 0.5)
+barrier = BoundedBarrier(comm, 0.5)
 if rank % 2:
     time.sleep(3.0)
 else:
     try:
-        meetings.meet("zeros")
+        barrier.wait("zeros")
     except RankTimeout as error:
         say(error.missing, error)
 """,
@@ -76,20 +76,20 @@ else:
 def test_without_a_limit_one_rank_says_who_is_missing_and_all_wait_on():
     status, output, _ = mpirun(
         3,
-        ROLL_CALL
+        PRELUDE
         + """
 host_barrier.PATIENCE = 0.5
-meetings = RollCall(comm)
+barrier = BoundedBarrier(comm)
 if rank == 0:
     time.sleep(2.0)
-meetings.meet("finalize")
-meetings.close()
-say("met")
+barrier.wait("finalize")
+barrier.close()
+say("passed")
 """,
     )
     assert status == 0, output
     said = "shmemkit: rank 0 has not come to finalize() within 0.5 s; ranks 1 and 2 are there, waiting"
-    assert sorted(output.splitlines()) == ["met"] * 3 + [said]
+    assert sorted(output.splitlines()) == ["passed"] * 3 + [said]
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
-"""The host programs of all ranks meet; who waits too long finds out who is missing.
+"""A barrier of the host programs of all ranks, with a limit: a rank that waits too long learns who is
+missing.
 
-A meeting is a non-blocking MPI barrier, polled. Meanwhile every rank that has come answers questions. When a
-rank has waited for its limit, it asks all others whether they are there, too, in this very meeting; those who
-have not said so after GRACE are missing. It tells everybody, so that all who came raise RankTimeout at once,
-and those who come later, too: the barrier has lost its count, and these ranks cannot meet again.
+It polls a non-blocking MPI barrier. While a rank polls, it answers questions of the others. When its limit
+has passed, it asks all other ranks whether they have reached this barrier, too. Those that have not answered
+after GRACE are missing. The rank tells all others, so that those that wait raise RankTimeout at once, and
+those that come later, too. The MPI barrier has then lost its count: these ranks can use no further barrier.
 
-Without a limit, the first of those who have come says on standard error, once, who is missing after PATIENCE.
+Without a limit, the first rank that waits prints on standard error, once, who is missing after PATIENCE.
 """
 
 import time
@@ -20,27 +21,27 @@ PATIENCE = 60.0  # seconds
 _POLL = 5e-3  # seconds, at most, between two looks
 
 
-class RollCall:
-    """Meetings of the ranks of `comm`, an mpi4py communicator. Collective.
+class BoundedBarrier:
+    """Barriers of the ranks of `comm`, an mpi4py communicator. Collective.
 
-    limit   seconds, or None for no limit; the first that is over ends the meeting for all
+    limit   seconds, or None for no limit; the first limit that passes ends the barrier for all ranks
     """
 
     def __init__(self, comm, limit=None):
-        self.comm = comm.Dup()  # its messages meet no others
+        self.comm = comm.Dup()  # separate from all other messages
         self.rank, self.n_ranks, self.limit = comm.Get_rank(), comm.Get_size(), limit
-        self.number = 0  # of the meeting
-        self.given_up: Any = None  # (call, missing, waited) of the meeting that failed
-        self._sent = []  # messages under way
+        self.epoch = 0
+        self.given_up: Any = None  # (call, missing, waited) of the barrier that failed
+        self._sent = []  # messages in flight
 
-    def meet(self, call):
-        """Come to the next meeting, in the collective function `call`. Returns when all ranks have come.
+    def wait(self, call):
+        """Wait at the next barrier, in the collective function `call`, until all ranks have reached it.
 
-        RankTimeout when they have not within the limit, or an earlier meeting failed.
+        RankTimeout if they have not within the limit, or if an earlier barrier failed.
         """
         if self.given_up is not None:
             raise self._error()
-        self.number += 1
+        self.epoch += 1
         everybody = self.comm.Ibarrier()
         start = time.monotonic()
         asked, told, there = None, False, set()
@@ -53,12 +54,12 @@ class RollCall:
             waited = now - start
             if asked is None and waited >= patience:
                 asked = now
-                self._tell_all("who is here?", self.number)
+                self._tell_all("who is here?", self.epoch)
             elif asked is not None and not told and now - asked >= GRACE:
                 told = True
-                self._call_is_over(call, there)
+                self._report_missing(call, there)
             time.sleep(0 if waited < 1e-3 else min(waited / 20, _POLL))
-        self._listen(there)  # the others may have come and gone
+        self._listen(there)  # the others may have been here and left
         if self.given_up is not None:
             raise self._error()
 
@@ -67,12 +68,12 @@ class RollCall:
         self.comm.Free()
 
     # -- inside
-    def _call_is_over(self, call, there):
-        """Who has not answered is missing."""
+    def _report_missing(self, call, there):
+        """Ranks that have not answered are missing."""
         missing = [r for r in range(self.n_ranks) if r != self.rank and r not in there]
         if self.limit is not None:
             self.given_up = call, missing, self.limit
-            self._tell_all("given up", self.number, self.given_up)
+            self._tell_all("given up", self.epoch, self.given_up)
         elif self.rank == min({*there, self.rank}):
             text = missing_text(call, missing, sorted({*there, self.rank}), PATIENCE)
             say(f"shmemkit: {text}, waiting")
@@ -83,7 +84,7 @@ class RollCall:
                 self._tell(rank, *message)
 
     def _tell(self, rank, *message):
-        # Kept until MPI has sent it; one to a rank that never listens again stays.
+        # A message is kept until MPI has sent it; one to a rank that never listens again stays.
         self._sent = [request for request in self._sent if not request.Test()]
         self._sent.append(self.comm.isend(message, rank))
 
@@ -92,11 +93,11 @@ class RollCall:
             from mpi4py import MPI
 
             status = MPI.Status()
-            what, number, *rest = self.comm.recv(status=status)
-            if number != self.number:
-                continue  # of a meeting that took place after all
+            what, epoch, *rest = self.comm.recv(status=status)
+            if epoch != self.epoch:
+                continue  # of a barrier that all ranks reached after all
             if what == "who is here?":
-                self._tell(status.source, "me", number)
+                self._tell(status.source, "me", epoch)
             elif what == "me":
                 there.add(status.source)
             else:
@@ -108,5 +109,5 @@ class RollCall:
         text = missing_text(call, missing, there, limit)
         if self.rank in missing:
             text += f"; rank {self.rank} came too late"
-        error = RankTimeout(f"{text}. The ranks cannot meet again. End the program", self.rank, call, missing)
-        return shown_by(there[0], error)
+        text += ". No further barrier of these ranks can complete. End the program"
+        return shown_by(there[0], RankTimeout(text, self.rank, call, missing))

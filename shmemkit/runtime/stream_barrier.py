@@ -1,20 +1,21 @@
-"""The barrier of all ranks on a stream, over NVLink, whose wait is bounded in time and names who is missing.
+"""The barrier of all ranks on a stream, over NVLink. Its wait has a limit, and a timeout names the missing
+ranks.
 
 Signals   arrivals[k], on every rank: how many times rank k has arrived (only rank k adds to it)
-Counter   epoch[0], local: calls so far. In device memory, so that a replayed graph counts on
+Epoch     epoch[0], local. Device-resident, so graph-safe
 
   thread k, for rank k, if that is another:
-             1. add one to arrivals[me] on rank k         release, sys: publishes what was before it on the
+             1. add 1 to arrivals[me] on rank k           release, sys: publishes all earlier work of the
                                                           stream
              2. wait until arrivals[k] >= epoch + 1       acquire, sys: sees what rank k did before
   block:     3. syncthreads, then thread 0 sets epoch += 1
 
-Nothing is ever reset: a rank is at most one call ahead of another, since leaving a call takes everyone's
-arrival in it. Who arrives only adds, and so need not load the counter before. That the next launch begins
-early (PDL) changes nothing: it touches nothing until this one has ended.
+No counter is ever reset. A rank is at most one epoch ahead of another: to leave an epoch, it needs the
+arrival of all ranks in it. Arriving only adds, so it need not load the counter first. The early start of the
+next launch (PDL) changes nothing: that launch accesses no memory until this one has ended.
 
-Step 1 and 3 are done even when a wait of this rank has expired, unlike `notify` (see ``device.deadline``): so
-every rank counts each of its calls exactly once, and a barrier that has expired does not disturb a later one.
+Steps 1 and 3 run even when a wait of this rank has expired, unlike `notify` (``device.shmem.bounded_waits``).
+So every rank counts each of its epochs exactly once, and an expired barrier does not disturb a later one.
 """
 
 from numba import cuda
@@ -36,7 +37,7 @@ from .launch import MAX_THREADS, bind
 def arrive_and_wait(arrivals, there, epoch, first, end):
     """Steps 1 and 2 among the ranks from `first` to `end` - 1, by a block; syncthreads. -> epoch + 1
 
-    there  arrivals on this thread's first rank: what finds it may come before the kernels before have ended
+    there  arrivals on this thread's first rank: finding it may precede the end of earlier kernels
     """
     me, threads = rank(), cuda.blockDim.x
     peer = first + cuda.threadIdx.x
@@ -57,7 +58,7 @@ def arrive_and_wait(arrivals, there, epoch, first, end):
 
 @cuda.jit
 def barrier_kernel(arrivals, epoch):
-    """Meet all ranks.
+    """Barrier of all ranks.
 
     arrivals  uint64 (n_ranks,), symmetric, zeros at first
     epoch     uint64 (1,), zero at first
@@ -74,11 +75,11 @@ def barrier_kernel(arrivals, epoch):
 
 @cuda.jit
 def team_barrier_kernel(arrivals, epoch, first, end, signals):
-    """Meet the ranks from `first` to `end` - 1, of which this is one; not for PDL. Otherwise as
+    """Barrier of the ranks from `first` to `end` - 1, of which this is one; not for PDL. Otherwise as
     ``barrier_kernel``.
 
-    signals  uint64, as many of each of these ranks, one rank's behind another's: before a rank is told that
-             this one has arrived, its signals here are set to 0; my own stay
+    signals  uint64, equally many of each of these ranks, rank after rank: before this rank arrives at another
+             rank, it resets that rank's signals here to 0; its own stay
     """
     each, peer = signals.size // (end - first), first + cuda.threadIdx.x
     while peer < end:

@@ -93,7 +93,7 @@ class SymmetricMemory:
     node_ranks: range
     xp: ModuleType
     stream: Stream
-    _meet: Callable[..., list]
+    _gather_all: Callable[..., list]
     _check_alive: Callable[[str], None]
 
     def _init_memory(self):
@@ -116,7 +116,7 @@ class SymmetricMemory:
         raw, result = self._allocate("empty", lambda: (shape, dtype), name)
         if self.backend.name == "emulator":
             self.backend.leave_empty(raw)
-            self._meet("empty")  # nobody writes before it is there
+            self._gather_all("empty")  # no rank writes before all have it
         return result
 
     def full(
@@ -276,7 +276,9 @@ class SymmetricMemory:
             view = self.backend.multicast_view(array, self.node_ranks)
         except ValueError as error:
             reason = str(error)
-        refusals = [(ranks, text) for ranks, text in by_text(self._meet("multicast_view", reason)) if text]
+        refusals = [
+            (ranks, text) for ranks, text in by_text(self._gather_all("multicast_view", reason)) if text
+        ]
         if refusals:
             said = "; ".join(f"{ranks_text(ranks)}: {text}" for ranks, text in refusals)
             raise shown_by(0, ValueError(f"multicast_view(): there is no multicast address. {said}"))
@@ -325,7 +327,7 @@ class SymmetricMemory:
         has an error, or they differ."""
         self._dropped = self._leaks()
         refusals, requests, places = zip(
-            *self._meet(call, (told(error), request, f"{users_call(call)}")), strict=True
+            *self._gather_all(call, (told(error), request, f"{users_call(call)}")), strict=True
         )
         raise_alike(error, refusals)
         if len(set(requests)) > 1 and len(set(places)) > 1:
@@ -334,7 +336,7 @@ class SymmetricMemory:
 
     def _content_is_there(self, call):
         self.stream.synchronize()
-        self._meet(call)
+        self._gather_all(call)
 
     def _leaks(self):
         """Allocations whose arrays are gone."""

@@ -26,7 +26,7 @@ from shmemkit.support.host_program import current_world, host_program
 from shmemkit.support.settings import integer, listed, one_of, shown
 from shmemkit.typing import AnyArray, AnyStream, Comm
 
-from .host_barrier import RollCall
+from .host_barrier import BoundedBarrier
 from .program_end import Ending
 from .symmetric_memory import SymmetricMemory
 
@@ -234,13 +234,13 @@ class World(SymmetricMemory):
         except (TypeError, ValueError):
             self.backend.abandon()
             raise
-        self._roll_call = None
+        self._bounded_barrier = None
         if backend != "emulator":
             from .stream_barrier import bind_barrier
 
             self.backend.bind_bounded_barrier(bind_barrier)
             if self.n_ranks > 1:
-                self._roll_call = RollCall(self.comm, limit)
+                self._bounded_barrier = BoundedBarrier(self.comm, limit)
         self.node, self.local_rank = divmod(self.rank, self.local_size)
         self.n_nodes = self.n_ranks // self.local_size
         self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
@@ -293,7 +293,7 @@ class World(SymmetricMemory):
         line on standard error names them after a minute. All collective functions of the World do so.
         """
         self._check_alive("host_barrier")
-        self._meet("host_barrier")
+        self._gather_all("host_barrier")
 
     def host_allgather(self, value: T) -> list[T]:
         """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled,
@@ -307,7 +307,7 @@ class World(SymmetricMemory):
                 f"host_allgather(): value is {shown(value)}, which cannot be pickled: {e}. Give numbers, "
                 "strings, arrays, or lists and dicts of them"
             )
-        answers = self._meet("host_allgather", (told(error), value if error is None else None))
+        answers = self._gather_all("host_allgather", (told(error), value if error is None else None))
         errors, values = zip(*answers, strict=True)
         raise_alike(error, errors)
         return list(values)
@@ -345,7 +345,7 @@ class World(SymmetricMemory):
                 print(*values, sep=sep, end=end, file=text)
         except Exception as e:
             error = e
-        answers = self._meet("print", (told(error), f"ranks={chosen}", text.getvalue()))
+        answers = self._gather_all("print", (told(error), f"ranks={chosen}", text.getvalue()))
         errors, given, texts = zip(*answers, strict=True)
         raise_alike(error, errors)
         check_equal(given, "All ranks must give print() the same ranks")
@@ -388,7 +388,7 @@ class World(SymmetricMemory):
             self.abandon()
             return
         self.backend.synchronize()
-        self._meet("finalize")
+        self._gather_all("finalize")
         leaks = self._dropped if self.ends_with_main else self._leaks()
         if leaks:
             names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
@@ -396,8 +396,8 @@ class World(SymmetricMemory):
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
-        if self._roll_call is not None:
-            self._roll_call.close()
+        if self._bounded_barrier is not None:
+            self._bounded_barrier.close()
         try:
             self.backend.finalize()
         finally:
@@ -432,17 +432,18 @@ class World(SymmetricMemory):
             self.backend.fail(error)
         # otherwise others may wait for this rank: an exception that nobody catches ends them all
 
-    def _meet(self, call, value=None):
-        """Meet the host programs of all ranks in `call`, a collective function. -> the `value` of every rank
+    def _gather_all(self, call, value=None):
+        """Barrier of the host programs of all ranks, in `call`, a collective function. -> the `value` of
+        every rank
 
         RuntimeError, on every rank, if they call different functions: they would wait for each other forever.
         RankTimeout if ranks are missing after SHMEMKIT_TIMEOUT.
         """
         users = users_call(call)
-        if call == "host_allgather":  # of what the user calls, it may be a part
+        if call == "host_allgather":  # it may be a part of the function that the user calls
             call = str(users)
-        if self._roll_call is not None:
-            self._roll_call.meet(users)
+        if self._bounded_barrier is not None:
+            self._bounded_barrier.wait(users)
         answers = self.backend.allgather((call, users, value), users)
         if len({theirs for theirs, *_ in answers}) > 1:
             rule = "All ranks must make the same collective calls in the same order"
@@ -471,7 +472,7 @@ class World(SymmetricMemory):
                 raise TypeError(text) from None
             for rank in ranks:
                 integer("check_reach()", "rank", rank, 0, self.n_ranks - 1)
-        reasons = self._meet("check_reach", self.backend.unreached(nvlink, ranks))
+        reasons = self._gather_all("check_reach", self.backend.unreached(nvlink, ranks))
         if reason := next(filter(None, reasons), None):
             raise OutOfReach(f"{what} cannot be used here: {reason}")
 
