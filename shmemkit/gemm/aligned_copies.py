@@ -1,5 +1,5 @@
-"""Products by the TMA of arrays that it does not take, such as rows at odd addresses: by way of private ones
-that it takes, so that it is no matter of other ranks how an array lies on one of them.
+"""Products by the TMA of arrays that it does not take, such as rows at odd addresses. They are copied through
+private arrays that it takes. So other ranks need not know how an array lies on one of them.
 
     stream:     1. copy such operands
                 2. the product

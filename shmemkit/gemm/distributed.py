@@ -1,11 +1,11 @@
-"""What the host objects of products over ranks share: calls on any stream and in graphs, in one order, with
-arrays of CuPy, PyTorch and others; and symmetric outputs.
+"""Base of the host objects of products over ranks: calls on any stream and in graphs, in one order; arrays of
+CuPy, PyTorch and others; symmetric outputs.
 
-One order: the kernels of a call take all multiprocessors and wait for other ranks. If those of two objects
-were under way at once, each with a part of its blocks, and on another rank the other parts, both would wait
-for ever. So the calls of all these objects of a World follow each other, whatever their streams, in the order
-in which the host makes them: the same on all ranks. (Calls in graphs follow those in the same graph; graphs
-are ordered by who launches them.)
+One order: the kernels of a call take all multiprocessors and wait for other ranks. If the calls of two
+objects ran at once, each could hold some multiprocessors on one rank, and others on another rank: both would
+wait forever. So all calls of these objects of a World run one after another, whatever their streams, in the
+order in which the host makes them: the same on all ranks. (Calls in a graph follow only those in the same
+graph; who launches graphs orders them.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a GEMM does to its results before they are stored: a bias for each column, an activation, rounding."""
+"""The last step of a GEMM before it stores its results: a bias for each column, an activation, rounding."""
 
 import functools
 import math

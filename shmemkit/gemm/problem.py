@@ -1,4 +1,4 @@
-"""What a GEMM method is given, and what it says."""
+"""The arguments of a GEMM method, and how errors show them."""
 
 import operator
 from typing import Any, NamedTuple

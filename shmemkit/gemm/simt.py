@@ -2,15 +2,16 @@
 
     out[M, N] = activation(A[M, K] @ B[K, N] + bias[N])
 
-A block of 256 threads computes 64 by 64 of out, a thread 4 by 4 of them, in registers. For 16 of K at a time:
+A block of 256 threads computes 64 by 64 elements of out, a thread 4 by 4 of them, in registers. For 16 of K
+at a time:
 
   1. each thread brings 4 elements of A's and 4 of B's tile to shared memory; beyond the edges, zeros
   2. syncthreads: they are there
   3. each thread adds up the products of its rows and columns
   4. syncthreads: they have been read
 
-float16 and bfloat16 are widened, and added up in float32; integers modulo 2**64, of which out has the low
-bits: as int64, which "relu" may find negative, or as uint64 if both operands and out are unsigned.
+float16 and bfloat16 are widened, and added up in float32. Integers are computed modulo 2**64, and out gets
+the low bits. They are int64, which "relu" may find negative, or uint64 if both operands and out are unsigned.
 """
 
 import functools

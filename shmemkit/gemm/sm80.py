@@ -2,38 +2,41 @@
 
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
 
-of float16 or bfloat16 operands, each stored by rows ("k": K is contiguous) or by columns ("mn"), added up in
-float32. As many blocks as run at once compute the tiles of out one after the other, a warp a part of each, in
-registers. They go through K in slabs, which come to shared memory by cp.async, into a ring of `stages` slabs,
-and through a slab 16 of K at a time, in steps; the operands of a step are loaded into registers during the
-one before.
+The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"); the
+sums are float32. As many blocks as run at once compute the tiles of out, one after another; each warp
+computes a part of a tile, in registers. They go through K in slabs. cp.async brings the slabs to shared
+memory, into a ring of `stages` slabs. A slab is computed in steps of 16 of K; the operands of a step are
+loaded into registers during the step before.
 
-  before: the slabs 0 to stages - 2 are asked for, one group of copies each (an empty group beyond the end).
-          Slab 0 is the end of K, where there may be less than a slab, slab i all of it from i - 1 slabs on;
-          wait for slab 0, syncthreads, load the operands of its first step
-  slab i: 1. wait until all but the latest stages - 3 groups are there: slab i + 1 is, of this thread;
-             syncthreads: of all threads
-          2. spread over the steps: ask for slab i + stages - 1, into the place of slab i - 1
+  before: start the copies of slabs 0 to stages - 2, one group of copies each (an empty group beyond the end).
+          Slab 0 is the end of K, where there may be less than a slab; slab i is all of it from i - 1 slabs
+          on.
+          Wait for slab 0, syncthreads, load the operands of its first step
+  slab i: 1. wait until all but the latest stages - 3 groups are there: this thread's copies of slab i + 1;
+             syncthreads: all threads' copies
+          2. spread over the steps: start the copies of slab i + stages - 1, into the slot of slab i - 1
           3. in the last step: load the operands of the first step of slab i + 1
-  after:  syncthreads, ask for the first slabs of the next tile as before, store this one
+  after:  syncthreads, start the copies of the first slabs of the next tile as before, store this tile
 
-No race: the copies of 2. overwrite what was last read during slab i - 1, before the syncthreads of slab i.
-What is read of slab i has been there since the syncthreads of slab i - 1, which comes before its last step.
-A tile's first copies come after the syncthreads behind all that is read of the tile before.
+No race: the copies of step 2 overwrite a slot that was last read during slab i - 1, before the syncthreads of
+slab i. Slab i has been there since the syncthreads of slab i - 1, which comes before that slab's last step. A
+tile's first copies come after the syncthreads that follows all reads of the tile before.
+
 No deadlock: no block waits for another.
 
-The tensor cores go on during 1.: the operands of the first step are in registers already, and those of the
-next have all of it to come. At a slab's end all warps would wait for each other and for their loads at once.
+The tensor cores keep busy during step 1: the operands of the first step are in registers already, and those
+of the next have all of it to come. At a slab's end all warps would wait for each other and for their loads at
+once.
 
 Shared memory: rows of 16-byte chunks, of an operand's row ("k") or of one k ("mn"). The chunks of a row are
-permuted by exclusive or with the row's number, so that the 8 rows of a matrix that ldmatrix loads lie in 8
-different places of the 32 banks.
+permuted by exclusive or with the row's number. So the 8 rows of a matrix that ldmatrix loads lie in different
+banks.
 
-Stores: mma leaves each lane two neighbouring columns, and so four lanes 16 bytes of bfloat16, half a sector
-of memory. Even and odd lanes exchange theirs of two such groups, so that four lanes write a sector of 32
-bytes.
+Stores: mma leaves two neighbouring columns in each lane, so four lanes have 16 bytes of bfloat16, half a
+sector of memory. Even and odd lanes exchange theirs of two such groups, so that four lanes write a sector of
+32 bytes.
 
-Edges: what is beyond the operands' rows or K are zeros; what is beyond out's rows or columns is not stored.
+Edges: operands are zero beyond their rows or K; nothing is stored beyond out's rows or columns.
 """
 
 import functools

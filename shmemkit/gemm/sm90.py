@@ -2,45 +2,47 @@
 
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
 
-of float16 or bfloat16 operands, each stored by rows ("k": K is contiguous) or by columns ("mn"), added up in
-float32. The grid is persistent: block b computes tiles b, b + gridDim.x, .. in the order of a swizzle. In a
-block one warpgroup loads, the others, one for each 64 rows of the tile, multiply.
+The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"); the
+sums are float32. The grid is persistent: block b computes tiles b, b + gridDim.x, .. in the order of a
+swizzle. In a block, one warpgroup loads; the others, one for each 64 rows of the tile, multiply.
 
-Slots     `stages` places in shared memory, each for a slab of A's and of B's tile, 64 of K deep; used in
-          turn, on and on through all tiles
-Barriers  full[s]: a slab is in slot s. One arrival per phase, and the bytes of the slab
-          empty[s]: slot s may be overwritten. One arrival of each warp that reads it, per phase
+Slots     `stages` slots in shared memory, each for a slab of A's and of B's tile, 64 of K deep; used in a
+          ring through all tiles
+Barriers  full[s]: a slab is in slot s. One arrival per phase, and the bytes of the slab. empty[s]: slot s may
+          be overwritten. One arrival of each warp that reads it, per phase
 Out       two pieces of shared memory per warp, for its 16 rows of some columns of the result
 
   loader, one thread, for each slab of each tile:
           1. wait for empty[s]                     in the first round at once
-          2. arrive at full[s], and announce the slab's bytes; ask for its boxes
+          2. arrive at full[s], and announce the slab's bytes; start the loads of its boxes
   consumers, for each slab:
           3. wait for full[s]                      acquire: sees the slab
-          4. ask for the products of my 64 rows    asynchronous: they read slot s until they are done
+          4. start the products of their 64 rows   asynchronous: they read slot s until they are done
           5. wait for the products of the slab before; arrive at empty of its slot
   and for each tile:
           6. wait for the last products; arrive at empty of their slot
           7. for some columns at a time: wait until the store before the last one has read its piece; add the
-             bias, activate, round, store to the piece; fence for the asynchronous proxy; the warp meets; one
-             thread asks for the store of the piece
+             bias, activate, round, store to the piece; fence for the asynchronous proxy; syncwarp; one
+             thread starts the store of the piece
 
-No race: a slot is overwritten (2) after all of its readers have arrived (5 or 6), who do so when their
-products are done; a piece after the store that reads it has (7). Of each barrier nobody is two phases ahead:
-the loader waits for empty between two arrivals at full, and the consumers for full between two at empty. No
-deadlock: the loader waits for consumers of earlier slabs alone, and those for the loader. The loads of the
-next tile are under way while a tile is stored.
+No race: a slot is overwritten (2) after all its readers have arrived (5 or 6), which they do when their
+products are done. A piece is overwritten after the store that reads it (7). No thread is two phases ahead at
+a barrier: the loader waits for empty between two arrivals at full, and the consumers for full between two at
+empty.
+
+No deadlock: the loader waits only for consumers of earlier slabs, and those only for the loader. The loads of
+the next tile run while a tile is stored.
 
 No clusters: blocks that load parts of a tile for each other were not faster on an H200, whose L2 cache serves
 them as well.
 
-Split K: where there are few tiles, several blocks compute one, each a part of K. Each warp adds nothing to
-what others have: it writes its part, and the last one that has (it counts arrivals, which it sets back to
-zero) adds all of them up in the order of K: the result is the same in every run.
+Split K: where there are few tiles, several blocks compute one, each a part of K. Each warp writes its part to
+memory. The last warp (it counts arrivals, and resets the counter) adds all parts in the order of K: the
+result is the same in every run.
 
-Edges: what the TMA reads beyond the operands is zero. It wants rows of A, B and out (columns, for those
-stored by columns) to begin at multiples of 16 bytes; and it writes whole 16 bytes, so rows of out are
-multiples of that, and it writes nothing beyond out.
+Edges: the TMA reads zeros beyond the operands. It needs rows of A, B and out (columns, for those stored by
+columns) that begin at multiples of 16 bytes. It writes whole 16 bytes, so rows of out have a multiple of
+that, and it writes nothing beyond out.
 """
 
 import functools

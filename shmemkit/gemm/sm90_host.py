@@ -1,4 +1,6 @@
-"""The Hopper GEMM on given arrays: what the TMA takes, which tiles, how many parts of K, and its launch."""
+"""The Hopper GEMM on given arrays: which arrays the TMA takes, the choice of tile and parts of K, and the
+launch.
+"""
 
 import functools
 from typing import NamedTuple

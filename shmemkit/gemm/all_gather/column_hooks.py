@@ -1,16 +1,16 @@
-"""Hooks for the kernel of ``sm90.py``, for products of few tiles, all of which are computed at once: x comes
-by columns.
+"""Hooks for the kernel of ``sm90.py``, for products of so few tiles that all are computed at once: x comes by
+columns.
 
-Each tile has rows of some rank, and would wait for all of that rank's segment before its first product. But
-it goes through K, the columns of A, from the first to the last: so the first columns of all segments come
-first (``shmemkit.collectives.all_gather.push_ahead``), and each tile begins with these.
+Each tile has rows of some rank, and would wait for that rank's whole segment before its first product. But it
+goes through K, the columns of A, from the first to the last. So the first columns of all segments come first
+(``shmemkit.collectives.all_gather.push_ahead``), and each tile begins with these.
 
-Together   Where all tiles of a product are under way at once, those of my rows would be ahead, and what they
-           load of B no longer in the L2 cache when those of other rows want it. So they wait, too, if the
-           columns come in small parts (``push.py``)
-Come       come, in each block: so many slabs of the tile under way are known to be there
+Together   where all tiles of a product run at once, tiles of the rank's own rows would get ahead. The parts
+           of B that they load would have left the L2 cache when tiles of other rows need them. So they wait,
+           too, if the columns come in small parts (``push.py``)
+Come       come, in each block: how many slabs of the current tile are known to be there
 
-  loader, for each tile: come is 0, or all of them where the tile's rows are mine (but for `together`)
+  loader, for each tile: come is 0, or all slabs where the tile's rows are the rank's own (but for `together`)
   and for each slab of it that is not known to be there:
           1. wait for the part of the columns that it lies in, of all segments that the tile has rows of
                                               acquire, sys: sees the copies

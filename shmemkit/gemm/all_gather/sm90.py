@@ -1,19 +1,19 @@
-"""The Hopper GEMM behind an all-gather by copy engines: it begins with the rows that are here, and waits for
+"""The Hopper GEMM after an all-gather by copy engines. It begins with the rows that are here, and waits for
 the others in the order in which they come.
 
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N]),    A: the x of rank 0, of rank 1, ..
 
-Copies     ``collectives.all_gather.copy_engine`` brings segment k of A, the x of rank k, and then sets
+Copies     ``collectives.all_gather.copy_engine`` copies segment k of A, the x of rank k, and then sets
            arrived[k]: for k = me + 1, me + 2, .. modulo the ranks. It takes no multiprocessor and, but for a
-           barrier before the GEMM, no kernel, so the GEMM may take all of them and wait. (For ``push.py`` a
-           segment comes in parts, with signals each: then what is said here of segments and ranks holds for
-           parts, of which several may be mine)
-Tiles      in the order of ``rank_rotated``: those of my own rows first, then those of rank me + 1, ..; a few
-           rows of tiles at a time, column after column. So a segment is wanted when all tiles before it are
-           under way
-My rows    are read straight from x, by a tensor map of its own, where no tile has rows of two ranks and the
-           TMA takes x: nothing is copied before the GEMM begins. Elsewhere they are copied to A first
-Come       come, in each block: so many segments, in that order, it knows to be there; mine is the first
+           barrier before the GEMM, no kernel, so the GEMM may take all of them and wait. (In ``push.py`` a
+           segment comes in parts, each with signals: there, read "part" for "segment"; several may be the
+           rank's own)
+Tiles      in the order of ``rank_rotated``: those of the rank's own rows first, then those of rank me + 1,
+           ..; a few rows of tiles at a time, column after column. So a segment is needed when all tiles
+           before it have been started
+Own rows   are read straight from x, by a tensor map of its own, where no tile has rows of two ranks and the
+           TMA takes x: nothing is copied before the GEMM begins. Otherwise they are copied to A first
+Come       come, in each block: how many segments, in that order, it knows to be there; the own one is first
 
   loader, one thread of a block, for each tile:
           1. while a segment that it has rows of, or one before that, is not known to be there: wait for
@@ -21,11 +21,11 @@ Come       come, in each block: so many segments, in that order, it knows to be 
           2. fence between proxies: the loads of the TMA see it, too
           3. load A and B, slab by slab
 
-The rest is ``shmemkit.gemm.sm90``. For products of few tiles A comes by columns: then the hooks of
-``column_hooks.py`` are in the place of steps 1 and 2.
+The rest is ``shmemkit.gemm.sm90``. For products of few tiles, A comes by columns: then the hooks of
+``column_hooks.py`` replace steps 1 and 2.
 
-No race: the loader alone reads A and x, and has waited. No deadlock: a loader waits for copies alone, and
-those for nothing that a GEMM under way does (see there).
+No race: only the loader reads A and x, and it has waited. No deadlock: a loader waits for copies only, and
+those do not wait for a running GEMM (see there).
 """
 
 import functools

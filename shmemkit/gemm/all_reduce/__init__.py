@@ -1,23 +1,23 @@
-"""GEMM and all-reduce: the product of matrices whose inner dimension is cut over the ranks, on all of them.
+"""GEMM and all-reduce: each rank multiplies its slice of K; all ranks get the sum of the partial products.
 
     product = sk.GemmAllReduce(world, max_m=8192, max_n=4096)
     out = product(a, b)                  # the sum of all ranks' a @ b
 
 Methods:
 
-  one_shot    in one kernel, which sends all of a rank's product to all others by LL128 (``ll128.py``): few
+  one_shot    in one kernel, which sends a rank's whole product to all others by LL128 (``ll128.py``): few
               rows, as when tokens are decoded; GPUs of compute capability 9.0 that NVLink connects
-  two_shot    likewise, in two trips with fewer bytes: each rank adds up a part, and sends the sum to all;
+  two_shot    likewise, in two hops with fewer bytes: each rank adds up a segment, and sends the sum to all;
               faster on more than two ranks
   two_shot_overlap
-              likewise, a tile while the next one is computed (``gemm/reduce_scatter/ll128.py``): more
-              rows, some megabytes
+              likewise, but a tile is exchanged while the next is computed
+              (``gemm/reduce_scatter/ll128.py``): more rows, some megabytes
   fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as they are done
               (``gemm/reduce_scatter/fused.py``): GPUs of compute capability 9.0 that reach each other's
               memory; large results
   copy_engine likewise, by copy engines (``gemm/reduce_scatter/copy_engine.py``): the largest ones
   fused_2d    several nodes: that method of ``GemmReduceScatter``, and then ``sk.AllGather``; large results
-  sequential  ``sk.matmul``, then ``sk.AllReduce``: everywhere, also over nodes; what is between
+  sequential  ``sk.matmul``, then ``sk.AllReduce``: everywhere, also over nodes; for all other sizes
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["GemmAllReduce"]
 
 
 class GemmAllReduce(GemmCollective):
-    """Products a @ b, added up over the ranks, on each of them. Collective.
+    """Products a @ b, summed over the ranks; every rank gets the sum. Collective.
 
     Arguments as of ``GemmReduceScatter``. Methods: "one_shot" and "two_shot", for M up to 128;
     "two_shot_overlap", for results of up to 32 MiB, on two ranks 8, as part_dtype, in whole tiles; and
-    "copy_engine", "fused", "fused_2d" and "sequential", as there. All ranks get the same bits. With the first
-    three all products are rounded to part_dtype, and added up in the order of the ranks.
+    "copy_engine", "fused", "fused_2d" and "sequential", as there. All ranks get the same bits. The first
+    three round all products to part_dtype, and add them in the order of the ranks.
     """
 
     METHODS = {

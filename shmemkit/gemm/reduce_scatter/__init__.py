@@ -1,4 +1,4 @@
-"""GEMM and reduce-scatter: the product of matrices whose inner dimension is cut over the ranks.
+"""GEMM and reduce-scatter: each rank multiplies its slice of K, and gets its rows of the sum.
 
     product = sk.GemmReduceScatter(world, max_m=8192, max_n=4096)
     out = product(a, b)                  # rank r: rows r * M / n_ranks .. of the sum of all ranks' a @ b
@@ -8,11 +8,11 @@ Methods:
   ll128_overlap
                one kernel, which exchanges a tile by LL128 while it computes the next (``ll128.py``): GPUs
                of compute capability 9.0 that NVLink connects; some megabytes
-  fused        one kernel, which sends tiles while it computes the next, all that are for others first
+  fused        one kernel, which sends tiles while it computes the next, the others' tiles first
                (``fused.py``): such GPUs that reach each other's memory; large results
   copy_engine  the same, but copy engines send the tiles (``copy_engine.py``): the largest results
-  fused_2d     several nodes: "fused" in each node, for one node's rows after another, which cross the
-               network meanwhile (``fused_2d.py``); large results
+  fused_2d     several nodes: "fused" in each node, for the rows of one node after another, which cross
+               the network during the next product (``fused_2d.py``); large results
   sequential   ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
 """
 
@@ -30,7 +30,7 @@ __all__ = ["GemmReduceScatter"]
 
 
 class GemmReduceScatter(GemmCollective):
-    """Products a @ b, added up over the ranks, of which each rank gets its rows. Collective.
+    """Products a @ b, summed over the ranks; each rank gets its rows of the sum. Collective.
 
     world         the World
     max_m, max_n  the largest result, of all ranks

@@ -1,10 +1,10 @@
-"""The order of the tiles of a product that is reduced over the ranks: those of the others' rows, which are
-sent, and those of my own, which are added up.
+"""The order of the tiles of a product that is reduced over the ranks: tiles of the others' rows, which are
+sent, and tiles of the rank's own rows, to which parts are added.
 
-In each round, about as many tiles as there are multiprocessors, some are the next rank's, as many those of
-the one after it, .., and at last some are mine. So the links carry something all the time; else they carry
-all that they can while the others' are computed, which waits for them, and then nothing. Mine are some rounds
-behind: those of which the others have sent me their parts meanwhile.
+Each round has about as many tiles as there are multiprocessors. Some are the next rank's, as many those of
+the rank after it, .., and the last ones the rank's own. So the links are busy all the time. Otherwise they
+would be overloaded while the others' tiles are computed, and then idle. The own tiles are some rounds late:
+by then the others have sent their parts.
 """
 
 import numpy as np

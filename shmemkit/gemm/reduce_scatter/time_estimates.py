@@ -1,4 +1,4 @@
-"""How long a product takes beside what is sent of it: by that "auto" decides."""
+"""Whether a product takes long enough to hide its sends: "auto" decides by that."""
 
 from ..sm90_host import CLOCK, estimate
 
