@@ -150,7 +150,7 @@ def test_what_cannot_be_counted_is_refused(pes, module, method):
 
     def main():
         options = ("sum",) * (module is reduce_scatter)
-        with pytest.raises(ValueError, match=f"{method}: its lines would take .*; it is for smaller"):
+        with pytest.raises(ValueError, match=f"{method}: its slots would take .*; it is for smaller"):
             module.METHODS[method](sk.init(), 18 << 30, *options)
 
     pes(1).run(main)

@@ -78,7 +78,7 @@ def test_what_cannot_be_counted_is_refused(pes, kind, method):
 
     def main():
         made, _, options = KINDS[kind]
-        with pytest.raises(ValueError, match=f"{kind} {method}: its lines would take .*; it is for smaller"):
+        with pytest.raises(ValueError, match=f"{kind} {method}: its slots would take .*; it is for smaller"):
             made[method](sk.init(), 9 << 30, *options)
 
     pes(1).run(main)

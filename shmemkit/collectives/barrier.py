@@ -1,26 +1,27 @@
-"""Barrier: the streams of all ranks meet, in one kernel of one block.
+"""Barrier of all ranks on a stream: one kernel of one block.
 
-Where all ranks reach each other by loads and stores, each tells each: ``runtime.stream_barrier``. Otherwise
-``barrier_2d``: first the ranks of a node meet in this way, then each with those of the same number on the
-other nodes, by dissemination, through NVSHMEM:
+Where all ranks reach each other by loads and stores, each signals each: ``runtime.stream_barrier``. Otherwise
+``barrier_2d``: the ranks of a node first have such a barrier; then each rank has one with those of the same
+local index on the other nodes, by dissemination, through NVSHMEM.
 
-Signals   arrivals[k], on every rank of its node: how many times rank k has arrived (only rank k adds to it)
-          passed[r], on every rank: how many times the rank 2**r nodes before, of the same number, has come to
-          round r (only that one adds to it)
-Counter   epoch[0], local: calls so far. In device memory, so that a replayed graph counts on
+Signals   arrivals[k], on every rank of its node: how often rank k has arrived. Only rank k adds to it
+          passed[r], on every rank: how often the rank 2**r nodes before, of the same local index, has reached
+          round r. Only that rank adds to it
+Epoch     epoch[0], local. Device-resident, so graph-safe
 
-  block:        1. arrive at all ranks of my node, and wait for them; syncthreads
+  block:        1. arrive at all ranks of the node, and wait for them; syncthreads
   thread 0, for each round r with 2**r < nodes:
-                2. add one to passed[r] on the rank 2**r nodes after me, modulo the nodes, behind a fence: so
-                   also what others have published to me is published
+                2. add 1 to passed[r] on the rank 2**r nodes after this one, modulo the nodes, behind a fence:
+                   this also publishes what others have published to this rank
                 3. wait until passed[r] >= epoch + 1           acquire, also of the network
                 4. set epoch += 1
 
-After round r I know of 2**(r + 1) nodes, mine and those before it, that all their ranks have arrived; after
-the last round, of all. Nothing is ever reset. A rank may be a call ahead of the one that it tells, and its
-additions may overtake each other: as many as have come, so many times it has been in this round.
+After round r a rank knows that all ranks of 2**(r + 1) nodes have arrived: its own node and those before it.
+After the last round it knows this of all nodes. Nothing is ever reset. A rank may be an epoch ahead of the
+one that it signals, and its additions may overtake each other: the sum still counts how often it has been in
+the round.
 
-No deadlock: in each step a rank tells others before it waits, and waits for what they do in the same step.
+No deadlock: in each step a rank signals others before it waits, and waits for their signals of the same step.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def barrier_2d(local_size, arrivals, passed, epoch):
     grid        1; any number of threads: best one for each rank of a node
     """
     me, n = rank(), num_ranks()
-    first = 0  # rank of my node; no division, which is slow
+    first = 0  # of this node's ranks; no division, which is slow
     while first + local_size <= me:
         first += local_size
     end = first + local_size

@@ -1,4 +1,4 @@
-"""Where all ranks meet in a kernel, a block of each with those of the same number."""
+"""A barrier in a kernel: block b of each rank with blocks b of all others."""
 
 from numba import cuda
 
@@ -16,13 +16,14 @@ def notify_all(signal, value):
 
 @cuda.jit(device=True)
 def block_barrier(signals, b, epoch):
-    """Tell block b of all other ranks, and wait for it, the ranks shared by the threads of my block.
+    """Signal block b of all other ranks and wait for it. The threads of the block share the ranks.
 
-    signals  uint64 (n_ranks, blocks), symmetric: signals[k, b], on every rank, is the number of the last call
-             of rank k's block b that has come here (only k sets it)
-    epoch     the number of this call
+    signals  uint64 (n_ranks, blocks), symmetric: signals[k, b], on every rank, is the last epoch in which
+             rank k's block b has arrived (only rank k sets it)
+    epoch    this epoch
 
-    release and acquire, sys. Between it and what it is about come syncthreads, before and after.
+    release and acquire, sys. The caller adds syncthreads between the barrier and the accesses that it
+    orders, before and after.
     """
     me, n, threads = rank(), num_ranks(), cuda.blockDim.x
     notify_all(signals[me, b:], epoch)

@@ -1,10 +1,10 @@
-"""How blocks send their parts of segments to other ranks in announced steps, and receive them: what push
-methods share. A signal says how much of a part is there:
+"""Transfers of parts of segments between ranks, in chunks; the push methods share them. A full signal says
+how much of a part is there. In an epoch whose base is `base`:
 
-    value + s       s steps of it
-    value + STEPS   all of it, with the last one
+    base + s        the first s chunks
+    base + CHUNKS   all of the part, with its last chunk
 
-so that those who wait for a step wait for "at least", and need not know of how many the sender makes it.
+A receiver waits for "at least". So it need not know how many chunks the sender makes of a part.
 """
 
 from numba import cuda
@@ -17,14 +17,14 @@ CHUNKS = 32  # of a part, at most
 
 
 def chunk_of(part, least):
-    """-> bytes of a step of a part of so many, `least` or more, a multiple of 8192."""
+    """-> bytes of a chunk of a part of so many, `least` or more, a multiple of 8192."""
     return max(least, -(-part // CHUNKS) + 8191 & -8192)
 
 
 @cuda.jit(device=True)
 def put(dst, src, signal, value, chunk, peer):
-    """Copy `src` to rank `peer`'s `dst`, by a block, and announce each step, of `step` elements, in signal[0]
-    there: release, sys. A part without elements is announced, too."""
+    """Copy `src` to rank `peer`'s `dst`, by a block, in chunks of `chunk` elements. Announce each in
+    signal[0] there: release, sys. An empty part is announced, too."""
     there, begin, announced = symm_at(dst, peer), 0, value
     while True:
         length = min(chunk, src.size - begin)
@@ -40,12 +40,12 @@ def put(dst, src, signal, value, chunk, peer):
 
 @cuda.jit(device=True)
 def put_to_all(dst, x, stride, begin, size, signal, value, chunk):
-    """``put`` to all others, one after the other, the next rank first: elements begin .. begin + size - 1 of
-    segment k of `x`, which begins with element k * stride, to rank k.
+    """``put`` to all others, one after the other, the next rank first. Rank k gets elements begin .. begin +
+    size - 1 of segment k of `x`, which begins with element k * stride.
 
-    So at any time a rank sends to one other and receives from one other. What comes last is announced in
-    steps, for those who take it meanwhile; what comes before it, as a whole, since to announce costs the
-    block the time in which its stores arrive; and parts of one step all at once, at the end.
+    So a rank sends to one other and receives from one other at a time. The last part is announced in chunks,
+    for a receiver that copies meanwhile. The parts before it are announced as a whole: an announcement costs
+    the block the time in which its stores arrive. Parts of a single chunk are all announced at the end.
     """
     me, n = rank(), num_ranks()
     s = 1
@@ -64,7 +64,7 @@ def put_to_all(dst, x, stride, begin, size, signal, value, chunk):
 
 @cuda.jit(device=True)
 def receive(dst, src, signal, value, chunk):
-    """Copy `src` to `dst`, all of it, by a block, as it comes by ``put``: acquire, sys."""
+    """Copy all of `src` to `dst`, by a block, as ``put`` delivers it: acquire, sys."""
     begin = 0
     while True:
         value += 1

@@ -1,5 +1,6 @@
-"""What the host objects of collective operations share: their methods, calls on any stream and in graphs, and
-symmetric outputs."""
+"""What the host objects of collectives share: their methods, calls on any stream and in graphs, and symmetric
+outputs.
+"""
 
 from __future__ import annotations
 

@@ -1,44 +1,44 @@
-"""Exchanges of segments by copy engines: they copy to places on the peers (``device.packets.lamport``), and
-blocks take each piece as soon as it is there. What reduce-scatter, all-reduce, all-to-all and all-gather
-share: each peer gets a segment of x of its own, or all get the same; and what comes is combined, or stored.
+"""Exchanges of segments by copy engines: reduce-scatter, all-reduce, all-to-all and all-gather. Copy engines
+write to Lamport slots on the peers (``device.packets.lamport``), and blocks take each packet as it arrives.
+Each peer gets its own segment of x, or all get the same one. What arrives is combined, or stored.
 
 Segments  one for each rank, of the same size
-Pieces    16 bytes of a segment
-Lines     slots[k], on every rank: places for the pieces of what rank k sends here. Written by rank k, and
-          made empty by this rank. What I give myself stays in x
+Packets   16 bytes of a segment
+Slots     slots[k], on every rank: the packets of rank k. Rank k writes them; the receiver resets them to the
+          sentinel. The own segment stays in x
 
-  stream:          1. barrier of all ranks (``shmemkit.runtime.stream_barrier``): their places are empty.
-                      (An all-reduce has barriers of its own: ``all_reduce/composed.py``)
-  a stream beside: 2. copies of whole segments to slots[me] on the ranks me + 1, me + 2, .. modulo the ranks,
-                      one after the other
-  stream:             a kernel, in which a thread, for its pieces:
-                   3. stores them to slots[me] on each rank, if they are not copied: all of segments that are
-                      not at multiples of 16 bytes; where all get the same, a last piece of less than 16 bytes
-                   4. polls their places until the pieces are there; makes these empty; combines them in the
-                      order of the ranks, or stores them
-  stream:          5. waits for the copies: x may be used again
+  stream:        1. barrier of all ranks (``shmemkit.runtime.stream_barrier``): their slots are empty.
+                    (An all-reduce has barriers of its own: ``all_reduce/composed.py``)
+  side stream:   2. copies of whole segments to slots[me] on the ranks me + 1, me + 2, .. modulo the ranks,
+                    one after the other
+  stream:           a kernel, in which a thread, for its packets:
+                 3. stores those that are not copied to slots[me] on each rank: all packets of segments that
+                    do not start at multiples of 16 bytes; where all get the same, a last packet of less than
+                    16
+                 4. polls their slots until they are full; resets the slots; combines the packets in the order
+                    of the ranks, or stores them
+  stream:        5. waits for the copies: x may be written again
 
-That a copied piece comes whole is what a copy engine does, and no promise of CUDA's: it writes 32 bytes and
-more at once. tests/test_gpu_collectives.py looks for pieces that do not.
+A copied packet arrives whole because copy engines write 32 bytes or more at once. CUDA does not promise this.
+tests/test_gpu_collectives.py looks for packets that do not.
 
-No race, although nothing says that a segment is there. A call writes places after its barrier, to which all
-ranks come when their kernels of the call before have ended, and so have made all places empty; and each place
-once. That is why one place for a piece is enough, where ``collectives.lamport``, without a barrier, has
-two. x and out may be used again when the stream has run all that. If x and out overlap, then only in this
-rank's own segment: combined, a thread alone loads a piece there before it stores it; gathered, nobody stores
-there.
+No race, although no signal announces a segment. A call writes slots after its barrier. All ranks reach the
+barrier after their kernels of the previous call, which reset all slots. A call writes each slot once. So a
+single buffer is enough, where ``collectives.lamport``, without a barrier, has two. x and out may be used
+again when the stream has run all steps. If x and out overlap, then only in the rank's own segment. There, a
+combining thread loads a packet before it stores the result; a gather stores nothing there.
 
 No deadlock. Copies wait for no kernel but the barrier, and are enqueued before the kernel that waits for
-those of other ranks; so the host may as well run all this one by one. (In a graph, copies and that kernel
-stand side by side: copy engines do not wait for multiprocessors.) What threads store to others they store
-before they wait for anything. All blocks are resident.
+those of other ranks. So the host may run the steps one by one. (In a graph, copies and that kernel run side
+by side: copy engines do not wait for multiprocessors.) Threads store to others before they wait. All blocks
+are resident.
 
-Each rank sends to one and receives from one other at a time: copies to all of three at once, on a stream
-each, took nearly twice as long on H200s, and two streams to the same one longer than one. A copy costs some 3
-microseconds besides its bytes, and a copy that follows a kernel on a stream, or a kernel a copy, begins 6
-microseconds later. That is why nothing waits for a part of a segment by an order of streams. A kernel on half
-of the multiprocessors reaches the bandwidth of the memory, and hardly slows the copies down; one on all of
-them takes a tenth of their speed.
+Each rank sends to one rank and receives from one at a time. On H200s, copies to all three peers at once, on a
+stream each, took nearly twice as long; two streams to one peer took longer than one. A copy costs some 3
+microseconds besides its bytes. A copy that follows a kernel on a stream, or a kernel that follows a copy,
+begins 6 microseconds later: so no step waits for a part of a segment by an order of streams. A kernel on half
+of the multiprocessors reaches the bandwidth of the memory and hardly slows the copies down; one on all of
+them costs a tenth of their speed.
 """
 
 import functools
@@ -63,13 +63,13 @@ from .own_segment import bind_store
 from .side_streams import SideStreams
 
 BLOCKS = 66  # of a kernel, at most, and on half of the multiprocessors: H200 has 132
-LINE = 8  # pieces: at multiples of them, of 128 bytes, ranges begin, so that no line of a cache is in two
-AT_ONCE = 4  # places that a thread looks at at once, of those that are stored
+LINE = 8  # packets, 128 bytes: ranges begin at multiples of them, so that two never share a cache line
+AT_ONCE = 4  # slots that a thread polls at once, if their packets are stored
 
 
 class CopyEngineExchange(LamportMethod):
-    """A method of these. A subclass has its `name`, as "all_to_all copy_engine", and `personalized`: whether
-    x has a segment for each rank."""
+    """A method of this exchange. A subclass has its `name`, as "all_to_all copy_engine", and
+    `personalized`: whether x has a segment for each rank."""
 
     threads = 512
 
@@ -94,15 +94,15 @@ class CopyEngineExchange(LamportMethod):
         return [x[k * size : (k + 1) * size] for k in range(n)]
 
     def copied(self, segments):
-        """-> how many pieces of each of them are copied."""
+        """-> how many packets of each of them are copied."""
         address, nbytes = self.world.backend.address, segments[0].nbytes
         if any(address(segment) % PIECE_BYTES for segment in segments):
             return 0
         return nbytes // PIECE_BYTES
 
     def copies(self, segments, ys, first=0, end=None):
-        """-> copies to the y-th rank after this one, for all `ys`, of pieces `first` to `end` (default: all),
-        of those that are copied"""
+        """-> copies to the y-th rank after this one, for all `ys`, of packets `first` to `end` (default:
+        all), of those that are copied"""
         world, copies = self.world, []
         end = min(self.copied(segments), self.row if end is None else end)
         for y in ys:
@@ -111,17 +111,17 @@ class CopyEngineExchange(LamportMethod):
             if src.size:
                 at = 2 * (world.rank * self.row + first)
                 slots = world.peer_view(self.slots[at : at + src.size // 8], k)
-                copies.append(world.backend.copy_pieces(slots, src, self.pattern))
+                copies.append(world.backend.copy_pieces(slots, src, self.sentinel))
         return copies
 
     def fork(self, stream):
-        """-> handles: of `stream`, and of the one beside it, which comes after what is on it now"""
+        """-> handles: of `stream`, and of a side stream that is ordered after its work so far"""
         main, (side,) = self.world.backend.handle(stream), self.side_streams.of(stream, 1)
         self.world.backend.order(side, main)
         return main, side
 
     def launch_packets(self, kernel, packets, x, *args):
-        """-> `kernel` bound to enough blocks for so many pieces, and to these arguments"""
+        """-> `kernel` bound to enough blocks for so many packets, and to these arguments"""
         fit = self.launch(kernel, 1, x, *args).resident_blocks
         most = min(BLOCKS, fit, max(1, self.world.backend.multiprocessors // 2))
         return self.launch(kernel, max(1, min(most, -(-packets // self.threads))), x, *args)
@@ -156,8 +156,8 @@ def slot_indices_of(ks, m):
 
 @cuda.jit(device=True)
 def send_packets(x, stride, at, size, i, step, end, slots, first, low, high):
-    """Store pieces i, i + step, .. before `end` of a range of each segment to their places, from `first` on,
-    of its rank."""
+    """Store packets i, i + step, .. before `end`, of a range of each segment, to the slots from `first` on of
+    its rank."""
     me = rank()
     while i < end:
         for y in range(1, num_ranks()):
@@ -167,12 +167,12 @@ def send_packets(x, stride, at, size, i, step, end, slots, first, low, high):
         i = types.uint32(i + step)
 
 
-# ---- pieces that are stored
+# ---- exchanges whose packets are stored
 
 
 @functools.cache
 def _storing(m):
-    """-> ``store(out, i, step, pieces)``: `m` of them, as pieces i, i + step, ..."""
+    """-> ``store(out, i, step, packets)``: store `m` packets as packets i, i + step, ..."""
     before = _storing(m - 1) if m > 1 else None
 
     @cuda.jit(device=True)
@@ -193,15 +193,15 @@ _slot_indices, _slot_index, _store = (
 
 @cuda.jit
 def store_copied(x, out, stride, size, packets, copied, slots, row, low, high):
-    """Store what comes from the others to their segments of `out`: that of the rank before this one first.
+    """Store what the others send to their segments of `out`; the previous rank's comes first.
 
     x, out     complex128, uint64 or uint8, as of ``load_piece``; out has n segments
     stride     elements from a segment of x to the next: 0, if all ranks get the same
     size       elements of a segment
-    packets     of 16 bytes, which it has; copied: how many of them copies send to the others
-    slots      uint64 (2 * n * row,), symmetric, the pattern everywhere
-    row        places for what comes from a rank
-    low, high  the pattern
+    packets     of 16 bytes, of a segment; copied: how many of them copies send to the others
+    slots      uint64 (2 * n * row,), symmetric, the sentinel everywhere
+    row        slots for the packets of a rank
+    low, high  the sentinel
     grid       any, one-dimensional, as the blocks are
     """
     first = types.uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
@@ -221,7 +221,7 @@ def store_copied(x, out, stride, size, packets, copied, slots, row, low, high):
 
 
 class StoredExchange(CopyEngineExchange):
-    """A method whose segments are stored."""
+    """A method that stores what arrives."""
 
     most_ranks = math.inf
 
@@ -260,7 +260,7 @@ class StoredExchange(CopyEngineExchange):
         size = segment // out.itemsize
         numbers = size if self.personalized else 0, size, packets, copied
         return self.launch_packets(
-            store_copied, packets, x, out, *numbers, self.slots, self.row, *self.pattern
+            store_copied, packets, x, out, *numbers, self.slots, self.row, *self.sentinel
         )
 
 

@@ -1,35 +1,28 @@
-"""Exchanges by pieces that say themselves that they have arrived (``shmemkit.device.packets.lamport``). What
-all-gather, reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it;
-and what comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
+"""Lamport exchanges (``shmemkit.device.packets.lamport``): all-gather, reduce-scatter, and one-shot
+all-reduce. Each rank sends all ranks x, or each of them another segment of x. What arrives is stored by rank,
+or combined. (All-to-all has a kernel of its own.)
 
-LamportMethod    16 bytes of what a rank gets, in the registers of a thread; 32 pieces of a warp are a tile
-Lines     slots[buffer, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
-          over NVLink, and made empty by this rank
-Counters  epochs[i], local: how often tile i has been sent; it gives the half. In device memory, so that a
-          replayed graph counts on
+Packets   16 bytes of what a rank gets, in the registers of a thread; the 32 packets of a warp are a tile
+Slots     slots[buffer, k], on every rank: the packets of rank k. Rank k writes them over NVLink; the receiver
+          resets them to the sentinel
+Epochs    epochs[i], local: of tile i; the epoch selects the buffer. Device-resident, so graph-safe
 
-  a thread, for its pieces i, one after the other; steps 1 and 2 of the next one come before step 3, so that
-  pieces are on their way while it waits:
-          1. load piece i of what each rank gets, and store it to slots[buffer, me] on that rank: those after
-             this one first, and on this one, too
-          2. add 1 to the tile's counter (one thread of the warp)
-          3. poll piece i in slots[buffer], of all ranks at once, until all are there; make their places
-          empty;
-             store them to the segments of the output, or combine them in the order of the ranks, and store
+  a thread, for its packets i in ascending order. Steps 1 and 2 of the next packet come before step 3, so that
+  packets are under way while the thread waits:
+          1. load packet i of what each rank gets; store it to slots[buffer, me] on that rank. The next ranks
+             come first, and the rank sends to itself, too
+          2. add 1 to the tile's epoch (one thread of the warp)
+          3. poll packet i in slots[buffer] of all ranks at once, until all are full; reset the slots. Store
+             the packets to the segments of the output, or combine them in the order of the ranks and store
              the result
 
-All ranks combine in the same order, so that the bits are the same in every run, and of an all-reduce on all
-ranks.
+All ranks combine in the same order. So the bits are the same in every run, and an all-reduce has the same
+bits on all ranks.
 
-No race, although nobody acknowledges: piece i is always at the same place, and all ranks count its tile
-alike, whatever the lengths of the calls and the grids (of a last tile, too, which has a piece at least). I
-store to half h of a tile on rank k again two calls with it later, and in the one between a piece of it has
-come from rank k, which it sends when its launch before has ended (after griddepcontrol_wait): it has taken
-what half h held, and made it empty. x may lie in out where the result has its place: a thread has loaded its
-piece before it writes it, and no other reads it. No deadlock: all warps take their tiles in ascending order,
-so the first one that is not there on all ranks waits for none, and is sent; all blocks are resident. That the
-next launch begins early (PDL) changes neither: its blocks come when all of this one are resident, and touch
-nothing until these have ended.
+No race: the double-buffer lemma (docs/protocols.md); to consume a slot includes to reset it. A last tile has
+at least one packet, so all ranks count it, too. x may lie in out where the result goes: a thread loads its
+packet before it stores the result, and no other thread reads that packet. No deadlock: ascending-order
+progress.
 """
 
 import functools
@@ -53,13 +46,13 @@ from shmemkit.device import (
 
 from .packet_tiles import Exchange, Tiles, combining, copying, kernels_of
 
-TILE = 32  # pieces
+TILE = 32  # packets
 
 
 @functools.cache
 def sending(n):
-    """-> ``send(lines, i, pieces, low, high, me)``: the k-th of `n` pieces to place `i` of the k-th rank
-    after `me`, for all k; the last one is `me`. So each rank gets from one at a time, more or less."""
+    """-> ``send(slots, i, packets, low, high, me)``: store the k-th of `n` packets to slot `i` of the k-th
+    rank after `me`, for all k; the last one is `me`. So a rank receives from about one at a time."""
     before = sending(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
@@ -80,7 +73,7 @@ def rank_after(me, y):
 
 @functools.cache
 def slot_indices_of(n):
-    """-> ``slot_indices(i, row)``: place `i` of `n` rows, of `row` places each."""
+    """-> ``slot_indices(i, row)``: slot `i` of each of `n` rows, of `row` slots each."""
     before = slot_indices_of(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
@@ -96,8 +89,8 @@ def slot_indices_of(n):
 
 @functools.cache
 def _loading_segments(n):
-    """-> ``load(x, size, i, me)``: piece `i` of the segments of x, of `size` elements, of the `n` ranks after
-    `me`."""
+    """-> ``load(x, size, i, me)``: packet `i` of the segments of x, of `size` elements, of the `n` ranks
+    after `me`."""
     before = _loading_segments(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
@@ -113,7 +106,7 @@ def _loading_segments(n):
 
 @functools.cache
 def _storing_segments(n):
-    """-> ``store(out, size, i, pieces)``: the k-th of `n` pieces as piece `i` of the k-th segment."""
+    """-> ``store(out, size, i, packets)``: store the k-th of `n` packets as packet `i` of segment k."""
     before = _storing_segments(n - 1) if n > 1 else None
 
     @cuda.jit(device=True)
@@ -148,7 +141,7 @@ def _storing_result(op, dtype, n):
 @functools.cache
 def lamport_kernel(n, personalized, op=None, dtype=None):
     """-> the kernel of `n` ranks. `personalized`: x has a segment for each rank. With `op`, as "sum", it
-    combines what comes, of `dtype`, a name as "float16"."""
+    combines what arrives, of `dtype`, a name as "float16"."""
     load = _loading_segments(n) if personalized else _loading_one(n)
     store = _storing_segments(n) if op is None else _storing_result(op, dtype, n)
     send, slot_indices = sending(n), slot_indices_of(n)
@@ -161,10 +154,10 @@ def lamport_kernel(n, personalized, op=None, dtype=None):
                    personalized, else one; out has n, or one if they are combined. They may be the same, or
                    one a segment of the other, as the kinds of collectives allow it
         size       elements of a segment
-        packets     of 16 bytes, which it has; tiles: of 32 pieces
-        slots      uint64 (4 * n * row,), symmetric, the pattern everywhere at first
-        row        places of the capacity: of whole tiles
-        low, high  the pattern
+        packets     of 16 bytes, of a segment; tiles: of 32 packets
+        slots      uint64 (4 * n * row,), symmetric, the sentinel everywhere at first
+        row        slots of the capacity: of whole tiles
+        low, high  the sentinel
         epochs      uint32 (row / 32,), zeros at first
         grid       any number of blocks of whole warps, one-dimensional, as the blocks are
         """
@@ -198,16 +191,16 @@ def tiles_of(n_bytes):
 
 
 class LamportMethod(Tiles):
-    """A method with places for pieces."""
+    """A method with slots for Lamport packets."""
 
     def empty_slots(self, number, name):
-        """-> so many, symmetric, empty; ``pattern`` says what that is. Collective."""
+        """-> so many slots, symmetric and empty; ``sentinel`` says what they hold. Collective."""
         world = self.world
         drawn = world.host_allgather(os.urandom(16))[0]
-        self.pattern = tuple(int.from_bytes(part, "little") >> 1 for part in (drawn[:8], drawn[8:]))  # int64
+        self.sentinel = tuple(int.from_bytes(part, "little") >> 1 for part in (drawn[:8], drawn[8:]))  # int64
         slots = self.empty((2 * number,), "uint64", name)
         with world.stream:
-            slots.reshape(-1, 2)[:] = world.xp.asarray(self.pattern, "uint64")
+            slots.reshape(-1, 2)[:] = world.xp.asarray(self.sentinel, "uint64")
         world.stream.synchronize()
         return slots
 
@@ -226,7 +219,7 @@ class Lamport(LamportMethod, Exchange):
         kernel = lamport_kernel(self.world.n_ranks, self.personalized, self.op, dtype)
         packets, tiles = -(-segment // PIECE_BYTES), tiles_of(segment)
         sizes = segment // out.itemsize, packets, tiles
-        args = self.slots, self.row, *self.pattern, self.epochs
+        args = self.slots, self.row, *self.sentinel, self.epochs
         return self.launch_tiles(kernel, max(1, tiles), x, out, *sizes, *args)
 
 

@@ -1,30 +1,26 @@
-"""Exchanges of segments by LL: words that say themselves that they have arrived. What all-gather and
-all-to-all share: all peers get the same segment of x, or each gets another one.
+"""LL exchanges of segments. All-gather sends all peers the same segment of x; all-to-all sends each peer
+another one.
 
 Segments  segment k of out comes from rank k
-Lines     slots[buffer, k], on every rank: what rank k sends here, packed (``shmemkit.device.packets.ll``).
-          Written by rank k only, over NVLink
-Counters  epochs[y, c], local: how often chunk c of a segment has gone to the peer me + 1 + y; it gives the
-          flag and the half. In device memory, so that a replayed graph counts on
+Slots     slots[buffer, k], on every rank: the packets of rank k (``shmemkit.device.packets.ll``). Only rank k
+          writes them, over NVLink
+Epochs    epochs[y, c], local: of chunk c to the peer me + 1 + y. The epoch is the flag and selects the
+          buffer. Device-resident, so graph-safe
 
   block (b, y), with peer = me + 1 + y modulo the ranks, for its chunks c = b, b + gridDim.x, ...:
           1. store the chunk of the peer's segment to slots[buffer, me] on the peer, with the flag
-          2. add 1 to the chunk's counter; copy a share of the chunk of my own segment to the output
-          3. poll slots[buffer, peer] until they have the flag, and store the data to the output
+          2. add 1 to the chunk's epoch; copy a share of the rank's own segment to the output
+          3. poll slots[buffer, peer] until they have the flag; store the data to the output
 
-A chunk is always the same bytes of the lines, and both sides count it alike, whatever the lengths of the
-calls. So the flags of a line only grow, and a line that has the flag has the data of this call (until the
-flags of LL begin again after 2**32 calls).
+A chunk always has the same slots, whatever the size of the call. So the flags of a slot only grow, until the
+32 bits of LL's flags wrap.
 
-No race on the lines, although nobody acknowledges: I write to half h of a chunk again two calls with it
-later. In the one between, the peer's chunk has come, which the peer sends when its launch before has ended
-(after griddepcontrol_wait): it has read what half h held. No deadlock: a block sends all that it has to send
-before it waits, and all blocks are resident. That the next launch begins early (PDL) changes neither: its
-blocks come when all of this one are resident, and touch nothing until these have ended.
+No race: the double-buffer lemma (docs/protocols.md). No deadlock: a block sends all its chunks before it
+waits, and all blocks are resident.
 
-``ll_words`` is for segments of whole, aligned words of 8 bytes: a thread for each, and a third of the
-instructions. ``ll_bytes`` is for all others: lines, chunks and counters are the same, so that the ranks need
-not choose alike.
+``ll_words`` is for segments of whole, aligned words of 8 bytes: one thread for each word, and a third of the
+instructions. ``ll_bytes`` is for all others. Both use the same slots, chunks and epochs, so ranks may choose
+differently.
 """
 
 import functools
@@ -56,8 +52,8 @@ def ll_words_kernel(personalized):
         """Send each rank a segment of `x`, to `out`.
 
         x, out    uint64, 1-D: out has n_ranks segments, x too if they are personalized, else one
-        in_place  whether my own segment is there already
-        size      elements of a segment, any number up to what the lines hold
+        in_place  whether the own segment is in out already
+        size      elements of a segment, any number up to what the slots hold
         slots     uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
         epochs     uint64 (peers, chunks of the capacity), zeros at first
         grid      (any number, peers): n_ranks - 1, but at least 1
@@ -109,7 +105,7 @@ def ll_bytes_kernel(personalized):
         """As ``ll_words``, with
 
         x, out  uint8
-        own     elements of a chunk of my own segment that each of its blocks copies
+        own     elements of a chunk of the own segment that each of its blocks copies
         chunk   elements of a chunk; what they are packed into are `words` words
         """
         y, n, me = cuda.blockIdx.y, num_ranks(), rank()
@@ -161,7 +157,7 @@ def ll_bytes_kernel(personalized):
 
 
 class LL(Method):
-    """By LL: two words of lines for 8 bytes. A subclass has
+    """A method by LL. A packet is two words for 8 bytes of data. A subclass has
 
     name          of the method, as "all_gather ll"
     personalized  whether x has a segment for each rank

@@ -1,33 +1,27 @@
-"""Exchanges by LL128: lines of 128 bytes that say themselves that they have arrived. What all-gather,
-reduce-scatter, and all-reduce in one shot share: all ranks get x, or each another segment of it; and what
-comes is stored by rank, or combined. (All-to-all has a kernel of its own.)
+"""LL128 exchanges: all-gather, reduce-scatter, and one-shot all-reduce. Each rank sends all ranks x, or each
+of them another segment of x. What arrives is stored by rank, or combined. (All-to-all has a kernel of its
+own.)
 
 Tiles     480 bytes of what a rank gets, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
-Lines     slots[buffer, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
-          NVLink
-Counters  epochs[i], local: how often tile i has been sent; it gives the flag and the half. In device memory,
-          so that a replayed graph counts on
+Slots     slots[buffer, k], on every rank: the tiles of rank k, in lines of 128 bytes. Only rank k writes
+          them, over NVLink
+Epochs    epochs[i], local: of tile i. The epoch is the flag and selects the buffer. Device-resident, so
+          graph-safe
 
-  a warp, for its tiles i, one after the other; steps 1 and 2 of the next tile come before step 3, so that
-  lines are on their way while it waits:
-          1. load tile i of what each rank gets, and store it to slots[buffer, me] on that rank, with the
-          flag:
-             on this one, too
-          2. add 1 to the tile's counter
-          3. poll tile i in slots[buffer], of all ranks at once, until all have the flag; store them to the
-             segments of the output, or combine them in the order of the ranks, and store the result
+  a warp, for its tiles i in ascending order. Steps 1 and 2 of the next tile come before step 3, so that
+  packets are under way while the warp waits:
+          1. load tile i of what each rank gets; store it to slots[buffer, me] on that rank, with the flag.
+             The rank sends to itself, too
+          2. add 1 to the tile's epoch
+          3. poll tile i in slots[buffer] of all ranks at once, until all have the flag. Store the tiles to
+             the segments of the output, or combine them in the order of the ranks and store the result
 
-All ranks combine in the same order, so that the bits are the same in every run, and of an all-reduce on all
-ranks. My own lines are there before those of others: so step 3 is the same for all ranks.
+All ranks combine in the same order. So the bits are the same in every run, and an all-reduce has the same
+bits on all ranks.
 
-No race, although nobody acknowledges: tile i is always at the same place, and all ranks count it alike,
-whatever the lengths of the calls and the grids. I write to half h of a tile on rank k again two calls with it
-later, and in the one between the tile of rank k has come, which it sends when its launch before has ended
-(after griddepcontrol_wait): it has read what half h held. x may lie in out where the result has its place: a
-warp has loaded its tile before it writes it, and no other reads it, but for what is loaded beyond an end and
-not stored. No deadlock: all warps take their tiles in ascending order, so the first one that is not there on
-all ranks waits for none, and is sent; all blocks are resident. That the next launch begins early (PDL)
-changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
+No race: the double-buffer lemma (docs/protocols.md). x may lie in out where the result goes: a warp loads its
+tile before it stores the result, and no other warp reads that tile. (What is loaded beyond an end is not
+stored.) No deadlock: ascending-order progress.
 """
 
 import functools
@@ -60,7 +54,7 @@ from .packet_tiles import (
 @functools.cache
 def ll128_kernel(n, personalized, op=None, dtype=None):
     """-> the kernel of `n` ranks. `personalized`: x has a segment for each rank. With `op`, as "sum", it
-    combines what comes, of `dtype`, a name as "float16"."""
+    combines what arrives, of `dtype`, a name as "float16"."""
     load = loading_segments(n) if personalized else _loading_one(n)
     store = storing_segments(n) if op is None else _storing_result(op, dtype, n)
 

@@ -1,28 +1,24 @@
-"""Reductions by LL: each rank sends all others words that say themselves that they have arrived, and combines
-what it gets. What reduce-scatter and all-reduce in one shot share: each rank gets another segment of x, or
-all get all of it.
+"""LL reductions: reduce-scatter and one-shot all-reduce. Each rank sends every other rank its segment of x,
+or all of x, and combines what it receives.
 
-Lines     slots[buffer, k], on every rank: what rank k sends here, packed (``device.packets.ll``). Written by
-          rank k only, over NVLink
-Counters  epochs[c], local: how often chunk c, of a word for each thread of a block, has been sent; it gives
-          the flag and the half. In device memory, so that a replayed graph counts on
+Slots     slots[buffer, k], on every rank: the packets of rank k (``device.packets.ll``). Only rank k writes
+          them, over NVLink
+Epochs    epochs[c], local: of chunk c, a word for each thread of a block. The epoch is the flag and selects
+          the buffer. Device-resident, so graph-safe
 
-  block b, for its chunks c = b, b + gridDim.x, ...; a thread for its word of each:
-          1. for each other rank, from the next one on: store the word of what it gets to slots[buffer, me] on
+  block b, for its chunks c = b, b + gridDim.x, ...; each thread has one word of a chunk:
+          1. for each other rank, the next one first: store the word of what it gets to slots[buffer, me] on
              it, with the flag
-          2. add 1 to the chunk's counter
-          3. for all ranks k, in their order: poll the word in slots[buffer, k], my own is in x, and combine
-          it;
-             store the result
+          2. add 1 to the chunk's epoch
+          3. for all ranks k in ascending order: poll the word in slots[buffer, k] (the own word is in x) and
+             combine it; store the result
 
-They combine in the order of the ranks, so the bits are the same in every run, and of an all-reduce on all
-ranks.
+All ranks combine in the order of the ranks. So the bits are the same in every run, and an all-reduce has the
+same bits on all ranks.
 
-No race: chunk c is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-I write to half h of it again two calls with it later, and in the one between the chunks of all ranks have
-come, which they send when their launches before have ended: they have read what half h held. out may be x,
-or my segment of it: a thread has sent its word, if others get it, and reads it again, before it writes it. No
-deadlock: a block sends all that it has to send before it waits; all blocks are resident.
+No race: the double-buffer lemma (docs/protocols.md). out may be x, or the own segment of x: a thread sends
+its word, if others get it, and reads it again, before it writes it. No deadlock: a block sends all its chunks
+before it waits, and all blocks are resident.
 """
 
 import functools
@@ -60,7 +56,7 @@ def ll_combined_kernel(op, dtype, personalized):
         """Combine what all ranks send in `out`.
 
         x, out  uint64 or uint8 (the bytes of elements of `dtype`), 1-D, x as large as out or, if it is
-                personalized, n_ranks times; out may be x, or my segment of it
+                personalized, n_ranks times; out may be x, or the own segment of it
         slots   uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
         epochs   uint64 (chunks of the capacity,), zeros at first
         grid    any number of blocks, one-dimensional, as the blocks are

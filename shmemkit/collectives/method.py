@@ -1,5 +1,4 @@
-"""What the methods of host objects share: their symmetric memory, and their kernels, bound once for each
-grid."""
+"""What the methods of host objects share: symmetric memory, and kernels that are bound once for each grid."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A rank's own segment, which stays here: stored by blocks. A copy of the driver's would hold up those to
-other ranks."""
+"""Blocks store a rank's own segment to its output. A copy by the driver would delay those to other ranks."""
 
 from numba import cuda, types
 

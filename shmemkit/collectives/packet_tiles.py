@@ -1,6 +1,8 @@
-"""Methods by tiles, of LL128 (``device.packets.ll128_tiles``) or of pieces (``device.packets.lamport``):
-device functions on tiles of all ranks, made for a number of ranks, so that all that is loaded is under way at
-once, and in registers; how many warps there are; and what exchanges by both share."""
+"""What methods by LL128 tiles (``device.packets.ll128_tiles``) and by Lamport packets
+(``device.packets.lamport``) share. Device functions handle the tiles of all ranks at once, unrolled for the
+number of ranks: all loads are under way together, and the data stay in registers. The classes size the grid
+and check the arguments.
+"""
 
 import functools
 
@@ -11,7 +13,7 @@ from shmemkit.device import TILE_BYTES, TILE_WORDS, load_tile, reduction, span, 
 from .method import Method
 
 MOST_RANKS = 16  # two words of each, and more, in registers
-MOST_BYTES = 1 << 34  # of an array: its pieces are counted in 32 bits
+MOST_BYTES = 1 << 34  # of an array: its packets are counted in 32 bits
 
 
 @functools.cache
@@ -134,10 +136,10 @@ class Tiles(Method):
     most_ranks = MOST_RANKS
 
     def check(self, name, tiles):
-        """Whether it can run here, with so many tiles of lines in an array; collective."""
+        """Whether it can run here, with so many tiles of slots in an array; collective."""
         if tiles * 8 * TILE_WORDS > MOST_BYTES:
             raise ValueError(
-                f"{name}: its lines would take {tiles * 8 * TILE_WORDS} bytes, more than {MOST_BYTES}; it is "
+                f"{name}: its slots would take {tiles * 8 * TILE_WORDS} bytes, more than {MOST_BYTES}; it is "
                 "for smaller arrays"
             )
         self.world.check_reach(name, nvlink=True)
@@ -174,8 +176,8 @@ class Tiles(Method):
 
 
 class Exchange(Tiles):
-    """One in which all ranks get x, or each another segment of it; and what comes is stored by rank, or
-    combined. A protocol has
+    """A method in which all ranks get x, or each gets another segment of it. What arrives is stored by rank,
+    or combined. A protocol has
 
     prepare_lines(n_bytes)            for segments of up to so many bytes; collective
     _bind(x, out, segment, dtype)     -> run(stream): of segments of so many bytes; dtype, a name, to combine
@@ -224,5 +226,5 @@ def tiles_of(n_bytes):
 
 
 def words_of(tiles):
-    """How many words of lines they take."""
+    """How many words of slots they take."""
     return tiles * TILE_WORDS

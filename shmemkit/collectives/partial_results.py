@@ -1,13 +1,13 @@
-"""Partial totals in memory: what a rank passes on to the next one, who combines it with more.
+"""Partial results in memory: a rank passes them on to the next one, which combines them with its own data.
 
     partials = totals("sum", "bfloat16")                    # on the host
 
     total = partials.load(row, i, length)                   # in a kernel, by one thread: the i-th of `length`
     partials.store(row, i, length, total)
 
-`row` is 1-D, of uint64, with `partials.words` * length words: one for a total of a word, or two where its
-elements are float16 or bfloat16, whose totals stay float32. Nothing is rounded. The first words of all totals
-come first, so that the threads of a warp store whole lines. Ordinary loads and stores.
+`row` is 1-D, of uint64, with `partials.words` * length words. A total takes one word; those of float16 and
+bfloat16 stay float32 and take two. Nothing is rounded. The first words of all totals come first, so that a
+warp stores whole lines of 128 bytes. Loads and stores are ordinary ones.
 """
 
 import functools

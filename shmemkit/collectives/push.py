@@ -1,45 +1,42 @@
-"""Pushes of segments: stores into the peers' memory, by all multiprocessors, to one peer after the other.
-What all-gather and all-to-all by push share: all peers get the same segment of x, or each gets another one.
+"""Push: a rank stores its segments into the peers' memory. All-gather sends all peers the same segment of x;
+all-to-all sends each peer another one.
 
 Segments  segment k of out comes from rank k
-Parts     a segment is cut into parts, the same on all ranks. Block b sends part b of the segments to the next
-          rank, then to the one after that, and so on: at any time a rank receives from one other
+Parts     a segment is cut into parts, one for each block, the same on all ranks. Block b sends part b to the
+          next rank, then to the one after it, and so on. So a rank receives from one rank at a time
 
-Into a symmetric `out` (the same part of the same array on all ranks), directly:
+The direct kernel is for a symmetric `out`: the same part of the same array on all ranks.
 
-Signals   arrivals[k, b], on every rank: how often block b of rank k has met the others (only rank k sets it)
-Counters  direct_epochs[b], local: how many of these calls block b has taken part in. In device memory, as all
-          counters, so that a replayed graph counts on
+Signals   arrivals[k, b], on every rank: the last barrier that block b of rank k has reached. Only rank k sets
+          it
+Epochs    direct_epochs[b], local: of block b. Device-resident, as all epochs, so graph-safe
 
-  block b:  1. meet blocks b of all others                release and acquire, sys: after what used the outs
-            2. copy part b of each peer's segment to segment me of its out, and of my own
-            3. meet them again                            release and acquire, sys: publishes all parts b
+  block b:  1. barrier with blocks b of all ranks       release and acquire, sys: the outs may be written
+            2. copy part b of each peer's segment to segment me of its out; then the own part
+            3. barrier again                            release and acquire, sys: publishes all parts b
 
-No race: a peer writes my out after my block has met it, after all that my stream did before; what comes later
-on it is after the second time, for all parts. No deadlock: all blocks say that they are there before they
-wait, and all are resident.
+No race: a peer writes out after the first barrier, which follows all earlier work of this rank's stream.
+Later work follows the second barrier of all parts. No deadlock: each block signals before it waits, and all
+blocks are resident.
 
-Into private memory, which others cannot write, staged, through
+The staged kernel is for private memory, which peers cannot write.
 
-Scratch   scratch[buffer, k, b], on every rank: part b of what rank k sends here. Written by rank k only
-Signals   full[k, b], on every rank: how much of part b of rank k is here (only rank k sets it)
-Counters  epochs[y, b], local: how many of these calls block (b, y) has taken part in, so that it gives the
-          number of a call, and the half
+Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment. Only rank k writes it
+Signals   full[k, b], on every rank: how much of part b of rank k is there. Only rank k sets it
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer
 
-  block (b, 0), for each peer, me + 1, me + 2, ... modulo the ranks:
-          1. copy part b of its segment to scratch[buffer, me, b] there, in steps
-          2. set full[me, b] there                 release, sys: publishes them (``transfers.put_to_all``)
-  block (b, 1), for each peer in the order in which they come, me - 1, me - 2, ... modulo the ranks:
-          3. wait for full[peer, b] here           acquire, sys: sees a step
-          4. copy it from scratch[buffer, peer, b] to the output
+  block (b, 0), for each peer me + 1, me + 2, ... modulo the ranks:
+          1. copy part b of its segment to scratch[buffer, me, b] there, in chunks
+          2. set full[me, b] there                    release, sys: publishes them (``chunked_transfer``)
+  block (b, 1), for each peer me - 1, me - 2, ... modulo the ranks, the order in which parts arrive:
+          3. wait for full[peer, b] here              acquire, sys: sees a chunk
+          4. copy the chunk from scratch[buffer, peer, b] to the output
 
-No race: part b is always at the same place, and both sides count it alike, whatever the lengths of the calls.
-Half h of it is written again two calls with it later. In the one between, the peer's part b has come, which
-the peer sends in a launch that begins after its launch before has ended: it has read what half h held.
-No deadlock: senders wait for nobody, receivers for them; all blocks are resident.
+No race: the double-buffer lemma (docs/protocols.md), for part b. No deadlock: senders wait for nobody,
+receivers wait for senders, and all blocks are resident.
 
-A block of stores for each multiprocessor, and all of them to one peer after the other, filled the links of
-four GPUs better than few blocks of the TMA, and than some blocks for each peer.
+One block for each multiprocessor stores to one peer after the other. On four GPUs this filled the links
+better than few blocks of the TMA, and better than some blocks for each peer.
 """
 
 from numba import cuda, types
@@ -63,7 +60,7 @@ def push_kernels(personalized):
         """Send each rank a segment of `x`, to `out`, symmetric.
 
         x, out    uint8, 1-D: out has n_ranks segments, x too if they are personalized, else one
-        in_place  whether x is my segment of out
+        in_place  whether x is the own segment of out
         segment   elements of a segment
         part      elements of a part: gridDim.x of them are a segment, or more
         arrivals       uint64 (n_ranks, parts at most), symmetric, zeros at first
@@ -77,7 +74,7 @@ def push_kernels(personalized):
         block_barrier(arrivals, b, 2 * epoch - 1)
         cuda.syncthreads()
         s = 1
-        while s < n + (not in_place):  # my own comes last
+        while s < n + (not in_place):  # the own segment comes last
             peer = me + s if me + s < n else me + s - n
             its = span(x, peer * segment * personalized + begin, size)
             copy_block(span(symm_at(out, peer), me * segment + begin, size), its)
@@ -91,7 +88,7 @@ def push_kernels(personalized):
     def push_staged(x, out, in_place, segment, part, chunk, scratch, full, epochs):
         """Send each rank a segment of `x`, to `out`.
 
-        chunk      elements of a step, a multiple of 8192: STEPS or fewer of them are a part
+        chunk     elements of a chunk, a multiple of 8192: CHUNKS or fewer of them are a part
         scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
         full   uint64 (n_ranks, parts at most), symmetric, zeros at first
         epochs     uint64 (2, parts at most), zeros at first
@@ -174,7 +171,7 @@ def cut(segment, most, least):
     """-> into how many parts a segment of so many bytes is cut, one for each `least` bytes, `most` at most,
     and bytes of a part."""
     parts = min(most, -(-segment // least))
-    return parts, -(-segment // parts) + 127 & -128  # of whole lines: others are half as fast
+    return parts, -(-segment // parts) + 127 & -128  # of whole lines of 128 bytes: others are half as fast
 
 
 _bytes, _two = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")

@@ -2,9 +2,9 @@
 
 The methods, a file each, which says how it works:
 
-  ll        words that say themselves that they have arrived: small messages
-  ll128     lines of 128 bytes likewise, 94 % of them data: up to a few MB, where NVLink connects all ranks
-  lamport   pieces of 16 bytes likewise, all of them data, in places that are empty before: over NVLink, too
+  ll        flag-in-data packets of 8 bytes: small messages
+  ll128     lines of 128 bytes with a flag, 94 % of them data: up to a few MB, where NVLink connects all ranks
+  lamport   packets of 16 bytes, all of them data, and a sentinel in empty slots: over NVLink, too
   push_1d   stores into the peers' memory and a signal for each part: larger ones
   pull      loads from the peers' memory
   ll_2d, push_2d

@@ -1,69 +1,69 @@
 """All-gather by copy engines: copies that the streams themselves carry out, without a kernel.
 
-For large messages, and beside kernels that want all multiprocessors: what goes between GPUs takes none.
+For large messages, and beside kernels that need all multiprocessors: copies between GPUs occupy none.
 
 Segments  segment k of `out` is what rank k gives
 Staged    staged, on every rank: its own segment, where the others read it (only to pull, see below)
 
 "copy_push", into a symmetric `out` (the same part of the same array on all ranks):
 
-  stream:     1. barrier of all ranks: their outs may be written
-  beside it:  2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
-  stream:        a few blocks store x to segment me here
-              3. barrier, after the copies: all segments are there
+  stream:       1. barrier of all ranks: their outs may be written
+  side stream:  2. copy x to segment me of out on me - 1, me - 2, ... modulo the ranks
+  stream:          a few blocks store x to segment me here
+                3. barrier, after the copies: all segments are there
 
-"copy_pull", and "copy_push" into an `out` of private memory, which nobody else can write:
+"copy_pull", and "copy_push" into an `out` of private memory, which no other rank can write:
 
-  stream:     1. copy x to staged; barrier: those of all ranks may be read
-  beside it:  2. copy staged on me + 1, me + 2, ... to their segments of out here
-  stream:        a few blocks store x to segment me here
-              3. barrier, after the copies: all have read
+  stream:       1. copy x to staged; barrier: those of all ranks may be read
+  side stream:  2. copy staged on me + 1, me + 2, ... to their segments of out here
+  stream:          a few blocks store x to segment me here
+                3. barrier, after the copies: all ranks have read
 
-Into a symmetric `out`, copy_pull does without `staged`: the others read segment me of out. In each part of
-step 2 every rank sends to one other and receives from one other, at full speed. The barriers
-(``runtime.stream_barrier``) are kernels of a block and two microseconds; they release and acquire at scope
-sys, so that nothing is written before, nor read after, what it must follow. `staged` needs no second half: a
-call ends when all have read it.
+Into a symmetric `out`, copy_pull needs no `staged`: the others read segment me of out. During step 2 every
+rank sends to one rank and receives from one rank at a time, at full speed. The barriers
+(``runtime.stream_barrier``) are kernels of one block and two microseconds. They release and acquire at
+scope sys, so that no write comes too early and no read too late. `staged` needs no second buffer: a call
+ends when all ranks have read it.
 
-``start`` and ``finish`` are the same in two halves, with a consumer between them: a kernel that works on each
-segment as soon as it is there. It may occupy all multiprocessors and wait for segments, so that no kernel can
-begin beside it: what tells it of them are writes by the streams themselves (memory operations), which need
-none.
+``start`` and ``finish`` split the call in two, with a consumer between them: a kernel that works on each
+segment as soon as it is there. It may occupy all multiprocessors and wait for segments, so no kernel can
+begin beside it. So the streams themselves write its signals, by memory operations, which need no
+multiprocessor.
 
-Signals   arrived[k], on every rank: 1 when segment k of the call under way is here, else 0. arrived[me] is 1
-          for ever
+Signals   arrived[k], on every rank: 1 when segment k of this call is here, else 0. arrived[me] is always 1
 
-  stream:     1. pulled into private memory: copy x to staged
-                 set all arrived of others here to 0
-                 barrier of all ranks, as above: acquires their x or staged, or that their outs may be written
-  beside it:  2. the copies, in order; after each, when it is done, a write of 1 (release, sys): pushed, to
-                 arrived[me] there; pulled, to arrived[k] here
-  consumer:      waits until arrived[k] >= 1                                acquire, sys: sees the copy
-  finish:     3. stream: after the copies beside it
-                 pushed: a kernel waits for all arrived, unless the consumer has done that
-                 pulled: barrier: all have read
+  stream:       1. pulled into private memory: copy x to staged
+                   set all arrived of others here to 0
+                   barrier of all ranks, as above: acquires their x or staged, or that their outs may be
+                   written
+  side stream:  2. the copies, in order; after each, a write of 1 (release, sys): pushed, to arrived[me]
+                   there; pulled, to arrived[k] here
+  consumer:        waits until arrived[k] >= 1                              acquire, sys: sees the copy
+  finish:       3. stream: after the copies of the side stream
+                   pushed: a kernel waits for all arrived, unless the consumer has done that
+                   pulled: barrier: all ranks have read
 
-Copies within this GPU come before the consumer on its own stream, or behind all others, where nobody waits
-for them, lest they wait for a multiprocessor that a consumer occupies which waits for them. No stream waits
-for a signal, which would be slow, nor does one write many of them at once.
+Copies within this GPU come before the consumer on its stream, or after all other copies, where nobody waits
+for them. Otherwise they might wait for a multiprocessor that a consumer occupies, which waits for them. No
+stream waits for a signal, which would be slow, and none writes many signals at once.
 
-No signal is lost: the thread that sets arrived[k] to 0 tells rank k only then that I have arrived (release,
-sys), and rank k writes its 1 here after it has seen that, in the barrier of the same call. If I pull, I write
-it myself, after that kernel.
+No signal is lost. The thread that sets arrived[k] to 0 signals rank k only after that (release, sys). Rank
+k writes its 1 here after it has seen this, in the barrier of the same call. A rank that pulls writes the
+signal itself, after that kernel.
 
-And none is taken for that of another call. Each is written once in a call, and before the call ends, and so
-before it is set to 0 again, it has been: pushed, my consumer has seen it, or the kernel of step 3; pulled, my
-stream has waited for the stream that writes it. What sees it as 1 after the kernel of step 1 sees what this
-call has written. Nobody looks while it is set to 0: consumers and what ``wait`` and ``finish`` wait with have
-ended, being earlier on the stream.
+No signal is taken for that of another call. Each is written once in a call. Before the call ends, and so
+before the next reset, this write has been seen: pushed, by the consumer or the kernel of step 3; pulled, by
+the stream, which waited for the side stream that writes. So a 1 that is seen after the kernel of step 1 is
+of this call. Nobody looks during the reset: consumers, and the waits of ``wait`` and ``finish``, are
+earlier on the stream and have ended.
 
-No race. What I write on rank k comes after the barrier of step 1, to which it came when its consumer of the
-call before had ended; and what I read there is not written again before the barrier of step 3. x stays as it
-is until my stream has waited for my copies.
+No race. A rank writes on rank k after the barrier of step 1, which rank k reaches when its consumer of the
+previous call has ended. What a rank reads there is not written again before the barrier of step 3. x stays
+as it is until the stream has waited for the copies.
 
-No deadlock: a barrier waits for the same one on the other ranks, whose streams come to it before their
-consumer, and so without waiting for this call; copies wait for a barrier alone, and a consumer, or the kernel
-of step 3, for copies.
+No deadlock: a barrier waits for the same one on the other ranks. Their streams reach it before their
+consumer, without waiting for this call. Copies wait only for a barrier; a consumer, or the kernel of step
+3, for copies.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Transfer:
         self.stage, self.copies = [], []  # before everything else; between GPUs
         symmetric = self.world.is_symmetric(out)
         self.pushes = symmetric and engine.pushes
-        # In the order in which their segments come; or that in which they want mine.
+        # In the order in which their segments arrive, or in which they need this one.
         self.peers = [(me - i if self.pushes else me + i) % n for i in range(1, n)]
         if self.peers and self.pushes:
             self.copies = [self._copy(segments[me], p, x, me) for p in self.peers]

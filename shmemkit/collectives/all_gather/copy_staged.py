@@ -1,7 +1,7 @@
-"""All-gather by copy engines into an output of private memory: to places on the peers, from which
-blocks fetch each piece as it comes. For large messages.
+"""All-gather by copy engines into an output of private memory: into slots on the peers, from which blocks
+take each packet as it arrives. For large messages.
 
-``collectives.copy_engine_exchange`` has the protocol: all ranks get x. For an output that is symmetric,
+``collectives.copy_engine_exchange`` has the protocol: all ranks get x. Into a symmetric output,
 ``copy_engine.py`` copies once.
 """
 

@@ -1,38 +1,37 @@
-"""All-gather by LL in two dimensions: once across nodes, then inside the node. For small messages and several
+"""Two-dimensional LL all-gather: once across nodes, then inside the node. For small messages and several
 nodes.
 
-Rank (i, l) is the l-th of node i. It packs its segment into LL words (``device.packets.ll``) and sends them
-to the ranks (j, l) only, one on each other node, by NVSHMEM; each of those passes the words on as they are to
-its node's ranks by stores. Every word says itself that it has arrived, after one hop or two: no signal.
+Rank (i, l) is rank l of node i. It packs its segment into LL words (``device.packets.ll``) and sends them
+by NVSHMEM to the ranks (j, l) only, one on each other node. Each of those forwards the words unchanged to
+the ranks of its node, by stores. Every word carries its flag over one hop or two: there is no signal.
 
-Lines     slots[buffer, k], on every rank: the words of rank k's segment. Written by rank k if it is here or
-          has
-          my number l, otherwise by the rank of my node that has rank k's number. The network reads my own
-Counters  epochs[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
-          bytes; it gives the flag and the half. In device memory, so that a replayed graph counts on
+Slots     slots[buffer, k], on every rank: the words of rank k's segment. Rank k writes them if it is on
+          this node or has the same local index l; otherwise the rank of this node with rank k's local index
+          does. The network reads the rank's own
+Epochs    epochs[z, y, c], local: of chunk c, of CHUNK bytes, in blocks (.., y, z). The epoch gives the flag
+          and the buffer. Device-resident, so graph-safe
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes,
   for its chunks c = b, b + gridDim.x, ...:
-     z = 0:         pack     my chunk to the lines of (i, l'), which for y = 0 are my own
+     z = 0:         pack     the own chunk to the slots of (i, l'), which for y = 0 are the rank's own
      y = 0, z = 0:  put      these words, after syncthreads, to (j, l) for all j but i: a warp for each
-     y > 0, z > 0:  forward  the words of (j, l), when they are here, to the lines of (i, l')
+     y > 0, z > 0:  forward  the words of (j, l), when they are here, to the slots of (i, l')
      all, when that is done for all of its chunks:
                     unpack   the words of (j, l'), when they are here, to the output
-                    count    add 1 to the chunks' counters
+                    count    add 1 to the chunks' epochs
 
-A chunk is always the same bytes of the lines, and all ranks count it alike, whatever the lengths of the
-calls. So the flags of a word only grow, and a word that has the flag has the data of this call, whoever has
-passed it on, until the flags begin again after 2**32 calls.
+A chunk always has the same slots, whatever the size of the call. So the flags of a word only grow, until
+the 32 bits of LL's flags wrap. It does not matter who has forwarded a word.
 
-Nobody acknowledges. Let a word of half h be written in a call, and again two calls with that chunk later. In
-the one between, who writes it has received the reader's own chunk, directly: (i, l) and (j, l) send to each
-other, as all ranks of a node do. The reader sends that in a launch that begins after its launch before has
-ended, and with it every poll of the word, by those who unpack it and by those who pass it on. That launch
-could not end before all words of the put were there: so the put has read my own lines, which I may pack
-again without quiet, and no two puts to the same words are under way at once.
+No race: the double-buffer lemma (docs/protocols.md). Who writes a word, the sender or the rank that
+forwards it, has received the reader's own chunk of the epoch between directly: (i, l) and (j, l) send to
+each other, as all ranks of a node do. The reader sent it after its previous launch, which ended after every
+poll of the word, by unpacking and forwarding blocks. That launch could not end before all words of the put
+had arrived. So the put has read the rank's own slots, which may be packed again without quiet, and no two
+puts to the same words are under way at once.
 
-No deadlock: packing and puts wait for nobody, forwarding for puts only, unpacking for packing, puts and
-forwarding; all blocks are resident.
+No deadlock: packing and puts wait for nobody, forwarding waits for puts only, unpacking for packing, puts
+and forwarding; all blocks are resident.
 """
 
 from numba import cuda, types
@@ -56,10 +55,10 @@ MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocess
 
 @cuda.jit
 def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, slots, epochs):
-    """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the lines hold.
+    """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the slots hold.
 
     x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
-    in_place    whether x is my part of out
+    in_place    whether x is the own part of out
     chunk       elements of a chunk, an even number of 8 bytes; they are packed into `words` words
     local_size  ranks of a node, which are consecutive
     slots       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
@@ -68,7 +67,7 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, slots, epochs):
     """
     y, z = cuda.blockIdx.y, cuda.blockIdx.z
     me, n, size = rank(), num_ranks(), x.size
-    first = 0  # rank of my node; no division, which is slow
+    first = 0  # of this node's ranks; no division, which is slow
     while first + local_size <= me:
         first += local_size
     there = first + z * local_size  # the first rank of node j

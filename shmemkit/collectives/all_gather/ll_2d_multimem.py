@@ -1,40 +1,39 @@
-"""All-gather by LL in two dimensions, with multicast inside the node: once across nodes, and once to all of a
-node. For small messages.
+"""Two-dimensional LL all-gather with multicast: once across nodes, then once to all ranks of a node. For
+small messages.
 
-As ``ll_2d.py``, but what goes to the ranks of a node is stored once, and the NVSwitch takes it to all of
-them; whoever has received it from another node passes it on so, too. With one node, it is LL by multicast.
+As ``ll_2d.py``, but a rank stores words for its node once, and the NVSwitch delivers them to all its ranks.
+The rank that receives words from another node forwards them in the same way. With one node, it is LL by
+multicast.
 
-Lines     slots[buffer, k], on every rank: the words of rank k's segment (``device.packets.ll``). Written
-          through the multicast view by the rank of my node that is k or has its number; if that is me and k
-          is of another node, by k first, through the network
-Outbox    outbox[buffer], symmetric: the words of my segment, for the network to read
-Counters  epochs[z, y, c], local: how often block (.., y, z) has dealt with chunk c of a segment, of CHUNK
-          bytes; it gives the flag and the half. In device memory, so that a replayed graph counts on
+Slots     slots[buffer, k], on every rank: the words of rank k's segment (``device.packets.ll``). The rank
+          of this node that is k, or has its local index, writes them through the multicast view. Where that
+          rank forwards, k writes its slots first, through the network
+Outbox    outbox[buffer], symmetric: the words of the own segment, for the network to read
+Epochs    epochs[z, y, c], local: of chunk c, of CHUNK bytes, in blocks (.., y, z). The epoch gives the flag
+          and the buffer. Device-resident, so graph-safe
 
-  block (b, y, z) of rank (i, l), the l-th of node i, with l' = l + y modulo the ranks of a node and
-  j = i + z modulo the nodes, for its chunks c = b, b + gridDim.x, ...:
-     y = z = 0:     pack     my chunk to my outbox, if there are other nodes, syncthreads
-                    put      the words to the lines of (j, l) for all j but i: a warp for each
-                    pack     my chunk to the lines of all ranks of my node
-                    copy     my chunk to the output
-     z > 0, y = 0:  forward  the words of (j, l), when they are here, to the lines of all ranks of my node
+  block (b, y, z) of rank (i, l), rank l of node i, with l' = l + y modulo the ranks of a node and j = i + z
+  modulo the nodes, for its chunks c = b, b + gridDim.x, ...:
+     y = z = 0:     pack     the own chunk to the outbox, if there are other nodes, syncthreads
+                    put      the words to the slots of (j, l) for all j but i: a warp for each
+                    pack     the own chunk to the slots of all ranks of the node
+                    copy     the own chunk to the output
+     z > 0, y = 0:  forward  the words of (j, l), when they are here, to the slots of all ranks of the node
      all but (0, 0), when that is done for all chunks:
                     unpack   the words of (j, l'), when they are here, to the output
-     at the end:             add 1 to the chunks' counters
+     at the end:             add 1 to the chunks' epochs
 
-A chunk is always the same bytes of the lines, and all ranks count it alike, whatever the lengths of the
-calls. So the flags of a word only grow, and a word that has the flag has the data of this call, until the
-flags begin again after 2**32 calls. (In the lines of who forwards, words are replaced by themselves.)
+A chunk always has the same slots, whatever the size of the call. So the flags of a word only grow, until
+the 32 bits of LL's flags wrap. (A rank that forwards replaces words in its own slots by themselves.)
 
-Nobody acknowledges. Let a word of half h be written in a call, and again two calls with that chunk later. In
-the one between, who writes it has received the reader's own chunk: that of (j, l) from the network, those of
-its node's ranks from themselves. The reader sends that in a launch that begins after its launch before has
-ended, and with it every poll of the words and every store by which it passed them on. That launch could not
-end before all words of the put were there: so the put has read my outbox, which I may pack again without
-quiet, and no two puts to the same words are under way at once.
+No race: the double-buffer lemma (docs/protocols.md), as in ``ll_2d.py``. Who writes a word has received the
+reader's own chunk of the epoch between directly: that of (j, l) through the network, those of its node from
+the ranks themselves. The reader's launch before had ended, with every poll and every forwarding store, and
+not before all words of the put had arrived. So the outbox may be packed again without quiet, and no two
+puts to the same words are under way at once.
 
-No deadlock: packing and puts wait for nobody, forwarding for puts only, unpacking for packing, puts and
-forwarding; all blocks are resident.
+No deadlock: packing and puts wait for nobody, forwarding waits for puts only, unpacking for packing, puts
+and forwarding; all blocks are resident.
 """
 
 from numba import cuda, types
@@ -61,10 +60,10 @@ MINIMUM_CC = (9, 0)
 
 @cuda.jit
 def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, slots, outbox, epochs):
-    """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the lines hold.
+    """Gather the `x` of all ranks in `out`, by rank; x.size may be anything up to what the slots hold.
 
     x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
-    in_place    whether x is my part of out
+    in_place    whether x is the own part of out
     chunk       elements of a chunk, which are CHUNK bytes
     local_size  ranks of a node, which are consecutive
     slots       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
@@ -75,7 +74,7 @@ def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, slots
     """
     y, z = cuda.blockIdx.y, cuda.blockIdx.z
     me, n, size = rank(), num_ranks(), x.size
-    first = 0  # rank of my node; no division, which is slow
+    first = 0  # of this node's ranks; no division, which is slow
     while first + local_size <= me:
         first += local_size
     there = first + z * local_size  # the first rank of node j

@@ -1,29 +1,26 @@
-"""All-gather by multicast, inside a node: a segment is stored once, and the NVSwitch takes it to all ranks.
+"""All-gather by multicast, inside a node: a rank stores its segment once, and the NVSwitch delivers it to
+all ranks.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per rank
-Scratch   scratch[buffer, k, b], on every rank: part b of what rank k gives. Written by rank k only, through
-          the
-          multicast view of all ranks' scratch; on rank k too, which does not read it
-Signals   full[k, b], on every rank: the number of the last call whose part b of rank k is here (only
-          rank k sets it, on all ranks at once, through its multicast view)
-Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
-          half. In device memory, so that a replayed graph counts on
+Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment. Only rank k writes it, through
+          the multicast view of all ranks' scratch; also on rank k, which does not read it
+Signals   full[k, b], on every rank: the last epoch whose part b of rank k is here. Only rank k sets it, on
+          all ranks at once, through its multicast view
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, 0):
           1. copy part b of x to scratch[buffer, me, b] on all ranks, syncthreads
-          2. set full[me, b] on all to the number of this call    release, sys: publishes the part
+          2. set full[me, b] on all ranks to the epoch               release, sys: publishes the part
           3. copy part b of x to the output
   block (b, y), with peer = me + y modulo the ranks:
-          1. wait until full[peer, b] here is at least that       acquire, sys: sees the peer's part
-          2. a fence between the two addresses that the part has, multicast and my own
+          1. wait until full[peer, b] here is at least the epoch     acquire, sys: sees the peer's part
+          2. a fence between the part's two addresses, the multicast one and the rank's own
           3. copy it from scratch[buffer, peer, b] to the output
-  at its end, each adds 1 to its counter
+  at its end, each adds 1 to its epoch
 
-No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-Half h of it is written again two calls with it later. In the one between, part b of each peer has come, which
-the peer sent in a launch that began after its launch before had ended: it has read what half h held. (The
-ends of both launches stand for the fence here.) One call of a rank cannot overtake the next: they are
-launches on one stream. No deadlock: a block that sends waits for nobody; all blocks are resident.
+No race: the double-buffer lemma (docs/protocols.md), for part b. (The ends of the two launches stand for
+the fence here.) Calls of a rank do not overtake each other: they are launches on one stream. No deadlock: a
+block that sends waits for nobody, and all blocks are resident.
 """
 
 from numba import cuda, types
@@ -50,7 +47,7 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, ful
     """Gather the `x` of all ranks in `out`, by rank; all ranks are of one node.
 
     x, out      uint8, 1-D: x.size bytes, and n_ranks times as many
-    in_place    whether x is my part of out
+    in_place    whether x is the own part of out
     part        elements of a part, a multiple of 16: gridDim.x of them are x
     scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric; the last is a
                 multiple of 16

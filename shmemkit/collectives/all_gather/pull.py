@@ -1,25 +1,22 @@
-"""All-gather by pull: each rank says that its segment is ready, and reads those of its peers.
+"""All-gather by pull: each rank stages its segment, signals that it is full, and reads those of its peers.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per peer
 Staged    staged[buffer, b], on every rank: part b of its own segment, where the peers read it
-Signals   full[k, b], on every rank: the number of the last call whose part b rank k has staged (only rank k
-          sets it)
-Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
-          half. In device memory, so that a replayed graph counts on
+Signals   full[k, b], on every rank: the last epoch whose part b rank k has staged. Only rank k sets it
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, 0):   1. copy part b of x to staged[buffer, b], syncthreads
-                  2. set full[me, b] on all others to the number of this call   release, sys: publishes it
-                  3. copy part b of x to my output
+                  2. set full[me, b] on all others to the epoch                  release, sys
+                  3. copy part b of x to the output
   block (b, y), with peer = me + y modulo the ranks:
-                  1. wait until full[peer, b] here is at least that             acquire, sys
-                  2. copy staged[buffer, b] of the peer to my output
+                  1. wait until full[peer, b] here is at least the epoch         acquire, sys
+                  2. copy staged[buffer, b] of the peer to the output
 
-No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-Half h of it is written again two calls with it later. In the one between, each peer has said that it is
-ready, in a launch that begins after its launch before has ended: it has read what half h held. Nobody tells
-that it has read.
+No race: the double-buffer lemma (docs/protocols.md) with the roles swapped. A rank rewrites its own staged
+part two epochs later. In the epoch between, each peer has signalled its own part, in a launch after the one
+that read the buffer.
 
-No deadlock: who signals does not wait; all blocks are resident.
+No deadlock: senders wait for nobody, and all blocks are resident.
 """
 
 from numba import cuda, types
@@ -37,7 +34,7 @@ def pull_all_gather(x, out, in_place, part, staged, full, epochs):
     """Gather the `x` of all ranks in `out`, by rank.
 
     x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
-    in_place  whether x is my part of out
+    in_place  whether x is the own part of out
     part      elements of a part: gridDim.x of them are x
     staged    uint8 (2, parts at most, elements of a part at most), symmetric
     full     uint64 (n_ranks, parts at most), symmetric, zeros at first

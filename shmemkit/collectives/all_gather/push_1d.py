@@ -1,7 +1,7 @@
-"""All-gather by push: stores into the peers' memory, and a signal for each part. For larger messages.
+"""All-gather by push: stores into the peers' memory, and a full signal for each part. For larger messages.
 
-``collectives.push`` has the protocol and the kernels: all ranks get x. Where some ranks' memory is not
-mapped, ``push_network.py``.
+``collectives.push`` has the protocol and the kernels: all ranks get x. ``push_network.py`` is for ranks
+whose memory is not mapped here.
 """
 
 from .. import push

@@ -1,37 +1,37 @@
-"""All-gather by push in two dimensions: once across nodes, then inside the node. For several nodes.
+"""Two-dimensional push all-gather: once across nodes, then inside the node. For several nodes.
 
-Rank (i, l) is the l-th of node i. It sends its segment to the ranks (j, l) only, one on each other node, by
-NVSHMEM; each of those passes it on to its node's ranks by stores. So a segment goes to each node once, and
-all ranks use the network alike.
+Rank (i, l) is rank l of node i. It sends its segment by NVSHMEM to the ranks (j, l) only, one on each other
+node. Each of those passes it on to the ranks of its node, by stores. So a segment goes to each node once,
+and all ranks use the network alike.
 
 Parts     a segment, what one rank gives, is cut into as many parts as there are blocks per rank
-Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment. Written by rank k if it is here or
-          has my number l, otherwise by the rank of my node that has rank k's number. The network reads my own
-Signals   full[buffer, k, b], on every rank: the number of the last call whose part b of rank k is there; set
-          by who writes the part
-Counters  epochs[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
-          device memory, so that a replayed graph counts on
+Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment. Rank k writes it if it is on
+          this node or has the same local index l; otherwise the rank of this node with rank k's local index
+          does. The network reads the rank's own
+Signals   full[buffer, k, b], on every rank: the last epoch whose part b of rank k is there. The writer sets
+          it
+Epochs    epochs[z, y, b], local: of block (b, y, z); the epoch selects the buffer. Device-resident, so
+          graph-safe
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
      z > 0:          1. wait for part b of (j, l), syncthreads                 acquire, also of the network
      y > 0:          2. copy it (z = 0: part b of x) to the scratch of (i, l'), syncthreads
-                     3. set its signal there                                   release, sys
+                     3. set its full signal there                              release, sys
                      4. wait for part b of (j, l'), syncthreads                acquire, sys
-     y = 0, z = 0:   2. copy part b of x to my own scratch, syncthreads
+     y = 0, z = 0:   2. copy part b of x to the own scratch, syncthreads
                      3. put it, and its signal, to (j, l) for all j but i      the signal follows the data
      all:            5. copy part b of (j, l') to the output
-                     6. add 1 to the counter
+                     6. add 1 to the epoch
 
-Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
-it is written again two calls with it later. In the one between, who writes it, by a put or by stores, has
-received the reader's own part b, directly: (i, l) and (j, l) send to each other, as all ranks of a node do.
-The reader sends that in a launch that begins after its launch before has ended, and with it all reads of what
-half h held, also of those blocks that pass it on. That launch could not end before the put was there: so my
-own scratch may be written again, although nobody has called quiet, and no two puts with one signal are under
-way at once. Those of neighbouring calls can be, and the network may swap them: hence a signal for each half.
+No race: the double-buffer lemma (docs/protocols.md), for part b. Who writes it, by a put or by stores, has
+received the reader's own part b of the epoch between directly: (i, l) and (j, l) send to each other, as all
+ranks of a node do. The reader's launch before had ended, with all reads of the buffer, also by blocks that
+pass it on. That launch could not end before the put had arrived. So the rank's own scratch may be written
+again without quiet, and no two puts with one signal are under way at once. The network may swap puts of
+neighbouring epochs: hence a signal for each buffer.
 
-No deadlock: blocks (b, y, 0) send before they wait; to pass on is to wait for a put only; whoever receives
-waits for those; all blocks are resident.
+No deadlock: blocks (b, y, 0) send before they wait, blocks that pass on wait for a put only, receivers wait
+for those, and all blocks are resident.
 """
 
 from numba import cuda, types
@@ -62,7 +62,7 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
     """Gather the `x` of all ranks in `out`, by rank.
 
     x, out      uint8, 1-D: x.size bytes, and n_ranks times as many
-    in_place    whether x is my part of out
+    in_place    whether x is the own part of out
     part        elements of a part: gridDim.x of them are x
     local_size  ranks of a node, which are consecutive
     scratch     uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
@@ -72,7 +72,7 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
     """
     b, y, z = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
     me, n, size = rank(), num_ranks(), x.size
-    first = 0  # rank of my node; no division, which is slow
+    first = 0  # of this node's ranks; no division, which is slow
     while first + local_size <= me:
         first += local_size
     there = first + z * local_size  # the first rank of node j

@@ -1,20 +1,21 @@
-"""All-gather by copy engines beside a consumer, into memory that nobody else uses.
+"""All-gather by copy engines beside a consumer, into memory that only this object uses.
 
-As "copy_push" beside a consumer (``copy_engine.py``), with its signals, but that x may come by columns, for a
-consumer that goes through the columns of all rows at once and would wait for all of a segment before it
-begins: then part i of x, some columns of all its rows, goes to one rank after the other, and then part i + 1.
+As "copy_push" beside a consumer (``copy_engine.py``), with its signals, but x may come by columns. This is
+for a consumer that works on columns of all rows at once, and would otherwise wait for whole segments. Part
+i of x, some columns of all its rows, goes to one rank after the other; then part i + 1.
 
-Signals   by_columns[PARTS * k + i], on every rank: 1 when part i of segment k is here, else 0; my own are 1
-          for ever. The barrier sets them back, as there `arrived`
+Signals   by_columns[PARTS * k + i], on every rank: 1 when part i of segment k is here, else 0; the own ones
+          are always 1. The barrier resets them, as it does `arrived` there
 
-  beside:     2. for each part, for each rank: copy it there, and then write 1 to its signal
+  side stream:  2. for each part, for each rank: copy it there, and then write 1 to its signal
 
-All else is as there, and so is why it neither races nor deadlocks. A consumer need not wait for parts that
-have nothing, of narrow arrays; but all signals have been written when a call ends. So those come first: who
-has seen another signal of a rank has them behind it.
+All else is as there, and so is the proof. A consumer need not wait for empty parts, of narrow arrays. But
+all signals must have been written when a call ends. So empty parts come first: who has seen another signal
+of a rank has them behind it.
 
-One stream, and one rank at a time: on four H200 large copies to several at once were half as fast. For each
-rank a part costs some 8 us besides what its bytes take, its write included: so rows come in one part.
+There is one stream, and one rank at a time: on four H200, large copies to several ranks at once were half
+as fast. For each rank a part costs some 8 us besides its bytes, its write included: so rows come in one
+part.
 """
 
 import functools

@@ -1,30 +1,27 @@
-"""All-gather by push where the memory of some ranks is not mapped here: to those, through NVSHMEM.
+"""Push all-gather where the memory of some ranks is not mapped here: those are reached by NVSHMEM.
 
-Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment, written by rank k only. Of its own
-          segment, where the network reads it
-Signals   full[buffer, k, b], on every rank: the number of the last call whose part b of rank k is there
-          (only rank k sets it)
-Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
-          half. In device memory, so that a replayed graph counts on
+Scratch   scratch[buffer, k, b], on every rank: part b of rank k's segment. Only rank k writes it. The
+          network reads the part of the own segment
+Signals   full[buffer, k, b], on every rank: the last epoch whose part b of rank k is there. Only rank k
+          sets it
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
-  block (b, 0):   1. copy part b of x to my own scratch, syncthreads
+  block (b, 0):   1. copy part b of x to the own scratch, syncthreads
                   2. put it, and its signal, to each far rank          the signal follows the data
-                  3. copy part b of x to my output
+                  3. copy part b of x to the output
   block (b, y), with peer = me + y modulo the ranks:
      near peer:   1. copy part b of x to the scratch of the peer, syncthreads
-                  2. set its signal there                              release, sys
+                  2. set its full signal there                         release, sys
      any peer:    3. wait for its part b here                          acquire, sys, also of the network
-                  4. copy it to my output
-  all:               add 1 to the counter
+                  4. copy it to the output
+  all:               add 1 to the epoch
 
-No race: part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls.
-Half h of it is written again two calls with it later. In the one between, the peer's part b has come, which
-the peer sends in a launch that begins after its launch before has ended: it has read what half h held. That
-launch could not end before my put was there: so my own scratch may be written again, although nobody has
-called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls can be, and
-the network may swap them: hence a signal for each half.
+No race: the double-buffer lemma (docs/protocols.md), for part b. The launch that made a put could not end
+before the put had arrived. So the rank's own scratch may be written again without quiet, and no two puts
+with one signal are under way at once. The network may swap puts of neighbouring epochs: hence a signal for
+each buffer.
 
-No deadlock: who sends does not wait before; all blocks are resident.
+No deadlock: senders wait for nobody, and all blocks are resident.
 """
 
 from numba import cuda, types
@@ -52,7 +49,7 @@ def push_all_gather_network(x, out, in_place, part, near, scratch, full, epochs)
     """Gather the `x` of all ranks in `out`, by rank.
 
     x, out    uint8, 1-D: x.size bytes, and n_ranks times as many
-    in_place  whether x is my part of out
+    in_place  whether x is the own part of out
     part      elements of a part: gridDim.x of them are x
     near      uint8 (n_ranks,): 1 for the ranks whose memory is mapped here
     scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric

@@ -156,7 +156,7 @@ class TwoShotLamport(LamportMethod):
         if segment > TILE:
             segment = -(-segment // TILE) * TILE  # accesses to segments are aligned
         x, out = self.wide(x, out, x.nbytes)
-        args = self.inputs, self.results, self.row, *self.pattern, self.epochs
+        args = self.inputs, self.results, self.row, *self.sentinel, self.epochs
         return self.launch_tiles(kernel, max(1, -(-segment // TILE)), x, out, segment, pieces, *args)
 
 

@@ -2,9 +2,9 @@
 
 The methods, a file each, which says how it works:
 
-  ll        words that say themselves that they have arrived: small messages
-  ll128     lines of 128 bytes that do: middling ones
-  lamport   pieces of 16 bytes that do, into places that are empty before
+  ll        flag-in-data packets of 8 bytes: small messages
+  ll128     lines of 128 bytes with a flag: middling ones
+  lamport   packets of 16 bytes, and a sentinel in empty slots
   push      stores into the peers' memory and signals: larger ones
   copy_engine
             copies by copy engines: large ones

@@ -1,11 +1,11 @@
 """All-to-all by copy engines: for large messages. Segment k of x goes to rank k
 (``shmemkit.collectives.copy_engine_exchange``).
 
-Into an `out` of private memory: to places on the peers, where blocks fetch it.
+Into an `out` of private memory, copies go to slots on the peers, where blocks fetch the packets.
 
-Into a symmetric one, the same part of the same array on all ranks, without them: to segment me of out on rank
-k, which may be written when all have come to the barrier; another one ends the call: all segments are there.
-Blocks store my own, which no other rank touches.
+Into a symmetric `out`, the same part of the same array on all ranks, they need no slots. A rank copies to
+segment me of out on rank k, after the barrier that all ranks reach. A second barrier ends the call: all
+segments are there. Blocks store the own segment, which no other rank touches.
 """
 
 from ..copy_engine_exchange import StoredExchange, enqueue

@@ -1,34 +1,26 @@
-"""All-to-all by pieces that say themselves that they have arrived (``device.packets.lamport``), with no byte
-more than the data have.
+"""All-to-all by Lamport packets (``device.packets.lamport``), which have no byte more than the data.
 
-Segments  what a rank has for each rank, and gets from each; segment k of x goes to rank k, which sends what
-          becomes segment k of out
-Pieces    16 bytes of a segment, in the registers of a thread; 32 pieces of a warp are a tile
-Lines     slots[buffer, k], on every rank: places for the pieces of what rank k sends here. Written by rank k
-          over NVLink, and made empty by this rank
-Counters  epochs[k, i], local: how often tile i has gone to rank k; it gives the half. In device memory, so
-          that a replayed graph counts on
+Segments  segment k of x goes to rank k; segment k of out comes from rank k
+Packets   16 bytes of a segment, in the registers of a thread; the 32 packets of a warp are a tile
+Slots     slots[buffer, k], on every rank: the packets of rank k. Rank k writes them over NVLink; the
+          receiver resets them to the sentinel
+Epochs    epochs[k, i], local: of tile i to rank k; the epoch selects the buffer. Device-resident, so
+          graph-safe
 
-  a thread of a block (b, y), with k = me + 1 + y modulo the ranks, for its pieces i, one after the other;
-  steps 1 and 2 of the next one come before step 3, so that pieces are on their way while it waits:
-          1. load piece i of segment k of x, and store it to slots[buffer, me] on rank k
-          2. add 1 to the tile's counter (one thread of the warp)
-          3. poll piece i in slots[buffer, k], until it is there: what rank k sends; make its place empty;
-          store
-             it to segment k of out
-     k = me: load piece i of segment me, and store it
+  a thread of a block (b, y), with k = me + 1 + y modulo the ranks, for its packets i in ascending order.
+  Steps 1 and 2 of the next packet come before step 3, so that packets are under way while the thread waits:
+          1. load packet i of segment k of x; store it to slots[buffer, me] on rank k
+          2. add 1 to the tile's epoch (one thread of the warp)
+          3. poll packet i of rank k in slots[buffer, k] until it is full; reset the slot; store the packet
+             to segment k of out
+     k = me: load packet i of segment me, and store it
 
-A piece of one rank for a thread, not that of all ranks: so more are under way at once, and none that has come
-waits for those of other ranks. The blocks of a rank follow each other in the grid: each multiprocessor gets
-some of all ranks, and so all links are used alike.
+A thread has a packet of one rank, not of all ranks. So more packets are under way at once, and none that
+has arrived waits for other ranks. Each multiprocessor gets blocks of all ranks, so all links are used
+alike.
 
-No race, although nobody acknowledges: piece i is always at the same place, and rank k and I count its tile
-alike, whatever the lengths of the calls and the grids. I store to half h of it on rank k again two calls with
-it later, and in the one between a piece of that tile has come from rank k, which it sends when its launch
-before has ended (after griddepcontrol_wait): it has taken what half h held, and made it empty. No deadlock:
-of the tiles that rank k and I exchange, the warps take theirs in ascending order. So the first one that has
-not come on both waits for none, and is sent; all blocks are resident. That the next launch begins early (PDL)
-changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
+No race: the double-buffer lemma (docs/protocols.md), for the tiles that two ranks exchange; to consume a
+slot includes to reset it. No deadlock: ascending-order progress, for each pair of ranks.
 """
 
 import math
@@ -57,10 +49,10 @@ def lamport_all_to_all(x, out, size, packets, tiles, slots, row, low, high, epoc
 
     x, out     complex128, uint64 or uint8, as of ``load_piece``: n_ranks segments each, which lie apart
     size       elements of a segment
-    packets     of 16 bytes, which it has; tiles: of 32 pieces
-    slots      uint64 (4 * n_ranks * row,), symmetric, the pattern everywhere at first
-    row        places of the capacity: of whole tiles
-    low, high  the pattern
+    packets     of 16 bytes, of a segment; tiles: of 32 packets
+    slots      uint64 (4 * n_ranks * row,), symmetric, the sentinel everywhere at first
+    row        slots of the capacity: of whole tiles
+    low, high  the sentinel
     epochs      uint32 (n_ranks * row / 32,), zeros at first
     grid       (any number, n_ranks) of blocks of whole warps, one-dimensional
     """
@@ -119,7 +111,7 @@ class Lamport(LamportMethod):
 
     def _bind(self, x, out, segment):
         tiles, packets = tiles_of(segment), -(-segment // PIECE_BYTES)
-        args = segment // x.itemsize, packets, tiles, self.slots, self.row, *self.pattern, self.epochs
+        args = segment // x.itemsize, packets, tiles, self.slots, self.row, *self.sentinel, self.epochs
         return self.launch_tiles(lamport_all_to_all, max(1, tiles), x, out, *args, rows=self.world.n_ranks)
 
 

@@ -1,34 +1,23 @@
-"""All-to-all by LL128: lines of 128 bytes that say themselves that they have arrived. The fastest for small
-and middling messages.
+"""All-to-all by LL128, in lines of 128 bytes. The fastest for small and middling messages.
 
-Segments  what a rank has for each rank, and gets from each; segment k of x goes to rank k, which sends what
-          becomes segment k of out
+Segments  segment k of x goes to rank k; segment k of out comes from rank k
 Tiles     480 bytes of a segment, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
-Lines     slots[buffer, k], on every rank: the tiles of what rank k sends here. Written by rank k only, over
-          NVLink
-Counters  epochs[k, i], local: how often tile i has gone to rank k; it gives the flag and the half. In device
-          memory, so that a replayed graph counts on
+Slots     slots[buffer, k], on every rank: the tiles of rank k. Only rank k writes them, over NVLink
+Epochs    epochs[k, i], local: of tile i to rank k. The epoch is the flag and selects the buffer.
+          Device-resident, so graph-safe
 
-  a warp of a block (b, y), with k = me + 1 + y modulo the ranks, for its tiles i, one after the other; steps
-  1 and 2 of the next one come before step 3, so that lines are on their way while it waits:
-          1. load tile i of segment k of x, and store it to slots[buffer, me] on rank k, with the flag
-          2. add 1 to the tile's counter
-          3. poll tile i in slots[buffer, k], until it has the flag: what rank k sends; store it to segment k
-          of
-             out
+  a warp of a block (b, y), with k = me + 1 + y modulo the ranks, for its tiles i in ascending order. Steps
+  1 and 2 of the next tile come before step 3, so that packets are under way while the warp waits:
+          1. load tile i of segment k of x; store it to slots[buffer, me] on rank k, with the flag
+          2. add 1 to the tile's epoch
+          3. poll tile i of rank k in slots[buffer, k] until it has the flag; store it to segment k of out
      k = me: load tile i of segment me, and store it
 
-A tile of one rank for a warp, not that of all ranks: so more are under way at once, and none that has come
-waits for those of other ranks. The blocks of a rank follow each other in the grid: each multiprocessor gets
-some of all ranks, and so all links are used alike.
+A warp has a tile of one rank, not of all ranks. So more tiles are under way at once, and none that has
+arrived waits for other ranks. Each multiprocessor gets blocks of all ranks, so all links are used alike.
 
-No race, although nobody acknowledges: tile i is always at the same place, and rank k and I count it alike,
-whatever the lengths of the calls and the grids. I write to half h of it on rank k again two calls with it
-later, and in the one between that of rank k has come, which it sends when its launch before has ended (after
-griddepcontrol_wait): it has read what half h held. No deadlock: of the tiles that rank k and I exchange, the
-warps take theirs in ascending order. So the first one that has not come on both waits for none, and is sent;
-all blocks are resident. That the next launch begins early (PDL) changes neither: its blocks come when all of
-this one are resident, and touch nothing until these have ended.
+No race: the double-buffer lemma (docs/protocols.md), for the tiles that two ranks exchange. No deadlock:
+ascending-order progress, for each pair of ranks.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""All-to-all by push: stores into the peers' memory, and a signal for each part. For larger messages.
+"""All-to-all by push: stores into the peers' memory, and a full signal for each part. For larger messages.
 
-``collectives.push`` has the protocol and the kernels: segment k of x goes to rank k, segment k of out
-comes from it.
+``collectives.push`` has the protocol and the kernels: segment k of x goes to rank k, segment k of out comes
+from it.
 """
 
 from .. import push

@@ -1,52 +1,52 @@
-"""All-to-all by push in two dimensions: first inside the node, then across nodes. For several nodes.
+"""Two-dimensional push all-to-all: first inside the node, then across nodes. For several nodes.
 
-Rank (i, l) is the l-th of node i. What it has for rank (j, m) it gives to (i, m), by stores; (i, m) sends
-what all ranks of its node have for (j, m) there, by NVSHMEM, in one message. So two nodes exchange a message
+Rank (i, l) is rank l of node i. It gives what it has for rank (j, m) to (i, m), by stores. (i, m) sends
+what all ranks of its node have for (j, m), by NVSHMEM, in one message. So two nodes exchange one message
 for each local index and part, not one for each pair of ranks, and all ranks use the network alike.
 
-Segments  x and out have one for each rank: segment k of x goes to rank k, segment k of out comes from it
-Parts     a segment is cut into as many parts as there are blocks per rank. Part b of the segments that belong
-          together, of the ranks of one node for one rank, lies in one piece, segment after segment
-Outgoing  outgoing[buffer, z - 1, b], on rank (i, l): part b of what the ranks of node i have for (j, l), with
-          j = i + z modulo the nodes. Written by each of them. The network reads it
-Incoming  incoming[buffer, z, b], on rank (i, l): part b of what the ranks of node j have for me. Written by
-          (j, l), through the network; for z = 0, by each rank of my own node
-Signals   full_near[z, k, b], on rank (i, l): the number of the last call whose part b of (i, k) for (j, l) is
-          here (only (i, k) sets it). full_far[buffer, z, b]: that of the last call whose incoming[buffer, z,
-          b] is
-          here (only (j, l) sets it)
-Counters  epochs[z, y, b], local: how often block (b, y, z) has run; it gives the number and the half. In
-          device memory, so that a replayed graph counts on
+Segments  segment k of x goes to rank k; segment k of out comes from rank k
+Parts     a segment is cut into as many parts as there are blocks per rank. Part b of the segments from the
+          ranks of one node for one rank is contiguous, segment after segment
+Outgoing  outgoing[buffer, z - 1, b], on rank (i, l): part b of what the ranks of node i have for (j, l),
+          with j = i + z modulo the nodes. Each of them writes its segment. The network reads it
+Incoming  incoming[buffer, z, b], on rank (i, l): part b of what the ranks of node j have for this rank. (j,
+          l) writes it, through the network; for z = 0, each rank of the own node
+Signals   full_near[z, k, b], on rank (i, l): the last epoch whose part b of (i, k) for (j, l) is here. Only
+          (i, k) sets it
+          full_far[buffer, z, b]: the last epoch whose incoming[buffer, z, b] is here. Only (j, l) sets it
+Epochs    epochs[z, y, b], local: of block (b, y, z); the epoch selects the buffer. Device-resident, so
+          graph-safe
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
-     y = 0, z = 0:  copy part b of my own segment to the output
-     otherwise:     1. copy part b of my segment for (j, l') to the outgoing parts of (i, l'), or, for z = 0,
-                       the incoming ones; syncthreads
-     y > 0:         2. set full_near[z, l, b] there                          release, sys: publishes the part
-     y = 0, z > 0:  3. wait for full_near[z, k, b] of all k but l            acquire, sys
+     y = 0, z = 0:  copy part b of the own segment to the output
+     otherwise:     1. copy part b of the segment for (j, l') to the outgoing parts of (i, l'), or, for z =
+                       0, the incoming ones; syncthreads
+     y > 0:         2. set full_near[z, l, b] there                       release, sys: publishes the part
+     y = 0, z > 0:  3. wait for full_near[z, k, b] of all k but l         acquire, sys
                     4. put outgoing[buffer, z - 1, b], and its signal, to the incoming parts of (j, l)
                                                                          the signal follows the data
-     y > 0, z = 0:  5. wait for full_near[0, l', b]                          acquire, sys
-     z > 0:         5. wait for full_far[buffer, z, b], syncthreads          acquire, also of the network
+     y > 0, z = 0:  5. wait for full_near[0, l', b]                       acquire, sys
+     z > 0:         5. wait for full_far[buffer, z, b], syncthreads       acquire, also of the network
      all:           6. copy part b of what comes from (j, l') to the output
-                    7. add 1 to the counter
+                    7. add 1 to the epoch
 
-Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls: these
-decide only where the segments lie in it. Half h of it is written again two calls with it later, when the call
-between has ended on who writes it. That one takes
+The sizes of the calls decide only where the segments lie in a part.
 
-  - something directly from the rank (i, m) that the half lies on, for who writes it is of its node or has its
-    number. It was sent in a launch that begins after (i, m)'s launch before has ended, and with it the reads
-    of all its blocks, which have waited for everything that they read, by whomever it was written
-  - for outgoing parts, which the network may read later: the put of (j, l) to me, (i, l), which takes what
-    (j, m) stores there, in a launch that begins after (j, m)'s launch before has ended. That could not end
-    before (i, m)'s put was there. So it has been read, although nobody has called quiet
+No race: the double-buffer lemma (docs/protocols.md), for part b. A buffer is written again two epochs
+later, when the epoch between has ended on its writer. In that epoch the writer has received
 
-and no two puts with one signal are under way at once. Those of neighbouring calls can be, and the network may
-swap them: hence a signal for each half.
+  - something directly from the rank (i, m) that has the buffer, since the writer is of its node or has its
+    local index. (i, m) sent it after its previous launch had ended. With that launch all reads of its
+    blocks had ended, and the blocks had waited for everything that they read, whoever wrote it
+  - for outgoing parts, which the network may read later: the put of (j, l) to (i, l). It takes what (j, m)
+    stores there, in a launch that begins after (j, m)'s previous launch has ended. That launch could not
+    end before (i, m)'s put had arrived. So the part has been read, without quiet
 
-No deadlock: all blocks store before they wait; puts wait for stores only, and who receives for stores or a
-put; all blocks are resident.
+and no two puts with one signal are under way at once. The network may swap puts of neighbouring epochs:
+hence a signal for each buffer.
+
+No deadlock: all blocks store before they wait, puts wait for stores only, receivers for stores or a put,
+and all blocks are resident.
 """
 
 from numba import cuda, types
@@ -90,7 +90,7 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
     """
     b, y, z, nodes = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.z
     me, n = rank(), num_ranks()
-    first = 0  # rank of my node; no division, which is slow
+    first = 0  # of this node's ranks; no division, which is slow
     while first + local_size <= me:
         first += local_size
     there = first + z * local_size  # the first rank of node j

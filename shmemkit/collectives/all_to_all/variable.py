@@ -1,48 +1,53 @@
 """All-to-all of different numbers of rows, which only the GPUs know: they tell each other in the kernel.
 
-Rows      x has rows for rank 0, then for rank 1, and so on, splits[k] for rank k. Those that come here land
-          in out one after another, in the order of the ranks
-Table     table[k, :], on every rank: the splits of rank k, and how many rows its out has room for. A split is
-          negative if x has fewer rows than that. Written by rank k only
-Landing   on every rank: where the others store rows, at their place in out. `out` itself, if that is
-          symmetric, else a scratch as large
-Outbox    of several nodes, as large as x: my rows for far ranks, whose memory is not mapped here. NVSHMEM
+Rows      x has rows for rank 0, then for rank 1, and so on: splits[k] for rank k. Those that arrive lie in
+          out one after another, in the order of the ranks
+Table     table[k, :], on every rank: the splits of rank k, and how many rows its out has room for. A split
+          is negative if x has fewer rows than that. Only rank k writes its row
+Landing   on every rank: where the others store rows, at their position in out. It is `out` itself, if that
+          is symmetric, else a scratch as large
+Outbox    of several nodes, as large as x: the rows for far ranks, whose memory is not mapped here. NVSHMEM
           reads them
-Signals   table_full[k], on every rank: the number of the last call for which row k of the table is here, and
-          rank
-          k's landing may be written. full[k, b]: that of the last call in which block b of rank k has
-          stored all that it has for me (only rank k sets them)
-Counters  epochs[b], local: how many calls block b has taken part in. In device memory, so that a replayed
-          graph counts on. All launches of an object have the same grid
+Signals   table_full[k], on every rank: the last epoch for which row k of the table is here. It is a credit,
+          too: rank k's landing may be written. Only rank k sets it
+          full[k, b]: the last epoch in which block b of rank k has stored all its rows for this rank. Only
+          rank k sets it
+Epochs    epochs[b], local: of block b. Device-resident, so graph-safe. All launches of an object have the
+          same grid
 
-What goes from one rank to another lands whole or not at all: all ranks find that from the table, and from it
-where everything lands, by the same sums. Each block has a part of it, cut alike on both sides.
+What one rank sends another lands whole or not at all. All ranks find this from the table, and from the
+table where everything lands, by the same sums. Each block has a part of it, cut alike on both sides.
 
   block b:
-          1. block 0 only: store my row of the table on all ranks, me too; syncthreads
-             set table_full[me] there to the number of this call        release, sys: after what used out
+          1. block 0 only: store the own row of the table on all ranks, itself included; syncthreads
+             set table_full[me] there to the epoch                 release, sys: after what used out
              (to far ranks: put the row, and its signal)           the signal follows the data
-          2. wait until table_full[k] here is at least that, for all k  acquire, sys, also of the network
+          2. wait until table_full[k] here is at least the epoch, for all k
+                                                                   acquire, sys, also of the network
              copy the table to shared memory; syncthreads
           3. store part b of the rows for each other rank in its landing; syncthreads
-          4. set full[me, b] there                              release, sys: publishes the parts
+          4. set full[me, b] there                                 release, sys: publishes the parts
              (far ranks, first of all in 3: copy the part to the outbox, put it to their landing, and its
              signal, also of parts without rows)
-          5. copy part b of my rows for myself to out; block 0 also writes out_splits
-          6. for each other rank k: wait until full[k, b] here is the number    acquire, sys
+          5. copy part b of the rank's rows for itself to out; block 0 also writes out_splits
+          6. for each other rank k: wait until full[k, b] here is the epoch        acquire, sys
              and copy part b of its rows from the landing to out, unless they are the same
 
-No race, with nothing doubled. The landing: I write that of a rank after its ready of this call, which comes
-from a launch that begins after its launch before has ended, and with it what read the landing. In one call no
-two parts overlap. The table: I write my row on another rank again one call later, when my launch before has
-ended; for that, its blocks have all set arrived, after they had read the table. splits may be out_splits:
-block 0 alone uses them, and reads before it writes. What the network reads: my row again one call later, when
-others have set arrived after they had it; the outbox after their ready of the next call, from a launch that
-begins when the one before has ended, which waits for what I put. So nobody calls quiet, and no two puts with
-one signal are under way at once.
+No race, with single buffers:
+  - Landing: a rank writes that of rank k after table_full[k] of this epoch. Rank k sets it in a launch that
+    begins after its previous launch, which read the landing, has ended. No two parts of an epoch overlap
+  - Table: a rank writes its row on another rank again one epoch later, when its own launch has ended. In
+  that
+    launch it waited for full of all blocks there, which they set after they had read the table
+  - splits may be out_splits: block 0 alone uses them, and reads before it writes
+  - What the network reads: the rank writes its row again one epoch later, when the others have set full
+  after
+    they had received it. It writes the outbox after their table_full of the next epoch, from a launch that
+    begins when the previous one has ended, which waited for the put. So nobody calls quiet, and no two puts
+    with one signal are under way at once
 
-No deadlock: block 0 sends the table before it waits; each block waits for that of block 0 of all ranks, and
-for what the blocks of its number do when they have it; all blocks are resident.
+No deadlock: block 0 sends the table before it waits. Each block waits for block 0 of all ranks, then for
+the blocks of its number, which wait for nothing else. All blocks are resident.
 """
 
 from __future__ import annotations
@@ -150,7 +155,7 @@ def all_to_all_v_kernel(network):
         counts = cuda.shared.array(MAX_TABLE, int64)  # the table
         begins = cuda.shared.array(MAX_RANKS, int64)  # the row of x where those for rank k begin
         there = cuda.shared.array(MAX_RANKS, int64)  # the row of rank k's out where they land, or -1
-        here = cuda.shared.array(MAX_RANKS, int64)  # the row of my out where those of rank k land, or -1
+        here = cuda.shared.array(MAX_RANKS, int64)  # the row of out here where those of rank k land, or -1
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         me, n = rank(), num_ranks()
         epoch = epochs[b] + 1

@@ -2,10 +2,10 @@
 
 The methods, a file each, which says how it works:
 
-  ll       words that say themselves that they have arrived, from the root to all others: small messages
-  ll128    lines of 128 bytes that do: middling ones
-  lamport  pieces of 16 bytes that do, into places that are empty before, from the root to one of the others
-           each, which passes it on: larger ones
+  ll       flag-in-data packets of 8 bytes, from the root to all others: small messages
+  ll128    lines of 128 bytes with a flag: middling ones
+  lamport  packets of 16 bytes, and a sentinel in empty slots: the root sends each to one of the others, which
+           passes it on: larger ones
   scatter  a segment for each of the others, which pass them on to one another: likewise
   push_2d  a segment for each rank of the root's node, which send them to the other nodes, through NVSHMEM;
            all pass them on in their own: several nodes

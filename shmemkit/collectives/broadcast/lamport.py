@@ -1,34 +1,31 @@
-"""Broadcast by pieces that say themselves that they have arrived: the root sends each once, to one of the
-others, which passes it on. For all but small messages: what leaves a GPU, or comes to it, is no more than the
-message, and a piece is on its second way while the next ones are on their first.
+"""Broadcast by Lamport packets: the root sends each packet once, to one of the other ranks, which passes it
+on. For all but small messages. A GPU sends and receives no more than the message, and a packet makes its
+second hop while the next ones make their first.
 
-LamportMethod    16 bytes of the array, in the registers of a thread; the 32 of a warp are a tile
-Relay     of a tile: one of the others, in turn
-Chunks    as many pieces in a row as a block has threads: always the same number
-Lines     slots[buffer], on every rank but the root: a place for each piece (``device.packets.lamport``).
-          Written over NVLink by the root, if I am the piece's relay, and by its relay otherwise; made empty
-          by this rank
-Signals   empty[k, c], on the root: how many calls that have chunk c rank k has begun (only k sets it)
-Counters  epochs[c], local: how many calls before had chunk c; they give the half. In device memory, so that a
-          replayed graph counts on
+Packets   16 bytes of the array, in the registers of a thread; the 32 of a warp are a tile
+Relay     of a tile: one of the other ranks, in turn
+Chunks    as many packets in a row as a block has threads, always the same number
+Slots     slots[buffer], on every rank but the root: one for each packet (``device.packets.lamport``). The
+          root writes the slots of the packets that this rank relays, over NVLink; their relays write the
+          others. The receiver resets them to the sentinel
+Signals   empty[k, c], on the root: how many epochs of chunk c rank k has begun. Only rank k sets it
+Epochs    epochs[c], local: the epochs of chunk c so far; they select the buffer. Device-resident, so
+          graph-safe
 
   block b, for its chunks c = b, b + gridDim.x, ..., at first:
-          1. the root: wait until empty[k, c] is at least epochs[c], for all k     acquire, sys
-             another:  set empty[me, c] there to epochs[c] + 1                     release, sys
-  then a thread, for its piece of each:
+          1. the root: wait until empty[k, c] is at least epochs[c], for all k    acquire, sys
+             others:   set empty[me, c] there to epochs[c] + 1                    release, sys
+  then a thread, for its packet of each:
           2. the root: load it, store it to slots[buffer] on its relay, and to the output
-             another:  poll it in slots[buffer] until it is there; make the place empty; if I am its relay,
-                       store it to slots[buffer] on the others; store it to the output
-  at last: 3. syncthreads, and add 1 to the counters of the chunks
+             others:   poll it in slots[buffer] until it is full; reset the slot; the relay stores it to
+                       slots[buffer] on the others; store it to the output
+  at last: 3. syncthreads, and add 1 to the epochs of the chunks
 
-No race: a piece is always at the same place, and all ranks count its chunk alike, whatever the lengths of the
-calls and the grids. The root writes half h of a chunk again two calls later, of those that have the chunk. It
-waits first (1) until all others have begun the call between, and so their launches before have ended, which
-made half h empty. Relays write what the root has sent after that. x may be out: a thread has loaded its piece
-before it stores it. No deadlock: the root waits for calls before this one; relays wait for the root, and the
-others for the relays, all in ascending order; all blocks are resident. That the next launch begins early
-(PDL) changes neither: its blocks come when all of this one are resident, and touch nothing until these have
-ended.
+No race: the credit lemma (docs/protocols.md), with two buffers. Before the root writes a buffer of a chunk
+again, two epochs later, all others have begun the epoch between (1). So their previous launches have ended,
+which reset the slots. Relays write only what the root has sent after that. x may be out: a thread loads its
+packet before it stores it. No deadlock: the root waits for earlier epochs; relays wait for the root, and
+the others for relays, all in ascending order; all blocks are resident.
 """
 
 import math
@@ -59,11 +56,11 @@ def lamport_broadcast(x, out, in_place, root, packets, chunks, slots, row, low, 
 
     x, out     complex128, uint64 or uint8, as of ``load_piece``, of the same size; x counts on the root only
     in_place   whether x is out
-    packets     how many of 16 bytes it has; chunks: how many these are, of as many as a block has threads
-    slots      uint64 (4 * row,), symmetric, the pattern everywhere at first: two halves of two words for each
+    packets     of 16 bytes, of the array; chunks: of as many packets as a block has threads
+    slots      uint64 (4 * row,), symmetric, the sentinel everywhere at first: two buffers; two words for each
                slot
-    row        places of a half
-    low, high  the pattern
+    row        slots of a buffer
+    low, high  the sentinel
     empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
     epochs      uint64 (chunks of the capacity,), zeros at first
     grid       any number of blocks, one-dimensional, as the blocks are: of whole warps, of as many threads in
@@ -132,7 +129,7 @@ class Lamport(LamportMethod):
 
     def _bind(self, x, out, in_place, n_bytes):
         packets = -(-n_bytes // PIECE_BYTES)
-        args = in_place, self.root, packets, -(-packets // self.threads), self.slots, self.row, *self.pattern
+        args = in_place, self.root, packets, -(-packets // self.threads), self.slots, self.row, *self.sentinel
         return self.launch_tiles(
             lamport_broadcast, max(1, tiles_of(n_bytes)), x, out, *args, self.empty_signals, self.epochs
         )

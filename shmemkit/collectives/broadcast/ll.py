@@ -1,21 +1,20 @@
-"""Broadcast by LL: the root stores its words, with a flag, to all others. For small messages.
+"""Broadcast by LL: the root stores flag-in-data packets to all others. For small messages.
 
-Lines     slots[buffer], on every rank but the root: the words, packed (``device.packets.ll``). Written by the
-          root only, over NVLink
-Signals   empty[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
-Counters  epochs[c], local: how often chunk c, of a word for each thread of a block, has been sent. In device
-          memory, so that a replayed graph counts on
+Slots     slots[buffer], on every rank but the root: the packets (``device.packets.ll``). Only the root
+          writes them, over NVLink
+Signals   empty[k, c], on the root: the last epoch whose chunk c rank k has read. Only rank k sets it
+Epochs    epochs[c], local: of chunk c, a word for each thread of a block. Device-resident, so graph-safe
 
   block b, for its chunks c = b, b + gridDim.x, ..., on the root:
-          1. wait until empty[k, c] is at least this call less 2, for all k  acquire, sys: the half is free
+          1. wait until empty[k, c] is at least the epoch less 2, for all k  acquire, sys
           2. store the words to slots[buffer] of all others, with the flag
   on another rank:
           1. poll the words in slots[buffer], and store them to the output; syncthreads
-          2. set empty[me, c] on the root to the number of this call         release, sys: after the reads
-  both:   add 1 to the chunk's counter
+          2. set empty[me, c] on the root to the epoch                       release, sys: after the reads
+  both:   add 1 to the chunk's epoch
 
-No race: a half is written again when all have read it. No deadlock: the root waits for what others did two
-calls before; they wait for the root, which waits for nothing of this call.
+No race: the credit lemma (docs/protocols.md), with two buffers. No deadlock: the root waits for what the
+others did two epochs before; they wait for the root, which waits for nothing of this epoch.
 """
 
 from numba import cuda, types

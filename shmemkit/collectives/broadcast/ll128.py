@@ -1,29 +1,27 @@
-"""Broadcast by LL128: the root stores its tiles to all others, as lines of 128 bytes that say themselves that
-they have arrived. For middling messages: what leaves the root is n_ranks - 1 times the message.
+"""Broadcast by LL128: the root stores its tiles to all others, in lines of 128 bytes. For middling
+messages: the root sends n_ranks - 1 times the message.
 
 Tiles     480 bytes of the array, in the registers of a warp (``shmemkit.device.packets.ll128_tiles``)
 Chunks    of a tile for each warp of a block
-Lines     slots[buffer], on every rank but the root: the tiles. Written by the root only, over NVLink
-Signals   empty[k, c], on the root: the number of the last call whose chunk c rank k has read (only k sets it)
-Counters  epochs[c], local: how often chunk c has been sent; it gives the flag and the half. In device memory,
-          so that a replayed graph counts on
+Slots     slots[buffer], on every rank but the root: the tiles. Only the root writes them, over NVLink
+Signals   empty[k, c], on the root: the last epoch whose chunk c rank k has read. Only rank k sets it
+Epochs    epochs[c], local: of chunk c. The epoch is the flag and selects the buffer. Device-resident, so
+          graph-safe
 
   block b, for its chunks c = b, b + gridDim.x, ..., on the root, each warp for its tile:
-          1. load the tile, and meanwhile wait until empty[k, c] is at least this call less 2, for all k
-                                                             acquire, sys: the half is free
+          1. load the tile, and meanwhile wait until empty[k, c] is at least the epoch less 2, for all k
+                                                             acquire, sys: the buffer is empty
           2. store it to slots[buffer] of all others, with the flag, and to the output
   on another rank:
           1. poll the tile in slots[buffer] until it has the flag, and store it to the output; syncthreads
-          2. set empty[me, c] on the root to the number of this call         release, sys: after the reads
-  both:   syncthreads, and add 1 to the chunk's counter
+          2. set empty[me, c] on the root to the epoch                       release, sys: after the reads
+  both:   syncthreads, and add 1 to the chunk's epoch
 
-No race: a tile is always at the same place, all ranks count its chunk alike, whatever the lengths of the
-calls and the grids, and half h of it is written again two calls with it later, when all have said that they
-have read it. So the root may be two calls ahead, and lines of calls to come arrive while others are late. x
-may be out: a warp has loaded its tile before it stores it, and what others load of it, beyond the end of
-theirs, is not stored. No deadlock: the root waits for what the others did two calls before; they wait for the
-root, which waits for nothing of this call; all blocks are resident. That the next launch begins early (PDL)
-changes neither: its blocks come when all of this one are resident, and touch nothing until these have ended.
+No race: the credit lemma (docs/protocols.md), with two buffers. So the root may be two epochs ahead, and
+packets of later epochs arrive while other ranks are late. x may be out: a warp loads its tile before it
+stores it. What other warps load of the tile, beyond the end of theirs, they do not store. No deadlock: the
+root waits for what the others did two epochs before; they wait for the root, which waits for nothing of
+this epoch; all blocks are resident.
 """
 
 from numba import cuda, types
@@ -81,7 +79,7 @@ def ll128_broadcast(x, out, in_place, root, tiles, capacity, slots, empty, epoch
             else:
                 (words,) = ll128_load_some(slots, (at,), flag)
                 store_tile(out, i, words)
-        cuda.syncthreads()  # all threads have read the counter, and the lines
+        cuda.syncthreads()  # all threads have read the counter, and the slots
         if t == 0:
             if me != root:
                 notify(empty[me, c:], root, epoch, "set", "sys")

@@ -1,50 +1,50 @@
-"""Broadcast by push in two dimensions: over the ranks of the root's node to the other nodes, and inside each
+"""Two-dimensional push broadcast: over the ranks of the root's node to the other nodes, and inside each
 node. For several nodes.
 
-Rank (i, l) is the l-th of node i, the root is of node i0. The message has a segment for each local index. The
-root gives segment l to (i0, l), which sends it to the ranks (j, l) of the other nodes, by NVSHMEM; each rank
-passes its segment on to its node's ranks, by stores. So the message crosses the network once for each other
-node, over the links of all ranks of the root's node alike.
+Rank (i, l) is rank l of node i; the root is on node i0. The message has a segment for each local index. The
+root gives segment l to (i0, l), which sends it to the ranks (j, l) of the other nodes, by NVSHMEM. Each
+rank passes its segment on to the ranks of its node, by stores. So the message crosses the network once for
+each other node, over the links of all ranks of the root's node alike.
 
 Parts     a segment is cut into as many parts as there are blocks per rank
 Scratch   scratch[buffer, l, b], on every rank but the root: part b of segment l. A rank's own segment is
-          written by the root in its node, by (i0, l) through the network in the others; the other segments by
-          the ranks of the same node whose own they are
-Outbox    outbox[buffer, b], on the ranks of the root's node: part b of my segment, which the network reads
-Signals   full[buffer, l, b], on every rank: the number of the last call whose part b of segment l is here;
-          set by who writes it. On the root, which has it: that (i0, l) has got it (only (i0, l) sets it)
-          empty[k, b], on (i0, l): how many calls rank k, (j, l) of another node, has begun (only k adds)
-Counters  epochs[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
-          memory, so that a replayed graph counts on
+          written by the root on its node, by (i0, l) through the network on the others. The other segments
+          are written by the ranks of the same node that own them
+Outbox    outbox[buffer, b], on the ranks of the root's node: part b of the own segment, which the network
+          reads
+Signals   full[buffer, l, b], on every rank: the last epoch whose part b of segment l is here. The writer
+          sets it. On the root, which has the segment, it says that (i0, l) has received it; only (i0, l)
+          sets it
+          empty[k, b], on (i0, l): how many epochs rank k = (j, l) of another node has begun. Only k adds
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, y) of rank (i, l), with l' = l + y modulo the ranks of a node:
      y = 0, i not i0:     1. add 1 to empty[me, b] on (i0, l)
-     y > 0, the root:     2. wait until (i0, l') has got the part of the call before         acquire, sys
+     y > 0, the root:     2. wait until (i0, l') has received the part of the previous epoch  acquire, sys
                           3. copy part b of segment l' to the scratch there, syncthreads
-                          4. set its signal there                      release, sys: publishes the part
-     all but the root:    5. wait for part b of my own segment         acquire, sys, or of the network
+                          4. set its full signal there                 release, sys: publishes the part
+     all but the root:    5. wait for part b of the own segment        acquire, sys, or of the network
      y > 0:               6. copy it to the scratch of (i, l'), unless that is the root, syncthreads
-                          7. set its signal there                      release, sys
+                          7. set its full signal there                 release, sys
      y > 0, not the root: 8. wait for part b of segment l'             acquire, sys
-     y = 0, i = i0:       9. wait until the ranks (j, l) of other nodes have begun the call before this one
-                         10. copy part b of my own segment to the outbox, put it, and its signal, to all of
+     y = 0, i = i0:       9. wait until the ranks (j, l) of other nodes have begun the previous epoch
+                         10. copy part b of the own segment to the outbox, put it, and its signal, to all of
                              these                                     the signal follows the data
      all:                11. copy part b of segment l' to the output
-                         12. add 1 to the counter
+                         12. add 1 to the epoch
 
-Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
-it is written again two calls with it later. Before that, who writes it has heard from the rank that it lies
-on in the call between, whose launch begins when the one before has ended, and with it the reads of what half
-h held: ranks of a node that exchange their segments by these, the root by 2, (i0, l) of others by 9. The one
-before could not end before the put was there: so the outbox may be written again, too, although nobody has
-called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls can be, and
-the network may swap them: hence a signal for each half, and a sum in begun. What is added to it last, nobody
-waits for: NVSHMEM completes it before it gives memory back.
+No race: the double-buffer lemma and the credit lemma (docs/protocols.md), for part b. A writer has heard
+from the reader in the epoch between, whose launch begins after the reader's reads of the buffer have ended.
+The ranks of a node hear it by the segments that they exchange, the root by 2, (i0, l) by 9 from other
+nodes. The launch that made a put could not end before the put had arrived. So the outbox may be written
+again, too, without quiet, and no two puts with one signal are under way at once. The network may swap puts
+of neighbouring epochs: hence a full signal for each buffer, and a sum in empty. Nobody waits for the last
+addition: NVSHMEM completes it before it frees memory.
 
-A part goes as a whole: what overlaps are parts, and calls.
+A part goes as a whole. What overlaps are parts, and epochs.
 
-No deadlock: 2 and 9 wait for what the others do in the call before at the latest, 5 for the root, or for 9
-and 10 of (i0, l), 8 for 6, which waits for 5 only; all blocks are resident.
+No deadlock: 2 and 9 wait at most for the previous epoch of the others, 5 for the root, or for 9 and 10 of
+(i0, l), 8 for 6, which waits for 5 only; all blocks are resident.
 """
 
 from numba import cuda, types
@@ -82,7 +82,7 @@ def push_broadcast_2d(
     x, out       uint8, 1-D, of the same size; x counts on the root only
     in_place     whether x is out
     part         elements of a part: gridDim.x of them are a segment, or more
-    first, home  the first rank of my node, and of the root's
+    first, home  the first rank of this node, and of the root's
     local_size   ranks of a node, which are consecutive: as many segments
     scratch      uint8 (2, local_size, parts at most, elements of a part at most), symmetric
     outbox       uint8 (2, parts at most, elements of a part at most), symmetric

@@ -1,47 +1,44 @@
-"""Broadcast by scatter and all-gather: the root sends each of the others a segment, which these pass on to
-one another as it comes. For large messages: what leaves the root is as much as the message, however many
-ranks there are.
+"""Broadcast by scatter and all-gather: the root sends each of the others a segment, and these pass their
+segments on to one another as they arrive. For large messages: the root sends as much as the message,
+however many ranks there are.
 
-Segments  rank root + 1 + j, modulo the ranks, is the owner of segment j, of n_ranks - 1. A segment is cut
-          into parts, a part into steps, the same on all ranks
-Scratch   scratch[buffer, j, b], on every rank but the root: part b of segment j. Written by the root on the
-          owner, by the owner on others
-Signals   full[j, b, p], on every rank but the root: how much of part b of segment j is here: STEPS * call
-          + its even steps, if p is 0, or its odd ones. Set by who writes the scratch
-          empty[k, b], on the root: how many calls with part b rank k has ended (only k sets it)
-Counters  epochs[y, b], local: how many calls block (b, y) has taken part in: the number of a call, and the
-          half. In device memory, so that a replayed graph counts on
+Segments  rank root + 1 + j, modulo the ranks, owns segment j of n_ranks - 1. A segment is cut into parts, a
+          part into chunks, the same on all ranks
+Scratch   scratch[buffer, j, b], on every rank but the root: part b of segment j. The root writes it on the
+          owner, the owner on others
+Signals   full[j, b, p], on every rank but the root: how much of part b of segment j is here: CHUNKS * epoch
+          plus its even chunks, if p is 0, or its odd ones. The writer of the scratch sets it
+          empty[k, b], on the root: how many epochs with part b rank k has ended. Only rank k sets it
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, p) on the root:
-          1. wait until empty[k, b] is at least this call less 2, for all k        acquire, sys
-             for each even step, or each odd one, for each segment j, one after the other:
-          2. copy the step of part b from x to the output, and to the owner's scratch[buffer, j, b];
-          syncthreads
-          3. set full[j, b, p] there                                 release, sys: publishes the step
+          1. wait until empty[k, b] is at least the epoch less 2, for all k       acquire, sys
+             for each even chunk, or each odd one, for each segment j in turn:
+          2. copy the chunk of part b from x to the output, and to the owner's scratch[buffer, j, b];
+             syncthreads
+          3. set full[j, b, p] there                                    release, sys: publishes the chunk
   block (b, 0) on the owner of j:
-          4. set empty[me, b] on the root to this call less 1            release, sys: after that call's reads
-             for each step:
-          5. wait until full[j, b] says that it is here              acquire, sys
+          4. set empty[me, b] on the root to the epoch less 1           release, sys: after that epoch's reads
+             for each chunk:
+          5. wait until full[j, b] says that it is here                 acquire, sys
           6. copy it from there to scratch[buffer, j, b] of the owners of segments j - 1, j - 2, ..., one
-          after
-             the other; syncthreads; set full[j, b] there, as in 3
+             after the other; syncthreads; set full[j, b] there, as in 3
   block (b, 1) on the owner of j:
-          7. for each step, for segments j, j + 1, ... modulo their number: wait until arrived says that it is
-             here, and copy it to the output                            acquire, sys
+          7. for each chunk, for segments j, j + 1, ... modulo their number: wait until full says that it is
+             here, and copy it to the output                                  acquire, sys
 
-While the root sends to the owner of i, that of j sends to that of 2 j - i, modulo the segments: where their
-number is odd (4 ranks, or 8), each receives from one rank at a time, all the time.
+While the root sends to the owner of i, the owner of j sends to that of 2 j - i, modulo the segments. Where
+their number is odd (4 ranks, or 8), each rank receives from one rank at a time, all the time.
 
-No race: half h of part b is written again two calls with it later. The root writes it on the owner then, when
-that has said, in the one between, that its launch before has ended. The owner of j writes it on rank k when
-it has received k's part b of the call between (block (b, 1), in a launch that has ended), which k passes on
-when its launch before has ended: it has read what half h held. Parts without elements are announced as well.
-No deadlock: the root waits for what others say at the beginning of the call before, which they begin when
-those before have ended; an owner that passes its segment on waits for the root, and what copies to the output
-for both; all blocks are resident.
+No race: two buffers. The root writes an owner's part by the credit lemma (docs/protocols.md): the owner has
+said, in the epoch between, that its previous launch has ended. The owner of j writes rank k's part by the
+double-buffer lemma: in the epoch between it received k's own part b (block (b, 1), in a launch that has
+ended). Empty parts are announced as well. No deadlock: the root waits for what the others signal at the
+beginning of the previous epoch. An owner that passes its segment on waits for the root, and blocks that
+copy to the output for both; all blocks are resident.
 
-A multiprocessor has a block of each kind, which share its registers: 256 threads of 128. To announce costs a
-block the time in which its stores arrive: on the root the other one sends meanwhile.
+A multiprocessor has a block of each kind, which share its registers: 256 threads of 128. An announcement
+costs a block the time in which its stores arrive; on the root the other block sends meanwhile.
 """
 
 from numba import cuda, types
@@ -63,7 +60,7 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
     x, out    uint8, 1-D, of the same size; x counts on the root only
     in_place  whether x is out
     part      elements of a part: gridDim.x of them are a segment, or more
-    chunk      elements of a step, STEPS or fewer of which are a part
+    chunk     elements of a chunk, CHUNKS or fewer of which are a part
     scratch   uint8 (2, n_ranks - 1, parts at most, elements of a part at most), symmetric
     full   uint64 (n_ranks - 1, parts at most, 2), symmetric, zeros at first
     empty      uint64 (n_ranks, parts at most), symmetric, zeros at first
@@ -91,7 +88,7 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
         value += 1 - parity
         s = 0
         while s < segments and (me != root or y == parity):
-            j = to = s  # copy a step of segment j, to the owner of `to`
+            j = to = s  # copy a chunk of segment j, to the owner of `to`
             if me != root:
                 j = to = mine
                 if y == 0:
@@ -120,7 +117,7 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
 
 
 def chunk_of(part):
-    """-> bytes of a step of a part of so many"""
+    """-> bytes of a chunk of a part of so many"""
     return max(CHUNK, -(-part // CHUNKS) + 127 & -128)
 
 

@@ -2,7 +2,7 @@
 
 The methods, a file each, which says how it works:
 
-  ll       words that say themselves that they have arrived: small messages
+  ll       flag-in-data packets of 8 bytes: small messages
   push     stores into the root's memory and signals: larger ones
   push_2d  from other nodes to the ranks of the root's node, through NVSHMEM, which pass it on: several nodes
 """

@@ -1,28 +1,24 @@
-"""Gather by LL: all ranks store their words, with a flag, to the root. For small messages.
+"""Gather by LL: all ranks store flag-in-data packets to the root. For small messages.
 
-Lines     slots[buffer, k], on the root: the words of rank k, packed (``device.packets.ll``). Written by rank
-          k
-          only, over NVLink
-Signals   empty[c], on every rank but the root: the number of the last call whose chunk c of this rank the
-          root
-          has read (only the root sets it)
-Counters  epochs[y, c], local: how often chunk c, of a word for each thread of a block, has been sent, or has
-          come from rank root + 1 + y modulo the ranks. In device memory, so that a replayed graph counts on
+Slots     slots[buffer, k], on the root: the packets of rank k (``device.packets.ll``). Only rank k writes
+          them, over NVLink
+Signals   empty[c], on every rank but the root: the last epoch whose chunk c of this rank the root has read.
+          Only the root sets it
+Epochs    epochs[y, c], local: of chunk c, a word for each thread of a block: sent, or received from rank
+          root + 1 + y modulo the ranks. Device-resident, so graph-safe
 
   block (b, 0), for its chunks c = b, b + gridDim.x, ..., on a rank that sends:
-          1. wait until empty[c] is at least this call less 2                acquire, sys: the half is free
+          1. wait until empty[c] is at least the epoch less 2               acquire, sys: the buffer is empty
           2. store the words to slots[buffer, me] on the root, with the flag
   block (b, y), on the root, with peer = root + 1 + y modulo the ranks:
           1. poll the words in slots[buffer, peer], and store them to the output; syncthreads
-          2. set empty[c] on the peer to the number of this call             release, sys: after the reads
+          2. set empty[c] on the peer to the epoch                          release, sys: after the reads
              the blocks of y = 0 also copy the root's own words
-  all:    add 1 to the chunk's counter
+  all:    add 1 to the chunk's epoch
 
-No race: a half is written again when the root has read it. Both sides count a chunk alike, whatever the
-lengths of the calls, so the flags of a line only grow (until those of LL begin again after 2**32 calls). No
-deadlock: a sender waits for what the root did two calls before; the root waits for senders, which wait for
-nothing of this call. That the next launch begins early (PDL) changes neither: it touches nothing until this
-one has ended.
+No race: the credit lemma (docs/protocols.md), with two buffers. The flags of a slot only grow, until the 32
+bits of LL's flags wrap. No deadlock: a sender waits for what the root did two epochs before; the root waits
+for senders, which wait for nothing of this epoch.
 """
 
 from numba import cuda, types
@@ -82,7 +78,7 @@ def ll_gather(x, out, in_place, root, slots, empty, epochs):
                 if peer != me:
                     word = ll_load(slots[epoch & 1, peer], i, epoch)
                     store_word(span(out, peer * length, length), i, word)
-        cuda.syncthreads()  # all threads have read the counter, and the lines
+        cuda.syncthreads()  # all threads have read the counter, and the slots
         if t == 0:
             if me == root and peer != me:
                 notify(empty[c:], peer, epoch, "set", "sys")

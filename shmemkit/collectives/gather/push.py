@@ -1,33 +1,31 @@
-"""Gather by push: stores into the root's memory, and a signal for each piece. For larger messages.
+"""Gather by push: stores into the root's memory, and a full signal for each chunk. For larger messages.
 
 Parts     what one rank gives is cut into as many parts as there are blocks per rank
-Scratch   scratch[buffer, k, b], on the root: part b of what rank k gives. Written by rank k only
-Signals   full[k, b], on the root: how much of part b of rank k is there (only rank k sets it)
-          empty[b], on every other rank: the number of the last call whose part b of it the root has read
-          (only
-          the root sets it)
-Counters  epochs[y, b], local: how many calls block (b, y) has taken part in, so that it gives the number of a
-          call, and the half. In device memory, so that a replayed graph counts on
+Scratch   scratch[buffer, k, b], on the root: part b of what rank k gives. Only rank k writes it
+Signals   full[k, b], on the root: how much of part b of rank k is there. Only rank k sets it
+          empty[b], on every other rank: the last epoch whose part b of this rank the root has read. Only
+          the root sets it
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, 0), on a rank that sends:
-          1. wait until empty[b] is at least this call less 2                acquire, sys: the half is free
-             for each step s, a piece of part b:
-          2. copy the piece to scratch[buffer, me, b] on the root, syncthreads
-          3. set full[me, b] there (``transfers.put``)                   release, sys: publishes the piece
+          1. wait until empty[b] is at least the epoch less 2               acquire, sys: the buffer is empty
+             for each chunk of part b:
+          2. copy the chunk to scratch[buffer, me, b] on the root, syncthreads
+          3. set full[me, b] there (``chunked_transfer.put``)               release, sys: publishes the chunk
   block (b, y), on the root, with peer = root + y modulo the ranks:
-     y > 0:  for each step s:
-          1. wait for it at full[peer, b]                                acquire, sys: sees the piece
+     y > 0:  for each chunk:
+          1. wait for it at full[peer, b]                                   acquire, sys: sees the chunk
           2. copy it from scratch[buffer, peer, b] to the output; syncthreads
              after the last one:
-          3. set empty[b] on the peer to the number of this call             release, sys: after the reads
+          3. set empty[b] on the peer to the epoch                          release, sys: after the reads
      y = 0:  copy part b of the root's own array to the output
-  all:    add 1 to the counter
+  all:    add 1 to the epoch
 
-No race: part b is always at the same place, both sides count it alike, and a half is written again when the
-root has read it. No deadlock: a sender waits for what the root did two calls before; the root waits for
-senders, which wait for nothing of this call; all blocks are resident.
+No race: the credit lemma (docs/protocols.md), with two buffers. No deadlock: a sender waits for what the
+root did two epochs before; the root waits for senders, which wait for nothing of this epoch; all blocks are
+resident.
 
-Few blocks send, as those of all ranks share the root's links, and the root has one for each of them.
+Few blocks send: the blocks of all ranks share the root's links, and the root has one for each of them.
 """
 
 from numba import cuda, types
@@ -50,7 +48,7 @@ def push_gather(x, out, in_place, root, part, chunk, scratch, full, empty, epoch
     x, out    uint8, 1-D: out has n_ranks times as many elements, and counts on the root only
     in_place  whether x is the root's part of out
     part      elements of a part: gridDim.x of them are x
-    chunk      elements of a piece, a multiple of 8192: STEPS or fewer of them are a part
+    chunk     elements of a chunk, a multiple of 8192: CHUNKS or fewer of them are a part
     scratch   uint8 (2, n_ranks, parts at most, elements of a part at most), symmetric
     full   uint64 (n_ranks, parts at most), symmetric, zeros at first
     empty      uint64 (parts at most,), symmetric, zeros at first

@@ -1,53 +1,52 @@
-"""Gather by push in two dimensions: to the ranks of the root's node, and inside it to the root. For several
+"""Two-dimensional push gather: to the ranks of the root's node, and inside it to the root. For several
 nodes.
 
-Rank (j, l) is the l-th of node j, the root is of node i0. Rank (j, l) of another node sends what it gives to
-(i0, l), by NVSHMEM, which passes it on to the root, by stores, unless it is the root. So what comes over the
-network uses the links of all ranks of the root's node alike.
+Rank (j, l) is rank l of node j; the root is on node i0. Rank (j, l) of another node sends what it gives to
+(i0, l), by NVSHMEM. (i0, l) passes it on to the root, by stores, unless it is the root. So the data from
+the network use the links of all ranks of the root's node alike.
 
 Parts     what one rank gives is cut into as many parts as there are blocks per rank
-Scratch   scratch[buffer, k, b], on the ranks of the root's node: part b of rank k. On (i0, l) written by
-          (j, l) = k, through the network; on the root also by the ranks of its node, for themselves and for
-          those that send to them. On other nodes: my own part, which the network reads
-Signals   full[buffer, k, b], on the ranks of the root's node: the number of the last call whose part b of
-          rank k is here; set by who writes it
-          empty[k, b], on (i0, l): that of the last call whose part b of rank k the root has read (only it
-          sets
-          it); k is (i0, l), or sends to it
-          outbox_empty[b], on (j, l) of other nodes: how many calls (i0, l) has begun (only it adds)
-Counters  epochs[y, b], local: how often block (b, y) has run; it gives the number and the half. In device
-          memory, so that a replayed graph counts on
+Scratch   scratch[buffer, k, b], on the ranks of the root's node: part b of rank k. On (i0, l), k = (j, l)
+          writes it, through the network. On the root, the ranks of its node do, too, for themselves and for
+          those that send to them. On other nodes: the own part, which the network reads
+Signals   full[buffer, k, b], on the ranks of the root's node: the last epoch whose part b of rank k is
+          here. The writer sets it
+          empty[k, b], on (i0, l): the last epoch whose part b of rank k the root has read. Only the root
+          sets it; k is (i0, l), or sends to it
+          outbox_empty[b], on (j, l) of other nodes: how many epochs (i0, l) has begun. Only (i0, l) adds to
+          it
+Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, 0) of (j, l) of another node:
-          1. wait until (i0, l) has begun the call before this one
-          2. copy part b of x to my scratch, put it, and its signal, to (i0, l)  the signal follows the data
+          1. wait until (i0, l) has begun the previous epoch
+          2. copy part b of x to the scratch here, put it, and its signal, to (i0, l)
+                                                                       the signal follows the data
   block (b, y) of (i0, l), for rank k: on the root any; on the others itself, and those that send to it
      k sends to it:
-          3. add 1 to outbox_empty[b] on k; wait for part b of it              also of the network
+          3. add 1 to outbox_empty[b] on k; wait for part b of it       also of the network
      the root, k is of its node, or sends to another of it:
           4. wait for part b of k                                       acquire, sys
      not the root:
-          5. wait until the root has read the part of two calls before  acquire, sys
+          5. wait until the root has read the part of two epochs before acquire, sys
           6. copy part b, of x or of k, to the root's scratch, syncthreads
-          7. set its signal there                                       release, sys: publishes the part
+          7. set its full signal there                                  release, sys: publishes the part
      the root:
           8. copy part b to the output, syncthreads
-          9. set empty[k, b] on who wrote it, if that was by stores      release, sys: after the reads
+          9. set empty[k, b] on the rank that stored it, if one did     release, sys: after the reads
      all:
-         10. add 1 to the counter
+         10. add 1 to the epoch
 
-Part b is always at the same place, and all ranks count it alike, whatever the lengths of the calls. Half h of
-it is written again two calls with it later: on the root by stores after 5, through the network after 1. The
-call between begins on (i0, l) when the one before has ended, and with it the reads of what half h held. The
-one before could not end before the put was there: so what it reads may be written again, too, although
-nobody has called quiet, and no two puts with one signal are under way at once. Those of neighbouring calls
-can be, and the network may swap them: hence a signal for each half, and a sum in begun. What is added to it
-last, nobody waits for: NVSHMEM completes it before it gives memory back.
+No race: the credit lemma (docs/protocols.md), with two buffers. Stores to the root follow 5. Puts follow 1:
+the epoch between begins on (i0, l) after the launch that read the buffer has ended. That launch could not
+end before the put had arrived. So what the put reads may be written again, too, without quiet, and no two
+puts with one signal are under way at once. The network may swap puts of neighbouring epochs: hence a full
+signal for each buffer, and a sum in outbox_empty. Nobody waits for the last addition: NVSHMEM completes it
+before it frees memory.
 
-A part goes as a whole: what overlaps are parts, and calls. With many ranks there are few parts, as the root
-has a block for each of them and each rank.
+A part goes as a whole. What overlaps are parts, and epochs. With many ranks there are few parts: the root
+has a block for each part of each rank.
 
-No deadlock: 1 and 5 wait for the calls before only, 3 for 2, 4 for 7, which waits for 3; all blocks are
+No deadlock: 1 and 5 wait for previous epochs only, 3 for 2, 4 for 7, which waits for 3; all blocks are
 resident.
 """
 

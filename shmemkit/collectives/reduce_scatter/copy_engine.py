@@ -157,7 +157,7 @@ class CopyEngine(CopyEngineExchange):
         kernel = reduction_kernel(self.op, dtype.name, n, world.rank, x.dtype.name)
         numbers = segment // x.itemsize, at // x.itemsize, pieces, copied
         return self.launch_packets(
-            kernel, pieces, x, out, *numbers, self.slots, self.row, first, *self.pattern
+            kernel, pieces, x, out, *numbers, self.slots, self.row, first, *self.sentinel
         )
 
 
