@@ -92,13 +92,13 @@ class _Operand(NamedTuple):
     """How a tile of rows by `k` of an operand comes to shared memory and to the warps' registers.
 
     begin(ld, row, rows)    -> first, left, to: of the slab at K = 0, of the rows from `row` on, of `rows`:
-                            the index of the first chunk that I copy; how many rows there are from its row
-                            on ("k"), or elements in it ("mn"); where it goes in the slab
+                            the index of the first chunk that the thread copies; how many rows there are from
+                            its row on ("k"), or elements in it ("mn"); where it goes in the slab
     fill(shared, to, array, ld, first, left, part)        ask for a part of a slab, all of whose K is there
     fill_end(shared, to, array, ld, first, left, depth)   ask for a slab, of whose K `depth` are there
     along(ld)               elements from one K to the next
-    place(lane, row)        where my rows begin, for the warp's first row
-    load(shared, place, step)   my registers, for the `step`-th 16 of K
+    place(lane, row)        where the lane's rows begin, for the warp's first row
+    load(shared, place, step)   the lane's registers, for the `step`-th 16 of K
     """
 
     begin: object
@@ -235,8 +235,8 @@ def _chunk_copy(width):
 @functools.cache
 def _storing(columns, out_dtype, width, bias_dtype, activation, whole):
     """``store(acc, (out, bias, at, step, row, column, m, n))``: a warp's part of out, of `columns` columns,
-    `width` elements at once. row and column are those of my first element; out[at] is where I store first,
-    and step is from row to row, in units of `width`. `whole`: all of it is there."""
+    `width` elements at once. row and column are those of the lane's first element; out[at] is where it stores
+    first, and step is from row to row, in units of `width`. `whole`: all of it is there."""
     finish, out_element = finishing(bias_dtype, activation), element(out_dtype)
     narrow, pack = out_element.narrow, out_element.pack
     per_row = columns // 16

@@ -398,10 +398,10 @@ def gemm_body(
                                  tells others (after `bulk_wait_group`)
     a_at(m, map_a, extra)        -> (tensor map, row): where the loader finds row m of A, and the rest of the
                                  tile; a tensor map other than map_a `before_loads` has acquired
-    before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile
-    exchange                     an Exchange; one that uses the ring has K not split
-    copies                       tensor maps that follow each other in map_out: each is given the result
-    blocks(extra)                -> (the number of my block, how many there are), int64, of those that call it
+    before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile exchange
+    an Exchange; one that uses the ring has K not split copies                       tensor maps that follow
+    each other in map_out: each is given the result blocks(extra)                -> (the number of this block,
+    how many there are), int64, of those that call it
     """
     layout = Layout(tile, kinds)
     tile_m, tile_n, split_k, n_warps = tile.m, tile.n, tile.split, tile.warps
@@ -423,7 +423,8 @@ def gemm_body(
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):
-        """-> row of my tile in A and in out, column, its number, which part of K, from which slab to which"""
+        """-> row of the tile in A and in out, column, its number, which part of K, from which slab to
+        which"""
         t, split, begin, end = i, 0, 0, n_slabs
         if split_k:
             t = quotient(i, splits)
@@ -527,7 +528,7 @@ def gemm_body(
         if split_k:
             works *= splits
         work, step = blocks(extra)
-        first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of my warp
+        first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of this warp
         if first < WARPGROUP:
             if registers:
                 setmaxnreg_dec(40)

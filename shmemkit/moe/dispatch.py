@@ -250,11 +250,11 @@ def expert_dispatch(
     tiles        of 480 bytes, in a row, the last one perhaps not full
     reciprocal   of n_local, as of ``routing.reciprocal_of``
     senders      how many blocks send; the others receive, one at least
-    row_lines    uint64 (2 * n_ranks * max_tokens * tiles * 64,), symmetric, zeros at first
-    scale_lines  uint64 (2 * n_ranks * max_tokens * n_scales, or one more if that is odd,), likewise
+    row_slots    uint64 (2 * n_ranks * max_tokens * tiles * 64,), symmetric, zeros at first
+    scale_slots  uint64 (2 * n_ranks * max_tokens * n_scales, or one more if that is odd,), likewise
     headers      uint64 (2 * n_ranks * max_tokens * top_k * 2,), likewise
-    count_lines  uint64 (2 * n_ranks * (n_local + 1, or one more if that is odd),), likewise
-    calls        uint32 (blocks,), zeros at first
+    count_slots  uint64 (2 * n_ranks * (n_local + 1, or one more if that is odd),), likewise
+    epochs       uint32 (blocks,), zeros at first
     tokens       int32 (n_ranks,)
     routes       int32 (n_ranks, max_tokens, top_k)
     shares       likewise

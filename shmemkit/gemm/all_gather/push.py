@@ -254,11 +254,11 @@ def push_kernel(tile, kinds, by_columns):
 
         map_a    two tensor maps, of A in each buffer of staged
         map_x    the tensor map of x; its box is that of map_a
-        from_x   int64 (begin, end): my rows of A, if they are read from x; (0, 0) if not
-        x        uint8, my rows one after another, at a multiple of 16 bytes
+        from_x   int64 (begin, end): this rank's rows of A, if they are read from x; (0, 0) if not
+        x        uint8, this rank's rows one after another, at a multiple of 16 bytes
         rows     of each of n_ranks ranks; each of a multiple of 16 bytes
-        me       my rank
-        and_mine 1 if my rows are stored to staged here, too; else 0
+        me       this rank
+        and_mine 1 if its own rows are stored to staged here, too; else 0
         senders  blocks that send, of SENDERS; 0: the rows have been sent
         ends     whether it is the last launch of the call
         slabs    by columns: of a part, which begins with slab i * slabs: there are up to PARTS

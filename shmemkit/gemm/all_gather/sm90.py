@@ -64,7 +64,7 @@ class Coming(NamedTuple):
 
 @functools.cache
 def mine_first(group):
-    """-> ``order`` of ``gemm_body``: the tiles of my rows first, those of the rank after me next."""
+    """-> ``order`` of ``gemm_body``: the tiles of the own rows first, those of the next rank's then."""
 
     @inline
     def order(tile, n_m, n_n, extra):
@@ -82,7 +82,7 @@ def waiting(tile_m):
     def before_loads(m, n, extra):
         rows, me, n_parts = extra.rows, extra.me, extra.n_parts
         first, last = quotient(m, rows), quotient(min(m + tile_m, extra.size_m) - 1, rows)
-        wanted = last - me  # counted from mine on
+        wanted = last - me  # counted from the own one on
         if wanted < 0:
             wanted += n_parts
         if first < me and me <= last:
@@ -147,19 +147,19 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
     ):
         """As of ``gemm_kernel``, of an A whose rows, or columns, come meanwhile, and
 
-        map_x     the tensor map of my rows; its box is that of map_a
+        map_x     the tensor map of the own rows; its box is that of map_a
         arrived   uint64 (n_ranks * signals,). By rows: that at k is 1 when rank k's rows of A are there,
                   k * rows to (k + 1) * rows - 1. By columns: that at k * signals + i, when part i of their
                   columns is. Mine always are
         signals   of a rank: by rows 1
         rows      of a rank: m / n_ranks
-        me        my rank, of n_ranks
+        me        this rank, of n_ranks
         slabs     of a part of the columns, which begins with slab i * slabs
         from_x    int64 (begin, end): the rows that are read from x; (0, 0) if none is
         """
         come = cuda.shared.array(1, types.int64)
         if cuda.threadIdx.x == 0:  # the loader
-            come[0] = 1  # mine
+            come[0] = 1  # the own one
             tensormap_acquire(map_x)
         coming = Coming(arrived, signals, m, rows, me, slabs, n_ranks, map_x, from_x, come, 1, False, 0)
         gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)

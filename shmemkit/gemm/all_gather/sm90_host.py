@@ -26,7 +26,7 @@ class Fused:
     gpu      a Gpu
     by_columns
              whether x comes by columns
-    reads_x  whether my rows are read from x, and need not be copied to `a`
+    reads_x  whether the own rows are read from x, and need not be copied to `a`
     """
 
     def __init__(self, x, problem, engine, gpu, by_columns=False):

@@ -111,7 +111,7 @@ class Given(NamedTuple):
 
 @functools.cache
 def beginning(n_ranks, shots):
-    """-> ``begin(lines, room, call, size_m, out, width)``: the Given of an epoch."""
+    """-> ``begin(slots, room, epoch, size_m, out, width)``: the Given of an epoch."""
 
     @inline
     def begin(slots, room, epoch, size_m, out, width):

@@ -47,7 +47,7 @@ class Copied(Fused):
     def chunk_of(self, tiles, tile_bytes):
         return max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))
 
-    def beside(self, step, tiles, chunk, tile_bytes):
+    def with_side_stream(self, step, tiles, chunk, tile_bytes):
         backend = self.world.backend
         staged_empty = [self.staged_empty[k : k + 1] for k in range(len(self.ranks)) if k != self.me]
         begin = [("wait", word, 1) for word in staged_empty] + [

@@ -122,7 +122,7 @@ class Given(NamedTuple):
 
 @functools.cache
 def beginning(n_ranks, everywhere):
-    """-> ``begin(lines, room, call, posts, tiles, tile_rows, rows, out, width)``: the Given of an epoch."""
+    """-> ``begin(slots, room, epoch, posts, tiles, tile_rows, rows, out, width)``: the Given of an epoch."""
 
     @inline
     def begin(slots, room, epoch, posts, tiles, tile_rows, rows, out, width):
@@ -393,7 +393,7 @@ def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
         out     uint64, or uint32 where it has half the bytes of part_dtype, (rows * width,)
         width   words of a row
         slots   uint64, symmetric, of ``slot_words`` elements, zeros at first
-        room    packets of a rank's rows, for all-reduce of all rows, that there are places for
+        room    packets of a rank's rows, for all-reduce of all rows, that there are slots for
         epochs  int64 (1,), zero at first; done: int32 (1,)
         """
         posts = cuda.shared.array(2, types.uint64)
@@ -419,7 +419,7 @@ def tiles_for(part_dtype):
 
 
 def most_bytes(n_ranks, everywhere):
-    """Of a result as part_dtype, in whole tiles: what there are lines for."""
+    """Of a result as part_dtype, in whole tiles: the largest that there are slots for."""
     return SOME_BYTES if n_ranks <= 2 else (4 if everywhere else 2) * SOME_BYTES
 
 

@@ -126,7 +126,7 @@ class Fused(Method):
             outs=outs,
             co_resident=True,
         )
-        step = self.beside(step, tiles, chunk, tile_bytes)
+        step = self.with_side_stream(step, tiles, chunk, tile_bytes)
         if whole is out:
             return step
         copy = world.backend.copy(out.reshape(-1), whole.reshape(-1))
@@ -147,7 +147,7 @@ class Fused(Method):
         """-> how many are copied at a time, of `tiles` that a rank gets"""
         return 1
 
-    def beside(self, step, tiles, chunk, tile_bytes):
+    def with_side_stream(self, step, tiles, chunk, tile_bytes):
         """-> run(stream): the kernel `step`, and the work of the side stream"""
         return step
 

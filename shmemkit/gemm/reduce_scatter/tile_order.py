@@ -14,7 +14,7 @@ def schedule(part_tiles, n_ranks, me, stripe, lag):
     """-> int32 (n_ranks * part_tiles,): which tile comes when; tile i of rank k's rows is k * part_tiles + i.
 
     stripe  tiles of each rank in a round
-    lag     rounds that my own tiles are behind the others' of the same number
+    lag     rounds by which the own tiles follow the others' of the same number
     """
     owner, i = np.divmod(np.arange(n_ranks * part_tiles), part_tiles)
     turn = (owner - me - 1) % n_ranks
