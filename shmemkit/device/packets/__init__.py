@@ -1,1 +1,1 @@
-"""Data and flag in one: units in a peer's memory that show by themselves that they have arrived."""
+"""Packets that carry their own flag: they show by themselves that they have arrived in a peer's memory."""

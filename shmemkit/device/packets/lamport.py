@@ -1,23 +1,28 @@
-"""Pieces of 16 bytes that say themselves that they have arrived, as what is in their place changes.
+"""Lamport packets: 16 bytes of data each, which show that they have arrived because the content of their
+slot changes.
 
-A place is empty, that is, it holds a pattern of 128 bits, until a piece comes, by one access. The receiver
-polls the place until it holds anything else, and makes it empty again. No signal, no flag, no fence and no
-second trip, and not a byte more than the data have, where LL sends twice, and LL128 16 / 15 of them.
+An empty slot holds the sentinel, a pattern of 128 bits. The sender stores a packet by one access. The
+receiver polls the slot until it holds anything else, then resets it to the sentinel. There is no signal,
+no flag, no fence and no second trip. A packet takes no byte more than its data; LL takes twice as many,
+LL128 16 / 15.
 
-That a piece comes whole is more than PTX promises, for which it is two words: it is one request of NVLink's,
-and a part of the 128 bytes that LL128 relies upon.
+A packet must arrive whole. PTX does not promise this: for PTX it is two words. NVLink delivers it as one
+request, a part of the 128 bytes that LL128 relies on.
 
-The host draws 126 bits of the pattern at random, when it makes the places (``collectives.lamport``). A
-piece that equals it would not be seen to arrive: of data that do not know it, one in 2 ** 126, less often
-than links and memory fail. (After a wait that has expired the pattern may be among the data.)
+The host draws 126 bits of the sentinel at random when it allocates the slots (``collectives.lamport``). A
+packet that equals the sentinel would not be seen to arrive. For data that do not know it, the probability
+is 2**-126, less than that of a failure of links or memory. (After a wait that has expired, the sentinel
+may be among the data.)
 
-The accesses are relaxed, of scope "sys": they order nothing but themselves. Before a piece is stored to a
-place again, its receiver must have made it empty, in a launch that has ended: the kernel that uses this
-argues why (two buffers in turn, mostly). The emulator raises ValueError where a place is not empty, or has
-been made so by a launch under way: what this sends thereafter does not say that the place is empty.
+The accesses are relaxed, of scope "sys": they order nothing but themselves. A slot may be rewritten only
+after its receiver has reset it, in a launch that has already ended. A reset by the running launch does not
+count: nothing that the launch sends later orders the reset before the sender's next store. The kernel's
+protocol must provide for this, mostly by two buffers: see the double-buffer lemma in docs/protocols.md.
+The emulator raises ValueError if a sender writes a slot that is not empty, or whose reset is not yet
+ordered.
 
-TensorRT-LLM's and FlashInfer's all-reduces for low latency have such buffers, and call them Lamport's; their
-pattern is -0.0, which the data must not have.
+TensorRT-LLM and FlashInfer have such buffers in their all-reduces for low latency and call them Lamport's.
+Their sentinel is -0.0, which the data must not have.
 """
 
 from __future__ import annotations
@@ -71,13 +76,13 @@ def store_piece(out: Array, i: int, words: tuple[int, ...]) -> None:
 
 
 def lamport_store(lines: Array, i: int, words: tuple[int, ...], low: int, high: int, pe: int) -> None:
-    """Store a piece to place `i` of rank `pe`'s `lines`, by one thread.
+    """Store a packet to slot `i` of rank `pe`'s `lines`, by one thread.
 
     lines      symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes, where NVLink reaches rank `pe`;
-               two words for each place, less than 2**31 of them. Mine are given
-    words      two uint64, together other than the pattern
-    low, high  the pattern, two uint64: what the place holds
-    pe         the rank; my own, too
+               two words for each slot, less than 2**31 of them. Pass this rank's own
+    words      two uint64, together other than the sentinel
+    low, high  the sentinel, two uint64: what the slot holds
+    pe         the rank, this one included
 
     It orders nothing.
     """
@@ -90,14 +95,14 @@ def lamport_store(lines: Array, i: int, words: tuple[int, ...], low: int, high: 
 
 
 def lamport_load(lines: Array, places: tuple[int, ...], low: int, high: int) -> tuple[tuple[int, ...], ...]:
-    """Wait for pieces in some places of `lines`, of this rank, by one thread: all are looked at at once. Make
-    them empty again. -> for each its words, a tuple of two uint64
+    """Wait for packets in some slots of this rank's `lines`, by one thread, which polls all of them at once.
+    Reset the slots to the sentinel. -> for each its words, a tuple of two uint64
 
-    lines      as of ``lamport_store``, by which somebody stores these pieces
-    places     a tuple of their numbers, each once
-    low, high  the pattern
+    lines      as of ``lamport_store``, which stores these packets
+    places     a tuple of the slots' numbers, each once
+    low, high  the sentinel
 
-    It orders nothing. When the time of the wait is up (docs/timeouts.md), the words are what is there.
+    It orders nothing. When the wait expires (docs/timeouts.md), the words are what the slot holds.
     """
     thread = current_thread("lamport_load")
     if not isinstance(places, tuple):
@@ -121,7 +126,7 @@ def _not_places(given):
 
 
 def emulated_copy(arguments):
-    """Copy whole pieces, uint8, to empty places: what a copy engine does, the last one first."""
+    """Copy whole packets, uint8, to empty slots, as a copy engine does; the last one first."""
     places, pieces, empty = arguments
     thread = current_thread("copy")
     for array in (places, pieces):
@@ -267,7 +272,7 @@ def _(lines, i, words, low, high, pe):
 
 @functools.cache
 def _at(n):
-    """``addresses(lines, places)`` of `n` places."""
+    """``addresses(lines, places)`` of `n` slots."""
     before = _at(n - 1) if n > 1 else None
 
     @gpu_function
@@ -299,7 +304,7 @@ def _looking(n):
 
 @functools.cache
 def _first_empty(n):
-    """``first_empty(addresses, pieces, low, high)`` -> the address of the first empty place, or of the last,
+    """``first_empty(addresses, pieces, low, high)`` -> the address of the first empty slot, or of the last,
     and whether it is empty."""
     before = _first_empty(n - 1) if n > 1 else None
 
@@ -332,7 +337,7 @@ def _emptying(n):
 
 @functools.cache
 def _arrived(n):
-    """``arrived(addresses, low, high)``: the pieces of `n` places, when all are there."""
+    """``arrived(addresses, low, high)``: the packets of `n` slots, when all are full."""
     look, first_empty = _looking(n), _first_empty(n)
 
     @gpu_function

@@ -1,5 +1,6 @@
-"""What LL (``ll.py``) and LL128 (``ll128.py``) share: what their lines may be, and how their primitives come
-to the GPU, for a warp or a block, in armed kernels (``bounded_waits.py``) and others."""
+"""What LL (``ll.py``) and LL128 (``ll128.py``) share: the checks of `lines`, and how their primitives come
+to the GPU, for a warp or a block, in armed kernels (``bounded_waits.py``) and others.
+"""
 
 import functools
 import sys

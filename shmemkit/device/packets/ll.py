@@ -1,16 +1,17 @@
-"""LL, the low-latency protocol: data that says itself that it has arrived.
+"""LL, the low-latency protocol: each word carries its own flag.
 
-A word of 8 bytes, which no store or load over NVLink or PCIe divides, holds 4 bytes of data and a 4-byte
-flag. The receiver polls the words themselves until each has the flag that it expects: no signal, no fence
-and no second trip, for twice the bytes. The flag must differ from what the words held before: usually it is
-the number of the call, which sender and receiver count alike. (The emulator raises ValueError where a word
-holds the flag already.) Two words are stored and loaded at a time, as 16 bytes.
+A word of 8 bytes holds 4 bytes of data and a flag of 4. No store or load over NVLink or PCIe divides such
+a word. The receiver polls the words until each has the expected flag. There is no signal, no fence and no
+second trip, for twice the bytes. The flag must differ from what the words hold: usually it is the epoch,
+the number of the call, which sender and receiver count alike. (The emulator raises ValueError if a word
+holds the flag already.) Accesses are of 16 bytes, two words at a time.
 
-Where loads and stores do not reach, packed words travel by `ll_put_warp`: a network divides a message, too,
-but none of its aligned words of 8 bytes (NVSHMEM's own collectives that use LL rely on the same).
+Where loads and stores do not reach, `ll_put_warp` sends packed words. A network divides a message, too,
+but none of its aligned words of 8 bytes. (NVSHMEM's own collectives by LL rely on the same.)
 
-The words are relaxed accesses of scope "sys": they order nothing but themselves. Before a word is written
-again, its receiver must have read it: the kernel that uses this argues why (two buffers in turn, mostly).
+The accesses are relaxed, of scope "sys": they order nothing but themselves. A word may be rewritten only
+after its receiver has read it. The kernel's protocol must provide for this, mostly by two buffers: see
+docs/protocols.md.
 
 NCCL has the same protocol under the same name; "Demystifying NCCL" (arXiv 2507.04786) describes it.
 """
@@ -74,7 +75,7 @@ def _(n_bytes):
 def ll_store(lines: Array, i: int, value: int, flag: int) -> None:
     """Store 8 bytes of data with the flag, by one thread: what `ll_pack_block` does with its unit `i`.
 
-    lines   as of `ll_pack_block`, on a peer (`symm_at`) or mine: words 2 * i and 2 * i + 1 are written
+    lines   as of `ll_pack_block`, on a peer (`symm_at`) or this rank: words 2 * i and 2 * i + 1 are written
     value   uint64
     flag    32 bits, other than what the words hold now
 
@@ -91,7 +92,7 @@ def ll_store(lines: Array, i: int, value: int, flag: int) -> None:
 def ll_load(lines: Array, i: int, flag: int) -> int:
     """Wait for unit `i` of `lines`, of this rank, by one thread. -> its 8 bytes of data, uint64
 
-    It orders nothing. When the time of the wait is up (docs/timeouts.md), the data are undefined.
+    It orders nothing. When the wait expires (docs/timeouts.md), the data are undefined.
     """
     thread = current_thread("ll_load")
     check_emulated_integer("ll_load", i=i, flag=flag)
@@ -104,7 +105,7 @@ def ll_pack_block(lines: Array, src: Array, flag: int) -> None:
     """Store `src` to `lines` with the flag, the work shared by the threads of the block.
 
     lines   uint64, 1-D, contiguous, at a multiple of 16 bytes, ``ll_words(bytes of src)`` of them or more:
-            on a peer (`symm_at`), or mine
+            on a peer (`symm_at`), or this rank
     src     contiguous, any dtype, shape and alignment
     flag    32 bits, other than what the words hold now
 
@@ -159,7 +160,8 @@ def ll_put_block(lines: Array, source: Array, n_words: int, pe: int) -> None:
     network, which divides no word.
 
     lines     symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes; on PE `pe` they are meant
-    source    likewise, mine, where this block has called `ll_pack_block`; often the same part of `lines`
+    source    likewise, of this rank, where this block has called `ll_pack_block`; often the same part of
+              `lines`
     n_words   even: ``ll_words(bytes)``
 
     All threads of the block call it with the same arguments; what they stored before is sent, as in

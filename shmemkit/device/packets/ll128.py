@@ -76,9 +76,9 @@ def ll128_pack_block(lines: Array, src: Array, flag: int) -> None:
     """Store `src` to `lines` with the flag, the work shared by the warps of the block.
 
     lines   uint64, 1-D, contiguous, at a multiple of 128 bytes, ``ll128_words(bytes of src)`` of them or
-            more: on a peer that NVLink reaches (`symm_at`), or mine
+            more: on a peer that NVLink reaches (`symm_at`), or this rank
     src     contiguous, any dtype, shape and alignment (fastest at multiples of 16 bytes)
-    flag    64 bits, other than what the lines hold now: usually the number of the call
+    flag    64 bits, other than what the lines hold now: usually the epoch, the number of the call
 
     All threads of the block, whole warps of 32, call it with the same arguments; it orders nothing and has no
     barrier.
@@ -319,7 +319,7 @@ def _packing(width):
 
 @gpu_function
 def _arrived(line, flag, lane):
-    """My part of two lines, when all threads of the warp see the flags of theirs."""
+    """The thread's share of two lines, when all threads of the warp see their flags."""
     cuda.syncwarp()  # a line is one instruction of eight threads
     first, second = _load_line(line), _load_line(line + types.uint64(512))
     while cuda.any_sync(0xFFFFFFFF, lane & 7 == 7 and (first[1] != flag or second[1] != flag)):

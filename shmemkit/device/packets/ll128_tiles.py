@@ -1,9 +1,10 @@
-"""LL128 (``ll128.py``) from registers: a warp has 480 bytes of an array, a tile, as two words in each thread.
-It stores tiles as four lines, to all ranks in a row, and waits for those of several ranks at once.
+"""LL128 (``ll128.py``) from registers. A warp has a tile, 480 bytes of an array, as two words in each
+thread. It stores a tile as four lines, to all ranks in turn, and waits for the tiles of several ranks at
+once.
 
-For what is done with data on the way: combined, or sent to several ranks. A tile is 30 pieces of 16 bytes.
-Thread t has piece t - t // 8, and so its line's share of it; threads 7, 15, 23 and 31 have half a piece, 28
-or 29, and the flag for their second word. The accesses to a tile are of 448 bytes in a row, and of 32.
+This is for data that are combined, or sent to several ranks. A tile is 30 pieces of 16 bytes. Thread t has
+piece t - t // 8, and so its share of a line. Threads 7, 15, 23 and 31 have half of piece 28 or 29, and the
+flag as their second word. A warp accesses a tile in 448 contiguous bytes, and 32.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ PIECES, LINE = 30, 16  # of 16 bytes in a tile; words
 
 
 def tile_piece(i: int) -> int:
-    """-> the number of my piece of 16 bytes of tile `i`, or of that of which I have half, an int32. Accesses
-    to tiles begin with it: given to ``griddepcontrol_wait``, it is computed before.
+    """-> the number of the calling thread's piece, or half piece, of 16 bytes of tile `i`, an int32. Accesses
+    to tiles begin with it: pass it to ``griddepcontrol_wait``, so that it is computed before.
 
     i   an integer; less than 2**31 pieces
     """
@@ -70,7 +71,8 @@ def tile_piece(i: int) -> int:
 
 
 def load_tile(x: Array, i: int) -> tuple[int, ...]:
-    """-> my two words, uint64, of tile `i` of `x`, by all threads of a warp: ordinary loads.
+    """-> the calling thread's two words, uint64, of tile `i` of `x`, by all threads of a warp: ordinary
+    loads.
 
     x   1-D, contiguous, not empty: complex128 at a multiple of 16 bytes, for accesses of 16 bytes; uint64; or
         uint8 at any address, a byte at a time. Less than 2**31 pieces of 16 bytes
@@ -100,9 +102,9 @@ def ll128_store_tiles(lines: Array, row: int, i: int, tiles: tuple[tuple[int, ..
     warp.
 
     lines   symmetric, uint64, 2-D, contiguous, rows at multiples of 128 bytes, where NVLink reaches all
-            ranks. Mine are given; on each rank, words ``TILE_WORDS * i`` and up to the next tile are written.
-            Less than 2**31 times 16 bytes
-    tiles   a tuple: tiles[k] is my two words, uint64, of what rank k gets
+            ranks. Pass this rank's own; on each rank, words ``TILE_WORDS * i`` and up to the next tile are
+            written. Less than 2**31 times 16 bytes
+    tiles   a tuple: tiles[k] is the thread's two words, uint64, of what rank k gets
     flag    32 bits, other than what the lines hold now
 
     It orders nothing.
@@ -127,13 +129,13 @@ def ll128_store_tiles(lines: Array, row: int, i: int, tiles: tuple[tuple[int, ..
 
 def ll128_load_tiles(lines: Array, row: int, n: int, i: int, flag: int) -> tuple[tuple[int, ...], ...]:
     """Wait for tile `i` in each of the `n` rows of `lines` from `row` on, of this rank, by all threads of a
-    warp. -> for each row my words of it, a tuple of two uint64
+    warp. -> for each row the thread's words of it, a tuple of two uint64
 
-    lines   as of ``ll128_store_tiles``, by which somebody stores that tile in each row
-    n       a constant, as of a kernel's closure: all rows are looked at at once
+    lines   as of ``ll128_store_tiles``, which stores that tile in each row
+    n       a constant, as of a kernel's closure: all rows are polled at once
 
     It orders nothing. The second word of threads 7, 15, 23 and 31 is undefined, as are all words when the
-    time of the wait is up (docs/timeouts.md).
+    wait expires (docs/timeouts.md).
     """
     thread = group_thread("warp", "ll128_load_tiles", lines, row, n, i, flag)
     check_emulated_integer("ll128_load_tiles", row=row, n=n, i=i, flag=flag)
@@ -146,10 +148,10 @@ def ll128_store_tile(lines: Array, i: int, words: tuple[int, ...], flag: int, pe
     """Store a tile to one rank, with the flag: as tile `i` of its `lines`, by all threads of a warp.
 
     lines   symmetric, uint64, 1-D, contiguous, at a multiple of 128 bytes, where NVLink reaches rank `pe`.
-            Mine are given; on that rank, words ``TILE_WORDS * i`` and up to the next tile are written
-    words   my two words, uint64
+            Pass this rank's own; on that rank, words ``TILE_WORDS * i`` and up to the next tile are written
+    words   the thread's two words, uint64
     flag    32 bits, other than what the lines hold now
-    pe      the rank; my own, too
+    pe      the rank, this one included
 
     It orders nothing.
     """
@@ -170,10 +172,10 @@ def ll128_store_tile(lines: Array, i: int, words: tuple[int, ...], flag: int, pe
 
 
 def ll128_load_some(lines: Array, tiles: tuple[int, ...], flag: int) -> tuple[tuple[int, ...], ...]:
-    """Wait for some tiles of `lines`, of this rank, by all threads of a warp: all are looked at at once. ->
-    for each my words of it, a tuple of two uint64
+    """Wait for some tiles of `lines`, of this rank, by all threads of a warp, which poll all of them at
+    once. -> for each the thread's words of it, a tuple of two uint64
 
-    lines   as of ``ll128_store_tile``, by which somebody stores these tiles
+    lines   as of ``ll128_store_tile``, which stores these tiles
     tiles   a tuple of their numbers, one perhaps several times
 
     It orders nothing. What is undefined is as in ``ll128_load_tiles``.
@@ -436,8 +438,8 @@ def _first_late(n):
 
 @functools.cache
 def _arrived(n, looking=_looking):
-    """``arrived(address, step, flag)``: my words of `n` rows, when all threads of the warp see the flags of
-    theirs. They look together, each time: threads without flags must not be ahead of those that have them,
+    """``arrived(address, step, flag)``: the thread's words of `n` rows, when all threads of the warp see
+    their flags. They poll together: threads without flags must not be ahead of those that have them,
     and a vote orders no memory."""
     look, any_late = looking(n), _any_late(n)
 
@@ -531,7 +533,7 @@ def _(lines, i, words, flag, pe):
 
 @functools.cache
 def _addresses(n):
-    """``addresses(lines, tiles)`` of my words of `n` tiles."""
+    """``addresses(lines, tiles)`` of the thread's words of `n` tiles."""
     before = _addresses(n - 1) if n > 1 else None
 
     @gpu_function

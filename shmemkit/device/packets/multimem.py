@@ -334,9 +334,9 @@ def multimem_copy_block(dst: Array, src: Array) -> None:
     """Copy `src` to `dst` on every GPU of the node, the work shared by the threads of the block.
 
     dst   a multicast view, contiguous, of any dtype and shape, at a multiple of 16 bytes
-    src   contiguous, any dtype, shape and alignment, in global memory (mine, not a view) or shared memory;
-          not overlapping. ``src.nbytes`` bytes are copied, in memory order. Where they are no multiple of 4,
-          up to 3 bytes after them in `dst` become zero: stores are of 4 bytes at least
+    src   contiguous, any dtype, shape and alignment, in global memory (of this rank, not a view) or shared
+          memory; not overlapping. ``src.nbytes`` bytes are copied, in memory order. Where they are no
+          multiple of 4, up to 3 bytes after them in `dst` become zero: stores are of 4 bytes at least
 
     All threads of the block call it with the same arguments. There is no barrier inside, before or after:
     ``cuda.syncthreads()``, then one thread publishes all of it, by `multimem_store` or `multimem_red` with

@@ -1,10 +1,10 @@
 """LL (``ll.py``) to all GPUs of a node at once, by multimem stores (``multimem.py``).
 
-A word must arrive in one piece. So each is a multimem store of its own, of 64 bits, which PTX keeps whole;
-a vector of 16 bytes, two words, it takes for four stores of 4 bytes. The receiver polls its own memory, at
-another address than the multicast one that was stored to: like any poll of such memory, NVIDIA's own
-included, that relies on stores becoming visible there by and by, without a fence. The words say themselves
-what has arrived; nothing else is known then.
+A word must arrive whole. So each word is a multimem store of its own, of 64 bits, which PTX keeps whole.
+PTX divides a vector of 16 bytes, two words, into four stores of 4 bytes. The receiver polls its own
+memory, at another address than the multicast one that was stored to. Like any poll of such memory,
+NVIDIA's own included, this relies on stores that become visible there eventually, without a fence. The
+flag vouches for its own word, and for nothing else.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Waits that give up: how a kernel's waits are bounded in time, and what they leave behind.
 
-Only in kernels that are compiled *armed*: with SHMEMKIT_TIMEOUT set, or by ``bind(timeout=)``. In all others
-there is nothing of this.
+Only kernels that are compiled *armed* have this: with SHMEMKIT_TIMEOUT set, or by ``bind(timeout=)``.
 
-An armed wait polls as always. After its first polls, and every EVERY polls from then on, it looks at a word
-in device memory, `stopped`, and at the clock. When its time is up it sets `stopped`; all waits of this
-process's kernels then end, and those that had been waiting leave a record each, in memory of the host. From
-then on, until the host has raised the exception, no wait waits, and `notify`, `notify_at` and `signal_op`
-send nothing: kernels run to their end with wrong values, but tell nobody that these are there. So a rank that
-waits for this one's signals comes to its own timeout. So it is with the words and lines of LL and LL128,
-which are data and signal at once: `ll_recv_block` and its kin wait as `wait` does, `ll_pack_block` and its
-kin send nothing.
+An armed wait polls as always. After its first polls, and every EVERY polls from then on, it reads the
+clock and a word in device memory, `stopped`. When its time is up it sets `stopped`. Then all waits of this
+process's kernels end, and each of them leaves a record in host memory. Until the host has raised the
+exception, no wait waits, and `notify`, `notify_at` and `signal_op` send nothing. So kernels run to their
+end with wrong values but do not announce them, and a rank that waits for this one's signals reaches its
+own timeout. The same holds for LL and LL128, whose words are data and signal at once: `ll_recv_block` and
+its kin wait as `wait` does, and `ll_pack_block` and its kin send nothing.
 
   device memory    stopped, number of records
   host memory      flag (not 0: there are records), 7 words unused, CAPACITY records of WORDS words:

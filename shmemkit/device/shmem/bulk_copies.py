@@ -1,6 +1,6 @@
-"""Copies by the tensor memory accelerator (TMA) of Hopper and later: one thread drives them, through shared
-memory, in pieces that overlap. They use the links better than stores of threads do, with a warp instead of a
-block.
+"""Copies by the tensor memory accelerator (TMA) of Hopper and later. One thread drives them, through
+shared memory, in overlapping chunks. They use the links better than stores of threads do, with a warp
+instead of a block.
 
 PTX ISA: cp.async.bulk, mbarrier, "Async proxy".
 """
@@ -41,9 +41,9 @@ BULK_WORDS = STAGES * PIECE // 8 + STAGES + 1  # uint64: the pieces at a multipl
 def bulk_copy_warp(dst: Array, src: Array, buffer: Array) -> None:
     """Copy `src` to `dst` by the TMA, driven by a warp.
 
-    dst, src   contiguous arrays of one dtype, any dtype and shape, in global memory (mine or `symm_at`); not
-               overlapping. ``min(dst.size, src.size)`` elements are copied, in memory order. Where their
-               addresses differ modulo 16, the warp copies them by itself, slowly
+    dst, src   contiguous arrays of one dtype, any dtype and shape, in global memory (this rank's or
+               `symm_at`); not overlapping. ``min(dst.size, src.size)`` elements are copied, in memory order.
+               Where their addresses differ modulo 16, the warp copies them by itself, slowly
     buffer     shared memory of this warp alone: ``cuda.shared.array(BULK_WORDS, uint64)``
 
     All threads of the warp call it with the same arguments; GPUs of compute capability 9.0 and later. It

@@ -95,7 +95,7 @@ def symm_at(array: Array, rank: int) -> Array:
     """The same symmetric array on `rank`, for ordinary loads and stores over NVLink (or PCIe peer access).
 
     array   a symmetric array, or a slice or row of one; any dtype and shape
-    rank    0 .. num_ranks() - 1, not checked on the GPU; my own rank gives the array itself
+    rank    0 .. num_ranks() - 1, not checked on the GPU; this rank gives the array itself
     ->      an array of the same type and shape
 
     Any thread may call it; it costs one load from constant memory and one addition, and orders nothing.
@@ -135,8 +135,8 @@ def _(arr, pe):
 def peer_at(array: Array, offsets: Array, rank: int) -> Array:
     """`symm_at`, with a table that the kernel gets as an argument.
 
-    offsets  int64, in global memory: for each rank the bytes from a symmetric array of mine to its own, which
-             are the same for all arrays
+    offsets  int64, in global memory: for each rank the bytes from a symmetric array here to its own, the same
+             for all arrays
 
     For kernels with `setmaxnreg_inc`: ptxas ignores that where a kernel is linked with the table of `symm_at`
     and `notify`.
@@ -167,7 +167,8 @@ def ld_acquire(array: Array, index: int, scope: Scope = "sys") -> Any:
     """``array[index]``, an acquire load: this thread's later accesses see what preceded the release that it
     read.
 
-    array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (mine or `symm_at`)
+    array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (this rank's or
+            `symm_at`)
     index   0 <= index < array.size, not checked on the GPU
     scope   "gpu" or "sys", a literal
 
@@ -194,7 +195,8 @@ def _(array, index, scope="sys"):
 def st_release(array: Array, index: int, value: float, scope: Scope = "sys") -> None:
     """``array[index] = value``, a release store.
 
-    array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (mine or `symm_at`)
+    array   1-D, of int32, uint32, int64, uint64, float32 or float64, in global memory (this rank's or
+            `symm_at`)
     index   0 <= index < array.size, not checked on the GPU
     value   converted to the array's dtype
     scope   "gpu" or "sys", a literal

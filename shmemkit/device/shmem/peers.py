@@ -1,14 +1,15 @@
-"""Who I am and where my peers' heaps are, in constant memory: no NVSHMEM call, no kernel argument.
+"""The rank, and where the peers' heaps are, in constant memory: no NVSHMEM call, no kernel argument.
 
-Every module whose kernels ask has a table of its own:
+Every module whose kernels need it has a table of its own:
 
   word 0        rank
   word 1        number of ranks
-  word 8 + pe   what to add to an address in my symmetric heap to get the same place in PE pe's:
-                0 for me, UNREACHABLE if PE pe's heap is not mapped here (any use faults)
+  word 8 + pe   the offset from an address in this rank's symmetric heap to the same one in PE pe's: 0 for
+  this
+                rank, UNREACHABLE if PE pe's heap is not mapped here (any use faults)
 
-The host publishes the values once; tables of modules loaded before and after that are filled alike. A kernel
-that runs before there is a world sees rank 0 of 0.
+The host publishes the values once; tables of modules loaded before and after that are filled alike. A
+kernel that runs before there is a World sees rank 0 of 0.
 """
 
 import struct
@@ -25,11 +26,11 @@ _HEADER = 8
 
 
 def publish(rank, n_ranks, offsets):
-    """Tell all kernels of this process, loaded or not yet, who they are and where the peers' heaps are.
+    """Publish the rank and the peers' heaps to all kernels of this process, loaded or not yet.
 
     rank, n_ranks   of this process
-    offsets         n_ranks integers: bytes from my heap to PE pe's as mapped here; UNREACHABLE where it is
-                    not
+    offsets         n_ranks integers: bytes from this rank's heap to PE pe's as mapped here; UNREACHABLE
+                    where it is not
     Call it with the device current; no kernel that reads the table may be running. Later calls replace the
     values.
     """
@@ -104,5 +105,5 @@ def n_ranks():
 
 @gpu_function
 def offset_of(rank):
-    """Bytes from my heap to `rank`'s, modulo 2**64."""
+    """Bytes from this rank's heap to `rank`'s, modulo 2**64."""
     return _word(_HEADER + rank)

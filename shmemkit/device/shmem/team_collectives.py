@@ -193,7 +193,7 @@ def fcollect_block(team: int, dst_array: Array, src_array: Array) -> None:
 
 @_copying
 def alltoall(team: int, dst_array: Array, src_array: Array) -> None:
-    """Part k of `src_array` goes to PE number k of the team, into the part of its `dst_array` that is mine.
+    """Part k of `src_array` goes to PE number k of the team, into this PE's part of its `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
     dst_array, src_array   of one dtype and size, any dtype and shape, of team_n_pes(team) equal parts
