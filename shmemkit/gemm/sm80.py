@@ -94,54 +94,54 @@ class _Operand(NamedTuple):
     begin(ld, row, rows)    -> first, left, to: of the slab at K = 0, of the rows from `row` on, of `rows`:
                             the index of the first chunk that the thread copies; how many rows there are from
                             its row on ("k"), or elements in it ("mn"); where it goes in the slab
-    fill(shared, to, array, ld, first, left, part)        ask for a part of a slab, all of whose K is there
-    fill_end(shared, to, array, ld, first, left, depth)   ask for a slab, of whose K `depth` are there
+    fill(shared, to, array, ld, first, left, part)        start to copy a part of a slab with all of its K
+    fill_end(shared, to, array, ld, first, left, depth)   start to copy a slab with `depth` of its K
     along(ld)               elements from one K to the next
-    place(lane, row)        where the lane's rows begin, for the warp's first row
-    load(shared, place, step)   the lane's registers, for the `step`-th 16 of K
+    offset(lane, row)       where the lane's rows begin, for the warp's first row
+    load(shared, offset, step)  the lane's registers, for the `step`-th 16 of K
     """
 
     begin: object
     fill: object
     fill_end: object
     along: object
-    place: object
+    offset: object
     load: object
 
 
 @functools.cache
 def _operand(is_b, major, width, tile_rows, tile_k, warp_rows, threads, parts):
     by_k = major == "k"
-    per_line = (tile_k if by_k else tile_rows) // CHUNK  # chunks of a line in shared memory
-    lines = tile_rows if by_k else tile_k
-    log_per_line = per_line.bit_length() - 1
-    at_once = threads // per_line  # lines that the block copies at once
-    rounds = lines // at_once
-    # Lines shorter than the 128 bytes of all banks share them: two such lines count as one.
-    shift, mask = (1, 3) if per_line == 4 else (0, 7)
-    if per_line & (per_line - 1) or at_once % 8 or rounds * at_once != lines:
+    per_row = (tile_k if by_k else tile_rows) // CHUNK  # chunks of a row in shared memory
+    chunk_rows = tile_rows if by_k else tile_k
+    log_per_row = per_row.bit_length() - 1
+    at_once = threads // per_row  # rows of chunks that the block copies at once
+    rounds = chunk_rows // at_once
+    # Rows shorter than the 128 bytes of all banks share them: two such rows count as one.
+    shift, mask = (1, 3) if per_row == 4 else (0, 7)
+    if per_row & (per_row - 1) or at_once % 8 or rounds * at_once != chunk_rows:
         raise ValueError(f"a slab of {tile_rows} by {tile_k} is not copied evenly by {threads} threads")
-    round_bytes = 16 * per_line * at_once
-    group_bytes = 16 * per_line * 16  # from a line to the 16th after it
+    round_bytes = 16 * per_row * at_once
+    group_bytes = 16 * per_row * 16  # from a row of chunks to the 16th after it
     copy = _chunk_copy(width)
 
     @inline
-    def key(line):
-        return (line >> shift) & mask
+    def key(chunk_row):
+        return (chunk_row >> shift) & mask
 
     @inline
     def mine():
-        return cuda.threadIdx.x & (per_line - 1), cuda.threadIdx.x >> log_per_line
+        return cuda.threadIdx.x & (per_row - 1), cuda.threadIdx.x >> log_per_row
 
     @inline
     def begin(ld, row, rows):
-        chunk, line = mine()
-        to = ((line << log_per_line) + (chunk ^ key(line))) << 4
+        chunk, chunk_row = mine()
+        to = ((chunk_row << log_per_row) + (chunk ^ key(chunk_row))) << 4
         if by_k:
-            row += line
+            row += chunk_row
             return row * ld + CHUNK * chunk, types.int32(min(rows - row, tile_rows)), to
         row += CHUNK * chunk
-        return row + line * ld, types.int32(max(0, min(rows - row, CHUNK))), to
+        return row + chunk_row * ld, types.int32(max(0, min(rows - row, CHUNK))), to
 
     @inline
     def fill(shared, to, array, ld, first, left, part):
@@ -153,12 +153,12 @@ def _operand(is_b, major, width, tile_rows, tile_k, warp_rows, threads, parts):
 
     @inline
     def fill_end(shared, to, array, ld, first, left, depth):
-        chunk, line = mine()
+        chunk, chunk_row = mine()
         for i in range(rounds):
             if by_k:
                 there = depth - CHUNK * chunk if i * at_once < left else 0
             else:
-                there = left if line + i * at_once < depth else 0
+                there = left if chunk_row + i * at_once < depth else 0
             copy(shared, to + i * round_bytes, array, first + i * (at_once * ld), there)
 
     @inline
@@ -166,43 +166,43 @@ def _operand(is_b, major, width, tile_rows, tile_k, warp_rows, threads, parts):
         return 1 if by_k else ld
 
     @inline
-    def place(lane, row):
+    def offset(lane, row):
         # Lanes 8 * i to 8 * i + 7 name the rows of matrix i: quarters by rows, then columns; of B the other
         # way round.
         inner, outer = (lane >> 3) & 1, lane >> 4
         half_of_rows, half_of_k = (outer, inner) if is_b else (inner, outer)
         if by_k:
-            line, chunk = row + (lane & 7) + 8 * half_of_rows, half_of_k
+            chunk_row, chunk = row + (lane & 7) + 8 * half_of_rows, half_of_k
         else:
-            line, chunk = (lane & 7) + 8 * half_of_k, (row >> 3) + half_of_rows
-        return ((line << log_per_line) + (chunk ^ key(line))) << 4
+            chunk_row, chunk = (lane & 7) + 8 * half_of_k, (row >> 3) + half_of_rows
+        return ((chunk_row << log_per_row) + (chunk ^ key(chunk_row))) << 4
 
-    # Of the chunk's number only its low bits are in a step of 16 along the line: exclusive or adds them.
+    # Of the chunk's number only its low bits are in a step of 16 along the row: exclusive or adds them.
     if by_k:
 
         @inline
-        def sixteen(shared, place, step, i):
-            return ldmatrix(shared, (place ^ step * 32) + i * group_bytes)
+        def sixteen(shared, offset, step, i):
+            return ldmatrix(shared, (offset ^ step * 32) + i * group_bytes)
     else:
 
         @inline
-        def sixteen(shared, place, step, i):
-            return ldmatrix_trans(shared, (place ^ i * 32) + step * group_bytes)
+        def sixteen(shared, offset, step, i):
+            return ldmatrix_trans(shared, (offset ^ i * 32) + step * group_bytes)
 
     def loading(n):  # of n times 16 rows
         @inline
-        def first(shared, place, step):
-            return sixteen(shared, place, step, 0)
+        def first(shared, offset, step):
+            return sixteen(shared, offset, step, 0)
 
         before = loading(n - 1) if n > 1 else None
 
         @inline
-        def load(shared, place, step):
-            return before(shared, place, step) + sixteen(shared, place, step, n - 1)
+        def load(shared, offset, step):
+            return before(shared, offset, step) + sixteen(shared, offset, step, n - 1)
 
         return load if n > 1 else first
 
-    return _Operand(begin, fill, fill_end, along, place, loading(warp_rows // 16))
+    return _Operand(begin, fill, fill_end, along, offset, loading(warp_rows // 16))
 
 
 @functools.cache
@@ -319,8 +319,8 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
         raise ValueError(f"the tile is {tile}; k must be 32 or 64, and stages 3 to {MAX_GROUPS + 1}")
     of_a = _operand(False, *a_layout, tile_m, tile_k, rows, threads, steps)
     of_b = _operand(True, *b_layout, tile_n, tile_k, columns, threads, steps)
-    begin_a, fill_a, end_a, along_a, place_a, load_a = of_a
-    begin_b, fill_b, end_b, along_b, place_b, load_b = of_b
+    begin_a, fill_a, end_a, along_a, offset_a, load_a = of_a
+    begin_b, fill_b, end_b, along_b, offset_b, load_b = of_b
     zero, mma = warp_mma(rows // 16, columns // 8, dtype)
     store, store_edge = (
         _storing(columns, out_dtype, width, bias_dtype, activation, whole) for whole in (True, False)
@@ -369,7 +369,7 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
         n_m, n_n = (m + tile_m - 1) // tile_m, (n + tile_n - 1) // tile_n
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         warp_row, warp_column = (warp & (warps_m - 1)) * rows, (warp >> log_warps_m) * columns
-        my_a, my_b = place_a(lane, warp_row), place_b(lane, warp_column) + a_bytes
+        my_a, my_b = offset_a(lane, warp_row), offset_b(lane, warp_column) + a_bytes
         whole = whole_slabs(k)
         turn = cuda.blockIdx.x
         i, j = order(turn, n_m, n_n)
@@ -381,7 +381,7 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
             cuda.syncthreads()
             acc = zero()
             a_now, b_now = load_a(shared, my_a, 0), load_b(shared, my_b, 0)
-            here, free = 0, ahead * slab_bytes
+            here, empty = 0, ahead * slab_bytes
             left = whole + tile_k
             while left > 0:
                 following = here + slab_bytes
@@ -394,25 +394,25 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
                 cuda.syncthreads()
                 a_next, b_next = load_a(shared, here + my_a, 1), load_b(shared, here + my_b, 1)
                 if more:
-                    ask(0, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    ask(0, shared, empty, a, b, lda, ldb, mine_a, mine_b)
                 acc = mma(acc, a_now, b_now)
                 if steps == 4:
                     a_now, b_now = load_a(shared, here + my_a, 2), load_b(shared, here + my_b, 2)
                     if more:
-                        ask(1, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                        ask(1, shared, empty, a, b, lda, ldb, mine_a, mine_b)
                     acc = mma(acc, a_next, b_next)
                     a_next, b_next = load_a(shared, here + my_a, 3), load_b(shared, here + my_b, 3)
                     if more:
-                        ask(2, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                        ask(2, shared, empty, a, b, lda, ldb, mine_a, mine_b)
                     acc = mma(acc, a_now, b_now)
                 a_now, b_now = load_a(shared, following + my_a, 0), load_b(shared, following + my_b, 0)
                 if more:
-                    ask(steps - 1, shared, free, a, b, lda, ldb, mine_a, mine_b)
+                    ask(steps - 1, shared, empty, a, b, lda, ldb, mine_a, mine_b)
                 cp_async_commit()
                 acc = mma(acc, a_next, b_next)
                 from_a += tile_k * along_a(lda)
                 from_b += tile_k * along_b(ldb)
-                free, here = here, following
+                empty, here = here, following
                 left -= tile_k
             cuda.syncthreads()
             i, j = order(turn, n_m, n_n)  # again: to keep it would take registers
@@ -488,12 +488,12 @@ def _layout(array):
     rows, columns = array.shape
     row_step, column_step = (stride // array.dtype.itemsize for stride in array.strides)
     if column_step == 1 or columns == 1:
-        major, ld, lines = "k", row_step, rows
+        major, ld, count = "k", row_step, rows
     elif row_step == 1 or rows == 1:
-        major, ld, lines = "mn", column_step, columns
+        major, ld, count = "mn", column_step, columns
     else:
         return None
-    if lines == 1:
+    if count == 1:
         ld = 0  # of which every width is a divisor
     if ld < 0:
         return None
