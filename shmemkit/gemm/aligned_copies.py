@@ -11,7 +11,7 @@ from numba import cuda, types
 from shmemkit.runtime.launch import bind
 
 from .problem import arrays_of
-from .sm90_host import ALIGNED, lines_of, rows_that_cannot_be_stored, taken
+from .sm90_host import ALIGNED, as_rows, rows_that_cannot_be_stored, taken
 
 THREADS = 256
 
@@ -37,21 +37,21 @@ def aligned(product_of, a, b, out, rows=0):
     """
     before, after, kept = [], [], []
 
-    def room_like(lines):
-        """-> an array in the place of `lines`; and all of its rows, up to a multiple of 16 bytes"""
-        (rows, columns), step = lines.shape, ALIGNED // lines.dtype.itemsize
-        kept.append(arrays_of(lines).empty((rows, -(-columns // step) * step), lines.dtype))
+    def room_like(by_rows):
+        """-> an array instead of `by_rows`; and all of its rows, up to a multiple of 16 bytes"""
+        (rows, columns), step = by_rows.shape, ALIGNED // by_rows.dtype.itemsize
+        kept.append(arrays_of(by_rows).empty((rows, -(-columns // step) * step), by_rows.dtype))
         return kept[-1][:, :columns], kept[-1]
 
     def operand(array, rows=0):
-        lines = lines_of(array)
+        by_rows = as_rows(array)
         if rows * array.dtype.itemsize % ALIGNED:  # no place in columns for the TMA to begin at
-            lines = array
-        if taken(lines):
+            by_rows = array
+        if taken(by_rows):
             return array
-        room, _ = room_like(lines)
-        before.append(copying(room, lines))
-        return room if lines is array else room.T
+        room, _ = room_like(by_rows)
+        before.append(copying(room, by_rows))
+        return room if by_rows is array else room.T
 
     result = out
     if not taken(out) or rows_that_cannot_be_stored(out):

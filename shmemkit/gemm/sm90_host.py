@@ -21,21 +21,21 @@ FEW = 32  # rows of A: of so many no more are loaded
 ALIGNED = 16  # bytes: at multiples of them rows begin, and so many the TMA writes at a time
 
 
-def lines_of(operand):
-    """An operand (rows, K), A or the transpose of B, or its transpose: that of consecutive rows, if there is
-    one; the operand if both are."""
+def as_rows(operand):
+    """An operand (rows, K), A or the transpose of B, or its transpose: the one whose rows are contiguous; the
+    operand if both are, or neither."""
     return operand if _consecutive(operand) or not _consecutive(operand.T) else operand.T
 
 
 def major(operand):
     """How an operand (rows, K) is stored: "k" if consecutive elements are of K, else "mn"."""
-    return "k" if lines_of(operand) is operand else "mn"
+    return "k" if as_rows(operand) is operand else "mn"
 
 
-def taken(lines):
+def taken(by_rows):
     """Whether the TMA takes an array, by rows."""
-    pitch_is_right = lines.shape[0] == 1 or (lines.strides[0] > 0 and lines.strides[0] % ALIGNED == 0)
-    return _consecutive(lines) and pitch_is_right and address_of(lines) % ALIGNED == 0
+    pitch_is_right = by_rows.shape[0] == 1 or (by_rows.strides[0] > 0 and by_rows.strides[0] % ALIGNED == 0)
+    return _consecutive(by_rows) and pitch_is_right and address_of(by_rows) % ALIGNED == 0
 
 
 def _consecutive(array):
@@ -54,7 +54,7 @@ def rows_that_cannot_be_stored(out):
 
 def map_of_operand(operand, extent):
     """-> the tensor map of A (M, K), or of B's transpose (N, K), of which a tile has `extent` rows."""
-    return tensor_map(lines_of(operand), (box_rows(major(operand), extent), SLAB))
+    return tensor_map(as_rows(operand), (box_rows(major(operand), extent), SLAB))
 
 
 class Choice(NamedTuple):
@@ -180,8 +180,8 @@ class Sm90:
             return f"the GPU has compute capability {gpu.capability}; it must be 9.0"
         if reason := not_of_tensor_cores(problem) or rows_that_cannot_be_stored(out):
             return reason
-        for array, lines in (a, lines_of(a)), (b, lines_of(b.T)), (out, out):
-            if not taken(lines):
+        for array, by_rows in (a, as_rows(a)), (b, as_rows(b.T)), (out, out):
+            if not taken(by_rows):
                 return (
                     f"an array has strides {array.strides} and address {address_of(array):#x}; its rows (of "
                     f"operands: or columns) must be contiguous, and begin at multiples of {ALIGNED} bytes"
