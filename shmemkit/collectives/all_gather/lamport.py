@@ -1,4 +1,4 @@
-"""All-gather by pieces that say themselves that they have arrived, with no byte more than the data have.
+"""All-gather by Lamport packets, with no byte more than the data have.
 
 ``shmemkit.collectives.lamport`` has the protocol and the kernel: all ranks get x.
 """
