@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import shmemkit as sk
-from shmemkit.bench import results
+from shmemkit.bench import report, results
 from shmemkit.bench.__main__ import _parser, main
 from shmemkit.bench.collectives import PEERS
 
@@ -105,6 +105,15 @@ def test_all_gather(pages, tmp_path):
         "- `ll, symmetric out`, 1M: refused: no",
         "![All-gather: time against size](plots/gathered_x4.svg)",
     ]
+
+
+def test_the_console_says_how_auto_compares_with_nccl(tmp_path, capsys):
+    more = row("nccl_ce", 1 << 20, 15.0), row("auto", 8192, 4.0, out="symmetric", took="ll")
+    write(tmp_path / "f.json", *GATHERED, *more)
+    report.show(results.Results.read(tmp_path / "f.json"))
+    lines = capsys.readouterr().out.splitlines()
+    assert "auto: 0.75 to 2.00 times as fast as NCCL in its fastest way; slower at 1M" in lines
+    assert "auto, symmetric out: 1.25 to 1.25 times as fast as NCCL in its fastest way" in lines
 
 
 def test_p2p(pages, tmp_path):

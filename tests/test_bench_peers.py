@@ -246,6 +246,24 @@ def test_no_nccl_is_a_row(tmp_path):
     assert note.startswith("refused: NCCL cannot be loaded") and "pip install nvidia-nccl-cu13" in note
 
 
+def test_a_library_that_is_not_nccl_is_a_row():
+    ((note, _),) = set(measured_by("nccl", "libm.so.6", 2, cases.AllGatherCase))
+    assert note == "refused: NCCL of libm.so.6 has no ncclGetVersion. Name another one by --nccl"
+
+
+def test_a_group_is_ended_when_a_call_in_it_fails(monkeypatch, tmp_path):
+    nccl = FakeNccl(monkeypatch, str(tmp_path), 22703, fails=("Send",))
+    ((note, _),) = set(measured_by("nccl", str(tmp_path), 2, cases.AllToAllCase))
+    assert note == "refused: ncclSend: invalid usage: more"
+    assert len(nccl.calls("GroupStart")) == len(nccl.calls("GroupEnd")) == 2  # of two sizes
+
+
+def test_what_fails_at_the_end_does_not_lose_results(monkeypatch, tmp_path, capsys):
+    FakeNccl(monkeypatch, str(tmp_path), fails=("CommDestroy",))
+    assert measured_by("nccl", str(tmp_path), 2, cases.AllGatherCase) == 2 * [("", "2.32.3")]
+    assert "nccl cannot be closed: ncclCommDestroy: invalid usage" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("way", ["nccl", *slow(*results.NCCL_WAYS[1:])])
 def test_wrong_results_of_nccl_are_found(way, monkeypatch, tmp_path):
     nccl = FakeNccl(monkeypatch, str(tmp_path))
