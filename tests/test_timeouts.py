@@ -2,6 +2,7 @@
 does, step by step, on memory of this process in the place of the GPU's."""
 
 import ctypes
+import dataclasses
 import os
 import struct
 import subprocess
@@ -281,7 +282,8 @@ def test_lines_that_do_not_come(lines, late):
     assert record.primitive == lines.name
     assert record.address == ctypes.addressof(lines.words) + 8 * lines.flags[late]
     assert (record.compare, record.expected, record.seen, record.expired) == ("eq", 7, 6, True)
-    assert record.sought() == "flag 7 in flags[2, 3] of rank 0"
+    for name in (record.primitive, "ll_load", "ll128_load_tiles", "ll128_load_some"):
+        assert dataclasses.replace(record, primitive=name).sought() == "flag 7 in flags[2, 3] of rank 0"
     before = lines.polls
     lines.receive()  # from now on nobody waits, and nothing is recorded
     assert lines.polls - before <= bounded_waits.FIRST and lines.control[:] == [1, 1]

@@ -99,7 +99,7 @@ class WaitRecord:
         """What it waited for, as ``full[3] >= 5``."""
         if self.primitive == "grid_barrier":
             return f"{self.expected} blocks, at {self.where()}"
-        if "_recv_" in self.primitive or self.primitive == "ll_load":
+        if "_recv_" in self.primitive or self.primitive.startswith(("ll_load", "ll128_load")):
             return f"flag {self.expected} in {self.where()}"
         if self.primitive == "lamport_load":
             return f"a piece in {self.where()}"
