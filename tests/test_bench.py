@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import io
 import json
 import sys
@@ -525,6 +526,21 @@ def with_stand_in(monkeypatch, kind, tmp_path, *arguments, **options):
     data, printed = measured(tmp_path, 2, "all_gather", "--vs", "", *arguments, **options)
     assert kind.alive == 0  # all were freed
     return data["rows"], printed
+
+
+def test_one_size_has_its_data_at_a_time(tmp_path, monkeypatch):
+    held = []
+
+    class Looking(StandIn):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            held.append(sum(isinstance(o, cases.Case) and hasattr(o, "x") for o in gc.get_objects()))
+
+    rows, _ = with_stand_in(
+        monkeypatch, Looking, tmp_path, "--sizes", "64,128,256,96,100", "--methods", "first"
+    )
+    assert [row["bytes"] for row in rows] == [64, 128, 256, 96]  # 100 is rounded to 96
+    assert max(held) == 2  # on two ranks
 
 
 @pytest.mark.parametrize(

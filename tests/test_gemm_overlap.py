@@ -242,7 +242,8 @@ def test_they_are_for_some_megabytes():
     st.data(),
 )
 def test_what_is_allowed_has_room(max_rows, columns, shares, part_dtype, data):
-    """In the slots, by tiles of any width; and these are not much larger than what is allowed."""
+    """The slots hold every product that is not refused, by tiles of any width. They take 3 % more than the
+    limit at most."""
     rows, n = data.draw(st.integers(1, max_rows)), 8 * data.draw(st.integers(1, columns))
     method = object.__new__(ll128.Overlap)
     method.part_dtype, method.shares, method.most = part_dtype, shares, 1 << 23

@@ -77,8 +77,9 @@ def run(world, results, options, progress):
             step("what one rank can send to another")
             results.p2p_GBps = p2p.limit(world, timer)
         cases = [CASES[options.command](world, size, options.dtype) for size in options.sizes]
-        for case in {case.bytes: case for case in cases}.values():  # sizes may be the same when rounded
-            refused = None
+        cases = list({case.bytes: case for case in cases}.values())  # sizes may be the same when rounded
+        while cases:  # the data of one size go before those of the next come
+            case, refused = cases.pop(0), None
             try:
                 agreed(world, case.make)
             except Refused as reason:

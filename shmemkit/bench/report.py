@@ -121,10 +121,10 @@ def _verdict(rows):
         if not found:
             continue
         ratios = sorted(row.vs_nccl for row in found)
-        slower = [_size(row) for row in found if row.vs_nccl < 1]
+        slower = ", ".join(_size(row) for row in found if row.vs_nccl < 1)
         yield (
-            f"auto{', symmetric out' * bool(out)}: {ratios[0]:.2f} to {ratios[-1]:.2f} times as fast as NCCL "
-            f"in its fastest way{f'; slower at {chr(44).join(slower)}' if slower else ''}"
+            f"{found[0].method}{', symmetric out' * bool(out)}: {ratios[0]:.2f} to {ratios[-1]:.2f} times as "
+            f"fast as NCCL in its fastest way{f'; slower at {slower}' * bool(slower)}"
         )
 
 
@@ -217,7 +217,7 @@ def plot(results, path, mark=None):
     import matplotlib
     from matplotlib.figure import Figure
 
-    lines = {}  # label: (times, colour, style, width)
+    lines = {}  # (label, method, blocks, out): {bytes: us}
     for row in results.rows:
         known = row.method in COMPETITORS and row.method != TORCH_NCCL
         if row.op != "latency" and row.us is not None and not row.wrong and not known:
@@ -244,14 +244,12 @@ def plot(results, path, mark=None):
     axes.set_title(f"{what}, {results.dtype}: {results.heading()}", fontsize="small")
     if drawn:
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
-    for label, (times, colour) in peers.items():
+    for times, colour in peers.values():
         for out, style in ((None, "-"), ("symmetric", "--")):
             auto = best(results, ("auto",), out)
             points = [(size, us / auto[size]) for size, us in times.items() if size in auto]
             if points:
-                rows[1, 0].plot(
-                    *zip(*points, strict=True), style, c=colour, lw=2.5, marker="o", ms=3, label=label
-                )
+                rows[1, 0].plot(*zip(*points, strict=True), style, c=colour, lw=2.5, marker="o", ms=3)
     if peers:
         rows[1, 0].axhline(1, color="tab:green", lw=1)
         rows[1, 0].set(ylabel="time over that of auto\n(above 1: auto is faster)", ylim=(0, None))
