@@ -82,8 +82,10 @@ def test_the_command(old, monkeypatch, capsys):
     assert sk.emu.run(main, 2, ([*COMMAND, "--compare", str(old)],)) == [0, 0]
     assert "0 of 4 rows became slower" in capsys.readouterr().out
     with_times(old, 1e-18)
-    given = [*COMMAND[:-2], "--methods", "ll", "--vs", "", "--runs", "2", "--compare", str(old)]
-    assert sk.emu.run(main, 2, (given,)) == [1, 1]
+    new = old.with_name("new.json")
+    given = [*COMMAND[:-2], "--methods", "ll", "--vs", "", "--runs", "2", "--json", str(new)]
+    assert sk.emu.run(main, 2, ([*given, "--compare", str(old)],)) == [1, 1]
+    assert [len(row["runs"]) for row in json.loads(new.read_text())["rows"]] == [4, 4]  # two, and two again
     out = " ".join(capsys.readouterr().out.split())
     assert "slower than before" in out and "2 of 2 rows became slower" in out
     assert "not measured now: push_1d 64; push_1d 1K" in out
