@@ -20,7 +20,7 @@ Slots     slots[k], on every rank: the packets of rank k. Rank k writes them; th
   stream:        5. waits for the copies: x may be written again
 
 A copied packet arrives whole because copy engines write 32 bytes or more at once. CUDA does not promise this.
-tests/test_gpu_collectives.py looks for packets that do not.
+tests/collectives/test_gpu_collectives.py looks for packets that do not.
 
 No race, although no signal announces a segment. A call writes slots after its barrier. All ranks reach the
 barrier after their kernels of the previous call, which reset all slots. A call writes each slot once. So a

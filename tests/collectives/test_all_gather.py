@@ -1,0 +1,669 @@
+"""All-gathers on the emulator: methods, ranks, lengths, dtypes, repeated calls, in place, graphs; under
+several schedules and without races."""
+
+import itertools
+
+import numpy as np
+import pytest
+from fast import examples, slow
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import cuda, uint8
+from small_kernels import fill
+
+import shmemkit as sk
+from shmemkit.collectives.all_gather import METHODS
+from shmemkit.device import (
+    ll128_pack_block,
+    ll128_pack_warp,
+    ll128_recv_block,
+    ll128_recv_pack_block,
+    ll128_recv_pack_warp,
+    ll128_recv_warp,
+    ll128_words,
+    ll_load,
+    ll_pack_block,
+    ll_pack_warp,
+    ll_recv_block,
+    ll_recv_pack_block,
+    ll_recv_pack_warp,
+    ll_recv_warp,
+    ll_store,
+    ll_words,
+    num_ranks,
+    rank,
+    symm_at,
+)
+from shmemkit.emu.stream import Stream
+from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype
+
+methods = pytest.mark.parametrize("method", sk.AllGather.methods)
+
+
+def values(call, size, dtype, n):
+    """What all ranks give in `call`: other bytes each time."""
+    return np.stack([np.random.default_rng([call, r]).integers(0, 100, size) for r in range(n)]).astype(
+        as_dtype(dtype)
+    )
+
+
+def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False, symmetric=False):
+    """One after another, by one object. The private arrays of rank 0 are aligned, also if others' are not."""
+    world = sk.init()
+    n, item = world.n_ranks, as_dtype(dtype).itemsize
+    gather = sk.AllGather(world, n * max(sizes) * item, method)
+    if not symmetric:
+        unaligned *= world.rank
+    for call, size in enumerate(sizes):
+        expected = values(call, size, dtype, n)
+        room = np.zeros(unaligned + n * size + 5, as_dtype(dtype))
+        if symmetric:
+            room = gather.output(room.shape, dtype)
+            room[:] = 0
+            world.barrier()
+        out = room[unaligned : unaligned + n * size].reshape(n, size)
+        x = out[world.rank] if in_place else np.zeros(unaligned + size, as_dtype(dtype))[unaligned:]
+        x[...] = expected[world.rank]
+        assert gather(x, out) is out
+        world.synchronize()
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(x, expected[world.rank])
+        assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
+    gather.free()
+    with pytest.raises(RuntimeError, match="freed"):
+        gather(x, out)
+
+
+def graphs_interleaved(method):
+    """Launches of two graphs, and a call between."""
+    world = sk.init()
+    n = world.n_ranks
+    gather = sk.AllGather(world, n * 40 * 4, method)
+    xs, outs, graphs = [np.zeros(m, "int32") for m in (40, 3)], [], []
+    for x in xs:
+        world.stream.begin_capture()
+        outs.append(gather(x, np.zeros((n, x.size), "int32")))
+        graphs.append(world.stream.end_capture())
+    for repeat in range(7):
+        x, out = xs[repeat % 2], outs[repeat % 2]
+        x[:] = 100 * repeat + world.rank
+        if repeat == 4:
+            gather(x, out)
+        else:
+            graphs[repeat % 2].launch(world.stream)
+        world.synchronize()
+        assert (out == 100 * repeat + np.arange(n)[:, None]).all()
+    gather.free()
+
+
+def few_calls(method, calls, dtype="uint8", symmetric=False):
+    """Of one thread per block: little enough for all schedules."""
+    world = sk.init()
+    n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
+    gather = METHODS[method](world, 8 * n)
+    gather.threads = 1
+    gather._launches.clear()
+    out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)
+    for call in range(calls):
+        x = np.full(size, 10 * call + world.rank, dtype)
+        gather.bind(x, out.reshape(-1), False)(None)
+        world.synchronize()
+        assert (out == 10 * call + np.arange(n)[:, None]).all()
+        out[:] = 255
+
+
+def prove(n_pes, args, local_size=None):
+    """That no schedule of ``few_calls`` fails."""
+    found = sk.emu.explore(few_calls, n_pes, args, exhaustive=True, local_size=local_size, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
+def test_any_number_of_ranks(pes, n_pes, method):
+    pes(n_pes).run(gather_all, method, [9, 4, 0, 300])
+
+
+@pytest.mark.slow
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("n_pes, sizes", [(5, [9, 4, 0, 70]), (8, [9, 4]), (16, [5])])
+def test_many_ranks(pes, n_pes, sizes, method):
+    pes(n_pes).run(gather_all, method, sizes, "int16")
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("n_pes", [1, 3])
+def test_into_symmetric_memory(pes, n_pes, in_place, method):
+    pes(n_pes).run(gather_all, method, [9, 4, 0, 70], "float32", 0, in_place, True)
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.parametrize("in_place", [False, True])
+def test_into_one_output_again_and_again(pes, method, in_place):
+    """What uses the output comes between; no barrier does."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40, method)
+        out, total = gather.output((n, 40), "uint8"), np.zeros(1, "int64")
+        for call in range(5):
+            x = out[world.rank] if in_place else np.zeros(40, "uint8")
+            fill[1, 8, world.stream](x, 10 * call + world.rank)
+            gather(x, out)
+            add[1, 1, world.stream](out.reshape(-1), total)
+        world.synchronize()
+        assert total[0] == 40 * sum(10 * call + k for call in range(5) for k in range(n))
+
+    pes(3).run(main)
+
+
+@cuda.jit
+def add(x, total):
+    for i in range(x.size):
+        total[0] += x[i]
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+def test_on_several_streams(pes, method):
+    """Calls on another stream follow those before, also in a capture."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40, method)
+        other = Stream(world.stream.machine, world.rank)
+        x, outs = np.zeros(40, "uint8"), [np.zeros((n, 40), "uint8") for _ in range(3)]
+        for call in range(3):
+            stream = (None, other, world.stream)[call]
+            world.synchronize()
+            x[:] = 10 * call + world.rank
+            gather(x, outs[0], stream)
+            gather(x[:7], outs[1].reshape(-1)[: 7 * n], other)
+            gather(x, outs[2], stream)
+            world.synchronize()
+            for out in (outs[0], outs[2]):
+                assert (out == 10 * call + np.arange(n)[:, None]).all()
+        world.stream.begin_capture()
+        gather(x, outs[0])
+        other.wait_event(world.stream.record())
+        gather(x, outs[1], other)
+        gather(x, outs[2])
+        graph = world.stream.end_capture()
+        for call in range(2):
+            x[:] = 10 * call + world.rank
+            graph.launch(world.stream)
+            world.synchronize()
+            assert all((out == 10 * call + np.arange(n)[:, None]).all() for out in outs)
+
+    pes(2).run(main)
+
+
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+def test_lengths(pes, small_chunks, method):
+    """The arrays of ranks 1 and 2 are not aligned: some methods have another kernel for them."""
+    pes(3).run(gather_all, method, [1, 450, 0, 33, 65, 456, 64, 7], "uint8", 3)
+
+
+@pytest.mark.slow
+@methods
+def test_larger_than_a_chunk(pes, method):
+    large = {"ll": 1100, "ll128": 7700, "ll_2d": 4100, "ll_2d_multimem": 4100}.get(method, 33_000)
+    pes(2).run(gather_all, method, [large, 3, large + 400], "uint8")
+
+
+@pytest.mark.parametrize(
+    "method, dtype",
+    [
+        *itertools.product(sk.AllGather.methods, ["bool", "int16", "bfloat16", "complex128"]),
+        *[("auto", dtype) for dtype in DTYPES],
+    ],
+)
+def test_dtypes(pes, method, dtype):
+    pes(2).run(gather_all, method, [5, 6], dtype)
+
+
+@methods
+@examples(8)
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    n_pes=st.integers(1, 3),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+    symmetric=st.booleans(),
+)
+def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unaligned, in_place, symmetric):
+    pes(n_pes, seed=seed).run(gather_all, method, sizes, dtype, unaligned, in_place, symmetric)
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_graphs_interleaved_with_calls(pes, method):
+    pes(2).run(graphs_interleaved, method)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (lambda w: (w, 8, "lll"), "method is 'lll'; it must be 'll', .* or 'auto'"),
+        (lambda w: (w, -1), "max_nbytes is -1; it must be 0 or more"),
+        (lambda w: (3, 8), "world is 3; it must be the World"),
+    ],
+)
+def test_wrong_arguments(pes, arguments, message):
+    def main():
+        with pytest.raises((TypeError, ValueError), match=message):
+            sk.AllGather(*arguments(sk.init()))
+
+    pes(1).run(main)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("method", ["auto", *sk.AllGather.methods])
+@pytest.mark.parametrize("where", [{0, 1, 2}, {1}], ids=["everywhere", "on_rank_1"])
+def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, method, where):
+    """What does not fit on one GPU is refused on all ranks."""
+
+    def bind(*args, **options):
+        if sk.current().rank in where:
+            raise ValueError("does not fit")
+        return real(*args, **options)
+
+    real = sk.bind
+    monkeypatch.setattr("shmemkit.collectives.method.bind", bind)
+    monkeypatch.setattr("shmemkit.runtime.stream_barrier.bind", bind)
+
+    def main():
+        with sk.init() as world:
+            reason = "does not fit" if world.rank in where else "rank 1: does not fit"
+            with pytest.raises(ValueError, match=f"{'.*: ' * (method == 'auto')}{reason}") as caught:
+                sk.AllGather(world, 2 << 20, method)
+            assert method == "auto" or str(caught.value) == reason
+            world.host_barrier()
+
+    pes(3).run(main)
+    assert "without free" not in capfd.readouterr().err
+
+
+def test_wrong_arrays(pes):
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 64)
+        x = np.zeros(4, "float32")
+        for array, out, message in [
+            (x, np.zeros(7, "float32"), "out must be float32 with 8 elements"),
+            (
+                x,
+                np.zeros((8, 2), "float32")[:, 0],
+                r"out is float32 \(8,\) with strides \(8,\); it must be C-contiguous",
+            ),
+            (x, np.zeros(8, "int32"), "out is int32 .*; out must be float32"),
+            (np.zeros(8, "float32")[::2], None, "C-contiguous"),
+            (np.zeros(9, "float32"), None, "out has 72 bytes, more than max_nbytes=64. Make an AllGather"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                gather(array, out)
+
+        for array, out in (([1.0] * 4, None), (x, [0.0] * 8)):
+            with pytest.raises(TypeError, match="AllGather: (x|out) is a list; it must be a NumPy array"):
+                gather(array, out)
+        room = np.zeros(9, "float32")
+        for first in (1, 3, 5):
+            with pytest.raises(ValueError, match="overlap; they must lie apart, or x must be its own part"):
+                gather(room[first : first + 4], room[:8])
+
+    pes(2).run(main)
+
+
+# ---- the primitives of LL
+
+
+PROTOCOLS = {
+    ("ll", "warp"): (ll_words, ll_pack_warp, ll_recv_warp, ll_recv_pack_warp),
+    ("ll", "block"): (ll_words, ll_pack_block, ll_recv_block, ll_recv_pack_block),
+    ("ll128", "warp"): (ll128_words, ll128_pack_warp, ll128_recv_warp, ll128_recv_pack_warp),
+    ("ll128", "block"): (ll128_words, ll128_pack_block, ll128_recv_block, ll128_recv_pack_block),
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("protocol, form", PROTOCOLS)
+@pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 130), ("complex128", 4)])
+@pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
+def test_packed_passed_on_and_unpacked(pes, protocol, form, dtype, size):
+    """Rank 0 sends to 1, which passes on to 2, which sends back to 0; twice, through one buffer."""
+    words, pack, recv, pass_on = PROTOCOLS[protocol, form]
+
+    @cuda.jit
+    def kernel(x, y, lines, n_bytes):
+        following = symm_at(lines, (rank() + 1) % num_ranks())
+        for flag in (7, 8):
+            if rank() == 0:
+                pack(following, x, flag)
+                recv(y, lines, flag)
+                cuda.syncthreads()
+            else:
+                pass_on(following, lines, words(n_bytes), flag)
+
+    def main():
+        world = sk.init()
+        x, y = np.arange(1, size + 1).astype(dtype), np.zeros(size + 1, dtype)
+        kernel[1, 32 if protocol == "ll128" else 20](
+            x, y[:size], sk.zeros(words(x.nbytes), "uint64"), x.nbytes
+        )
+        assert world.rank or ((y[:size] == x).all() and y[size] == 0)
+
+    pes(3).run(main)
+
+
+def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
+    """Who reads a line before its flag is there has a race."""
+
+    @cuda.jit
+    def kernel(x, y, lines, early):
+        if rank() == 0:
+            ll128_pack_warp(symm_at(lines, 1), x, 3)
+        elif early:
+            y[cuda.threadIdx.x % y.size] = lines[cuda.threadIdx.x % y.size]
+        else:
+            ll128_recv_warp(y, lines, 3)
+
+    def main(early):
+        world = sk.init()
+        x, y = np.arange(1, 31).astype("uint64"), np.zeros(30, "uint64")
+        kernel[1, 32](x, y, sk.zeros(ll128_words(x.nbytes), "uint64"), early)
+        world.synchronize()
+        assert early or world.rank == 0 or (y == x).all()
+
+    pes(2).run(main, False)
+    with pytest.raises(sk.emu.RaceError):
+        sk.emu.run(main, 2, (True,), races=True)
+
+
+def pack_for_the_next(protocol, form, into=0):
+    """A kernel, its threads, and the words of 8 bytes: each rank packs into row `into` of the next one's
+    lines."""
+    words, pack, recv, _ = PROTOCOLS[protocol, form]
+
+    @cuda.jit
+    def kernel(x, y, lines, flag):
+        pack(symm_at(lines, (rank() + 1) % num_ranks())[into], x, flag)
+        recv(y, lines[into], flag)
+
+    return kernel, 32 if protocol == "ll128" else 1, words(8)
+
+
+@pytest.mark.parametrize("protocol, form", PROTOCOLS)
+@pytest.mark.parametrize("flags, wrong", [((0,), 0), ((1, 1), 1), ((2, 1, 1 << 64 | 1), 1), ((-1, 1), None)])
+def test_a_flag_that_the_words_have_already(pes, protocol, form, flags, wrong):
+    kernel, threads, words = pack_for_the_next(protocol, form, into=1)
+
+    def main():
+        world = sk.init()
+        x, y, lines = np.zeros(8, "uint8"), np.zeros(8, "uint8"), sk.zeros((2, words), "uint64")
+        for flag in flags:
+            kernel[1, threads, world.stream](x, y, lines, flag)
+            world.synchronize()
+            world.host_barrier()
+
+    if wrong is None:
+        pes(2).run(main)
+    else:
+        word = 15 if protocol == "ll128" else 0
+        message = rf"{protocol}_pack_{form}\(\): lines\[1, {word}\] on rank [01] has the flag {wrong} already"
+        with pytest.raises(sk.emu.EmulatorError, match=f"ValueError: {message}"):
+            pes(2).run(main)
+
+
+@pytest.mark.parametrize("protocol, form", PROTOCOLS)
+def test_words_that_are_passed_on_over_the_same_flag(pes, protocol, form):
+    """Those of others; one's own replace themselves."""
+    words, pack, _, pass_on = PROTOCOLS[protocol, form]
+
+    @cuda.jit
+    def kernel(x, lines, to):
+        pack(lines[0], x, 5)
+        cuda.syncthreads()
+        pass_on(lines[to], lines[0], lines.shape[1], 5)
+        cuda.syncthreads()
+        pass_on(lines[to], lines[0], lines.shape[1], 5)
+
+    def main(to):
+        sk.init()
+        kernel[1, 32](np.ones(8, "uint8"), sk.zeros((2, words(8)), "uint64"), to)
+
+    pes(1).run(main, 0)
+    with pytest.raises(sk.emu.EmulatorError, match=r"lines\[1, \d+\] on rank 0 has the flag 5 already"):
+        pes(1).run(main, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_one_row_is_not_enough_for_two_calls(rows):
+    """The next call's words replace those that nobody has read. To look at what is replaced is no access."""
+    packs = [pack_for_the_next("ll", "warp", into=row % rows) for row in range(2)]
+
+    def main():
+        sk.init()
+        x, y, lines = np.zeros(1, "uint8"), np.zeros(1, "uint8"), sk.zeros((2, packs[0][2]), "uint64")
+        for flag, (kernel, threads, _) in enumerate(packs, 1):
+            kernel[1, threads](x, y, lines, flag)
+
+    found = sk.emu.explore(main, 2, exhaustive=True, heap_size=1 << 16)
+    assert found.finished if rows == 2 else isinstance(found.failure, sk.emu.DeadlockError), str(found)
+
+
+@pytest.mark.parametrize("argument", ["i", "value", "flag"])
+def test_a_unit_is_of_integers(pes, argument):
+    @cuda.jit
+    def kernel(lines, i, value, flag):
+        ll_store(lines, i, value, flag)
+        assert ll_load(lines, i, flag) == value
+
+    def main(**wrong):
+        sk.init()
+        arguments = dict(i=1, value=(1 << 64) - 2, flag=np.uint64(7)) | wrong
+        kernel[1, 1](sk.zeros(4, "uint64"), *arguments.values())
+
+    pes(1).run(main)
+    with pytest.raises(sk.emu.EmulatorError, match=f"{argument} is of type float64; it must be an integer"):
+        pes(1).run(lambda: main(**{argument: 3.5}))
+    with pytest.raises(sk.emu.EmulatorError, match=r"lines\[2\] on rank 0 has the flag 0 already"):
+        pes(1).run(lambda: main(flag=0))
+
+
+@methods
+def test_a_capture_between_calls_on_its_stream(pes, method):
+    """Captured calls are of their graph; what comes after them on that stream follows the calls before."""
+
+    def main():
+        world = sk.init()
+        n = world.n_ranks
+        gather = sk.AllGather(world, n * 40, method)
+        other = Stream(world.stream.machine, world.rank)
+        x, outs = np.zeros(40, "uint8"), [np.zeros((n, 40), "uint8") for _ in range(4)]
+        x[:] = world.rank
+        gather(x, outs[0])
+        other.begin_capture()
+        gather(x, outs[1], other)
+        gather(x, outs[2])
+        graph = other.end_capture()
+        gather(x, outs[3], other)
+        world.synchronize()
+        graph.launch(other)
+        world.synchronize()
+        for out in outs:
+            assert (out == np.arange(n)[:, None]).all()
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("n_pes", [2, *slow(3)])
+def test_push_in_steps(pes, monkeypatch, n_pes):
+    """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
+    this and one that."""
+    monkeypatch.setattr("shmemkit.collectives.push.CHUNK", 8192)
+    monkeypatch.setattr("shmemkit.collectives.push.SENDERS", 2)
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, n_pes * 100_000, "push_1d")
+        for size, shift in ((100_000, 0), (100_000, world.rank), (20_000, 0), (1, 1)):
+            x = np.zeros(size + shift, "uint8")[shift:]
+            x[:] = np.arange(size) % 250 + world.rank
+            out = gather(x)
+            world.synchronize()
+            assert all((out[k] == np.arange(size) % 250 + k).all() for k in range(n_pes))
+
+    pes(n_pes).run(main)
+
+
+def test_push_of_fewer_parts_that_are_larger(pes, monkeypatch):
+    """Of 1025 bytes, two of half as many; of 1024, one."""
+    monkeypatch.setattr("shmemkit.collectives.push.PART", 1024)
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 2 * 1025, "push_1d")
+        for size in (1024, 1025, 1024):
+            out = gather(np.full(size, world.rank + 1, "uint8"))
+            world.synchronize()
+            assert (out == [[1], [2]]).all()
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_push_where_gpus_differ(pes, symmetric):
+    """As many parts as the GPU with fewest multiprocessors has blocks."""
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = (5, 3)[world.rank]
+        gather = sk.AllGather(world, 2 * 70_000, "push_1d")
+        out = gather.output((2, 70_000), "uint8") if symmetric else np.zeros((2, 70_000), "uint8")
+        gather(np.full(70_000, world.rank + 1, "uint8"), out)
+        world.synchronize()
+        assert gather._methods["push_1d"].parts == 3
+        assert (out == [[1], [2]]).all()
+
+    pes(2).run(main)
+
+
+@pytest.mark.each_value
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
+def test_push_through_the_network(pes, small_chunks, nodes, local_size):
+    """To the ranks of other nodes."""
+    pes(nodes * local_size, local_size=local_size).run(gather_all, "push_1d", [9, 70, 0, 130, 1])
+
+
+@pytest.mark.parametrize("method", ["auto", "push_1d"])
+def test_what_does_not_fit_leaves_nothing_behind(method):
+    """ "auto" looks for a method that fits, and says what it has tried."""
+
+    def main():
+        with sk.init() as world:
+            with pytest.raises(MemoryError, match="symmetric heap is full"):
+                sk.AllGather(world, 6 << 20, method)
+            sk.free(sk.zeros(7 << 20, "uint8"))
+
+    sk.emu.run(main, 2, heap_size=8 << 20)
+
+
+def test_an_output_that_the_user_has_freed_is_not_freed_again(pes):
+    def main():
+        with sk.init() as world:
+            gather = sk.AllGather(world, 64)
+            sk.free(gather.output((2, 3), "uint8"))
+            gather.free()
+            with pytest.raises(RuntimeError, match="freed"):
+                gather.output((2, 3), "uint8")
+
+    pes(2).run(main)
+
+
+def test_ll128_needs_whole_warps_and_lines(pes):
+    @cuda.jit
+    def kernel(lines, x):
+        ll128_pack_block(lines, x, 1)
+
+    def main(threads, first):
+        lines = sk.init().zeros(256, "uint64")
+        kernel[1, threads](lines[first:], np.zeros(960, "uint8"))
+
+    pes(1).run(main, 64, 16)
+    for threads, first, message in (
+        (33, 0, "whole warps"),
+        (32, 2, "multiple of 128"),
+        (32, 144, "it must have 128 or more"),
+    ):
+        with pytest.raises(sk.emu.EmulatorError, match=message):
+            pes(1).run(main, threads, first)
+
+
+@pytest.mark.parametrize(
+    "words, data, message",
+    [
+        (
+            np.zeros(4, "uint32"),
+            np.zeros(3, uint8.name),
+            "lines is .* uint32; it must be a contiguous 1-D array of uint64",
+        ),
+        (
+            np.zeros(2, "uint64"),
+            np.zeros(9, uint8.name),
+            "lines has 2 words; it must have 4 or more for 9 bytes",
+        ),
+        (
+            np.zeros(8, "uint64"),
+            np.zeros(9, "int32")[::2],
+            "(src|dst) is a non-contiguous 1-D array of int32",
+        ),
+    ],
+)
+def test_wrong_lines(pes, words, data, message):
+    @cuda.jit
+    def kernel(lines, x):
+        ll_pack_block(lines, x, 1)
+
+    def main():
+        sk.init()
+        kernel[1, 1](words, data)
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(1).run(main)
+
+
+# ---- all schedules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "n_pes, args",
+    [
+        *[(2, ("ll", 3)), (2, ("ll", 3, "uint64")), (3, ("ll", 1))],
+        *[(2, ("pull", 3)), (2, ("push_1d", 3)), (2, ("push_1d", 3, "uint8", True))],
+    ],
+)
+def test_proven_for_a_small_size(n_pes, args):
+    """Three calls use the first half again. (test_exchange.py is about ll128.)"""
+    prove(n_pes, args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2)])
+def test_push_through_the_network_is_proven(nodes, local_size):
+    prove(nodes * local_size, ("push_1d", 3), local_size)

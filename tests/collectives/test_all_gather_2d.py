@@ -1,0 +1,210 @@
+"""All-gathers of several nodes on the emulator, and the words of LL that travel by NVSHMEM: nodes, lengths,
+dtypes, repeated calls, in place, graphs; without races, with messages that overtake each other."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated import emulate
+from fast import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import cuda
+from test_all_gather import gather_all, graphs_interleaved, prove
+
+import shmemkit as sk
+from shmemkit.device import (
+    ld_acquire,
+    ll_pack_block,
+    ll_pack_warp,
+    ll_put_block,
+    ll_put_warp,
+    ll_recv_block,
+    ll_recv_warp,
+    ll_words,
+    num_ranks,
+    quiet,
+    rank,
+)
+
+pytestmark = pytest.mark.usefixtures("messages")
+methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0, 1])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
+def test_nodes(pes, nodes, local_size, method):
+    pes(nodes * local_size, local_size=local_size).run(gather_all, method, [9, 4, 0, 40])
+
+
+@pytest.mark.slow
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 8)])
+def test_many_ranks(pes, nodes, local_size, method):
+    pes(nodes * local_size, local_size=local_size).run(gather_all, method, [5, 1], "int16")
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
+@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
+def test_parts_and_chunks(pes, small_chunks, nodes, local_size, method):
+    sizes = [1, 330, 0, 65, 330, 7, 129]
+    pes(nodes * local_size, local_size=local_size).run(gather_all, method, sizes, "uint8")
+
+
+@methods
+def test_larger_than_a_chunk(pes, method):
+    pes(4, local_size=2).run(gather_all, method, [4100, 3], "uint8")
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None])
+@pytest.mark.parametrize("dtype", ["bool", "int16", "bfloat16", "complex128"])
+def test_dtypes_in_place(pes, method, dtype):
+    pes(4, local_size=2).run(gather_all, method, [5, 6], dtype, 0, True)
+
+
+@methods
+@examples(8)
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2), (4, 1)]),
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+)
+def test_any_shape(pes, small_chunks, method, seed, delivery, nodes, sizes, dtype, unaligned, in_place):
+    ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
+    ranks.run(gather_all, method, sizes, dtype, unaligned, in_place)
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_graphs_interleaved_with_calls(pes, method):
+    pes(4, local_size=2).run(graphs_interleaved, method)
+
+
+@pytest.mark.slow
+@methods
+@pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
+def test_proven_for_a_small_size(method, nodes, local_size):
+    """Three calls use the first half again, after two hops with 2 x 2. It fails with one half in the place of
+    two, of the scratch, the lines or the signals, also if it is my own only; and without any of the waits."""
+    prove(nodes * local_size, (method, 3), local_size)
+
+
+@pytest.mark.parametrize("options", [[], ["--races", "--delivery", "unordered"]])
+def test_example(monkeypatch, capsys, options):
+    """It prints what it says: ranks of one host become two nodes."""
+    program = Path(__file__).parents[2] / "examples" / "03_all_gather_2d.py"
+    expected = re.search(r"emulator it prints\n\n(.*?)\n\n", program.read_text(), re.S)[1]
+    monkeypatch.delenv("SHMEMKIT_LOCAL_SIZE", raising=False)
+    assert emulate(["-n", "4", *options, str(program)]) == 0
+    assert capsys.readouterr().out.split("\n") == [*textwrap.dedent(expected).split("\n"), ""]
+
+
+# ---- packed words by NVSHMEM
+
+FORMS = {
+    "warp": (ll_pack_warp, ll_put_warp, ll_recv_warp),
+    "block": (ll_pack_block, ll_put_block, ll_recv_block),
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def ring(form, size, wait_for_the_put=True):
+    """Twice from one buffer to the next rank's."""
+    pack, put, recv = FORMS[form]
+
+    @cuda.jit
+    def kernel(x, y, out, lines, n_bytes):
+        for flag in (7, 8):
+            pack(out, x[flag - 7], flag)
+            cuda.syncthreads()
+            put(lines[flag - 7], out, ll_words(n_bytes), (rank() + 1) % num_ranks())
+            if wait_for_the_put and cuda.threadIdx.x == 0:
+                quiet()
+            cuda.syncthreads()
+        recv(y[0], lines[0], 7)
+        recv(y[1], lines[1], 8)
+
+    def main():
+        world = sk.init()
+        x = np.arange(2 * size, dtype="uint8").reshape(2, size) + world.rank
+        y = np.zeros_like(x)
+        words = ll_words(size)
+        kernel[1, 20](x, y, sk.zeros(words, "uint64"), sk.zeros((2, words), "uint64"), size)
+        world.synchronize()
+        return (y - x).min(), (y - x).max()
+
+    return main
+
+
+@pytest.mark.each_value
+@forms
+@pytest.mark.parametrize("size", [3, 8, 41])
+@pytest.mark.schedules(deliveries=("eager", "ordered", "unordered"), seeds=[None, 0, 1])
+def test_words_that_are_sent(pes, form, size):
+    assert pes(3, local_size=1).run(ring(form, size)) == [(2, 2), (255, 255), (255, 255)]
+
+
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None])
+def test_words_that_are_packed_again_too_early(pes):
+    with pytest.raises(sk.emu.DeadlockError, match="to hold the flag 7"):
+        pes(2, local_size=1).run(ring("block", 8, wait_for_the_put=False))
+
+
+@pytest.mark.parametrize("delivery, together", [("ordered", True), ("unordered", False)])
+def test_words_arrive_one_by_one(delivery, together):
+    @cuda.jit
+    def kernel(lines, mine, seen, x):
+        if rank() == 0:
+            ll_pack_warp(mine, x, 5)
+            ll_put_warp(lines, mine, 4, 1)
+        else:
+            ll_recv_warp(x[8:], lines[2:], 5)
+            seen[0] = ld_acquire(lines, 1)
+
+    def main():
+        world = sk.init()
+        seen = np.zeros(1, "uint64")
+        kernel[1, 1](sk.zeros(4, "uint64"), sk.zeros(4, "uint64"), seen, np.ones(16, "uint8"))
+        world.synchronize()
+        assert world.rank == 0 or seen[0] >> 32 == 5
+
+    found = sk.emu.explore(main, 2, exhaustive=True, deliveries=delivery, local_size=1)
+    assert isinstance(found.failure, AssertionError) != together, str(found)
+    assert found.finished == together
+
+
+@pytest.mark.parametrize(
+    "lines, source, n_words, message",
+    [
+        (4, 4, 3, "n_words is 3; it must be even"),
+        (4, 2, 4, "source has 2 words; it must have 4 or more"),
+        (2, 4, 4, "lines has 2 words; it must have 4 or more"),
+        (4, None, 4, "is not symmetric"),
+    ],
+)
+def test_wrong_words(pes, lines, source, n_words, message):
+    @cuda.jit
+    def kernel(lines, source):
+        ll_put_block(lines, source, n_words, 1 - rank())
+
+    def main():
+        sk.init()
+        there = sk.zeros(lines, "uint64")
+        kernel[1, 1](there, np.zeros(4, "uint64") if source is None else sk.zeros(source, "uint64"))
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(2, local_size=1).run(main)

@@ -1,0 +1,195 @@
+"""AllReduce's double tree on the emulator: the trees themselves, small chunks, several nodes, the order in
+which elements are combined; without races, with messages that overtake each other. (test_all_reduce.py
+has it among all methods.)"""
+
+import numpy as np
+import pytest
+from fast import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from reduced import UFUNCS
+from test_all_reduce import few_calls, reduce_all
+
+import shmemkit as sk
+from shmemkit.collectives.all_reduce import double_tree, ring
+from shmemkit.collectives.all_reduce.double_tree import position
+from shmemkit.emu.stream import Stream
+from shmemkit.runtime.symmetric_memory import as_dtype
+
+# ---- the trees
+
+
+@pytest.mark.parametrize("n", [*range(1, 73), 1000])
+def test_trees(n):
+    """All ranks are below one root, at most log2(n) hops, and parents and children agree."""
+    inner = []
+    for tree in (0, 1):
+        positions = [position(rank, n, tree) for rank in range(n)]
+        (root,) = [rank for rank, (parent, *_) in enumerate(positions) if parent < 0]
+        level, reached, depth = [root], [], -1
+        while level:
+            reached, depth = reached + level, depth + 1
+            level = [child for rank in level for child in positions[rank][2:] if child >= 0]
+        assert sorted(reached) == list(range(n)) and depth == n.bit_length() - 1
+        for rank, (_, _, *children) in enumerate(positions):
+            assert children[0] >= 0 or children[1] < 0
+            for side, child in enumerate(children):
+                assert child < 0 or positions[child][:2] == (rank, side)
+        inner.append({rank for rank, (_, _, first, _) in enumerate(positions) if first >= 0})
+    assert not inner[0] & inner[1] and n - len(inner[0] | inner[1]) == n % 2
+
+
+def in_order(rank, n, tree):
+    """The ranks of a subtree, from left to right."""
+    _, _, first, second = position(rank, n, tree)
+    below = [in_order(child, n, tree) if child >= 0 else [] for child in (first, second)]
+    return [*below[0], rank, *below[1]]
+
+
+def test_tree_0_has_the_ranks_in_order_and_tree_1_mirrors_or_shifts_them():
+    assert in_order(7, 8, 0) == [0, 1, 2, 3, 4, 5, 6, 7] and in_order(0, 8, 1) == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert in_order(3, 5, 0) == [0, 1, 2, 3, 4] and in_order(4, 5, 1) == [1, 2, 3, 4, 0]
+
+
+# ---- the operation
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Of 2 to 16 words; blocks have several of them."""
+    for name, value in {"LEAST": 2, "MOST": 16}.items():
+        monkeypatch.setattr(ring, name, value)
+    monkeypatch.setattr(double_tree, "BLOCKS", 2)
+
+
+@pytest.mark.each_value
+@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[None, 0])
+@pytest.mark.parametrize(
+    "n_pes, sizes", [(1, [40, 1]), (2, [1, 200, 0, 331, 7]), (3, [9, 333, 331]), (5, [133, 1])]
+)
+def test_several_chunks(pes, small_chunks, n_pes, sizes):
+    pes(n_pes).run(reduce_all, "double_tree", sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("n_pes, sizes", [(8, [90, 9]), (16, [33])])
+def test_many_ranks(pes, small_chunks, n_pes, sizes):
+    pes(n_pes).run(reduce_all, "double_tree", sizes, "int16", "min")
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
+    pes(3).run(reduce_all, "double_tree", [1, 333, 64, 334], dtype, "sum", 3, in_place)
+
+
+@examples(6)
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    n_pes=st.integers(1, 4),
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "bfloat16", "float32", "float64"]),
+    op=st.sampled_from(["sum", "max", "min"]),
+    unaligned=st.integers(0, 3),
+    in_place=st.booleans(),
+)
+def test_any_shape(pes, small_chunks, seed, delivery, n_pes, sizes, dtype, op, unaligned, in_place):
+    ranks = pes(n_pes, seed=seed, delivery=delivery)
+    ranks.run(reduce_all, "double_tree", sizes, dtype, op, unaligned, in_place)
+
+
+@pytest.mark.each_value
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
+def test_nodes(pes, small_chunks, nodes, local_size):
+    pes(nodes * local_size, local_size=local_size).run(
+        reduce_all, "double_tree", [9, 200, 0, 333], "bfloat16"
+    )
+
+
+def combined_in_tree(op, arrays, tree, rank=None):
+    """As ``place`` says, of wide arrays."""
+    n = len(arrays)
+    if rank is None:
+        (rank,) = [r for r in range(n) if position(r, n, tree)[0] < 0]
+    _, _, first, second = position(rank, n, tree)
+    total = arrays[rank]
+    if first >= 0:
+        total = UFUNCS[op](combined_in_tree(op, arrays, tree, first), total)
+    if second >= 0:
+        total = UFUNCS[op](total, combined_in_tree(op, arrays, tree, second))
+    return total
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("n_pes", [4, 7])
+@pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
+def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
+    """Bit by bit: additions are rounded, so that another order gives other bits; those of 16 bits are rounded
+    at the end only."""
+
+    def main():
+        world = sk.init()
+        n, size = world.n_ranks, 333
+        x = [np.random.default_rng(k).standard_normal(size).astype(as_dtype(dtype)) for k in range(n)]
+        out = sk.AllReduce(world, x[0].nbytes, op, "double_tree")(x[world.rank])
+        world.synchronize()
+        chunk = ring.chunks_of(-(-x[0].nbytes // 8), 2 * 2 * double_tree.CHUNKS)[0] * 8 // x[0].itemsize
+        expected = np.empty_like(out)
+        for c, begin in enumerate(range(0, size, chunk)):
+            part = slice(begin, begin + chunk)
+            total = combined_in_tree(op, [a[part].astype("float32") for a in x], c % 2)
+            expected[part] = total / np.float32(n) if op == "avg" else total
+        np.testing.assert_array_equal(out.view("uint8"), expected.view("uint8"))
+
+    pes(n_pes).run(main)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_graphs_between_calls(pes, small_chunks):
+    def main():
+        world = sk.init()
+        reduce = sk.AllReduce(world, 800, "sum", "double_tree")
+        x, y, outs = np.zeros(100), np.zeros(9), [np.zeros(100), np.zeros(9), np.zeros(100)]
+        other = Stream(world.stream.machine, world.rank)
+        other.begin_capture()
+        reduce(x, outs[0], other)
+        reduce(y, outs[1], other)
+        graph = other.end_capture()
+        for call in range(4):
+            x[:], y[:] = call + world.rank, call * world.rank
+            graph.launch(world.stream)
+            reduce(x, outs[2])
+            world.synchronize()
+            ranks = sum(range(world.n_ranks))
+            assert (outs[0] == call * world.n_ranks + ranks).all() and (outs[1] == call * ranks).all()
+            assert (outs[2] == outs[0]).all()
+
+    pes(3).run(main)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "n_pes, local_size, calls, words", [(2, 2, 3, 8), (2, 1, 3, 8), (3, 3, 2, 8), (5, 5, 1, 8)]
+)
+def test_right_in_every_schedule(monkeypatch, n_pes, local_size, calls, words):
+    """A block for each tree and direction, with two chunks. It fails without any of the waits; with a signal
+    for both chunks, or for both children; with one place for both children's totals, for those of both
+    chunks, for the results of both, or for totals and results; and without counting the calls, or with one
+    counter for both directions."""
+    for name, value in {"LEAST": 2, "MOST": 2}.items():
+        monkeypatch.setattr(ring, name, value)
+    monkeypatch.setattr(double_tree, "BLOCKS", 1)
+    found = sk.emu.explore(
+        few_calls,
+        n_pes,
+        ("double_tree", calls, words),
+        exhaustive=True,
+        local_size=local_size,
+        heap_size=1 << 18,
+    )
+    assert found.finished and found.failure is None, str(found)

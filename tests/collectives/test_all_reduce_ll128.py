@@ -1,0 +1,276 @@
+"""All-reduce by LL128: what test_all_reduce.py does not ask of its two methods, and the tiles that they
+are made of (``shmemkit.device.packets.ll128_tiles``), on the emulator and as PTX."""
+
+import contextlib
+import ctypes
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from bounded_memory import Memory
+from numba import cuda, types
+from ptx import compile_ptx, resources
+from ptx_code import LOAD, STORE, Code, is_lean
+
+import shmemkit as sk
+from shmemkit.collectives import packet_tiles
+from shmemkit.collectives.all_reduce import METHODS, one_shot_ll128, two_shot_ll128
+from shmemkit.compiler.bounded_compile import arming
+from shmemkit.device import (
+    TILE_BYTES,
+    TILE_WORDS,
+    ll128_load_tiles,
+    ll128_store_tiles,
+    load_tile,
+    rank,
+    store_tile,
+    tile_piece,
+)
+from shmemkit.device.packets import ll128_tiles
+from shmemkit.device.shmem import bounded_waits
+
+methods = pytest.mark.parametrize("method", ["one_shot_ll128", "two_shot_ll128"])
+
+
+# ---- the methods
+
+
+def in_many_turns(method, sizes):
+    """Few warps, and other grids on each rank: a warp has several tiles, on each rank others."""
+    world = sk.init()
+    n, reduce = world.n_ranks, METHODS[method](world, 8 * max(sizes), "sum")
+    reduce.threads, blocks = 64, 1 + world.rank
+    for call, size in enumerate(sizes):
+        x = np.arange(size, dtype="uint64") + 1000 * call + world.rank
+        reduce.bind(x, x, True, x.dtype)(None)  # the kernel is there
+        for key in reduce.most:
+            reduce.most[key] = blocks
+        world.synchronize()
+        assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
+def test_several_tiles_for_a_warp(pes, method):
+    pes(3).run(in_many_turns, method, [60, 1000, 61, 1, 999])
+
+
+def few_calls(method, sizes):
+    """Of one warp, which is little enough for all schedules."""
+    world = sk.init()
+    n, reduce = world.n_ranks, METHODS[method](world, 8 * max(sizes), "sum")
+    for call, size in enumerate(sizes):
+        x = np.full(size, 10 * call + world.rank, "uint64")
+        reduce.bind(x, x, True, x.dtype)(None)
+        world.synchronize()
+        assert (x == 10 * call * n + n * (n - 1) // 2).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, sizes", [("one_shot_ll128", [1, 1, 1]), ("two_shot_ll128", [1, 1])])
+def test_right_in_every_schedule(method, sizes):
+    """The third call of one shot uses the first half again, the second one of two shots the same lines."""
+    found = sk.emu.explore(few_calls, 2, (method, sizes), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@methods
+def test_many_ranks_are_refused(pes, method, monkeypatch):
+    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
+
+    def main():
+        with pytest.raises(ValueError, match=f"all_reduce {method}: there are 3 ranks; it is for 2 at most"):
+            sk.AllReduce(sk.init(), 64, "sum", method)
+
+    pes(3).run(main)
+
+
+# ---- tiles, on the emulator
+
+
+@cuda.jit
+def copy_tiles(out, x, n):
+    i = cuda.threadIdx.x >> 5
+    while i < n:
+        store_tile(out, i, load_tile(x, i))
+        i += cuda.blockDim.x >> 5
+
+
+@pytest.mark.parametrize("threads", [32, 96])
+@pytest.mark.parametrize(
+    "dtype, size, first",
+    [("complex128", 30, 0), ("complex128", 47, 1), ("uint64", 131, 1), ("uint8", 1003, 3)],
+)
+def test_loaded_and_stored(pes, dtype, size, first, threads):
+    def main():
+        world = sk.init()
+        x = (np.arange(first + size) + 1).astype(dtype)[first:]
+        room = np.zeros(first + size + 70, dtype)
+        out = room[first : first + size]
+        copy_tiles[1, threads](out, x, -(-x.nbytes // TILE_BYTES) + 1)  # one too many, which is nobody's
+        world.synchronize()
+        assert (out == x).all() and not room[:first].any() and not room[first + size :].any()
+
+    pes(1).run(main)
+
+
+@cuda.jit
+def pieces(x, out, i):
+    out[cuda.threadIdx.x, 0] = tile_piece(i)
+    out[cuda.threadIdx.x, 1], _ = load_tile(x, i)
+
+
+@pytest.mark.parametrize("i", [0, 2])
+def test_pieces(pes, i):
+    """Each thread's number is that of the piece its first word lies in."""
+
+    def main():
+        world, x, out = sk.init(), np.arange(180, dtype="uint64"), np.zeros((32, 2), "uint64")
+        pieces[1, 32](x, out, i)
+        world.synchronize()
+        assert (out[:, 0] == out[:, 1] // 2).all()
+        assert sorted({*out[:, 0]}) == list(range(30 * i, 30 * i + 30))
+
+    pes(1).run(main)
+
+
+@cuda.jit
+def exchange(x, out, lines, rows, calls):
+    """Rank k gets tile k of x, from each rank, in the row of the call."""
+    for call in range(1, calls + 1):
+        row = 2 * (call % rows)
+        ll128_store_tiles(lines, row + rank(), 0, (load_tile(x, 0), load_tile(x, 1)), call)
+        a, b = ll128_load_tiles(lines, row, 2, 0, call)
+        store_tile(out, 0, a)
+        store_tile(out, 1, b)
+
+
+def exchanged(rows=2, calls=1, threads=32, words=TILE_WORDS, flags=0, first=0):
+    world = sk.init()
+    x = np.arange(120, dtype="uint64") + 1000 * world.rank
+    out = np.zeros(120, "uint64")
+    lines = world.zeros((2 * rows, words), "uint64", "lines")
+    lines[:, 15] = flags
+    world.barrier()
+    exchange[1, threads, world.stream](x, out, lines[first:], rows, calls)
+    world.synchronize()
+    mine = np.arange(60) + 60 * world.rank
+    assert (out == np.concatenate([mine, 1000 + mine])).all()
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_a_tile_for_each_rank(pes):
+    pes(2).run(exchanged, 2, 3)
+
+
+@pytest.mark.parametrize("rows, right", [(2, True), (1, False)])
+def test_one_row_is_not_enough_for_two_calls(rows, right):
+    found = sk.emu.explore(exchanged, 2, (rows, 2), exhaustive=True, heap_size=1 << 16)
+    assert found.finished if right else isinstance(found.failure, sk.emu.DeadlockError), str(found)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"flags": 1}, r"ll128_store_tiles\(\): lines\[[23], 15\] on rank [01] has the flag 1 already"),
+        ({"threads": 33}, "the block has 33 threads; it must have a multiple of 32"),
+        ({"words": 48}, "lines has 48 words; it must have 64"),
+        ({"words": 72}, "multiple of 128 bytes"),
+        ({"first": 2}, r"the rows are [23] to [23]; lines has rows 0 to 1"),
+    ],
+)
+def test_wrong_lines(pes, wrong, message):
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(2).run(lambda: exchanged(**wrong))
+
+
+@pytest.mark.parametrize(
+    "x, message",
+    [
+        (np.zeros(9, "float32"), "is a 1-D array of float32; it must be .* of complex128, uint64 or uint8"),
+        (np.zeros((2, 60), "uint64"), "x is a 2-D array of uint64; it must be a contiguous 1-D array"),
+        (np.zeros(120, "uint64")[::2], "contiguous"),
+        (np.zeros(800, "uint8")[8:-8].view("complex128"), "multiple of 16 bytes"),
+    ],
+)
+def test_wrong_data(pes, x, message):
+    def main():
+        sk.init()
+        shifted = x if x.dtype != "complex128" or x.ctypes.data % 16 else x[:0]
+        copy_tiles[1, 32](np.zeros(60, "uint64"), shifted, 1)
+
+    if x.dtype == "complex128" and not x.ctypes.data % 16:
+        pytest.skip("NumPy's memory happens to be at such an address")
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        pes(1).run(main)
+
+
+# ---- on the GPU
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
+@pytest.mark.parametrize("module, shots", [(one_shot_ll128, 1), (two_shot_ll128, 2)], ids=["one", "two"])
+def test_lines_are_stored_and_loaded_by_whole_warps(module, shots, armed):
+    """All stores to the ranks follow one another, and so do all loads that are looked at together."""
+    name = next(name for name in module.GPU_KERNELS if "[sum,bfloat16,4,complex128]" in name)
+    with arming() if armed else contextlib.nullcontext():
+        ptx = compile_ptx(*module.GPU_KERNELS[name])
+    needed = resources(ptx)
+    assert is_lean(ptx) and (needed.spills, needed.stack) == (0, 0)
+    code = Code(ptx)
+    for pattern in (STORE, LOAD):
+        found = code.all(pattern)
+        assert len(found) == 4 * shots and all(map(code.are_together, found))
+        for i, k in zip(found, found[1:], strict=False):
+            assert found.index(k) % 4 == 0 or code.are_neighbours(i + 1, k), code.steps[i : k + 1]
+    looks = [m.start() for m in re.finditer(r"ld\.relaxed\.gpu", ptx)]
+    assert bool(looks) == armed  # at whether the time is up, also before what is stored
+    assert not armed or looks[0] < ptx.index("st.relaxed.sys.global.v2")
+
+
+class Lines(Memory):
+    """A thread that waits for the flag 7 in three rows."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch, limit=10**6)
+        self.words, self.late = (ctypes.c_uint64 * 12)(), {}
+        lone = SimpleNamespace(laneid=7, syncwarp=lambda: None, any_sync=lambda mask, predicate: predicate)
+        monkeypatch.setattr(ll128_tiles, "cuda", lone)
+        monkeypatch.setattr(ll128_tiles, "_load_line", self.load_line)
+
+    def load_line(self, address):
+        if int(address) == ctypes.addressof(self.words):
+            self.polls += 1
+            self.now += self.step
+            if self.polls in self.late:
+                self.words[4 * self.late[self.polls] + 1] = 7
+        return tuple((ctypes.c_uint64 * 2).from_address(int(address)))
+
+    def receive(self):
+        arrived = ll128_tiles._arrived_or_late(3)
+        return arrived(types.uint64(ctypes.addressof(self.words)), 32, types.uint32(7))
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_row_that_does_not_come(monkeypatch, late):
+    lines = Lines(monkeypatch)
+    for row in range(3):
+        lines.words[4 * row + 1] = 6 if row == late else 7
+    assert [flag for _, flag in lines.receive()] == [6 if row == late else 7 for row in range(3)]
+    (record,) = lines.records()
+    assert record.primitive == "ll128_load_tiles"
+    assert record.address == ctypes.addressof(lines.words) + 32 * late + 8
+    assert (record.compare, record.expected, record.seen, record.expired) == ("eq", 7, 6, True)
+    before = lines.polls
+    lines.receive()  # from now on nobody waits, and nothing is recorded
+    assert lines.polls - before <= bounded_waits.FIRST and lines.control[:] == [1, 1]
+
+
+def test_rows_that_come_late(monkeypatch):
+    lines = Lines(monkeypatch)
+    lines.step, lines.late = 1, {5: 2, 9: 0, 100: 1}
+    assert [flag for _, flag in lines.receive()] == [7, 7, 7]
+    assert lines.polls == 100 and not any(lines.table) and not any(lines.control)

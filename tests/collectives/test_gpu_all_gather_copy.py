@@ -1,0 +1,191 @@
+"""All-gathers by copy engines on GPUs: into symmetric memory (test_gpu_all_gather.py has private
+memory), and beside a kernel that consumes the segments. On 1, 2 and 4 ranks:
+``mpirun -n 4 python3 -m pytest -m gpu -k test_gpu_all_gather_copy``."""
+
+import gpu
+import numpy as np
+import pytest
+from numba import cuda
+from small_kernels import spin
+
+import shmemkit as sk
+from shmemkit.collectives.all_gather.copy_engine import CopyPull, CopyPush
+from shmemkit.device import num_ranks, rank, wait_block
+
+pytestmark = pytest.mark.gpu
+METHODS = {"copy_push": CopyPush, "copy_pull": CopyPull}
+methods = pytest.mark.parametrize("method", METHODS)
+outputs = pytest.mark.parametrize("symmetric", [False, True], ids=["private", "symmetric"])
+
+
+@pytest.fixture
+def world():
+    return gpu.world()
+
+
+@cuda.jit
+def consume(out, arrived, call, wrong):
+    """Check the segments, each as it comes; blocks share them."""
+    size, k = out.size // num_ranks(), rank()
+    for _ in range(num_ranks()):
+        wait_block(arrived[k:], 1, "sys", "acquire", 1)
+        i = cuda.grid(1)
+        while i < size:
+            if out[k * size + i] != call[0] + k * 10_000_000 + i:
+                cuda.atomic.add(wrong, 0, 1)
+            i += cuda.gridsize(1)
+        k += 1
+        if k == num_ranks():
+            k = 0
+
+
+@cuda.jit
+def give(x, call):
+    """Each rank's x of each call: other numbers everywhere."""
+    i = cuda.grid(1)
+    while i < x.size:
+        x[i] = call[0] + rank() * 10_000_000 + i
+        i += cuda.gridsize(1)
+
+
+@cuda.jit
+def count(call):
+    call[0] += 1
+
+
+def room_for(world, n, dtype, symmetric):
+    return world.zeros(n, dtype) if symmetric else world.xp.zeros(n, dtype)
+
+
+@methods
+def test_symmetric_outputs(world, method):
+    n = world.n_ranks
+    gather = sk.AllGather(world, n * 300_001, method)
+    room = world.zeros(8 + n * 300_001 + 5, "uint8")
+    for call, size in enumerate((1, 0, 7, 8, 4096, 4097, 100_000, 300_001, 33)):
+        for unaligned in (0, 1, 8):
+            room.fill(0)
+            world.barrier()  # all rooms are empty
+            out = room[unaligned : unaligned + n * size].reshape(n, size)
+            rows = [np.random.default_rng([call, k]).integers(1, 256, size, "uint8") for k in range(n)]
+            x = out[world.rank] if call % 2 else world.xp.zeros(unaligned + size, "uint8")[unaligned:]
+            x[...] = world.xp.asarray(rows[world.rank])
+            gather(x, out)
+            np.testing.assert_array_equal(world.asnumpy(out), np.stack(rows))
+            assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
+            world.barrier()  # all have looked
+    gather.free()
+    world.free(room)
+
+
+@methods
+def test_2000_calls_into_symmetric_memory_of_ranks_that_are_apart(world, method):
+    """Now and then a rank is late; each output is checked, on the GPU. Other calls go to private memory."""
+    n, size, delay = world.n_ranks, 3000, np.random.default_rng(world.rank)
+    gather = sk.AllGather(world, n * size * 4, method)
+    outs = [gather.output(n * size, "int32") for _ in range(2)] + [world.xp.zeros(n * size, "int32")]
+    x, base = world.xp.zeros(size, "int32"), world.xp.arange(size, dtype="int32")
+    rows, wrong = world.xp.arange(n, dtype="int32")[:, None] * 10_000_000, world.xp.zeros(1, "int64")
+    for call in range(2000):
+        if delay.random() < 0.05:
+            spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
+        length = size if call % 5 else 17
+        out = outs[call % 3][: n * length].reshape(n, length)
+        x[:length] = base[:length] + (call + world.rank * 10_000_000)
+        gather(x[:length], out)
+        x.fill(-1)
+        wrong += (out != base[:length] + call + rows).sum()
+    assert int(world.asnumpy(wrong)[0]) == 0
+    gather.free()
+
+
+@methods
+@outputs
+def test_2000_overlaps_of_ranks_that_are_apart(world, method, symmetric):
+    n, size, delay = world.n_ranks, 50_000, np.random.default_rng(world.rank)
+    engine = METHODS[method](world, n * size * 4)
+    out, x = room_for(world, n * size, "int32", symmetric), world.xp.zeros(size, "int32")
+    call, wrong = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int64")
+    world.synchronize()
+    transfer, whole = engine.overlap(x, out), engine.bind(x, out, False)
+    late, making = (sk.bind(spin, 1, 1, (0,)), sk.bind(give, 8, 256, (x, call)))
+    consuming = sk.bind(consume, 8, 256, (out, engine.arrived, call, wrong))
+    counting = sk.bind(count, 1, 1, (call,))
+    for number in range(2000):
+        if delay.random() < 0.05:
+            late.set(0, int(delay.integers(1000, 300_000)))
+            late()
+        making()
+        if number % 7 == 3:  # a whole one between them
+            whole()
+        else:
+            transfer.start()
+            if number % 5 == 0:
+                transfer.wait()
+            consuming()
+            transfer.finish(awaited=number % 2 == 0)
+        counting()
+    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 2000
+    assert world.asnumpy(engine.arrived).tolist() == [k == world.rank or transfer.pushes for k in range(n)]
+    engine.free()
+    if symmetric:
+        world.free(out)
+
+
+@methods
+@outputs
+def test_graphs_of_overlaps_and_whole_calls(world, method, symmetric):
+    n, size = world.n_ranks, 50_000
+    engine = METHODS[method](world, n * size * 4)
+    out, x = room_for(world, n * size, "int32", symmetric), world.xp.zeros(size, "int32")
+    call, wrong = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int64")
+    world.synchronize()
+    transfer, whole = engine.overlap(x, out), engine.bind(x, out, False)
+    making = sk.bind(give, 8, 256, (x, call))
+    consuming = sk.bind(consume, 8, 256, (out, engine.arrived, call, wrong))
+    checking = sk.bind(consume, 8, 256, (out, world.xp.ones(n, "uint64"), call, wrong))
+    counting = sk.bind(count, 1, 1, (call,))
+    world.synchronize()
+    world.stream.begin_capture()
+    for _ in range(3):
+        making()
+        transfer.start()
+        consuming()
+        transfer.finish()
+        counting()
+        making()
+        whole()
+        checking()
+        counting()
+    graph = world.stream.end_capture()
+    for repeat in range(20):
+        if repeat % 4 == 3:
+            making()
+            whole()
+            checking()
+            counting()
+        graph.launch(world.stream)
+    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 20 * 6 + 5
+    engine.free()
+    if symmetric:
+        world.free(out)
+
+
+@methods
+@outputs
+def test_large(world, method, symmetric):
+    n, size = world.n_ranks, 20_000_003
+    gather = sk.AllGather(world, n * size, method)
+    room = room_for(world, n * size, "uint8", symmetric)
+    out = room.reshape(n, size)
+    rows = [np.frombuffer(np.random.default_rng(k).bytes(size), "uint8") for k in range(n)]
+    x = world.xp.asarray(rows[world.rank])
+    for _ in range(3):
+        gather(x, out)
+    for k in range(n):
+        assert bool((out[k] == world.xp.asarray(rows[k])).all())
+    world.barrier()
+    world.synchronize()
+    gather.free()
+    if symmetric:
+        world.free(room)

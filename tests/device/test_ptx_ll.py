@@ -1,0 +1,164 @@
+"""LL128 and bulk copies as PTX: lines are whole, what is asynchronous is awaited."""
+
+import contextlib
+import re
+
+import pytest
+from numba import cuda
+from numba.cuda import types
+from ptx import AMPERE, HOPPER, compile_ptx, resources
+from ptx_code import LOAD, STORE, Code, is_lean
+
+from shmemkit import device as sk
+from shmemkit.compiler.bounded_compile import arming
+from shmemkit.device import BULK_WORDS
+
+forms = pytest.mark.parametrize("form", ["warp", "block"])
+dtypes = pytest.mark.parametrize("dtype", [types.uint8, types.float32, types.complex128], ids=str)
+
+
+def array(dtype):
+    return types.Array(dtype, 1, "C")
+
+
+# ---- LL128
+
+
+def kernels(form):
+    pack, recv, pass_on = (getattr(sk, f"ll128_{what}_{form}") for what in ("pack", "recv", "recv_pack"))
+
+    def packs(lines, x, flag):
+        pack(lines, x, flag)
+
+    def receives(lines, x, flag):
+        recv(x, lines, flag)
+
+    def passes_on(lines, x, flag):
+        pass_on(lines[1024:], lines, x.size, flag)
+
+    return packs, receives, passes_on
+
+
+def compiled(kernel, dtype, armed, cc=HOPPER):
+    with arming() if armed else contextlib.nullcontext():
+        ptx = compile_ptx(kernel, (array(types.uint64), array(dtype), types.uint64), cc)
+    assert is_lean(ptx)
+    needed = resources(ptx, cc)
+    assert (needed.spills, needed.stack) == (0, 0)
+    return Code(ptx)
+
+
+def whole_lines(code, pattern):
+    """How many pairs of accesses there are, each access being one instruction of a whole warp."""
+    found = code.all(pattern)
+    assert len(found) % 2 == 0
+    for i, k in zip(found[::2], found[1::2], strict=True):
+        assert code.are_together(i) and code.are_together(k), code.steps[i]
+    return len(found) // 2
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
+@forms
+@dtypes
+def test_lines_are_stored_by_whole_warps(form, dtype, armed):
+    """Both stores follow a syncwarp immediately, since the threads that have a flag take their own way to
+    the data."""
+    code = compiled(kernels(form)[0], dtype, armed)
+    assert whole_lines(code, STORE) > 0
+    for i in code.all(STORE):
+        meeting = max(k for k in code.all(r"bar\.warp\.sync") if k < i)
+        assert code.are_neighbours(meeting + 1, i), code.steps[meeting : i + 1]
+    assert not code.all(LOAD)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
+@forms
+@dtypes
+def test_lines_are_loaded_by_whole_warps(form, dtype, armed):
+    """At first, after a syncwarp; and again, when a vote says that a flag is not there."""
+    code = compiled(kernels(form)[1], dtype, armed)
+    assert whole_lines(code, LOAD) >= 2
+    assert not code.all(STORE)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
+@forms
+def test_lines_are_passed_on_by_whole_warps(form, armed):
+    code = compiled(kernels(form)[2], types.uint8, armed)
+    assert (whole_lines(code, LOAD), whole_lines(code, STORE)) == (2, 1)
+
+
+@pytest.mark.parametrize("kernel", kernels("block"), ids=lambda kernel: kernel.__name__)
+def test_ll128_on_ampere(kernel):
+    compiled(kernel, types.float16, armed=False, cc=AMPERE)
+
+
+def test_no_whole_warp():
+    """Branches that part a warp are found, before an access and around it."""
+    head = ".entry k()\n{\n\t.reg .b64 %rd<3>;\n\n\tbar.warp.sync -1;\n"
+    store, tail = "\tst.relaxed.sys.global.v2.b64 [%rd1], {%rd2, %rd2};\n", "\tret;\n}\n"
+    assert Code(head + store + tail).are_together(1)
+    for between in ("@%p1 bra $L1;\n", "$L1:\n"):
+        code = Code(head + between + store + "@%p1 bra $L1;\n$L2:\n" + tail)
+        assert not code.are_together(code.all(STORE)[0])
+    vote = "vote.sync.any.pred %p1, %p2, %r1;\nnot.pred %p3, %p1;\n@%p3 bra $L1;\n"
+    code = Code(head + vote + store + "$L1:\n" + store + tail)
+    assert all(map(code.are_together, code.all(STORE)))
+    assert not Code(head + "@%p1 " + store.strip() + "\n" + tail).are_together(1)
+
+
+# ---- bulk copies
+
+
+def bulk(dst, src):
+    buffer = cuda.shared.array(BULK_WORDS, types.uint64)
+    if cuda.threadIdx.x < 32:
+        sk.bulk_copy_warp(dst, src, buffer)
+
+
+@dtypes
+def test_bulk_copies(dtype):
+    ptx = compile_ptx(bulk, (array(dtype), array(dtype)))
+    assert is_lean(ptx)
+    needed = resources(ptx)
+    assert (needed.spills, needed.stack) == (0, 0)
+    code = Code(ptx)
+    loads = code.all(r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes ")
+    stores = code.all(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group .*cp\.async\.bulk\.commit_group;")
+    inits, ends = code.all(r"mbarrier\.init"), code.all(r"mbarrier\.inval")
+    assert loads and stores and len(inits) == len(ends) > 0
+    for i in inits:  # the mbarriers, and what was acquired before, for the TMA
+        assert not code.reaches(i, r"cp\.async\.bulk", avoiding=r"fence\.proxy\.async;")
+    for i in loads:
+        assert re.search(r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64", code.steps[i])
+        assert not code.reaches(i, r"cp\.async\.bulk\.global", avoiding=r"mbarrier\.try_wait\.parity")
+    for i in stores:
+        assert not code.reaches(i, r"^ret|bar\.warp\.sync|inval", avoiding=r"cp\.async\.bulk\.wait_group 0;")
+    for i in code.all(r"cp\.async\.bulk\.wait_group 0;"):
+        assert not code.reaches(i, r"^ret", avoiding=r"bar\.warp\.sync")
+
+
+def test_bulk_puts():
+    """Each step is announced between copies, by a release."""
+
+    def put(dst, src, signal, value, step, peer):
+        buffer = cuda.shared.array(BULK_WORDS, types.uint64)
+        if cuda.threadIdx.x < 32:
+            sk.bulk_put_warp(dst, src, buffer, signal, value, step, peer)
+
+    numbers = [types.int64] * 3
+    ptx = compile_ptx(put, (array(types.uint8), array(types.uint8), array(types.uint64), *numbers))
+    needed = resources(ptx)
+    assert (needed.spills, needed.stack) == (0, 0)
+    code = Code(ptx)
+    announced = code.all(r"st\.release\.sys")
+    assert announced and code.all(r"cp\.async\.bulk\.global")
+    assert any(code.reaches(i, r"cp\.async\.bulk\.global", avoiding="never") for i in announced)
+
+
+def test_bulk_copies_need_hopper():
+    with pytest.raises(AssertionError, match="requires .target sm_90 or higher"):
+        resources(compile_ptx(bulk, (array(types.uint8), array(types.uint8)), AMPERE), AMPERE)

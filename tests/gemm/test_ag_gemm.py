@@ -1,0 +1,414 @@
+"""All-gather and matrix product on the emulator: the overlapping kernel with small tiles, all ways to call
+it, and what goes wrong when one of its waits or fences is taken away."""
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from fast import slow
+from gemms import ACTIVATE, changed, check
+from numba import cuda
+from small_kernels import fill, take
+
+import shmemkit as sk
+from shmemkit.collectives.all_gather.push_ahead import PushAhead
+from shmemkit.emu import EmulatorError
+from shmemkit.gemm import all_gather
+from shmemkit.gemm.all_gather import column_hooks, sm90, sm90_host
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
+from shmemkit.runtime import stream_barrier
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SMALL = (64, 32)
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """-> use(tile, splits): the kernel's tiles are these, and whether x comes by columns."""
+
+    def use(tile, splits=1, by_columns=False):
+        for module in (all_gather, sm90_host):
+            monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
+        monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
+
+    use(SMALL)
+    return use
+
+
+def integers(*shape, seed=0, dtype=BF16):
+    """Small ones, of which products are exact."""
+    return np.random.default_rng(seed).integers(-2, 3, shape).astype(dtype)
+
+
+def words(array):
+    return array.reshape(-1).view(f"uint{8 * array.itemsize}")
+
+
+def weight_of(rank, k, n, by_rows=False, seed=0, dtype=BF16):
+    weight = integers(k, n, seed=[seed, rank], dtype=dtype)
+    return weight if by_rows else np.ascontiguousarray(weight.T).T
+
+
+def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16, by_rows=False):
+    """Calls, each with other x, without a wait of the host. -> how many were right, on this rank
+
+    given  None, "symmetric", "private", or "in place": where the gathered rows go
+    """
+    world = sk.init()
+    world.backend.multiprocessors = sms
+    ranks, stream = world.n_ranks, world.stream
+    xs = integers(calls, ranks, rows, k, dtype=dtype)
+    weight = weight_of(world.rank, k, n, by_rows, dtype=dtype)
+    object_ = sk.AllGatherGemm(world, xs[0].nbytes, method)
+    x, out = np.zeros((rows, k), dtype), np.zeros((ranks * rows, n), "float32")
+    seen, rows_seen = np.zeros((calls, *out.shape), "float32"), np.zeros((calls, ranks * rows, k), dtype)
+    gathered = None
+    if given == "private":
+        gathered = np.zeros((ranks * rows, k), dtype)
+    elif given is not None:
+        gathered = object_.output((ranks * rows, k), dtype)
+        if given == "in place":
+            x = gathered[world.rank * rows : (world.rank + 1) * rows]
+    for call in range(calls):
+        take[1, 32, stream](words(xs[call, world.rank]), words(x))
+        fill[1, 32, stream](words(out), 0x7FC00000)
+        object_(x, weight, out, gathered=gathered)
+        take[1, 32, stream](words(out), words(seen[call]))
+        if gathered is not None:
+            take[1, 32, stream](words(gathered), words(rows_seen[call]))
+        if given != "in place":
+            fill[1, 32, stream](words(x), 0x7FC0)
+    world.synchronize()
+    whole = xs.reshape(calls, ranks * rows, k)
+    right = (seen == whole.astype("float32") @ weight.astype("float32")).all(axis=(1, 2))
+    if gathered is not None:
+        right &= (words(rows_seen) == words(whole)).reshape(calls, -1).all(axis=1)
+    object_.free()
+    return int(right.sum())
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize(
+    ("n_pes", "rows", "sms"),
+    [
+        (1, 70, 2),
+        (2, 64, 1),  # one block: in the order of the tiles
+        *slow((3, 64, 2)),
+        (3, 40, 2),  # tiles in several segments: mine is copied first
+        *slow((5, 16, 1)),
+    ],
+)
+def test_overlap(pes, tiles, n_pes, rows, sms):
+    assert pes(n_pes).run(in_a_row, 2, rows, 72, 16, None, "overlap", sms) == [2] * n_pes
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize(
+    ("n_pes", "rows", "k"),
+    [
+        (1, 70, 72),
+        (2, 64, 136),  # the last part has no columns
+        *slow((3, 40, 200), (5, 16, 72)),
+    ],
+)
+def test_by_columns(pes, tiles, n_pes, rows, k):
+    tiles(SMALL, by_columns=True)
+    assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
+
+
+@pytest.mark.each_value
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
+@pytest.mark.parametrize("rows", [64, 24])
+def test_gathered_rows(pes, tiles, rows, given):
+    assert pes(2).run(in_a_row, 2, rows, 64, 16, given, "overlap", 2) == [2] * 2
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_parts_of_k(pes, tiles, by_columns):
+    tiles((64, 32, 8, True), 2, by_columns)
+    assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "overlap", 4, BF16, True) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("n_pes", "given", "method"),
+    [(1, None, "auto"), (2, "symmetric", "sequential"), (2, "private", "auto"), (3, None, "sequential")],
+)
+def test_sequential(pes, n_pes, given, method):
+    assert pes(n_pes).run(in_a_row, 2, 10, 24, 9, given, method) == [2] * n_pes
+
+
+def test_what_the_kernel_cannot_compute(pes):
+    """Is computed when all rows are there."""
+    assert pes(2).run(in_a_row, 3, 10, 7, 9, None, "overlap", 2, np.dtype("float32")) == [3, 3]
+
+
+def test_on_several_nodes(pes):
+    assert pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "auto") == [2] * 4
+    with pytest.raises(ValueError, match="method='overlap': .* on another node"):
+        pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "overlap")
+
+
+def test_several_weights(pes, tiles):
+    """One of them is not for the kernel, and one has no columns."""
+    tiles(SMALL)
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = 2
+        xs, widths = integers(2, 32, 16), (16, 40, 14, 0)
+        weights = [weight_of(world.rank, 16, n, seed=i) for i, n in enumerate(widths)]
+        biases = [None, *(integers(n, dtype="float32") for n in widths[1:])]
+        with_rows = sk.AllGatherGemm(world, xs.nbytes, "overlap")
+        for _ in range(2):
+            outs = with_rows(xs[world.rank], tuple(weights), bias=biases, activation="relu")
+            assert isinstance(outs, tuple)
+            world.synchronize()
+            for out, weight, bias in zip(outs, weights, biases, strict=True):
+                want = xs.reshape(64, 16).astype("float64") @ weight.astype("float64")
+                check(out, ACTIVATE["relu"](want if bias is None else want + bias))
+        given = [np.zeros((64, n), "float32") for n in widths]
+        assert with_rows(xs[world.rank], weights, given) == tuple(given)
+        one, other = with_rows(xs[world.rank], weights[:2], (None, given[1]))
+        world.synchronize()
+        assert other is given[1] and np.array_equal(one, given[0])
+        world.synchronize()
+        check(given[1], xs.reshape(64, 16).astype("float64") @ weights[1].astype("float64"))
+
+    pes(2).run(main)
+
+
+def graphs_and_streams(method):
+    """That calls are right in graphs, which are captured on two streams, and beside them."""
+    world = sk.init()
+    world.backend.multiprocessors = 4
+    me, streams = world.rank, [world.stream, cuda.stream()]
+    xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
+    product = sk.AllGatherGemm(world, xs[0].nbytes, method)
+    x, out = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32")
+    seen = np.zeros((6, *out.shape), "float32")
+    gathered = [None, product.output((128, 8), "bfloat16")]
+    graphs = []
+    for i, stream in enumerate(streams):
+        stream.begin_capture()
+        product(x, weight, out, gathered=gathered[i], stream=stream)
+        product(x, weight, out, gathered=gathered[1 - i], stream=stream)
+        graphs.append(stream.end_capture())
+    for call in range(6):
+        stream = streams[call % 2]
+        stream.wait_event(streams[1 - call % 2].record())
+        take[1, 32, stream](words(xs[call, me]), words(x))
+        if call % 3:
+            graphs[call % 2].launch(stream)
+        else:
+            product(x, weight, out, gathered=gathered[call % 2], stream=stream)
+        take[1, 32, stream](words(out), words(seen[call]))
+    world.synchronize()
+    assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
+
+
+def test_graphs_and_streams(pes, tiles):
+    pes(2).run(graphs_and_streams, "overlap")
+
+
+# ---- what is needed
+
+
+def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
+    """Whether it is seen that something is wrong: by the result, or by a report."""
+    arguments = calls, rows, k, 32, None, method, sms
+    try:
+        return sk.emu.run(in_a_row, 2, arguments, delivery="unordered", **options) != [calls] * 2
+    except EmulatorError as error:
+        print(error)
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "line", "change"),
+    [
+        (64, 'wait(arrived, extra.signals, "sys", "acquire", extra.number)', "pass"),
+        (64, '"acquire", extra.number)  # 1', '"relaxed", extra.number)  # 1'),
+        (64, "fence_proxy_async_global()  # 2", "pass"),
+        (64, "tensormap_acquire(map_x)", "pass"),
+        (64, "m - begin", "m"),
+        (40, "min(m + tile_m, extra.size_m) - 1, rows)", "m, rows)"),
+        (40, "wanted = n_parts - 1", "pass"),
+        (64, "wanted += n_parts", "pass"),
+    ],
+)
+def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, change):
+    """Without it the result is wrong, or the emulator reports why it may be."""
+    monkeypatch.setattr(sm90_host, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
+    assert found_out(rows, races=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "line", "change"),
+    [
+        (
+            64,
+            'wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", extra.number)',
+            "pass",
+        ),
+        (64, "signals + part", "signals"),
+        (64, "fence_proxy_async_global()  # 2", "pass"),
+        (128, "and not extra.together else 0", "and not extra.together else extra.come[0]"),
+        (40, "while k <= last", "if True"),
+        (64, "(part + 1) * extra.slabs", "(part + 2) * extra.slabs"),
+    ],
+)
+def test_each_part_of_the_kernel_by_columns_is_needed(monkeypatch, tiles, rows, line, change):
+    tiles(SMALL, by_columns=True)
+    monkeypatch.setattr(sm90, "column_hooks", changed(column_hooks, line, change))
+    monkeypatch.setattr(sm90_host, "ag_gemm_kernel", sm90.ag_gemm_kernel.__wrapped__)
+    assert found_out(rows, 136, races=True)
+
+
+@cuda.jit
+def be_late():
+    for _ in range(300):
+        cuda.nanosleep(1)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_signals_are_those_of_this_call(monkeypatch, tiles, by_columns):
+    """Not of the one before it, where the copies of rank 1 are late."""
+    tiles(SMALL, by_columns=by_columns)
+    whole = PushAhead.overlap
+
+    def overlap(engine, *args, **options):
+        transfer = whole(engine, *args, **options)
+        if engine.me == 1:
+            transfer.side_operations.insert(0, lambda stream: be_late[1, 1, stream]())
+        return transfer
+
+    monkeypatch.setattr(PushAhead, "overlap", overlap)
+    assert not found_out(64, calls=2)
+    without = changed(stream_barrier, "signals[i] = 0", "pass").team_barrier_kernel
+    monkeypatch.setattr(stream_barrier, "team_barrier_kernel", without)
+    assert not found_out(64) and found_out(64, calls=2)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rows_of_tiles_of_several_ranks_do_not_come_from_x(monkeypatch, tiles, by_columns):
+    tiles(SMALL, by_columns=by_columns)
+    module = changed(sm90_host, "self.reads_x = rows % tile.m == 0 and", "self.reads_x =")
+    module.choose = sm90_host.choose
+    monkeypatch.setattr(all_gather, "Fused", module.Fused)
+    assert found_out(40, races=True)
+
+
+def test_own_rows_come_before_the_product(monkeypatch, tiles):
+    """Where they are not read from x."""
+    whole = PushAhead.overlap
+    monkeypatch.setattr(
+        PushAhead, "overlap", lambda self, x, out, own, **options: whole(self, x, out, "never", **options)
+    )
+    assert not found_out(64) and found_out(40)
+
+
+# ---- on the host
+
+
+def test_which_method():
+    auto = object.__new__(sk.AllGatherGemm)
+    auto.world = SimpleNamespace(n_ranks=4, backend=SimpleNamespace(name="nvshmem"))
+    auto.method, auto._preferred, auto._rooms = "auto", "overlap", {"push": "made", "overlap": "made"}
+    auto._gpu = SimpleNamespace(multiprocessors=132)
+
+    def methods(*rows, k=8192, dtype="bfloat16", n=7168):
+        return [auto.method_for((m, k), dtype, n) for m in rows]
+
+    assert methods(1 << 14, 512, 65, 64) == ["overlap", "push", "push", "sequential"]
+    assert methods(256, dtype="float32") == methods(256, k=8193) == methods(1024, n=64) == ["overlap"]
+    auto._rooms = {"overlap": "made"}
+    assert methods(128, 64) == ["overlap", "sequential"]
+    auto._rooms = {}
+    assert methods(2048) == ["sequential"]
+    gpu = SimpleNamespace(multiprocessors=132)
+    sizes = (8192, 3584, 4096), (8192, 7168, 8192), (8192, 2048, 8192), (512, 7168, 8192), (64, 7168, 8192)
+    rounds = [all_gather.rounds_of([SimpleNamespace(size=size)], gpu) for size in sizes]
+    assert [number > column_hooks.ROUNDS for number in rounds] == [True] * 3 + [False] * 2
+
+
+def test_groups_of_tiles_end_with_a_rank():
+    for *rows, group in (
+        (2048, 16),
+        (3072, 12),
+        (256, 2),
+        (4608, 12),
+        (200, 16),
+        (1024, 2048, 8),
+        (512, 1024, 8),
+    ):
+        assert sm90_host.aligned_groups(Tile(128, 256), *rows).group == group
+
+
+def test_refusals(pes):
+    def main():
+        world = sk.init()
+        for method in ("overlap", "sequential"):
+            multiply, room = sk.AllGatherGemm(world, 2 * 8 * 16 * 2, method), np.zeros((16, 24), BF16)
+            square = integers(16, 16)
+            x, weight = integers(8, 16), integers(16, 24)
+            for arguments, options, text in [
+                ((x[0], weight), {}, "it must be 2-D"),
+                ((x[:, ::2], weight[:8]), {}, "it must be a C-contiguous .* Give a copy"),
+                (
+                    (integers(9, 16), weight),
+                    {},
+                    "ranks have 576 bytes, more than max_nbytes=512. Make",
+                ),
+                ((x, weight[:8]), {}, r"weight is bfloat16 \(8, 24\); it must be bfloat16 \(16, N\)"),
+                ((x, weight.astype("float16")), {}, "weight is float16"),
+                ((x, weight, room[:8]), {}, r"out is \(8, 24\); it must be \(16, 24\)"),
+                (
+                    (x, (weight, weight), (room,)),
+                    {},
+                    "out is a tuple of 1; it must be a tuple of 2, one for each weight",
+                ),
+                ((x, (weight, weight), (room, room)), {}, "out overlaps another"),
+                ((x, square, room[:, :16]), {"gathered": square}, "gathered overlaps another"),
+                ((x, square), {"gathered": integers(16, 16), "bias": x[0], "out": square}, "out overlaps b"),
+                ((x, weight[:, :16]), {"gathered": square, "bias": square[0]}, "gathered overlaps another"),
+                ((x, ()), {}, "weight is an empty tuple"),
+                ((x, weight), {"bias": integers(23)}, "bias is"),
+                ((x, weight), {"activation": "tanh"}, "activation is 'tanh'; it must be None, 'relu'"),
+                (
+                    (x, weight),
+                    {"gathered": integers(16, 15)},
+                    r"gathered is .*; it must be bfloat16 \(16, 16\)",
+                ),
+            ]:
+                with pytest.raises(ValueError, match=text):
+                    multiply(*arguments, **options)
+            multiply.free()
+            with pytest.raises(RuntimeError, match="freed; make a new one"):
+                multiply(x, weight)
+        with pytest.raises(
+            ValueError, match="it must be 'push', 'overlap', 'overlap_2d', 'sequential' or 'auto'"
+        ):
+            sk.AllGatherGemm(world, 8, "fast")
+        with pytest.raises(ValueError, match="rank 0 gives max_nbytes=8, rank 1 gives max_nbytes=9"):
+            sk.AllGatherGemm(world, 8 + world.rank)
+        with pytest.raises(TypeError, match="max_nbytes is '8'; it must be an integer"):
+            sk.AllGatherGemm(world, "8")
+        multiply = sk.AllGatherGemm(world, 512)
+        for arguments, options, text in [
+            ((None, weight, room), {}, "x is None; it must be a NumPy"),
+            ((x, (weight, None), (None, room)), {}, "weight"),
+            ((x, weight), {"activation": ["relu"]}, r"activation is a list; it must be None"),
+            ((x, weight), {"stream": "x"}, "stream is 'x'; on the emulator"),
+        ]:
+            with pytest.raises((TypeError, ValueError), match=text):
+                multiply(*arguments, **options)
+        product = sk.GemmReduceScatter(world, 8, 8)
+        with pytest.raises(TypeError, match="GemmReduceScatter: a is a list; it must be a NumPy array"):
+            product([1], weight)
+
+    pes(2).run(main)

@@ -1,0 +1,149 @@
+"""The docs are true: their programs run, they name what there is, their tables are the measured results, and
+their links lead on."""
+
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata
+
+import pytest
+from pages import PAGES, ROOT, programs
+
+import shmemkit as sk
+from shmemkit import device
+from shmemkit.tools import mpirun
+
+
+def output_of(run):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run()
+    return printed.getvalue()
+
+
+def test_readme_shows_example_00():
+    (program,) = programs("README.md", "with sk.init()")
+    assert (ROOT / "examples" / "00_hello.py").read_text().endswith(program)
+
+
+COMPLETE = [
+    pytest.param(program, id=f"{page}-{i}")
+    for page in (
+        "docs/emulator.md",
+        "docs/host.md",
+        "docs/launching.md",
+        "docs/primitives.md",
+        "docs/torch.md",
+        "docs/triton_distributed.md",
+    )
+    for i, program in enumerate(programs(page, "import shmemkit"))
+]
+
+
+@pytest.mark.parametrize("program", COMPLETE)
+def test_program_prints_what_its_comments_say(program):
+    if "import torch" in program:
+        pytest.importorskip("torch")
+    expected = re.findall(r"print\(.*\)  # (.*)", program)
+    assert expected
+    if "emu.run" in program or "emu.explore" in program:
+        printed = output_of(lambda: exec(program, {}))
+    else:
+        printed = output_of(lambda: sk.emu.run(lambda: exec(program, {}), 4))
+    assert set(expected) <= set(printed.splitlines())
+
+
+def test_host_page_has_complete_programs_only():
+    assert programs("docs/host.md", "") == programs("docs/host.md", "import shmemkit")
+
+
+def signatures(page, owner):
+    """(name, arguments) of the calls that a table of a page shows in its first column."""
+    for row in re.findall(r"^\| (`.*?) \|", (ROOT / page).read_text(), re.M):
+        yield from re.findall(rf"`{owner}(\w+)\(([^`]*)\)`", row)
+
+
+def parameters(function):
+    """As the docs write them, without self and types."""
+    found = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
+    return [str(p).replace("'", '"') for p in found if p.name != "self"]
+
+
+def test_primitives_page_has_all_names_and_their_arguments():
+    text = (ROOT / "docs" / "primitives.md").read_text()
+    assert [name for name in device.__all__ if not re.search(rf"`{name}\b", text)] == []
+    shown = list(signatures("docs/primitives.md", ""))
+    assert len(shown) > 40
+    for name, arguments in shown:
+        if name != "barrier_all_block":  # both arguments or none, which are two rows
+            assert arguments.split(", ") == (parameters(getattr(device, name)) or [""]), name
+    for enum in (device.SignalOp, device.ComparisonType, device.Teams, device.SmemAmount):
+        row = re.search(rf"^\| `{enum.__name__}` \| (.*) \|", text, re.M)[1]
+        assert sorted(re.findall(r"`([A-Z_]+)`", row)) == sorted(enum.__members__)
+
+
+def test_host_page_has_the_arguments():
+    text = (ROOT / "docs" / "host.md").read_text()
+    shown = [(name, arguments, sk.World) for name, arguments in signatures("docs/host.md", "")]
+    shown += [(name, arguments, sk) for name, arguments in signatures("docs/host.md", "sk\\.")]
+    shown += [(name, arguments, sk) for name, arguments in re.findall(r"`sk\.(init|Queue)\((.+?)\)`", text)]
+    emulator = re.findall(r"`sk\.emu\.(run|explore)\((.+?)\)`", text, re.S)
+    assert len(emulator) == 2
+    shown += [(name, " ".join(arguments.split()), sk.emu) for name, arguments in emulator]
+    assert len(shown) > 12
+    for name, arguments, owner in shown:
+        function = getattr(owner, name)
+        function = function.__init__ if inspect.isclass(function) else function
+        assert arguments.split(", ") == (parameters(function) or [""]), name
+
+
+@pytest.mark.slow
+def test_tables_are_those_of_the_results():
+    check = subprocess.run(
+        [sys.executable, ROOT / "docs" / "tables.py", "--check"], capture_output=True, text=True
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"```.*?```|`.*?`", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_programs_named_in_the_docs_exist():
+    for page in PAGES:
+        for name in re.findall(
+            r"\b(?:examples|benchmarks|docs|tests)/[\w/]+\.(?:py|md|json)\b", page.read_text()
+        ):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_install_page_has_the_extras():
+    text = (ROOT / "docs" / "install.md").read_text()
+    rows = " ".join(re.findall(r"^\| (`.*?) \|", text.partition("## Starting ranks")[0], re.M))
+    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(metadata("shmemkit").get_all("Provides-Extra"))
+
+
+def test_commands_of_the_install_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("script.py", "hosts"):
+        (tmp_path / name).touch()
+    text = (ROOT / "docs" / "install.md").read_text()
+    commands = re.findall(r"^shmemkit run (.*?)(?:  #.*)?$", text, re.M)
+    assert len(commands) > 5
+    for command in commands:
+        _, program = mpirun.parse(command.split())
+        assert program in (["script.py"], ["-m", "pytest", "-m", "gpu"])
+
+
+def test_links_of_the_page_on_pypi_are_whole():
+    """The installed metadata carries README as PyPI shows it."""
+    text = re.sub(r"```.*?```|`.*?`", "", metadata("shmemkit").get_payload(), flags=re.S)
+    links = re.findall(r"\]\((.*?)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
