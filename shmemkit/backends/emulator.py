@@ -1,6 +1,7 @@
 """The emulator as a World sees it; ``shmemkit.backends.nvshmem`` has the same interface for NVSHMEM."""
 
 import sys
+from functools import cached_property
 
 import numpy as np
 
@@ -39,7 +40,9 @@ class EmulatorBackend:
     """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls)."""
 
     name = gpu_name = "emulator"
-    compute_capability, multiprocessors = (9, 0), 132  # so that kernels for it are emulated, too
+    compute_capability = cached_property(lambda self: self.machine.gpu.compute_capability)
+    multiprocessors = cached_property(lambda self: self.machine.gpu.sms)
+    block_shared = cached_property(lambda self: self.machine.gpu.shared - self.machine.gpu.reserved)
 
     def __init__(self, comm):
         self.host = host = current_host()

@@ -37,7 +37,7 @@ def parser():
     result.add_argument(
         "--races", action="store_true", default=None, help="report accesses that nothing orders"
     )
-    result.add_argument("--gpu", help='which the blocks have to fit on, as "H200" or "A100,sms=8"')
+    result.add_argument("--gpu", help='to emulate, as "H200" (default) or "A100,sms=8"')
     result.add_argument("--delivery", choices=DELIVERIES, help="when messages arrive")
     schedule = result.add_mutually_exclusive_group()
     schedule.add_argument("--seed", type=int, help="a random schedule, the same each time")

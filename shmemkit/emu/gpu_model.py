@@ -1,4 +1,4 @@
-"""The GPU that a program is meant for: how many blocks of a grid are on it at once."""
+"""The GPU that a program is meant for: its compute capability, and how many blocks are on it at once."""
 
 import os
 from typing import NamedTuple
@@ -9,10 +9,11 @@ VARIABLE = "SHMEMKIT_EMULATED_GPU"
 
 
 class Gpu(NamedTuple):
-    """Multiprocessors (SMs), and what each has: threads, blocks, bytes of shared memory, of which every block
-    takes `reserved`."""
+    """Its compute capability and multiprocessors (SMs), and what each SM has: threads, blocks, bytes of
+    shared memory, of which every block takes `reserved`."""
 
     name: str
+    compute_capability: tuple[int, int]
     sms: int
     threads: int = 2048
     blocks: int = 32
@@ -31,14 +32,16 @@ class Gpu(NamedTuple):
         return n * self.sms // cluster * cluster, f"{self.sms} SMs with {n} each, for an SM has {limit}"
 
 
+NUMBERS = Gpu._fields[2:]  # that a text may change
+
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("H200", 132),
-        Gpu("H100", 132),
-        Gpu("B200", 148),
-        Gpu("A100", 108, shared=164 << 10),
-        Gpu("L40S", 142, 1536, 24, 100 << 10),
+        Gpu("H200", (9, 0), 132),
+        Gpu("H100", (9, 0), 132),
+        Gpu("B200", (10, 0), 148),
+        Gpu("A100", (8, 0), 108, shared=164 << 10),
+        Gpu("L40S", (8, 9), 142, 1536, 24, 100 << 10),
     )
 }
 
@@ -53,11 +56,11 @@ def gpu_of(text=None):
         name, *changes = text.replace(" ", "").split(",")
         numbers = {key: int(value) for key, value in (c.split("=") for c in changes)}
         gpu = GPUS[name]._replace(**numbers)
-        if "name" in numbers or min(gpu[1:5]) < 1 or gpu.reserved < 0:
+        if numbers.keys() - NUMBERS or min(gpu[2:6]) < 1 or gpu.reserved < 0:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
-            f"{source} is {text!r}; it must be {listed(GPUS)}, and may change {listed(Gpu._fields[1:])}, as "
+            f"{source} is {text!r}; it must be {listed(GPUS)}, and may change {listed(NUMBERS)}, as "
             "'H200,sms=8' does"
         ) from None
     return gpu

@@ -208,8 +208,8 @@ def run(
                  "eager"
     seed         an integer: the random schedule of that number. Default: SHMEMKIT_SEED, or None: first come,
                  first served. The same arguments give the same run
-    gpu          the GPU that decides how many blocks of a grid run at once: "H200", "A100", "H200,sms=8", ...
-                 Default: SHMEMKIT_EMULATED_GPU, or "H200"
+    gpu          the GPU that decides which kernels and how many blocks run, and how many at once: "H200",
+                 "A100", "H200,sms=8", ... Default: SHMEMKIT_EMULATED_GPU, or "H200"
     choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``schedules.py``)
 
     Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE

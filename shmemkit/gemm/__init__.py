@@ -53,7 +53,6 @@ from .sm90_host import Sm90
 __all__ = ["METHODS", "Gemm", "bind_product", "check", "gpu_of", "matmul"]
 
 PLANS = 512  # bound calls that a Gemm keeps
-EMULATED_SHARED = 232448  # bytes of shared memory per block, as on Hopper
 METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
 
 
@@ -198,7 +197,7 @@ def gpu_of(world):
     """-> the Gpu that a World computes on; without one (None), CuPy's current one"""
     if world is not None and world.backend.name == "emulator":
         backend = world.backend
-        return Gpu(backend.compute_capability, backend.multiprocessors, EMULATED_SHARED, np)
+        return Gpu(backend.compute_capability, backend.multiprocessors, backend.block_shared, np)
     if world is None:
         _check_gpus()
     return _of_device(_cupy().cuda.Device().id)

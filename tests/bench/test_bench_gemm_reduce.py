@@ -53,10 +53,9 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_fused_is_measured_too(monkeypatch):
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
+def test_fused_is_measured_too():
     given = ["gemm_rs", "--shapes", "8x32x16", "--methods", "fused", "--vs", ""]
-    assert sk.emu.run(main, 2, (given,)) == [0, 0]
+    assert sk.emu.run(main, 2, (given,), gpu="H200,sms=2") == [0, 0]
 
 
 def test_wrong_results_are_found(monkeypatch, capsys):

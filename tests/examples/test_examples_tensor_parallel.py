@@ -9,8 +9,6 @@ import pytest
 from emulated import emulate
 from fast import slow
 
-from shmemkit.backends.emulator import EmulatorBackend
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -43,11 +41,10 @@ def test_tokens_that_ranks_cannot_share(capsys, n_ranks, tokens, text):
     assert text in capsys.readouterr().err
 
 
-def test_refused_methods_and_sizes(capsys, monkeypatch):
+def test_refused_methods_and_sizes(capsys):
     """On another GPU than Hopper's the rest goes on."""
-    monkeypatch.setattr(EmulatorBackend, "compute_capability", (8, 0))
     for name, passed in (("07_ag_gemm.py", 1), ("08_gemm_rs.py", 2)):
-        assert emulate(["-n", "2", str(EXAMPLES / name)]) == 0
+        assert emulate(["-n", "2", "--gpu", "A100", str(EXAMPLES / name)]) == 0
         out = capsys.readouterr().out
         assert out.count("passed") == passed and "compute capability 8.0; it must be 9.0" in out
     assert emulate(["-n", "1", str(EXAMPLES / "07_ag_gemm.py"), "--hidden", "12"]) != 0

@@ -7,6 +7,7 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit.device import grid_barrier, notify, rank, wait
 from shmemkit.emu import DeadlockError, EmulatorError
+from shmemkit.gemm import gpu_of
 
 
 @cuda.jit
@@ -63,6 +64,21 @@ def test_a_barrier_of_a_grid_that_does_not_fit(monkeypatch):
     with pytest.raises(EmulatorError, match="not all blocks of the grid run at once: 4 of the 5"):
         sk.emu.run(main, 1)
     sk.emu.run(main, 1, gpu="A100,sms=1,blocks=5")
+
+
+@pytest.mark.parametrize(
+    "gpu, seen",
+    [
+        (None, ((9, 0), 132, 227 << 10)),
+        ("H200,sms=2", ((9, 0), 2, 227 << 10)),
+        ("L40S", ((8, 9), 142, 99 << 10)),
+    ],
+)
+def test_what_host_objects_see_of_it(gpu, seen):
+    """Compute capability, multiprocessors and bytes of shared memory of a block."""
+    backend, product = sk.emu.run(lambda: (sk.init().backend, gpu_of(sk.current())), 1, gpu=gpu)[0]
+    assert (backend.compute_capability, backend.multiprocessors, product.shared_bytes) == seen
+    assert (product.compute_capability, product.multiprocessors) == seen[:2]
 
 
 @pytest.mark.parametrize("gpu", ["H300", "H200,sms=0", "H200,sms", "H200,name=3", 7])
