@@ -1,11 +1,13 @@
 """The results in docs/benchmarks.md: a section for each file that the bench wrote, with a plot.
 
 Files of other programs, and those of ``bench launch``, whose tables are in docs/launching.md, are left out.
+So are rows of methods that shmemkit no longer has.
 """
 
 import hashlib
 
 from shmemkit.bench import report
+from shmemkit.bench.collectives import HOSTS, methods
 from shmemkit.bench.results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, Results
 from shmemkit.bench.sizes import size_text
 
@@ -224,9 +226,21 @@ def has_plot(results):
     return not any(row.op in (*EXPERTS, *LAYERS, "barrier", "gemm") for row in results.rows)
 
 
+def read(path):
+    """-> the Results in `path`, of those methods that shmemkit still has; None for another JSON file."""
+    results = Results.read(path)
+    if results is not None:
+        results.rows = [
+            row
+            for row in results.rows
+            if row.op not in HOSTS or row.method in COMPETITORS or row.method in methods(row.op)
+        ]
+    return results
+
+
 def files(folder):
     """-> {path: Results} of the files in `folder` that the page shows."""
-    found = {path: Results.read(path) for path in sorted(folder.glob("*.json"))}
+    found = {path: read(path) for path in sorted(folder.glob("*.json"))}
     return {
         path: results
         for path, results in found.items()
@@ -263,4 +277,4 @@ def draw(plot, path):
         plot.unlink()
         return
     plot.parent.mkdir(exist_ok=True)
-    report.plot(Results.read(path), plot, mark_of(path))
+    report.plot(read(path), plot, mark_of(path))

@@ -19,7 +19,7 @@ TORCH = {
     "torch_two_shot": TorchTwoShot,
 }
 PEERS = (*NCCL_WAYS, *TORCH)  # what --vs takes
-_HOSTS = {
+HOSTS = {
     "all_gather": "AllGather",
     "all_reduce": "AllReduce",
     "reduce_scatter": "ReduceScatter",
@@ -31,7 +31,7 @@ _HOSTS = {
 
 def host_of(op):
     """The class of the host object."""
-    return getattr(sk, _HOSTS[op])
+    return getattr(sk, HOSTS[op])
 
 
 def methods(op):

@@ -419,7 +419,7 @@ def test_all_reduce_is_checked(tmp_path, monkeypatch, capsys):
             return out
 
     monkeypatch.setattr(sk, "AllReduce", OneWrong)
-    statuses = sk.emu.run(main, 2, (["all_reduce", "--sizes", "64", "--methods", "two_shot", "--vs", ""],))
+    statuses = sk.emu.run(main, 2, (["all_reduce", "--sizes", "64", "--methods", "one_shot", "--vs", ""],))
     assert statuses == [1, 1] and "wrong: on rank 0 1 of 64 bytes differ" in capsys.readouterr().out
 
 

@@ -3,18 +3,13 @@
 Each method has a file, which explains it:
 
   one_shot  each rank sends its whole array to all others, by LL: small messages
-  one_shot_ll128
-            likewise, by LL128: over NVLink
+  one_shot_ll128, one_shot_lamport
+            likewise, by LL128, or by Lamport packets: over NVLink
   two_shot_ll128
             each rank combines a segment and sends the result, all by LL128: middling ones, over NVLink
-  one_shot_lamport, two_shot_lamport
-            likewise, by Lamport packets
-  two_shot  each rank combines a segment, which it loads from the others, and sends the result: larger ones
   push, copy_engine
             a reduce-scatter and an all-gather, by stores or by copy engines: the largest ones
   ring      along the ranks and back, by NVSHMEM's put_signal: over any nodes
-  ring_reduce_scatter
-            around the ring, a segment of each rank at a time: all links carry the same, once each way
   double_tree
             up two binary trees and down again, by put_signal: over any nodes, for many ranks
   multimem_one_shot, multimem_two_shot
@@ -36,9 +31,7 @@ from .multimem import MultimemOneShot, MultimemTwoShot
 from .one_shot import OneShot
 from .one_shot_lamport import OneShotLamport
 from .one_shot_ll128 import OneShotLL128
-from .ring import Ring, RingReduceScatter
-from .two_shot import TwoShot
-from .two_shot_lamport import TwoShotLamport
+from .ring import Ring
 from .two_shot_ll128 import TwoShotLL128
 
 METHODS = {
@@ -46,12 +39,9 @@ METHODS = {
     "one_shot_ll128": OneShotLL128,
     "one_shot_lamport": OneShotLamport,
     "two_shot_ll128": TwoShotLL128,
-    "two_shot_lamport": TwoShotLamport,
-    "two_shot": TwoShot,
     "push": Push,
     "copy_engine": CopyEngine,
     "ring": Ring,
-    "ring_reduce_scatter": RingReduceScatter,
     "double_tree": DoubleTree,
     "multimem_one_shot": MultimemOneShot,
     "multimem_two_shot": MultimemTwoShot,
@@ -68,9 +58,9 @@ class AllReduce(Collective):
 
     ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
     ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
-    every run. Elements are combined in the order of the ranks; "ring_reduce_scatter" begins segment k with
-    rank k + 1, and "double_tree" combines subtree by subtree. By multimem, the switch chooses the order in
-    which it adds floating-point numbers (see there). The first call for a dtype compiles its kernel.
+    every run. Elements are combined in the order of the ranks, but "double_tree" combines subtree by subtree.
+    By multimem, the switch chooses the order in which it adds floating-point numbers (see there). The first
+    call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)

@@ -1,10 +1,9 @@
-"""All-reduce around a ring: each rank sends to the next rank only. There are two methods.
+"""All-reduce around a ring: each rank sends to the next rank only. A reduce phase goes along the ranks, then
+a broadcast phase. It uses NVSHMEM's put_signal and runs on any nodes. It takes 2 n - 2 hops, one after
+another, so it is for arrays of many chunks.
 
 Partial totals travel: what the ranks before have combined, word by word (``partial_results.py``). Totals of
 float16 and bfloat16 travel as float32, in twice the bytes, so only results are rounded, once.
-
-``ring_all_reduce``: a reduce phase along the ranks, then a broadcast phase. It uses NVSHMEM's put_signal and
-runs on any nodes. It takes 2 n - 2 hops, one after another, so it is for arrays of many chunks.
 
 Chunks    the array is cut into chunks, which are dealt out to the blocks
 Partials  partials[c], on every rank: the total of chunk c over the ranks before; the rank then adds its own.
@@ -48,40 +47,6 @@ No race, without a double buffer: a result acknowledges all partials.
 No deadlock: in the first loop, rank 0 waits for no rank, and each other rank for the first loop of the rank
 before. In the second loop, rank 0 waits for the first loop of the last rank, and each other rank for the rank
 before. All ranks' blocks have the same chunks, in the same order, and all are co-resident.
-
-``ring_reduce_scatter_all_reduce``: a reduce-scatter around the ring, then an all-gather. In each of its 2 n -
-2 hops, all ranks send 1/n of the data at once, into the next rank's memory. No rank sends a byte more than it
-must.
-
-Segments  the array is cut into n_ranks segments, a segment into chunks, which are dealt out to the blocks
-Partials  partials[k, c], on every rank: the total of chunk c of segment k over the ranks before. Written by
-          the rank before
-Results   results[k, c], on every rank: chunk c of segment k, combined. Written by the rank before
-Signals   partials_full[k, c] and results_full[k, c], on every rank: the last epoch whose partials[k, c], and
-          whose results[k, c], are here. Set by the rank before
-Epochs    epochs[c], local, as above
-
-  block b, for each hop s = 0 .. n - 1, with segment k = me - 1 - s modulo the ranks, for each of its chunks:
-          1. s > 0: wait until partials_full[k, c] is the epoch; syncthreads                 acquire, sys
-          2. combine partials[k, c] (none if s = 0) with the own chunk, into partials[k, c] on the next rank;
-             in the last hop, where k = me: into results[k, c] there, and into the own output; syncthreads
-          3. set partials_full[k, c] there, in the last hop results_full[k, c]   release, sys: publishes it
-  then for each hop s = 1 .. n - 1, with segment k = me - s, for each chunk:
-          4. wait until results_full[k, c] is the epoch; syncthreads                         acquire, sys
-          5. copy results[k, c] to the output and, except in the last hop, to the next rank; syncthreads
-          6. except in the last hop, set results_full[k, c] there                release, sys: publishes it
-  at the end: add 1 to the epochs
-
-Segment k is combined in the order k + 1, k + 2, .., n - 1, 0, .., k of the ranks, each element by one rank at
-a time: all ranks get the same bits, in every run. They may differ from those in the order of the ranks.
-
-No race, as above. A rank that ends a launch has the results of chunk c of all segments. The next rank has
-added its values to them, so it has read its partials[k, c]: they may be written again. A rank that has the
-results of the next epoch knows that the next rank has begun it, so its previous launch has ended: it has read
-its results[k, c]. x may be out: a block reads a chunk of a segment of x in step 2 before it writes it.
-
-No deadlock: each hop of a rank needs the previous hop of the rank before; the first needs none. All blocks
-are co-resident.
 """
 
 import functools
@@ -93,15 +58,12 @@ from shmemkit.device import (
     SignalOp,
     load_word,
     n_words,
-    notify,
     num_ranks,
     put_signal_nbi_block,
     rank,
     reduction,
     signal_wait_until,
     store_word,
-    symm_at,
-    wait_block,
 )
 
 from ..method import Method
@@ -110,7 +72,6 @@ from ..partial_results import totals
 LEAST, MOST = 1 << 9, 1 << 11  # words of a chunk: 4 to 16 KB
 RING_BLOCKS = 104  # of a grid: one per multiprocessor of A100
 RING_CHUNKS = 8  # for each of them, if they are not too small: a chunk a hop
-SCATTER_BLOCKS = 208  # two per multiprocessor of A100: of 512 threads, with 64 registers each
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
@@ -194,86 +155,6 @@ def ring_kernel(op, dtype):
     return ring_all_reduce
 
 
-@functools.cache
-def ring_reduce_scatter_kernel(op, dtype):
-    """-> the kernel that reduces `dtype`, a name as "float16", by `op`, as "sum"."""
-    first, add, result = reduction(op, dtype)
-    _, load_total, store_total = totals(op, dtype)
-
-    @cuda.jit(max_registers=64)
-    def ring_reduce_scatter_all_reduce(
-        x, out, segment, chunk, partials, results, partials_full, results_full, epochs
-    ):
-        """Combine the `x` of all ranks in `out`.
-
-        x, out          uint64 or uint8 (the bytes of elements of `dtype`), 1-D, of the same size; may be the
-                        same
-        segment, chunk  words of a segment, n_ranks of which are x, and of a chunk of it
-        partials        uint64 (n_ranks, chunks at most, twice the words of a chunk at most), symmetric
-        results         uint64 (n_ranks, chunks at most, words of a chunk at most), symmetric
-        partials_full, results_full
-                        uint64 (n_ranks, chunks at most), symmetric, zeros at first
-        epochs          uint64 (chunks at most,), zeros at first
-        grid            any number of blocks, one-dimensional, as the blocks are; the same on all ranks
-        """
-        b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        me, n, size = rank(), num_ranks(), n_words(x)
-        to = me + 1 if me + 1 < n else 0
-        there, results_there = symm_at(partials, to), symm_at(results, to)
-        k, s = me, 0
-        while s < n:
-            k = k - 1 if k > 0 else n - 1
-            c = b
-            while c * chunk < segment:
-                begin, epoch = k * segment + c * chunk, epochs[c] + 1
-                length = min(chunk, segment - c * chunk, size - begin)  # none if negative
-                if s > 0:
-                    wait_block(partials_full[k, c:], 1, "sys", "acquire", epoch)  # 1
-                i = t
-                while i < length:  # 2
-                    word = load_word(x, begin + i)
-                    total = first(word) if s == 0 else add(load_total(partials[k, c], i, length), word)
-                    if s < n - 1:
-                        store_total(there[k, c], i, length, total)
-                    else:
-                        word = result(total, n)
-                        results_there[k, c, i] = word
-                        store_word(out, begin + i, word)
-                    i += threads
-                cuda.syncthreads()
-                if t == 0:  # 3
-                    if s < n - 1:
-                        notify(partials_full[k, c:], to, epoch, "set", "sys")
-                    else:
-                        notify(results_full[k, c:], to, epoch, "set", "sys")
-                c += cuda.gridDim.x
-            s += 1
-        s = 1
-        while s < n:
-            k = k - 1 if k > 0 else n - 1
-            c = b
-            while c * chunk < segment:
-                begin, epoch = k * segment + c * chunk, epochs[c] + 1
-                length = min(chunk, segment - c * chunk, size - begin)
-                wait_block(results_full[k, c:], 1, "sys", "acquire", epoch)  # 4
-                i = t
-                while i < length:  # 5
-                    word = results[k, c, i]
-                    if s < n - 1:
-                        results_there[k, c, i] = word
-                    store_word(out, begin + i, word)
-                    i += threads
-                if s < n - 1:
-                    cuda.syncthreads()
-                    if t == 0:
-                        notify(results_full[k, c:], to, epoch, "set", "sys")  # 6
-                c += cuda.gridDim.x
-            s += 1
-        _count(epochs, b, chunk, segment)
-
-    return ring_reduce_scatter_all_reduce
-
-
 @cuda.jit(device=True)
 def _count(epochs, b, chunk, size):
     """Add 1 to the counters of the chunks of block b."""
@@ -303,65 +184,18 @@ class Ring(Method):
         return self.launch(ring_kernel(self.op, dtype.name), min(chunks, RING_BLOCKS), *args)
 
 
-class RingReduceScatter(Method):
-    """The method "ring_reduce_scatter" of ``AllReduce``."""
-
-    def prepare(self, max_nbytes, op):
-        world, n = self.world, self.world.n_ranks
-        world.check_reach("all_reduce ring_reduce_scatter")
-        self.op, segment = op, self._segment(max(1, max_nbytes))
-        room, chunks = chunks_of(segment, SCATTER_BLOCKS)[0], most_chunks(segment, SCATTER_BLOCKS)
-        name = "all_reduce.ring_reduce_scatter."
-        self.partials = self.empty((n, chunks, 2 * room), "uint64", name + "partials")
-        self.results = self.empty((n, chunks, room), "uint64", name + "results")
-        self.partials_full = self.zeros((n, chunks), "uint64", name + "partials_full")
-        self.results_full = self.zeros((n, chunks), "uint64", name + "results_full")
-        self.epochs = world.xp.zeros(chunks, "uint64")
-
-    def _segment(self, nbytes):
-        """Its words: whole lines of 128 bytes."""
-        return -(-(nbytes + 7 >> 3) // self.world.n_ranks) + 15 & -16
-
-    def bind(self, x, out, in_place, dtype):
-        segment = self._segment(x.nbytes)
-        chunk, chunks = chunks_of(segment, SCATTER_BLOCKS)
-        args = (
-            x,
-            out,
-            segment,
-            chunk,
-            self.partials,
-            self.results,
-            self.partials_full,
-            self.results_full,
-            self.epochs,
-        )
-        kernel = ring_reduce_scatter_kernel(self.op, dtype.name)
-        return self.launch(kernel, min(chunks, SCATTER_BLOCKS), *args)
-
-
 _x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
-_three, _two, _one = (types.Array(types.uint64, d, "C") for d in (3, 2, 1))
-_CASES = (
-    ("sum", "bfloat16", types.uint64),
-    ("sum", "float16", types.uint8),
-    ("max", "float32", types.uint64),
-    ("avg", "float64", types.uint64),
-    ("prod", "int8", types.uint64),
-)
+_two, _one = (types.Array(types.uint64, d, "C") for d in (2, 1))
 GPU_KERNELS = {
-    **{
-        f"ring_all_reduce[{op},{dtype},{words}]": (
-            ring_kernel(op, dtype),
-            (*_x[words], types.int64, _two, _two, _one, _one, _one),
-        )
-        for op, dtype, words in _CASES
-    },
-    **{
-        f"ring_reduce_scatter_all_reduce[{op},{dtype},{words}]": (
-            ring_reduce_scatter_kernel(op, dtype),
-            (*_x[words], types.int64, types.int64, _three, _three, _two, _two, _one),
-        )
-        for op, dtype, words in _CASES
-    },
+    f"ring_all_reduce[{op},{dtype},{words}]": (
+        ring_kernel(op, dtype),
+        (*_x[words], types.int64, _two, _two, _one, _one, _one),
+    )
+    for op, dtype, words in (
+        ("sum", "bfloat16", types.uint64),
+        ("sum", "float16", types.uint8),
+        ("max", "float32", types.uint64),
+        ("avg", "float64", types.uint64),
+        ("prod", "int8", types.uint64),
+    )
 }
