@@ -48,7 +48,7 @@ class Collective:
     _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
     _sizes: Callable[[Any, Any], None]
     _in_place: Callable[[Any, Any], int | None]
-    _one_place = True  # whether what ``_shared`` gives is the same part of symmetric memory on all ranks
+    _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
     def __init__(self, world: World, max_nbytes: int, method: str):
         self._name = name = type(self).__name__
@@ -109,8 +109,7 @@ class Collective:
         run = self._plans.get(key)
         if run is None:
             run = self._plan(key, *converted(self._name, {"x": x, "out": out}, world.xp).values())
-        shared = self._shared(x, out) if self._one_place else None
-        self._order.before(stream, self._name, x, shared=shared)
+        self._order.before(stream, self._name, x, shared=out if self._one_place else None)
         run(stream)
         if waits:
             world.stream.synchronize()
@@ -141,7 +140,7 @@ class Collective:
             raise ValueError(f"{name}: x and out overlap; {self._overlap}")
         run = _nothing
         if x.size:
-            method = self.method_for(full, self.world.is_symmetric(self._shared(x, out)))
+            method = self.method_for(full, self.world.is_symmetric(out))
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
         self._plans.keep(key, run)
         return run
@@ -149,10 +148,6 @@ class Collective:
     def _full(self, x, out):
         """Bytes of the full array."""
         return max(x.nbytes, out.nbytes)
-
-    def _shared(self, x, out):
-        """Which of the two the peers use themselves, where it is symmetric."""
-        return out
 
     def _bind(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place)

@@ -24,7 +24,6 @@ methods = pytest.mark.parametrize("method", [m for m in METHODS if m not in ("co
 def small_chunks(monkeypatch):
     """Several blocks, and chunks, for few bytes."""
     for module, constants in {
-        "pull": {"PART": 512, "MAX_BLOCKS": 3},
         "ring": {"PART": 512, "MAX_BLOCKS": 3, "CHUNK": 64, "MAX_CHUNKS": 8},
         "push": {"CHUNK": 8192},
     }.items():
@@ -47,23 +46,21 @@ def order(method, rank, n):
     return [(rank + 1 + k) % n for k in range(n)] if method == "ring" else list(range(n))
 
 
-def scatter_all(method, sizes, dtype="float32", op="sum", unaligned=0, in_place=False, symmetric=False):
+def scatter_all(method, sizes, dtype="float32", op="sum", unaligned=0, in_place=False):
     """One after another, by one object. `sizes` are those of a part; those of rank 0 are aligned, also if
     others' are not."""
     world = sk.init()
     n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
     scatter = ReduceScatter(world, n * max(sizes) * dtype.itemsize, op, method)
-    first = unaligned * (1 if symmetric else me)  # symmetric arrays: the same part on all ranks
-    inside = scatter.output(first + n * max(sizes) + 5, dtype) if symmetric else None
+    first = unaligned * me
     for call, size in enumerate(sizes):
         given = inputs(call, size, dtype, n)
-        room = inside if symmetric and call % 3 != 1 else np.zeros(first + n * size + 5, dtype)
-        room[:] = 0
+        room = np.zeros(first + n * size + 5, dtype)
         x = room[first : first + n * size]
         x[:] = given[me]
         mine = slice(me * size, (me + 1) * size)
-        beside = np.zeros(me * unaligned + size + 5, dtype)
-        out = x[mine] if in_place else beside[me * unaligned :][:size]
+        beside = np.zeros(first + size + 5, dtype)
+        out = x[mine] if in_place else beside[first:][:size]
         assert scatter(x, out) is out
         world.synchronize()
         expected = combined(op, [given[k][mine] for k in order(method, me, n)])
@@ -93,25 +90,24 @@ def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
 @pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
-@pytest.mark.parametrize("n_pes, symmetric", [(2, False), (3, False), (3, True)])
-def test_several_blocks_and_chunks(pes, small_chunks, n_pes, symmetric, method):
-    pes(n_pes).run(scatter_all, method, [250, 3, 520, 7, 33, 510], "float16", "sum", 0, False, symmetric)
+@pytest.mark.parametrize("n_pes", [2, 3])
+def test_several_blocks_and_chunks(pes, small_chunks, n_pes, method):
+    pes(n_pes).run(scatter_all, method, [250, 3, 520, 7, 33, 510], "float16")
 
 
 @pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("dtype, symmetric", [("uint8", False), ("uint8", True), ("float16", False)])
-def test_unaligned(pes, method, dtype, symmetric):
-    pes(3).run(scatter_all, method, [1, 300, 33, 65], dtype, "sum", 3, False, symmetric)
-    pes(3).run(scatter_all, method, [1, 33, 65], dtype, "max", 3, True, symmetric)
+@pytest.mark.parametrize("dtype", ["uint8", "float16"])
+def test_unaligned(pes, method, dtype):
+    pes(3).run(scatter_all, method, [1, 300, 33, 65], dtype, "sum", 3, False)
+    pes(3).run(scatter_all, method, [1, 33, 65], dtype, "max", 3, True)
 
 
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 def test_in_place(pes, small_chunks, method):
-    for symmetric in (False, True):
-        pes(3).run(scatter_all, method, [40, 8, 100], "float32", "sum", 0, True, symmetric)
+    pes(3).run(scatter_all, method, [40, 8, 100], "float32", "sum", 0, True)
 
 
 @pytest.mark.each_value
@@ -160,10 +156,9 @@ def test_push_where_gpus_differ(pes):
     op=st.sampled_from(["sum", "min"]),
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),
-    symmetric=st.booleans(),
 )
-def test_any_shape(pes, method, seed, n_pes, sizes, dtype, op, unaligned, in_place, symmetric):
-    pes(n_pes, seed=seed).run(scatter_all, method, sizes, dtype, op, unaligned, in_place, symmetric)
+def test_any_shape(pes, method, seed, n_pes, sizes, dtype, op, unaligned, in_place):
+    pes(n_pes, seed=seed).run(scatter_all, method, sizes, dtype, op, unaligned, in_place)
 
 
 @methods
@@ -225,15 +220,16 @@ def test_the_order_is_the_documented_one_every_time(pes, method, dtype, op):
 @pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_streams_and_graphs(pes, method, symmetric):
+def test_streams_and_graphs(pes, method):
+    """Of symmetric and of private arrays."""
+
     def main():
         world = sk.init()
         n, me = world.n_ranks, world.rank
         scatter = ReduceScatter(world, 40 * 8 * n, "sum", method)
         other = Stream(world.stream.machine, world.rank)
-        make = scatter.output if symmetric else np.zeros
-        x, y, outs = make((n, 40), "float64"), make((n, 9), "float64"), [np.zeros(s) for s in (40, 9, 40)]
+        x, y = scatter.output((n, 40), "float64"), np.zeros((n, 9))
+        outs = [np.zeros(40), scatter.output(9, "float64"), np.zeros(40)]
         graphs = []
         for stream in (world.stream, other):
             stream.begin_capture()
@@ -252,14 +248,13 @@ def test_streams_and_graphs(pes, method, symmetric):
     pes(2).run(main)
 
 
-def few_calls(method, calls, words, symmetric=False, dtype="uint64", threads=1):
+def few_calls(method, calls, words, dtype="uint64", threads=1):
     """Of one thread per block, and one word, little enough for all schedules."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
     scatter = METHODS[method](world, 8 * words * n, "sum")
     scatter.threads = threads
-    make = world.zeros if symmetric else np.zeros
-    x, out = make(words * n, "uint64"), np.zeros(words, "uint64")
+    x, out = np.zeros(words * n, "uint64"), np.zeros(words, "uint64")
     given = x.view(dtype).reshape(n, -1)
     for call in range(calls):
         given[:] = 10 * call + me + 3 * np.arange(n)[:, None]
@@ -271,28 +266,17 @@ def few_calls(method, calls, words, symmetric=False, dtype="uint64", threads=1):
 
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=range(8))
-@pytest.mark.parametrize(
-    "method, symmetric", [("ll", False), ("pull", False), ("pull", True), ("push", False), ("ring", False)]
-)
-def test_threads_of_a_block(pes, method, symmetric):
-    pes(3).run(few_calls, method, 4, 4, symmetric, "uint64", 4)
+@pytest.mark.parametrize("method", ["ll", "push", "ring"])
+def test_threads_of_a_block(pes, method):
+    pes(3).run(few_calls, method, 4, 4, "uint64", 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method, symmetric, dtype",
-    [
-        ("ll", False, "uint64"),
-        ("pull", False, "uint64"),
-        ("pull", True, "uint64"),
-        ("push", False, "uint64"),
-        ("ring", False, "uint64"),
-        ("ring", False, "float16"),
-    ],
+    "method, dtype", [("ll", "uint64"), ("push", "uint64"), ("ring", "uint64"), ("ring", "float16")]
 )
-def test_right_in_every_schedule(small_chunks, method, symmetric, dtype):
-    args = method, 3, 1, symmetric, dtype
-    found = sk.emu.explore(few_calls, 2, args, exhaustive=True, heap_size=1 << 18)
+def test_right_in_every_schedule(small_chunks, method, dtype):
+    found = sk.emu.explore(few_calls, 2, (method, 3, 1, dtype), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 

@@ -155,7 +155,7 @@ def test_right_in_every_schedule(monkeypatch, nodes, local_size, calls, words, d
     """17 words are 2 chunks. Three calls use the first half again. It fails with one half in the place of
     two, of any of the arrays, with one signal for all chunks, and without any of the waits."""
     monkeypatch.setattr(push_2d, "CHUNK", 8)
-    args = "push_2d", calls, words, False, dtype
+    args = "push_2d", calls, words, dtype
     found = sk.emu.explore(
         few_calls, nodes * local_size, args, exhaustive=True, local_size=local_size, heap_size=1 << 18
     )
@@ -166,7 +166,7 @@ def test_right_in_every_schedule(monkeypatch, nodes, local_size, calls, words, d
 def test_threads_of_a_block(pes, monkeypatch):
     """It fails without any of the barriers of a block."""
     monkeypatch.setattr(push_2d, "CHUNK", 8)
-    pes(6, local_size=3).run(few_calls, "push_2d", 4, 20, False, "uint64", 4)
+    pes(6, local_size=3).run(few_calls, "push_2d", 4, 20, "uint64", 4)
 
 
 def test_the_order_of_the_nodes(pes, monkeypatch):

@@ -6,7 +6,6 @@ Each method has a file, which explains it:
   ll128  likewise, by LL128: middling ones, over NVLink
   lamport
          likewise, by Lamport packets
-  pull   each rank loads its segment from the others' memory: larger ones
   push   each rank stores the others' segments into their memory, and combines its own meanwhile: large ones
   ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
   copy_engine
@@ -29,7 +28,6 @@ from .copy_engine import CopyEngine
 from .lamport import Lamport
 from .ll import LL
 from .ll128 import LL128
-from .pull import Pull
 from .push import Push
 from .push_2d import Push2D
 from .ring import Ring
@@ -38,7 +36,6 @@ METHODS = {
     "ll": LL,
     "ll128": LL128,
     "lamport": Lamport,
-    "pull": Pull,
     "push": Push,
     "ring": Ring,
     "copy_engine": CopyEngine,
@@ -63,6 +60,7 @@ class ReduceScatter(Collective):
     """
 
     table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
+    _one_place = False
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
     def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
@@ -73,9 +71,7 @@ class ReduceScatter(Collective):
         """Combine `x` with those of the other ranks. -> out
 
         x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:
-                 n_ranks segments in a row. If it lies in symmetric memory, of ``output()`` or other,
-                 then on all ranks, as the same part of the same array: the peers read it there, where the
-                 method can do without a copy. An array or tensor, as of ``AllGather``
+                 n_ranks segments in a row. An array or tensor, as of ``AllGather``
         out      C-contiguous, of x's dtype, as large as a segment. It may be the rank's own segment of x.
                  Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
                  d is a multiple of n_ranks, else of one dimension
@@ -112,9 +108,6 @@ class ReduceScatter(Collective):
 
     def _in_place(self, x, out):
         return -self.world.rank * out.nbytes
-
-    def _shared(self, x, out):
-        return x
 
     def _bind(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place, x.dtype)
