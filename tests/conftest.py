@@ -3,6 +3,7 @@ test that needs a CUDA library that is not installed (with SHMEMKIT_REQUIRE_PTXA
 tests fail ends them all.
 """
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -33,6 +34,38 @@ SMALL = {  # 0 blocks: one per peer
 }
 
 _failed = []
+
+
+class FakeLibcuda:
+    """As much of CUDA's driver library as counts GPUs."""
+
+    def __init__(self, n_gpus):
+        self.n_gpus = n_gpus
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = self.n_gpus
+        return 0
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """``gpus(n)``: CUDA's driver library sees so many GPUs from now on; with 0 there is no such library."""
+    real = ctypes.CDLL
+
+    def see(n):
+        def load(name, *args, **options):
+            if name != "libcuda.so.1":
+                return real(name, *args, **options)
+            if n == 0:
+                raise OSError(f"{name}: cannot open shared object file")
+            return FakeLibcuda(n)
+
+        monkeypatch.setattr(ctypes, "CDLL", load)
+
+    return see
 
 
 @pytest.fixture

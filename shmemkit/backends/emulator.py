@@ -23,6 +23,7 @@ from shmemkit.support.agreement import shown_by
 from shmemkit.support.call_site import users_call
 from shmemkit.support.settings import shown
 
+from . import multicast
 from .single_comm import SingleComm
 
 _users = 0  # worlds alive in this process
@@ -152,7 +153,9 @@ class EmulatorBackend:
         return there
 
     def multicast_view(self, array, ranks):
-        """`array`, symmetric, on all PEs of my node, which are `ranks`."""
+        """`array`, symmetric, on all PEs of my node, which are `ranks`. ValueError on GPUs older than
+        Hopper."""
+        multicast.check_capability(self.compute_capability)
         return Multicast(array)
 
     def barrier(self, stream):

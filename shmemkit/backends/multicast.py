@@ -14,6 +14,15 @@ def disabled():
     return f"NVSHMEM_DISABLE_NVLS={setting}"
 
 
+def check_capability(capability):
+    """ValueError where a GPU of this compute capability has no multicast."""
+    if capability < (9, 0):
+        raise ValueError(
+            f"the GPU has compute capability {capability[0]}.{capability[1]}; NVLink multicast needs 9.0 or "
+            "newer"
+        )
+
+
 def address(bindings, device, ranks, symmetric):
     """-> the multicast address of the address `symmetric` in this rank's symmetric heap.
 
@@ -35,12 +44,7 @@ def address(bindings, device, ranks, symmetric):
         error, value = driver.cuDeviceGetAttribute(which, handle)
         return 0 if int(error) else value
 
-    capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
-    if capability < (9, 0):
-        raise ValueError(
-            f"the GPU has compute capability {capability[0]}.{capability[1]}; NVLink multicast needs 9.0 or "
-            "newer"
-        )
+    check_capability((attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")))
     if not attribute("MULTICAST_SUPPORTED"):
         raise ValueError("the GPU or its driver has no multicast; that needs NVLink through an NVSwitch")
     team, world = bindings.Team_id.TEAM_NODE, bindings.Team_id.TEAM_WORLD

@@ -150,8 +150,8 @@ def test_refused(world, change, error, message):
         sk.bind(**given)
 
 
-def test_without_a_world_and_without_a_gpu(monkeypatch):
-    monkeypatch.setattr("shmemkit.support.gpus.n_gpus", lambda: 0)
+def test_without_a_world_and_without_a_gpu(gpus):
+    gpus(0)
     with pytest.raises(RuntimeError, match="init"):
         sk.bind(store, 1, 1, (np.zeros(1), 1))
 
@@ -337,13 +337,13 @@ DEFAULT_SHARED = 48 * 1024
 
 
 @pytest.fixture
-def driver(monkeypatch):
+def driver(monkeypatch, gpus):
     bindings = pytest.importorskip("cuda.bindings")
     import cuda.bindings.driver
 
     fake = FakeDriver(cuda.bindings.driver)
     monkeypatch.setattr(bindings, "driver", fake)
-    monkeypatch.setattr("shmemkit.support.gpus.n_gpus", lambda: 1)
+    gpus(1)
     monkeypatch.setattr(launch, "_prepare_process", lambda: None)
 
     def compile(kernel, argument_types):

@@ -187,14 +187,11 @@ def test_a_view_of_what_is_not_symmetric(pes):
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_all_gather_is_refused_and_leaves_nothing(pes, monkeypatch, capfd, method):
-    def refuse(backend, array, ranks):
-        raise ValueError("NVSHMEM_DISABLE_NVLS=1 turns NVLink multicast off")
-
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multicast_view", refuse)
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "A100")
 
     def main():
         with sk.init() as world:
-            with pytest.raises(ValueError, match="ranks 0 and 1: NVSHMEM_DISABLE_NVLS=1 turns"):
+            with pytest.raises(ValueError, match="ranks 0 and 1: the GPU has compute capability 8.0"):
                 sk.AllGather(world, 1 << 10, method)
 
     pes(2).run(main)

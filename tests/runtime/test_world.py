@@ -1,5 +1,6 @@
 """The life of a World on the emulator: init, finalize, ranks and nodes, barriers."""
 
+import importlib.machinery
 import io
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,7 +18,6 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit.backends.single_comm import SingleComm
 from shmemkit.device import num_ranks, rank, symm_at
-from shmemkit.runtime import world as world_module
 from shmemkit.runtime.world import choose_backend
 
 
@@ -278,8 +279,21 @@ def test_at_exit_after_an_exception():
 # ---- which backend
 
 
-def test_choose_backend(monkeypatch):
-    monkeypatch.setattr(world_module, "n_gpus", lambda: 0)
+@pytest.fixture
+def installed(monkeypatch):
+    """``installed(whether)``: of nvshmem4py and CuPy."""
+
+    def change(whether):
+        for name in ("nvshmem", "cupy"):
+            module = types.ModuleType(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            monkeypatch.setitem(sys.modules, name, module if whether else None)
+
+    return change
+
+
+def test_choose_backend(monkeypatch, gpus, installed):
+    gpus(0)
     assert choose_backend() == ("emulator", "no CUDA GPU was found")
     assert choose_backend("emulator")[0] == "emulator"
     assert choose_backend("nvshmem")[0] == "nvshmem"
@@ -288,24 +302,24 @@ def test_choose_backend(monkeypatch):
     assert choose_backend("emulator")[0] == "emulator", "the argument wins"
     monkeypatch.setenv("SHMEMKIT_BACKEND", "")
     assert choose_backend()[0] == "emulator"
-    monkeypatch.setattr(world_module, "n_gpus", lambda: 2)
-    monkeypatch.setattr(world_module.importlib.util, "find_spec", lambda name: None)
+    gpus(2)
+    installed(False)
     name, reason = choose_backend()
     assert name == "emulator" and "2 GPUs found" in reason and "pip install" in reason
-    monkeypatch.setattr(world_module.importlib.util, "find_spec", lambda name: True)
+    installed(True)
     assert choose_backend() == ("nvshmem", "2 GPUs found")
 
 
-def test_the_variable_decides_in_init(monkeypatch):
-    monkeypatch.setattr(world_module, "n_gpus", lambda: 1)
+def test_the_variable_decides_in_init(monkeypatch, gpus):
+    gpus(1)
     monkeypatch.setenv("SHMEMKIT_BACKEND", "emulator")
     with sk.init() as world:
         assert world.backend.name == "emulator"
 
 
-def test_a_warning_when_gpus_are_not_used(monkeypatch):
-    monkeypatch.setattr(world_module, "n_gpus", lambda: 1)
-    monkeypatch.setattr(world_module.importlib.util, "find_spec", lambda name: None)
+def test_a_warning_when_gpus_are_not_used(gpus, installed):
+    gpus(1)
+    installed(False)
     with pytest.warns(UserWarning, match="CPU emulator: 1 GPU found, but nvshmem4py"), sk.init():
         pass
 
