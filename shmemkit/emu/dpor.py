@@ -25,8 +25,6 @@ from collections import Counter, defaultdict
 from .schedules import Choice
 from .vector_clock import STEP
 
-MAX_STEPS = 10_000  # of a run
-
 _COMMUTE = frozenset(
     pair for kinds in (("read", "wait"), ("add", "arrive")) for pair in itertools.product(kinds, repeat=2)
 )
@@ -74,13 +72,14 @@ class Explorer(Choice):
     """The choice of one run after the other: ``advance()`` after each says whether there is another.
 
     Threads must be checked for races: their clocks, which whatever orders threads joins, carry the numbers
-    of steps along.
+    of steps along. A run with more than `max_steps` raises TooLong.
     """
 
     needs_races = True
     takes_turns = False
 
-    def __init__(self):
+    def __init__(self, max_steps=10_000):
+        self.max_steps = max_steps
         self.states = []  # before each step of the current run
         self.keys = {}  # process -> its key in clocks
         self._begin_run()
@@ -178,9 +177,9 @@ class Explorer(Choice):
         key = self.keys.setdefault(process, STEP + len(self.keys))
         self.by_key[key] = mine
         i = len(self.steps)
-        if i == MAX_STEPS:
+        if i == self.max_steps:
             raise TooLong(
-                f"explore(): a run has more than {MAX_STEPS} steps; an exhaustive exploration takes no "
+                f"explore(): a run has more than {self.max_steps} steps; an exhaustive exploration takes no "
                 "more. Use fewer threads, PEs or rounds, and no loop that counts its polls"
             )
         mine.append(i)

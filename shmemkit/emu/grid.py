@@ -22,7 +22,7 @@ from .report import out_of_bounds, where, who
 from .tensor_maps import Async
 from .thread import Thread
 from .vector_clock import STEP
-from .watchdog import watch
+from .watchdog import of_launches
 
 MANY = 1000  # threads, at which the collector does not look while they run
 
@@ -147,7 +147,7 @@ class Launch:
     def start(self):
         """Make every thread of the grid runnable."""
         scheduler = self.machine.scheduler
-        watch(scheduler)
+        of_launches.watch(scheduler)
         if self.machine.races is not None:
             self.machine.races.kernel_started(self)
         self.thread_indices = _indices(self.block)

@@ -12,38 +12,41 @@ import time
 from .report import kernel_line, who
 from .thread import Thread
 
-SECONDS = 10.0  # without a switch
-_watched = _dog = None
 
+class Watchdog:
+    """Looks after the scheduler that it was given last; it speaks after `seconds` without a switch."""
 
-def watch(scheduler):
-    """From now on, look after the threads of `scheduler`, which run in the calling operating-system
-    thread."""
-    global _watched, _dog
-    _watched = scheduler, threading.get_ident()
-    if _dog is None or not _dog.is_alive():  # at first, and after a fork
-        _dog = threading.Thread(target=_look_on, name="shmemkit-watchdog", daemon=True)
-        _dog.start()
+    def __init__(self, seconds=10.0):
+        self.seconds = seconds
+        self.watched = self.looker = None
 
+    def watch(self, scheduler):
+        """From now on, look after the threads of `scheduler`, which run in the calling operating-system
+        thread."""
+        self.watched = scheduler, threading.get_ident()
+        if self.looker is None or not self.looker.is_alive():  # at first, and after a fork
+            self.looker = threading.Thread(target=self._look_on, name="shmemkit-watchdog", daemon=True)
+            self.looker.start()
 
-def _look_on():
-    seen = since = None
-    while threading.current_thread() is _dog:
-        time.sleep(SECONDS / 10)
-        scheduler, ident = _watched
-        state = scheduler, scheduler.progress, scheduler.spinning.polls
-        if state != seen:
-            seen, since = state, time.monotonic()
-        elif since is not None and time.monotonic() - since > SECONDS:
-            text = _running(sys._current_frames().get(ident))
-            if text:
-                print(
-                    f"shmemkit: {text}\n  runs for {SECONDS:.0f} s without waiting for anybody, and nobody "
-                    "else has a turn. Is it a loop on an ordinary load? Use wait, ld_acquire or an atomic",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                since = None  # once is enough
+    def _look_on(self):
+        seen = since = None
+        while threading.current_thread() is self.looker:
+            time.sleep(self.seconds / 10)
+            scheduler, ident = self.watched
+            state = scheduler, scheduler.progress, scheduler.spinning.polls
+            if state != seen:
+                seen, since = state, time.monotonic()
+            elif since is not None and time.monotonic() - since > self.seconds:
+                text = _running(sys._current_frames().get(ident))
+                if text:
+                    print(
+                        f"shmemkit: {text}\n  runs for {self.seconds:g} s without waiting for anybody, and "
+                        "nobody else has a turn. Is it a loop on an ordinary load? Use wait, ld_acquire or "
+                        "an atomic",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    since = None  # once is enough
 
 
 def _running(frame):
@@ -55,3 +58,6 @@ def _running(frame):
         return None
     line = kernel_line(frame)
     return who(bottom.f_locals["self"]) + (f" at {line}" if line else "")
+
+
+of_launches = Watchdog()

@@ -23,7 +23,8 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-from shmemkit.emu import EmulatorError, RaceError, spin_loops, watchdog
+from shmemkit.emu import EmulatorError, RaceError
+from shmemkit.emu.watchdog import Watchdog, of_launches
 
 
 @cuda.jit
@@ -219,19 +220,19 @@ def test_bounded_polling_ends_by_itself():
     assert spmd(2, main) == [30000, 0]
 
 
-def test_endless_counting_is_a_deadlock(monkeypatch):
+@pytest.mark.slow
+def test_endless_counting_is_a_deadlock():
     @cuda.jit
     def kernel(flag):
         tries = 0
         while ld_acquire(flag, 0) == 0:
             tries += 1
 
-    monkeypatch.setattr(spin_loops, "LAST_CHECK", 50_000)
     report = deadlock_of(1, lambda world: kernel[1, 2](sk.signals(1)))
     assert "waits for flag[0] on rank 0 to change" in report
 
 
-def test_a_loop_without_a_turn_is_pointed_out(monkeypatch, capfd):
+def test_a_loop_without_a_turn_is_pointed_out(capfd):
     """An ordinary load in a loop: nobody else runs, and no deadlock can be found. Once, it is said where."""
 
     @cuda.jit
@@ -244,16 +245,16 @@ def test_a_loop_without_a_turn_is_pointed_out(monkeypatch, capfd):
     def main(world):
         flag = sk.zeros(1, "int32")
         if world.rank == 1:
+            Watchdog(seconds=0.3).watch(world.backend.machine.scheduler)
             timers.append(threading.Timer(1.5, flag.fill, [1]))
             timers[0].start()
         kernel[1, 2](flag)
+        return world.backend.machine.scheduler
 
     timers = []
-    monkeypatch.setattr(watchdog, "SECONDS", 0.3)
-    monkeypatch.setattr(watchdog, "_dog", None)  # a new one, that looks more often
-    spmd(2, main)
+    assert spmd(2, main)[0] is of_launches.watched[0], "that of all launches looks on, too"
     said = capfd.readouterr().err
-    assert said.count("runs for 0 s without waiting for anybody") == 1
+    assert said.count("runs for 0.3 s without waiting for anybody") == 1
     assert re.search(
         r"rank 1 block 0 thread 0 at .*test_emu_spinning.py:\d+: (while flag\[0\] == 0:|pass)", said
     )
