@@ -222,7 +222,7 @@ def _stamps(directory, recursive):
 
 
 @functools.cache
-def _headers(directories):
+def headers_digest(directories):
     # NVSHMEM's own headers one by one; of CUDA's and CCCL's thousands the top level, which an upgrade
     # touches.
     return digest(*((path, _stamps(path, os.path.exists(f"{path}/nvshmem.h"))) for path in directories))
@@ -236,7 +236,7 @@ PACKAGES += [f"nvidia-{name}{suffix}" for name in CUDA_PACKAGES for suffix in ("
 
 
 @functools.cache
-def _versions():
+def versions():
     """The installed ones of PACKAGES: [(name, version)]."""
     found = []
     for name in PACKAGES:
@@ -245,7 +245,7 @@ def _versions():
     return found
 
 
-def _shim_library():
+def shim_library():
     """name -> source of NVSHMEM's point-to-point functions; empty when nvshmem4py is laid out otherwise."""
     module = sys.modules.get("nvshmem.bindings.device.numba._numbast")  # whoever made a shim has imported it
     return _point_to_point_functions(module.__file__) if module else {}
@@ -270,11 +270,11 @@ def widen(source):
     functions = {m[1]: m[0] for m in SHIM_FUNCTION.finditer(source, start)}
     if len(functions) != source.count('extern "C" __device__'):
         return source  # not laid out as expected: leave it alone
-    functions = _shim_library() | functions
+    functions = shim_library() | functions
     return source[:start].rstrip() + "\n" + "\n".join(functions[name] for name in sorted(functions)) + "\n"
 
 
-def _caching_compile(original):
+def caching_compile(original):
     from cuda.core import ObjectCode
     from numba.cuda import config
     from numba.cuda.cuda_paths import get_cuda_paths
@@ -300,7 +300,7 @@ def _caching_compile(original):
             return code if isinstance(code, bytes) else code.encode()
 
         options = (cc, ltoir, lineinfo, debug)
-        key = digest("nvrtc", text, options, nvrtc._get_nvrtc_version(), _versions(), _headers(includes))
+        key = digest("nvrtc", text, options, nvrtc._get_nvrtc_version(), versions(), headers_digest(includes))
         code = cached(key, make)
         return (ObjectCode.from_ltoir if ltoir else ObjectCode.from_ptx)(code, name=name), ""
 
@@ -330,7 +330,7 @@ def _caching_complete(original):
             return bytes(linked.code)
 
         parts = [part for pair in inputs for part in pair]
-        cubin = cached(digest("link", *parts, options, nvjitlink.version(), _versions()), make)
+        cubin = cached(digest("link", *parts, options, nvjitlink.version(), versions()), make)
         if linked is None:
             # What the original leaves behind for numba: a finished linker with empty logs.
             self.linker, self._info_log, self._error_log, self._complete = self, "", "", True
@@ -368,6 +368,6 @@ def install():
 
     folder()  # a bad SHMEMKIT_CACHE is refused here, not while a kernel is compiled
     CUDACodeLibrary.modules = property(_ordered_modules)
-    nvrtc.compile = _caching_compile(nvrtc.compile)
+    nvrtc.compile = caching_compile(nvrtc.compile)
     driver._Linker.complete = _caching_complete(driver._Linker.complete)
     CUDADispatcher.compile = _telling_compile(CUDADispatcher.compile)
