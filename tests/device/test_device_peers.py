@@ -10,46 +10,42 @@ from shmemkit.device.shmem import peers
 
 
 @pytest.fixture
-def tables():
-    class Recorded(peers._Tables):
-        def __init__(self):
-            super().__init__()
-            self.filled = []
-
-        def fill(self, library):
-            self.filled.append((library, self.values))
-
-    return Recorded()
+def filled():
+    """The modules that were filled, and what with."""
+    return []
 
 
-def test_modules_loaded_before_and_after(tables):
+@pytest.fixture
+def tables(filled):
+    return peers.Tables(lambda library, values: filled.append((library, values)))
+
+
+def test_modules_loaded_before_and_after(tables, filled):
     early, late = SimpleNamespace(handle=1), SimpleNamespace(handle=2)
     tables.loaded(early)
-    assert tables.filled == []  # no world yet: rank 0 of 0
+    assert filled == []  # no world yet: rank 0 of 0
     tables.publish(b"one")
     tables.loaded(late)
     tables.loaded(late)  # numba calls once per function that reads the table
-    assert tables.filled == [(1, b"one"), (2, b"one")]
+    assert filled == [(1, b"one"), (2, b"one")]
     tables.publish(b"two")
-    assert sorted(tables.filled[2:]) == [(1, b"two"), (2, b"two")]
+    assert sorted(filled[2:]) == [(1, b"two"), (2, b"two")]
 
 
-def test_unloaded_modules_are_forgotten(tables):
+def test_unloaded_modules_are_forgotten(tables, filled):
     module = SimpleNamespace(handle=1)
     tables.publish(b"one")
     tables.loaded(module)
     tables.unloaded(module)
     tables.unloaded(module)
     tables.publish(b"two")
-    assert tables.filled == [(1, b"one")]
+    assert filled == [(1, b"one")]
     tables.loaded(module)  # another one with the handle of the first
-    assert tables.filled[1:] == [(1, b"two")]
+    assert filled[1:] == [(1, b"two")]
 
 
-def test_layout(tables, monkeypatch):
-    monkeypatch.setattr(peers, "_tables", tables)
-    peers.publish(1, 3, [-4096, 0, peers.UNREACHABLE])
-    words = struct.unpack("<11Q", tables.values)
+def test_layout():
+    words = struct.unpack("<11Q", peers.packed(1, 3, [-4096, 0, peers.UNREACHABLE]))
     assert words[:2] == (1, 3)
     assert words[8:] == (2**64 - 4096, 0, 1 << 63)
 
@@ -60,17 +56,16 @@ def test_refuses_what_does_not_fit():
             peers.publish(rank, n_ranks, offsets)
 
 
-def test_a_module_may_be_unloaded_in_the_middle_of_a_fill(monkeypatch):
+def test_a_module_may_be_unloaded_in_the_middle_of_a_fill():
     """The garbage collector runs numba's finalizers anywhere, in the same thread."""
-    tables = peers._Tables()
     one, two = SimpleNamespace(handle=1), SimpleNamespace(handle=2)
     filled = []
 
-    def fill(library):
+    def fill(library, values):
         filled.append(library)
         tables.unloaded(one)
 
-    monkeypatch.setattr(tables, "fill", fill)
+    tables = peers.Tables(fill)
     tables.loaded(one)
     tables.loaded(two)
     worker = threading.Thread(target=tables.publish, args=[b"values"], daemon=True)  # it hung
@@ -79,16 +74,15 @@ def test_a_module_may_be_unloaded_in_the_middle_of_a_fill(monkeypatch):
     assert not worker.is_alive() and set(filled) == {1, 2} and tables.libraries == {2}
 
 
-def test_a_module_may_be_unloaded_in_the_middle_of_publish(monkeypatch):
+def test_a_module_may_be_unloaded_in_the_middle_of_publish():
     """The garbage collector runs numba's finalizers anywhere, also in the thread that holds the lock."""
-    tables, filled = peers._Tables(), []
-    modules = [SimpleNamespace(handle=1), SimpleNamespace(handle=2)]
+    filled, modules = [], [SimpleNamespace(handle=1), SimpleNamespace(handle=2)]
 
-    def fill(library):
+    def fill(library, values):
         filled.append(library)
         tables.unloaded(modules[2 - library])  # the other one
 
-    monkeypatch.setattr(tables, "fill", fill)
+    tables = peers.Tables(fill)
     for module in modules:
         tables.loaded(module)
     publisher = threading.Thread(target=tables.publish, args=[b"values"], daemon=True)

@@ -34,43 +34,57 @@ def publish(rank, n_ranks, offsets):
     Call it with the device current; no kernel that reads the table may be running. Later calls replace the
     values.
     """
+    _tables.publish(packed(rank, n_ranks, offsets))
+
+
+def packed(rank, n_ranks, offsets):
+    """The words of the table as bytes; arguments and errors as in `publish`."""
     if len(offsets) != n_ranks or not 0 <= rank < n_ranks <= MAX_RANKS:
         raise ValueError(
             f"publish(): rank is {rank}, n_ranks {n_ranks}, and there are {len(offsets)} offsets; there must "
             f"be one offset for each rank, and 0 <= rank < n_ranks <= {MAX_RANKS}"
         )
     words = [rank, n_ranks] + [0] * (_HEADER - 2) + [offset % (1 << 64) for offset in offsets]
-    _tables.publish(struct.pack(f"<{len(words)}Q", *words))
+    return struct.pack(f"<{len(words)}Q", *words)
 
 
-class _Tables:
-    """The published values, and the modules that hold a copy of them."""
+class Tables:
+    """The published values, and the modules that hold a copy of them.
 
-    def __init__(self):
+    fill   fill(library, values): writes the bytes to the table of a module, a CUlibrary's address
+    """
+
+    def __init__(self, fill):
+        self.fill = fill
         self.lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
         self.values: Any = None
         self.libraries = set()  # CUlibrary handles of the loaded modules
-        self.stream = None
 
     def publish(self, values):
         with self.lock:
             self.values = values
             for library in self.libraries.copy():
                 if library in self.libraries:
-                    self.fill(library)
+                    self.fill(library, self.values)
 
     def loaded(self, module):
         library = int(module.handle)
         with self.lock:
             if library not in self.libraries and self.values is not None:
-                self.fill(library)
+                self.fill(library, self.values)
             self.libraries.add(library)
 
     def unloaded(self, module):
         with self.lock:
             self.libraries.discard(int(module.handle))
 
-    def fill(self, library):
+
+class _Writer:
+    """Writes to the GPU that is current at its first call."""
+
+    stream: Any = None
+
+    def __call__(self, library, values):
         from cuda.bindings import driver
 
         address, _ = _checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), _NAME.encode()))
@@ -78,7 +92,7 @@ class _Tables:
             # Non-blocking, so that the copy waits for no kernel: one that spins may be waiting for this very
             # rank.
             (self.stream,) = _checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        _checked(driver.cuMemcpyHtoDAsync(address, self.values, len(self.values), self.stream))
+        _checked(driver.cuMemcpyHtoDAsync(address, values, len(values), self.stream))
         _checked(driver.cuStreamSynchronize(self.stream))
 
 
@@ -89,7 +103,7 @@ def _checked(result):
     return values
 
 
-_tables = _Tables()
+_tables = Tables(_Writer())
 _word = constant_words(_NAME, _HEADER + MAX_RANKS, _tables.loaded, _tables.unloaded)
 
 
