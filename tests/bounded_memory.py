@@ -9,15 +9,20 @@ from shmemkit.device.shmem import bounded_waits
 
 
 class Memory:
-    """The table of ``deadline``, a signal, and a clock that goes on by `step` nanoseconds at each look."""
+    """The table of waits, a signal, and a clock that goes on by `step` nanoseconds at each look.
 
-    def __init__(self, monkeypatch, limit, step=1000):
+    limit     of waits, in nanoseconds
+    constants what the kernel's module has in constant memory, if the table is elsewhere
+    """
+
+    def __init__(self, monkeypatch, limit, step=1000, constants=None):
         self.table = (ctypes.c_uint64 * (8 + bounded_waits.CAPACITY * bounded_waits.WORDS))()
         self.control, self.signal = (ctypes.c_uint64 * 2)(), ctypes.c_uint64(0)
         self.now, self.step, self.polls = 10**18, step, 0
-        words = [ctypes.addressof(self.control), ctypes.addressof(self.table), limit, 0]
+        self.modules = [bounded_waits.Module("a_kernel", limit / 1e9)]
+        words = constants or [ctypes.addressof(self.control), ctypes.addressof(self.table), limit, 0]
         fakes = {
-            "_word": lambda i: types.uint64(words[i]),
+            "_word": lambda i: types.uint64(words[int(i)]),
             "_clock": self.clock,
             "_look": lambda address: self.at(address).value,
             "_take": self.take,
@@ -27,16 +32,9 @@ class Memory:
             "cuda": SimpleNamespace(
                 threadIdx=SimpleNamespace(x=37, y=5, z=63), blockIdx=SimpleNamespace(x=70000, y=3, z=65534)
             ),
-            "_table": SimpleNamespace(
-                words=self.table, records=lambda: bounded_waits._Table.records(self.table_view())
-            ),
-            "_modules": [bounded_waits._Module("a_kernel", limit / 1e9)],
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(bounded_waits, name, fake)
-
-    def table_view(self):
-        return SimpleNamespace(words=self.table)
 
     @property
     def address(self):
@@ -64,4 +62,5 @@ class Memory:
 
     def records(self):
         world = SimpleNamespace(rank=1, locate=lambda address: ("flags", (2, 3), 0))
-        return [bounded_waits._decoded(words, 1, world) for words in bounded_waits._table.records()]
+        found = bounded_waits.written(self.table)
+        return [bounded_waits.decoded(words, self.modules, 1, world) for words in found]

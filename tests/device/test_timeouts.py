@@ -297,55 +297,52 @@ class Driver:
 def driver(monkeypatch):
     driver = Driver()
     monkeypatch.setattr("cuda.bindings.driver", driver)
-    for name, value in {"_table": None, "_modules": [], "_numbers": {}}.items():
-        monkeypatch.setattr(bounded_waits, name, value)
     return driver
 
 
-def expire(monkeypatch, driver, library):
-    """A wait of the kernel in `library` expires."""
-    memory = Memory(monkeypatch, limit=0)
-    words = driver.constants[library]
-    monkeypatch.setattr(bounded_waits, "_word", lambda i: types.uint64(words[int(i)]))
-    bounded_waits.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
+@pytest.fixture
+def expire(monkeypatch, driver):
+    """``expire(library)``: a wait of the kernel in `library` expires."""
+
+    def expire(library):
+        memory = Memory(monkeypatch, limit=0, constants=driver.constants[library])
+        bounded_waits.bounded("wait", types.uint64, memory.read, "ge")(memory.address, 7)
+
+    return expire
 
 
-def test_from_the_kernel_to_the_exception(monkeypatch, driver):
-    bounded_waits.check()  # nothing is there yet
+def test_from_the_kernel_to_the_exception(driver, expire):
+    waits = bounded_waits.ExpiredWaits()
+    waits.check()  # nothing is there yet
     for library in (7, 8, 8):
-        bounded_waits._loaded(SimpleNamespace(handle=library))
-    bounded_waits.set_limit(8, 1e-3)
-    bounded_waits.set_limit(99, 1e-3)  # a module without waits
+        waits.loaded(SimpleNamespace(handle=library))
+    waits.set_limit(8, 1e-3)
+    waits.set_limit(99, 1e-3)  # a module without waits
     assert [driver.constants[library][2] for library in (7, 8)] == [10**18, 10**6]
-    bounded_waits.check()
-    table, modules = bounded_waits._table, bounded_waits._modules
+    waits.check()
     for _ in range(2):
-        expire(monkeypatch, driver, 8)
-        monkeypatch.setattr(bounded_waits, "_table", table)
-        monkeypatch.setattr(bounded_waits, "_modules", modules)
+        expire(8)
         with pytest.raises(
             sk.SignalTimeout, match="rank 0: 1 wait in kernels took longer than 0.001 s"
         ) as caught:
-            bounded_waits.check()
+            waits.check()
         assert [r.kernel for r in caught.value.records] == ["kernel8"]
-        bounded_waits.check()  # told, and cleared
-        assert not any(table.words)
-    bounded_waits._unloaded(SimpleNamespace(handle=8))
-    bounded_waits._loaded(SimpleNamespace(handle=8))
+        waits.check()  # told, and cleared
+        assert not any(waits.table.words)
+    waits.unloaded(SimpleNamespace(handle=8))
+    waits.loaded(SimpleNamespace(handle=8))
     assert driver.constants[8][3] == 2, "another module at the same address"
 
 
-def test_a_context_that_has_failed(monkeypatch, driver):
-    bounded_waits._loaded(SimpleNamespace(handle=8))
-    bounded_waits.set_limit(8, 1e-3)
-    table, modules = bounded_waits._table, bounded_waits._modules
-    expire(monkeypatch, driver, 8)
-    monkeypatch.setattr(bounded_waits, "_table", table)
-    monkeypatch.setattr(bounded_waits, "_modules", modules)
+def test_a_context_that_has_failed(driver, expire):
+    waits = bounded_waits.ExpiredWaits()
+    waits.loaded(SimpleNamespace(handle=8))
+    waits.set_limit(8, 1e-3)
+    expire(8)
     driver.state = Driver.SUCCESS(700)
     failure = RuntimeError("illegal address")
     with pytest.raises(sk.SignalTimeout, match="The GPU says: CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
-        with bounded_waits.checked():
+        with waits.checked():
             raise failure
     assert caught.value.__cause__ is failure and len(caught.value.records) == 1
 

@@ -24,7 +24,7 @@ import operator
 import re
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda
 
@@ -278,11 +278,6 @@ class _Table:
         _checked(self.driver.cuStreamSynchronize(self.stream))
         return control[1]
 
-    def records(self):
-        """The words of each record."""
-        starts = range(8, len(self.words), WORDS)
-        return [self.words[i : i + WORDS] for i in starts if self.words[i]]
-
     def fill(self, library, limit, number):
         """Tell the module `library`, a CUlibrary's address, where the table is."""
         driver = self.driver
@@ -298,49 +293,6 @@ def _checked(result):
     if int(error) != 0:
         raise RuntimeError(f"the table of timeouts could not be set up on the GPU: {error!r}")
     return values
-
-
-class _Module:
-    def __init__(self, name, limit):
-        self.name, self.limit = name, limit
-
-
-_lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
-_table: Any = None
-_modules = []  # by number; those that are gone, too: their records may come late
-_numbers = {}  # CUlibrary's address -> number of its module, while it is loaded
-
-
-def _loaded(module):
-    global _table
-    library = int(module.handle)
-    with _lock:
-        if library in _numbers:
-            return
-        if _table is None:
-            _table = _Table()
-        _numbers[library] = len(_modules)
-        # bind(timeout=) says later, before the first launch, how long its own kernels wait.
-        _modules.append(_Module(_kernel_of(library), timeouts.default() or timeouts.MOST))
-        _table.fill(library, _modules[-1].limit, _numbers[library])
-
-
-def _unloaded(module):
-    with _lock:
-        _numbers.pop(int(module.handle), None)
-
-
-_word = constant_words(_NAME, 4, _loaded, _unloaded)
-
-
-def set_limit(library, seconds):
-    """The waits of the kernels in `library` (a CUlibrary's address), if it has any, take at most `seconds`.
-    None of its kernels is running."""
-    with _lock:
-        number = _numbers.get(library)
-        if number is not None:
-            _modules[number].limit = seconds
-            _table.fill(library, seconds, number)
 
 
 def _kernel_of(library):
@@ -365,46 +317,97 @@ def kernel_name(mangled):
     return name
 
 
-@contextlib.contextmanager
-def checked():
-    """Around what waits for the GPU: `check` afterwards. If that fails, its error is the cause of ours."""
-    try:
-        yield
-    except Exception as error:
-        check(error)
-        raise
-    check()
+class Module(NamedTuple):
+    """What has waits: the kernel's name, and how many seconds they take at most."""
+
+    name: str
+    limit: float
 
 
-def check(cause=None):
-    """Raise the SignalTimeout of the waits that have expired, if any have. Otherwise, one look at a word.
+class ExpiredWaits:
+    """The modules whose kernels have waits that expire, and the table for them all."""
 
-    Waits then for what is enqueued (its waits end at once), and clears the table, so that what is launched
-    from now on waits again.
-    """
-    if _table is not None and _table.words[0]:
-        raise _collect(cause) from cause
+    def __init__(self):
+        self.table: Any = None
+        self.modules = []  # by number; those that are gone, too: their records may come late
+        self._lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
+        self._numbers = {}  # CUlibrary's address -> number of its module, while it is loaded
+
+    def loaded(self, module):
+        library = int(module.handle)
+        with self._lock:
+            if library in self._numbers:
+                return
+            if self.table is None:
+                self.table = _Table()
+            self._numbers[library] = len(self.modules)
+            # bind(timeout=) says later, before the first launch, how long its own kernels wait.
+            limit = timeouts.default() or timeouts.MOST
+            self.modules.append(Module(_kernel_of(library), limit))
+            self.table.fill(library, limit, self._numbers[library])
+
+    def unloaded(self, module):
+        with self._lock:
+            self._numbers.pop(int(module.handle), None)
+
+    def set_limit(self, library, seconds):
+        """The waits of the kernels in `library` (a CUlibrary's address), if it has any, take at most
+        `seconds`. None of its kernels is running."""
+        with self._lock:
+            number = self._numbers.get(library)
+            if number is not None:
+                self.modules[number] = self.modules[number]._replace(limit=seconds)
+                self.table.fill(library, seconds, number)
+
+    @contextlib.contextmanager
+    def checked(self):
+        """Around what waits for the GPU: `check` afterwards. If that fails, its error is our cause."""
+        try:
+            yield
+        except Exception as error:
+            self.check(error)
+            raise
+        self.check()
+
+    def check(self, cause=None):
+        """Raise the SignalTimeout of the waits that have expired, if any have. Otherwise, one look at a word.
+
+        Waits then for what is enqueued (its waits end at once), and clears the table, so that what is
+        launched from now on waits again.
+        """
+        if self.table is not None and self.table.words[0]:
+            raise self._collect(cause) from cause
+
+    def _collect(self, cause):
+        world, table, trouble = current_world(), self.table, ""  # a World knows the names of symmetric arrays
+        rank = 0 if world is None else world.rank
+        with self._lock:
+            (error,) = table.driver.cuCtxSynchronize()
+            found = written(table.words)
+            total = len(found)
+            if int(error) == 0:
+                total = table.total()
+                table.clear()
+            else:  # the context has failed, or a stream captures: then it is raised at the next occasion, too
+                trouble = f"The GPU says: {error.name}"
+            records = [decoded(words, self.modules, rank, world) for words in found]
+            limits = [self.modules[words[1] >> 32].limit for words in found if words[1] & _EXPIRED]
+        records.sort(key=lambda r: (not r.expired, -r.waited))
+        return timeouts.signal_timeout(rank, records, total, min(limits, default=0.0), trouble)
 
 
-def _collect(cause):
-    world, driver, trouble = current_world(), _table.driver, ""  # a World knows the names of symmetric arrays
-    rank = 0 if world is None else world.rank
-    with _lock:
-        (error,) = driver.cuCtxSynchronize()
-        found = _table.records()
-        total = len(found)
-        if int(error) == 0:
-            total = _table.total()
-            _table.clear()
-        else:  # the context has failed, or a stream captures: then it is raised at the next occasion, too
-            trouble = f"The GPU says: {error.name}"
-        records = [_decoded(words, rank, world) for words in found]
-        limits = [_modules[words[1] >> 32].limit for words in found if words[1] & _EXPIRED]
-    records.sort(key=lambda r: (not r.expired, -r.waited))
-    return timeouts.signal_timeout(rank, records, total, min(limits, default=0.0), trouble)
+_expired = ExpiredWaits()  # of this process
+_word = constant_words(_NAME, 4, _expired.loaded, _expired.unloaded)
+set_limit, checked, check = _expired.set_limit, _expired.checked, _expired.check
 
 
-def _decoded(words, rank, world):
+def written(words):
+    """The words of each record in those of the table's host memory."""
+    return [words[i : i + WORDS] for i in range(8, len(words), WORDS) if words[i]]
+
+
+def decoded(words, modules, rank, world):
+    """The WaitRecord of these words, of a wait of one of the `modules`."""
     _, head, xy, zt, address, expected, seen, waited = words
     what, low = head & 0xFFFFFFFF, 0xFFFFFFFF
     dtype, primitive = _DTYPES[what >> 8 & 0xFF], PRIMITIVES[what >> 16 & 0xFF]
@@ -412,7 +415,7 @@ def _decoded(words, rank, world):
     name, index, owner = (None, None, None) if world is None else world.locate(address)
     return timeouts.WaitRecord(
         rank=rank,
-        kernel=_modules[head >> 32].name,
+        kernel=modules[head >> 32].name,
         primitive=primitive,
         block=(xy & low, xy >> 32, zt & low),
         thread=(thread & 1023, thread >> 10 & 1023, thread >> 20),
