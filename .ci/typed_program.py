@@ -28,6 +28,10 @@ libshmem_device.getmem_block(symm_at(x, rank()), x, 8, libshmem_device.my_pe())
 # Each of these is an error; without it, the comment is.
 sk.all_reduce([1, 2])  # pyright: ignore[reportArgumentType]
 sk.all_reduce(x, op="median")  # pyright: ignore[reportArgumentType]
+sk.Gemm("sm70")  # pyright: ignore[reportArgumentType]
+sk.AllGatherGemm(world, 1 << 20, "pull")  # pyright: ignore[reportArgumentType]
+sk.GemmReduceScatter(world, 8, 8, method="one_shot")  # pyright: ignore[reportArgumentType]
+sk.GemmAllReduce(world, 8, 8, method="ll128_overlap")  # pyright: ignore[reportArgumentType]
 sk.init("gpu")  # pyright: ignore[reportArgumentType]
 notify(x, 1, 2, "put")  # pyright: ignore[reportArgumentType]
 print(world.size, sk.allreduce)  # pyright: ignore[reportAttributeAccessIssue]

@@ -91,8 +91,24 @@ ArrayT = TypeVar("ArrayT", bound=AnyArray)
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 """An integer, or a tuple of integers."""
 
+# The words that arguments take, so that editors complete them. ``test_public_names.py`` compares these with
+# what the library takes.
+Backend: TypeAlias = Literal["auto", "nvshmem", "emulator"]
 Op: TypeAlias = Literal["sum", "prod", "max", "min", "avg"]
+TeamOp: TypeAlias = Literal["sum", "prod", "min", "max", "and", "or", "xor"]
 Activation: TypeAlias = Literal["relu", "gelu", "silu"]
 Delivery: TypeAlias = Literal["eager", "ordered", "unordered"]
 Scope: TypeAlias = Literal["gpu", "sys"]
+WaitSemantic: TypeAlias = Literal["acquire", "relaxed"]
+SigOp: TypeAlias = Literal["set", "add"]
 Comparison: TypeAlias = Literal["ge", "eq", "ne", "gt", "le", "lt"]
+FenceScope: TypeAlias = Literal["block", "gpu", "sys"]
+FenceSemantic: TypeAlias = Literal["seq_cst", "acq_rel"]
+GemmMethod: TypeAlias = Literal["auto", "sm90", "sm80", "simt"]
+AllGatherGemmMethod: TypeAlias = Literal["auto", "push", "overlap", "overlap_2d", "sequential"]
+GemmReduceScatterMethod: TypeAlias = Literal[
+    "auto", "ll128_overlap", "copy_engine", "fused", "fused_2d", "sequential"
+]
+GemmAllReduceMethod: TypeAlias = Literal[
+    "auto", "one_shot", "two_shot", "two_shot_overlap", "copy_engine", "fused", "fused_2d", "sequential"
+]

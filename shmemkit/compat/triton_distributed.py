@@ -16,7 +16,7 @@ from shmemkit.compiler.ptx import gpu
 from shmemkit.device import consume_token, symm_at
 from shmemkit.device.argument_checks import check_choice, literal_choice
 from shmemkit.device.emulator import current_thread
-from shmemkit.typing import Array, Scope
+from shmemkit.typing import Array, Scope, SigOp, WaitSemantic
 
 __all__ = ["consume_token", "notify", "num_ranks", "rank", "symm_at", "wait"]
 
@@ -29,7 +29,7 @@ def wait(
     barrierPtrs: Array,
     numBarriers: int,
     scope: Scope,
-    semantic: Literal["acquire", "relaxed"],
+    semantic: WaitSemantic,
     waitValue: int = 1,
 ) -> int:
     """Wait until each of ``barrierPtrs[0] .. barrierPtrs[numBarriers - 1]`` equals `waitValue`. -> a token
@@ -61,7 +61,7 @@ def notify(
     ptr: Array,
     rank: int,
     signal: int = 1,
-    sig_op: Literal["set", "add"] = "set",
+    sig_op: SigOp = "set",
     comm_scope: Literal["gpu", "intra_node"] = "intra_node",
 ) -> None:
     """Thread 0 of the block sets the signal ``ptr[0]`` on `rank` to `signal`, or adds `signal` to it, as a

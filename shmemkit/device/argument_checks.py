@@ -3,17 +3,18 @@ the GPU, where compiling fails (TypingError)."""
 
 import enum
 import functools
+from typing import get_args
 
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, types
 from shmemkit.support.settings import listed
+from shmemkit.typing import Comparison, Scope
 
 from .emulator import address
 from .enums import ComparisonType, SignalOp, members
 
-SCOPES = ("gpu", "sys")
-COMPARES = ("ge", "eq", "ne", "gt", "le", "lt")
+SCOPES, COMPARES = get_args(Scope), get_args(Comparison)
 
 INTEGERS = (types.int32, types.uint32, types.int64, types.uint64)
 SIGNALS = (types.uint64, types.int64)  # of NVSHMEM

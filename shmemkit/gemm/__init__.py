@@ -42,7 +42,7 @@ from shmemkit.support.arrays import (
     with_shape,
 )
 from shmemkit.support.settings import listed, one_of, shown
-from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT
+from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GemmMethod
 
 from .epilogue import ACTIVATIONS
 from .problem import HALVES, Gpu, Problem, is_aligned
@@ -71,7 +71,7 @@ class Gemm:
     ValueError.
     """
 
-    def __init__(self, method: str = "auto", order: Callable | None = None):
+    def __init__(self, method: GemmMethod = "auto", order: Callable | None = None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
         self.method, self.order = method, _device_function(order)
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
@@ -174,7 +174,7 @@ def matmul(
     bias: AnyArray | None = None,
     activation: Activation | None = None,
     stream: AnyStream | None = None,
-    method: str = "auto",
+    method: GemmMethod = "auto",
 ) -> ArrayT:
     """out = activation(a @ b + bias), by a ``Gemm`` of that method, which is kept: see ``Gemm.__call__``.
     -> out"""

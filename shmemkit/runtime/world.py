@@ -24,7 +24,7 @@ from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
 from shmemkit.support.settings import integer, listed, one_of, shown
-from shmemkit.typing import AnyArray, AnyStream, Comm
+from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
 from .host_barrier import BoundedBarrier
 from .program_end import Ending
@@ -44,7 +44,7 @@ def current(required: bool = False) -> World | None:
 
 
 def init(
-    backend: Literal["auto", "nvshmem", "emulator"] = "auto",
+    backend: Backend = "auto",
     comm: Comm | None = None,
     local_size: int | None = None,
 ) -> World:

@@ -7,6 +7,7 @@ import typing
 
 import numpy as np
 import pytest
+from numba import cuda
 
 import shmemkit as sk
 import shmemkit.typing
@@ -66,3 +67,49 @@ def test_help_lists_every_public_name(package):
 
 def test_types_take_what_there_is():
     assert isinstance(np.zeros(1), shmemkit.typing.Array)
+
+
+def _launched(call):
+    """-> main() that calls ``call(array)`` in a kernel of one thread"""
+
+    @cuda.jit
+    def kernel(array):
+        call(array)
+
+    return lambda world: sk.bind(kernel, 1, 1, (sk.zeros(4, "uint64"),))()
+
+
+# Alias, and what refuses "no such" with a message that lists the words it takes.
+WORDS = {
+    "Backend": lambda world: sk.init("no such"),
+    "Op": lambda world: sk.AllReduce(world, 8, op="no such"),
+    "TeamOp": _launched(lambda x: sk.device.reduce(sk.device.Teams.TEAM_WORLD, x, x, "no such")),
+    "Activation": lambda world: sk.matmul(np.ones((1, 1)), np.ones((1, 1)), activation="no such"),
+    "Delivery": None,  # an argument of ``emu.run``
+    "Scope": _launched(lambda x: sk.device.notify(x, 0, 1, scope="no such")),
+    "WaitSemantic": _launched(lambda x: sk.device.wait(x, 1, "gpu", "no such")),
+    "SigOp": _launched(lambda x: sk.device.notify(x, 0, 1, "no such")),
+    "Comparison": _launched(lambda x: sk.device.wait(x, 1, "gpu", "acquire", 1, "no such")),
+    "FenceScope": _launched(lambda x: sk.device.threadfence("no such")),
+    "FenceSemantic": _launched(lambda x: sk.device.threadfence("gpu", "no such")),
+    "GemmMethod": lambda world: sk.Gemm("no such"),
+    "AllGatherGemmMethod": lambda world: sk.AllGatherGemm(world, 8, method="no such"),
+    "GemmReduceScatterMethod": lambda world: sk.GemmReduceScatter(world, 8, 8, method="no such"),
+    "GemmAllReduceMethod": lambda world: sk.GemmAllReduce(world, 8, 8, method="no such"),
+}
+
+
+def test_there_is_a_check_of_each_alias():
+    values = vars(shmemkit.typing).items()
+    assert {name for name, of in values if typing.get_origin(of) is typing.Literal} == WORDS.keys()
+
+
+@pytest.mark.parametrize("alias", WORDS)
+def test_aliases_have_the_words_that_are_taken(alias):
+    def main():
+        WORDS[alias](None if alias == "Backend" else sk.init())
+
+    with pytest.raises((ValueError, sk.emu.EmulatorError), match="'no such'") as caught:
+        sk.emu.run(main, 1, delivery="no such" if alias == "Delivery" else None)
+    taken = re.search("it must be (.*)", str(caught.value))[1]
+    assert sorted(re.findall(r"'(\w+)'", taken)) == sorted(typing.get_args(getattr(shmemkit.typing, alias)))

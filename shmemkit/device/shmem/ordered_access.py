@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from shmemkit.compiler.ptx import (
     store_bytes,
     types,
 )
-from shmemkit.typing import Array, Scope
+from shmemkit.typing import Array, FenceScope, FenceSemantic, Scope
 
 from ..argument_checks import (
     NUMBERS,
@@ -249,9 +249,7 @@ def _(array, index, value, scope="sys"):
     return impl
 
 
-def threadfence(
-    scope: Literal["block", "gpu", "sys"], semantic: Literal["seq_cst", "acq_rel"] = "seq_cst"
-) -> None:
+def threadfence(scope: FenceScope, semantic: FenceSemantic = "seq_cst") -> None:
     """Order what this thread did and saw before it and what it does after, for observers within `scope`.
 
     scope      "block", "gpu" or "sys", a literal

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import operator
 from itertools import product
-from typing import Literal, TypeVar
+from typing import TypeVar, get_args
 
 from shmemkit.compiler.ptx import TypingError, asm, element_address, gpu, gpu_function, gpu_moved, types
-from shmemkit.typing import Array, Comparison, Scope
+from shmemkit.typing import Array, Comparison, Scope, SigOp, WaitSemantic
 
 from ..argument_checks import (
     COMPARES,
@@ -50,8 +50,7 @@ __all__ = [
     "wait_warp",
 ]
 
-_SEMANTICS = ("acquire", "relaxed")
-_SIG_OPS = ("set", "add")
+_SEMANTICS, _SIG_OPS = get_args(WaitSemantic), get_args(SigOp)
 _WAITS = frozenset(product(SCOPES, _SEMANTICS, COMPARES))
 
 T = TypeVar("T")
@@ -65,7 +64,7 @@ def wait(
     signals: Array,
     n: int,
     scope: Scope,
-    semantic: Literal["acquire", "relaxed"],
+    semantic: WaitSemantic,
     value: int = 1,
     compare: Comparison = "ge",
 ) -> int:
@@ -112,7 +111,7 @@ def wait_warp(
     signals: Array,
     n: int,
     scope: Scope,
-    semantic: Literal["acquire", "relaxed"],
+    semantic: WaitSemantic,
     value: int = 1,
     compare: Comparison = "ge",
 ) -> int:
@@ -135,7 +134,7 @@ def wait_block(
     signals: Array,
     n: int,
     scope: Scope,
-    semantic: Literal["acquire", "relaxed"],
+    semantic: WaitSemantic,
     value: int = 1,
     compare: Comparison = "ge",
 ) -> int:
@@ -255,9 +254,7 @@ def _(value, token):
 # ---- notify
 
 
-def notify(
-    signal: Array, rank: int, value: int, sig_op: Literal["set", "add"] = "set", scope: Scope = "sys"
-) -> None:
+def notify(signal: Array, rank: int, value: int, sig_op: SigOp = "set", scope: Scope = "sys") -> None:
     """Set ``signal[0]`` on `rank` to `value`, or add `value` to it, directly over NVLink, as a release.
 
     signal    symmetric, 1-D, of uint64, int64, uint32 or int32: ``notify(signals[3:], ...)`` notifies
@@ -313,9 +310,7 @@ def _(signal, rank, value, sig_op="set", scope="sys"):
     return impl_unless_stopped if bounded_waits.armed() else impl
 
 
-def notify_at(
-    array: Array, index: int, offsets: Array, rank: int, value: int, sig_op: Literal["set", "add"] = "set"
-) -> None:
+def notify_at(array: Array, index: int, offsets: Array, rank: int, value: int, sig_op: SigOp = "set") -> None:
     """`notify` for ``array[index]``, of scope "sys", with a table that the kernel gets as an argument.
 
     array    symmetric, 1-D, of uint64, int64, uint32 or int32

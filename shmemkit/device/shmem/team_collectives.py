@@ -11,7 +11,7 @@ These are all PEs of the team; in a broadcast, the root alone. No collective com
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import get_args
 
 from shmemkit.compiler.ptx import (
     TypingError,
@@ -23,7 +23,7 @@ from shmemkit.compiler.ptx import (
     unsigned_view,
     void_pointer,
 )
-from shmemkit.typing import Array
+from shmemkit.typing import Array, TeamOp
 
 from ..argument_checks import check_array, check_contiguous, check_integer, described, literal_choice
 from ..emulator import current_thread, group_thread, multicast_memory
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 _FLOAT_OPS = ("sum", "prod", "min", "max")
-_INTEGER_OPS = (*_FLOAT_OPS, "and", "or", "xor")
+_INTEGER_OPS = get_args(TeamOp)
 _FLOATS = (types.float16, types.float32, types.float64)
 
 
@@ -227,7 +227,7 @@ def reduce(
     team: int,
     dst_array: Array,
     src_array: Array,
-    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+    op: TeamOp,
 ) -> None:
     """Combine the team's `src_array`s element by element, into every PE's `dst_array`.
 
@@ -245,7 +245,7 @@ def reduce_warp(
     team: int,
     dst_array: Array,
     src_array: Array,
-    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+    op: TeamOp,
 ) -> None:
     """`reduce` by all threads of one warp per PE."""
     group_thread("warp", "reduce_warp", team, dst_array, src_array, op).collective(
@@ -258,7 +258,7 @@ def reduce_block(
     team: int,
     dst_array: Array,
     src_array: Array,
-    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+    op: TeamOp,
 ) -> None:
     """`reduce` by all threads of one block per PE."""
     group_thread("block", "reduce_block", team, dst_array, src_array, op).collective(
@@ -274,7 +274,7 @@ def reducescatter(
     team: int,
     dst_array: Array,
     src_array: Array,
-    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+    op: TeamOp,
 ) -> None:
     """Combine the team's `src_array`s element by element; part k goes to `dst_array` of PE number k.
 
@@ -293,7 +293,7 @@ def reducescatter_warp(
     team: int,
     dst_array: Array,
     src_array: Array,
-    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+    op: TeamOp,
 ) -> None:
     """`reducescatter` by all threads of one warp per PE."""
     group_thread("warp", "reducescatter_warp", team, dst_array, src_array, op).collective(
@@ -306,7 +306,7 @@ def reducescatter_block(
     team: int,
     dst_array: Array,
     src_array: Array,
-    op: Literal["sum", "prod", "min", "max", "and", "or", "xor"],
+    op: TeamOp,
 ) -> None:
     """`reducescatter` by all threads of one block per PE."""
     group_thread("block", "reducescatter_block", team, dst_array, src_array, op).collective(

@@ -27,7 +27,7 @@ from shmemkit.runtime.symmetric_memory import as_dtype, as_shape
 from shmemkit.runtime.world import World
 from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
 from shmemkit.support.settings import array_text, integer, one_of, shown
-from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, DType, Shape
+from shmemkit.typing import Activation, AllGatherGemmMethod, AnyArray, AnyStream, ArrayT, DType, Shape
 
 from .. import METHODS as GEMMS
 from .. import bind_product, check, gpu_of
@@ -77,7 +77,7 @@ class AllGatherGemm(Products):
     optional, alike = ("gathered", "bias"), ("x",)
     max_nbytes: int
 
-    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, method: AllGatherGemmMethod = "auto"):
         def check():
             self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}

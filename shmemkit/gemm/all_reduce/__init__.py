@@ -22,7 +22,7 @@ Methods:
 
 from __future__ import annotations
 
-from shmemkit.typing import AnyArray, AnyStream, ArrayT
+from shmemkit.typing import AnyArray, AnyStream, ArrayT, GemmAllReduceMethod
 
 from ..reduce_scatter.copy_engine import CopiedEverywhere
 from ..reduce_scatter.fused_2d import Fused2DEverywhere
@@ -34,7 +34,7 @@ from .ll128 import OneShot, TwoShot
 __all__ = ["GemmAllReduce"]
 
 
-class GemmAllReduce(GemmCollective):
+class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     """Products a @ b, summed over the ranks; every rank gets the sum. Collective.
 
     Arguments as of ``GemmReduceScatter``. Methods: "one_shot" and "two_shot", for M up to 128;

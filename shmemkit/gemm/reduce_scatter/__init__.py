@@ -18,7 +18,7 @@ Methods:
 
 from __future__ import annotations
 
-from shmemkit.typing import AnyArray, AnyStream, ArrayT
+from shmemkit.typing import AnyArray, AnyStream, ArrayT, GemmReduceScatterMethod
 
 from .copy_engine import Copied
 from .fused_2d import Fused2D
@@ -29,7 +29,7 @@ from .methods import Fused, SequentialReduceScatter
 __all__ = ["GemmReduceScatter"]
 
 
-class GemmReduceScatter(GemmCollective):
+class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     """Products a @ b, summed over the ranks; each rank gets its rows of the sum. Collective.
 
     world         the World

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
 from ..distributed import Products
 from ..problem import HALVES
 
+MethodT = TypeVar("MethodT", bound=str)
 
-class GemmCollective(Products):
+
+class GemmCollective(Products, Generic[MethodT]):
     """A subclass has
 
     METHODS       {name: class}; a method is made with the World, max_m, max_n, dtype and part_dtype, and has
@@ -43,7 +45,7 @@ class GemmCollective(Products):
         max_n: int,
         dtype: DType = "bfloat16",
         part_dtype: DType | None = None,
-        method: str = "auto",
+        method: MethodT | Literal["auto"] = "auto",
     ):
         name = type(self).__name__
 
