@@ -93,7 +93,7 @@ def _best(time, methods):
     found = {method: us for method, us in time.items() if method in methods}
     if set(found) <= {NCCL}:
         return ""
-    method = min(found, key=found.get)
+    method = min(found, key=found.__getitem__)
     return f"`{method}`: {us_text(found[method])}"
 
 

@@ -109,7 +109,7 @@ def hello_without_wait():
     lines = program.splitlines(keepends=True)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hello.py").write_text("".join(x for x in lines if not x.strip().startswith("wait(")))
-        return output("shmemkit emu -n 2 --races hello.py", folder)
+        return output("shmemkit emu -n 2 --races hello.py", Path(folder))
 
 
 # README's table: title, file, size or shape in it, {contender: its methods in the file}, the command.

@@ -11,6 +11,7 @@ more. Nothing of the emulator, nor Numba, is imported before a test uses the fix
 
 import os
 import shlex
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,8 @@ class PEs:
             try:
                 return main(*args)
             except Exception:
-                ranks.append(current_host().pe)
+                host: Any = current_host()
+                ranks.append(host.pe)
                 raise
 
         if self._request.config.getoption("fulltrace"):
@@ -239,7 +241,7 @@ def pytest_runtest_makereport(item, call):
     """A failure of ``pes(n).run(main)`` begins in `main`, and says what runs it again."""
     entries = call.excinfo.traceback if call.excinfo is not None and _FAILED in item.stash else []
     runs = [i for i, entry in enumerate(entries) if entry.frame.code.raw is PEs.run.__code__]
-    if runs and entries[runs[-1] + 1 :]:
+    if call.excinfo is not None and runs and entries[runs[-1] + 1 :]:
         call.excinfo.traceback = entries[runs[-1] + 1 :]
     report = yield
     if runs and report.failed:

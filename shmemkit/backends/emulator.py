@@ -2,6 +2,7 @@
 
 import sys
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -121,13 +122,14 @@ class EmulatorBackend:
 
     def describe(self, raw, name, dtype):
         """What the allocation `raw` holds, for reports."""
-        allocation = self.heap.find(raw)
+        allocation: Any = self.heap.find(raw)
         allocation.name, allocation.dtype = name, dtype
 
     def leave_empty(self, raw):
         """Give `raw` the content of memory of ``empty``. What the program asked for itself is marked as not
         written; objects of shmemkit have padding, which their kernels copy."""
-        line, frame = user_line(), sys._getframe(1)
+        line = user_line()
+        frame: Any = sys._getframe(1)
         file = frame.f_code.co_filename
         while frame.f_code.co_filename == file:
             frame = frame.f_back

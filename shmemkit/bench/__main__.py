@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import shmemkit as sk
 from shmemkit.collectives import tuning
@@ -271,7 +272,8 @@ def _parser():
 
 def parse(arguments):
     """-> the options. SystemExit(2) on all ranks, and a message from rank 0, for what is not allowed."""
-    options = status = None
+    options: Any = None
+    status = None
     try:
         options = _parse(arguments)
     except SystemExit as leaving:

@@ -6,6 +6,8 @@ of PyTorch. Random operands, checked against float32 by the relative error of th
 rounds: the products (``Gemm``, cuBLAS) and the gathering (the copies that overlap takes, NCCL).
 """
 
+from typing import Any
+
 import shmemkit as sk
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
 
@@ -86,12 +88,13 @@ class Ours(layers.Ours):
 class Copies(Contender):
     """The copies of "overlap", without a product beside them."""
 
-    method, _engine = "copies", None
+    method = "copies"
+    _engine: Any = None
 
     def start(self, case):
         self._engine = PushAhead(self.world, case.bytes)
         self.out = self._engine.buffer[: case.bytes].view(case.dtype)
-        self._transfer = self._engine.overlap(case.x, self.out)
+        self._transfer: Any = self._engine.overlap(case.x, self.out)
 
     def call(self):
         self._transfer.start()

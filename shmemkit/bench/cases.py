@@ -1,6 +1,11 @@
 """What the collectives' benchmarks do: random data, what comes of them, and NCCL's and PyTorch's calls."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+
+from shmemkit.runtime.world import World
 
 from .nccl import SINCE_2_28, SUM, TYPES, UINT8
 from .refusal import agreed
@@ -18,6 +23,9 @@ class Checked:
 
     _found(out)   -> "", or what is wrong with this rank's result
     """
+
+    world: World
+    _found: Callable[[Any], str]
 
     def spoil(self, out):
         """Make all of `out` NaN, on every rank, before any of them goes on. Collective."""
@@ -46,6 +54,7 @@ class Case(Checked):
     """
 
     passes = 1
+    expected: Any
 
     def __init__(self, world, n_bytes, dtype, unit=16):
         self.world, self.dtype, self.n_bytes = world, dtype, n_bytes

@@ -16,6 +16,7 @@ their graphs have no host in them, and send no row too many.
 
 import functools
 import itertools
+from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -140,7 +141,8 @@ class ExpertCase(Checked):
 class Ours(Contender):
     """``sk.ExpertParallel``."""
 
-    method, _object = "ExpertParallel", None
+    method = "ExpertParallel"
+    _object: Any = None
 
     def start(self, case):
         data = case.data

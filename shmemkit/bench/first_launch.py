@@ -51,7 +51,7 @@ def times(step):
 def main():
     with sk.init():
         dst, src, signals = sk.zeros(1000), sk.zeros(1000), sk.signals(1)
-        world = sk.current()
+        world = sk.current(required=True)
         world.stream.synchronize()
         start = time.perf_counter()
         sk.bind(send, 1, 32, (dst, src, signals, np.int32(0)))()

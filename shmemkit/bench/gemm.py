@@ -5,6 +5,8 @@ Random operands, which lie as ``--layout`` says: "tn", as in a linear layer of P
 norm. All methods of a shape are timed in the same rounds.
 """
 
+from typing import Any
+
 import shmemkit as sk
 from shmemkit import gemm
 
@@ -42,8 +44,10 @@ class GemmCase(Checked):
     """A product of one shape, like the cases of ``cases.py``: `x`, (M, K), and `b`, (K, N)."""
 
     op = "gemm"
+    x: Any
+    b: Any
 
-    def __init__(self, world, shape, dtype, layout="tn"):
+    def __init__(self, world, shape, dtype: Any, layout="tn"):
         self.world, self.shape, self.dtype, self.layout = world, shape, dtype, layout
         m, n, k = shape
         self.operations = 2 * m * n * k
@@ -64,7 +68,7 @@ class GemmCase(Checked):
 
     def _found(self, out):
         """By some of the rows, from all over it."""
-        wide, step = "float64" if self.dtype == "float32" else "float32", max(1, self.shape[0] // 64)
+        wide, step = "float64" if self.dtype.name == "float32" else "float32", max(1, self.shape[0] // 64)
         reference = self.x[::step].astype(wide) @ self.b.astype(wide)
         return found(self.world.xp, out[::step], reference, ERROR[self.dtype.name])
 
@@ -91,7 +95,8 @@ class Ours(Contender):
 class Cublas(Contender):
     """By PyTorch, or without it by CuPy."""
 
-    method, _run = CUBLAS, None
+    method = CUBLAS
+    _run: Any = None
 
     def start(self, case):
         if self.world.backend.name == "emulator":

@@ -5,6 +5,9 @@ rounds: a rank's product alone, what goes between the ranks alone, and both: by 
 (``Ours``), and by NCCL and cuBLAS, in turn (``InTurn``), as a user would do otherwise.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from .gemm import Cublas
 from .measure import Contender
 from .nccl import Nccl
@@ -35,7 +38,9 @@ class Ours(Contender):
     choice(case)  -> the method that "auto" takes
     """
 
-    _object = None
+    make: Callable
+    choice: Callable
+    _object: Any = None
 
     def __init__(self, world, method):
         super().__init__(world)

@@ -11,6 +11,8 @@ compiling and loading may wait for all that runs.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from .refusal import Refused, agreed
 
@@ -34,7 +36,14 @@ class Contender:
     start(), call() and capture() raise ValueError, or MemoryError, for what cannot run.
     """
 
-    capture = out = took = ran = version = None
+    method: Any
+    call: Callable
+    _case: Any
+    capture: Callable | None = None
+    out: Any = None
+    took: str | None = None
+    ran: str | None = None
+    version: str | None = None
 
     def __init__(self, world):
         self.world = world

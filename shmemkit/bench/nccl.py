@@ -18,6 +18,7 @@ import importlib.util
 import math
 import os
 import re
+from typing import Any
 
 from shmemkit.support.command_line import say
 
@@ -56,7 +57,8 @@ class Config(ctypes.Structure):
 
     def __init__(self, code, values):
         size, version = (88, 22907) if code >= 22900 else (80, 22809)
-        unset = {name: self.UNDEFINED for name, kind in self._fields_[3:] if kind is ctypes.c_int}
+        fields: Any = self._fields_[3:]
+        unset = {name: self.UNDEFINED for name, kind in fields if kind is ctypes.c_int}
         super().__init__(**{"size": size, "magic": 0xCAFEBEEF, "version": version, **unset, **values})
 
 
@@ -184,7 +186,9 @@ class Nccl(Contender):
     version  of NCCL
     """
 
-    version = _comm = None
+    version: str | None = None
+    _comm: Any = None
+    _x: Any = None
 
     def __init__(self, world, mode=NCCL, path=None):
         super().__init__(world)
@@ -295,7 +299,7 @@ def nodes_of(graph, iters):
     """-> what a call in CuPy's `graph` of `iters` calls does: kernels, with their blocks, and other nodes."""
     from cuda.bindings import driver
 
-    def of(result):
+    def of(result) -> Any:
         status, *values = result
         if int(status):
             raise ValueError(f"the graph's nodes cannot be read: {status.name}")

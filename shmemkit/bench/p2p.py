@@ -4,6 +4,8 @@ Every rank sends to the next at once (a pull reads from the next), so that each 
 directions; for the latency ranks 0 and 1, 2 and 3, ... send to and fro in pairs.
 """
 
+from typing import Any
+
 import numpy as np
 
 from shmemkit.runtime.launch import bind
@@ -46,7 +48,7 @@ class Ring:
         for array in (self.src, self.dst, self.signals):
             self.world.free(array)
 
-    def transfer(self, method, n_bytes, blocks=None):
+    def transfer(self, method, n_bytes, blocks: Any = None):
         """-> (call, blocks): enqueues that transfer of the first `n_bytes`, by so many blocks or fewer.
 
         ValueError where the next rank's memory is not mapped here.

@@ -1,14 +1,20 @@
 """Whether all ranks can do something: what one of them refuses, none of them does."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
 
 class Refused(Exception):
     """At least one rank refused; the message says why. Raised on every rank."""
 
 
-def agreed(world, action):
+def agreed(world, action: Callable[[], T]) -> T:
     """-> what ``action()`` returns, if it raises ValueError or MemoryError on no rank; Refused on every rank
     otherwise. Collective: in it no collective call may follow what one rank alone refuses."""
-    result = reason = None
+    result: Any = None
+    reason = None
     try:
         result = action()
     except (ValueError, MemoryError) as error:

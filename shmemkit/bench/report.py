@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import statistics
+from typing import Any
 
 from shmemkit.collectives.tuning import OUTPUTS
 
@@ -222,7 +223,8 @@ def plot(results, path, mark=None):
         known = row.method in COMPETITORS and row.method != TORCH_NCCL
         if row.op != "latency" and row.us is not None and not row.wrong and not known:
             lines.setdefault((row.label, row.method, row.blocks, row.out), {})[row.bytes] = row.us
-    colours, drawn = {("auto", None): "tab:green"}, []
+    colours: dict[tuple, Any] = {("auto", None): "tab:green"}
+    drawn = []
     for (label, method, blocks, out), times in lines.items():
         colour = colours.setdefault((method, blocks), matplotlib.colormaps["tab20b"](len(colours) % 20))
         drawn.append((label, times, colour, "--" if out else "-", 2.5 if method == "auto" else 0.8))

@@ -11,6 +11,7 @@ import re
 import shlex
 import statistics
 import sys
+from typing import Any
 
 from . import libraries
 
@@ -135,8 +136,8 @@ class Row:
     @property
     def label(self):
         """The method, with all that was varied."""
-        parts = (self.method, self.blocks and f"{self.blocks} blocks", self.out and f"{self.out} out")
-        return ", ".join(filter(None, parts))
+        parts = self.method, self.blocks and f"{self.blocks} blocks", self.out and f"{self.out} out"
+        return ", ".join(str(part) for part in parts if part)
 
 
 class Results:
@@ -159,7 +160,7 @@ class Results:
         self.machine = _machine(world, world.host_allgather(world.backend.gpu_name))
 
     @classmethod
-    def read(cls, path):
+    def read(cls, path) -> Any:
         """Those that ``write`` put into a file, with the `versions` and `environment` then; None for another
         JSON file."""
         with open(path) as file:

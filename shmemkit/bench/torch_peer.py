@@ -4,6 +4,8 @@ that it overlaps with collectives.
 
 import contextlib
 import socket
+from collections.abc import Callable
+from typing import Any
 
 from .measure import Contender
 from .results import TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_NCCL
@@ -30,7 +32,12 @@ class TorchCall(Contender):
     ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run().
     """
 
-    _torch = _case = _x = None
+    method: str
+    prepare: Callable
+    run: Callable
+    _torch: Any = None
+    _case: Any = None
+    _x: Any = None
 
     def start(self, case):
         if self.world.backend.name == "emulator":
@@ -117,7 +124,9 @@ class _TorchSymmetric(TorchCall):
     """Of a symmetric input of PyTorch's, without multicast. A subclass has `op`, which it is compared for,
     and result_of(ops, x, group) -> the tensor with the result."""
 
-    _result = None
+    op: str
+    result_of: Callable
+    _result: Any = None
 
     @property
     def out(self):
@@ -190,7 +199,9 @@ class _TorchFused(TorchCall):
     """A product and a collective in one, the output is PyTorch's. Not in a graph, which it cannot be captured
     in. A subclass has fused(ops, x, b, group) -> the tensor with the result."""
 
-    _b = _result = None
+    fused: Callable
+    _b: Any = None
+    _result: Any = None
 
     @property
     def out(self):

@@ -8,6 +8,7 @@ gets `SharedArray`s.
 import contextlib
 import functools
 import types
+from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
@@ -43,7 +44,8 @@ class SharedArray(IntegerArray):
         index = tuple(slice(i, i + 1 or None) if hasattr(i, "__index__") else i for i in index)
         part = np.asarray(self)[index]
         steps = (np.arange(n) * stride for n, stride in zip(part.shape, part.strides, strict=True))
-        noted.update(functools.reduce(np.add.outer, steps, address(part)).reshape(-1).tolist())
+        addresses: Any = functools.reduce(np.add.outer, steps, address(part))
+        noted.update(addresses.reshape(-1).tolist())
 
     def view(self, dtype):
         return np.asarray(self).view(dtype).view(SharedArray)

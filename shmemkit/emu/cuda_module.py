@@ -72,7 +72,8 @@ class _Atomic(Namespace):
                     f"{self._name}: the index is {index}; it must have {array.ndim} numbers, one for "
                     "each dimension of the array"
                 )
-            array, index = array[index[:-1]] if len(index) > 1 else array, index[-1]
+            *outer, index = index
+            array = array[tuple(outer)] if outer else array
         return getcurrent().atomic(array, index + len(array) if index < 0 else index, function)
 
     def add(self, array, index, value):

@@ -27,7 +27,7 @@ class Gpu(NamedTuple):
             f"{self.blocks} blocks": self.blocks,
             f"{self.shared >> 10} KB of shared memory": self.shared // (shared + self.reserved),
         }
-        limit = min(limits, key=limits.get)
+        limit = min(limits, key=limits.__getitem__)
         n = limits[limit]
         return n * self.sms // cluster * cluster, f"{self.sms} SMs with {n} each, for an SM has {limit}"
 

@@ -13,6 +13,7 @@ import mmap
 import operator
 import os
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -156,7 +157,7 @@ class Heap:
 
     def leave_empty(self, array, line):
         """Fill the allocation of `array` with what nobody writes; `line` of the program made it."""
-        allocation = self.find(array)
+        allocation: Any = self.find(array)
         allocation.empty = line
         whole = self.memory[self.pe * self.size + allocation.offset :][: allocation.size]
         whole.reshape(-1, len(EMPTY))[:] = EMPTY

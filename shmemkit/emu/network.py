@@ -11,6 +11,7 @@ words that somebody polls do not, if "unordered": every third one goes into one 
 order that NVSHMEM allows, so a correct program gives its result in all of them.
 """
 
+from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
@@ -29,7 +30,7 @@ class Message:
 
     def __init__(self, source, target, arrive):
         self.source, self.target, self.arrive = source, target, arrive
-        self.after = ()  # messages that must have arrived before
+        self.after: Iterable[Message] = ()  # messages that must have arrived before
         self.fenced = self.done = False
         self.patient = True  # it arrives only when nothing else can happen
 

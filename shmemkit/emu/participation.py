@@ -7,6 +7,7 @@ left out. As soon as it is certain that somebody will not come, that is an error
 
 import sys
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -128,7 +129,15 @@ class Part(Meeting):
 
 
 class Participation:
-    """What a block knows of it."""
+    """What a block knows of it: a base of ``grid.Block``, which has the other attributes."""
+
+    launch: Any
+    machine: Any
+    n_threads: int
+    threads: list
+    parked: Any
+    alive: int
+    warps: Any
 
     def __init__(self):
         self.open = []  # Calls that some have made, and others not yet

@@ -31,6 +31,7 @@ import os
 import socket
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +138,8 @@ class Processes:
     def _nameless_file(self, size):
         """Memory of rank 0's that the others find as a file of its process. None where some do not find it:
         there is no /proc, or ranks are in different containers."""
-        file = place = None
+        file: Any = None
+        place: Any = None
         if self.rank == 0 and hasattr(os, "memfd_create"):
             file = open(os.memfd_create("shmemkit"), "r+b")
             os.truncate(file.fileno(), size)
@@ -232,7 +234,7 @@ class Processes:
             call, missing = timeout
             text = text.partition(": ")[2]
             text += f"; rank {self.rank} came too late" if self.rank in missing else ""
-            error = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
+            error: Any = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         else:
             error = EmulatorError(f"rank {failed} has failed: {text}{_go_on()}")
         error.shown_by = failed
@@ -326,7 +328,7 @@ class Processes:
         missing = np.flatnonzero(self.arrived < target).tolist()
         there = [r for r in range(self.n) if r not in missing]
         text = timeouts.missing_text(call, missing, there, limit)
-        error = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
+        error: Any = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         error.shown_by = there[0]
         return error
 

@@ -205,7 +205,7 @@ class Races:
         """Likewise by a relaxed write: it releases what a fence of the thread came after."""
         clocks = {}
         for fence_scope, clock in thread.fences.items():
-            narrower = min(scope, fence_scope, key=_LEVEL.get)
+            narrower = min(scope, fence_scope, key=_LEVEL.__getitem__)
             if scope == "sys":  # NVSHMEM's: behind the fences of its puts
                 clock = self.behind_fences(thread, dict(clock), self.pe_of(history.key))
             who = narrower, thread.pe, thread.block.key if narrower == "block" else None
@@ -400,7 +400,7 @@ class Races:
         left = {}
         for who, seen in thread.unfenced.items():
             released, pe, block, loaded = who
-            if _reaches(thread, pe, block, released, min(scope, loaded, key=_LEVEL.get)):
+            if _reaches(thread, pe, block, released, min(scope, loaded, key=_LEVEL.__getitem__)):
                 thread.learn(seen[0])
             else:
                 left[who] = seen

@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def _kernel_traceback(traceback):
     return found
 
 
-def who(thread, split=False, alone=True):
+def who(thread, split=False, alone=True) -> Any:
     """ "rank 0 block 1 thread 2", or with `split` the three; if not `alone`, its block."""
     block = thread.block
     index = numbered(block.blockIdx, block.gridDim)
@@ -284,7 +285,8 @@ def _accesses(file, lineno):
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return
-    nodes = [n for n in ast.walk(tree) if hasattr(n, "lineno") and n.lineno <= lineno <= n.end_lineno]
+    found: Any = ast.walk(tree)
+    nodes = [n for n in found if hasattr(n, "lineno") and n.lineno <= lineno <= n.end_lineno]
     for node in reversed(nodes):  # ast.walk goes from the outside to the inside
         wraps = True
         if isinstance(node, ast.Subscript):

@@ -15,6 +15,7 @@ machine is stuck, and whoever started it decides whether that is a deadlock.
 
 import operator
 from collections import defaultdict, deque
+from typing import Any
 
 from greenlet import getcurrent
 
@@ -32,8 +33,8 @@ COMPARE = {
 
 class Scheduler:
     def __init__(self, choice=None):
-        self.choice = choice  # None: first come, first served
-        self.network = None  # has `under_way`, the messages that are not delivered yet, and `deliver`
+        self.choice: Any = choice  # None: first come, first served
+        self.network: Any = None  # has `under_way`, the messages that are not delivered yet, and `deliver`
         self.hub = getcurrent()  # the greenlet that runs the loop; threads that end return to it
         self.ready = deque()
         self.waiters = defaultdict(list)  # address -> [(thread, is_satisfied)]

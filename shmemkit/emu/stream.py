@@ -12,6 +12,7 @@ and they for it. A World's stream is non-blocking, and so are those of ``backend
 import contextlib
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -217,8 +218,9 @@ class Marker:
 
     name = "an event"
     started = done = False
-    stream = time = None
-    clock = None  # what has happened before, where races are looked for
+    stream: Any = None
+    time: Any = None
+    clock: Any = None  # what has happened before, where races are looked for
 
     def start(self):
         self.done, self.time = True, time.perf_counter()

@@ -5,6 +5,7 @@ is changed meanwhile is reported, and accumulators that are touched before they 
 """
 
 import functools
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -80,7 +81,8 @@ class Product:
 
     def __init__(self, before, a, b, n, dtype):
         self.before, self.n, self.dtype = before, n, dtype
-        self.a, self.b = a.under_way(), b.under_way()
+        self.a: Any = a.under_way()
+        self.b: Any = b.under_way()
         self.result = None
 
     def compute(self):

@@ -59,8 +59,8 @@ class Receive:
     call: str
     source: int
     tag: int
-    kind: str = None
-    message: Message = None
+    kind: str | None = None
+    message: Message | None = None
 
     def takes(self, message):
         return (

@@ -23,7 +23,7 @@ class Problem(NamedTuple):
     activation: str | None
 
     @property
-    def size(self):
+    def size(self) -> tuple[int, int, int]:
         """m, n, k"""
         return *self.out.shape, self.a.shape[1]
 
@@ -50,7 +50,7 @@ class Gpu(NamedTuple):
     compute_capability: tuple
     multiprocessors: int
     shared_bytes: int  # that a block may have
-    arrays: object
+    arrays: Any
 
     @property
     def capability(self):
@@ -98,5 +98,6 @@ def flat(array, dtype):
     itemsize = array.dtype.itemsize
     steps = zip(array.shape, array.strides, strict=True)
     n = 1 + sum((size - 1) * stride // itemsize for size, stride in steps)
-    strided = arrays_of(array).lib.stride_tricks.as_strided
+    arrays: Any = arrays_of(array)
+    strided = arrays.lib.stride_tricks.as_strided
     return strided(array, (n,), (itemsize,)).view(dtype)

@@ -16,7 +16,7 @@ the low bits. They are int64, which "relu" may find negative, or uint64 if both 
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, types
@@ -59,8 +59,8 @@ class _Products(NamedTuple):
     """zeros() -> acc; add(acc, a, b) -> acc plus, for each of DEPTH, the products of 4 elements of a and 4
     of b; 16 numbers, row after row. By any thread; a and b are 1-D arrays in shared memory."""
 
-    zeros: object
-    add: object
+    zeros: Any
+    add: Any
 
 
 @functools.cache

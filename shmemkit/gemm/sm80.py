@@ -41,7 +41,7 @@ Edges: operands are zero beyond their rows or K; nothing is stored beyond out's 
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, types
 
@@ -101,12 +101,12 @@ class _Operand(NamedTuple):
     load(shared, offset, step)  the lane's registers, for the `step`-th 16 of K
     """
 
-    begin: object
-    fill: object
-    fill_end: object
-    along: object
-    offset: object
-    load: object
+    begin: Any
+    fill: Any
+    fill_end: Any
+    along: Any
+    offset: Any
+    load: Any
 
 
 @functools.cache
@@ -524,7 +524,8 @@ class Sm80:
     def __init__(self, problem, gpu, tile=None, order=None):
         a, b, out, bias, activation = problem
         m, n, k = problem.size
-        a_layout, b_layout = _layout(a), _layout(b.T)
+        a_layout: Any = _layout(a)
+        b_layout: Any = _layout(b.T)
         tile = tile or choose_tile(m, n, k, gpu, 2 in (a_layout.width, b_layout.width))
         tiles = -(-m // tile.m), -(-n // tile.n)
         check_order(order, *tiles)

@@ -46,7 +46,7 @@ that, and it writes nothing beyond out.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, types
 
@@ -99,7 +99,7 @@ class Tile(NamedTuple):
     n: int
     group: int = 16
     split: bool = False
-    loaded: int = None
+    loaded: int | None = None
 
     def count(self, m, n):
         """Tiles of an M by N result."""
@@ -132,8 +132,8 @@ class Kinds(NamedTuple):
     a_major: str
     b_major: str
     out_dtype: str
-    bias_dtype: str = None
-    activation: str = None
+    bias_dtype: str | None = None
+    activation: str | None = None
 
 
 class Layout:
@@ -330,11 +330,11 @@ class Exchange(NamedTuple):
                                               t, t + step, .. below tiles
     """
 
-    rows: object
-    load: object
-    take: object
-    settle: object
-    watch: object
+    rows: Any
+    load: Any
+    take: Any
+    settle: Any
+    watch: Any
 
 
 @inline

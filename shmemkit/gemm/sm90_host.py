@@ -3,7 +3,7 @@ launch.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from shmemkit.device.cuda.wgmma import SLAB
 from shmemkit.runtime.launch import bind
 from shmemkit.support.arrays import address_of
 
-from .problem import arrays_of, check_order, not_of_tensor_cores
+from .problem import Problem, arrays_of, check_order, not_of_tensor_cores
 from .sm90 import Kinds, Layout, Tile, arrival_elements, box_rows, gemm_kernel, partial_elements, shared_bytes
 
 CLOCK = 1.5e9  # cycles of ``estimate``, per second
@@ -134,7 +134,8 @@ def bind_gemm(
     The caller keeps the arrays alive: tensor maps hold addresses only.
     """
     a, b, out, bias, activation = problem
-    arrays, (tile, splits) = arrays_of(out), choice
+    arrays: Any = arrays_of(out)
+    tile, splits = choice
     m, k, n = m or a.shape[0], *b.shape
     bias_dtype = None if bias is None else bias.dtype.name
     if m <= FEW and major(a) == "k":
@@ -188,7 +189,7 @@ class Sm90:
                 )
         return None
 
-    def __init__(self, problem, gpu, choice=None, order=None):
+    def __init__(self, problem: Problem, gpu, choice=None, order=None):
         choice = choice or choose(*problem.size, gpu.multiprocessors)
         (m, n, _), tile = problem.size, choice.tile
         check_order(order, -(-m // tile.m), -(-n // tile.n))

@@ -12,6 +12,7 @@ order is that of the calls, so equal calls give equal bits on a GPU, which multi
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 class Weighted(NamedTuple):
     """Functions for kernels, by one thread; they touch no memory and order nothing."""
 
-    zero: object
-    add: object
-    result: object
+    zero: Callable
+    add: Callable
+    result: Callable
 
 
 @functools.cache

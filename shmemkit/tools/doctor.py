@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from shmemkit import __version__
 from shmemkit.backends import multicast as _multicast
@@ -258,7 +259,7 @@ def mpi(report):
         report.line("launcher", f"{launcher.path}: {launcher}")
     passed_over = []
     try:
-        chosen = mpirun.find_launcher(2, "", passed_over)
+        chosen: Any = mpirun.find_launcher(2, "", passed_over)
         with_library = f", with {chosen.libmpi}" if chosen.libmpi else ""
         report.line("shmemkit run uses", f"{chosen.path}{with_library}")
     except RuntimeError as error:

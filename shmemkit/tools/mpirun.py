@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 from shmemkit.support import command_line, progress, settings, timeouts
 
@@ -189,7 +190,8 @@ class Mpi:
 
     def __init__(self, path, about):
         """`about`: what it prints about itself."""
-        self.path, self.kind, self.version, self.libmpi = path, "", "", None
+        self.path, self.kind, self.version = path, "", ""
+        self.libmpi: str | None = None
         for kind, pattern in KINDS:
             if found := re.search(pattern, about, re.S):
                 self.kind, self.version = kind, found[1] or ""
@@ -211,7 +213,11 @@ class Mpi:
 
 def launcher_at(path):
     """The Mpi whose launcher is the program `path`."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
     try:
         run = subprocess.run([path, "--version"], **pipes, text=True, errors="replace", timeout=20)
         launcher = Mpi(path, run.stdout)
@@ -246,7 +252,7 @@ def library_to_name(launcher):
     """`libmpi` of the launcher. mpi4py's wheels load any libmpi.so (Debian's MPICH has none); a build
     of it is tied to one library."""
     library, mpi4py = library_of(launcher), importlib.util.find_spec("mpi4py")
-    if library is None or mpi4py is None:
+    if library is None or mpi4py is None or not mpi4py.submodule_search_locations:
         return None
     modules = glob.escape(os.path.join(mpi4py.submodule_search_locations[0], "MPI."))
     abi = "openmpi" if launcher.kind == "Open MPI" else "mpich"

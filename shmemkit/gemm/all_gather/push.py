@@ -36,7 +36,7 @@ No deadlock: senders wait for no rank. All blocks are co-resident.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, int64, types
 
@@ -75,18 +75,18 @@ class Sending(NamedTuple):
     columns, the next rank; by rows, the first receiver: the rank before, or this rank if it waits for them,
     too."""
 
-    x: object
-    rows: object
-    row_bytes: object
-    staged: object
-    slot: object
-    arrived: object
-    offsets: object
-    me: object
-    n_ranks: object
-    and_mine: object
-    begin: object
-    senders: object
+    x: Any
+    rows: Any
+    row_bytes: Any
+    staged: Any
+    slot: Any
+    arrived: Any
+    offsets: Any
+    me: Any
+    n_ranks: Any
+    and_mine: Any
+    begin: Any
+    senders: Any
 
 
 @inline

@@ -29,7 +29,7 @@ those do not wait for a running GEMM (see there).
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, types
 
@@ -47,19 +47,19 @@ class Coming(NamedTuple):
     """`extra` of the functions for the GEMM: `come`, in shared memory; `number`, what a signal is, or more,
     when what it stands for is there; all else as the kernel's, or that of ``push.py``."""
 
-    arrived: object
-    signals: object
-    size_m: object
-    rows: object
-    me: object
-    slabs: object
-    n_parts: object
-    map_x: object
-    from_x: object
-    come: object
-    number: object
-    together: object
-    senders: object
+    arrived: Any
+    signals: Any
+    size_m: Any
+    rows: Any
+    me: Any
+    slabs: Any
+    n_parts: Any
+    map_x: Any
+    from_x: Any
+    come: Any
+    number: Any
+    together: Any
+    senders: Any
 
 
 @functools.cache

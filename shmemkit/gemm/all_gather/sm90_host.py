@@ -2,6 +2,7 @@
 
 from shmemkit.device.cuda.wgmma import SLAB
 
+from ..problem import Problem
 from ..sm90_host import Choice, bind_gemm, choose, map_of_operand, taken
 from .sm90 import ag_gemm_kernel
 
@@ -29,7 +30,7 @@ class Fused:
     reads_x  whether the own rows are read from x, and need not be copied to `a`
     """
 
-    def __init__(self, x, problem, engine, gpu, by_columns=False):
+    def __init__(self, x, problem: Problem, engine, gpu, by_columns=False):
         a, rows, row_bytes = problem.a, x.shape[0], x.shape[1] * x.itemsize
         me, n_ranks = engine.me, engine.n_ranks
         tile, splits = choose(*problem.size, gpu.multiprocessors)

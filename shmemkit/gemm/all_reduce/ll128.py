@@ -54,7 +54,7 @@ it has sent them. Then all packets come and, of two shots, all sums, which need 
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, types
 
@@ -96,16 +96,16 @@ class Given(NamedTuple):
     """`extra` of the functions for the GEMM. Positions, in packets from the first slot: `mine`, where this
     rank's packets go; `parts`, where those of rank 0 come; `step`, from there to the next rank's; `sums`."""
 
-    slots: object
-    epoch: object
-    mine: object
-    parts: object
-    step: object
-    sums: object
-    size_m: object
+    slots: Any
+    epoch: Any
+    mine: Any
+    parts: Any
+    step: Any
+    sums: Any
+    size_m: Any
     strips: object  # of 16 rows of the product
-    tile_rows: object
-    out: object
+    tile_rows: Any
+    out: Any
     width: object  # words of a row of out
 
 

@@ -95,7 +95,7 @@ result.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, int64, types
 
@@ -149,22 +149,22 @@ def largest_divisor(number, most):
 class Given(NamedTuple):
     """`extra` of the functions for the GEMM: `epoch`, and the kernel's arguments, or as above."""
 
-    staged: object
-    staged_full: object
-    gathered: object
-    offsets: object
-    posts: object
-    epoch: object
-    me: object
-    rows: object
-    tile_rows: object
-    part_tiles: object
-    room: object
-    signals: object
-    outbox: object
-    written: object
-    chunk: object
-    schedule: object
+    staged: Any
+    staged_full: Any
+    gathered: Any
+    offsets: Any
+    posts: Any
+    epoch: Any
+    me: Any
+    rows: Any
+    tile_rows: Any
+    part_tiles: Any
+    room: Any
+    signals: Any
+    outbox: Any
+    written: Any
+    chunk: Any
+    schedule: Any
 
 
 @inline

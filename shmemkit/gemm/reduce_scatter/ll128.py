@@ -57,7 +57,7 @@ ranks; then all its parts come, all sums, and it is done.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, int64, types
 
@@ -106,17 +106,17 @@ class Given(NamedTuple):
     all. Positions, in packets from the first slot: `mine`, where this rank's packets go; `parts`, where those
     of rank 0 come; `step`, from there to the next rank's; `sums`."""
 
-    slots: object
-    epoch: object
-    mine: object
-    parts: object
-    step: object
-    sums: object
-    posts: object
-    tiles: object
-    tile_rows: object
-    rows: object
-    out: object
+    slots: Any
+    epoch: Any
+    mine: Any
+    parts: Any
+    step: Any
+    sums: Any
+    posts: Any
+    tiles: Any
+    tile_rows: Any
+    rows: Any
+    out: Any
     width: object  # words of a row of out
 
 

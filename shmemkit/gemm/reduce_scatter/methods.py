@@ -1,5 +1,7 @@
 """Methods that compute and reduce a product: in one kernel (``fused.py``), or one step after the other."""
 
+from collections.abc import Callable
+
 from shmemkit.collectives.all_reduce import AllReduce
 from shmemkit.collectives.method import Method
 from shmemkit.collectives.reduce_scatter import ReduceScatter
@@ -161,6 +163,8 @@ class FusedEverywhere(Fused):
 
 class Sequential:
     """The product, and then the collective operation of ``kind``: the one for any GPU, dtype and size."""
+
+    kind: Callable
 
     def __init__(self, world, max_m, max_n, dtype, part_dtype):
         if part_dtype != dtype:
