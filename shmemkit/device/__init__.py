@@ -30,11 +30,10 @@ from .cuda.tma import *  # noqa: F403
 from .cuda.wgmma import *  # noqa: F403
 from .cuda.word_reductions import *  # noqa: F403
 from .enums import ComparisonType, SignalOp, SmemAmount, Teams
-from .packets import lamport, ll, ll128, ll128_tiles, multimem, multimem_ll
+from .packets import lamport, ll, ll128, multimem, multimem_ll
 from .packets.lamport import *  # noqa: F403
 from .packets.ll import *  # noqa: F403
 from .packets.ll128 import *  # noqa: F403
-from .packets.ll128_tiles import *  # noqa: F403
 from .packets.multimem import *  # noqa: F403
 from .packets.multimem_ll import *  # noqa: F403
 from .shmem import atomics, barriers, bulk_copies, ordered_access, rma, signals, team_collectives
@@ -58,7 +57,6 @@ __all__ += float_storage.__all__
 __all__ += lamport.__all__
 __all__ += ll.__all__
 __all__ += ll128.__all__
-__all__ += ll128_tiles.__all__
 __all__ += mbarrier.__all__
 __all__ += mma.__all__
 __all__ += multimem.__all__

@@ -4,7 +4,7 @@ into packets.
 Piece     a warp's 16 rows of a tile, by as many columns as take 128 bytes (or 64, or 32): rounded to the
           dtype of parts, swizzled as `fragment_store` does it
 Packet    480 bytes of one or several pieces, in the registers of the warp; on the way four lines
-          (``shmemkit.device.packets.ll128_tiles``)
+          (``shmemkit.device.packets.ll128``)
 """
 
 import functools
@@ -14,7 +14,7 @@ from numba import types
 from shmemkit.device.cuda.accumulators import ITEMSIZE
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.cuda.word_reductions import reduction
-from shmemkit.device.packets.ll128_tiles import TILE_BYTES, TILE_WORDS
+from shmemkit.device.packets.ll128 import TILE_BYTES, TILE_WORDS
 from shmemkit.device.shmem.ordered_access import load_vec16
 from shmemkit.device.swizzle import quotient
 

@@ -5,7 +5,7 @@ Experts   rank r has the experts r * n_local .. (r + 1) * n_local - 1. A token h
           that is no expert's, as -1, is none. Where a rank has several of a token's experts, it receives the
           row once
 Rows      row_slots[buffer, k, t], on every rank: the row of token t of rank k, as tiles of LL128, whose
-          packets carry flags (``device.packets.ll128_tiles``). scale_slots[buffer, k, t]: its scales, two to
+          packets carry flags (``device.packets.ll128``). scale_slots[buffer, k, t]: its scales, two to
           a unit of LL (``device.packets.ll``). Written by rank k only, over NVLink
 Headers   headers[buffer, k, t] and count_slots[buffer, k], on every rank: what rank k says about its tokens
           (``expert_counts.py``), also by LL. Written by rank k only

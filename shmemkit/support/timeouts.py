@@ -62,7 +62,7 @@ class WaitRecord:
     kernel: str
     primitive: str
     """ "wait", "wait_warp", "wait_block", "signal_wait_until", "barrier_all_block", "grid_barrier", or what
-    receives lines or pieces: "ll_recv_block", "ll128_recv_pack_warp", "lamport_load", ..."""
+    receives lines or pieces: "ll_recv_block", "ll128_load_tiles", "lamport_load", ..."""
     block: tuple[int, int, int]
     """(x, y, z)"""
     thread: tuple[int, int, int]

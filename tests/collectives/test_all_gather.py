@@ -14,13 +14,6 @@ from small_kernels import fill
 import shmemkit as sk
 from shmemkit.collectives.all_gather import METHODS
 from shmemkit.device import (
-    ll128_pack_block,
-    ll128_pack_warp,
-    ll128_recv_block,
-    ll128_recv_pack_block,
-    ll128_recv_pack_warp,
-    ll128_recv_warp,
-    ll128_words,
     ll_load,
     ll_pack_block,
     ll_pack_warp,
@@ -331,21 +324,19 @@ def test_wrong_arrays(pes):
 # ---- the primitives of LL
 
 
-PROTOCOLS = {
-    ("ll", "warp"): (ll_words, ll_pack_warp, ll_recv_warp, ll_recv_pack_warp),
-    ("ll", "block"): (ll_words, ll_pack_block, ll_recv_block, ll_recv_pack_block),
-    ("ll128", "warp"): (ll128_words, ll128_pack_warp, ll128_recv_warp, ll128_recv_pack_warp),
-    ("ll128", "block"): (ll128_words, ll128_pack_block, ll128_recv_block, ll128_recv_pack_block),
+FORMS = {
+    "warp": (ll_pack_warp, ll_recv_warp, ll_recv_pack_warp),
+    "block": (ll_pack_block, ll_recv_block, ll_recv_pack_block),
 }
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("protocol, form", PROTOCOLS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 130), ("complex128", 4)])
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0, 1])
-def test_packed_passed_on_and_unpacked(pes, protocol, form, dtype, size):
+def test_packed_passed_on_and_unpacked(pes, form, dtype, size):
     """Rank 0 sends to 1, which passes on to 2, which sends back to 0; twice, through one buffer."""
-    words, pack, recv, pass_on = PROTOCOLS[protocol, form]
+    pack, recv, pass_on = FORMS[form]
 
     @cuda.jit
     def kernel(x, y, lines, n_bytes):
@@ -356,82 +347,54 @@ def test_packed_passed_on_and_unpacked(pes, protocol, form, dtype, size):
                 recv(y, lines, flag)
                 cuda.syncthreads()
             else:
-                pass_on(following, lines, words(n_bytes), flag)
+                pass_on(following, lines, ll_words(n_bytes), flag)
 
     def main():
         world = sk.init()
         x, y = np.arange(1, size + 1).astype(dtype), np.zeros(size + 1, dtype)
-        kernel[1, 32 if protocol == "ll128" else 20](
-            x, y[:size], sk.zeros(words(x.nbytes), "uint64"), x.nbytes
-        )
+        kernel[1, 20](x, y[:size], sk.zeros(ll_words(x.nbytes), "uint64"), x.nbytes)
         assert world.rank or ((y[:size] == x).all() and y[size] == 0)
 
     pes(3).run(main)
 
 
-def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
-    """Who reads a line before its flag is there has a race."""
-
-    @cuda.jit
-    def kernel(x, y, lines, early):
-        if rank() == 0:
-            ll128_pack_warp(symm_at(lines, 1), x, 3)
-        elif early:
-            y[cuda.threadIdx.x % y.size] = lines[cuda.threadIdx.x % y.size]
-        else:
-            ll128_recv_warp(y, lines, 3)
-
-    def main(early):
-        world = sk.init()
-        x, y = np.arange(1, 31).astype("uint64"), np.zeros(30, "uint64")
-        kernel[1, 32](x, y, sk.zeros(ll128_words(x.nbytes), "uint64"), early)
-        world.synchronize()
-        assert early or world.rank == 0 or (y == x).all()
-
-    pes(2).run(main, False)
-    with pytest.raises(sk.emu.RaceError):
-        sk.emu.run(main, 2, (True,), races=True)
-
-
-def pack_for_the_next(protocol, form, into=0):
-    """A kernel, its threads, and the words of 8 bytes: each rank packs into row `into` of the next one's
-    lines."""
-    words, pack, recv, _ = PROTOCOLS[protocol, form]
+def pack_for_the_next(form, into=0):
+    """A kernel: each rank packs into row `into` of the next one's lines."""
+    pack, recv, _ = FORMS[form]
 
     @cuda.jit
     def kernel(x, y, lines, flag):
         pack(symm_at(lines, (rank() + 1) % num_ranks())[into], x, flag)
         recv(y, lines[into], flag)
 
-    return kernel, 32 if protocol == "ll128" else 1, words(8)
+    return kernel
 
 
-@pytest.mark.parametrize("protocol, form", PROTOCOLS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("flags, wrong", [((0,), 0), ((1, 1), 1), ((2, 1, 1 << 64 | 1), 1), ((-1, 1), None)])
-def test_a_flag_that_the_words_have_already(pes, protocol, form, flags, wrong):
-    kernel, threads, words = pack_for_the_next(protocol, form, into=1)
+def test_a_flag_that_the_words_have_already(pes, form, flags, wrong):
+    kernel = pack_for_the_next(form, into=1)
 
     def main():
         world = sk.init()
-        x, y, lines = np.zeros(8, "uint8"), np.zeros(8, "uint8"), sk.zeros((2, words), "uint64")
+        x, y, lines = np.zeros(8, "uint8"), np.zeros(8, "uint8"), sk.zeros((2, 2), "uint64")
         for flag in flags:
-            kernel[1, threads, world.stream](x, y, lines, flag)
+            kernel[1, 1, world.stream](x, y, lines, flag)
             world.synchronize()
             world.host_barrier()
 
     if wrong is None:
         pes(2).run(main)
     else:
-        word = 15 if protocol == "ll128" else 0
-        message = rf"{protocol}_pack_{form}\(\): lines\[1, {word}\] on rank [01] has the flag {wrong} already"
+        message = rf"ll_pack_{form}\(\): lines\[1, 0\] on rank [01] has the flag {wrong} already"
         with pytest.raises(sk.emu.EmulatorError, match=f"ValueError: {message}"):
             pes(2).run(main)
 
 
-@pytest.mark.parametrize("protocol, form", PROTOCOLS)
-def test_words_that_are_passed_on_over_the_same_flag(pes, protocol, form):
+@pytest.mark.parametrize("form", FORMS)
+def test_words_that_are_passed_on_over_the_same_flag(pes, form):
     """Those of others; one's own replace themselves."""
-    words, pack, _, pass_on = PROTOCOLS[protocol, form]
+    pack, _, pass_on = FORMS[form]
 
     @cuda.jit
     def kernel(x, lines, to):
@@ -443,7 +406,7 @@ def test_words_that_are_passed_on_over_the_same_flag(pes, protocol, form):
 
     def main(to):
         sk.init()
-        kernel[1, 32](np.ones(8, "uint8"), sk.zeros((2, words(8)), "uint64"), to)
+        kernel[1, 32](np.ones(8, "uint8"), sk.zeros((2, ll_words(8)), "uint64"), to)
 
     pes(1).run(main, 0)
     with pytest.raises(sk.emu.EmulatorError, match=r"lines\[1, \d+\] on rank 0 has the flag 5 already"):
@@ -453,13 +416,13 @@ def test_words_that_are_passed_on_over_the_same_flag(pes, protocol, form):
 @pytest.mark.parametrize("rows", [1, 2])
 def test_one_row_is_not_enough_for_two_calls(rows):
     """The next call's words replace those that nobody has read. To look at what is replaced is no access."""
-    packs = [pack_for_the_next("ll", "warp", into=row % rows) for row in range(2)]
+    packs = [pack_for_the_next("warp", into=row % rows) for row in range(2)]
 
     def main():
         sk.init()
-        x, y, lines = np.zeros(1, "uint8"), np.zeros(1, "uint8"), sk.zeros((2, packs[0][2]), "uint64")
-        for flag, (kernel, threads, _) in enumerate(packs, 1):
-            kernel[1, threads](x, y, lines, flag)
+        x, y, lines = np.zeros(1, "uint8"), np.zeros(1, "uint8"), sk.zeros((2, 2), "uint64")
+        for flag, kernel in enumerate(packs, 1):
+            kernel[1, 1](x, y, lines, flag)
 
     found = sk.emu.explore(main, 2, exhaustive=True, heap_size=1 << 16)
     assert found.finished if rows == 2 else isinstance(found.failure, sk.emu.DeadlockError), str(found)
@@ -593,25 +556,6 @@ def test_an_output_that_the_user_has_freed_is_not_freed_again(pes):
                 gather.output((2, 3), "uint8")
 
     pes(2).run(main)
-
-
-def test_ll128_needs_whole_warps_and_lines(pes):
-    @cuda.jit
-    def kernel(lines, x):
-        ll128_pack_block(lines, x, 1)
-
-    def main(threads, first):
-        lines = sk.init().zeros(256, "uint64")
-        kernel[1, threads](lines[first:], np.zeros(960, "uint8"))
-
-    pes(1).run(main, 64, 16)
-    for threads, first, message in (
-        (33, 0, "whole warps"),
-        (32, 2, "multiple of 128"),
-        (32, 144, "it must have 128 or more"),
-    ):
-        with pytest.raises(sk.emu.EmulatorError, match=message):
-            pes(1).run(main, threads, first)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """All-reduce by LL128: what test_all_reduce.py does not ask of its two methods, and the tiles that they
-are made of (``shmemkit.device.packets.ll128_tiles``), on the emulator and as PTX."""
+are made of (``shmemkit.device.packets.ll128``), on the emulator and as PTX."""
 
 import contextlib
 import ctypes
@@ -20,14 +20,16 @@ from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import (
     TILE_BYTES,
     TILE_WORDS,
+    ll128_load_some,
     ll128_load_tiles,
+    ll128_store_tile,
     ll128_store_tiles,
     load_tile,
     rank,
     store_tile,
     tile_piece,
 )
-from shmemkit.device.packets import ll128_tiles
+from shmemkit.device.packets import ll128
 from shmemkit.device.shmem import bounded_waits
 
 methods = pytest.mark.parametrize("method", ["one_shot_ll128", "two_shot_ll128"])
@@ -171,6 +173,37 @@ def test_one_row_is_not_enough_for_two_calls(rows, right):
     assert found.finished if right else isinstance(found.failure, sk.emu.DeadlockError), str(found)
 
 
+@cuda.jit
+def send_tiles(x, y, lines, n, early):
+    """Tiles of x from rank 0 to rank 1, which waits for all of them at once."""
+    if rank() == 0:
+        i = 0
+        while i < n:
+            ll128_store_tile(lines, i, load_tile(x, i), 3, 1)
+            i += 1
+    elif early:
+        y[cuda.threadIdx.x] = lines[cuda.threadIdx.x]
+    else:
+        a, b = ll128_load_some(lines, (0, n - 1), 3)
+        store_tile(y, 0, a)
+        store_tile(y, n - 1, b)
+
+
+def sent_tiles(early):
+    world = sk.init()
+    x, y = np.arange(1, 111, dtype="uint64"), np.zeros(110, "uint64")
+    send_tiles[1, 32](x, y, sk.zeros(2 * TILE_WORDS, "uint64"), 2, early)
+    world.synchronize()
+    assert early or world.rank == 0 or (y == x).all()
+
+
+def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
+    """Who reads a line before its flag is there has a race."""
+    pes(2).run(sent_tiles, False)
+    with pytest.raises(sk.emu.RaceError):
+        sk.emu.run(sent_tiles, 2, (True,), races=True)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
@@ -238,8 +271,8 @@ class Lines(Memory):
         super().__init__(monkeypatch, limit=10**6)
         self.words, self.late = (ctypes.c_uint64 * 12)(), {}
         lone = SimpleNamespace(laneid=7, syncwarp=lambda: None, any_sync=lambda mask, predicate: predicate)
-        monkeypatch.setattr(ll128_tiles, "cuda", lone)
-        monkeypatch.setattr(ll128_tiles, "_load_line", self.load_line)
+        monkeypatch.setattr(ll128, "cuda", lone)
+        monkeypatch.setattr(ll128, "_load_line", self.load_line)
 
     def load_line(self, address):
         if int(address) == ctypes.addressof(self.words):
@@ -250,7 +283,7 @@ class Lines(Memory):
         return tuple((ctypes.c_uint64 * 2).from_address(int(address)))
 
     def receive(self):
-        arrived = ll128_tiles._arrived_or_late(3)
+        arrived = ll128._arrived_or_late(3)
         return arrived(types.uint64(ctypes.addressof(self.words)), 32, types.uint32(7))
 
 

@@ -17,7 +17,7 @@ FOR_HOSTS = {"tensor_map"}
 PRIMITIVES = [
     name for name in device.__all__ if inspect.isfunction(getattr(device, name)) and name not in FOR_HOSTS
 ]
-FOR_HOSTS_TOO = {"ll_words", "ll128_words", "n_words"}
+FOR_HOSTS_TOO = {"ll_words", "n_words"}
 TABLE = Path(__file__).parents[2] / "docs" / "primitives.md"
 
 

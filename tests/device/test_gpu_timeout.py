@@ -16,21 +16,23 @@ from numba import cuda, types
 import shmemkit as sk
 from shmemkit.collectives.queue import consumer_release, consumer_wait, producer_acquire, producer_commit
 from shmemkit.device import (
+    TILE_BYTES,
+    TILE_WORDS,
     ComparisonType,
     barrier_all_block,
     copy_block,
     grid_barrier,
-    ll128_pack_block,
-    ll128_recv_block,
-    ll128_recv_pack_block,
-    ll128_words,
+    ll128_load_some,
+    ll128_store_tile,
     ll_pack_block,
     ll_recv_block,
     ll_recv_pack_block,
     ll_words,
+    load_tile,
     notify,
     rank,
     signal_wait_until,
+    store_tile,
     symm_at,
     wait,
     wait_block,
@@ -106,27 +108,62 @@ def tell_after_a_wait(signals, told):
     notify(told, rank(), 1)
 
 
-def line_kernel(pack, recv, pass_on):
+@cuda.jit(device=True)
+def ll_send(lines, x, flag, pe):
+    ll_pack_block(symm_at(lines, pe), x, flag)
+
+
+@cuda.jit(device=True)
+def ll128_send(lines, x, flag, pe):
+    i = cuda.threadIdx.x >> 5
+    while i * TILE_BYTES < 8 * x.size:
+        ll128_store_tile(lines, i, load_tile(x, i), flag, pe)
+        i += cuda.blockDim.x >> 5
+
+
+@cuda.jit(device=True)
+def ll128_recv(out, lines, flag):
+    i = cuda.threadIdx.x >> 5
+    while i * TILE_BYTES < 8 * out.size:
+        (tile,) = ll128_load_some(lines, (i,), flag)
+        store_tile(out, i, tile)
+        i += cuda.blockDim.x >> 5
+
+
+@cuda.jit(device=True)
+def ll128_pass_on(there, lines, n_words, flag):
+    i = cuda.threadIdx.x >> 5
+    while i * TILE_WORDS < n_words:
+        (tile,) = ll128_load_some(lines, (i,), flag)
+        ll128_store_tile(there, i, tile, flag, rank())
+        i += cuda.blockDim.x >> 5
+
+
+def line_kernel(send, recv, pass_on):
     @cuda.jit
     def lines_to_the_right(x, n_sent, out, lines, n_words, flag, right):
-        """Block 0 sends the first `n_sent` elements of x, block 1 receives as many as x has; it then passes
-        the lines on, to its own lines[1]. Block 2 waits for those, and packs x into lines[2]."""
+        """Block 0 sends the first `n_sent` words of x, block 1 receives as many as x has; it then passes the
+        lines on, to its own lines[1]. Block 2 waits for those, and sends x to its own lines[2]."""
         if cuda.blockIdx.x == 0:
-            pack(symm_at(lines, right)[0], x[:n_sent], flag)
+            send(lines[0], x[:n_sent], flag, right)
         elif cuda.blockIdx.x == 1:
             recv(out[0], lines[0], flag)
             pass_on(lines[1], lines[0], n_words, flag)
         else:
             recv(out[1], lines[1], flag)
             cuda.syncthreads()
-            pack(lines[2], x, flag)
+            send(lines[2], x, flag, rank())
 
     return lines_to_the_right
 
 
 LINES = {
-    "ll": (line_kernel(ll_pack_block, ll_recv_block, ll_recv_pack_block), ll_words),
-    "ll128": (line_kernel(ll128_pack_block, ll128_recv_block, ll128_recv_pack_block), ll128_words),
+    "ll": (line_kernel(ll_send, ll_recv_block, ll_recv_pack_block), ll_words, "ll_recv_block"),
+    "ll128": (
+        line_kernel(ll128_send, ll128_recv, ll128_pass_on),
+        lambda n_bytes: -(-n_bytes // TILE_BYTES) * TILE_WORDS,
+        "ll128_load_some",
+    ),
 }
 
 
@@ -280,7 +317,7 @@ def test_no_signal_is_sent_after_a_wait_has_expired(world):
 def test_lines_that_do_not_come(world, protocol):
     """The last elements are not sent: who receives says which words it waits for, passes nothing on and packs
     nothing. Then, with the next flags and other data, all of it works: also where lines come late."""
-    kernel, words_of = LINES[protocol]
+    kernel, words_of, primitive = LINES[protocol]
     n, n_sent = 5000, 3000
     left, right = (world.rank - 1) % world.n_ranks, (world.rank + 1) % world.n_ranks
     n_words, n_whole = words_of(4 * n), words_of(4 * n_sent)
@@ -292,7 +329,7 @@ def test_lines_that_do_not_come(world, protocol):
 
     def run(n_sent, flag, seconds=0.0):
         x.set(data(world.rank, flag))
-        args = (x, n_sent, out, lines, n_words, flag, right)
+        args = (x.view("uint64"), n_sent // 2, out.view("uint64"), lines, n_words, flag, right)
         step = sk.bind(kernel, 3, 64, args, co_resident=True, timeout=LIMIT)
         world.synchronize()
         world.host_barrier()
@@ -316,7 +353,7 @@ def test_lines_that_do_not_come(world, protocol):
     records = timed_out(world.synchronize).records
     assert {r.block[0] for r in records} == {1, 2}
     for r in records:
-        assert (r.kernel, r.primitive) == ("lines_to_the_right", f"{protocol}_recv_block")
+        assert (r.kernel, r.primitive) == ("lines_to_the_right", primitive)
         assert (r.signal, r.owner, r.compare) == ("lines", world.rank, "eq")
         assert (r.expected, r.seen) == (7, 0)
         half, word = r.index

@@ -13,7 +13,6 @@ from shmemkit import device as sk
 from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import BULK_WORDS
 
-forms = pytest.mark.parametrize("form", ["warp", "block"])
 dtypes = pytest.mark.parametrize("dtype", [types.uint8, types.float32, types.complex128], ids=str)
 
 
@@ -24,76 +23,48 @@ def array(dtype):
 # ---- LL128
 
 
-def kernels(form):
-    pack, recv, pass_on = (getattr(sk, f"ll128_{what}_{form}") for what in ("pack", "recv", "recv_pack"))
-
-    def packs(lines, x, flag):
-        pack(lines, x, flag)
-
-    def receives(lines, x, flag):
-        recv(x, lines, flag)
-
-    def passes_on(lines, x, flag):
-        pass_on(lines[1024:], lines, x.size, flag)
-
-    return packs, receives, passes_on
+def stores(lines, x, flag):
+    sk.ll128_store_tile(lines, 1, sk.load_tile(x, 1), flag, 1)
 
 
-def compiled(kernel, dtype, armed, cc=HOPPER):
+def loads(lines, x, flag):
+    a, b = sk.ll128_load_some(lines, (0, 3), flag)
+    sk.store_tile(x, 0, a)
+    sk.store_tile(x, 1, b)
+
+
+def passes_on(lines, x, flag):
+    (tile,) = sk.ll128_load_some(lines, (0,), flag)
+    sk.ll128_store_tile(lines, 1, tile, flag, 1)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    "armed, cc",
+    [(False, HOPPER), (True, HOPPER), (False, AMPERE)],
+    ids=["plain", "armed", "ampere"],
+)
+@pytest.mark.parametrize("dtype", [types.uint8, types.uint64, types.complex128], ids=str)
+@pytest.mark.parametrize(
+    "kernel, n_loads, n_stores",
+    [(stores, 0, 1), (loads, 2, 0), (passes_on, 1, 1)],
+    ids=["stores", "loads", "passes_on"],
+)
+def test_lines_are_stored_and_loaded_by_whole_warps(kernel, n_loads, n_stores, dtype, armed, cc):
+    """Stores follow a syncwarp immediately: threads that have a flag take their own way to the data. Loads
+    follow one at first, and again when a vote says that a flag is not there."""
     with arming() if armed else contextlib.nullcontext():
         ptx = compile_ptx(kernel, (array(types.uint64), array(dtype), types.uint64), cc)
     assert is_lean(ptx)
     needed = resources(ptx, cc)
     assert (needed.spills, needed.stack) == (0, 0)
-    return Code(ptx)
-
-
-def whole_lines(code, pattern):
-    """How many pairs of accesses there are, each access being one instruction of a whole warp."""
-    found = code.all(pattern)
-    assert len(found) % 2 == 0
-    for i, k in zip(found[::2], found[1::2], strict=True):
-        assert code.are_together(i) and code.are_together(k), code.steps[i]
-    return len(found) // 2
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
-@forms
-@dtypes
-def test_lines_are_stored_by_whole_warps(form, dtype, armed):
-    """Both stores follow a syncwarp immediately, since the threads that have a flag take their own way to
-    the data."""
-    code = compiled(kernels(form)[0], dtype, armed)
-    assert whole_lines(code, STORE) > 0
+    code = Code(ptx)
+    assert len(code.all(LOAD)) == n_loads and len(code.all(STORE)) == n_stores
+    for i in (*code.all(LOAD), *code.all(STORE)):
+        assert code.are_together(i), code.steps[i]
     for i in code.all(STORE):
         meeting = max(k for k in code.all(r"bar\.warp\.sync") if k < i)
         assert code.are_neighbours(meeting + 1, i), code.steps[meeting : i + 1]
-    assert not code.all(LOAD)
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
-@forms
-@dtypes
-def test_lines_are_loaded_by_whole_warps(form, dtype, armed):
-    """At first, after a syncwarp; and again, when a vote says that a flag is not there."""
-    code = compiled(kernels(form)[1], dtype, armed)
-    assert whole_lines(code, LOAD) >= 2
-    assert not code.all(STORE)
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
-@forms
-def test_lines_are_passed_on_by_whole_warps(form, armed):
-    code = compiled(kernels(form)[2], types.uint8, armed)
-    assert (whole_lines(code, LOAD), whole_lines(code, STORE)) == (2, 1)
-
-
-@pytest.mark.parametrize("kernel", kernels("block"), ids=lambda kernel: kernel.__name__)
-def test_ll128_on_ampere(kernel):
-    compiled(kernel, types.float16, armed=False, cc=AMPERE)
 
 
 def test_no_whole_warp():

@@ -568,7 +568,7 @@ def test_the_emulator_says_the_same():
         lambda s, f: sk.put(s, f, 0),
         lambda s, f: sk.put(s, s[::2], 0),
         lambda s, f: sk.load_vec16(s[::2], 0),
-        lambda s, f: sk.ll128_pack_block(f, s, 1),
+        lambda s, f: sk.ll_pack_block(f, s, 1),
         lambda s, f: sk.load_tile(f, 0),
         lambda s, f: sk.cp_async_wait(9),
     ]

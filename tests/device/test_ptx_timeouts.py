@@ -73,11 +73,13 @@ def ll_pass_on(signals, n, value):
 
 
 def ll128_recv(signals, n, value):
-    sk.ll128_recv_warp(signals[n:], signals, value)
+    (tile,) = sk.ll128_load_some(signals, (n,), value)
+    sk.store_tile(signals[n:], 0, tile)
 
 
 def ll128_pass_on(signals, n, value):
-    sk.ll128_recv_pack_block(signals[n:], signals, n, value)
+    (tile,) = sk.ll128_load_some(signals, (n,), value)
+    sk.ll128_store_tile(signals, n, tile, value, 1)
 
 
 LINES = [ll_load, ll_recv, ll_pass_on, ll128_recv, ll128_pass_on]
@@ -226,7 +228,7 @@ def test_lines_are_not_sent_any_more():
         sk.ll_pack_block(signals, signals[n:], value)
 
     def ll128_pack(signals, n, value):
-        sk.ll128_pack_warp(signals, signals[n:], value)
+        sk.ll128_store_tile(signals, n, sk.load_tile(signals, n), value, 1)
 
     for kernel in (ll_pack, ll128_pack, ll_pass_on, ll128_pass_on):
         ptx = armed_ptx(kernel)

@@ -17,7 +17,7 @@ from numba import cuda
 from numba.cuda import types
 
 import shmemkit as sk
-from shmemkit.device.packets import ll, ll128
+from shmemkit.device.packets import ll
 from shmemkit.device.shmem import bounded_waits
 from shmemkit.support import timeouts
 
@@ -177,22 +177,17 @@ def test_all_that_receive_lines_have_a_number():
 
 
 class Lines(Memory):
-    """A thread that waits for the flag 7 in two words, those of its line of LL or of two lines of LL128."""
+    """A thread that waits for the flag 7 in the two words of its line of LL."""
 
-    def __init__(self, monkeypatch, protocol):
+    def __init__(self, monkeypatch):
         super().__init__(monkeypatch, limit=10**6)
-        self.words, self.late = (ctypes.c_uint64 * 66)(), {}
-        self.flags, self.shift = ((0, 1), 32) if protocol is ll else ((1, 65), 0)
-        if protocol is ll:
-            monkeypatch.setattr(ll, "_load_word", self.read)
-        monkeypatch.setattr(protocol, "_load_line", self.load_line)
-        lone = SimpleNamespace(syncwarp=lambda: None, any_sync=lambda mask, predicate: predicate)
-        monkeypatch.setattr(ll128, "cuda", lone)
-        self.name = "ll_recv_pack_warp" if protocol is ll else "ll128_recv_block"
-        self.arrived = protocol._arrived_or_late.__wrapped__(self.name)
+        self.words, self.late = (ctypes.c_uint64 * 2)(), {}
+        monkeypatch.setattr(ll, "_load_word", self.read)
+        monkeypatch.setattr(ll, "_load_line", self.load_line)
+        self.arrived = ll._arrived_or_late.__wrapped__("ll_recv_pack_warp")
 
     def set(self, which, flag):
-        self.words[self.flags[which]] = flag << self.shift
+        self.words[which] = flag << 32
 
     def read(self, address):
         if self.polls in self.late:
@@ -200,19 +195,15 @@ class Lines(Memory):
         return super().read(address)
 
     def load_line(self, address):
-        if not self.shift and int(address) == ctypes.addressof(self.words):
-            self.read(address)  # LL128 polls whole lines, two at a time
-        pair = (ctypes.c_uint64 * 2).from_address(int(address))
-        return tuple((ctypes.c_uint32 * 4).from_buffer(pair)) if self.shift else tuple(pair)
+        return tuple((ctypes.c_uint32 * 4).from_address(int(address)))
 
     def receive(self):
-        address = types.uint64(ctypes.addressof(self.words))
-        return self.arrived(address, 7) if self.shift else sum(self.arrived(address, 7, 15), ())
+        return self.arrived(types.uint64(ctypes.addressof(self.words)), 7)
 
 
-@pytest.fixture(params=[ll, ll128], ids=["ll", "ll128"])
-def lines(request, monkeypatch):
-    return Lines(monkeypatch, request.param)
+@pytest.fixture
+def lines(monkeypatch):
+    return Lines(monkeypatch)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -221,8 +212,8 @@ def test_lines_that_do_not_come(lines, late):
     lines.set(1 - late, 7)
     assert lines.receive()[1::2] == ((6, 7), (7, 6))[late]
     (record,) = lines.records()
-    assert record.primitive == lines.name
-    assert record.address == ctypes.addressof(lines.words) + 8 * lines.flags[late]
+    assert record.primitive == "ll_recv_pack_warp"
+    assert record.address == ctypes.addressof(lines.words) + 8 * late
     assert (record.compare, record.expected, record.seen, record.expired) == ("eq", 7, 6, True)
     for name in (record.primitive, "ll_load", "ll128_load_tiles", "ll128_load_some"):
         assert dataclasses.replace(record, primitive=name).sought() == "flag 7 in flags[2, 3] of rank 0"
@@ -365,7 +356,7 @@ def test_message():
         record(signal=None, index=None, owner=None),
         record(primitive="grid_barrier", signal=None, index=None, owner=None, expected=20, seen=19),
         record(signal="World.barrier", index=(2,)),
-        record(primitive="ll128_recv_warp", signal="lines", index=(1, 15), compare="eq"),
+        record(primitive="ll128_load_some", signal="lines", index=(1, 15), compare="eq"),
         record(primitive="lamport_load", signal="lines", index=(4,), compare="ne", expected=6),
     ]
     error = timeouts.signal_timeout(1, records, 9, 5.0)
@@ -378,7 +369,7 @@ def test_message():
         "5 s push (3, 0, 0) (32, 0, 0) wait 0x7f00 >= 7 6",
         "5 s push (3, 0, 0) (32, 0, 0) grid_barrier 20 blocks, at 0x7f00 19",
         "5 s push (3, 0, 0) (32, 0, 0) wait World.barrier[2] >= 7 6",
-        "5 s push (3, 0, 0) (32, 0, 0) ll128_recv_warp flag 7 in lines[1, 15] 6",
+        "5 s push (3, 0, 0) (32, 0, 0) ll128_load_some flag 7 in lines[1, 15] 6",
         "5 s push (3, 0, 0) (32, 0, 0) lamport_load a piece in lines[4] 6",
     ]
     assert lines[9] == "rank 2 has not come to World.barrier"

@@ -5,11 +5,11 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import (
+    TILE_WORDS,
     lamport_load,
     lamport_store,
-    ll128_pack_block,
-    ll128_recv_block,
-    ll128_words,
+    ll128_load_some,
+    ll128_store_tile,
     ll_load,
     ll_pack_block,
     ll_put_block,
@@ -17,8 +17,10 @@ from shmemkit.device import (
     ll_recv_pack_block,
     ll_store,
     ll_words,
+    load_tile,
     quiet,
     rank,
+    store_tile,
     symm_at,
 )
 
@@ -29,6 +31,7 @@ RECV = (
     "shmemkit ll_recv_block: each thread has stored its share when it returns: syncthreads before others "
     "use dst"
 )
+TILE = "shmemkit store_tile: ordinary stores of a warp; syncthreads before another warp uses them"
 FLAG = "shmemkit, LL: the flag must be another one than the words hold"
 READ = "shmemkit, LL: before a word is written again, its receiver must have read it"
 PLACE = (
@@ -215,38 +218,42 @@ def ll_put_source_is_packed_again(world):
     return world.asnumpy(lines[0]).tolist()
 
 
-@case(RACE, "shmemkit ll128_recv_block: syncthreads before others use dst")
-def ll128_received_share_is_read_by_another_warp(world):
-    """The first warp reads the last element, which is another warp's share."""
+@case(RACE, TILE)
+def ll128_tile_is_read_by_another_warp(world):
+    """The first warp reads the last element, which the second warp has stored."""
 
     @cuda.jit
     def swap(lines, x, dst, out):
-        ll128_pack_block(symm_at(lines, 1 - rank()), x, 1)
-        ll128_recv_block(dst, lines, 1)  # first
+        i = cuda.threadIdx.x // 32
+        ll128_store_tile(lines, i, load_tile(x, i), 1, 1 - rank())
+        (words,) = ll128_load_some(lines, (i,), 1)
+        store_tile(dst, i, words)  # first
         if cuda.threadIdx.x == 0:
-            out[0] = dst[479]  # second
+            out[0] = dst[119]  # second
 
-    lines, dst = sk.zeros(ll128_words(1920), "uint64"), world.xp.zeros(480, "int32")
-    out = world.xp.zeros(1, "int32")
-    swap[1, 64, world.stream](lines, world.xp.ones(480, "int32"), dst, out)
+    lines, dst = sk.zeros(2 * TILE_WORDS, "uint64"), world.xp.zeros(120, "uint64")
+    out = world.xp.zeros(1, "uint64")
+    swap[1, 64, world.stream](lines, world.xp.ones(120, "uint64"), dst, out)
     return world.asnumpy(out).tolist()
 
 
-@case(RIGHT, "shmemkit ll128_recv_block: syncthreads before others use dst", gives=[[479]] * 2)
-def ll128_received_share_is_read_behind_syncthreads(world):
-    """All shares are stored when the block has met."""
+@case(RIGHT, TILE, gives=[[119]] * 2)
+def ll128_tile_is_read_behind_syncthreads(world):
+    """All tiles are stored when the block has met."""
 
     @cuda.jit
     def swap(lines, x, dst, out):
-        ll128_pack_block(symm_at(lines, 1 - rank()), x, 1)
-        ll128_recv_block(dst, lines, 1)
+        i = cuda.threadIdx.x // 32
+        ll128_store_tile(lines, i, load_tile(x, i), 1, 1 - rank())
+        (words,) = ll128_load_some(lines, (i,), 1)
+        store_tile(dst, i, words)
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            out[0] = dst[479]
+            out[0] = dst[119]
 
-    lines, dst = sk.zeros(ll128_words(1920), "uint64"), world.xp.zeros(480, "int32")
-    out = world.xp.zeros(1, "int32")
-    swap[1, 64, world.stream](lines, world.xp.arange(480, dtype="int32"), dst, out)
+    lines, dst = sk.zeros(2 * TILE_WORDS, "uint64"), world.xp.zeros(120, "uint64")
+    out = world.xp.zeros(1, "uint64")
+    swap[1, 64, world.stream](lines, world.xp.arange(120, dtype="uint64"), dst, out)
     return world.asnumpy(out).tolist()
 
 

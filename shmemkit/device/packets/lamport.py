@@ -49,7 +49,7 @@ from ..cuda.array_words import load_word, n_words, store_word
 from ..emulator import address_of, current_thread, from_scalar, place
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
-from .line_protocol import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces
+from .packet_checks import check_emulated_lines, check_emulated_pieces, check_lines, check_pieces
 
 __all__ = ["PIECE_BYTES", "lamport_load", "lamport_store", "load_piece", "store_piece"]
 

@@ -28,19 +28,20 @@ from shmemkit.compiler.ptx import (
     element_address,
     gpu,
     gpu_function,
+    itemsize,
     load_bytes,
     store_bytes,
     types,
 )
 from shmemkit.typing import Array
 
-from ..argument_checks import check_emulated_array, check_emulated_integer, check_integer
+from ..argument_checks import check_array, check_emulated_array, check_emulated_integer, check_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
 from ..emulator import address, current_thread, from_scalar, group_thread
 from ..shmem import bounded_waits
 from ..shmem.ordered_access import load
 from ..shmem.rma import put_nbi_block, put_nbi_warp
-from .line_protocol import Protocol, check_emulated_lines, check_lines, check_reuse
+from .packet_checks import check_emulated_lines, check_lines, check_reuse
 
 __all__ = [
     "ll_load",
@@ -400,13 +401,54 @@ def _either(width, wide, narrow):
     return choose
 
 
-_ll = Protocol(types.uint32, _by_alignment, _arrived_of, _stopped)
+def _transfer(primitive, make, data, lines):
+    """``transfer(data, lines, flag, thread, threads)`` for arrays of these types: what ``make(width)`` gives
+    for accesses to the data of `width` bytes, of the width that suits their address."""
+    check_array(primitive, "the data", data)
+    check_lines(primitive, lines)
+    size = itemsize(data.dtype)
+    share = _by_alignment(make, size)
+
+    @gpu_function
+    def transfer(data, lines, flag, thread, threads):
+        share(data, element_address(lines, 0), data.size * size, types.uint32(flag), thread, threads)
+
+    return transfer
 
 
 def implement_pack(pack, store_line, thread, threads):
     """``pack(lines, src, flag)`` on the GPU, by ``store_line(address, low, high, flag)``, for a warp or a
     block: `thread` is one's number among its `threads`."""
-    _ll.implement_pack(pack, functools.partial(packing, store_line=store_line), thread, threads)
+    make = functools.partial(packing, store_line=store_line)
+
+    @gpu(pack)
+    def _(lines, src, flag):
+        check_integer(pack.__name__, flag=flag)
+        transfer = _transfer(pack.__name__, make, src, lines)
+
+        def impl(lines, src, flag):
+            transfer(src, lines, flag, thread(), threads())
+
+        def impl_unless_stopped(lines, src, flag):
+            if not _stopped():
+                transfer(src, lines, flag, thread(), threads())
+
+        return impl_unless_stopped if bounded_waits.armed() else impl
+
+
+def _implement_recv(recv, thread, threads):
+    """``recv(dst, lines, flag)`` likewise."""
+
+    @gpu(recv)
+    def _(dst, lines, flag):
+        check_integer(recv.__name__, flag=flag)
+        make = functools.partial(_receiving, _arrived_of(recv.__name__))
+        transfer = _transfer(recv.__name__, make, dst, lines)
+
+        def impl(dst, lines, flag):
+            transfer(dst, lines, flag, thread(), threads())
+
+        return impl
 
 
 def implement_forward(forward, store_line, thread, threads):
@@ -483,8 +525,8 @@ def _(lines, i, flag):
 
 implement_pack(ll_pack_block, _store_line, block_thread, block_threads)
 implement_pack(ll_pack_warp, _store_line, warp_thread, warp_threads)
-_ll.implement_recv(ll_recv_block, _receiving, block_thread, block_threads)
-_ll.implement_recv(ll_recv_warp, _receiving, warp_thread, warp_threads)
+_implement_recv(ll_recv_block, block_thread, block_threads)
+_implement_recv(ll_recv_warp, warp_thread, warp_threads)
 implement_forward(ll_recv_pack_block, _store_line, block_thread, block_threads)
 implement_forward(ll_recv_pack_warp, _store_line, warp_thread, warp_threads)
 _implement_put(ll_put_block, put_nbi_block, bounded_waits.block_stopped)

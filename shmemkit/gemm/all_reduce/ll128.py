@@ -62,7 +62,7 @@ from shmemkit.collectives.method import Method
 from shmemkit.collectives.packet_tiles import MOST_RANKS, combining
 from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
 from shmemkit.device.cuda.register_tuples import for_each_part
-from shmemkit.device.packets.ll128_tiles import TILE_BYTES, ll128_load_some, ll128_store_tile
+from shmemkit.device.packets.ll128 import TILE_BYTES, ll128_load_some, ll128_store_tile
 from shmemkit.device.shmem.barriers import rank
 from shmemkit.device.swizzle import quotient
 

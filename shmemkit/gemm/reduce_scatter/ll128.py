@@ -12,7 +12,7 @@ again for its own.)
 
 Part      of a tile, rounded to `part_dtype`: the pieces of all warps (``shmemkit.gemm.ll128_packets``)
 Packet    480 bytes of a part, in the registers of a warp; on the way four lines with flags
-          (``device.packets.ll128_tiles``). Rows that the result does not have are not sent
+          (``device.packets.ll128``). Rows that the result does not have are not sent
 Owner     of a tile: the rank whose rows it has. Tiles do not cross from one rank's rows to another's
 Slots     parts[buffer, k, i], on the owner: packet i of its tiles, of rank k. Written by rank k only
 Epochs    epochs[0], local: the epoch is the flag, and selects the buffer. Device-resident, so graph-safe.
@@ -67,7 +67,7 @@ from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
 from shmemkit.device.cuda.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from shmemkit.device.cuda.register_tuples import for_each_part
 from shmemkit.device.cuda.subarrays import span
-from shmemkit.device.packets.ll128_tiles import TILE_BYTES, ll128_load_some, ll128_store_tile
+from shmemkit.device.packets.ll128 import TILE_BYTES, ll128_load_some, ll128_store_tile
 from shmemkit.device.shmem.barriers import rank
 from shmemkit.device.swizzle import quotient
 
