@@ -22,8 +22,7 @@ pytest_plugins = ["pytester", "fast", "touched"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
-SMALL = {  # 0 blocks: one per peer
-    "ll": {"LL.blocks": 0},
+SMALL = {
     "pull": {"PART": 128, "MAX_BLOCKS": 6},
     "push_1d": {"push.PART": 128, "push.SENDERS": 6},
     "push_network": {"PART": 128},

@@ -4,6 +4,7 @@ outputs.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,9 @@ class Collective:
     """A subclass has
 
     table     its name in the tuning table, as "all_gather"
-    METHODS   {name: a class like ``Method``}, called with the World, the bytes of the largest full array, and
-              what ``_options`` gives; and `methods`, their names
+    METHODS   {name: (schedule, transport, options)} of packets, as ``collectives/schedules`` have them, or a
+              class like ``Method``; called with the World, the bytes of the largest full array, and what
+              ``_options`` gives. And `methods`, their names
     _shape    (shape of x) -> the shape of a new output
     _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
     _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
@@ -84,7 +86,16 @@ class Collective:
     def _make(self, name, max_nbytes):
         if name not in self.METHODS:
             raise ValueError("there is no such method")
-        return self.METHODS[name](self.world, max_nbytes, *self._options.values())
+        return self.maker(name)(self.world, max_nbytes, *self._options.values())
+
+    @classmethod
+    def maker(cls, name: str) -> Callable:
+        """-> what makes the method `name`: ``make(world, max_nbytes, *options)``. Collective."""
+        match cls.METHODS[name]:
+            case (schedule, transport, *options):
+                return functools.partial(schedule, name=f"{cls.table} {name}", t=transport, **dict(*options))
+            case kind:
+                return kind
 
     def _call(self, x, out, stream):
         world, array, result, waits = self.world, self._array, out, False

@@ -24,7 +24,7 @@ tests/collectives/test_gpu_collectives.py looks for packets that do not.
 
 No race, although no signal announces a segment. A call writes slots after its barrier. All ranks reach the
 barrier after their kernels of the previous call, which reset all slots. A call writes each slot once. So a
-single buffer is enough, where ``collectives.lamport``, without a barrier, has two. x and out may be used
+single buffer is enough, where ``schedules/exchange.py``, without a barrier, has two. x and out may be used
 again when the stream has run all steps. If x and out overlap, then only in the rank's own segment. There, a
 combining thread loads a packet before it stores the result; a gather stores nothing there.
 
@@ -42,7 +42,6 @@ them costs a tenth of their speed.
 """
 
 import functools
-import math
 
 from numba import cuda, types
 
@@ -58,30 +57,33 @@ from shmemkit.device import (
 )
 from shmemkit.runtime.stream_barrier import bind_barrier
 
-from .lamport import LamportMethod, rank_after, tiles_of
 from .own_segment import bind_store
+from .schedules.packets import PacketMethod
 from .side_streams import SideStreams
+from .transports import LAMPORT, rank_after
 
 BLOCKS = 66  # of a kernel, at most, and on half of the multiprocessors: H200 has 132
 LINE = 8  # packets, 128 bytes: ranges begin at multiples of them, so that two never share a cache line
 AT_ONCE = 4  # slots that a thread polls at once, if their packets are stored
 
 
-class CopyEngineExchange(LamportMethod):
+class CopyEngineExchange(PacketMethod):
     """A method of this exchange. A subclass has its `name`, as "all_to_all copy_engine", and
     `personalized`: whether x has a segment for each rank."""
 
-    threads = 512
+    t, at_once = LAMPORT, True
+
+    @staticmethod
+    def grid_of(t):
+        return 512, 1
 
     def prepare_slots(self, max_nbytes):
         """For segments of a rank's share of `max_nbytes`. Collective."""
         world, n = self.world, self.world.n_ranks
-        packets = max(1, -(-max_nbytes // (PIECE_BYTES * n)))
-        self.row = packets + LINE - 1 & -LINE
-        self.check(self.name, n * tiles_of(self.row * PIECE_BYTES))
-        name = self.name.replace(" ", ".")
-        self.slots = self.empty_slots(n * self.row, f"{name}.slots")
-        arrivals, epoch = self.zeros(n, "uint64", f"{name}.arrivals"), world.xp.zeros(1, "uint64")
+        self.check_ranks()
+        channel = self.t.channel(self, n, -(-max_nbytes // n), self.array_name("slots"))
+        self.slots, self.row, self.sentinel = *channel[:2], channel[2:]
+        arrivals, epoch = self.zeros(n, "uint64", self.array_name("arrivals")), world.xp.zeros(1, "uint64")
         self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
         self.side_streams = SideStreams(world)
 
@@ -223,7 +225,7 @@ def store_copied(x, out, stride, size, packets, copied, slots, row, low, high):
 class StoredExchange(CopyEngineExchange):
     """A method that stores what arrives."""
 
-    most_ranks = math.inf
+    at_once = False
 
     def prepare(self, max_nbytes):
         self.prepare_slots(max_nbytes)
@@ -256,7 +258,7 @@ class StoredExchange(CopyEngineExchange):
     def _store(self, x, out):
         segments, segment = self.segments_of(x), out.nbytes // self.world.n_ranks
         copied, packets = self.copied(segments), -(-segment // PIECE_BYTES)
-        x, out = self.wide(x, out, segment)
+        x, out = self.t.wide(self.world, x, out, segment)
         size = segment // out.itemsize
         numbers = size if self.personalized else 0, size, packets, copied
         return self.launch_packets(

@@ -60,7 +60,7 @@ class Method:
                      dtype, so that none is compiled while others wait
     bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's
 
-    and `threads`, per block; on the emulator, which is quicker with few, 32.
+    and `threads`, per block; on the emulator, which is quicker with few, 32. `settings` are attributes.
 
     To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
     have allocated.
@@ -69,11 +69,12 @@ class Method:
     threads = 512
     prepare: Callable[..., None]
 
-    def __init__(self, world: World, *args):
+    def __init__(self, world: World, *args, **settings: Any):
         self.world = world
         self._arrays, self._launches = [], {}
         if world.backend.name == "emulator":
             self.threads = 32
+        vars(self).update(settings)
         agree(world, lambda: self.prepare(*args), self.free)
 
     def zeros(self, shape: Shape, dtype: DType, name: str) -> Array:

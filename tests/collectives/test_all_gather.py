@@ -12,7 +12,6 @@ from numba import cuda, uint8
 from small_kernels import fill
 
 import shmemkit as sk
-from shmemkit.collectives.all_gather import METHODS
 from shmemkit.device import (
     ll_load,
     ll_pack_block,
@@ -93,7 +92,7 @@ def few_calls(method, calls, dtype="uint8", symmetric=False):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
-    gather = METHODS[method](world, 8 * n)
+    gather = sk.AllGather.maker(method)(world, 8 * n)
     gather.threads = 1
     gather._launches.clear()
     out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)

@@ -6,7 +6,6 @@ import pytest
 from test_all_gather import gather_all, prove
 
 import shmemkit as sk
-from shmemkit.collectives.all_gather import METHODS
 
 unordered = pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 
@@ -40,7 +39,7 @@ def test_all_gather_of_several_chunks_and_parts(pes, small_chunks):
 def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):
     def main():
         world = sk.init(local_size=local_size)
-        gather = METHODS[method](world, 4 * 700)
+        gather = sk.AllGather.maker(method)(world, 4 * 700)
         gather.threads = 96
         gather._launches.clear()
         for call in range(3):

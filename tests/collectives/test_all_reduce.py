@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from reduced import combined
 
 import shmemkit as sk
-from shmemkit.collectives.all_reduce import METHODS
 from shmemkit.device.cuda.word_reductions import DTYPES, OPS
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -164,7 +163,7 @@ def test_streams_and_graphs(pes, method):
 def few_calls(method, calls, words):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
-    reduce = METHODS[method](world, 8 * words, "sum")
+    reduce = sk.AllReduce.maker(method)(world, 8 * words, "sum")
     reduce.threads = 1
     x, out = np.zeros(words, "uint64"), np.zeros(words, "uint64")
     for call in range(calls):

@@ -14,8 +14,8 @@ from ptx import compile_ptx, resources
 from ptx_code import LOAD, STORE, Code, is_lean
 
 import shmemkit as sk
-from shmemkit.collectives import packet_tiles
-from shmemkit.collectives.all_reduce import METHODS, one_shot_ll128, two_shot_ll128
+from shmemkit.collectives.schedules import exchange as exchanges
+from shmemkit.collectives.schedules import two_shot
 from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import (
     TILE_BYTES,
@@ -41,7 +41,7 @@ methods = pytest.mark.parametrize("method", ["one_shot_ll128", "two_shot_ll128"]
 def in_many_turns(method, sizes):
     """Few warps, and other grids on each rank: a warp has several tiles, on each rank others."""
     world = sk.init()
-    n, reduce = world.n_ranks, METHODS[method](world, 8 * max(sizes), "sum")
+    n, reduce = world.n_ranks, sk.AllReduce.maker(method)(world, 8 * max(sizes), "sum")
     reduce.threads, blocks = 64, 1 + world.rank
     for call, size in enumerate(sizes):
         x = np.arange(size, dtype="uint64") + 1000 * call + world.rank
@@ -59,10 +59,10 @@ def test_several_tiles_for_a_warp(pes, method):
     pes(3).run(in_many_turns, method, [60, 1000, 61, 1, 999])
 
 
-def few_calls(method, sizes):
+def few_calls(method, sizes, blocks=16):
     """Of one warp, which is little enough for all schedules."""
     world = sk.init()
-    n, reduce = world.n_ranks, METHODS[method](world, 8 * max(sizes), "sum")
+    n, reduce = world.n_ranks, sk.AllReduce.maker(method)(world, 8 * max(sizes), "sum", blocks=blocks)
     for call, size in enumerate(sizes):
         x = np.full(size, 10 * call + world.rank, "uint64")
         reduce.bind(x, x, True, x.dtype)(None)
@@ -79,14 +79,12 @@ def test_right_in_every_schedule(method, sizes):
 
 
 @methods
-def test_many_ranks_are_refused(pes, method, monkeypatch):
-    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
-
+def test_many_ranks_are_refused(pes, method):
     def main():
-        with pytest.raises(ValueError, match=f"all_reduce {method}: there are 3 ranks; it is for 2 at most"):
+        with pytest.raises(ValueError, match=f"{method}: there are 17 ranks; it is for 16 at most"):
             sk.AllReduce(sk.init(), 64, "sum", method)
 
-    pes(3).run(main)
+    pes(17).run(main)
 
 
 # ---- tiles, on the emulator
@@ -245,12 +243,18 @@ def test_wrong_data(pes, x, message):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("armed", [False, True], ids=["plain", "armed"])
-@pytest.mark.parametrize("module, shots", [(one_shot_ll128, 1), (two_shot_ll128, 2)], ids=["one", "two"])
-def test_lines_are_stored_and_loaded_by_whole_warps(module, shots, armed):
+@pytest.mark.parametrize(
+    "kernel, shots",
+    [
+        (exchanges.GPU_KERNELS["ll128[False,sum,bfloat16,4,complex128]"], 1),
+        (two_shot.GPU_KERNELS["ll128[sum,bfloat16,4,complex128]"], 2),
+    ],
+    ids=["one", "two"],
+)
+def test_lines_are_stored_and_loaded_by_whole_warps(kernel, shots, armed):
     """All stores to the ranks follow one another, and so do all loads that are looked at together."""
-    name = next(name for name in module.GPU_KERNELS if "[sum,bfloat16,4,complex128]" in name)
     with arming() if armed else contextlib.nullcontext():
-        ptx = compile_ptx(*module.GPU_KERNELS[name])
+        ptx = compile_ptx(*kernel)
     needed = resources(ptx)
     assert is_lean(ptx) and (needed.spills, needed.stack) == (0, 0)
     code = Code(ptx)

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.collectives.all_to_all import METHODS, AllToAll, AllToAllV
+from shmemkit.collectives.all_to_all import AllToAll, AllToAllV
 from shmemkit.collectives.all_to_all.variable import PushV
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", AllToAll.methods)
 SMALL = {
-    "ll": {"LL.blocks": 0},
     "push": {"push.PART": 128, "push.CHUNK": 8192, "push.SENDERS": 6},
     "variable": {"PART": 64, "MAX_BLOCKS": 4},
 }
@@ -235,7 +234,7 @@ def few_calls(method, calls, dtype, symmetric=False):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
-    exchange = METHODS[method](world, 8 * n)
+    exchange = sk.AllToAll.maker(method)(world, 8 * n)
     exchange.threads = 1
     exchange._launches.clear()
     x = np.zeros((n, size), dtype)
@@ -252,7 +251,7 @@ def with_one_warp(sizes):
     """By LL128: it has several tiles, whose counters differ, as calls are of different sizes."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = METHODS["ll128"](world, 8 * n * max(sizes))
+    exchange = sk.AllToAll.maker("ll128")(world, 8 * n * max(sizes))
     exchange.threads, exchange.most = 32, dict.fromkeys(exchange.most, 1)
     outs, wanted = [], []
     for call, size in enumerate(sizes):

@@ -107,7 +107,7 @@ def test_streams_and_graphs(pes, method):
 def with_few_warps(method, sizes, root, blocks, threads):
     """A warp has several tiles."""
     world = sk.init()
-    broadcast = METHODS[method](world, 8 * max(sizes), root)
+    broadcast = sk.Broadcast.maker(method)(world, 8 * max(sizes), root)
     broadcast.threads, broadcast.most = threads, dict.fromkeys(broadcast.most, blocks)
     for call, size in enumerate(sizes):
         x, out = np.arange(size, dtype="uint64") + 1000 * call, np.zeros(size, "uint64")
@@ -128,7 +128,7 @@ def test_more_tiles_than_warps(pes, method, blocks, threads):
 def relayed(calls):
     """Of a piece, from rank 1 to 2 and 0."""
     world = sk.init()
-    broadcast = METHODS["lamport"](world, 16, 1)
+    broadcast = sk.Broadcast.maker("lamport")(world, 16, 1)
     outs = [np.zeros(2, "uint64") for _ in range(calls)]
     for call, out in enumerate(outs):
         broadcast.bind(np.full(2, 10 * call + world.rank, "uint64"), out, False)(None)
@@ -146,7 +146,7 @@ def test_relays_in_many_schedules():
 def few_calls(method, calls):
     """Of one thread per block, or warp, by a root that nobody holds up: little enough for all schedules."""
     world = sk.init()
-    broadcast = METHODS[method](world, 8, 0)
+    broadcast = sk.Broadcast.maker(method)(world, 8, 0)
     broadcast.threads = 32 if method in ("ll128", "lamport") else 1
     broadcast._launches.clear()
     outs = [np.zeros(1, "uint64") for _ in range(calls)]
@@ -167,7 +167,7 @@ def test_right_in_every_schedule(method):
 def two_warps(calls):
     """By LL128, of a block with two warps: the root may not write before both have read their tiles."""
     world, size = sk.init(), 61
-    broadcast = METHODS["ll128"](world, 8 * size, 0)
+    broadcast = sk.Broadcast.maker("ll128")(world, 8 * size, 0)
     broadcast.threads, broadcast.most = 64, dict.fromkeys(broadcast.most, 1)
     broadcast._launches.clear()
     outs = [np.zeros(size, "uint64") for _ in range(calls)]

@@ -6,7 +6,7 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.collectives import all_gather, all_to_all, packet_tiles, reduce_scatter
+from shmemkit.collectives import all_gather, all_to_all, reduce_scatter
 from shmemkit.device import lamport_load, store_piece
 
 EXCHANGES = {"all_to_all": ("copy_engine", all_to_all), "all_gather": ("copy_staged", all_gather)}
@@ -135,7 +135,7 @@ def test_half_of_the_multiprocessors(pes, multiprocessors, blocks):
     def main():
         world = sk.init()
         world.backend.multiprocessors = multiprocessors
-        exchange = all_to_all.METHODS["copy_engine"](world, 1 << 20)
+        exchange = sk.AllToAll.maker("copy_engine")(world, 1 << 20)
         return exchange._store(*[np.zeros(1 << 17, "uint64")] * 2).grid[0]
 
     assert pes(1).run(main) == [blocks]
@@ -162,11 +162,9 @@ def test_many_ranks(pes, few_copying, kind):
     pes(18).run(calls, kind, [5, 2], "uint64")
 
 
-def test_many_ranks_are_not_combined(pes, monkeypatch):
-    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
-
+def test_many_ranks_are_not_combined(pes):
     def main():
-        with pytest.raises(ValueError, match="copy_engine: there are 3 ranks; it is for 2 at most"):
-            reduce_scatter.METHODS["copy_engine"](sk.init(), 64, "sum")
+        with pytest.raises(ValueError, match="copy_engine: there are 17 ranks; it is for 16 at most"):
+            sk.ReduceScatter.maker("copy_engine")(sk.init(), 64, "sum")
 
-    pes(3).run(main)
+    pes(17).run(main)

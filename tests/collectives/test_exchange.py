@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import shmemkit as sk
-from shmemkit.collectives import all_gather, all_to_all, packet_tiles, reduce_scatter
 
 
 def gathered(world, words, call):
@@ -27,9 +26,9 @@ def scattered(world, words, call):
 
 
 KINDS = {
-    "all_gather": (all_gather.METHODS, gathered, ()),
-    "all_to_all": (all_to_all.METHODS, exchanged, ()),
-    "reduce_scatter": (reduce_scatter.METHODS, scattered, ("sum",)),
+    "all_gather": (sk.AllGather.maker, gathered, ()),
+    "all_to_all": (sk.AllToAll.maker, exchanged, ()),
+    "reduce_scatter": (sk.ReduceScatter.maker, scattered, ("sum",)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 methods = pytest.mark.parametrize("method", ["ll128", "lamport"])
@@ -39,10 +38,8 @@ def calls(kind, method, sizes, blocks=None):
     """One after another; of words, a tile for every 60, or 64."""
     made, data, options = KINDS[kind]
     world = sk.init()
-    method = made[method](world, 8 * max(sizes) * world.n_ranks, *options)
-    if blocks:
-        method.blocks = blocks / world.backend.multiprocessors
-        method.most.clear()  # what prepare found
+    settings = {} if blocks is None else {"blocks": blocks}
+    method = made(method)(world, 8 * max(sizes) * world.n_ranks, *options, **settings)
     for call, size in enumerate(sizes):
         x, out, expected = data(world, size, call)
         args = (x.dtype,) if options else ()
@@ -68,7 +65,7 @@ def test_right_in_every_schedule(kind, method, sizes):
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_more_tiles_than_warps(pes, kind, method):
     """Of tiles that are full and tiles that are not, in turn."""
-    pes(3).run(calls, kind, method, [200, 1, 61, 120, 65, 128, 199, 2, 200], 1)
+    pes(3).run(calls, kind, method, [200, 1, 61, 120, 65, 128, 199, 2, 200], 0)
 
 
 @kinds
@@ -79,7 +76,7 @@ def test_what_cannot_be_counted_is_refused(pes, kind, method):
     def main():
         made, _, options = KINDS[kind]
         with pytest.raises(ValueError, match=f"{kind} {method}: its slots would take .*; it is for smaller"):
-            made[method](sk.init(), 9 << 30, *options)
+            made(method)(sk.init(), 9 << 30, *options)
 
     pes(1).run(main)
 
@@ -93,15 +90,13 @@ def test_many_ranks(pes, method):
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 @methods
-def test_many_ranks_are_refused(pes, kind, method, monkeypatch):
-    monkeypatch.setattr(packet_tiles.Tiles, "most_ranks", 2)
-
+def test_many_ranks_are_refused(pes, kind, method):
     def main():
         made, _, options = KINDS[kind]
-        with pytest.raises(ValueError, match=f"{kind} {method}: there are 3 ranks; it is for 2 at most"):
-            made[method](sk.init(), 64, *options)
+        with pytest.raises(ValueError, match=f"{kind} {method}: there are 17 ranks; it is for 16 at most"):
+            made(method)(sk.init(), 64, *options)
 
-    pes(3).run(main)
+    pes(17).run(main)
 
 
 @methods
@@ -110,9 +105,9 @@ def test_the_blocks_of_all_rows_fit(pes, method):
 
     def main():
         world = sk.init()
-        exchange = all_to_all.METHODS[method](world, 100)
+        exchange = sk.AllToAll.maker(method)(world, 100)
         most = exchange.blocks * world.backend.multiprocessors
         assert exchange.most
-        assert all(0 <= most - blocks * world.n_ranks < 3 for blocks in exchange.most.values())
+        assert all(0 <= most - blocks * rows < 3 for (_, rows, _), blocks in exchange.most.items())
 
     pes(3).run(main)

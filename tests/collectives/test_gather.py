@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
-from shmemkit.collectives.gather import METHODS, ll, push
+from shmemkit.collectives.gather import push
+from shmemkit.collectives.schedules.rooted import ToRoot
+from shmemkit.collectives.transports import LL
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
@@ -18,7 +20,7 @@ methods = pytest.mark.parametrize("method", sk.Gather.methods)
 @pytest.fixture
 def small_parts(monkeypatch):
     """Several chunks, parts and steps of few bytes; chunks have no block of their own."""
-    monkeypatch.setattr(ll, "BLOCKS", 0)
+    monkeypatch.setitem(sk.Gather.METHODS, "ll", (ToRoot, LL, {"blocks": 0}))
     for name, value in {"PART": 128, "CHUNK": 8192, "SENDERS": 6}.items():
         monkeypatch.setattr(push, name, value)
 
@@ -131,7 +133,7 @@ def test_streams_and_graphs(pes, method):
 def few_calls(method, calls, n_bytes):
     """Of one thread per block, to a root that nobody holds up: little enough for all schedules."""
     world = sk.init()
-    gather = METHODS[method](world, 8 * world.n_ranks, 0)
+    gather = sk.Gather.maker(method)(world, 8 * world.n_ranks, 0)
     gather.threads = 1
     gather._launches.clear()
     outs = [np.zeros(world.n_ranks * n_bytes, "uint8") for _ in range(calls)]

@@ -13,8 +13,6 @@ from ptx import compile_ptx, resources
 from test_all_reduce_ll128 import few_calls as reduced
 
 import shmemkit as sk
-from shmemkit.collectives import all_to_all, packet_tiles
-from shmemkit.collectives.lamport import TILE
 from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import lamport_load, lamport_store, load_piece, rank, store_piece
 from shmemkit.device.packets import lamport
@@ -27,9 +25,8 @@ def test_a_reduction_is_right_in_every_schedule():
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_a_reduction_of_more_tiles_than_warps(pes, monkeypatch):
-    monkeypatch.setattr(packet_tiles.Tiles, "blocks", 1e-9)
-    pes(3).run(reduced, "one_shot_lamport", [600, 1, 195, 384, 599, 2, 600])
+def test_a_reduction_of_more_tiles_than_warps(pes):
+    pes(3).run(reduced, "one_shot_lamport", [600, 1, 195, 384, 599, 2, 600], 0)
 
 
 def test_the_pattern_is_drawn_once_for_all_ranks(pes):
@@ -37,7 +34,7 @@ def test_the_pattern_is_drawn_once_for_all_ranks(pes):
 
     def main():
         world = sk.init()
-        patterns = [all_to_all.METHODS["lamport"](world, 100).sentinel for _ in range(2)]
+        patterns = [sk.AllToAll.maker("lamport")(world, 100).channel[2:] for _ in range(2)]
         assert world.host_allgather(patterns) == [patterns] * 3 and patterns[0] != patterns[1]
         assert all(0 <= word < 1 << 63 for pattern in patterns for word in pattern)
 
@@ -263,7 +260,3 @@ def test_pieces_that_come_late(monkeypatch):
     places.step, places.late = 1, {5: 2, 9: 0, 100: 1}
     assert [low for low, _ in places.receive()] == [1, 1, 1]
     assert places.polls == 100 and not any(places.table) and not any(places.control)
-
-
-def test_tiles_of_the_counters_are_warps():
-    assert TILE == 32

@@ -24,11 +24,11 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT
 
 from ..collective import Collective
+from ..schedules.exchange import Exchange
+from ..schedules.rows import Rows
+from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyPull, CopyPush
 from .copy_staged import CopyStaged
-from .lamport import Lamport
-from .ll import LL
-from .ll128 import LL128
 from .ll_2d import LL2D
 from .ll_2d_multimem import LL2DMultimem
 from .multimem import Multimem
@@ -37,9 +37,9 @@ from .push_1d import Push1D
 from .push_2d import Push2D
 
 METHODS = {
-    "ll": LL,
-    "ll128": LL128,
-    "lamport": Lamport,
+    "ll": (Rows, LL),
+    "ll128": (Exchange, LL128),
+    "lamport": (Exchange, LAMPORT),
     "pull": Pull,
     "push_1d": Push1D,
     "ll_2d": LL2D,

@@ -25,20 +25,19 @@ from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op
 
 from ..collective import Collective, check_reducible
+from ..schedules.exchange import Exchange
+from ..schedules.two_shot import TwoShot
+from ..transports import LAMPORT, LL, LL128
 from .composed import CopyEngine, Push
 from .double_tree import DoubleTree
 from .multimem import MultimemOneShot, MultimemTwoShot
-from .one_shot import OneShot
-from .one_shot_lamport import OneShotLamport
-from .one_shot_ll128 import OneShotLL128
 from .ring import Ring
-from .two_shot_ll128 import TwoShotLL128
 
 METHODS = {
-    "one_shot": OneShot,
-    "one_shot_ll128": OneShotLL128,
-    "one_shot_lamport": OneShotLamport,
-    "two_shot_ll128": TwoShotLL128,
+    "one_shot": (Exchange, LL, {"whole": True}),
+    "one_shot_ll128": (Exchange, LL128, {"whole": True}),
+    "one_shot_lamport": (Exchange, LAMPORT, {"whole": True}),
+    "two_shot_ll128": (TwoShot, LL128),
     "push": Push,
     "copy_engine": CopyEngine,
     "ring": Ring,

@@ -19,10 +19,9 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT
 
 from ..collective import Collective
+from ..schedules.rows import Rows
+from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyEngine
-from .lamport import Lamport
-from .ll import LL
-from .ll128 import LL128
 from .push import Push
 from .push_2d import Push2D
 from .variable import AllToAllV
@@ -30,9 +29,9 @@ from .variable import AllToAllV
 __all__ = ["METHODS", "AllToAll", "AllToAllV"]
 
 METHODS = {
-    "ll": LL,
-    "ll128": LL128,
-    "lamport": Lamport,
+    "ll": (Rows, LL, {"personalized": True}),
+    "ll128": (Rows, LL128, {"personalized": True}),
+    "lamport": (Rows, LAMPORT, {"personalized": True}),
     "push": Push,
     "copy_engine": CopyEngine,
     "push_2d": Push2D,

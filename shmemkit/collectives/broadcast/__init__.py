@@ -17,13 +17,19 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT
 
 from ..collective import Collective, checked_root
+from ..schedules.rooted import FromRoot
+from ..transports import LAMPORT, LL, LL128
 from .lamport import Lamport
-from .ll import LL
-from .ll128 import LL128
 from .push_2d import Push2D
 from .scatter import Scatter
 
-METHODS = {"ll": LL, "ll128": LL128, "lamport": Lamport, "scatter": Scatter, "push_2d": Push2D}
+METHODS = {
+    "ll": (FromRoot, LL),
+    "ll128": (FromRoot, LL128),
+    "lamport": (Lamport, LAMPORT),
+    "scatter": Scatter,
+    "push_2d": Push2D,
+}
 
 
 class Broadcast(Collective):

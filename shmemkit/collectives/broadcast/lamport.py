@@ -28,8 +28,6 @@ packet before it stores it. No deadlock: the root waits for earlier epochs; rela
 the others for relays, all in ascending order; all blocks are resident.
 """
 
-import math
-
 from numba import cuda, types
 
 from shmemkit.device import (
@@ -47,7 +45,8 @@ from shmemkit.device import (
     wait,
 )
 
-from ..lamport import TILE, LamportMethod, rank_after, tiles_of
+from ..schedules.packets import PacketMethod
+from ..transports import rank_after
 
 
 @cuda.jit
@@ -108,31 +107,29 @@ def lamport_broadcast(x, out, in_place, root, packets, chunks, slots, row, low, 
         c += threads * blocks
 
 
-class Lamport(LamportMethod):
+class Lamport(PacketMethod):
     """The method "lamport" of ``Broadcast``."""
 
-    threads, blocks = 256, 8
-    most_ranks = math.inf
+    @staticmethod
+    def grid_of(t):
+        return 256, 8
 
     def prepare(self, max_nbytes, root):
         self.root, xp = root, self.world.xp
-        tiles = max(1, tiles_of(max_nbytes))
-        self.check("broadcast lamport", 2 * tiles)
-        self.row, chunks = TILE * tiles, -(-TILE * tiles // self.threads)
-        self.slots = self.empty_slots(2 * self.row, "broadcast.lamport.slots")
-        self.empty_signals = self.zeros((self.world.n_ranks, chunks), "uint64", "broadcast.lamport.empty")
+        self.check_ranks()
+        self.channel = self.t.channel(self, 2, max_nbytes, self.array_name("slots"))
+        chunks = -(-self.channel[1] // self.threads)
+        self.empty_signals = self.zeros((self.world.n_ranks, chunks), "uint64", self.array_name("empty"))
         self.epochs = xp.zeros(chunks, "uint64")
         self.bind_kinds(self._bind, False, 0)
 
     def bind(self, x, out, in_place):
-        return self._bind(*self.wide(x, out, x.nbytes), in_place, x.nbytes)
+        return self._bind(*self.t.wide(self.world, x, out, x.nbytes), in_place, x.nbytes)
 
     def _bind(self, x, out, in_place, n_bytes):
         packets = -(-n_bytes // PIECE_BYTES)
-        args = in_place, self.root, packets, -(-packets // self.threads), self.slots, self.row, *self.sentinel
-        return self.launch_tiles(
-            lamport_broadcast, max(1, tiles_of(n_bytes)), x, out, *args, self.empty_signals, self.epochs
-        )
+        args = in_place, self.root, packets, -(-packets // self.threads), *self.channel, self.empty_signals
+        return self.launch_units(lamport_broadcast, packets, x, out, *args, self.epochs)
 
 
 _words = types.Array(types.uint64, 1, "C")

@@ -13,11 +13,12 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT
 
 from ..collective import Collective, checked_root
-from .ll import LL
+from ..schedules.rooted import ToRoot
+from ..transports import LL
 from .push import Push
 from .push_2d import Push2D
 
-METHODS = {"ll": LL, "push": Push, "push_2d": Push2D}
+METHODS = {"ll": (ToRoot, LL), "push": Push, "push_2d": Push2D}
 
 
 class Gather(Collective):

@@ -24,18 +24,17 @@ from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op
 
 from ..collective import Collective, check_reducible
+from ..schedules.exchange import Exchange
+from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyEngine
-from .lamport import Lamport
-from .ll import LL
-from .ll128 import LL128
 from .push import Push
 from .push_2d import Push2D
 from .ring import Ring
 
 METHODS = {
-    "ll": LL,
-    "ll128": LL128,
-    "lamport": Lamport,
+    "ll": (Exchange, LL, {"personalized": True}),
+    "ll128": (Exchange, LL128, {"personalized": True}),
+    "lamport": (Exchange, LAMPORT, {"personalized": True}),
     "push": Push,
     "ring": Ring,
     "copy_engine": CopyEngine,

@@ -16,7 +16,7 @@ from numba import cuda, types
 from shmemkit.device import PIECE_BYTES, lamport_load, load_piece, span, store_piece
 
 from ..copy_engine_exchange import CopyEngineExchange, enqueue, send_packets, slot_indices_of
-from ..packet_tiles import combining
+from ..schedules.packets import combining
 
 AT_ONCE = 8  # pieces of all ranks, in registers of a thread, whose loads are under way together
 
@@ -153,7 +153,7 @@ class CopyEngine(CopyEngineExchange):
         world, n, segment = self.world, self.world.n_ranks, x.nbytes // self.world.n_ranks
         at, pieces = first * PIECE_BYTES, -(-out.nbytes // PIECE_BYTES)
         copied = pieces if self.copied(self.segments_of(x)) else 0
-        x, out = self.wide(x, out, segment)
+        x, out = self.t.wide(self.world, x, out, segment)
         kernel = reduction_kernel(self.op, dtype.name, n, world.rank, x.dtype.name)
         numbers = segment // x.itemsize, at // x.itemsize, pieces, copied
         return self.launch_packets(

@@ -59,7 +59,8 @@ from typing import Any, NamedTuple
 from numba import cuda, types
 
 from shmemkit.collectives.method import Method
-from shmemkit.collectives.packet_tiles import MOST_RANKS, combining
+from shmemkit.collectives.schedules.packets import combining
+from shmemkit.collectives.transports import AT_ONCE as MOST_RANKS
 from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
 from shmemkit.device.cuda.register_tuples import for_each_part
 from shmemkit.device.packets.ll128 import TILE_BYTES, ll128_load_some, ll128_store_tile

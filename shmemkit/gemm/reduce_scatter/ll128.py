@@ -62,7 +62,8 @@ from typing import Any, NamedTuple
 from numba import cuda, int64, types
 
 from shmemkit.collectives.method import Method
-from shmemkit.collectives.packet_tiles import MOST_RANKS, combining
+from shmemkit.collectives.schedules.packets import combining
+from shmemkit.collectives.transports import AT_ONCE as MOST_RANKS
 from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
 from shmemkit.device.cuda.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from shmemkit.device.cuda.register_tuples import for_each_part

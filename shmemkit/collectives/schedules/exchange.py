@@ -1,0 +1,200 @@
+"""Exchange: each rank sends all ranks x, or each of them another segment of x. What arrives is stored by rank
+(all-gather), or combined (reduce-scatter, one-shot all-reduce). By any packet transport
+(``collectives.transports``).
+
+Slots     slots[buffer, k], on every rank: the units of rank k. Only rank k writes them
+Epochs    of each group of units; they select the buffer. Device-resident, so graph-safe
+
+  a thread, or a warp of LL128, for its units i in ascending order. Steps 1 and 2 of the next unit come before
+  step 3, so that packets are under way while it waits:
+          1. load unit i of what each rank gets; send it to slots[buffer, me] on that rank
+          2. add 1 to the group's epoch
+          3. wait for unit i in slots[buffer] of all ranks. Store the units to the segments of the output, or
+             combine them in the order of the ranks and store the result
+
+LL128 and Lamport hold the units of all ranks in registers, and poll them at once; a rank sends to itself,
+too. LL takes one rank after the other, so any number of ranks, and its own unit from x.
+
+All ranks combine in the same order. So the bits are the same in every run, and an all-reduce has the same
+bits on all ranks.
+
+No race: the double-buffer lemma (docs/protocols.md); of Lamport, to consume a slot includes to reset it. x
+may lie in out where the result goes: a unit of x is loaded before the result is stored, and nobody else
+stores there. (What LL128 loads beyond an end, it does not store.) No deadlock: ascending-order progress.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    num_ranks,
+    rank,
+    reduction,
+    span,
+    symm_at,
+)
+
+from ..transports import LAMPORT, LL, LL128, indexing, rank_after
+from .packets import REDUCTIONS, PacketMethod, combining, device, kernel_types, sending, storing
+
+u32 = types.uint32
+
+
+@functools.cache
+def _at_once(t, n, personalized, op, dtype):
+    """-> send(channel, buffer, i, x, size, epoch, me), take(channel, buffer, i, x, out, size, epoch, me)"""
+    send_all, receive, store_unit = sending(t, n, personalized), t.receive_all(n), t.store
+    store_all = storing(t, n)
+    combine = combining(op, dtype, n) if op else None
+
+    @device
+    def send(channel, buffer, i, x, size, epoch, me):
+        send_all(channel, u32(buffer * n + me), i, x, size, epoch, me)
+
+    @device
+    def take(channel, buffer, i, x, out, size, epoch, me):
+        units = receive(channel, u32(buffer * n), i, epoch)
+        if combine is None:
+            store_all(units, (out, size, i))
+        else:
+            store_unit(out, i, combine(units))
+
+    return send, take
+
+
+@functools.cache
+def _one_by_one(t, personalized, op, dtype):
+    """The same for any number of ranks; it combines words."""
+    load, store, send_unit, receive = t.load, t.store, t.send, t.receive
+    first, add, result = reduction(op, dtype)
+
+    @device
+    def own(x, size, i, k):
+        return load(span(x, k * size, size) if personalized else x, i)
+
+    @device
+    def send(channel, buffer, i, x, size, epoch, me):
+        slot, y = u32((buffer * num_ranks() + me) * channel[1] + i), 1
+        while y < num_ranks():
+            k = rank_after(me, y)
+            send_unit(channel, slot, own(x, size, i, k), epoch, k)
+            y += 1
+
+    @device
+    def unit(channel, slot, i, x, size, epoch, me, k):
+        return own(x, size, i, me)[0] if k == me else receive(channel, slot, epoch)[0]
+
+    @device
+    def take(channel, buffer, i, x, out, size, epoch, me):
+        n, units = num_ranks(), channel[1]
+        slot, k = u32(buffer * n * units + i), 1
+        total = first(unit(channel, slot, i, x, size, epoch, me, 0))
+        while k < n:
+            slot = u32(slot + units)
+            total = add(total, unit(channel, slot, i, x, size, epoch, me, k))
+            k += 1
+        store(out, i, (result(total, n),))
+
+    return send, take
+
+
+@functools.cache
+def exchange_kernel(t, n, personalized, op=None, dtype=None):
+    """-> the kernel of transport `t` and `n` ranks (any number, where `t` takes one after the other).
+    `personalized`: x has a segment for each rank. With `op`, as "sum", it combines what arrives, of `dtype`,
+    a name as "float16"."""
+    how = (t, n, personalized, op, dtype) if t.receive_all else (t, personalized, op, dtype)
+    send, take = (_at_once if t.receive_all else _one_by_one)(*how)
+    index, stride, counter, leads, end_of = indexing(t)
+
+    @cuda.jit
+    def exchange(x, out, size, units, slots, row, low, high, epochs):
+        """Send each rank `x`, or its segment of it, to `out`.
+
+        x, out     of one of the transport's kinds of words; x has n segments if they are personalized, else
+                   one; out has n, or one if they are combined. They may be the same, or one a segment of the
+                   other, as the kinds of collectives allow it
+        size       elements of a segment
+        units      of a segment
+        slots, row, low, high
+                   the channel, of 2 * n rows
+        epochs     uint32 (row / group,), zeros at first
+        grid       any number of blocks of whole warps, one-dimensional, as the blocks are
+        """
+        i, step, me = index(), stride(), rank()
+        end, channel = u32(end_of(units)), (slots, row, low, high)
+        griddepcontrol_wait(x, out, size, symm_at(slots, 0), epochs, me, i)
+        griddepcontrol_launch_dependents()
+        done, epoch, sent = i, u32(0), u32(0)
+        while done < end:
+            if i < end:
+                sent = u32(epochs[counter(i)] + 1)
+                if i < units:
+                    send(channel, sent & 1, i, x, size, sent, me)
+                cuda.syncwarp()  # all threads have read the counter
+                if leads(i):
+                    epochs[counter(i)] = sent
+            if done < i:
+                if done < units:
+                    take(channel, epoch & 1, done, x, out, size, epoch, me)
+                done = u32(done + step)
+            i, epoch = u32(i + step), sent
+
+    return exchange
+
+
+class Exchange(PacketMethod):
+    """A method of this schedule: transport `t`; whether x is `personalized`; whether the full array is one
+    segment (`whole`), as of an all-reduce, and not one for each rank."""
+
+    at_once = True
+    personalized = whole = False
+
+    def prepare(self, max_nbytes, op=None):
+        t, n = self.t, self.world.n_ranks
+        self.op, self.parts = op, 1 if self.whole else n
+        n_bytes = -(-max_nbytes // self.parts)
+        self.check_ranks()
+        slots, *rest = t.channel(self, 2 * n, n_bytes, self.array_name("slots"))
+        self.channel = slots.reshape(2 * n, -1) if t.rows else slots, *rest
+        self.epochs = self.world.xp.zeros(t.groups_of(n_bytes), "uint32")
+        if op is None:
+            self.bind_kinds(self._bind, 0)
+
+    def bind(self, x, out, in_place, dtype=None):
+        segment = max(x.nbytes, out.nbytes) // self.parts
+        return self._bind(*self.t.wide(self.world, x, out, segment), segment, dtype and dtype.name)
+
+    def _bind(self, x, out, segment, dtype=None):
+        t = self.t
+        kernel = exchange_kernel(t, self.world.n_ranks, self.personalized, self.op, dtype)
+        units = t.units_of(segment)
+        args = segment // out.itemsize, units, *self.channel, self.epochs
+        return self.launch_units(kernel, units, x, out, *args)
+
+
+def _listed(t, personalized, combined):
+    """On sm_80, some with a segment for each rank spill registers: those of many ranks, and those by words
+    and bytes."""
+    kinds, n_kinds = kernel_types(t, types.Array(types.uint32, 1, "C")), len(t.kinds)
+    cases = [(n, t.kinds[min(k, n_kinds - 1)]) for n, k in ((4, 0), (8, 1), (4, 2), (16, 0))]
+    return {
+        f"{t.name}[{','.join(map(str, (personalized, *how, n, kind)))}]": (
+            exchange_kernel(t, n, personalized, *how),
+            kinds[kind],
+            *[(9, 0)] * (personalized and (n, kind) != cases[0]),
+        )
+        for how, (n, kind) in zip(REDUCTIONS if combined else [()] * 4, cases, strict=True)
+    }
+
+
+GPU_KERNELS = {
+    name: kernel
+    for t in (LL, LL128, LAMPORT)
+    for personalized, combined in ((False, False), (True, True), (False, True))
+    if combined or t.receive_all
+    for name, kernel in _listed(t, personalized, combined).items()
+}

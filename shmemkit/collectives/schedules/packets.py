@@ -1,0 +1,153 @@
+"""What the methods by packet transports share: their slots, the size of their grids, and what they refuse."""
+
+import functools
+import math
+
+from numba import cuda, types
+
+from shmemkit.device import reduction, span
+from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
+
+from ..method import Method
+from ..transports import AT_ONCE, Transport, rank_after
+
+device = cuda.jit(device=True)
+
+
+class PacketMethod(Method):
+    """A method by a transport `t`. A subclass has
+
+    name       of it, as "all_gather ll128"
+    at_once    whether a thread holds units of all ranks in registers
+    blocks     of a grid, at most, for each multiprocessor
+    """
+
+    name: str
+    t: Transport
+    at_once = False
+
+    def __init__(self, world, *args, **settings):
+        self.t = settings.get("t", getattr(self, "t", None))
+        self.threads, self.blocks = self.grid_of(self.t)
+        super().__init__(world, *args, **settings)
+
+    @staticmethod
+    def grid_of(t):
+        """-> threads of a block, blocks for each multiprocessor"""
+        return t.threads, t.blocks
+
+    def check_ranks(self):
+        """Whether it can run here. Collective."""
+        world = self.world
+        world.check_reach(self.name, nvlink=self.t.whole_lines)
+        most = AT_ONCE if self.at_once and self.t.receive_all else math.inf
+        if world.n_ranks > most:
+            raise ValueError(f"{self.name}: there are {world.n_ranks} ranks; it is for {most} at most")
+        self.most = {}  # blocks of a row of the grid, by kernel and dtype
+
+    @property
+    def units_of_block(self):
+        return self.threads // self.t.lanes
+
+    def array_name(self, what):
+        return f"{self.name.replace(' ', '.')}.{what}"
+
+    def bind_kinds(self, bind, *args):
+        """``bind(x, out, *args)`` of empty arrays of each kind: no kernel is compiled later, while others
+        wait."""
+        for kind in self.t.kinds:
+            nothing = self.world.xp.empty(0, kind)
+            bind(nothing, nothing, *args)
+
+    def launch_units(self, kernel, units, x, *args, rows=1):
+        """-> `kernel` bound to enough threads for so many units, in each of so many rows of the grid, and to
+        these arguments."""
+        key = kernel, rows, x.dtype
+        if key not in self.most:
+            fit = self.launch(kernel, (1, rows), x, *args, pdl=True).resident_blocks
+            self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // rows)
+        grid = max(1, min(-(-units // self.units_of_block), self.most[key]))
+        return self.launch(kernel, (grid, rows), x, *args, pdl=True)
+
+
+# ---- what kernels do with the units of all ranks
+
+
+@functools.cache
+def sending(t, n, personalized):
+    """-> ``send(channel, row, i, x, size, epoch, me)``: send each of `n` ranks, this one too, unit `i` of x,
+    or of its segment of x, of `size` elements."""
+    load_unit, send_all, rotates = t.load, t.send_all(n), t.rotates
+
+    @device
+    def load(k, arguments):
+        x, size, i, me = arguments
+        return load_unit(span(x, (rank_after(me, k + 1) if rotates else k) * size, size), i)
+
+    @device
+    def same(k, words):
+        return words
+
+    load_all, copies = tuple_of(n, load), tuple_of(n, same)
+
+    @device
+    def send(channel, row, i, x, size, epoch, me):
+        words = load_all((x, size, i, me)) if personalized else copies(load_unit(x, i))
+        send_all(channel, row, i, words, epoch, me)
+
+    return send
+
+
+@functools.cache
+def storing(t, n):
+    """-> ``store(units, (out, size, i))``: store the k-th of `n` units as unit `i` of segment k of out, of
+    `size` elements, for all k."""
+    store_unit = t.store
+
+    @device
+    def store(k, words, arguments):
+        out, size, i = arguments
+        store_unit(span(out, k * size, size), i, words)
+
+    return for_each(n, store)
+
+
+@functools.cache
+def combining(op, dtype, n):
+    """-> ``combine(units)``: the words of the combination of `n` units of two words, in their order."""
+    first, add, result = reduction(op, dtype)
+
+    @device
+    def first_pair(words):
+        return first(words[0]), first(words[1])
+
+    @device
+    def add_pair(totals, words):
+        return add(totals[0], words[0]), add(totals[1], words[1])
+
+    fold = folded(n, first_pair, add_pair)
+
+    @device
+    def combine(units):
+        low, high = fold(units)
+        return result(low, n), result(high, n)
+
+    return combine
+
+
+REDUCTIONS = ("sum", "bfloat16"), ("max", "float32"), ("sum", "float16"), ("prod", "int8")
+
+
+def kernel_types(t, *more, flat=False):
+    """-> {kind of words: argument types of a kernel of `t`: x, out, size, units, its channel, `more`}"""
+    slots = types.Array(types.uint64, 2 if t.rows and not flat else 1, "C")
+    return {
+        kind: (
+            *[types.Array(getattr(types, kind), 1, "C")] * 2,
+            *[types.int64] * 2,
+            slots,
+            *[types.int64] * 3,
+            *more,
+        )
+        for kind in t.kinds
+    }

@@ -1,0 +1,320 @@
+"""Rooted: the root sends all others x, or each of them its segment of x (broadcast, scatter); or all others
+send the root theirs, which it stores by rank or combines (gather, reduce). By LL or LL128
+(``collectives.transports``).
+
+Chunks    a unit for each thread, or warp of LL128, of a block
+Epochs    epochs[y, c], local: of chunk c, in row y of the grid; it selects the buffer. Device-resident, so
+          graph-safe
+
+From the root, by a grid of one row:
+
+Slots     slots[buffer], on every rank but the root: the units. Only the root writes them
+Signals   empty[k, c], on the root: the last epoch whose chunk c rank k has read. Only rank k sets it
+
+  block b, for its chunks c = b, b + gridDim.x, ..., on the root:
+          1. load the unit; wait until empty[k, c] is at least the epoch less 2, for all k
+                                                             acquire, sys: the buffer is empty
+          2. send it to slots[buffer] of all others
+  on another rank:
+          1. wait for the unit in slots[buffer], and store it to the output; syncthreads
+          2. set empty[me, c] on the root to the epoch                       release, sys: after the reads
+  both:   syncthreads, and add 1 to the chunk's epoch
+
+To the root:
+
+Slots     slots[buffer, k], on the root: the units of rank k. Only rank k writes them
+Signals   empty[c], on every rank: the last epoch whose chunk c of this rank the root has read. Only the root
+          sets it
+
+  block b, for its chunks, on a rank that sends:
+          1. load the unit; wait until empty[c] is at least the epoch less 2   acquire, sys
+          2. send it to slots[buffer, me] on the root
+  block (b, y), on the root that gathers, with k = root + 1 + y modulo the ranks:
+          1. wait for the unit in slots[buffer, k], and store it to segment k of the output; syncthreads
+          2. set empty[c] on rank k to the epoch                             release, sys: after the reads
+             the blocks of y = 0 also store the root's own units
+  block b, on the root that combines:
+          1. wait for the unit in slots[buffer, k] of each rank k, in the order of the ranks (the own unit is
+             in x); combine them and store the result; syncthreads
+          2. set empty[c] on all other ranks to the epoch                    release, sys: after the reads
+  all:    add 1 to the chunk's epoch
+
+No race: the credit lemma (docs/protocols.md), with two buffers. So a sender may be two epochs ahead of a
+receiver, and packets of later epochs arrive while others are late. x may lie in out where the result goes: a
+unit is loaded before the result is stored, and nobody else reads there. (Lamport is left out: it takes the
+end of a launch, not a credit, to order the reset of a slot.)
+
+No deadlock: a sender waits for what receivers did two epochs before; they wait for the sender, which waits
+for nothing of this epoch; all blocks are resident.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    notify,
+    num_ranks,
+    rank,
+    reduction,
+    span,
+    symm_at,
+    wait,
+)
+
+from ..transports import LL, LL128, rank_after
+from .packets import PacketMethod, device, kernel_types
+
+u32 = types.uint32
+
+
+@device
+def _thread():
+    return cuda.threadIdx.x
+
+
+@device
+def _threads():
+    return cuda.blockDim.x
+
+
+@device
+def _warp():
+    return cuda.threadIdx.x >> 5
+
+
+@device
+def _warps():
+    return cuda.blockDim.x >> 5
+
+
+def _in_block(t):
+    """-> a thread's unit in a chunk, and how many a chunk has"""
+    return (_warp, _warps) if t.lanes == 32 else (_thread, _threads)
+
+
+@functools.cache
+def down_kernel(t, personalized):
+    """-> the kernel from the root, by transport `t`; `personalized`: x has a segment for each rank."""
+    load, store, send, receive = t.load, t.store, t.send, t.receive
+    unit_of, units_of = _in_block(t)
+
+    @cuda.jit
+    def from_root(x, out, size, units, slots, row, low, high, root, in_place, empty, epochs):
+        """Store the root's `x`, or the rank's segment of it, in `out`.
+
+        x, out     of one of the transport's kinds of words; x counts on the root only
+        size       elements of out
+        units      of out
+        slots, row, low, high
+                   the channel, of 2 rows
+        in_place   whether the root's share of x is out
+        empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
+        epochs     uint64 (1, chunks of the capacity), zeros at first
+        grid       any number of blocks of whole warps, of as many threads in all launches
+        """
+        t, me, n, per_block = cuda.threadIdx.x, rank(), num_ranks(), units_of()
+        c, first, channel = cuda.blockIdx.x, unit_of(), (slots, row, low, high)
+        griddepcontrol_wait(x, out, size, units, symm_at(slots, 0), empty, epochs, root, first)
+        griddepcontrol_launch_dependents()
+        while c * per_block < units:
+            i, epoch = u32(c * per_block + first), epochs[0, c] + 1
+            slot, inside = u32((epoch & 1) * row + i), i < units
+            if me == root:
+                at = min(i, u32(units - 1))
+                words = load(span(x, me * size, size) if personalized else x, at)
+                if epoch > 2:
+                    y = 1 + (t & 31)
+                    while y < n:
+                        wait(empty[rank_after(me, y), c:], 1, "sys", "acquire", epoch - 2)
+                        y += 32
+                cuda.syncwarp()
+                if inside:
+                    s = 1
+                    while s < n:
+                        k = rank_after(me, s)
+                        unit = load(span(x, k * size, size), i) if personalized else words
+                        send(channel, slot, unit, u32(epoch), k)
+                        s += 1
+                    if not in_place:
+                        store(out, i, words)
+            elif inside:
+                store(out, i, receive(channel, slot, u32(epoch)))
+            cuda.syncthreads()  # all threads have read the counter, and the slots
+            if t == 0:
+                if me != root:
+                    notify(empty[me, c:], root, epoch, "set", "sys")
+                epochs[0, c] = epoch
+            c += cuda.gridDim.x
+
+    return from_root
+
+
+@functools.cache
+def up_kernel(t, op=None, dtype=None):
+    """-> the kernel to the root, by transport `t`. With `op`, as "sum", it combines `dtype`, a name as
+    "float16"."""
+    load, store, send, receive = t.load, t.store, t.send, t.receive
+    unit_of, units_of = _in_block(t)
+    combine = _combining(t, op, dtype) if op else None
+
+    @cuda.jit
+    def to_root(x, out, size, units, slots, row, low, high, root, in_place, empty, epochs):
+        """Gather or combine the `x` of all ranks in the root's `out`.
+
+        x, out     of one of the transport's kinds of words; out counts on the root only: n_ranks segments
+                   that x is as large as, or one
+        size       elements of x
+        units      of x
+        slots, row, low, high
+                   the channel, of 2 * n_ranks rows
+        in_place   whether x is the root's part of out
+        empty      uint64 (1, chunks of the capacity), symmetric, zeros at first
+        epochs     uint64 (rows of the grid, chunks of the capacity), zeros at first
+        grid       (any number, 1, or on a root that gathers n_ranks - 1) of blocks of whole warps, of as many
+                   threads in all launches
+        """
+        t, y, me, n, per_block = cuda.threadIdx.x, cuda.blockIdx.y, rank(), num_ranks(), units_of()
+        c, first, channel, k = cuda.blockIdx.x, unit_of(), (slots, row, low, high), rank_after(root, 1 + y)
+        griddepcontrol_wait(x, out, size, units, symm_at(slots, root), empty, epochs, first, k)
+        griddepcontrol_launch_dependents()
+        while c * per_block < units:
+            i, epoch = u32(c * per_block + first), epochs[y, c] + 1
+            base = u32((epoch & 1) * n * row + i)
+            if i < units:
+                if me != root:
+                    words = load(x, i)
+                    if epoch > 2:
+                        wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
+                    send(channel, u32(base + me * row), words, u32(epoch), root)
+                elif combine is not None:
+                    store(out, i, combine(channel, base, load(x, i), u32(epoch), me))
+                else:
+                    if y == 0 and not in_place:
+                        store(span(out, me * size, size), i, load(x, i))
+                    if k != me:
+                        its = span(out, k * size, size)
+                        store(its, i, receive(channel, u32(base + k * row), u32(epoch)))
+            cuda.syncthreads()  # all threads have read the counter, and the slots
+            if me == root:
+                if combine is None:
+                    if t == 0 and k != me:
+                        notify(empty[0, c:], k, epoch, "set", "sys")
+                else:
+                    s = 1 + t
+                    while s < n:
+                        notify(empty[0, c:], rank_after(me, s), epoch, "set", "sys")
+                        s += cuda.blockDim.x
+            if t == 0:
+                epochs[y, c] = epoch
+            c += cuda.gridDim.x
+
+    return to_root
+
+
+def _combining(t, op, dtype):
+    """-> ``combine(channel, slot, own, epoch, me)``: the combination of a unit of all ranks, in their order;
+    `slot` is that of rank 0."""
+    receive, (first, add, result) = t.receive, reduction(op, dtype)
+
+    @device
+    def of_rank(channel, slot, own, epoch, me, k):
+        return own if k == me else receive(channel, u32(slot + k * channel[1]), epoch)
+
+    @device
+    def combine_words(channel, slot, own, epoch, me):
+        n, k = num_ranks(), 1
+        total = first(of_rank(channel, slot, own, epoch, me, 0)[0])
+        while k < n:
+            total = add(total, of_rank(channel, slot, own, epoch, me, k)[0])
+            k += 1
+        return (result(total, n),)
+
+    @device
+    def combine_pairs(channel, slot, own, epoch, me):
+        n, k = num_ranks(), 1
+        words = of_rank(channel, slot, own, epoch, me, 0)
+        low, high = first(words[0]), first(words[1])
+        while k < n:
+            words = of_rank(channel, slot, own, epoch, me, k)
+            low, high = add(low, words[0]), add(high, words[1])
+            k += 1
+        return result(low, n), result(high, n)
+
+    return combine_words if t.unit_bytes == 8 else combine_pairs
+
+
+class Rooted(PacketMethod):
+    """A method of this schedule: transport `t`."""
+
+    @staticmethod
+    def grid_of(t):
+        return 128, max(2, t.blocks // 2)  # a signal says that units of so many threads are read
+
+    def make(self, n_bytes, rows, senders, counters):
+        """Slots, signals and counters for segments of up to so many bytes. Collective."""
+        self.check_ranks()
+        self.channel = self.t.channel(self, rows, n_bytes, self.array_name("slots"))
+        chunks = -(-max(1, self.t.units_of(n_bytes)) // self.units_of_block)
+        self.empty_signals = self.zeros((senders, chunks), "uint64", self.array_name("empty"))
+        self.epochs = self.world.xp.zeros((counters, chunks), "uint64")
+
+    def launch_rooted(self, kernel, x, out, segment, in_place, rows=1):
+        units = self.t.units_of(segment)
+        args = *self.channel, self.root, in_place, self.empty_signals, self.epochs
+        return self.launch_units(kernel, units, x, out, segment // x.itemsize, units, *args, rows=rows)
+
+
+class FromRoot(Rooted):
+    """Broadcast; scatter, if `personalized`."""
+
+    personalized = False
+
+    def prepare(self, max_nbytes, root):
+        n = self.world.n_ranks
+        self.root = root
+        self.make(-(-max_nbytes // n) if self.personalized else max_nbytes, 2, n, 1)
+        self.bind_kinds(self._bind, 0, False)
+
+    def bind(self, x, out, in_place):
+        return self._bind(*self.t.wide(self.world, x, out, out.nbytes), out.nbytes, in_place)
+
+    def _bind(self, x, out, segment, in_place):
+        return self.launch_rooted(down_kernel(self.t, self.personalized), x, out, segment, in_place)
+
+
+class ToRoot(Rooted):
+    """Gather, or reduce: then its argument is the op, too."""
+
+    def prepare(self, max_nbytes, root, op=None):
+        n = self.world.n_ranks
+        self.root, self.op = root, op
+        self.rows = max(1, n - 1) if op is None and self.world.rank == root else 1
+        self.make(max_nbytes if op else -(-max_nbytes // n), 2 * n, 1, self.rows)
+        if op is None:
+            self.bind_kinds(self._bind, 0, False)
+
+    def bind(self, x, out, in_place, dtype=None):
+        return self._bind(
+            *self.t.wide(self.world, x, out, x.nbytes), x.nbytes, in_place, dtype and dtype.name
+        )
+
+    def _bind(self, x, out, segment, in_place, dtype=None):
+        return self.launch_rooted(up_kernel(self.t, self.op, dtype), x, out, segment, in_place, self.rows)
+
+
+_more = types.int64, types.boolean, *[types.Array(types.uint64, 2, "C")] * 2
+GPU_KERNELS = {
+    f"{name}[{t.name},{kind}]": (kernel, arguments)
+    for t in (LL, LL128)
+    for name, kernel in (
+        ("broadcast", down_kernel(t, False)),
+        ("scatter", down_kernel(t, True)),
+        ("gather", up_kernel(t)),
+        ("reduce sum float16", up_kernel(t, "sum", "float16")),
+        ("reduce avg float64", up_kernel(t, "avg", "float64")),
+    )
+    for kind, arguments in kernel_types(t, *_more, flat=True).items()
+}

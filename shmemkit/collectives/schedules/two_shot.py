@@ -1,0 +1,133 @@
+"""Two shots: each rank combines one segment, which all ranks send it, and sends the result to all. An
+all-reduce for middling messages, by LL128.
+
+Segments  the array is cut into n_ranks segments of equally many units, one for each rank. Where the last
+          segments are shorter, ranks send anything and store nothing
+Slots     inputs[k], on every rank: its segment of rank k's array. results[k]: segment k, combined. Only rank
+          k writes them
+Epochs    epochs[i], local: of unit i of the segments. Device-resident, so graph-safe
+
+  a warp, for its units i, one after the other:
+          1. load unit i of all segments; send that of segment k to inputs[me] on rank k, also on this one
+          2. add 1 to the unit's epoch
+          3. wait for unit i in inputs, of all ranks at once; combine them in the order of the ranks; send the
+             result to results[me] on all ranks
+          4. wait for unit i in results, of all ranks at once; store them to the segments of the output
+
+One rank combines an element, in the order of the ranks: all ranks get the same bits, in every run.
+
+No race, without a double buffer. All ranks give unit i the same slot and count its epochs alike, whatever the
+sizes of the calls and the grids.
+
+- A rank writes inputs[me] on rank k again in the next epoch. In this one it has received the results of rank
+  k, which rank k sends after it has read the same unit of its inputs.
+- A rank writes results[me] on rank k again in the next epoch, after rank k's inputs have come. Rank k sends
+  them after its previous launch has ended: it has read all results.
+- x may be out: a warp loads its units of x before it writes the same units of out. What other warps load
+  there lies beyond the end of their segments, and is not stored.
+
+Lamport's slots must be reset, in a launch that has ended: they would need a double buffer for the inputs.
+
+No deadlock: ascending-order progress (docs/protocols.md); in each step a warp sends before it waits.
+"""
+
+import functools
+
+from numba import cuda, types
+
+from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, rank, symm_at
+from shmemkit.device.cuda.unroll import for_each, tuple_of
+
+from ..transports import LL128, indexing
+from .packets import PacketMethod, combining, device, kernel_types
+
+u32 = types.uint32
+
+
+@functools.cache
+def two_shot_kernel(t, n, op, dtype):
+    """-> the kernel of transport `t` and `n` ranks that reduces `dtype`, a name as "float16", by `op`, as
+    "sum"."""
+    load_unit, store_unit, send, receive = t.load, t.store, t.send_all(n), t.receive_all(n)
+    combine, (index, stride, counter, leads, _) = combining(op, dtype, n), indexing(t)
+
+    @device
+    def load_of(k, arguments):
+        x, segment, i = arguments
+        return load_unit(x, k * segment + i)
+
+    @device
+    def store_of(k, words, arguments):
+        out, segment, i = arguments
+        store_unit(out, k * segment + i, words)
+
+    @device
+    def same(k, words):
+        return words
+
+    load, store, copies = tuple_of(n, load_of), for_each(n, store_of), tuple_of(n, same)
+
+    @cuda.jit
+    def two_shot(x, out, size, segment, slots, row, low, high, epochs):
+        """Combine the `x` of all ranks in `out`.
+
+        x, out   of one of the transport's kinds of words, of the same size; may be the same
+        size     elements of x
+        segment  units of a segment, n of which are x
+        slots, row, low, high
+                 the channel, of 2 * n rows: inputs, then results
+        epochs   uint32 (row,), zeros at first
+        grid     any number of blocks of whole warps, one-dimensional, as the blocks are
+        """
+        i, step, me, channel = index(), stride(), rank(), (slots, row, low, high)
+        griddepcontrol_wait(x, out, segment, symm_at(slots, 0), epochs, me, i)
+        griddepcontrol_launch_dependents()
+        while i < segment:
+            epoch = u32(epochs[counter(i)] + 1)
+            send(channel, me, i, load((x, segment, i)), epoch, me)
+            cuda.syncwarp()  # all threads have read the counter
+            if leads(i):
+                epochs[counter(i)] = epoch
+            words = combine(receive(channel, 0, i, epoch))
+            send(channel, n + me, i, copies(words), epoch, me)
+            store(receive(channel, n, i, epoch), (out, segment, i))
+            i = u32(i + step)
+
+    return two_shot
+
+
+class TwoShot(PacketMethod):
+    """A method of this schedule: transport `t`."""
+
+    at_once = True
+
+    def prepare(self, max_nbytes, op):
+        t, n = self.t, self.world.n_ranks
+        self.op, segment = op, t.unit_bytes * self._segment(max_nbytes)
+        self.check_ranks()
+        slots, *rest = t.channel(self, 2 * n, segment, self.array_name("slots"))
+        self.channel = slots.reshape(2 * n, -1), *rest
+        self.epochs = self.world.xp.zeros(t.groups_of(segment), "uint32")
+
+    def _segment(self, n_bytes):
+        """-> its units"""
+        return max(1, -(-self.t.units_of(n_bytes) // self.world.n_ranks))
+
+    def bind(self, x, out, in_place, dtype):
+        kernel = two_shot_kernel(self.t, self.world.n_ranks, self.op, dtype.name)
+        segment = self._segment(x.nbytes)
+        x, out = self.t.wide(self.world, x, out, x.nbytes)
+        return self.launch_units(kernel, segment, x, out, x.size, segment, *self.channel, self.epochs)
+
+
+_kinds = kernel_types(LL128, types.Array(types.uint32, 1, "C"))
+GPU_KERNELS = {
+    f"ll128[{op},{dtype},{n},{kind}]": (two_shot_kernel(LL128, n, op, dtype), _kinds[kind])
+    for op, dtype, n, kind in (
+        ("sum", "bfloat16", 4, "complex128"),
+        ("sum", "float32", 2, "complex128"),
+        ("sum", "float16", 4, "uint8"),
+        ("max", "float32", 8, "uint64"),
+        ("prod", "int8", 16, "complex128"),
+    )
+}

@@ -1,0 +1,360 @@
+"""Packet transports: how a unit of data gets into a peer's memory so that its arrival shows by itself. The
+packets are those of ``shmemkit.device.packets``; docs/protocols.md compares them. A schedule
+(``collectives/schedules``) says who sends which unit to whom. It works with any of these transports.
+
+          unit                              slot        full when
+  LL      8 bytes, in a thread              16 bytes    both flags are the epoch
+  LL128   480 bytes, a tile, in a warp      512 bytes   the four flags are the epoch
+  LAMPORT 16 bytes, in a thread             16 bytes    the slot no longer holds the sentinel; the receiver
+                                                        resets it
+Slots     slots[row, i], symmetric: unit i of a row. A schedule says what a row is, mostly a rank's packets in
+          one of two buffers
+Epochs    epochs[i], local: how often unit i has been sent. A thread's units share a counter with those of its
+          warp: ``group`` units have one
+
+In kernels, `channel` is (slots, units of a row, low, high); low and high are the sentinel. `slot` is the
+number of a slot, row * units of a row + i. All accesses to slots are relaxed, of scope sys.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba import cuda, types
+
+from shmemkit.device import (
+    PIECE_BYTES,
+    TILE_BYTES,
+    TILE_WORDS,
+    lamport_load,
+    lamport_store,
+    ll128_load_some,
+    ll128_load_tiles,
+    ll128_store_tile,
+    ll128_store_tiles,
+    ll_load,
+    ll_store,
+    load_piece,
+    load_tile,
+    load_word,
+    num_ranks,
+    store_piece,
+    store_tile,
+    store_word,
+    symm_at,
+)
+from shmemkit.device.cuda.unroll import for_each, tuple_of
+
+AT_ONCE = 16  # ranks: two words of each, and more, in registers
+MOST_BYTES = 1 << 34  # of slots: units are counted in 32 bits
+
+device = cuda.jit(device=True)
+u32 = types.uint32
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What a schedule needs to know of a packet. What follows `whole_lines` are functions of kernels, or
+    make them for `n` ranks.
+
+    load(x, i) -> words       unit `i` of x, in registers
+    store(out, i, words)      what is beyond the end of out is dropped
+    send(channel, slot, words, epoch, rank)
+                              to one rank
+    receive(channel, slot, epoch) -> words
+                              wait until the slot is full
+    send_all(n)               -> send(channel, row, i, words, epoch, me): words[k] to the k-th rank, or to the
+                              k-th after `me` (`rotates`)
+    receive_all(n)            -> receive(channel, row, i, epoch): unit i of rows row .. row + n - 1, polled at
+                              once. Both are None where a loop over the ranks serves as well. With `rows`,
+                              their slots are an array of two dimensions, a row of it for each
+    """
+
+    name: str
+    unit_bytes: int
+    slot_words: int
+    lanes: int  # threads that have a unit together: 1, or 32 of a warp
+    threads: int  # of a block
+    blocks: int  # of a grid, at most, for each multiprocessor
+    kinds: tuple  # of words that arrays are viewed as, the widest first
+    whole_lines: bool  # it relies on NVLink, or one GPU, to deliver 16 or 128 bytes as a whole
+    load: Callable
+    store: Callable
+    send: Callable
+    receive: Callable
+    send_all: Callable | None = None
+    receive_all: Callable | None = None
+    rows: bool = False
+    rotates: bool = False
+    has_sentinel: bool = False
+
+    @property
+    def group(self):
+        """Units that share a counter of epochs."""
+        return 32 // self.lanes
+
+    def groups_of(self, n_bytes):
+        """How many groups of units a segment has, at least one."""
+        return max(1, -(-n_bytes // (self.unit_bytes * self.group)))
+
+    def units_of(self, n_bytes):
+        return -(-n_bytes // self.unit_bytes)
+
+    def wide(self, world, x, out, unit):
+        """-> both, viewed as the widest words that their addresses, and `unit` bytes, of which they are
+        multiples, allow."""
+        address = world.backend.address
+        bits = address(x) | address(out) | unit
+        kind = next(kind for kind in self.kinds if bits % BYTES[kind] == 0)
+        return x.view(kind), out.view(kind)
+
+    def channel(self, method, rows, n_bytes, name):
+        """-> (slots, units of a row, low, high): symmetric slots for `rows` rows of `n_bytes` each, empty.
+        Collective."""
+        world, units = method.world, self.groups_of(n_bytes) * self.group
+        words = rows * units * self.slot_words
+        if 8 * words > MOST_BYTES:
+            raise ValueError(
+                f"{method.name}: its slots would take {8 * words} bytes, more than {MOST_BYTES}; it is for "
+                "smaller arrays"
+            )
+        if not self.has_sentinel:
+            return method.zeros((words,), "uint64", name), units, 0, 0
+        drawn = world.host_allgather(os.urandom(16))[0]
+        sentinel = tuple(int.from_bytes(part, "little") >> 1 for part in (drawn[:8], drawn[8:]))  # int64
+        slots = method.empty((words,), "uint64", name)
+        with world.stream:
+            slots.reshape(-1, 2)[:] = world.xp.asarray(sentinel, "uint64")
+        world.stream.synchronize()
+        return slots, units, *sentinel
+
+
+BYTES = {"complex128": 16, "uint64": 8, "uint8": 1}
+
+
+@device
+def rank_after(me, y):
+    """The y-th rank after `me`, modulo their number; y is up to that."""
+    k = me + y
+    return k - num_ranks() if k >= num_ranks() else k
+
+
+# ---- where a thread's units are, and their counters
+
+
+@device
+def _warp():
+    return u32(cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5))
+
+
+@device
+def _warps():
+    return u32((cuda.blockDim.x >> 5) * cuda.gridDim.x)
+
+
+@device
+def _thread():
+    return u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+
+
+@device
+def _threads():
+    return u32(cuda.blockDim.x * cuda.gridDim.x)
+
+
+@device
+def _of_warp(i):
+    return i
+
+
+@device
+def _of_thread(i):
+    return i >> 5
+
+
+@device
+def _all(units):
+    return units
+
+
+@device
+def _whole_warps(units):
+    return u32(u32(units) + u32(31)) & u32(0xFFFFFFE0)
+
+
+@device
+def _leads_warp(i):
+    return cuda.threadIdx.x & 31 == 0
+
+
+@device
+def _leads_units(i):
+    return i & 31 == 0
+
+
+def indexing(t):
+    """-> index() and stride(): a thread's first unit in a one-dimensional grid, and the distance of its next;
+    counter(i): the number of unit i's counter; leads(i): whether the thread writes it; end(units): what i
+    is below while the thread counts, so that warps stay together."""
+    if t.lanes == 32:
+        return _warp, _warps, _of_warp, _leads_warp, _all
+    return _thread, _threads, _of_thread, _leads_units, _whole_warps
+
+
+# ---- LL
+
+
+@device
+def _load_word(x, i):
+    return (load_word(x, i),)
+
+
+@device
+def _store_word(out, i, words):
+    store_word(out, i, words[0])
+
+
+@device
+def _ll_send(channel, slot, words, epoch, rank):
+    ll_store(symm_at(channel[0], rank), slot, words[0], epoch)
+
+
+@device
+def _ll_receive(channel, slot, epoch):
+    return (ll_load(channel[0], slot, epoch),)
+
+
+# ---- LL128
+
+
+@device
+def _ll128_send(channel, slot, words, epoch, rank):
+    ll128_store_tile(channel[0], slot, words, epoch, rank)
+
+
+@device
+def _ll128_receive(channel, slot, epoch):
+    return ll128_load_some(channel[0], (slot,), epoch)[0]
+
+
+@functools.cache
+def _ll128_send_all(n):
+    @device
+    def send(channel, row, i, words, epoch, me):
+        ll128_store_tiles(channel[0], row, i, words, epoch)
+
+    return send
+
+
+@functools.cache
+def _ll128_receive_all(n):
+    @device
+    def receive(channel, row, i, epoch):
+        return ll128_load_tiles(channel[0], row, n, i, epoch)
+
+    return receive
+
+
+# ---- Lamport
+
+
+@device
+def _lamport_send(channel, slot, words, epoch, rank):
+    lamport_store(channel[0], slot, words, channel[2], channel[3], rank)
+
+
+@device
+def _lamport_receive(channel, slot, epoch):
+    return lamport_load(channel[0], (slot,), channel[2], channel[3])[0]
+
+
+@device
+def _lamport_send_after(k, words, arguments):
+    channel, slot, epoch, me = arguments
+    _lamport_send(channel, slot, words, epoch, rank_after(me, k + 1))
+
+
+@functools.cache
+def _lamport_send_all(n):
+    each = for_each(n, _lamport_send_after)
+
+    @device
+    def send(channel, row, i, words, epoch, me):
+        each(words, (channel, u32(row * channel[1] + i), epoch, me))
+
+    return send
+
+
+@device
+def _slot(k, arguments):
+    first, units = arguments
+    return u32(first + u32(k * units))
+
+
+@functools.cache
+def _lamport_receive_all(n):
+    slots_of = tuple_of(n, _slot)
+
+    @device
+    def receive(channel, row, i, epoch):
+        slots, units, low, high = channel
+        return lamport_load(slots, slots_of((u32(row * units + i), units)), low, high)
+
+    return receive
+
+
+# ---- the three
+
+_wide = "complex128", "uint64", "uint8"
+LL = Transport(
+    name="ll",
+    unit_bytes=8,
+    slot_words=2,
+    lanes=1,
+    threads=128,
+    blocks=2,
+    kinds=_wide[1:],
+    whole_lines=False,
+    load=_load_word,
+    store=_store_word,
+    send=_ll_send,
+    receive=_ll_receive,
+)
+LL128 = Transport(
+    name="ll128",
+    unit_bytes=TILE_BYTES,
+    slot_words=TILE_WORDS,
+    lanes=32,
+    threads=64,
+    blocks=16,
+    kinds=_wide,
+    whole_lines=True,
+    load=load_tile,
+    store=store_tile,
+    send=_ll128_send,
+    receive=_ll128_receive,
+    send_all=_ll128_send_all,
+    receive_all=_ll128_receive_all,
+    rows=True,
+)
+LAMPORT = Transport(
+    name="lamport",
+    unit_bytes=PIECE_BYTES,
+    slot_words=2,
+    lanes=1,
+    threads=64,
+    blocks=16,
+    kinds=_wide,
+    whole_lines=True,
+    load=load_piece,
+    store=store_piece,
+    send=_lamport_send,
+    receive=_lamport_receive,
+    send_all=_lamport_send_all,
+    receive_all=_lamport_receive_all,
+    rotates=True,
+    has_sentinel=True,
+)

@@ -1,0 +1,53 @@
+"""Loops whose code is emitted once for each value of the index, because registers cannot be indexed: for
+what a thread holds of several ranks at once.
+"""
+
+import functools
+
+from numba import cuda
+
+
+@functools.cache
+def tuple_of(n, function):
+    """-> ``make(arguments)``, for kernels: (function(0, arguments), .., function(n - 1, arguments))."""
+    before, k = tuple_of(n - 1, function) if n > 1 else None, n - 1
+
+    @cuda.jit(device=True)
+    def first(arguments):
+        return (function(0, arguments),)
+
+    @cuda.jit(device=True)
+    def make(arguments):
+        return before(arguments) + (function(k, arguments),)
+
+    return make if n > 1 else first
+
+
+@functools.cache
+def for_each(n, function):
+    """-> ``run(values, arguments)``, for kernels: function(k, values[k], arguments) for k = 0 .. n - 1."""
+    before, k = for_each(n - 1, function) if n > 1 else None, n - 1
+
+    @cuda.jit(device=True)
+    def run(values, arguments):
+        if before is not None:
+            before(values, arguments)
+        function(k, values[k], arguments)
+
+    return run
+
+
+@functools.cache
+def folded(n, first, add):
+    """-> ``fold(values)``, for kernels: add(.. add(first(values[0]), values[1]) .., values[n - 1])."""
+    before, k = folded(n - 1, first, add) if n > 1 else None, n - 1
+
+    @cuda.jit(device=True)
+    def only(values):
+        return first(values[0])
+
+    @cuda.jit(device=True)
+    def fold(values):
+        return add(before(values), values[k])
+
+    return fold if n > 1 else only
