@@ -79,7 +79,7 @@ class EmulatorBackend:
 
     @property
     def over(self):
-        """Whether a rank has failed, so that no others meet it any more."""
+        """Whether a rank has failed, so that no others wait for it any more."""
         return self.processes is not None and bool(self.processes.failed[0])
 
     def fail(self, error):

@@ -64,7 +64,7 @@ class NvshmemBackend:
         self.compute_capability = tuple(device.compute_capability)
         self.multiprocessors = device.properties.multiprocessor_count
         cupy.cuda.Device(self.device).use()
-        # What kernels need to call NVSHMEM takes long to import: do it beside NVSHMEM's own initialization.
+        # What kernels need to call NVSHMEM takes long to import: do it during NVSHMEM's own initialization.
         device_side = threading.Thread(target=importlib.import_module, args=["nvshmem.core.device.numba"])
         device_side.start()
         self._init_nvshmem(device)
@@ -158,7 +158,7 @@ class NvshmemBackend:
     def locate(self, address, find):
         """-> (rank, what is there) of an `address` in symmetric memory, mine or a peer's, or (None, None).
 
-        ``find(address of the same place in my memory)`` says what is there, or None.
+        ``find(the same address in this rank's memory)`` says what is there, or None.
         """
         for pe, offset in enumerate(self.offsets):
             here = address - offset
@@ -302,7 +302,7 @@ class NvshmemBackend:
         return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
 
     def barrier(self, stream=None):
-        """All ranks meet on `stream` (default: the World's); returns at once."""
+        """A barrier of all ranks on `stream` (default: the World's); returns at once."""
         if self._bounded_barrier is not None:
             self._bounded_barrier(stream)
             return

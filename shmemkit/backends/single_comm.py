@@ -1,4 +1,4 @@
-"""The communicator of one rank, in the place of mpi4py's."""
+"""The communicator of one rank, instead of mpi4py's."""
 
 
 class SingleComm:

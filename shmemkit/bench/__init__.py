@@ -1,4 +1,4 @@
-"""``python -m shmemkit.bench``: how fast the operations are on this machine, beside what one might use
+"""``python -m shmemkit.bench``: how fast the operations are on this machine, and what one might use
 otherwise.
 
     shmemkit run -n 4 -m shmemkit.bench all_gather --sizes 8K:256M --vs nccl --json F --plot F.png

@@ -170,7 +170,7 @@ def _parser():
         found.add_argument("--compare", type=_results, metavar="FILE", help=text)
         return found
 
-    def beside(found, names, text, default, of_all=None):
+    def versus(found, names, text, default, of_all=None):
         text = f"compare with some of {text}; '' is none; default {of_all or '%(default)s'}"
         known = _some_of(lambda: tuple(names))
         found.add_argument("--vs", type=known, default=default, metavar="A,B", help=text)
@@ -202,7 +202,7 @@ def _parser():
             "registers, with windows, by copy engines), torch_nccl (NCCL through PyTorch) and PyTorch's "
             "symmetric memory: torch_symm (all_gather), torch_one_shot, torch_two_shot (all_reduce)"
         )
-        beside(found, collectives.PEERS, text, None, "all of NCCL's")
+        versus(found, collectives.PEERS, text, None, "all of NCCL's")
         known = _some_of(functools.partial(collectives.methods, op))
         found.add_argument("--methods", type=known, metavar="A,B", help="default: all of them, and auto")
         found.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
@@ -223,7 +223,7 @@ def _parser():
         experts.add_argument(option, type=_positive, default=default, metavar="N", help=text)
     experts.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
     text = "nccl and nccl_once (a row for each rank)"
-    beside(experts, expert_parallel.PEERS, text, ",".join(expert_parallel.PEERS), "both")
+    versus(experts, expert_parallel.PEERS, text, ",".join(expert_parallel.PEERS), "both")
 
     def of_shapes(found, meaning, module, methods, peers, default=None):
         text = f"M, N and K of {meaning}; default %(default)s"
@@ -232,7 +232,7 @@ def _parser():
         text = f"some of {', '.join(methods)}; default {default or 'auto, and all for so many nodes'}"
         known = _some_of(lambda: methods)
         found.add_argument("--methods", type=known, default=default, metavar="A,B", help=text)
-        beside(found, peers, ", ".join(peers.values()), ",".join(peers))
+        versus(found, peers, ", ".join(peers.values()), ",".join(peers))
         text = "calls in a CUDA graph (by their size, 2 to 50)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
 
@@ -250,11 +250,11 @@ def _parser():
         methods, peers = gemm_reduce.methods(op), gemm_reduce.PEERS[op]
         of_shapes(command(gemm_reduce.run, op, text), meaning, layers, methods, peers)
 
-    meeting = command(barrier.run, "barrier", "how long the streams of all ranks take to meet")
+    barriers = command(barrier.run, "barrier", "how long a barrier of the streams of all ranks takes")
     text = f"{', '.join(NCCL_WAYS)} (NCCL's all-reduce of one element) and nvshmem"
-    beside(meeting, barrier.PEERS, text, ",".join(barrier.PEERS), "all of them")
+    versus(barriers, barrier.PEERS, text, ",".join(barrier.PEERS), "all of them")
     text = "calls in a CUDA graph (20)"
-    meeting.add_argument("--iters", type=_positive, metavar="N", help=text)
+    barriers.add_argument("--iters", type=_positive, metavar="N", help=text)
 
     peer = command(p2p.run, "p2p", "what one rank can send to another: bandwidth, and latency of a signal")
     sized(peer, "that each rank sends, not rounded")

@@ -1,4 +1,4 @@
-"""``bench ag_gemm``: ``sk.AllGatherGemm`` beside NCCL's all-gather and then cuBLAS, and beside PyTorch's
+"""``bench ag_gemm``: ``sk.AllGatherGemm`` compared with NCCL's all-gather and then cuBLAS, and with PyTorch's
 fused_all_gather_matmul.
 
 Each rank has M / n_ranks rows, and N / n_ranks columns of the weights, stored by columns as in a linear layer
@@ -86,7 +86,7 @@ class Ours(layers.Ours):
 
 
 class Copies(Contender):
-    """The copies of "overlap", without a product beside them."""
+    """The copies of "overlap", without a product."""
 
     method = "copies"
     _engine: Any = None

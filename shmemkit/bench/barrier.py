@@ -1,6 +1,6 @@
-"""``bench barrier``: how long the streams of all ranks take to meet, by ``sk.Barrier``, by NVSHMEM's barrier
-on a stream, and by NCCL's all-reduce of one element. Each is checked to hold all ranks up until the last one
-comes.
+"""``bench barrier``: how long a barrier of the streams of all ranks takes, by ``sk.Barrier``, by NVSHMEM's
+barrier on a stream, and by NCCL's all-reduce of one element. Each is checked to hold all ranks up until the
+last one comes.
 """
 
 import time
@@ -56,12 +56,12 @@ PEERS = (*NCCL_WAYS, NVSHMEM)  # what --vs takes
 
 
 class BarrierCase:
-    """What is checked, and NCCL's call; `meet` enqueues a barrier."""
+    """What is checked, and NCCL's call; `barrier` enqueues one."""
 
     op, bytes = "barrier", 0
 
-    def __init__(self, world, meet):
-        self.world, self.meet = world, meet
+    def __init__(self, world, barrier):
+        self.world, self.barrier = world, barrier
         self.x = world.xp.zeros(1, "float32")
 
     def output(self, empty=None):
@@ -92,7 +92,7 @@ class BarrierCase:
                 time.sleep(LATE)
             for view in views:
                 view[me] = late + 1
-            self.meet()
+            self.barrier()
             missing = near[world.asnumpy(seen)[near] != late + 1]
             if missing.size:
                 wrong = f"wrong: rank {me} has not waited for rank {missing[0]}"

@@ -1,4 +1,4 @@
-"""``bench expert_parallel``: dispatch and combine of ``sk.ExpertParallel``, beside the same by NCCL.
+"""``bench expert_parallel``: dispatch and combine of ``sk.ExpertParallel``, compared with the same by NCCL.
 
 Each token goes to top_k different experts, all equally likely, which do nothing: what is dispatched comes
 back and is added up. Three operations are timed: expert_dispatch, expert_combine, and expert_parallel, one

@@ -1,4 +1,4 @@
-"""``bench gemm``: the methods of ``sk.Gemm`` on one GPU, beside cuBLAS.
+"""``bench gemm``: the methods of ``sk.Gemm`` on one GPU, compared with cuBLAS.
 
 Random operands, which lie as ``--layout`` says: "tn", as in a linear layer of PyTorch (both by rows of K), or
 "nn" (both by rows, as they are). Checked against float32 (float64 for float32), by the relative error of the

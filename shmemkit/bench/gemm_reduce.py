@@ -1,5 +1,5 @@
-"""``bench gemm_rs`` and ``gemm_ar``: ``sk.GemmReduceScatter`` and ``sk.GemmAllReduce`` beside cuBLAS and then
-NCCL's collective operation, the first one beside PyTorch's fused_matmul_reduce_scatter, too.
+"""``bench gemm_rs`` and ``gemm_ar``: ``sk.GemmReduceScatter`` and ``sk.GemmAllReduce`` compared with cuBLAS
+and then NCCL's collective operation, the first one with PyTorch's fused_matmul_reduce_scatter, too.
 
 The layer is the one before: each rank has M rows of N / n_ranks, and as much of the weights, stored by
 columns; the result is M by K. Random operands, checked against float32 by the relative error of the norm.

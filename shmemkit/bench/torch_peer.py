@@ -25,7 +25,7 @@ def tensor_of(torch, array):
 
 
 class TorchCall(Contender):
-    """What they have in common: one process group, with a communicator of its own beside that of
+    """What they have in common: one process group, with a communicator of its own besides that of
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 

@@ -1,4 +1,4 @@
-"""Kernels compiled a second time, with waits that give up, beside what Numba has compiled of them.
+"""Kernels compiled a second time, with waits that give up, besides what Numba has compiled of them.
 
 Numba keeps what it compiles with the dispatcher of each function, and what it finds for each primitive with
 its typing context. So an armed kernel has a dispatcher of its own, its twin, and so has every device function

@@ -2,10 +2,10 @@
 
 A result of n_m by n_n tiles is computed tile by tile, many at a time. The order decides what the tiles under
 way share in the L2 cache, and, where tiles are received from or sent to other ranks, who waits for whom. Each
-function here maps a place in the order, from 0, to a tile (or a tile row), and is a permutation:
+function here maps a position in the order, from 0, to a tile (or a tile row), and is a permutation:
 
   row_major        row after row
-  grouped          `group` rows at a time, column after column: a square of tiles in the place of a stripe
+  grouped          `group` rows at a time, column after column: a square of tiles instead of a stripe
   rotated          rows from a given one on, around
   rank_rotated     rows from my rank's own on: a GEMM behind an all-gather finds those there at once
   reduce_scatter   rows from the next rank's on, my own last: in front of a reduce-scatter all ranks send to
@@ -86,8 +86,9 @@ def rank_rotated(m: int, n_m: int, rank: int, n_ranks: int, n_local: int) -> int
     n_ranks   each has n_m / n_ranks rows, in the order of ranks; where that is no whole number, a row belongs
               to the rank in whose part it ends
     n_local   ranks of a node, a divisor of n_ranks; n_ranks if nodes do not matter: then this is
-              ``(m + rank * rows_per_rank) % n_m``. Otherwise my node's rows come first, from my rank's on,
-              around, then those of the next node, there from the rank's on that has my place in its node
+              ``(m + rank * rows_per_rank) % n_m``. Otherwise the rows of the rank's own node come
+              first, from its own rows on and around. Those of the next node follow, from the rows of the
+              rank at the same position in that node on
     """
     return _two_levels(m, n_m, rank, n_ranks, n_local, 0)
 
@@ -96,25 +97,25 @@ def rank_rotated(m: int, n_m: int, rank: int, n_ranks: int, n_local: int) -> int
 def reduce_scatter(m: int, n_m: int, rank: int, n_ranks: int, n_local: int) -> int:
     """-> the `m`-th of n_m tile rows: those of the next rank first, those of `rank` last.
 
-    n_ranks, n_local   as of ``rank_rotated``. With several nodes the next node's rows come first, my own's
-                       last; in each node those of the rank after the one that has my place come first, and
-                       its own last
+    n_ranks, n_local   as of ``rank_rotated``. With several nodes the next node's rows come first, and those
+                       of the rank's own node last. In each node the rows of the rank at the same position
+                       come last, and those of the rank after it first
     """
     return _two_levels(m, n_m, rank, n_ranks, n_local, 1)
 
 
 @gpu_function
 def _two_levels(m, n_m, rank, n_ranks, n_local, ahead):
-    """Nodes from the one `ahead` of mine on, and in each the ranks from the one `ahead` of my place on."""
+    """Nodes from the one `ahead` of the rank's own on; in each the ranks from `ahead` of its position on."""
     mine = quotient(rank, n_local)
-    place = rank - mine * n_local + ahead
-    if place == n_local:
-        place = 0
+    local = rank - mine * n_local + ahead
+    if local == n_local:
+        local = 0
     m = rotated(m, n_m, _first_row(min((mine + ahead) * n_local, n_ranks), n_m, n_ranks))
     node = quotient(quotient(m * n_ranks, n_m), n_local)
     begin = _first_row(node * n_local, n_m, n_ranks)
     end = _first_row((node + 1) * n_local, n_m, n_ranks)
-    first = _first_row(node * n_local + place, n_m, n_ranks)
+    first = _first_row(node * n_local + local, n_m, n_ranks)
     return begin + rotated(m - begin, end - begin, first - begin)
 
 
@@ -127,7 +128,7 @@ def _first_row(rank, n_m, n_ranks):
 def order_of(swizzle: Callable[[int], tuple[int, int]], n_m: int, n_n: int) -> np.ndarray:
     """On the host: when each tile's turn is, as an array (n_m, n_n) of numbers from 0 on, to be looked at.
 
-    swizzle   a function of the place in the order -> (m, n), such as
+    swizzle   a function of the position in the order -> (m, n), such as
               ``lambda tile: grouped(tile, n_m, n_n, 8)``
     """
     turns = np.full((n_m, n_n), -1)

@@ -1,7 +1,7 @@
 """cp.async of the emulator: copies to shared memory that have been issued, and have not arrived.
 
-Their bytes arrive when their thread waits for them, and not before. Until then their place holds bytes 0xFF,
-as on a GPU it may hold anything: who reads it too early, or still needed what was there, gets NaN.
+Their bytes arrive when their thread waits for them, and not before. Until then their destination holds bytes
+0xFF, as on a GPU it may hold anything: who reads it too early, or still needed what was there, gets NaN.
 """
 
 from collections import deque

@@ -235,7 +235,7 @@ class CheckedThread(Thread):
     def threadfence(self, scope):
         self.block.machine.races.threadfence(self, scope)
 
-    # -- meeting other threads
+    # -- synchronizing with other threads
     def meet(self, scope, value, function, mask=0xFFFFFFFF, what=None):
         block, races = self.block, self.block.machine.races
 

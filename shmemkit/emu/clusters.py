@@ -3,7 +3,7 @@ in the shared memory of another."""
 
 from .device_arrays import address
 from .errors import EmulatorError
-from .rendezvous import Meeting
+from .rendezvous import Rendezvous
 
 
 def blocks_of(block):
@@ -24,8 +24,8 @@ def there(block, at, number):
             other = blocks[number]
             if site not in other.shared or other.alive == 0:
                 raise EmulatorError(
-                    f"block {number} of the cluster has not begun, or has ended. Call cluster_sync() before "
-                    "its shared memory is used, and again afterwards"
+                    f"block {number} of the cluster has not started, or has ended. Call "
+                    "cluster_sync() before its shared memory is used, and again afterwards"
                 )
             return other, address(other.shared[site]) + offset
     raise EmulatorError("the address is not in shared memory")
@@ -37,7 +37,7 @@ def sync(thread, frame):
     meeting = first.meetings.get("cluster")
     if meeting is None:
         blocks = blocks_of(block)
-        meeting = first.meetings["cluster"] = Meeting(
+        meeting = first.meetings["cluster"] = Rendezvous(
             block.scheduler, lambda: sum(b.alive for b in blocks), "a cluster barrier"
         )
     races = block.machine.races

@@ -1,12 +1,12 @@
 """Team operations of NVSHMEM, called from kernels by one thread per PE; others of its warp or block wait.
 
-Each is carried out by every PE pulling what it needs, between two meetings. NVSHMEM promises less: when a
+Each is carried out by every PE pulling what it needs, between two barriers. NVSHMEM promises less: when a
 call returns, this PE's arrays are finished with, and the PEs that it has data from have entered. So for races
 each PE accesses its own arrays alone, learns only what those PEs did before they entered, and knows nothing
-from the second meeting. The dst of a broadcast may be written as soon as its root has entered.
+from the second barrier. The dst of a broadcast may be written as soon as its root has entered.
 
-What a PE learns in a meeting is what the others did before they came to it. The counters cannot tell that: a
-PE that is at its next meeting already has counted on, after it did more.
+What a PE learns in a barrier is what the others did before they came to it. The counters cannot tell that: a
+PE that is at its next barrier already has counted on, after it did more.
 """
 
 import sys

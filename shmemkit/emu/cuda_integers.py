@@ -2,9 +2,9 @@
 
 Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned
 operands is unsigned and wraps modulo 2**64, any other is signed. Signed values are plain Python integers
-here. They wrap when they are stored, cast, or meet an unsigned operand, which gives the same bits as on the
-GPU unless a sum or product of signed values alone overflowed 64 bits before a division, a right shift or a
-comparison. Unsigned values are ``Unsigned``. ``wrap`` is what a store into an array or a cast does.
+here. They wrap when they are stored, cast, or combined with an unsigned operand, which gives the same bits as
+on the GPU unless a sum or product of signed values alone overflowed 64 bits before a division, a right shift
+or a comparison. Unsigned values are ``Unsigned``. ``wrap`` is what a store into an array or a cast does.
 
 Rules: Numba enhancement proposal 1, "Changes in integer typing".
 """

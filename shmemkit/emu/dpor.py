@@ -163,7 +163,7 @@ class Explorer(Choice):
         return {p: e for p, e in {**before.sleep, **before.followed}.items() if not _dependent(e, done)}
 
     def polled_in_vain(self):
-        """Another run does the same without that poll. But what the others do beside it is to be seen."""
+        """Another run does the same without that poll. But what the others do meanwhile is to be seen."""
         self.redundant = True
         return True
 

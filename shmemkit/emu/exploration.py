@@ -148,14 +148,14 @@ def _random(main, n_pes, deliveries, seeds, options):
 
 
 def _all(main, n_pes, deliveries, max_runs, options):
-    found, begun = Exploration(True, True), 0
+    found, started = Exploration(True, True), 0
     with showing("explore", unit="runs") as task:
         for delivery in deliveries:
             explorer, more = Explorer(), True
             while more:
-                if begun == max_runs:
+                if started == max_runs:
                     return found
-                task.done, begun = begun, begun + 1
+                task.done, started = started, started + 1
                 try:
                     run(main, n_pes, delivery=delivery, choice=explorer, **options)
                     found.runs += 1

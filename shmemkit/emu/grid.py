@@ -17,7 +17,7 @@ from .device_arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
 from .multicast_memory import Multicast
 from .participation import Part, Participation
-from .rendezvous import Meeting
+from .rendezvous import Rendezvous
 from .report import out_of_bounds, where, who
 from .tensor_maps import Async
 from .thread import Thread
@@ -48,7 +48,7 @@ def _indices(size):
 
 
 def _dynamic(n_bytes):
-    """Dynamic shared memory: at the same place in each block, modulo 1024, as on a GPU; not at a multiple of
+    """Dynamic shared memory: at the same offset in each block, modulo 1024, as on a GPU; not at a multiple of
     more than 128."""
     whole = uninitialised(n_bytes + 1024, np.uint8)
     first = (128 - address(whole)) % 1024
@@ -69,7 +69,7 @@ class Block(Participation):
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
         self.effects = 0  # of its threads, so far, on memory and others, if the scheduler has a choice
         self.shared = {}  # call site -> shared array
-        self.meetings = {}  # what is done there (and the warp) -> Meeting
+        self.meetings = {}  # what is done there (and the warp) -> Rendezvous
         self.async_copies = {}  # thread number -> its AsyncCopies
         self.mbarriers = {}  # address -> Mbarrier
         self.asynchronous = Async()
@@ -97,7 +97,7 @@ class Block(Participation):
             if scope == "warp":
                 meeting = Part(self, first, mask, what, orders)
             else:
-                meeting = Meeting(self.scheduler, lambda: self.alive, what)
+                meeting = Rendezvous(self.scheduler, lambda: self.alive, what)
             self.meetings[key] = meeting
         return meeting
 
@@ -159,7 +159,7 @@ class Launch:
         if self.alive >= MANY and not gc.get_freeze_count():  # else what others have frozen would thaw, too
             gc.freeze()
             self.frozen = True
-        self.meeting = Meeting(scheduler, lambda: self.alive, "a grid barrier")
+        self.meeting = Rendezvous(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
         self.start_blocks()
 

@@ -171,7 +171,7 @@ class Heap:
         return next((a for a in self.freed if a.offset <= offset < a.offset + a.size), None)
 
     def on(self, array, pe):
-        """The same place in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any
+        """The same offset in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any
         PE's heap."""
         if not 0 <= pe < self.n_pes:
             raise IndexError(f"rank is {pe}; it must be 0 to {self.n_pes - 1}")

@@ -1,7 +1,7 @@
 """While an emulated world is alive, ``kernel[grid, block, stream, shared](...)`` runs on the emulator.
 
 Numba's dispatcher is asked for a launch configuration as always; what it returns launches here. The host
-functions of ``numba.cuda`` that scripts use beside kernels (streams, events, device arrays) are replaced for
+functions of ``numba.cuda`` that scripts use besides kernels (streams, events, device arrays) are replaced for
 as long.
 """
 

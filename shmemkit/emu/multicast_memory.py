@@ -1,4 +1,5 @@
-"""Multicast memory (NVLink SHARP): one array that is the same place of every PE of a node.
+"""Multicast memory (NVLink SHARP): one array that stands for the same offset in the heap of every PE of a
+node.
 
 On a GPU it is an address of its own, which only the multimem instructions may use. Here it is an object
 without elements: whatever else touches it fails, and says so. What the instructions do is done to each PE's

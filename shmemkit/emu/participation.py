@@ -1,8 +1,9 @@
 """Who takes part in what the threads of a warp, a warpgroup or a block do together.
 
-All of them make such a call, with the same arguments, and lanes of one warp make it at one place of the code.
-A block's barrier takes whole warps: they may come to it at different places, and warps that have returned are
-left out. As soon as it is certain that somebody will not come, that is an error, which says where they are.
+All of them make such a call, with the same arguments, and lanes of one warp make it at one position in the
+code. A block's barrier takes whole warps: they may come to it at different positions, and warps that have
+returned are left out. As soon as it is certain that somebody will not come, that is an error, which says
+where they are.
 """
 
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 from .device_arrays import address
 from .errors import EmulatorError
 from .race_report import line_of
-from .rendezvous import Meeting
+from .rendezvous import Rendezvous
 from .report import is_kernel_code, kernel_line, place, shown_line, threads_shown, who
 
 WARPGROUP = 128
@@ -99,9 +100,9 @@ class Call:
         return shown_line(code.co_filename, line_of(code, at))
 
 
-class Part(Meeting):
-    """Where the lanes `mask` of a warp meet, or a warpgroup, which `first` begins. Those that have ended are
-    not waited for. With `orders`, it is a barrier."""
+class Part(Rendezvous):
+    """A rendezvous of the lanes `mask` of a warp, or of a warpgroup, which `first` begins. Those that have
+    ended are not waited for. With `orders`, it is a barrier."""
 
     def __init__(self, block, first, mask, what, orders):
         live = block.warps
@@ -143,10 +144,10 @@ class Participation:
         self.open = []  # Calls that some have made, and others not yet
         self.only = None  # such a call, if it is the only one and nobody waits in a Part: see group_thread
         self.waiting = []  # Parts where threads wait
-        self.barrier = None  # the last of this block that is no syncthreads: its name, Meeting, round
+        self.barrier = None  # the last of this block that is no syncthreads: its name, Rendezvous, round
         self.kernel = self.launch.function.__code__
-        # Where threads are in the current syncthreads: all at one place, if they were since it began,
-        # (code, at) then, and nothing else is under way; or warp -> place.
+        # Where threads are in the current syncthreads: all at one position, if they were since it began,
+        # (code, at) then, and nothing else is under way; or warp -> position.
         self.code, self.at, self.common, self.sites = None, 0, None, {}
         self.torn = 0  # warps of which some lanes have ended
 
@@ -203,7 +204,7 @@ class Participation:
         return call
 
     def _is_elsewhere(self, thread, call, site):
-        """Threads of `call` make it at different places: those of one warp must not."""
+        """Threads of `call` make it at different positions: those of one warp must not."""
         if not call.sites:
             call.sites = {j >> 5: (call.code, call.at) for j in call.made}
         if call.sites.setdefault(thread.thread_id >> 5, site) != site:
@@ -251,7 +252,7 @@ class Participation:
                 self.common = site
                 if len(site) == 1:
                     self.code, self.at = site[0]
-        elif self.common is not None:  # nobody has kept places so far
+        elif self.common is not None:  # nobody has kept positions so far
             self.sites = {t.thread_id >> 5: self.common for t in threads}
             self.code = self.common = None
         if self.common is None and self.sites.setdefault(i >> 5, site) != site:
@@ -390,7 +391,7 @@ class Participation:
 
 
 def _site(frame, kernel):
-    """The place of a call: of its line, and of those that led there, to the kernel's own."""
+    """The position of a call: of its line, and of those that led there, to the kernel's own."""
     site = ((frame.f_code, frame.f_lasti),)
     while frame.f_code is not kernel and frame.f_back is not None:
         frame = frame.f_back

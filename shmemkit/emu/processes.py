@@ -7,10 +7,10 @@ Words in shared memory, one of each per rank r:
                cell has ended by an exception), or 2 * epoch + can_go_on: idle since then
   arrived[r]   host barriers that r has come to
   reported[r]  1 + the epoch at which it wrote its part of a deadlock report
-and two for all: `failed`, 1 + the rank that failed first, or 0; and `met`, the meetings that took place. Once
-a rank has failed, no more do: whoever waits for others raises, and all can make a new World. `met` and
-`failed` are written under the lock, so that all agree whether a meeting took place; those who go on to MPI's
-calls are all ranks or none.
+and two for all: `failed`, 1 + the rank that failed first, or 0; and `met`, the collective calls that
+completed. Once a rank has failed, no more do: whoever waits for others raises, and all can make a new World.
+`met` and `failed` are written under the lock, so that all agree whether a collective call completed; those
+who go on to MPI's calls are all ranks or none.
 
 A process is idle in epoch e when it read e, and after that polled all its waits without a change, and each of
 its spin loops once. Whoever changes memory adds to the epoch before it is idle itself; a host program may
@@ -286,8 +286,8 @@ class Processes:
         return True
 
     def allgather(self, value, call):
-        """-> the `value` of every rank. All host programs meet; kernels of this process go on meanwhile.
-        `call` is what this one calls."""
+        """-> the `value` of every rank. A barrier of all host programs; kernels of this process go on
+        meanwhile. `call` is what this one calls."""
         self.check()
         try:
             self.barrier(call)
@@ -298,7 +298,7 @@ class Processes:
         return self.comm.allgather(value)
 
     def barrier(self, call):
-        """All host programs meet."""
+        """A barrier of all host programs."""
         self.check()
         self.arrived[self.rank] += 1
         target = self.arrived[self.rank].item()

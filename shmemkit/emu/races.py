@@ -408,7 +408,7 @@ class Races:
         thread.note_release(kernel_site(), "threadfence")
         thread.fences = {**thread.fences, scope: thread.released()}
 
-    # -- threads that meet
+    # -- threads that synchronize
     def meet(self, threads):
         """Lanes of a warp, or other threads of a PE: each knows what all do."""
         clock = joined(*[t.clock for t in threads])
@@ -418,7 +418,7 @@ class Races:
         self._met(threads, clock)
 
     def block_barrier(self, blocks):
-        """All threads of `blocks` (of one grid) meet."""
+        """A barrier of all threads of `blocks` (of one grid)."""
         threads = [t for b in blocks for t in b.threads if not t.dead]
         if not threads:
             return

@@ -1,9 +1,8 @@
-"""A place where threads meet: each brings a value, the last to arrive computes the result, all take it
-away."""
+"""A rendezvous of threads: each brings a value, the last to arrive computes the result, and all get it."""
 
 
 class _Round:
-    """One use of a meeting."""
+    """One use of a rendezvous."""
 
     __slots__ = ("values", "parked", "result", "function")
 
@@ -11,7 +10,7 @@ class _Round:
         self.values, self.parked, self.result, self.function = {}, [], [], None
 
 
-class Meeting:
+class Rendezvous:
     """Reusable rendezvous of the `expected()` live threads of a warp, a block or a grid."""
 
     def __init__(self, scheduler, expected, what):

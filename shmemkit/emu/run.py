@@ -23,7 +23,7 @@ from .heap import heap_size as default_heap_size
 from .heap import private_memory, whole_pages
 from .machine import Machine
 from .network import DELIVERIES
-from .rendezvous import Meeting
+from .rendezvous import Rendezvous
 from .schedules import Choice, Seeded
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Host(greenlet, HostProgram):
     def __init__(self, program, pe):
         super().__init__(parent=program.machine.scheduler.hub)
         self.program, self.pe = program, pe
-        self.thread_id, self.block = pe, None  # as Meeting wants them
+        self.thread_id, self.block = pe, None  # as Rendezvous wants them
         self.why, self.at_turn = None, False
         self.can_go_on = self.goes_on = False
         self.n_pes = program.machine.n_pes
@@ -75,7 +75,7 @@ class Program:
         self.inside, self.grad = self, torch is None or torch.is_grad_enabled()
         self.hosts = [Host(self, pe) for pe in machine.local_pes]
         self.running = len(self.hosts)
-        self.meeting = Meeting(machine.scheduler, lambda: len(self.hosts), "a host collective")
+        self.meeting = Rendezvous(machine.scheduler, lambda: len(self.hosts), "a host collective")
 
     def enter(self, who):
         """`who`, a Host or this Program at the end, goes on, with PyTorch's grad mode as it left it: that is

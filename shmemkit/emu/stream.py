@@ -3,7 +3,7 @@
 A launch returns when the kernel has finished, as with CUDA_LAUNCH_BLOCKING=1, so that ordinary NumPy reads of
 its results are right; unless the kernel waits for something that the host has yet to start: then it stays on
 its stream and goes on later. So do memory operations that wait. Copies, and memory operations that only
-write, return at once: kernels on other streams run beside them.
+write, return at once: kernels on other streams run concurrently.
 
 A PE's default stream is the legacy one of CUDA: it waits for what is on streams that are not non-blocking,
 and they for it. A World's stream is non-blocking, and so are those of ``backend.new_stream``.
@@ -409,7 +409,7 @@ class Graph:
     def launch(self, stream=None):
         """Run it on `stream` (default: where it was captured); what other streams took part in, on those."""
         renewed = {}
-        # All of them first: an error leaves none begun.
+        # All of them first: an error leaves none started.
         operations = [operation.again(renewed) for _, operation in self.captured]
         for (captured_on, _), operation in zip(self.captured, operations, strict=True):
             target = stream if stream is not None and captured_on is self.origin else captured_on

@@ -89,9 +89,9 @@ class Product:
         a, b = self.a.matrix(self.dtype), self.b.matrix(self.dtype)
         before = self.before.result if isinstance(self.before, Product) else self.before
         with np.errstate(all="ignore"):
-            # In pieces, for which the BLAS library takes no threads: they would wait for each other longer.
-            pieces = [a @ b[i : i + SLAB].T for i in range(0, self.n, SLAB)]
-            self.result = before + np.concatenate(pieces, axis=1)
+            # In slabs, for which the BLAS library takes no threads: they would wait for each other longer.
+            slabs = [a @ b[i : i + SLAB].T for i in range(0, self.n, SLAB)]
+            self.result = before + np.concatenate(slabs, axis=1)
         self.before = self.a = self.b = None
 
 

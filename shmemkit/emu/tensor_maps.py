@@ -1,9 +1,9 @@
 """Emulated tensor maps and the copies that take them (``shmemkit.device.cuda.tma``).
 
-A copy is under way until nothing else can happen, or the schedule says so: a load's bytes come then, and its
-place holds bytes 0xFF until then; a store reads its tile then, and writes later. What is changed meanwhile is
-reported, and a tile that threads have stored without `fence_proxy_async` (``async_proxy.py``). A block must
-not end before its loads have come, and its stores have read.
+A copy is under way until nothing else can happen, or the schedule says so: a load's bytes arrive then, and
+its destination holds bytes 0xFF until then; a store reads its tile then, and writes later. The emulator
+reports bytes that change in between, and a tile that threads have stored without `fence_proxy_async`
+(``async_proxy.py``). A block must not end before its loads have arrived and its stores have read.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from .race_report import line_of
 from .shadow_arrays import Tracked, kernel_site, untracked
 
 _MAGIC = 0x736D6B5F746D6170
-_PIECE = 16  # bytes that are moved as one by the swizzle
+_UNIT = 16  # bytes that are moved as one by the swizzle
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
@@ -107,22 +107,22 @@ class Snapshot:
 
 
 def swizzle(rows, row_bytes):
-    """Which piece of each row holds piece p: (rows, pieces)."""
-    at = np.arange(rows)[:, None] * row_bytes + np.arange(0, row_bytes, _PIECE)
-    return swizzled(at, row_bytes) % row_bytes // _PIECE
+    """Which unit of each row holds unit p: (rows, units)."""
+    at = np.arange(rows)[:, None] * row_bytes + np.arange(0, row_bytes, _UNIT)
+    return swizzled(at, row_bytes) % row_bytes // _UNIT
 
 
 def plain(tile, rows, row_bytes):
     """-> the bytes (rows, row_bytes) of a swizzled tile, in order."""
-    pieces = tile[: rows * row_bytes].reshape(rows, -1, _PIECE)
-    return pieces[np.arange(rows)[:, None], swizzle(rows, row_bytes)].reshape(rows, row_bytes)
+    units = tile[: rows * row_bytes].reshape(rows, -1, _UNIT)
+    return units[np.arange(rows)[:, None], swizzle(rows, row_bytes)].reshape(rows, row_bytes)
 
 
 def put_swizzled(tile, matrix):
     """The bytes `matrix` (rows, row_bytes) to a tile."""
     rows, row_bytes = matrix.shape
-    pieces = tile[: rows * row_bytes].reshape(rows, -1, _PIECE)
-    pieces[np.arange(rows)[:, None], swizzle(rows, row_bytes)] = matrix.reshape(rows, -1, _PIECE)
+    units = tile[: rows * row_bytes].reshape(rows, -1, _UNIT)
+    units[np.arange(rows)[:, None], swizzle(rows, row_bytes)] = matrix.reshape(rows, -1, _UNIT)
 
 
 def tile_bytes(tile, n_bytes, alignment, what):
@@ -161,35 +161,35 @@ def _of_fragment(lane, row_bytes, i, itemsize):
 
 
 def swizzled(at, row_bytes):
-    """Where byte `at` of a tile, or several, is: bits of the row change the 16-byte piece of it."""
-    return at ^ (at >> 7 << 4 & row_bytes - _PIECE)
+    """Where byte `at` of a tile, or several, is: bits of the row change the 16-byte unit of it."""
+    return at ^ (at >> 7 << 4 & row_bytes - _UNIT)
 
 
-def packed_rows(piece, i, dtype):
+def packed_rows(tile, i, dtype):
     """The i-th 8 accumulators of each lane of a warp: bytes (lane, those of one half, in memory order)."""
     size = np.dtype(_DTYPES[dtype]).itemsize
     n_bytes = 32 * 8 * size
-    view = tile_bytes(piece, (i + 1) * n_bytes, 16, "packed accumulators")[i * n_bytes :]
+    view = tile_bytes(tile, (i + 1) * n_bytes, 16, "packed accumulators")[i * n_bytes :]
     return view.reshape(size // 2, 32, 16)
 
 
-def store_packed(thread, piece, i, part, dtype):
-    place = packed_rows(piece, i, dtype)[:, thread.lane]
-    _note_packed(thread, "write", piece, i, place)
+def store_packed(thread, tile, i, part, dtype):
+    fragment = packed_rows(tile, i, dtype)[:, thread.lane]
+    _note_packed(thread, "write", tile, i, fragment)
     with np.errstate(all="ignore"):
-        place[:] = np.array(part, np.float32).astype(_DTYPES[dtype]).view(np.uint8).reshape(place.shape)
-    unfenced(thread).update(address(half) for half in place)
+        fragment[:] = np.array(part, np.float32).astype(_DTYPES[dtype]).view(np.uint8).reshape(fragment.shape)
+    unfenced(thread).update(address(half) for half in fragment)
 
 
-def _note_packed(thread, kind, piece, i, place):
-    halves = np.arange(len(place) * i, len(place) * (i + 1))
-    thread.touch_bytes(kind, piece, 16 * (32 * halves + thread.lane), 16)
+def _note_packed(thread, kind, tile, i, fragment):
+    halves = np.arange(len(fragment) * i, len(fragment) * (i + 1))
+    thread.touch_bytes(kind, tile, 16 * (32 * halves + thread.lane), 16)
 
 
-def packed(thread, piece, i, dtype):
-    place = packed_rows(piece, i, dtype)[:, thread.lane]
-    _note_packed(thread, "read", piece, i, place)
-    return place.reshape(-1).view(_DTYPES[dtype]).astype(np.float32)
+def packed(thread, tile, i, dtype):
+    fragment = packed_rows(tile, i, dtype)[:, thread.lane]
+    _note_packed(thread, "read", tile, i, fragment)
+    return fragment.reshape(-1).view(_DTYPES[dtype]).astype(np.float32)
 
 
 # ---- tensor maps
@@ -224,13 +224,13 @@ class Described:
         inside = slice(y0, y1), slice(x0 * size, x1 * size)
         return inside, (slice(y0 - y, y1 - y), slice((x0 - x) * size, (x1 - x) * size))
 
-    def place(self, x, y, what):
+    def coordinates(self, x, y, what):
         """-> x, y as int, of a box that the TMA moves."""
         x, y = int(x), int(y)
-        if x * self.itemsize % _PIECE:
+        if x * self.itemsize % _UNIT:
             raise EmulatorError(
-                f"{what}: x is {x}; it must be a multiple of {_PIECE // self.itemsize}, so that the box "
-                f"begins at a multiple of {_PIECE} bytes of its rows (a GPU stops with an illegal "
+                f"{what}: x is {x}; it must be a multiple of {_UNIT // self.itemsize}, so that the box "
+                f"begins at a multiple of {_UNIT} bytes of its rows (a GPU stops with an illegal "
                 "instruction)"
             )
         return x, y
@@ -267,7 +267,7 @@ def load(thread, tile, tensor_map, x, y, barriers, i, blocks):
     targets = (
         [me.in_cluster] if blocks is None else [b for b in range(len(blocks_of(me))) if int(blocks) >> b & 1]
     )
-    x, y = box.place(x, y, what)
+    x, y = box.coordinates(x, y, what)
 
     def bring(memory):
         matrix = np.zeros((box.box[0], box.row_bytes), np.uint8)
@@ -358,7 +358,7 @@ def _symmetric(thread, box, x, y):
 
 
 class _Store:
-    """The two steps of a store: of `view`, in shared memory, which ``write(bytes)`` brings to its place."""
+    """The two steps of a store of `view`, in shared memory: ``write(bytes)`` puts it into global memory."""
 
     def __init__(self, thread, what, view, write):
         source, block = Snapshot(view, what), thread.block
@@ -382,15 +382,15 @@ def _key(thread):
 
 def store(thread, tensor_map, x, y, tile):
     box = _described(thread, tensor_map, "tma_store")
-    x, y = box.place(x, y, "tma_store")
+    x, y = box.coordinates(x, y, "tma_store")
     view = tile_bytes(tile, box.n_bytes, 8 * box.row_bytes, "tma_store")
 
     def write(tile, what):
         inside, of_box = box.clipped(x, y)
-        if inside[0].stop > inside[0].start and (inside[1].stop - inside[1].start) % _PIECE:
+        if inside[0].stop > inside[0].start and (inside[1].stop - inside[1].start) % _UNIT:
             raise EmulatorError(
                 f"a {what}, writes beyond the end of rows of "
-                f"{box.columns * box.itemsize} bytes: the TMA writes whole {_PIECE} bytes"
+                f"{box.columns * box.itemsize} bytes: the TMA writes whole {_UNIT} bytes"
             )
         box.matrix()[inside] = plain(tile, box.box[0], box.row_bytes)[of_box]
 

@@ -21,11 +21,11 @@ from .scheduler import COMPARE
 from .spin_loops import state_of
 
 _getframe = sys._getframe
-LOOKS = 256  # places that a thread remembers having looked at
+LOOKS = 256  # addresses that a thread remembers having looked at
 
 
 class Thread(greenlet):
-    """One CUDA thread of a block. `block` has the PE, the grid and the threads it can meet."""
+    """One CUDA thread of a block. `block` has the PE, the grid and the threads it can synchronize with."""
 
     __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn")
 
@@ -323,7 +323,7 @@ class Thread(greenlet):
     def griddepcontrol_wait(self):
         """They have ended: a kernel never begins earlier here."""
 
-    # -- meeting other threads
+    # -- synchronizing with other threads
     def syncthreads(self):
         block = self.block
         parked = block.parked
@@ -337,8 +337,8 @@ class Thread(greenlet):
         self.together("warp")
 
     def together(self, scope, function=None):
-        """All threads of my warp or block meet; the last to arrive calls `function`. -> its result, for all
-        of them."""
+        """A barrier of all threads of the warp or block; the last to arrive calls `function`. -> its result,
+        for all of them."""
         if scope == "thread":
             return function() if function else None
         if scope == "block" and function is None:
@@ -351,13 +351,13 @@ class Thread(greenlet):
         return self.block.meeting(self, scope, mask, what).join(self, value, function)
 
     def grid_barrier(self):
-        """All threads of the grid meet."""
+        """A barrier of all threads of the grid."""
         self.block.effects += 1
         self.block.launch.check_grid_barrier()
         self.block.launch.meeting.join(self, None, lambda values: None)
 
     def cluster_sync(self):
-        """All threads of the cluster meet."""
+        """A barrier of all threads of the cluster."""
         self.block.effects += 1
         clusters.sync(self, sys._getframe(1))
 

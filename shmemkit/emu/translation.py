@@ -23,7 +23,7 @@ _device_modules = dict
 
 
 def use_device_modules(modules):
-    """Take ``modules()`` -> {name: stand-in} in the place of the modules of those names."""
+    """Take ``modules()`` -> {name: stand-in} instead of the modules of those names."""
     global _device_modules
     if modules is not _device_modules:
         _device_modules = modules
@@ -32,7 +32,7 @@ def use_device_modules(modules):
 
 @functools.cache
 def _stand_ins():
-    """Name of a module -> what kernels see in its place."""
+    """Name of a module -> what kernels see instead."""
     cuda = Cuda()
     return {
         **_device_modules(),

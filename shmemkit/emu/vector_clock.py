@@ -1,6 +1,7 @@
 """Vector clocks: what a thread knows to have happened before what it does next.
 
-A clock is a dictionary. It need not name every thread, since threads meet in blocks, and blocks in kernels:
+A clock is a dictionary. It need not name every thread, since threads synchronize in blocks, and blocks in
+kernels:
 
   block's key            -> n: everything that any of its threads did before the block's n-th barrier
   thread's key           -> t: everything that the thread did up to its time t

@@ -1,7 +1,7 @@
 """Says where a kernel thread is that runs on and on.
 
-Threads take turns only where they wait, meet or poll. A loop on an ordinary load, ``while flag[0] == 0:
-pass``, never gives the others a turn; on a GPU, the compiler may read the flag only once, so that it is a
+Threads take turns only where they wait, synchronize or poll. A loop on an ordinary load, ``while flag[0] ==
+0: pass``, never gives the others a turn; on a GPU, the compiler may read the flag only once, so that it is a
 mistake there too.
 """
 

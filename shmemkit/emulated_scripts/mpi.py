@@ -9,7 +9,7 @@ import pickle
 import time
 import types
 
-from shmemkit.emu.rendezvous import Meeting
+from shmemkit.emu.rendezvous import Rendezvous
 from shmemkit.emu.stand_in_modules import Served, StandIn
 from shmemkit.emu.vector_clock import joined
 
@@ -60,7 +60,7 @@ class Comm(Messages):
         machine, members = process.machine, self._members()
         meetings = mail(machine).meetings
         if self._key not in meetings:
-            meetings[self._key] = Meeting(machine.scheduler, lambda: len(members), "an MPI collective")
+            meetings[self._key] = Rendezvous(machine.scheduler, lambda: len(members), "an MPI collective")
         if len(members) < machine.n_pes:
             who = f"ranks {', '.join(map(str, members))} of COMM_WORLD"
         else:

@@ -1,4 +1,4 @@
-"""What scripts ask ``numba.cuda`` for beside kernels, streams and arrays (of ``emu/launch_hook.py``)."""
+"""What scripts ask ``numba.cuda`` for besides kernels, streams and arrays (of ``emu/launch_hook.py``)."""
 
 import contextlib
 

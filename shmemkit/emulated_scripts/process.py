@@ -17,7 +17,7 @@ from .streams import ScriptStream
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 IDLE = 10.0  # seconds in which nothing happens but polls of host programs, until they count as a deadlock
-_inside = None  # the Process whose things are in place
+_inside = None  # the Process whose things are installed
 
 
 def launcher_variables(pe, n_pes, local_size):

@@ -99,10 +99,11 @@ class Gemm:
         stream      default: of PyTorch's tensors PyTorch's current stream, else the World's, or without one
                     CuPy's current stream
 
-        Added up in float32 (float64 of float64; integers modulo 2**64), and rounded once. Equal calls on one
-        GPU give equal bits. The first call for arrays at new places binds a kernel, and perhaps compiles it:
-        not inside the capture of a graph. The caller keeps the arrays and this Gemm alive until it has been
-        computed; for a graph that captures calls the arrays, as long as it is used.
+        Sums are in float32 (float64 operands: in float64; integers: modulo 2**64) and are rounded once. Equal
+        calls on one GPU give equal bits. The first call for arrays at new addresses binds a kernel, and may
+        compile it: it cannot be inside the capture of a graph. The caller keeps the arrays and this Gemm
+        alive until the product has been computed, and the arrays of captured calls as long as the graph is
+        used.
 
         TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
         """

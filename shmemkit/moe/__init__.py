@@ -91,8 +91,9 @@ class ExpertParallel:
 
     received, n_local_experts, and capacity, the rows that each has room for, may be read.
 
-    It takes symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 begun, and private
-    memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all raise MemoryError.
+    It takes symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of them,
+    and private memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all raise
+    MemoryError.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class ExpertParallel:
         """Bring the experts' rows back to the tokens of the last dispatch, and add them up. -> out
 
         y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: what the experts have made of
-                ``Received.rows``, in the same places; may be those themselves
+                ``Received.rows``, at the same positions; may be those themselves
         out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched, which is not
                 checked once a dispatch was captured: the host knows nothing of graphs' launches. Default: a
                 new one of y's kind, for those of the last call of ``dispatch``

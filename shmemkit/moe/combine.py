@@ -5,7 +5,7 @@ Experts   those of the last dispatch (``dispatch.py``). It has left the number o
 Rows      slots[buffer, k, t], on every rank: what the experts of rank k have for token t here, as tiles of
           LL128. It is the sum of their rows times their weights, in the order of the token's experts, in
           float32, rounded to the dtype. Written by rank k only, over NVLink
-Barrier   barrier[buffer, k], on every rank: a unit of LL without data, which says that rank k has begun the
+Barrier   barrier[buffer, k], on every rank: a unit of LL without data, which says that rank k has started the
           epoch. Written by rank k only
 Epochs    epochs[b], local: of block b, the same for all blocks; the epoch is the flag, and selects the
           buffer. Device-resident, so graph-safe

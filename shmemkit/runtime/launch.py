@@ -5,7 +5,7 @@
     step.set("n", 7)            # the next launch takes 7
     step(stream=other)
 
-Numba's own ``kernel[grid, block, stream, shared](...)`` works beside it; it costs more, because it looks at
+Numba's own ``kernel[grid, block, stream, shared](...)`` still works; it costs more, because it looks at
 each argument's type and packs it at every launch.
 """
 

@@ -44,8 +44,9 @@ def _forget_ours(shown):
         shown = shown.__cause__ or shown.__context__
 
 
-class Ending:
-    """The end of this process, once it has a World. `comm`: mpi4py's communicator, or None for one rank."""
+class ExitHandler:
+    """Ends all ranks when this process, which has a World, fails, and finalizes the World at exit. `comm`:
+    mpi4py's communicator, or None for one rank."""
 
     def __init__(self, comm):
         self.comm = comm if comm is not None and comm.Get_size() > 1 else None

@@ -27,7 +27,7 @@ from shmemkit.support.settings import integer, listed, one_of, shown
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
 from .host_barrier import BoundedBarrier
-from .program_end import Ending
+from .program_end import ExitHandler
 from .symmetric_memory import SymmetricMemory
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
@@ -218,7 +218,7 @@ class World(SymmetricMemory):
         self.kept = {}  # objects that live as long as the World, by who keeps them
         self._host = host_program()
         notebook.hide_our_frames()
-        self._ending = Ending(comm)
+        self._exit_handler = ExitHandler(comm)
         if backend == "emulator":
             from shmemkit.backends.emulator import EmulatorBackend
 
@@ -248,7 +248,7 @@ class World(SymmetricMemory):
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
         if self._host.n_pes is None:
-            self._ending.watch(self)
+            self._exit_handler.watch(self)
 
     def _local_size(self, requested):
         given, size = f"init(): local_size is {requested}", requested
@@ -412,7 +412,7 @@ class World(SymmetricMemory):
     def _forget(self):
         self.finalized = True
         self.kept.clear()
-        self._ending.forget()
+        self._exit_handler.forget()
         if self._host.world is self:
             self._host.world, self._host.ended = None, True
 
@@ -421,7 +421,7 @@ class World(SymmetricMemory):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SystemExit):
-            self._ending.exit(error.code)
+            self._exit_handler.exit(error.code)
             if self._host.n_pes is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
                 error = None
         if error is None:

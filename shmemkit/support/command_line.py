@@ -1,4 +1,4 @@
-"""What the commands have in common: their names, messages in one piece, and options that come too late."""
+"""What the commands have in common: their names, whole messages, and options that come too late."""
 
 import os
 import re
@@ -14,7 +14,7 @@ def name_of(module):
 
 
 def say(text):
-    """Write `text` and the end of its last line to standard error in one piece: ranks that write at the same
+    """Write `text` and the end of its last line to standard error by one write: ranks that write at the same
     time do not mix."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

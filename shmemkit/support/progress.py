@@ -39,7 +39,7 @@ _FORMATS = {
 _RANKS = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"
 _first = all(os.environ.get(variable, "0") == "0" for variable in _RANKS)
 
-end_line = None  # () -> None: called before the line is first drawn, to end one that others have begun
+end_line = None  # () -> None: called before the line is first drawn, to end one that others have started
 _lock = threading.RLock()
 _tasks = []  # under way, in the order of their begin
 _awake = threading.Event()  # there are tasks, or were at the last look
@@ -163,7 +163,7 @@ class _Line:
                 self._hook(other)
 
     def _hook(self, stream):
-        """What is written there takes the place of the line, which is drawn anew below it."""
+        """What is written there replaces the line, which is drawn anew below it."""
         original = stream.write
 
         def write(text):

@@ -62,14 +62,14 @@ class WaitRecord:
     kernel: str
     primitive: str
     """ "wait", "wait_warp", "wait_block", "signal_wait_until", "barrier_all_block", "grid_barrier", or what
-    receives lines or pieces: "ll_recv_block", "ll128_load_tiles", "lamport_load", ..."""
+    receives packets: "ll_recv_block", "ll128_load_tiles", "lamport_load", ..."""
     block: tuple[int, int, int]
     """(x, y, z)"""
     thread: tuple[int, int, int]
     """(x, y, z), in the block"""
     address: int
     """Of the signal; for a grid barrier, of the count of blocks that have arrived; for lines, of the word
-    with the flag; for a piece, of its place."""
+    with the flag; for a Lamport packet, of its slot."""
     signal: str | None
     """Name of the symmetric array that it is in; None where that is not known."""
     index: tuple[int, ...] | None
@@ -79,8 +79,8 @@ class WaitRecord:
     compare: str
     """ "ge", "eq", "ne", "gt", "le" or "lt"."""
     expected: int
-    """What it was compared to; for a grid barrier, the number of blocks; for lines, the flag; for a piece,
-    the first word of an empty place."""
+    """What it was compared to; for a grid barrier, the number of blocks; for LL and LL128, the flag; for a
+    Lamport packet, the first word of an empty slot."""
     seen: int
     """What it was."""
     waited: float

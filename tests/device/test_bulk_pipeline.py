@@ -47,9 +47,9 @@ class Tma:
         self.told.append((int(value), self.written))
 
 
-@given(n_bytes=st.integers(0, 60 * bulk_copies.PIECE // 16).map(lambda n: 16 * n), pieces=st.integers(1, 40))
-def test_steps_are_announced_when_they_are_written(n_bytes, pieces):
-    step = pieces * bulk_copies.PIECE
+@given(n_bytes=st.integers(0, 60 * bulk_copies.CHUNK // 16).map(lambda n: 16 * n), chunks=st.integers(1, 40))
+def test_steps_are_announced_when_they_are_written(n_bytes, chunks):
+    step = chunks * bulk_copies.CHUNK
     last = START + max(1, -(-n_bytes // step))
     with pytest.MonkeyPatch.context() as patch:
         tma = Tma(patch)

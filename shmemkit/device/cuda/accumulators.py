@@ -46,11 +46,11 @@ def fragment_store(dtype: str, row_bytes: int) -> Callable:
 
 @functools.cache
 def packed_store(dtype: str) -> Callable:
-    """-> ``store(piece, i, part)``, for kernels: a warp stores 8 accumulators of each thread, as `dtype`
+    """-> ``store(tile, i, part)``, for kernels: a warp stores 8 accumulators of each thread, as `dtype`
     ("bfloat16", "float16", rounded to nearest even, or "float32"), so that threads have their own side by
     side: it takes half the instructions of `fragment_store`, and no swizzle.
 
-    piece  of shared memory; begins at a multiple of 16 bytes
+    tile  of shared memory; it begins at a multiple of 16 bytes
     i      which 512 bytes of it (of float32 1024), from 0
     part   the thread's 8 accumulators
 
@@ -58,13 +58,13 @@ def packed_store(dtype: str) -> Callable:
     before `bulk_store`.
     """
 
-    def store(piece, i, part):
+    def store(tile, i, part):
         emulated.store_packed(
-            group_thread("warp", "packed_store", piece, i, meets=False), piece, int(i), part, dtype
+            group_thread("warp", "packed_store", tile, i, meets=False), tile, int(i), part, dtype
         )
 
     @gpu(store)
-    def _(piece, i, part):
+    def _(tile, i, part):
         return _pack_halves(dtype) if ITEMSIZE[dtype] == 2 else _pack_floats
 
     return store
@@ -72,18 +72,18 @@ def packed_store(dtype: str) -> Callable:
 
 @functools.cache
 def packed_add(dtype: str) -> Callable:
-    """-> ``add(piece, i, part)`` -> 8 accumulators, for kernels: those of `part`, and what `packed_store` has
-    stored to `piece`, there or wherever it was copied from, by a warp whose accumulators are of the same rows
+    """-> ``add(tile, i, part)`` -> 8 accumulators, for kernels: those of `part`, and what `packed_store` has
+    stored to `tile`, there or wherever it was copied from, by a warp whose accumulators are of the same rows
     and columns. All threads of a warp."""
 
-    def add(piece, i, part):
+    def add(tile, i, part):
         stored = emulated.packed(
-            group_thread("warp", "packed_add", piece, i, meets=False), piece, int(i), dtype
+            group_thread("warp", "packed_add", tile, i, meets=False), tile, int(i), dtype
         )
         return tuple(x + y for x, y in zip(part, stored, strict=True))
 
     @gpu(add)
-    def _(piece, i, part):
+    def _(tile, i, part):
         return _add_halves(dtype) if ITEMSIZE[dtype] == 2 else _add_floats
 
     return add
@@ -95,7 +95,7 @@ _store_matrices = asm(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", types.void, (_U32,) * 5
 )
 _store_two = asm("st.shared.v2.f32 [$0], {$1, $2};", types.void, (_U32, _F32, _F32))
-# Which bits of the row are exchanged into the number of a 16-byte piece: (shift, mask)
+# Which bits of the row are exchanged into the number of a 16-byte unit: (shift, mask)
 _ROW_BITS = {128: (0, 7), 64: (1, 3), 32: (2, 1)}
 
 
@@ -108,9 +108,9 @@ def _of_halves(dtype, row_bytes):
         # row l % 8 of matrix l / 8.
         lane = _lane()
         row = lane & 15
-        piece = (2 * i + (lane >> 4)) ^ (row >> shift & mask)
+        unit = (2 * i + (lane >> 4)) ^ (row >> shift & mask)
         _store_matrices(
-            shared_address(tile) + _U32(row * row_bytes + piece * 16),
+            shared_address(tile) + _U32(row * row_bytes + unit * 16),
             pack(part[0], part[1]),
             pack(part[2], part[3]),
             pack(part[4], part[5]),
@@ -148,9 +148,9 @@ _load_four = asm("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", types.UniTuple(_F32
 def _pack_halves(dtype):
     pack = element(dtype).pack
 
-    def impl(piece, i, part):
+    def impl(tile, i, part):
         _store_words(
-            shared_address(piece) + _U32(512 * i + 16 * _lane()),
+            shared_address(tile) + _U32(512 * i + 16 * _lane()),
             pack(part[0], part[1]),
             pack(part[2], part[3]),
             pack(part[4], part[5]),
@@ -160,8 +160,8 @@ def _pack_halves(dtype):
     return impl
 
 
-def _pack_floats(piece, i, part):
-    first = shared_address(piece) + _U32(1024 * i + 16 * _lane())
+def _pack_floats(tile, i, part):
+    first = shared_address(tile) + _U32(1024 * i + 16 * _lane())
     _store_four(first, part[0], part[1], part[2], part[3])
     _store_four(first + _U32(512), part[4], part[5], part[6], part[7])
 
@@ -177,8 +177,8 @@ def _add_halves(dtype):
     def high(word):
         return widen(types.uint16(word >> _U32(16)))
 
-    def impl(piece, i, part):
-        a, b, c, d = _load_words(shared_address(piece) + _U32(512 * i + 16 * _lane()))
+    def impl(tile, i, part):
+        a, b, c, d = _load_words(shared_address(tile) + _U32(512 * i + 16 * _lane()))
         return (
             part[0] + low(a),
             part[1] + high(a),
@@ -193,8 +193,8 @@ def _add_halves(dtype):
     return impl
 
 
-def _add_floats(piece, i, part):
-    first = shared_address(piece) + _U32(1024 * i + 16 * _lane())
+def _add_floats(tile, i, part):
+    first = shared_address(tile) + _U32(1024 * i + 16 * _lane())
     a, b = _load_four(first), _load_four(first + _U32(512))
     return (
         part[0] + a[0],

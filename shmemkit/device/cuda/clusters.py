@@ -19,8 +19,8 @@ def cluster_block() -> int:
 
 
 def cluster_sync() -> None:
-    """All threads of all blocks of the cluster meet: syncthreads for the cluster. Threads of a warp call it
-    together. No block ends before others have ceased to use its shared memory: so it comes last."""
+    """A barrier of all threads of all blocks of the cluster: syncthreads for the cluster. Threads of a warp
+    call it together. No block ends before others have ceased to use its shared memory: so it comes last."""
     current_thread("cluster_sync").cluster_sync()
 
 

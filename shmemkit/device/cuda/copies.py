@@ -47,7 +47,7 @@ def _(dst, src):
 def copy_warp(dst: Array, src: Array) -> None:
     """Copy `src` to `dst`, the work shared by the threads of the warp.
 
-    As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` in the place of ``cuda.syncthreads()``.
+    As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` instead of ``cuda.syncthreads()``.
     """
     thread = group_thread("warp", "copy_warp", dst, src, meets=False)
     copy_share("copy_warp", dst, src, thread.lane, thread.warp_size())

@@ -139,7 +139,7 @@ def _loaded(thread, primitive, shared, offset, turned):
 
 
 def _together(thread, what, value, function):
-    """All lanes of a warp meet; no memory is ordered."""
+    """A rendezvous of all lanes of a warp; no memory is ordered."""
     if thread.warp_size() < 32:
         raise ValueError(f"{what}(): the warp has {thread.warp_size()} threads; it must have 32")
     return thread.block.meeting(thread, "warp", what=what).join(thread, value, function)

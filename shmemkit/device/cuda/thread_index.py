@@ -31,19 +31,19 @@ def warp_threads():
 
 @gpu_function
 def one_thread():
-    """For operations of a single thread, in the place of block_thread."""
+    """For operations of a single thread, instead of block_thread."""
     return 0
 
 
 @gpu_function
 def one():
-    """For operations of a single thread, in the place of block_threads."""
+    """For operations of a single thread, instead of block_threads."""
     return 1
 
 
 @gpu_function
 def no_sync():
-    """For operations of a single thread, in the place of syncthreads."""
+    """For operations of a single thread, instead of syncthreads."""
 
 
 @gpu_function
@@ -61,4 +61,4 @@ SHARES = {
     "warp": (warp_thread, warp_threads, sync_warp),
     "block": (block_thread, block_threads, sync_block),
 }
-"""Who works together -> my number among them, how many they are, how they meet."""
+"""Who works together -> the thread's number among them, how many they are, what synchronizes them."""

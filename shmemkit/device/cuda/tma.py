@@ -3,9 +3,9 @@ later.
 
 A tensor map describes a matrix in global memory, and the box of it that one instruction moves; it is made on
 the host, by `tensor_map`. A thread names the box's first element; what lies outside of the matrix is read as
-zeros and not written. In shared memory the box lies row after row, its 16-byte pieces swizzled, so that
-neither rows nor columns of it collide in the memory's banks: piece p of row r, of rows of 128 bytes, is at
-piece ``p ^ (r % 8)`` (of 64 bytes, ``p ^ (r // 2 % 4)``; of 32, ``p ^ (r // 4 % 2)``). The tensor cores read
+zeros and not written. In shared memory the box lies row after row, its 16-byte units swizzled, so that
+neither rows nor columns of it collide in the memory's banks: unit p of row r, of rows of 128 bytes, is at
+unit ``p ^ (r % 8)`` (of 64 bytes, ``p ^ (r // 2 % 4)``; of 32, ``p ^ (r // 4 % 2)``). The tensor cores read
 it so.
 
 Loads complete on an mbarrier (``device.cuda.mbarrier``), stores in groups of the thread that asked for
@@ -66,7 +66,7 @@ def tma_load(tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i:
 def tma_load_multicast(
     tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i: int, blocks: int
 ) -> None:
-    """`tma_load` to several blocks of the cluster at once: to the place of `tile` in each, whose own
+    """`tma_load` to several blocks of the cluster at once: to the address of `tile` in each, whose own
     barriers[i] is told.
 
     blocks   an integer with bit b set for block b of the cluster

@@ -108,13 +108,13 @@ def stopped():
 
 @gpu_function
 def warp_stopped():
-    """`stopped`, with the same answer for all threads of the warp: they meet."""
+    """`stopped`, with the same answer for all threads of the warp, which synchronize."""
     return cuda.any_sync(0xFFFFFFFF >> (32 - warp_threads()), stopped())
 
 
 @gpu_function
 def block_stopped():
-    """`stopped`, with the same answer for all threads of the block: they meet."""
+    """`stopped`, with the same answer for all threads of the block, which synchronize."""
     return cuda.syncthreads_or(types.int32(stopped())) != 0
 
 

@@ -33,9 +33,9 @@ from .signals import notify
 __all__ = ["BULK_WORDS", "bulk_copy_warp", "bulk_put_warp"]
 
 STAGES = 4
-PIECE = 8192  # bytes
-LAG = 16  # pieces under way that are not announced yet: to wait for fewer would leave the link idle
-BULK_WORDS = STAGES * PIECE // 8 + STAGES + 1  # uint64: the pieces at a multiple of 16, mbarriers
+CHUNK = 8192  # bytes
+LAG = 16  # chunks under way that are not announced yet: to wait for fewer would leave the link idle
+BULK_WORDS = STAGES * CHUNK // 8 + STAGES + 1  # uint64: the chunks at a multiple of 16, mbarriers
 
 
 def bulk_copy_warp(dst: Array, src: Array, buffer: Array) -> None:
@@ -72,10 +72,10 @@ def bulk_put_warp(
     """
     thread = group_thread("warp", "bulk_put_warp", dst, src, buffer, signal, value, step, peer)
     _check_buffer("bulk_put_warp", buffer)
-    if step < 1 or step * src.itemsize % PIECE:
+    if step < 1 or step * src.itemsize % CHUNK:
         raise ValueError(
             f"bulk_put_warp(): step is {step} elements, {step * src.itemsize} bytes; it must be a positive "
-            f"multiple of {PIECE} bytes"
+            f"multiple of {CHUNK} bytes"
         )
     there, n, begin = thread.peer(dst, peer), min(dst.size, src.size), 0
     while begin < n or begin == 0:
@@ -207,36 +207,36 @@ def _pipeline(tell):
     @gpu_function
     def pipeline(dst, src, n_bytes, buffer, signal, value, last, step, peer):
         """By one thread: `n_bytes`, a multiple of 16, between global addresses that are multiples of 16."""
-        pieces = _shared_address(buffer + 15 & -16)
-        barriers = pieces + types.uint32(STAGES * PIECE)
+        chunks = _shared_address(buffer + 15 & -16)
+        barriers = chunks + types.uint32(STAGES * CHUNK)
         for i in range(STAGES):
             _init(barriers + types.uint32(8 * i))
         _fence()  # the mbarriers, and what was acquired, for the asynchronous proxy
         asked = types.int64(0)  # bytes whose loads are under way or done
         stage = types.uint32(0)
         while stage < STAGES - 1 and asked < n_bytes:
-            length = min(n_bytes - asked, PIECE)
-            piece, barrier = pieces + stage * types.uint32(PIECE), barriers + types.uint32(8) * stage
-            _load(piece, src + asked, length, barrier)
-            asked += PIECE
+            length = min(n_bytes - asked, CHUNK)
+            chunk, barrier = chunks + stage * types.uint32(CHUNK), barriers + types.uint32(8) * stage
+            _load(chunk, src + asked, length, barrier)
+            asked += CHUNK
             stage += types.uint32(1)
         done, told = types.int64(0), types.int64(value)  # stores under way or done; what the peer knows
         stage, parity, free = types.uint32(0), types.uint32(0), types.uint32(STAGES - 1)
-        told_at = step + LAG * PIECE
+        told_at = step + LAG * CHUNK
         while done < n_bytes:
-            piece, barrier = pieces + stage * types.uint32(PIECE), barriers + types.uint32(8) * stage
+            chunk, barrier = chunks + stage * types.uint32(CHUNK), barriers + types.uint32(8) * stage
             while _loaded(barrier, parity) == 0:
                 pass
-            _store(dst + done, piece, min(n_bytes - done, PIECE))
-            done += PIECE
+            _store(dst + done, chunk, min(n_bytes - done, CHUNK))
+            done += CHUNK
             if asked < n_bytes:
                 _all_but_one_read()  # so the stage before this one may be loaded again
-                length = min(n_bytes - asked, PIECE)
-                piece, barrier = pieces + free * types.uint32(PIECE), barriers + types.uint32(8) * free
-                _load(piece, src + asked, length, barrier)
-                asked += PIECE
+                length = min(n_bytes - asked, CHUNK)
+                chunk, barrier = chunks + free * types.uint32(CHUNK), barriers + types.uint32(8) * free
+                _load(chunk, src + asked, length, barrier)
+                asked += CHUNK
             if done >= told_at and told + 1 < last:
-                _older_written()  # all but the last LAG pieces
+                _older_written()  # all but the last LAG chunks
                 told += 1
                 told_at += step
                 tell(signal, peer, told)

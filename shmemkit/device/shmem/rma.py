@@ -107,7 +107,7 @@ def _transfer_and_signal(primitive):
 
 
 def _together(thread, group, transfer):
-    """In the emulator: the group meets, its last thread makes the transfer."""
+    """In the emulator: the group synchronizes, and its last thread makes the transfer."""
     thread.together(group, lambda: transfer(thread))
 
 
@@ -127,7 +127,7 @@ def p(dst: Array, src: complex, pe: int) -> None:
     dst   symmetric array of elements of 1, 2, 4 or 8 bytes
     src   a number, converted to dst's dtype
 
-    One thread. It has arrived after `quiet`. It arrives in one piece, so it may be a flag that the target
+    One thread. It has arrived after `quiet`. It arrives as a whole, so it may be a flag that the target
     waits for.
     """
     thread = current_thread("p")

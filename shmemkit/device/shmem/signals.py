@@ -2,8 +2,8 @@
 
 `notify` is a release and `wait` an acquire, directly over NVLink. When a `wait` reads the notified value,
 the waiting thread sees everything that the notifying thread did before its `notify`. That includes the
-stores of threads that met the notifying thread at a barrier before. Threads that meet the waiting thread at
-a barrier afterwards see it, too.
+stores of threads that shared a barrier with the notifying thread before. Threads that share a
+barrier with the waiting thread afterwards see it, too.
 
 Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
 """
@@ -115,7 +115,7 @@ def wait_warp(
     value: int = 1,
     compare: Comparison = "ge",
 ) -> int:
-    """`wait` by a whole warp: its threads share the n signals, then meet as at ``cuda.syncwarp()``.
+    """`wait` by a whole warp: its threads share the n signals, then call ``cuda.syncwarp()``.
 
     All threads of the warp call it with the same arguments. Afterwards each of them has acquired all n
     signals.
@@ -138,7 +138,7 @@ def wait_block(
     value: int = 1,
     compare: Comparison = "ge",
 ) -> int:
-    """`wait` by a whole block: its threads share the n signals, then meet as at ``cuda.syncthreads()``.
+    """`wait` by a whole block: its threads share the n signals, then call ``cuda.syncthreads()``.
 
     All threads of the block call it with the same arguments. Thread 0 waits if there is only one signal.
     Afterwards each thread has acquired all n signals: `wait` says why one thread's acquire and a barrier are
@@ -155,7 +155,7 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
 
 
 def _share(primitive, thread, first, step, signals, n, scope, semantic, value, compare, group):
-    """In the emulator: wait for every step-th signal, then meet."""
+    """In the emulator: wait for every step-th signal, then synchronize."""
     if (scope, semantic, compare) not in _WAITS:
         _explain_wait(primitive, scope, semantic, compare)
     mine, seen = range(first, n, step), value
@@ -232,7 +232,7 @@ def consume_token(value: T, token: int) -> T:
 
     The acquire in `wait` already orders the calling thread's later accesses. `consume_token` states which of
     them need it: for the reader, and for the compilers as a data dependency. The returned pointer (or
-    integer) is computed from the token, by an instruction that stays in its place among all memory accesses.
+    integer) is computed from the token, by an instruction that keeps its position among all memory accesses.
     One thread; it costs an addition.
     """
     current_thread("consume_token")

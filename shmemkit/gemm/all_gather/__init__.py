@@ -194,10 +194,10 @@ class AllGatherGemm(Products):
         stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Arrays are CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator
-        NumPy's. When the stream has run it, out and gathered are filled in, and x may be written again. The
-        first call for arrays at new places binds kernels, and perhaps compiles them: not inside the capture
-        of a graph. The caller keeps the arrays and this object alive until it has been computed, and as long
-        as graphs that have captured it are used.
+        NumPy's. When the stream has run the call, out and gathered are filled in, and x may be written again.
+        The first call for arrays at new addresses binds kernels, and may compile them: it cannot be inside
+        the capture of a graph. The caller keeps the arrays and this object alive until the call has run, and
+        as long as graphs that have captured it are used.
 
         TypeError or ValueError for what this rank can see to be wrong, and nothing is enqueued.
         """
@@ -262,7 +262,7 @@ class AllGatherGemm(Products):
         return list(given)
 
     def _new_outputs(self, x, weights, outs, stream):
-        """-> those in the place of None, one after another"""
+        """-> those instead of None, one after another"""
         for name, array in (("x", x), *(("weight", weight) for weight in weights)):
             if array.ndim != 2:
                 raise ValueError(f"AllGatherGemm: {name} has shape {tuple(array.shape)}; it must be 2-D")

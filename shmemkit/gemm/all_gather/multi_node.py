@@ -26,9 +26,9 @@ Epochs    epochs[0], local. Device-resident, so graph-safe
      leave:          6. set credits[i] on (j, l), for all j but i; add 1 to the epochs
 
 All runs on one stream: puts return at once, and the network card carries the data while the products have all
-multiprocessors. A kernel on another stream would find no room beside them. (Within a host, as between logical
-nodes, the threads that start a put carry it out: nothing is hidden then.) The copies inside the node run
-beside the products, as on one node.
+multiprocessors. A kernel on another stream would find no room next to them. (Within a host, as between
+logical nodes, the threads that start a put carry it out: nothing is hidden then.) The copies inside the node
+run concurrently with the products, as on one node.
 
 No race: the credit lemma (docs/protocols.md). landed[j] is written again in the next epoch, after the credit
 of step 6: the products and copies of (i, l), which are on the same stream, have ended. The rank writes its

@@ -72,10 +72,10 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
 
         All ranks give arrays of the same shapes, M a multiple of n_ranks, however they lie on each; CuPy's,
         or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All methods
-        but "sequential" copy an operand whose rows (or columns, if those are consecutive) do not begin at
-        multiples of 16 bytes, and a result whose rows do not, in each call. The first call for arrays at new
-        places binds kernels, and perhaps compiles them: not inside the capture of a graph. The caller keeps
-        the arrays alive until it has been computed, and as long as graphs that have captured it are used.
+        but "sequential" copy in each call an operand whose rows (or columns, if those are consecutive) do not
+        begin at multiples of 16 bytes, and a result whose rows do not. The first call for arrays at new
+        addresses binds kernels, and may compile them: it cannot be inside the capture of a graph. The caller
+        keeps the arrays alive until the call has run, and as long as graphs that have captured it are used.
 
         TypeError or ValueError for wrong arguments.
         """
