@@ -57,18 +57,18 @@ METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
 
 
 class Gemm:
-    """Matrix products by one method. Keeps what it has compiled and bound, by the arrays' addresses, shapes,
-    strides and dtypes, so that a call for arrays that it has seen is a launch.
+    """Matrix products by one method. It keeps compiled and bound kernels by the arrays' addresses, shapes,
+    strides and dtypes: a call for arrays that it has seen only launches a kernel.
 
     method  "auto" or one of METHODS
     order   the order of the result's tiles: a function (turn, n_m, n_n) -> (m, n), the row and column of the
             tile that comes after `turn` others, of n_m by n_n tiles. Each tile comes once. The function
-            computes with integers, as those of ``shmemkit.device.swizzle`` do; it becomes a device function,
-            and the host calls it, too, when a call is bound. The method decides how large a tile is. The
-            results are the same in every order. Default: the method's own order
+            computes with integers, like those of ``shmemkit.device.swizzle``. It is compiled as a device
+            function, and the host calls it, too, when it binds a call. The method decides the size of a tile.
+            The results are the same in every order. Default: the method's own order
 
-    TypeError for an order that is no function. A call for which the order does not give each tile once raises
-    ValueError.
+    TypeError for an order that is not a function. A call raises ValueError if the order does not give each
+    tile exactly once.
     """
 
     def __init__(self, method: GemmMethod = "auto", order: Callable | None = None):
@@ -91,13 +91,13 @@ class Gemm:
         a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or integers, of any
                     strides; also M, N or K of 0. CuPy arrays, or any with the CUDA Array Interface or DLPack,
                     as PyTorch's; on the emulator NumPy's. Fastest: rows at multiples of 16 bytes
-        out         (M, N), apart from a, b and bias. Of bfloat16 and float16 operands one of those or
-                    float32, of integers any integers, else of their dtype. Default: a new array of the
-                    operands' dtype
-        bias        (N,), of out's dtype, or float32 where that is narrower; added to each row
-        activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; of integers None or "relu"
-        stream      default: of PyTorch's tensors PyTorch's current stream, else the World's, or without one
-                    CuPy's current stream
+        out         (M, N); it must not overlap a, b or bias. Its dtype is bfloat16, float16 or float32 for
+                    bfloat16 and float16 operands, any integer for integers, else the operands' dtype.
+                    Default: a new array of the operands' dtype
+        bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
+        activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
+        stream      default: PyTorch's current stream for PyTorch's tensors, else the World's, or CuPy's
+                    current stream if there is no World
 
         Sums are in float32 (float64 operands: in float64; integers: modulo 2**64) and are rounded once. Equal
         calls on one GPU give equal bits. The first call for arrays at new addresses binds a kernel, and may
@@ -152,8 +152,8 @@ def _device_function(order):
 
 
 def bind_product(problem, gpu, method="auto", order=None):
-    """-> run(stream): a Problem of arrays of `gpu.arrays`, by a method and in an order as of Gemm. The caller
-    keeps the arrays alive. ValueError for what no method computes."""
+    """-> run(stream), which computes a Problem of arrays of `gpu.arrays`, by a method and in an order as in
+    Gemm. The caller keeps the arrays alive. ValueError if no method can compute it."""
     check(problem)
     if not problem.out.size:
         return lambda stream: None
@@ -177,8 +177,8 @@ def matmul(
     stream: AnyStream | None = None,
     method: GemmMethod = "auto",
 ) -> ArrayT:
-    """out = activation(a @ b + bias), by a ``Gemm`` of that method, which is kept: see ``Gemm.__call__``.
-    -> out"""
+    """out = activation(a @ b + bias). It keeps one ``Gemm`` for each method and calls it: see
+    ``Gemm.__call__``. -> out"""
     return _kept(method, current())(a, b, out, bias=bias, activation=activation, stream=stream)
 
 
@@ -195,7 +195,7 @@ _without_world = {}
 
 
 def gpu_of(world):
-    """-> the Gpu that a World computes on; without one (None), CuPy's current one"""
+    """-> the Gpu on which a World computes; if there is no World (None), CuPy's current GPU"""
     if world is not None and world.backend.name == "emulator":
         backend = world.backend
         return Gpu(backend.compute_capability, backend.multiprocessors, backend.block_shared, np)
@@ -224,7 +224,7 @@ def _of_device(number):
 
 
 def follow(cupy, later, earlier):
-    """As a World's ``backend.follow``, without one: a stream of None is CuPy's current one."""
+    """``backend.follow`` of a World, for programs without one: a stream of None is CuPy's current stream."""
     current = cupy.cuda.get_current_stream()
     later, earlier = (address_of_stream(current if stream is None else stream) for stream in (later, earlier))
     captures = cupy.cuda.runtime.streamIsCapturing
@@ -241,7 +241,7 @@ def _captures(world, stream):
 
 
 def _synchronize():
-    """On the emulator, where arrays are kept as long as they are used, there is nothing to wait for."""
+    """Wait for the GPU, if there is one. The emulator keeps arrays as long as they are used."""
     if "cupy" in sys.modules and gpus.n_gpus():
         _cupy().cuda.runtime.deviceSynchronize()
 
@@ -261,7 +261,7 @@ def _shapes(a, b):
 
 
 def check(problem):
-    """ValueError for a Problem that no method computes."""
+    """ValueError for a Problem that no method can compute."""
     a, b, out, bias, activation = problem
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(_shapes(a, b))

@@ -1,11 +1,11 @@
-"""Base of the host objects of products over ranks: calls on any stream and in graphs, in one order; arrays of
-CuPy, PyTorch and others; symmetric outputs.
+"""Base of the host objects that multiply matrices across ranks. It handles calls on any stream and in graphs,
+the order of calls, arrays of CuPy, PyTorch and other libraries, and symmetric outputs.
 
-One order: the kernels of a call take all multiprocessors and wait for other ranks. If the calls of two
-objects ran at once, each could hold some multiprocessors on one rank, and others on another rank: both would
-wait forever. So all calls of these objects of a World run one after another, whatever their streams, in the
-order in which the host makes them: the same on all ranks. (Calls in a graph follow only those in the same
-graph; who launches graphs orders them.)
+The order of calls: the kernels of a call take all multiprocessors and wait for other ranks. If the calls of
+two objects ran at once, one could hold the multiprocessors of one rank, and the other those of another rank:
+both would wait forever. So all calls of these objects of a World run one after another, on whatever streams,
+in the order in which the host makes them, which is the same on all ranks. (Calls in a graph are ordered only
+with calls in the same graph. The program orders its graphs.)
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Products:
     """A subclass has
 
     methods               their names, without "auto"
-    optional              what the names of arrays begin with that may be None
+    optional              prefixes of the names of arrays that may be None
     alike                 names of arrays that have the same size and dtype on all ranks
-    methods_for(n_nodes)  those of them that are for so many nodes
-    _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None},
-                          which the caller keeps alive; TypeError or ValueError for wrong ones
+    methods_for(n_nodes)  the methods for this number of nodes
+    _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None}. The
+                          caller keeps them alive. TypeError or ValueError for wrong arrays
 
     world   the World
     method  one of `methods`, or "auto"
-    check   () -> {name: value}, of arguments, which are alike on all ranks; TypeError or ValueError, on any
-            rank, for wrong ones
+    check   () -> {name: value}: the arguments that must be equal on all ranks. It raises TypeError or
+            ValueError, on any rank, for wrong ones
     """
 
     methods: tuple[str, ...]
@@ -68,8 +68,8 @@ class Products:
         return self._parts[-1]
 
     def _enqueue(self, arrays, stream, waits, *how):
-        """Enqueue what ``_plan`` gives, on the stream that ``call_on`` gives; it is kept by how the arrays,
-        {name: array or None}, are and lie."""
+        """Enqueue the call that ``_plan`` makes, on the stream that ``call_on`` returns. The call is kept by
+        the addresses, shapes, strides and dtypes of the arrays, {name: array or None}."""
         world, who = self.world, type(self).__name__
         key, arrays = keyed(who, arrays, world.xp, self.optional)
         key = *how, *key
@@ -88,16 +88,16 @@ class Products:
             world.stream.synchronize()
 
     def output(self, shape: Shape, dtype: DType) -> Array:
-        """-> a symmetric array of this shape and dtype on all ranks. It lives as long as this object, which
-        frees it. Collective."""
+        """-> a symmetric array, of this shape and dtype on all ranks. This object owns it and frees it.
+        Collective."""
         self._check_alive()
         name = f"{type(self).__name__}.output[{len(self._outputs)}]"
         self._outputs.append(self.world.empty(shape, dtype, name))
         return self._outputs[-1]
 
     def free(self) -> None:
-        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more, nor
-        graphs that have captured calls. Collective."""
+        """Free the symmetric memory, also that of the outputs. Afterwards neither the object nor graphs that
+        have captured its calls can be used. Collective."""
         self._plans.clear()
         self._of_graphs.clear()
         self._free_parts()
@@ -127,9 +127,9 @@ def not_for(n_ranks, dtype, most, least=1):
 
 
 def multiprocessors_of_all(world, what, reason=None):
-    """-> how many multiprocessors each rank has at least: from their number tiles are chosen, alike on all.
-    Collective; ValueError, on all ranks, where one has no compute capability 9.0, or a `reason` why `what`,
-    a name, cannot be used there."""
+    """-> the smallest number of multiprocessors of any rank, from which all ranks choose the same tiles.
+    Collective. ValueError, on all ranks, if the GPU of one has no compute capability 9.0, or one has a
+    `reason` why `what`, a name, cannot be used there."""
     major, minor = world.backend.compute_capability
     if major != 9:
         reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}; it must be 9.0"

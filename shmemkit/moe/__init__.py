@@ -1,10 +1,10 @@
 """Expert parallelism: the ranks share the experts of a mixture-of-experts layer. Tokens travel to their
 experts and back.
 
-  dispatch   sends each token's row to the ranks of its experts, once to each, and there to the experts
-  combine    returns the experts' rows, and adds them up on the way, with weights
+  dispatch   sends each token's row once to each rank that has experts of it; that rank copies it to the
+  experts combine    returns the rows of the experts, and sums them with weights on the way
 
-Each has a file, which explains it. Both are made for few tokens, where latency counts.
+dispatch.py and combine.py explain them. Both are made for few tokens, where latency counts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["ExpertParallel", "Received"]
 
 
 class Received(NamedTuple):
-    """What ``ExpertParallel.dispatch`` returns: arrays of the object, the same at each call; where `x` is a
-    PyTorch tensor, tensors of the same memory.
+    """What ``ExpertParallel.dispatch`` returns. The object owns these arrays, and returns the same ones from
+    each call; if `x` is a PyTorch tensor, as tensors that share their memory.
 
-    rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are those of local expert e,
-            by rank and token; what follows them is undefined
+    rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are the rows of local expert
+            e, in the order of ranks and tokens; the rows after them are undefined
     counts  int32 (n_local_experts,), on the GPU
     scales  float32 (n_local_experts, n_ranks * max_tokens, n_scales), of the same rows; None without scales
     """
@@ -65,35 +65,37 @@ class Sizes(NamedTuple):
 
 
 class ExpertParallel:
-    """Dispatch tokens to the ranks of their experts, and combine what the experts make of them. Collective.
+    """Dispatch tokens to the ranks of their experts, and combine the results of the experts. Collective.
 
-    world           the World; all ranks reach each other over NVLink, as in one node, up to 72 of them
-    max_tokens      of each rank in a call: 1 to 65536
+    world           the World. Its ranks, 72 at most, reach each other over NVLink, as in one node
+    max_tokens      the most tokens of a rank in a call: 1 to 65536
     hidden          elements of a token's row; a row is a multiple of 16 bytes
-    n_experts       of all ranks: a multiple of n_ranks, up to 1024. Rank r has the n_local_experts =
-                    n_experts / n_ranks from r * n_local_experts on
+    n_experts       experts of all ranks: a multiple of n_ranks, up to 1024. Rank r has n_local_experts =
+                    n_experts / n_ranks of them, from number r * n_local_experts on
     top_k           experts of a token: 1 to 32, and not more than n_experts
-    dtype           of the rows that are combined: float16, bfloat16 or float32
-    dispatch_dtype  of those that are dispatched: `dtype` (default), or "uint8", bytes of anything, as of fp8
-    n_scales        float32 that go with each dispatched row, such as the scales of fp8
+    dtype           dtype of the rows that are combined: float16, bfloat16 or float32
+    dispatch_dtype  dtype of the rows that are dispatched: `dtype` (default), or "uint8" for any bytes, such
+    as
+                    fp8
+    n_scales        how many float32 go with each dispatched row, such as the scales of fp8
 
         received = ep.dispatch(x, experts, weights)
         y = ...               # of received.rows[e, : received.counts[e]], for each local expert e
         out = ep.combine(y)
 
-    Calls are enqueued, on any stream, also in graphs, in the same order on all ranks. The host waits for
-    nothing, and never knows how many tokens go where. ``combine`` belongs to the last ``dispatch`` before it:
-    the next dispatch overwrites what it left in the object. For two batches at a time, take two objects:
-    the experts of one may compute while the other dispatches or combines. All these calls, and those of all
-    collectives, run one after another, in the order in which the host makes them, the same on all ranks,
-    whatever their streams. A kernel waits for those of the other ranks, and keeps up to half of each
-    multiprocessor meanwhile.
+    Calls are enqueued, on any stream or in a graph, in the same order on all ranks. The host never waits, and
+    never knows how many tokens go where. ``combine`` belongs to the last ``dispatch`` before it; the next
+    dispatch overwrites the state that it needs. For two batches at a time, use two objects: the experts of
+    one may compute while the other dispatches or combines. All these calls, and those of all collectives, run
+    one after another, on whatever streams, in the order in which the host makes them, which is the same on
+    all ranks. While a kernel waits for those of the other ranks, it holds up to half of each multiprocessor.
 
-    received, n_local_experts, and capacity, the rows that each has room for, may be read.
+    The program may read `received`, `n_local_experts`, and `capacity`: the rows that each expert has room
+    for.
 
-    It takes symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of them,
-    and private memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all raise
-    MemoryError.
+    It allocates symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of
+    them, and private memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all
+    raise MemoryError.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class ExpertParallel:
         agree(world, self._allocate, self.free)
 
     def _allocate(self):
-        """Private memory, of which one rank alone may have too little."""
+        """Allocate private memory. One rank alone may have too little of it."""
         sizes, xp = self.sizes, self.world.xp
         rows = sizes.n_local, self.capacity
         scales = xp.empty((*rows, sizes.n_scales), "float32")
@@ -154,16 +156,17 @@ class ExpertParallel:
     ) -> Received:
         """Send the rows of `x` to their experts. -> Received
 
-        x        (tokens, hidden), of dispatch_dtype, at a multiple of 16 bytes: up to max_tokens, also 0, on
-                 each rank as many as it has
-        experts  int32 or int64 (tokens, top_k): the experts of each token; a number that is no expert's, as
-                 -1, is none. A token's experts differ
-        weights  float32 (tokens, top_k), by which ``combine`` multiplies; default: ones
+        x        (tokens, hidden), of dispatch_dtype, at an address that is a multiple of 16 bytes. tokens is
+        0
+                 to max_tokens, and may differ between ranks
+        experts  int32 or int64 (tokens, top_k): the experts of each token, all different. A number that is no
+                 expert's, such as -1, stands for none
+        weights  float32 (tokens, top_k): the factors of ``combine``; default: ones
         scales   float32 (tokens, n_scales)
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        All are C-contiguous, arrays or tensors, as of ``AllGather``. Enqueued: when the stream has run it,
-        Received is filled in, and x, experts, weights and scales may be written again.
+        All are C-contiguous arrays or tensors, as in ``AllGather``. The call is enqueued: when the stream has
+        run it, Received is filled in, and x, experts, weights and scales may be written again.
         """
         self._check_alive()
         world = self.world
@@ -183,19 +186,20 @@ class ExpertParallel:
         return self._tensors
 
     def combine(self, y: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-        """Bring the experts' rows back to the tokens of the last dispatch, and add them up. -> out
+        """Bring the experts' rows back to the tokens of the last dispatch, and sum them. -> out
 
-        y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: what the experts have made of
-                ``Received.rows``, at the same positions; may be those themselves
-        out     (tokens, hidden), of dtype, apart from y; as many tokens as were dispatched, which is not
-                checked once a dispatch was captured: the host knows nothing of graphs' launches. Default: a
-                new one of y's kind, for those of the last call of ``dispatch``
+        y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: the results of the experts for
+                ``Received.rows``, at the same positions; it may be ``Received.rows`` itself
+        out     (tokens, hidden), of dtype; it must not overlap y. It has as many tokens as were dispatched.
+                That is not checked after a dispatch has been captured, because the host does not see the
+                launches of a graph. Default: a new array of y's kind, for the last call of ``dispatch``
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        y and out are C-contiguous, at multiples of 16 bytes. Enqueued: when the stream has run it, out[t] is
-        the sum of weights[t, j] times the row that expert experts[t, j] has for token t. What the experts of
-        one rank have is added up there, by j, in float32, and rounded to dtype; the sums of the ranks then
-        likewise, by rank. A token without experts gets zeros. Equal calls give equal bits.
+        y and out are C-contiguous, at addresses that are multiples of 16 bytes. The call is enqueued: when
+        the stream has run it, out[t] is the sum of weights[t, j] times the row of expert experts[t, j] for
+        token t. Each rank sums the rows of its own experts in the order of j, in float32, and rounds the sum
+        to dtype. The sums of the ranks are then added in the order of ranks, in float32, and rounded to
+        dtype. A token without experts gets zeros. Equal calls give equal bits.
         """
         self._check_alive()
         world = self.world
@@ -216,7 +220,7 @@ class ExpertParallel:
         return out
 
     def free(self) -> None:
-        """Give the symmetric memory back; the object cannot be used any more. Its private memory goes with
+        """Free the symmetric memory; the object cannot be used afterwards. Its private memory is freed with
         the object. Collective."""
         methods, self._dispatch, self._combine = (self._combine, self._dispatch), None, None
         self._plans.clear()
@@ -232,8 +236,8 @@ class ExpertParallel:
             self.world.stream.synchronize()
 
     def _planned(self, call, **arrays):
-        """-> (run, arrays): the call bound for these arrays, and they, as ``keyed`` gives them. Bound calls
-        are kept by address."""
+        """-> (run, arrays): the call bound for these arrays, and the arrays as ``keyed`` returns them. Bound
+        calls are kept by address."""
         key, arrays = keyed("ExpertParallel", arrays, self.world.xp)
         key = call, *key
         run = self._plans.get(key)
@@ -265,7 +269,7 @@ class ExpertParallel:
         return self._combine.bind(_pieces(y), _pieces(out))
 
     def _tokens_of(self, name, array):
-        """-> how many it has, when they are rows and not too many."""
+        """-> the number of tokens of `array`; ValueError unless it is 2-D with max_tokens rows at most."""
         if array.ndim != 2:
             raise ValueError(
                 f"ExpertParallel: {name} has shape {array.shape}; it must be (tokens, {self.sizes.hidden})"

@@ -1,5 +1,5 @@
-"""All-gather and matrix product: the activations of all ranks times this rank's part of the weights, as in
-the first layer of a tensor-parallel block.
+"""All-gather and matrix product: each rank multiplies the activations of all ranks by its part of the
+weights, as in the first layer of a tensor-parallel block.
 
     ag_gemm = sk.AllGatherGemm(world, max_nbytes)             # of the gathered activations
     y = ag_gemm(x, weight)                                    # all rows of x, by rank, @ weight
@@ -7,12 +7,12 @@ the first layer of a tensor-parallel block.
 
 Methods:
 
-  push        one kernel: some of its blocks store the rows into the others' memory: push.py
-  overlap     the product begins with the rows that are here while copy engines bring the others: sm90.py; or
-              if it has few tiles, with the columns of all rows that come first: column_hooks.py
-  overlap_2d  several nodes: likewise for one node's rows after another, the own ones first, while the others
-              cross the network: multi_node.py
-  sequential  ``AllGather``, then ``Gemm``: what is small, and where the other cannot be
+  push        one kernel, some of whose blocks store the rank's rows into the memory of the others: push.py
+  overlap     the product starts with the rows that are already here, while copy engines bring the others:
+              sm90.py. A product of few tiles starts with the columns that arrive first: column_hooks.py
+  overlap_2d  several nodes: as overlap, for the rows of one node after another. The rank's own node comes
+              first, while the rows of the others cross the network: multi_node.py
+  sequential  ``AllGather``, then ``Gemm``: for small sizes, and where the others cannot be used
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ class AllGatherGemm(Products):
                 "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too.
                 See ``method_for``
 
-    Calls are enqueued, on any stream, also in graphs, in the same order on all ranks, with x and weights of
-    the same shapes and dtypes on all ranks; the host waits for nothing. Calls on another stream wait for
-    those before, also for those of other such objects, and of collectives: a product under way may take all
-    multiprocessors and wait for ranks. So graphs that are launched on several streams come in one order on
-    all ranks, too, by events.
+    A call is enqueued, on any stream or in a graph; the host does not wait. All ranks make the same calls in
+    the same order, with x and weights of the same shapes and dtypes. A call on another stream waits for the
+    calls before it, also for those of other such objects and of collectives, because a running product may
+    hold all multiprocessors while it waits for other ranks. For the same reason the program orders graphs
+    that it launches on several streams by events, in the same order on all ranks.
 
-    "push" takes symmetric memory for twice the gathered rows, of 128 MB at most for "auto", and computes
-    those of bfloat16 and float16 alone, of which K is a multiple of 8: "auto" takes "overlap" for others, and
-    where weights of few columns would wait for the senders. "overlap" takes it for the gathered rows, and 1 /
-    n_ranks of that. Both need memory that all ranks reach, as in one node. "overlap_2d", whose copies stay in
-    the node, takes it for 1 / nodes, 1 / ranks of a node and 1 / n_ranks of the gathered rows. "auto" takes
-    what AllGather does of 4 MB, too.
+    "push" allocates symmetric memory for twice the gathered rows; with "auto" for twice 128 MB at most. It
+    computes bfloat16 and float16 only, with K a multiple of 8. "auto" uses "overlap" for other operands, and
+    where a product of few columns would wait for the senders. "overlap" allocates symmetric memory for
+    1 + 1 / n_ranks times the gathered rows. Both need memory that all ranks reach, as in one node. The copies
+    of "overlap_2d" stay in the node: it allocates 1 / nodes, 1 / ranks of a node and 1 / n_ranks of the
+    gathered rows. "auto" also allocates what AllGather needs for 4 MB.
 
-    `refused`: {method: why "auto" never takes it here}.
+    `refused` is {method: the reason why "auto" never uses it here}.
     """
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
@@ -262,7 +262,7 @@ class AllGatherGemm(Products):
         return list(given)
 
     def _new_outputs(self, x, weights, outs, stream):
-        """-> those instead of None, one after another"""
+        """-> an iterator over new outputs for those that are None"""
         for name, array in (("x", x), *(("weight", weight) for weight in weights)):
             if array.ndim != 2:
                 raise ValueError(f"AllGatherGemm: {name} has shape {tuple(array.shape)}; it must be 2-D")
@@ -283,7 +283,7 @@ class AllGatherGemm(Products):
         room = self._rooms[method]
 
         def problems(part=0, parts=1):
-            """Those of one of so many parts of the rows."""
+            """The Problems of part number `part` of `parts` of the rows."""
             m, k = world.n_ranks * x.shape[0] // parts, x.shape[1]
             rows = slice(part * m, (part + 1) * m)
             if gathered is None:
@@ -364,8 +364,9 @@ class _Sequential:
 
 
 class _Overlapped:
-    """A bound call: multiply what is there while the rest comes. The largest product first, as it may begin
-    before all is there; last those that the kernel cannot compute."""
+    """A bound call: multiply the rows that have arrived while the others are on their way. The largest
+    product comes first, since it may start before all rows are here. Products that the kernel cannot compute
+    come last."""
 
     def __init__(self, engine, x, problems: list[Problem], gpu):
         self._fused, self._others, options = [], [], {}
@@ -394,7 +395,7 @@ class _Overlapped:
 
 
 def rounds_of(problems, gpu):
-    """How often all multiprocessors compute tiles, in the largest of them."""
+    """How many rounds of tiles the multiprocessors compute for the largest product."""
     m, n, k = max(problem.size for problem in problems)
     if not n:
         return 0

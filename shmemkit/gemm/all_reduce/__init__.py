@@ -5,19 +5,20 @@
 
 Methods:
 
-  one_shot    in one kernel, which sends a rank's whole product to all others by LL128 (``ll128.py``): few
+  one_shot    one kernel, which sends a rank's whole product to all others by LL128 (``ll128.py``). For few
               rows, as when tokens are decoded; GPUs of compute capability 9.0 that NVLink connects
-  two_shot    likewise, in two hops with fewer bytes: each rank adds up a segment, and sends the sum to all;
-              faster on more than two ranks
+  two_shot    as one_shot, in two hops with fewer bytes: each rank sums up one segment, and sends the sum to
+              all. Faster on more than two ranks
   two_shot_overlap
-              likewise, but a tile is exchanged while the next is computed
-              (``gemm/reduce_scatter/ll128.py``): more rows, some megabytes
-  fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as they are done
-              (``gemm/reduce_scatter/fused.py``): GPUs of compute capability 9.0 that reach each other's
-              memory; large results
-  copy_engine likewise, by copy engines (``gemm/reduce_scatter/copy_engine.py``): the largest ones
-  fused_2d    several nodes: that method of ``GemmReduceScatter``, and then ``sk.AllGather``; large results
-  sequential  ``sk.matmul``, then ``sk.AllReduce``: everywhere, also over nodes; for all other sizes
+              as two_shot, but the kernel exchanges a tile while it computes the next
+              (``gemm/reduce_scatter/ll128.py``). For more rows, of some megabytes
+  fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as soon as they
+              are computed (``gemm/reduce_scatter/fused.py``). For large results; GPUs of compute capability
+              9.0 that reach each other's memory
+  copy_engine as fused, but copy engines send (``gemm/reduce_scatter/copy_engine.py``). For the largest
+  results fused_2d    several nodes: "fused_2d" of ``GemmReduceScatter``, then ``sk.AllGather``. For large
+  results sequential  ``sk.matmul``, then ``sk.AllReduce``. Works everywhere, also over several nodes; for
+  other sizes
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ __all__ = ["GemmAllReduce"]
 class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     """Products a @ b, summed over the ranks; every rank gets the sum. Collective.
 
-    Arguments as of ``GemmReduceScatter``. Methods: "one_shot" and "two_shot", for M up to 128;
-    "two_shot_overlap", for results of up to 32 MiB, on two ranks 8, as part_dtype, in whole tiles; and
-    "copy_engine", "fused", "fused_2d" and "sequential", as there. All ranks get the same bits. The first
-    three round all products to part_dtype, and add them in the order of the ranks.
+    The arguments are those of ``GemmReduceScatter``. Its methods "copy_engine", "fused", "fused_2d" and
+    "sequential" exist here, too. "one_shot" and "two_shot" are for M up to 128. "two_shot_overlap" is for
+    results (as part_dtype, in whole tiles) of up to 32 MiB, on two ranks 8 MiB. These three round all
+    products to part_dtype, and add them in the order of the ranks. All ranks get the same bits.
     """
 
     METHODS = {
@@ -59,11 +60,12 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     ) -> ArrayT:
         """-> out, enqueued
 
-        a, b    as of ``GemmReduceScatter``; for "fused", "copy_engine" and "fused_2d" M is a multiple of
-                n_ranks
-        out     (M, N), contiguous, apart from a and b. If it lies in symmetric memory, of ``output()`` or
-                other, then on all ranks, as the same part of the same array (not checked): with "fused" and
-                "copy_engine" the peers write it themselves. Default: a new array
+        a, b    as in ``GemmReduceScatter``. "fused", "copy_engine" and "fused_2d" need an M that is a
+        multiple
+                of n_ranks
+        out     (M, N), contiguous; it must not overlap a or b. If it is in symmetric memory, of ``output()``
+                or other, it must be the same part of the same array on all ranks (this is not checked): with
+                "fused" and "copy_engine" the peers write it directly. Default: a new array
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
         """
         return super().__call__(a, b, out, stream)

@@ -6,14 +6,14 @@
 Methods:
 
   ll128_overlap
-               one kernel, which exchanges a tile by LL128 while it computes the next (``ll128.py``): GPUs
-               of compute capability 9.0 that NVLink connects; some megabytes
-  fused        one kernel, which sends tiles while it computes the next, the others' tiles first
-               (``fused.py``): such GPUs that reach each other's memory; large results
-  copy_engine  the same, but copy engines send the tiles (``copy_engine.py``): the largest results
-  fused_2d     several nodes: "fused" in each node, for the rows of one node after another, which cross
-               the network during the next product (``fused_2d.py``); large results
-  sequential   ``sk.matmul``, then ``sk.ReduceScatter``: everywhere, also over nodes
+               one kernel, which exchanges a tile by LL128 while it computes the next (``ll128.py``). For
+               results of some megabytes; GPUs of compute capability 9.0 that NVLink connects
+  fused        one kernel, which sends a tile while it computes the next, the tiles of other ranks first
+               (``fused.py``). For large results; such GPUs that reach each other's memory
+  copy_engine  as fused, but copy engines send the tiles (``copy_engine.py``). For the largest results
+  fused_2d     several nodes: "fused" in each node, for the rows of one node after another. Their sums cross
+               the network during the next product (``fused_2d.py``). For large results
+  sequential   ``sk.matmul``, then ``sk.ReduceScatter``. Works everywhere, also over several nodes
 """
 
 from __future__ import annotations
@@ -39,16 +39,21 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
                   if None, or "float32"
     method        one of ``GemmReduceScatter.methods``, or "auto"
 
-    ``product(a, b)`` enqueues one, on any stream, also in graphs, in the same order on all ranks. Calls on
-    another stream wait for those before, also for those of other such objects, GemmAllReduce's and
-    AllGatherGemm's: see there. Equal calls give equal bits: "fused" begins with a rank's own product, which
-    is not rounded before, and adds the others' in the order of the ranks; "fused_2d" does so in each node,
-    rounds the sum to part_dtype, and adds those of the nodes, in their order; all else rounds all products to
-    part_dtype, and adds them in the order of the ranks. "ll128_overlap" is for bfloat16 and float16, ranks
-    that NVLink connects, and results, of all ranks, of up to 16 MiB, on two ranks 8, as part_dtype, in whole
-    tiles of 128 rows of a rank. Symmetric memory, in elements of part_dtype: of "fused" about twice
-    max_m * max_n; of "fused_2d" 1 / nodes of that, and three times max_m * max_n / ranks of a node; of
-    "ll128_overlap" about twice, in whole tiles, and 36 MiB at most, on two ranks 18.
+    ``product(a, b)`` enqueues a product, on any stream or in a graph. All ranks make the same calls in the
+    same order. A call on another stream waits for the calls before it, also for those of other objects,
+    GemmAllReduce's and AllGatherGemm's: see AllGatherGemm.
+
+    Equal calls give equal bits. "fused" starts with the rank's own product, which it does not round, and adds
+    those of the others in the order of the ranks. "fused_2d" does so in each node, rounds the sum to
+    part_dtype, and adds the sums of the nodes in their order. All other methods round every product to
+    part_dtype, and add them in the order of the ranks.
+
+    "ll128_overlap" is for bfloat16 and float16, for ranks that NVLink connects, and for results (of all
+    ranks, as part_dtype, in whole tiles of 128 rows of a rank) of up to 16 MiB, on two ranks 8 MiB.
+
+    Symmetric memory, in elements of part_dtype: "fused" allocates about twice max_m * max_n; "fused_2d"
+    1 / nodes of that, and three times max_m * max_n / ranks of a node; "ll128_overlap" about twice
+    max_m * max_n, in whole tiles, and 36 MiB at most, on two ranks 18 MiB.
     """
 
     METHODS = {
@@ -65,17 +70,18 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     ) -> ArrayT:
         """-> out, enqueued
 
-        a       (M, K), K being the rank's share, of any strides
-        b       (K, N), likewise
-        out     (M / n_ranks, N), contiguous, apart from a and b. Default: a new array
+        a       (M, K), of any strides; K is the rank's share
+        b       (K, N), of any strides
+        out     (M / n_ranks, N), contiguous; it must not overlap a or b. Default: a new array
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        All ranks give arrays of the same shapes, M a multiple of n_ranks, however they lie on each; CuPy's,
-        or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All methods
-        but "sequential" copy in each call an operand whose rows (or columns, if those are consecutive) do not
-        begin at multiples of 16 bytes, and a result whose rows do not. The first call for arrays at new
-        addresses binds kernels, and may compile them: it cannot be inside the capture of a graph. The caller
-        keeps the arrays alive until the call has run, and as long as graphs that have captured it are used.
+        All ranks give arrays of the same shapes, with M a multiple of n_ranks; strides may differ. Arrays are
+        CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All
+        methods but "sequential" copy in each call an operand whose rows (or columns, if those are
+        consecutive) do not begin at multiples of 16 bytes, and a result whose rows do not. The first call for
+        arrays at new addresses binds kernels, and may compile them: it cannot be inside the capture of a
+        graph. The caller keeps the arrays alive until the call has run, and as long as graphs that have
+        captured it are used.
 
         TypeError or ValueError for wrong arguments.
         """

@@ -22,12 +22,13 @@ MethodT = TypeVar("MethodT", bound=str)
 class GemmCollective(Products, Generic[MethodT]):
     """A subclass has
 
-    METHODS       {name: class}; a method is made with the World, max_m, max_n, dtype and part_dtype, and has
-                    refuses(m, k, n)  -> why it does not compute that, alike on all ranks, or None
-                    is_for(m, k, n)   whether it is then faster than those after it
+    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype and part_dtype, and has
+                    refuses(m, k, n)  -> the reason why it cannot compute that product, the same on all
+                                      ranks, or None
+                    is_for(m, k, n)   whether it is faster for it than the methods after it
                     bind(a, b, out)   -> run(stream)
-                    several_nodes     whether it is for several nodes or for one; if it has that
-    _rows(m)      -> rows of the result that a rank gets, of m; ValueError for a wrong m
+                    several_nodes     optional: True if it is for several nodes, False if it is for one
+    _rows(m)      -> how many of the m rows of the result a rank gets; ValueError for a wrong m
     """
 
     METHODS: dict[str, Any]
@@ -75,7 +76,7 @@ class GemmCollective(Products, Generic[MethodT]):
 
     @classmethod
     def methods_for(cls, n_nodes: int) -> tuple[str, ...]:
-        """The names of the methods that are for so many nodes: what "auto" takes one of."""
+        """The names of the methods for this number of nodes. "auto" uses one of them."""
         several = n_nodes > 1
         kinds = cls.METHODS.items()
         return tuple(name for name, kind in kinds if getattr(kind, "several_nodes", several) == several)
@@ -131,8 +132,8 @@ class GemmCollective(Products, Generic[MethodT]):
         return self._methods[self.method_for(m, k, n)].bind(a, b, out)
 
     def method_for(self, m: int, k: int, n: int) -> str:
-        """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. (Whether
-        a call takes these sizes, by max_m, max_n and the ranks, is not checked.)"""
+        """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. It does
+        not check whether max_m, max_n and the number of ranks allow a call of these sizes."""
         for name, size in (("m", m), ("k", k), ("n", n)):
             integer(type(self).__name__, name, size, 0)
         reasons = {name: method.refuses(m, k, n) for name, method in self._methods.items()}
@@ -150,6 +151,6 @@ class GemmCollective(Products, Generic[MethodT]):
         return next((name for name in able if self._methods[name].is_for(m, k, n)), able[-1])
 
     def output(self, shape: Shape) -> Array:
-        """-> a symmetric array for a result, of this shape on all ranks and of the dtype. It lives as long as
-        this object, which frees it. Collective."""
+        """-> a symmetric array for a result, of this shape on all ranks, and of this object's dtype. This
+        object owns it and frees it. Collective."""
         return super().output(shape, self.dtype)
