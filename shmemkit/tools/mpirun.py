@@ -286,9 +286,10 @@ def loaded_library():
     return Mpi(path, about)
 
 
-def find_launcher(n, hosts, passed_over):
+def find_launcher(n, hosts, passed_over, found=None):
     """The Mpi that starts `n` ranks on `hosts` (None or "": this one); None for one rank on this host.
-    Appends to `passed_over` what was found and cannot be used. RuntimeError if there is no MPI to use."""
+    Appends to `passed_over` what was found and cannot be used. RuntimeError if there is no MPI to use.
+    `found`: those to choose from; default: ``launchers()``."""
     if chosen := os.environ.get("SHMEMKIT_MPIRUN"):
         path = shutil.which(chosen)
         if path is None:
@@ -308,7 +309,7 @@ def find_launcher(n, hosts, passed_over):
     if importlib.util.find_spec("mpi4py") is None:
         raise RuntimeError(f"mpi4py is not installed: {sys.executable} -m pip install shmemkit")
     named = os.environ.get("MPI4PY_LIBMPI")
-    for launcher in launchers():
+    for launcher in launchers() if found is None else found:
         if launcher.libmpi is not None:
             return launcher
         why = f"but MPI4PY_LIBMPI is {named}" if named else "whose library this mpi4py cannot load"

@@ -48,48 +48,63 @@ def mpich(path="/opt/bin/mpirun"):
     return mpirun.Mpi(path, "HYDRA build details:")
 
 
+TOPOLOGY = "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n"
+
+
+class Elsewhere(doctor.Machine):
+    """A machine with these packages, programs and libraries."""
+
+    def __init__(self, backend, driver=None, missing=(), numpy="2.4.6", launchers=None, loaded=None, said=""):
+        """`loaded`: the MPI that mpi4py loads; `said`: what programs and other Pythons say, or a function of
+        the command that gives their status and that."""
+        self.backend, self.gpus, self.missing, self.numpy = backend, driver, missing, numpy
+        self.found = [open_mpi("5.0.8")] if launchers is None else launchers
+        for launcher in self.found:
+            launcher.libmpi = "/lib/its.so"
+        self.loaded, self.said = loaded, said
+
+    def chosen_backend(self):
+        return self.backend, "because", None
+
+    def version(self, package):
+        name = doctor.VARIANTS.get(package, [package])[0]
+        return name, None if package in self.missing else self.numpy if package == "numpy" else "1.0"
+
+    def driver(self):
+        if self.gpus is None:
+            raise OSError("libcuda.so.1: cannot open shared object file")
+        return self.gpus
+
+    def driver_release(self):
+        return ""
+
+    def nvshmem_libraries(self):
+        return ["libnvshmem_host.so.3"]
+
+    def program(self, name):
+        mpirun = self.found[0].path if self.found else None
+        return {"nvidia-smi": "/usr/bin/nvidia-smi", "mpirun": mpirun}.get(name)
+
+    def launchers(self):
+        return self.found
+
+    def mpi_library(self):
+        if self.loaded == "none":
+            raise RuntimeError("cannot load MPI library")
+        return self.loaded or open_mpi("5.0.8", "/usr/lib/libmpi.so.40")
+
+    def child(self, command, seconds):
+        if callable(self.said):
+            return self.said(command)
+        return 0, TOPOLOGY if "topo" in command else self.said
+
+
 @pytest.fixture
 def machine(monkeypatch, capsys):
-    """look(backend, driver, missing packages, launchers, MPI that mpi4py loads) -> (exit status, report)."""
-    monkeypatch.delenv("NVSHMEM_DISABLE_NVLS", raising=False)
-    monkeypatch.delenv("SHMEMKIT_BACKEND", raising=False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.delenv("SHMEMKIT_MPIRUN", raising=False)
-    monkeypatch.setattr(doctor, "nvshmem_libraries", lambda: ["libnvshmem_host.so.3"])
-    topology = "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n"
-
-    def child(command, seconds):
-        return 0, topology if "topo" in command else ""
-
-    monkeypatch.setattr(doctor, "child", child)
-
-    def look(backend, driver=None, missing=(), numpy="2.4.6", launchers=None, loaded=None):
-        def loaded_library():
-            if loaded == "none":
-                raise RuntimeError("cannot load MPI library")
-            return loaded or open_mpi("5.0.8", "/usr/lib/libmpi.so.40")
-
-        found = [open_mpi("5.0.8")] if launchers is None else launchers
-        for launcher in found:
-            launcher.libmpi = "/lib/its.so"
-        programs = {"nvidia-smi": "/usr/bin/nvidia-smi", "mpirun": found[0].path if found else None}
-        monkeypatch.setattr(doctor.shutil, "which", programs.get)
-        monkeypatch.setattr(mpirun, "loaded_library", loaded_library)
-        monkeypatch.setattr(mpirun, "launchers", lambda: found)
-
-        def version(package):
-            name = doctor.VARIANTS.get(package, [package])[0]
-            return name, None if package in missing else numpy if package == "numpy" else "1.0"
-
-        def no_driver():
-            raise OSError("libcuda.so.1: cannot open shared object file")
-
-        monkeypatch.setattr(doctor, "version", version)
-        monkeypatch.setattr(doctor, "Driver", (lambda: driver) if driver else no_driver)
-        monkeypatch.setattr(doctor, "chosen_backend", lambda: (backend, "because", None))
-        return doctor.main(), capsys.readouterr().out
-
-    return look
+    """look(backend, driver, missing packages, ...) -> (exit status, report)"""
+    for variable in ("NVSHMEM_DISABLE_NVLS", "SHMEMKIT_BACKEND", "SLURM_JOB_ID", "SHMEMKIT_MPIRUN"):
+        monkeypatch.delenv(variable, raising=False)
+    return lambda *given, **more: (doctor.main(Elsewhere(*given, **more)), capsys.readouterr().out)
 
 
 def test_four_gpus_with_everything(machine):
@@ -162,25 +177,24 @@ def test_numpy_too_new(machine):
     assert status == 1 and "numpy<2.5" in report
 
 
-def test_numba_cuda_that_cannot_be_imported(machine, monkeypatch):
-    def child(command, seconds):
+def test_numba_cuda_that_cannot_be_imported(machine):
+    def said(command):
         return (1, "libcudart.so.13 is not found") if "from numba" in command[-1] else (0, "Open MPI")
 
-    monkeypatch.setattr(doctor, "child", child)
-    status, report = machine("emulator")
+    status, report = machine("emulator", said=said)
     assert status == 1 and "libcudart" in report and "pip install 'cuda-toolkit[cudart]'" in report
 
 
 @pytest.mark.parametrize("loaded, told", [("1", False), ("13", True)])
-def test_runtime_library_of_another_cuda(machine, monkeypatch, loaded, told):
+def test_runtime_library_of_another_cuda(machine, loaded, told):
     """As after `pip install shmemkit` and then `shmemkit[cu12]`: cuda-bindings is 1.0 here."""
-    monkeypatch.setattr(doctor, "child", lambda command, seconds: (0, loaded))
-    assert ("uninstall nvidia-cuda-runtime" in machine("emulator")[1]) == told
+    assert ("uninstall nvidia-cuda-runtime" in machine("emulator", said=loaded)[1]) == told
 
 
 def test_child_that_hangs_or_is_missing():
-    assert doctor.child([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)[0] is None
-    assert doctor.child(["no-such-program"], seconds=1)[0] == 127
+    child = doctor.Machine().child
+    assert child([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)[0] is None
+    assert child(["no-such-program"], seconds=1)[0] == 127
 
 
 def run(*arguments, **environment):
