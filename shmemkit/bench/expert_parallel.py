@@ -36,7 +36,6 @@ from .results import NCCL, NCCL_ONCE
 OPS = ("expert_dispatch", "expert_combine", "expert_parallel")
 PEERS = (NCCL, "nccl_once")  # what --vs takes
 ITERS = 20  # calls in a graph
-THREADS = 256
 OPTIONS = (
     ("--tokens", 128, "tokens of each rank"),
     ("--hidden", 7168, "elements of a token"),
@@ -206,9 +205,11 @@ class Steps:
 
     exchange  (rows, counts, out, out_counts): sends counts[k] of `rows` to rank k, those of rank 0 first, and
               receives out_counts[k] from there in `out`, likewise
+    threads   of each block of its kernels, which is for a row
     """
 
-    def __init__(self, case, out, once, exchange):
+    def __init__(self, case, out, once, exchange, threads=256):
+        self._threads = threads
         data, xp, me, ranks = case.data, case.world.xp, case.world.rank, range(case.world.n_ranks)
         self._xp, self._kernel, self._steps = xp, row_sums(case.dtype.name), []
         to_ranks = [data.rows_from(me, k, once) for k in ranks]
@@ -246,7 +247,7 @@ class Steps:
             at[i, : len(of_row)], weights[i, : len(of_row)] = zip(*of_row, strict=True)
         tables = map(self._xp.asarray, (np.array(to, "int32"), at, weights))
         args = out.view("uint8"), rows.view("uint8"), *tables
-        self._steps.append(bind(self._kernel, len(terms), THREADS, args))
+        self._steps.append(bind(self._kernel, len(terms), self._threads, args))
 
     def __call__(self):
         for step in self._steps:

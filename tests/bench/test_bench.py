@@ -5,6 +5,7 @@ import functools
 import gc
 import io
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -734,17 +735,12 @@ def test_p2p_finds_wrong_bytes(method, monkeypatch):
     assert sk.emu.run(main, 3) == [("", f"wrong: 1 of 100 bytes differ on rank {reader}")] * 3
 
 
-def test_p2p_over_no_link_is_a_refusal(tmp_path, monkeypatch):
-    def peer_view(self, array, rank):
-        raise ValueError("no NVLink")
-
-    monkeypatch.setattr(sk.World, "peer_view", peer_view)
-    data, _ = measured(tmp_path, 3, "p2p", "--sizes", "8", "--blocks", "1")
-    refused = {row["method"]: row.get("note") for row in data["rows"] if row["op"] == "p2p"}
-    assert refused == dict.fromkeys(("push", "pull", "copy engine"), "refused: no NVLink") | {
-        "put_signal": None
-    }
-    assert [row.get("note") for row in data["rows"][:2]] == ["refused: no NVLink", None]
+def test_p2p_over_no_link_is_a_refusal(tmp_path):
+    data, _ = measured(tmp_path, 3, "p2p", "--sizes", "8", "--blocks", "1", local_size=1)
+    refused = {(row["op"], row["method"]): row["note"] for row in data["rows"] if "note" in row}
+    assert {method for _, method in refused} == {"notify", "push", "pull", "copy engine"}
+    assert len(data["rows"]) == 6 and len(refused) == 4
+    assert all("is on another node" in note for note in refused.values())
 
 
 def test_p2p_needs_two_ranks():
@@ -796,14 +792,22 @@ def test_launch_without_ll(tmp_path, monkeypatch):
 
 def test_first_launches(tmp_path, monkeypatch):
     seconds = {None: [4.0], "cold": [5.0], "warm": [0.5, 0.3, 0.4]}
-    folders = set()
+    folders, run_process = set(), subprocess.run
 
-    def stand_in(cache):
+    def stand_in(command, **options):
+        """The process that launches for the first time."""
+        if command[-1] != "shmemkit.bench.first_launch":
+            return run_process(command, **options)
+        cache = options["env"].get("SHMEMKIT_CACHE_DIR")
+        assert (cache is None) == (options["env"].get("SHMEMKIT_CACHE") == "0")
         if cache is not None:
             folders.add(cache)
-        return seconds[cache and ("warm" if not seconds["cold"] else "cold")].pop(0) * 1e6
+        took = seconds[cache and ("warm" if not seconds["cold"] else "cold")].pop(0)
+        return subprocess.CompletedProcess(command, 0, f"{took}\n", "")
 
-    monkeypatch.setattr(first_launch, "measure", stand_in)
+    monkeypatch.setattr(subprocess, "run", stand_in)
+    monkeypatch.delenv("SHMEMKIT_CACHE_DIR", raising=False)
+    monkeypatch.delenv("SHMEMKIT_CACHE", raising=False)
     arguments = ["launch", "--batches", "1", "--batch-size", "1", "--first"]
     data, printed = measured(tmp_path, 1, *arguments)
     rows = [(row["method"], row["us"]) for row in data["rows"] if row["op"] == "first_launch"]

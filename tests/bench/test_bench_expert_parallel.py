@@ -51,8 +51,7 @@ def test_wrong_results_are_found(monkeypatch, capsys):
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_steps_with_an_all_to_all_do_the_same(pes, monkeypatch, n, op, once):
-    monkeypatch.setattr("shmemkit.bench.expert_parallel.THREADS", 1)
+def test_the_steps_with_an_all_to_all_do_the_same(pes, n, op, once):
 
     def steps():
         world = sk.init()
@@ -70,7 +69,7 @@ def test_the_steps_with_an_all_to_all_do_the_same(pes, monkeypatch, n, op, once)
             assert got.tolist() == out_counts
             sent.append(sum(counts))
 
-        enqueue = Steps(case, out, once, exchange)
+        enqueue = Steps(case, out, once, exchange, threads=1)
         for _ in range(2):
             case.spoil(out)
             enqueue()
