@@ -274,7 +274,7 @@ def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False,
     def definition(typing_context, *given):
         return returns(*args), codegen
 
-    definition.__name__ = text.split(";")[0].split(" ")[0]
+    definition.__name__, definition.__doc__ = text.split(";")[0].split(" ")[0], text
     definition.__signature__ = _signature(f"a{i}" for i in range(len(args)))
     return intrinsic(definition)
 
@@ -309,6 +309,7 @@ def constant_words(name, n_words, loaded, unloaded):
     def read(typing_context, index):
         return types.uint64(types.int64), codegen
 
+    read.__doc__ = f"ld.const.u64 $0, {name}[$1];"
     return read
 
 
@@ -539,6 +540,7 @@ def load_bytes(width):
     def load(typing_context, array, offset):
         return result(array, types.int64), codegen
 
+    load.__doc__ = f"load {width} bytes"
     return load
 
 

@@ -1,36 +1,44 @@
 """The order of a bulk copy's steps (shmemkit/device/shmem/bulk_copies.py), with a TMA that completes nothing
 before it is waited for."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ptx_in_python import Gpu
 
 from shmemkit.device.shmem import bulk_copies
 
 START, SIGNAL, PEER = 7, "signal", 3
 
 
-class Tma:
+class Tma(Gpu):
     """Bulk stores in groups, as `cp.async.bulk`: what has been written, and what the stages hold."""
 
     def __init__(self, patch):
-        self.groups, self.written, self.held, self.told = [], 0, {}, []
-        patch.setattr(bulk_copies, "_shared_address", lambda address: 0)
-        for name in ("_init", "_end", "_fence"):
-            patch.setattr(bulk_copies, name, lambda *_: None)
-        patch.setattr(bulk_copies, "_load", self.load)
-        patch.setattr(bulk_copies, "_loaded", lambda barrier, parity: 1)
-        patch.setattr(bulk_copies, "_store", self.store)
-        patch.setattr(bulk_copies, "_all_but_one_read", lambda: self.read(1))
-        patch.setattr(bulk_copies, "_older_written", lambda: self.complete(bulk_copies.LAG))
-        patch.setattr(bulk_copies, "_all_written", lambda: self.complete(0))
-        self.unread = []
+        super().__init__(patch)
+        self.groups, self.written, self.held, self.told, self.unread = [], 0, {}, [], []
 
-    def load(self, piece, src, length, barrier):
+    def run(self, ptx, *given):
+        if "cvta.to.shared" in ptx:
+            return 0
+        if ptx.startswith(("mbarrier.init", "mbarrier.inval", "fence.proxy.async")):
+            return None
+        if "expect_tx" in ptx:
+            return self.bulk_load(*given)
+        if "try_wait" in ptx:
+            return 1
+        if "commit_group" in ptx:
+            return self.bulk_store(*given)
+        kind, number = re.fullmatch(r"cp\.async\.bulk\.wait_group(\.read)? (\d+);", ptx).groups()
+        return (self.read if kind else self.complete)(int(number))
+
+    def bulk_load(self, piece, src, length, barrier):
         assert int(piece) not in self.unread, "the stage is still being stored"
         self.held[int(piece)] = int(src), int(length)
 
-    def store(self, dst, piece, length):
+    def bulk_store(self, dst, piece, length):
         assert self.held[int(piece)] == (int(dst), int(length)), "the stage holds another piece"
         self.unread.append(int(piece))
         self.groups.append(int(length))

@@ -8,6 +8,7 @@ import pytest
 from numba.core.errors import TypingError
 from numba.cuda import types
 from ptx import AMPERE, compile_ptx, instructions, link, resources
+from ptx_in_python import Gpu
 
 from shmemkit import device as sk
 from shmemkit.device.packets import ll, multimem
@@ -264,39 +265,23 @@ def test_refused(use, signature, message):
 # ---- what the GPU computes, as Python: no GPU may run it here
 
 
-def words_at(memory, offset, width):
-    """What load_bytes(width) gives: an unsigned integer, or 4 of them."""
-    part = memory[offset : offset + width].tobytes()
-    numbers = np.frombuffer(part, np.uint32 if width == 16 else f"u{width}")
-    return tuple(numbers) if width == 16 else numbers[0]
+class Multicast(Gpu):
+    """Memory that the stores of multimem and LL go to, from address 0 on, and how often each of its words was
+    written."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch)
+        self.memory, self.written = np.full(4096, 255, np.uint8), np.zeros(1024, int)
+
+    def write_memory(self, address, value, size):
+        assert (address % size, size) == (0, 4)
+        self.memory[address : address + 4].view(np.uint32)[0] = value
+        self.written[address // 4] += 1
 
 
 @pytest.fixture
-def as_python(monkeypatch):
-    """-> memory that the stores of multimem and LL go to, how often each of its words was written, and how
-    LL packs into it"""
-    memory, written = np.full(4096, 255, np.uint8), np.zeros(1024, int)
-
-    def store(address, *words):
-        at = int(address)
-        assert at % (4 * len(words)) == 0
-        memory[at : at + 4 * len(words)].view(np.uint32)[:] = words
-        written[at // 4 : at // 4 + len(words)] += 1
-
-    def store_line(address, low, high, flag):
-        store(address, low, flag, high, flag)
-
-    for module in (multimem, ll):
-        monkeypatch.setattr(module, "load_bytes", lambda width: lambda x, offset: words_at(x, offset, width))
-    monkeypatch.setattr(multimem, "_store_vector", lambda semantic: store)
-    monkeypatch.setattr(multimem, "_store", lambda dtype, semantic: store)
-    monkeypatch.setattr(ll, "_words_of", lambda width: (lambda x, offset: words_at(x, offset, 16)[:2], None))
-    cached = multimem._copy_words, multimem._loading, multimem._loading_word
-    for function in cached:
-        function.cache_clear()
-    yield memory, written, ll.packing.__wrapped__(8, store_line)
-    for function in cached:
-        function.cache_clear()
+def multicast(monkeypatch):
+    return Multicast(monkeypatch)
 
 
 SIZES = [0, 1, 3, 4, 5, 15, 16, 17, 20, 31, 64, 100, 255, 256, 1023, 2000]
@@ -306,8 +291,8 @@ SIZES = [0, 1, 3, 4, 5, 15, 16, 17, 20, 31, 64, 100, 255, 256, 1023, 2000]
 @pytest.mark.parametrize("threads", [1, 3, 32])
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("size", SIZES)
-def test_copies_write_each_word_once(as_python, size, width, threads):
-    memory, written, _ = as_python
+def test_copies_write_each_word_once(multicast, size, width, threads):
+    memory, written = multicast.memory, multicast.written
     x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
     for thread in range(threads):
         multimem._copy_words(width)(np.uint64(64), x, size, thread, threads)
@@ -319,8 +304,15 @@ def test_copies_write_each_word_once(as_python, size, width, threads):
 @pytest.mark.each_value
 @pytest.mark.parametrize("threads", [1, 3, 32])
 @pytest.mark.parametrize("size", SIZES)
-def test_ll_packs_each_word_once(as_python, size, threads):
-    memory, written, pack = as_python
+def test_ll_packs_each_word_once(multicast, size, threads):
+    memory, written = multicast.memory, multicast.written
+
+    def store_line(address, low, high, flag):
+        assert address % 16 == 0
+        for i, word in enumerate((low, flag, high, flag)):
+            multicast.write_memory(int(address) + 4 * i, int(word), 4)
+
+    pack = ll.packing(8, store_line)
     x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
     for thread in range(threads):
         pack(x, np.uint64(0), size, np.uint32(9), thread, threads)
