@@ -452,7 +452,7 @@ class _GpuLaunch(Launch):
         self._offsets, formats = [], []
         for name, ty, value in zip(self._names, self._types, self._args, strict=True):
             self._offsets.append(8 * len(formats))
-            formats += _flatten(name, ty, value)
+            formats += flatten(name, ty, value)
         self._lay_out(bytes(8 * max(len(formats), 1)))
         for i, (form, number) in enumerate(formats):
             struct.pack_into(form, self._buffer, 8 * i, number)
@@ -471,7 +471,7 @@ class _GpuLaunch(Launch):
         self._bind_call(self.stream)
 
     def _replace(self, index, value):
-        packed = _flatten(self._names[index], self._types[index], value)
+        packed = flatten(self._names[index], self._types[index], value)
         for i, (form, number) in enumerate(packed):
             struct.pack_into(form, self._buffer, self._offsets[index] + 8 * i, number)
         self._args[index] = value
@@ -572,14 +572,14 @@ def _prepare_process():
     register_arrays()
 
 
-def _flatten(name, ty, value):
+def flatten(name, ty, value):
     """The kernel parameters that an argument of Numba type `ty` becomes: (struct format, number) each."""
     if isinstance(ty, types.Array):
         return _flatten_array(name, value)
     if isinstance(ty, types.BaseTuple):
-        return [part for element, v in zip(ty, value, strict=True) for part in _flatten(name, element, v)]
+        return [part for element, v in zip(ty, value, strict=True) for part in flatten(name, element, v)]
     if isinstance(ty, types.EnumMember):
-        return _flatten(name, ty.dtype, value.value)
+        return flatten(name, ty.dtype, value.value)
     if isinstance(ty, types.Integer):
         if not ty.minval <= value <= ty.maxval:
             raise ValueError(f"argument {name} is {value}; an {ty} is {ty.minval} to {ty.maxval}")

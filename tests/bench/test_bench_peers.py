@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 import sys
 from types import SimpleNamespace
 
@@ -347,11 +348,20 @@ def test_the_loaded_nvshmem():
     assert libraries.loaded()["NVSHMEM library"] == version
 
 
-def test_results_name_what_was_loaded(monkeypatch):
-    monkeypatch.setattr(libraries, "loaded", lambda: {"NVSHMEM library": "3.8.0"})
+def test_results_name_what_was_loaded(monkeypatch, tmp_path):
+    real = ctypes.CDLL
+    ours = lambda name: (FakeLibrary if str(tmp_path) in str(name) else real)(name)  # noqa: E731
+    monkeypatch.setattr(ctypes, "CDLL", ours)
     FakeTorch(monkeypatch)
-    found = sk.emu.run(lambda: results.Results(sk.init(), []).as_dict()["versions"], 1)[0]
-    assert found["NVSHMEM library"] == "3.8.0" and found["NCCL that PyTorch was built with"] == "2.28.9"
+    path = tmp_path / "3.8.0" / "libnvshmem_host.so.3"
+    path.parent.mkdir()
+    path.write_bytes(bytes(4096))
+    with open(path, "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # as a library is
+    with held:
+        found = sk.emu.run(lambda: results.Results(sk.init(), []).as_dict()["versions"], 1)[0]
+    assert "3.8.0" in found["NVSHMEM library"].split(" and ")
+    assert found["NCCL that PyTorch was built with"] == "2.28.9"
     assert not {"nvidia-nvshmem-cu13", "nvidia-nccl-cu13", "nccl"} & set(found)
 
 

@@ -34,11 +34,8 @@ def read(x, call, wrong):
 def rounds(count, threads=None, streams=1, skip=()):
     """Write, meet, read all, meet, and so on, without a wait of the host; `skip` barriers of those."""
     world = sk.init()
-    barrier = sk.Barrier(world)
-    if threads:
-        barrier.threads = threads
-        barrier._launches.clear()
-        barrier.prepare()
+    kind = type("OfThreads", (sk.Barrier,), {"threads": threads}) if threads else sk.Barrier
+    barrier = kind(world)
     x, call, wrong = sk.zeros(1, "int64"), np.zeros(1, "int64"), np.zeros(1, "int64")
     others = [world.stream, *(Stream(world.stream.machine, world.rank) for _ in range(streams - 1))]
     world.host_barrier()

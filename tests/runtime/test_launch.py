@@ -179,7 +179,7 @@ def cupy_array(shape, dtype, offset=0):
 
 
 def numbers(ty, value):
-    return [number for _, number in launch._flatten("a", ty, value)]
+    return [number for _, number in launch.flatten("a", ty, value)]
 
 
 def test_array_structure():
@@ -231,7 +231,7 @@ def test_parameters_are_those_of_the_compiled_kernel(value):
     ptx = compile_ptx(cuda.jit(kernel), (ty,))
     entry = ptx[ptx.index(".entry") :]
     declared = re.findall(r"\.param \.[usbf](\d+)", entry[: entry.index("{")])
-    sizes = [ctypes.sizeof(LETTERS[form[-1]]) for form, _ in launch._flatten("a", ty, value)]
+    sizes = [ctypes.sizeof(LETTERS[form[-1]]) for form, _ in launch.flatten("a", ty, value)]
     assert sizes == [int(bits) // 8 for bits in declared]
 
 
@@ -244,7 +244,7 @@ LETTERS = {
 
 def test_integers_out_of_range():
     with pytest.raises(ValueError, match="a is 300; an int8 is -128 to 127"):
-        launch._flatten("a", nb.int8, 300)
+        launch.flatten("a", nb.int8, 300)
 
 
 def test_streams():
