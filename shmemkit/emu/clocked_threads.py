@@ -236,7 +236,7 @@ class CheckedThread(Thread):
         self.block.machine.races.threadfence(self, scope)
 
     # -- synchronizing with other threads
-    def meet(self, scope, value, function, mask=0xFFFFFFFF, what=None):
+    def rendezvous(self, scope, value, function, mask=0xFFFFFFFF, what=None):
         block, races = self.block, self.block.machine.races
 
         def order():
@@ -245,7 +245,7 @@ class CheckedThread(Thread):
             else:
                 first = self.thread_id & ~31
                 lanes = block.threads[first : first + 32]
-                races.meet([t for t in lanes if mask >> t.thread_id % 32 & 1 and not t.dead])
+                races.barrier_of([t for t in lanes if mask >> t.thread_id % 32 & 1 and not t.dead])
 
         def last(values):
             order()
@@ -253,13 +253,15 @@ class CheckedThread(Thread):
             order()  # all of them have done it
             return result
 
-        return Thread.meet(self, scope, value, last, mask, what)
+        return Thread.rendezvous(self, scope, value, last, mask, what)
 
     def grid_barrier(self):
         self.block.effects += 1
         launch = self.block.launch
         launch.check_grid_barrier()
-        launch.meeting.join(self, None, lambda values: self.block.machine.races.block_barrier(launch.blocks))
+        launch.rendezvous.join(
+            self, None, lambda values: self.block.machine.races.block_barrier(launch.blocks)
+        )
 
 
 class CheckedBlock(Block):

@@ -34,12 +34,12 @@ def there(block, at, number):
 def sync(thread, frame):
     block = thread.block
     first = blocks_of(block)[0]
-    meeting = first.meetings.get("cluster")
-    if meeting is None:
+    rendezvous = first.rendezvous.get("cluster")
+    if rendezvous is None:
         blocks = blocks_of(block)
-        meeting = first.meetings["cluster"] = Rendezvous(
+        rendezvous = first.rendezvous["cluster"] = Rendezvous(
             block.scheduler, lambda: sum(b.alive for b in blocks), "a cluster barrier"
         )
     races = block.machine.races
-    block.comes(thread, "cluster_sync", frame, meeting)
-    meeting.join(thread, None, lambda values: races and races.block_barrier(blocks_of(block)))
+    block.comes(thread, "cluster_sync", frame, rendezvous)
+    rendezvous.join(thread, None, lambda values: races and races.block_barrier(blocks_of(block)))

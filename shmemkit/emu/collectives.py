@@ -27,8 +27,8 @@ class Collectives:
     def __init__(self, machine):
         self.machine = machine
         self.arrivals = {}  # PE -> (N_TEAMS, n_pes) counters in its symmetric heap: who has come how often
-        self.epochs = {}  # (PE, team members) -> meetings so far
-        self.meetings = {}  # (team members, number) -> PE -> (what it calls, when it came, what it knew)
+        self.epochs = {}  # (PE, team members) -> barriers so far
+        self.known = {}  # (team members, number) -> PE -> (what it calls, when it came, what it knew)
         self.callers = {}  # (PE, row of arrivals) -> thread that called last, when it was through
 
     def add_pe(self, heap):
@@ -36,7 +36,7 @@ class Collectives:
         counters = heap.allocate(N_TEAMS * heap.n_pes * 8).view(np.uint64).reshape(N_TEAMS, heap.n_pes)
         self.arrivals[heap.pe] = counters
 
-    def meet(self, thread, pes, call, sources=None):
+    def barrier_of(self, thread, pes, call, sources=None):
         """Wait until every PE of `pes` is here, in the same `call`. What those of `sources` (default: all)
         did before has happened. -> PE -> (its call, when it came, what it knew then)"""
         me, machine = thread.pe, self.machine
@@ -44,7 +44,7 @@ class Collectives:
         self._check_alone(thread, row, call)
         epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
         mine = self.arrivals[me][row]
-        meeting = self._come(thread, tuple(pes), epoch, call)
+        known = self._come(thread, tuple(pes), epoch, call)
         for pe in pes:
             there = machine.heaps[me].on(mine, pe)
             Thread.atomic(thread, there, me, lambda old: old + np.uint64(1), "sys")
@@ -58,12 +58,12 @@ class Collectives:
                 ),
             )
         for pe in pes if sources is None else sources:
-            if pe in meeting:  # it is of this process
-                thread.learn(meeting[pe][2])
-        self.meetings.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
+            if pe in known:  # it is of this process
+                thread.learn(known[pe][2])
+        self.known.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
         checked = machine.races is not None
         self.callers[me, row] = thread, (thread.moment or thread.now()) if checked else thread
-        return meeting
+        return known
 
     def _check_alone(self, thread, row, call):
         """One thread of a PE, warp or block is in a collective call of a team at a time."""
@@ -78,17 +78,17 @@ class Collectives:
             )
 
     def _come(self, thread, pes, epoch, call):
-        """-> what is known of the PEs in the meeting. All members of a team make the same calls in the same
+        """-> what is known of the PEs in this barrier. All members of a team make the same calls in the same
         order."""
-        meeting, me = self.meetings.setdefault((pes, epoch), {}), thread.pe
-        meeting[me] = call, *thread.came()
-        for pe, (other, *_) in meeting.items():
+        known, me = self.known.setdefault((pes, epoch), {}), thread.pe
+        known[me] = call, *thread.came()
+        for pe, (other, *_) in known.items():
             if other != call:
                 raise EmulatorError(
                     f"ranks disagree: rank {pe} calls {other}, rank {me} calls {call}. All ranks of a team "
                     "must make the same calls in the same order"
                 )
-        return meeting
+        return known
 
     def broadcast(self, thread, pes, dst, src, root=0):
         """dst of every PE = src of the team's member `root`."""
@@ -142,26 +142,26 @@ class Collectives:
             *others, last = map(repr, _REDUCE)
             raise ValueError(f"{name}(): op is {op!r}; it must be {', '.join(others)} or {last}")
         call = f"{name}(op={op!r}) of {_described(src)}"
-        self.meet(thread, pes, call)
+        self.barrier_of(thread, pes, call)
         thread.touch("read", src)
         parts = [flat(self.machine.peer(thread.block, src, pe), name, "src")[part] for pe in pes]
         result = parts[0].copy()
         with np.errstate(over="ignore"):
             for other in parts[1:]:
                 result = _REDUCE[op](result, other).astype(result.dtype)
-        self.meet(thread, pes, call, sources=())  # everybody has read: dst may be src
+        self.barrier_of(thread, pes, call, sources=())  # everybody has read: dst may be src
         thread.touch("write", dst, result.size)
         copy(dst, result, name)
 
     def _pull(self, thread, pes, call, dst, src, function, sources=None):
-        meeting = self.meet(thread, pes, call, sources)
+        known = self.barrier_of(thread, pes, call, sources)
         thread.touch("read", src)
         for pe in sources or ():
-            if pe != thread.pe and pe in meeting:  # it writes here as soon as it has come
-                thread.written_since(dst, meeting[pe][1:])
+            if pe != thread.pe and pe in known:  # it writes here as soon as it has come
+                thread.written_since(dst, known[pe][1:])
         thread.touch("write", dst)
         function(lambda array, pe: self.machine.peer(thread.block, array, pe))
-        self.meet(thread, pes, call, sources=())
+        self.barrier_of(thread, pes, call, sources=())
 
 
 def _described(src):

@@ -217,7 +217,7 @@ class Cuda:
         thread = getcurrent()
         block = thread.block
         block.comes(thread, kind, _getframe(2), block.meeting(thread, "block", what=kind))
-        return thread.meet("block", bool(predicate), lambda votes: function(votes.values()), what=kind)
+        return thread.rendezvous("block", bool(predicate), lambda votes: function(votes.values()), what=kind)
 
     def syncthreads_count(self, predicate):
         return self._vote_block("syncthreads_count", predicate, sum)
@@ -229,7 +229,7 @@ class Cuda:
         return self._vote_block("syncthreads_or", predicate, lambda votes: int(any(votes)))
 
     def syncwarp(self, mask=_FULL):
-        getcurrent().meet("warp", None, lambda values: None, mask & _FULL)
+        getcurrent().rendezvous("warp", None, lambda values: None, mask & _FULL)
 
     def threadfence(self):
         getcurrent().threadfence("gpu")

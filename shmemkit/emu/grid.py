@@ -69,7 +69,7 @@ class Block(Participation):
         self.parked, self.park = [], self.scheduler.park  # in syncthreads
         self.effects = 0  # of its threads, so far, on memory and others, if the scheduler has a choice
         self.shared = {}  # call site -> shared array
-        self.meetings = {}  # what is done there (and the warp) -> Rendezvous
+        self.rendezvous = {}  # what is done there (and the warp) -> Rendezvous
         self.async_copies = {}  # thread number -> its AsyncCopies
         self.mbarriers = {}  # address -> Mbarrier
         self.asynchronous = Async()
@@ -87,19 +87,19 @@ class Block(Participation):
         self.parked.clear()
 
     def meeting(self, thread, scope, mask=0xFFFFFFFF, what=None):
-        """Where the threads of `thread`'s block, or the lanes `mask` of its warp, meet. Threads in different
-        operations (`what`) do not."""
+        """The Rendezvous of the threads of `thread`'s block, or of the lanes `mask` of its warp, for the
+        operation `what`."""
         first = thread.thread_id & ~31
         orders, what = what is None, what or ("syncwarp" if scope == "warp" else "a block operation")
         key = (first, mask, what) if scope == "warp" else what
-        meeting = self.meetings.get(key)
-        if meeting is None:
+        rendezvous = self.rendezvous.get(key)
+        if rendezvous is None:
             if scope == "warp":
-                meeting = Part(self, first, mask, what, orders)
+                rendezvous = Part(self, first, mask, what, orders)
             else:
-                meeting = Rendezvous(self.scheduler, lambda: self.alive, what)
-            self.meetings[key] = meeting
-        return meeting
+                rendezvous = Rendezvous(self.scheduler, lambda: self.alive, what)
+            self.rendezvous[key] = rendezvous
+        return rendezvous
 
     def leave(self, thread):
         """`thread` has ended."""
@@ -111,9 +111,9 @@ class Block(Participation):
             return
         if self.parked and len(self.parked) == self.alive:
             self.release()
-        if self.meetings:
-            for meeting in self.meetings.values():
-                meeting.left()
+        if self.rendezvous:
+            for rendezvous in self.rendezvous.values():
+                rendezvous.left()
         if not self.alive and (left := self.asynchronous.in_use()):
             self.launch.fail(thread, EmulatorError(f"a block has ended before {left}"))
         self.launch.left(thread)
@@ -159,7 +159,7 @@ class Launch:
         if self.alive >= MANY and not gc.get_freeze_count():  # else what others have frozen would thaw, too
             gc.freeze()
             self.frozen = True
-        self.meeting = Rendezvous(scheduler, lambda: self.alive, "a grid barrier")
+        self.rendezvous = Rendezvous(scheduler, lambda: self.alive, "a grid barrier")
         scheduler.launches[self] = None
         self.start_blocks()
 
@@ -196,7 +196,7 @@ class Launch:
             if self.to_start:
                 self.start_blocks(thread)
         if self.alive:
-            if self.meeting.round.values:
+            if self.rendezvous.round.values:
                 text = (
                     f"grid barrier: {who(thread)} has returned without calling it. All threads of all blocks "
                     "must call it"
@@ -226,7 +226,7 @@ class Launch:
             block.threads.clear()
             block.parked.clear()
             block.shared.clear()
-            block.meetings.clear()
+            block.rendezvous.clear()
             block.waiting.clear()
             block.barrier = None
         self.arguments.clear()

@@ -144,11 +144,17 @@ class Machine:
         if is_done():
             return
         self.check_thread()
+        with self.host_waits_for(pe, why):
+            self.host_waiter(pe, is_done, key, can_go_on)
+
+    @contextlib.contextmanager
+    def host_waits_for(self, pe, why):
+        """In it the host program of `pe` waits; ``why()`` says in reports what for."""
         self.host_waits[pe] = why
         try:
-            self.host_waiter(pe, is_done, key, can_go_on)
+            yield
         finally:
-            del self.host_waits[pe]
+            self.host_waits.pop(pe, None)
 
     def check_thread(self):
         if threading.get_ident() != self.os_thread:

@@ -222,9 +222,9 @@ class Participation:
                 raise self._of_part(part, thread, f"{self._me(thread)} is in {call.name}() instead")
 
     # -- barriers
-    def comes(self, thread, kind, frame, meeting=None):
-        """`thread` comes to a barrier of the block (of `meeting`, if it is no syncthreads), at `frame`."""
-        if self.parked and meeting is None and self.common is not None and not (self.waiting or self.torn):
+    def comes(self, thread, kind, frame, rendezvous=None):
+        """`thread` comes to a barrier of the block (of `rendezvous`, if it is no syncthreads), at `frame`."""
+        if self.parked and rendezvous is None and self.common is not None and not (self.waiting or self.torn):
             outer = frame
             for code, at in self.common:
                 if frame.f_lasti != at or frame.f_code is not code:
@@ -248,7 +248,7 @@ class Participation:
         site = _site(frame, self.kernel)
         if not threads:
             self.sites, self.common, self.code = {}, None, None
-            if meeting is None and not (self.waiting or self.torn):
+            if rendezvous is None and not (self.waiting or self.torn):
                 self.common = site
                 if len(site) == 1:
                     self.code, self.at = site[0]
@@ -257,8 +257,8 @@ class Participation:
             self.code = self.common = None
         if self.common is None and self.sites.setdefault(i >> 5, site) != site:
             raise self._of_barrier(thread, kind, "lanes of one warp are at different places")
-        if meeting is not None:
-            self.barrier = kind, meeting, meeting.round
+        if rendezvous is not None:
+            self.barrier = kind, rendezvous, rendezvous.round
 
     def check_calls(self):
         """All threads have come to a barrier: there is no call that some have made, and others not."""
@@ -279,8 +279,8 @@ class Participation:
         if self.parked:
             return "syncthreads", self.parked
         if self.barrier is not None:
-            kind, meeting, now = self.barrier
-            if meeting.round is now:
+            kind, rendezvous, now = self.barrier
+            if rendezvous.round is now:
                 return kind, [b.threads[i] for i, b in now.values if b is self]
         return None, ()
 

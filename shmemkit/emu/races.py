@@ -409,7 +409,7 @@ class Races:
         thread.fences = {**thread.fences, scope: thread.released()}
 
     # -- threads that synchronize
-    def meet(self, threads):
+    def barrier_of(self, threads):
         """Lanes of a warp, or other threads of a PE: each knows what all do."""
         clock = joined(*[t.clock for t in threads])
         for thread in threads:

@@ -75,7 +75,7 @@ class Program:
         self.inside, self.grad = self, torch is None or torch.is_grad_enabled()
         self.hosts = [Host(self, pe) for pe in machine.local_pes]
         self.running = len(self.hosts)
-        self.meeting = Rendezvous(machine.scheduler, lambda: len(self.hosts), "a host collective")
+        self.rendezvous = Rendezvous(machine.scheduler, lambda: len(self.hosts), "a host collective")
 
     def enter(self, who):
         """`who`, a Host or this Program at the end, goes on, with PyTorch's grad mode as it left it: that is
@@ -144,17 +144,14 @@ class LocalComm:
 
     def allgather(self, value, call="allgather"):
         machine = self._host.program.machine
-        call, meeting = Call(call), self._host.program.meeting
+        call, rendezvous = Call(call), self._host.program.rendezvous
 
         def why():
-            late = [pe for pe in range(self.size) if pe not in {pe for pe, _ in meeting.round.values}]
+            late = [pe for pe in range(self.size) if pe not in {pe for pe, _ in rendezvous.round.values}]
             return f"{ranks_text(late)} to call {call}, too"
 
-        machine.host_waits[self.rank] = why
-        try:
-            values = meeting.join(self._host, value, self._met)
-        finally:
-            machine.host_waits.pop(self.rank, None)
+        with machine.host_waits_for(self.rank, why):
+            values = rendezvous.join(self._host, value, self._met)
         return [values[pe] for pe in range(self.size)]
 
     def _met(self, values):

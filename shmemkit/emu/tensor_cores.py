@@ -124,8 +124,8 @@ def multiply(thread, acc, a, b, add, n, dtype):
     """`a`, `b`: Operands."""
     block, group = thread.block, _warpgroup(thread)
     key = "warpgroup", group
-    if key not in block.meetings:
-        block.meetings[key] = Part(block, group * WARPGROUP, (1 << WARPGROUP) - 1, "wgmma", False)
+    if key not in block.rendezvous:
+        block.rendezvous[key] = Part(block, group * WARPGROUP, (1 << WARPGROUP) - 1, "wgmma", False)
 
     def begin(values):
         accumulators = [values[group * WARPGROUP + t] for t in range(WARPGROUP)]
@@ -145,7 +145,7 @@ def multiply(thread, acc, a, b, add, n, dtype):
         return product
 
     thread.turn()
-    return UnderWay(block.meetings[key].join(thread, acc, begin))
+    return UnderWay(block.rendezvous[key].join(thread, acc, begin))
 
 
 def _before(accumulators, add, n):

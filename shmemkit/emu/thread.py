@@ -343,9 +343,9 @@ class Thread(greenlet):
             return function() if function else None
         if scope == "block" and function is None:
             return self.syncthreads()
-        return self.meet(scope, None, lambda values: function() if function else None)
+        return self.rendezvous(scope, None, lambda values: function() if function else None)
 
-    def meet(self, scope, value, function, mask=0xFFFFFFFF, what=None):
+    def rendezvous(self, scope, value, function, mask=0xFFFFFFFF, what=None):
         """The threads of my block, or the lanes `mask` of my warp, meet in `what`, each with a `value`. ->
         what ``function(values by thread_id)`` returns in the last to arrive."""
         return self.block.meeting(self, scope, mask, what).join(self, value, function)
@@ -354,7 +354,7 @@ class Thread(greenlet):
         """A barrier of all threads of the grid."""
         self.block.effects += 1
         self.block.launch.check_grid_barrier()
-        self.block.launch.meeting.join(self, None, lambda values: None)
+        self.block.launch.rendezvous.join(self, None, lambda values: None)
 
     def cluster_sync(self):
         """A barrier of all threads of the cluster."""
@@ -370,7 +370,7 @@ class Thread(greenlet):
         self.sync(team, scope, "a barrier")
 
     def sync(self, team, scope, call="a sync"):
-        self.together(scope, lambda: self.block.machine.collectives.meet(self, self.team(team), call))
+        self.together(scope, lambda: self.block.machine.collectives.barrier_of(self, self.team(team), call))
 
     def barrier_all(self, scope):
         self.barrier(0, scope)

@@ -53,23 +53,20 @@ class Comm(Messages):
     def __reduce__(self):
         raise TypeError("MPI: the message holds a communicator, which cannot be sent. Send its ranks")
 
-    # -- meeting
-    def _meet(self, call, value=None):
-        """All members come, in the same `call`. -> their values, by rank"""
+    # -- collective calls
+    def _collective(self, call, value=None):
+        """All members make the same `call`. -> their values, by rank"""
         process = current(call)
         machine, members = process.machine, self._members()
-        meetings = mail(machine).meetings
-        if self._key not in meetings:
-            meetings[self._key] = Rendezvous(machine.scheduler, lambda: len(members), "an MPI collective")
+        rendezvous = mail(machine).rendezvous
+        if self._key not in rendezvous:
+            rendezvous[self._key] = Rendezvous(machine.scheduler, lambda: len(members), "an MPI collective")
         if len(members) < machine.n_pes:
             who = f"ranks {', '.join(map(str, members))} of COMM_WORLD"
         else:
             who = "the other ranks"
-        machine.host_waits[process.pe] = lambda: f"{who} to call MPI's {call}, too"
-        try:
-            values = meetings[self._key].join(process.host, (call, value), lambda v: self._met(machine, v))
-        finally:
-            machine.host_waits.pop(process.pe, None)
+        with machine.host_waits_for(process.pe, lambda: f"{who} to call MPI's {call}, too"):
+            values = rendezvous[self._key].join(process.host, (call, value), lambda v: self._met(machine, v))
         calls = {theirs for theirs, _ in values.values()}
         if len(calls) > 1:
             where = ", ".join(f"rank {members.index(pe)} calls {c}" for pe, (c, _) in sorted(values.items()))
@@ -87,20 +84,21 @@ class Comm(Messages):
         return values
 
     def barrier(self):
-        self._meet("barrier")
+        self._collective("barrier")
 
     Barrier = barrier
 
     # -- objects
     def bcast(self, obj=None, root=0):
-        data = self._meet("bcast", pickle.dumps(obj) if self.rank == self._checked(root) else None)[root]
+        mine = pickle.dumps(obj) if self.rank == self._checked(root) else None
+        data = self._collective("bcast", mine)[root]
         return obj if self.rank == root else pickle.loads(data)
 
     def allgather(self, sendobj):
-        return [pickle.loads(v) for v in self._meet("allgather", pickle.dumps(sendobj))]
+        return [pickle.loads(v) for v in self._collective("allgather", pickle.dumps(sendobj))]
 
     def gather(self, sendobj, root=0):
-        values = self._meet("gather", pickle.dumps(sendobj))
+        values = self._collective("gather", pickle.dumps(sendobj))
         return [pickle.loads(v) for v in values] if self.rank == self._checked(root) else None
 
     def scatter(self, sendobj=None, root=0):
@@ -112,54 +110,54 @@ class Comm(Messages):
                     "each rank"
                 )
             mine = [pickle.dumps(v) for v in sendobj]
-        return pickle.loads(self._meet("scatter", mine)[root][self.rank])
+        return pickle.loads(self._collective("scatter", mine)[root][self.rank])
 
     def alltoall(self, sendobj):
         if len(sendobj) != self.size:
             raise ValueError(
                 f"alltoall(): sendobj has {len(sendobj)} items; it must have {self.size}, one for each rank"
             )
-        values = self._meet("alltoall", [pickle.dumps(v) for v in sendobj])
+        values = self._collective("alltoall", [pickle.dumps(v) for v in sendobj])
         return [pickle.loads(v[self.rank]) for v in values]
 
     def allreduce(self, sendobj, op=OPS["SUM"]):
-        return op.of_objects([pickle.loads(v) for v in self._meet("allreduce", pickle.dumps(sendobj))])
+        return op.of_objects([pickle.loads(v) for v in self._collective("allreduce", pickle.dumps(sendobj))])
 
     def reduce(self, sendobj, op=OPS["SUM"], root=0):
-        values = self._meet("reduce", pickle.dumps(sendobj))
+        values = self._collective("reduce", pickle.dumps(sendobj))
         return op.of_objects([pickle.loads(v) for v in values]) if self.rank == self._checked(root) else None
 
     def scan(self, sendobj, op=OPS["SUM"]):
-        values = self._meet("scan", pickle.dumps(sendobj))[: self.rank + 1]
+        values = self._collective("scan", pickle.dumps(sendobj))[: self.rank + 1]
         return op.of_objects([pickle.loads(v) for v in values])
 
     def exscan(self, sendobj, op=OPS["SUM"]):
-        values = self._meet("exscan", pickle.dumps(sendobj))[: self.rank]
+        values = self._collective("exscan", pickle.dumps(sendobj))[: self.rank]
         return op.of_objects([pickle.loads(v) for v in values]) if values else None
 
     # -- buffers
     def Bcast(self, buf, root=0):
         mine = elements(buf)
-        data = self._meet("Bcast", mine.copy() if self.rank == self._checked(root) else None)[root]
+        data = self._collective("Bcast", mine.copy() if self.rank == self._checked(root) else None)[root]
         if self.rank != root:
             chunk("Bcast", mine, data)
 
     def Allreduce(self, sendbuf, recvbuf, op=OPS["SUM"]):
         out = elements(recvbuf)
         mine = out if sendbuf is IN_PLACE else elements(sendbuf)
-        chunk("Allreduce", out, op.of_arrays(self._meet("Allreduce", mine.copy())))
+        chunk("Allreduce", out, op.of_arrays(self._collective("Allreduce", mine.copy())))
 
     def Reduce(self, sendbuf, recvbuf, op=OPS["SUM"], root=0):
         is_root = self.rank == self._checked(root)
         mine = elements(recvbuf if sendbuf is IN_PLACE else sendbuf)
-        values = self._meet("Reduce", mine.copy())
+        values = self._collective("Reduce", mine.copy())
         if is_root:
             chunk("Reduce", elements(recvbuf), op.of_arrays(values))
 
     def Allgather(self, sendbuf, recvbuf):
         parts = Parts(recvbuf, self.size)
         mine = parts[self.rank] if sendbuf is IN_PLACE else elements(sendbuf)
-        parts.fill("Allgather", self._meet("Allgather", mine.copy()))
+        parts.fill("Allgather", self._collective("Allgather", mine.copy()))
 
     Allgatherv = Allgather
 
@@ -167,7 +165,7 @@ class Comm(Messages):
         is_root = self.rank == self._checked(root)
         parts = Parts(recvbuf, self.size) if is_root else None
         mine = parts[self.rank] if sendbuf is IN_PLACE else elements(sendbuf)
-        values = self._meet("Gather", mine.copy())
+        values = self._collective("Gather", mine.copy())
         if is_root:
             parts.fill("Gather", values)
 
@@ -176,7 +174,7 @@ class Comm(Messages):
     def Scatter(self, sendbuf, recvbuf, root=0):
         is_root = self.rank == self._checked(root)
         parts = [p.copy() for p in Parts(sendbuf, self.size)] if is_root else None
-        data = self._meet("Scatter", parts)[root][self.rank]
+        data = self._collective("Scatter", parts)[root][self.rank]
         if recvbuf is not IN_PLACE:
             chunk("Scatter", elements(recvbuf), data)
 
@@ -185,7 +183,7 @@ class Comm(Messages):
     def Alltoall(self, sendbuf, recvbuf):
         out = Parts(recvbuf, self.size)
         parts = out if sendbuf is IN_PLACE else Parts(sendbuf, self.size)
-        values = self._meet("Alltoall", [p.copy() for p in parts])
+        values = self._collective("Alltoall", [p.copy() for p in parts])
         out.fill("Alltoall", [v[self.rank] for v in values])
 
     Alltoallv = Alltoall
@@ -195,7 +193,7 @@ class Comm(Messages):
         process = current("Split")
         number = process.splits[self._key]  # of this communicator, so far
         process.splits[self._key] += 1
-        values = self._meet("Split", (color, key))
+        values = self._collective("Split", (color, key))
         if color == UNDEFINED:
             return COMM_NULL
         mine = sorted((theirs, rank) for rank, (c, theirs) in enumerate(values) if c == color)

@@ -100,11 +100,11 @@ class Box:
 
 
 class Mail:
-    """Of one machine: messages, and meetings of communicators."""
+    """Of one machine: messages, and the rendezvous of each communicator."""
 
     def __init__(self):
         self.boxes = defaultdict(Box)  # by communicator and PE
-        self.meetings = {}
+        self.rendezvous = {}
 
 
 def mail(machine):

@@ -116,12 +116,11 @@ class Process:
         if scheduler.progress != self.polled[0]:
             self.polled = scheduler.progress, time.monotonic()
         host.can_go_on = time.monotonic() - self.polled[1] < IDLE  # it may look at the clock, too
-        self.machine.host_waits[self.pe] = lambda: why
         try:
-            scheduler.spin(host, lambda: why)
+            with self.machine.host_waits_for(self.pe, lambda: why):
+                scheduler.spin(host, lambda: why)
         finally:
             host.can_go_on = False
-            self.machine.host_waits.pop(self.pe, None)
 
     def _is_mine(self, name, module):
         if name == "__main__":

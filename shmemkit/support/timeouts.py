@@ -1,7 +1,7 @@
 """How long ranks wait for each other, and the errors when they have waited too long.
 
 SHMEMKIT_TIMEOUT (seconds) or ``bind(timeout=)`` bounds the waits in kernels: ``SignalTimeout``. The variable
-also bounds the meetings of the host programs: ``RankTimeout``. What kernels note when a wait expires, and
+also bounds the barriers of the host programs: ``RankTimeout``. What kernels note when a wait expires, and
 where, is in ``shmemkit.device.shmem.bounded_waits``.
 """
 
