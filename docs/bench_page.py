@@ -18,6 +18,8 @@ TITLES = {
     "all_to_all": "All-to-all",
     "broadcast": "Broadcast",
     "gather": "Gather",
+    "scatter": "Scatter",
+    "reduce": "Reduce",
     "barrier": "Barrier",
     "expert_parallel": "Expert parallelism",
     "gemm": "Matrix products",

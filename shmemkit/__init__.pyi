@@ -26,11 +26,19 @@ from .collectives.functional import (
     gather as gather,
 )
 from .collectives.functional import (
+    reduce as reduce,
+)
+from .collectives.functional import (
     reduce_scatter as reduce_scatter,
+)
+from .collectives.functional import (
+    scatter as scatter,
 )
 from .collectives.gather import Gather as Gather
 from .collectives.queue import Queue as Queue
+from .collectives.reduce import Reduce as Reduce
 from .collectives.reduce_scatter import ReduceScatter as ReduceScatter
+from .collectives.scatter import Scatter as Scatter
 from .gemm import Gemm as Gemm
 from .gemm import matmul as matmul
 from .gemm.all_gather import AllGatherGemm as AllGatherGemm

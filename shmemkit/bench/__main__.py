@@ -194,6 +194,8 @@ def _parser():
         ("all_to_all", "every method of AllToAll, and NCCL, by size"),
         ("broadcast", "every method of Broadcast, from rank 0, and NCCL, by size"),
         ("gather", "every method of Gather, to rank 0, and NCCL, by size"),
+        ("scatter", "every method of Scatter, from rank 0, and NCCL, by size"),
+        ("reduce", "every method of Reduce, sums, to rank 0, and NCCL, by size"),
     ):
         found = command(collectives.run, op, text)
         sized(found, "of the full array, rounded down to a multiple of 16 per rank, or up to an element")

@@ -182,6 +182,29 @@ class GatherCase(AllGatherCase):
         distributed.gather(x, parts, dst=0)
 
 
+class ScatterCase(_Bytes):
+    """From rank 0."""
+
+    op = "scatter"
+
+    def make(self):
+        whole = np.frombuffer(self.random(0).bytes(self.bytes), "uint8")
+        mine = whole.reshape(self.world.n_ranks, -1)[self.world.rank].copy()
+        self._put(whole if self.world.rank == 0 else whole[:0], mine)
+
+    def nccl(self, comm, x, out):
+        if comm.library.code >= SINCE_2_28:
+            comm("Scatter", x, out, self.segment, UINT8, 0)
+            return
+        ranks = range(self.world.n_ranks) if self.world.rank == 0 else ()
+        sent = [(x + rank * self.segment, self.segment, rank) for rank in ranks]
+        comm.exchange(sent, [(out, self.segment, 0)])
+
+    def torch(self, distributed, x, out):
+        parts = list(x.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
+        distributed.scatter(out, parts, src=0)
+
+
 class _Sums(Case):
     """Sums of small integers, which every dtype holds exactly, in whatever order they are added."""
 
@@ -205,6 +228,25 @@ class _Sums(Case):
         """All signs change."""
         for array in (self.x, self.total):
             negate(array)
+
+
+class ReduceCase(_Sums):
+    """To rank 0; what the others get is empty."""
+
+    op = "reduce"
+
+    def _mine(self, total):
+        return total if self.world.rank == 0 else total[:0]
+
+    def output(self, empty=None):
+        out = super().output(empty)
+        return out if self.world.rank == 0 else out[:0]
+
+    def nccl(self, comm, x, out):
+        comm("Reduce", x, out, self.bytes // self.dtype.itemsize, TYPES[self.dtype.name], SUM, 0)
+
+    def torch(self, distributed, x, out):
+        raise ValueError("PyTorch's reduce works in place, so that repeated calls would add up")
 
 
 class AllReduceCase(_Sums):

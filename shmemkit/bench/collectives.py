@@ -1,5 +1,5 @@
-"""``bench all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` and ``gather``:
-every method of the host object, and NCCL and PyTorch, at every size."""
+"""``bench all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``gather``,
+``scatter`` and ``reduce``: every method of the host object, and NCCL and PyTorch, at every size."""
 
 import shmemkit as sk
 
@@ -26,6 +26,8 @@ HOSTS = {
     "all_to_all": "AllToAll",
     "broadcast": "Broadcast",
     "gather": "Gather",
+    "scatter": "Scatter",
+    "reduce": "Reduce",
 }
 
 
@@ -51,7 +53,8 @@ class Ours(Contender):
     def start(self, case):
         self.took = None
         self._object = host_of(case.op)(self.world, case.bytes, method=self.method)
-        self._x, self.out = case.x, case.output(self._object.output if self.symmetric else None)
+        self._x = case.x if case.x.size else None  # of a scatter, only the root has one
+        self.out = case.output(self._object.output if self.symmetric else None)
         self._out = self.out if self.out.size else None  # of a gather, only the root has one
         if self.method == "auto":
             self.took = self._object.method_for(case.bytes, self.symmetric)

@@ -88,7 +88,9 @@ class Library:
         "MemAlloc": "pn",
         "MemFree": "p",
         "Recv": "pniipp",
+        "Reduce": "ppniiipp",
         "ReduceScatter": "ppniipp",
+        "Scatter": "ppniipp",
         "Send": "pniipp",
     }
 

@@ -49,6 +49,8 @@ TITLES = {
     "all_to_all": "all_to_all (size: the full array)",
     "broadcast": "broadcast, from rank 0",
     "gather": "gather, to rank 0 (size: gathered)",
+    "scatter": "scatter, from rank 0 (size: scattered)",
+    "reduce": "reduce, sums, to rank 0",
     "barrier": "barrier, on the stream",
     "expert_dispatch": "expert_parallel: dispatch (size: a row for each expert of a rank's tokens)",
     "expert_combine": "expert_parallel: combine",

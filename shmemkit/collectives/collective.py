@@ -5,6 +5,7 @@ outputs.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,7 @@ class Collective:
     _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
     _sizes: Callable[[Any, Any], None]
     _in_place: Callable[[Any, Any], int | None]
+    _out_is_alike = False  # whether out, and not x, is of the same size on all ranks
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
     def __init__(self, world: World, max_nbytes: int, method: str):
@@ -120,7 +122,8 @@ class Collective:
         run = self._plans.get(key)
         if run is None:
             run = self._plan(key, *converted(self._name, {"x": x, "out": out}, world.xp).values())
-        self._order.before(stream, self._name, x, shared=out if self._one_place else None)
+        alike = out if self._out_is_alike else x
+        self._order.before(stream, self._name, alike, shared=out if self._one_place else None)
         run(stream)
         if waits:
             world.stream.synchronize()
@@ -155,6 +158,13 @@ class Collective:
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
         self._plans.keep(key, run)
         return run
+
+    def _shape_of_segment(self, shape):
+        """-> the shape of a rank's segment of an array of this shape"""
+        n = self.world.n_ranks
+        if shape and shape[0] % n == 0:
+            return (shape[0] // n, *shape[1:])
+        return (math.prod(shape) // n,)
 
     def _full(self, x, out):
         """Bytes of the full array."""
@@ -200,6 +210,37 @@ class Collective:
             output = self._outputs.pop(0)
             if self.world.is_symmetric(output):  # not freed already
                 self.world.free(output)
+
+
+class OfRoot(Collective):
+    """One with a root, the rank that gives or gets the whole array."""
+
+    _one_place = False
+
+    def __init__(self, world: World, max_nbytes: int, root: int, method: str):
+        self.root = root
+        super().__init__(world, max_nbytes, method)
+
+    def _checked_options(self):
+        self.root = checked_root(type(self).__name__, self.world, self.root)
+        return {"root": self.root}
+
+    def _to_root(self, x, out, stream):
+        """A call of which the root alone gets the result."""
+        if self.world.rank == self.root:
+            return self._call(x, out, stream)
+        if out is not None:
+            raise ValueError(
+                f"{self._name}: out is given on rank {self.world.rank}; it must be None there. The root, "
+                f"rank {self.root}, gets the result"
+            )
+        self._call(x, x, stream)
+        return None
+
+    def method_for(self, nbytes: int, symmetric: bool = False) -> str:
+        """The method for a full array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
+        ranks do not know."""
+        return super().method_for(nbytes)
 
 
 def plans_of(world):

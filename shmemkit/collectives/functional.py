@@ -24,9 +24,20 @@ from .all_to_all import AllToAll
 from .broadcast import Broadcast
 from .collective import checked_root
 from .gather import Gather
+from .reduce import Reduce
 from .reduce_scatter import ReduceScatter
+from .scatter import Scatter
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce_scatter"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 LEAST = 1 << 16  # bytes
 
@@ -65,6 +76,25 @@ def gather(
     return _kept_for(Gather, x, stream, current(required=True).n_ranks, root)(x, out, stream)
 
 
+def reduce(
+    x: ArrayT, root: int = 0, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT | None:
+    """Combine the `x` of all ranks on the root: see ``Reduce``. -> out on the root, default a new one of x's
+    kind; None on all others"""
+    return _kept_for(Reduce, x, stream, 1, root, op)(x, out, stream)
+
+
+def scatter(
+    x: ArrayT | None = None, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+) -> ArrayT:
+    """Give each rank its segment of the root's `x`: see ``Scatter``. All other ranks give `out`. -> out"""
+    world = current(required=True)
+    if x is None and out is None:
+        raise ValueError("scatter(): x and out are None; the root gives x, all other ranks give out")
+    given, times = (out, world.n_ranks) if x is None else (x, 1)
+    return _kept_for(Scatter, given, stream, times, root)(x, out, stream)
+
+
 def reduce_scatter(
     x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT:
@@ -77,11 +107,11 @@ def _kept_for(kind, x, stream, times, *options: Any):
     world, who = current(required=True), f"{kind.table}()"
     nbytes = with_shape(who, "x", x, world.xp).nbytes
     nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
-    argument = "root" if kind in (Broadcast, Gather) else "op"
+    argument = "root" if kind in (Broadcast, Gather, Reduce, Scatter) else "op"
     if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if argument == "root":  # True and 1.0 have the hash of 1
-        options = (checked_root(who, world, *options),)
+        options = checked_root(who, world, options[0]), *options[1:]
     key = kind, nbytes, options
     if key not in world.kept:
         as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made

@@ -51,6 +51,14 @@ DEFAULTS = {  # op: on one node, on several
         ((1 << 18, "ll"), (None, "push")),
         ((1 << 18, "ll"), (1 << 62, "push"), (None, "push_2d")),
     ),
+    "scatter": (
+        ((1 << 13, "ll128"), (None, "push")),
+        ((1 << 13, "ll128"), (None, "push")),
+    ),
+    "reduce": (
+        ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push")),
+        ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push")),
+    ),
     "all_reduce": (
         ((1 << 12, "one_shot_ll128"), (1 << 13, "two_shot_ll128"), (None, "push")),
         ((1 << 20, "double_tree"), (None, "ring")),

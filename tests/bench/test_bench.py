@@ -844,7 +844,7 @@ def test_ratio_to_the_driver():
     ("arguments", "message"),
     [
         ([], "command"),
-        (["reduce"], "reduce"),
+        (["reduced"], "reduced"),
         (["all_gather", "--sizes", "8X"], "8X"),
         (["all_gather", "--methods", "ll,warp"], "'warp'"),
         (

@@ -160,7 +160,10 @@ def test_right_in_every_schedule(method, n_pes, calls):
     "arguments, message",
     [
         (lambda w: (w, 8, 2), "root is 2; it must be 0 to 1"),
-        (lambda w: (w, 8, 0, "tree"), "method is 'tree'; it must be 'll', 'push', 'push_2d' or 'auto'"),
+        (
+            lambda w: (w, 8, 0, "tree"),
+            "method is 'tree'; it must be 'll', 'll128', 'push', 'push_2d'",
+        ),
         (lambda w: (w, 8, w.rank), "rank 0 gives root=0, rank 1 gives root=1"),
     ],
 )

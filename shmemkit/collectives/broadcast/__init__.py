@@ -16,7 +16,7 @@ from __future__ import annotations
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT
 
-from ..collective import Collective, checked_root
+from ..collective import OfRoot
 from ..schedules.rooted import FromRoot
 from ..transports import LAMPORT, LL, LL128
 from .lamport import Lamport
@@ -32,7 +32,7 @@ METHODS = {
 }
 
 
-class Broadcast(Collective):
+class Broadcast(OfRoot):
     """Give all ranks the array of the root. Collective.
 
     world       the World
@@ -45,16 +45,10 @@ class Broadcast(Collective):
     """
 
     table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
-    _one_place = False
     _overlap = "they must lie apart, or be the same"
 
     def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
-        self.root = root
-        super().__init__(world, max_nbytes, method)
-
-    def _checked_options(self):
-        self.root = checked_root(type(self).__name__, self.world, self.root)
-        return {"root": self.root}
+        super().__init__(world, max_nbytes, root, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """-> out, with the root's `x`

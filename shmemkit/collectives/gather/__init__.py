@@ -3,6 +3,7 @@
 The methods, a file each, which says how it works:
 
   ll       flag-in-data packets of 8 bytes: small messages
+  ll128    lines of 128 bytes with a flag: middling ones, over NVLink
   push     stores into the root's memory and signals: larger ones
   push_2d  from other nodes to the ranks of the root's node, through NVSHMEM, which pass it on: several nodes
 """
@@ -12,16 +13,16 @@ from __future__ import annotations
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT
 
-from ..collective import Collective, checked_root
+from ..collective import OfRoot
 from ..schedules.rooted import ToRoot
-from ..transports import LL
+from ..transports import LL, LL128
 from .push import Push
 from .push_2d import Push2D
 
-METHODS = {"ll": (ToRoot, LL), "push": Push, "push_2d": Push2D}
+METHODS = {"ll": (ToRoot, LL), "ll128": (ToRoot, LL128), "push": Push, "push_2d": Push2D}
 
 
-class Gather(Collective):
+class Gather(OfRoot):
     """Gather the arrays of all ranks on the root. Collective.
 
     world       the World
@@ -35,16 +36,10 @@ class Gather(Collective):
     """
 
     table, METHODS, methods = "gather", METHODS, tuple(METHODS)
-    _one_place = False
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
     def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
-        self.root = root
-        super().__init__(world, max_nbytes, method)
-
-    def _checked_options(self):
-        self.root = checked_root(type(self).__name__, self.world, self.root)
-        return {"root": self.root}
+        super().__init__(world, max_nbytes, root, method)
 
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
@@ -60,15 +55,7 @@ class Gather(Collective):
         Enqueued: when the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x. When the
         stream of another rank has run it, its x may be written again.
         """
-        if self.world.rank == self.root:
-            return self._call(x, out, stream)
-        if out is not None:
-            raise ValueError(
-                f"Gather: out is given on rank {self.world.rank}; it must be None there. The root, rank "
-                f"{self.root}, gets the result"
-            )
-        self._call(x, x, stream)
-        return None
+        return self._to_root(x, out, stream)
 
     def _shape(self, shape):
         return self.world.n_ranks, *shape
@@ -86,8 +73,3 @@ class Gather(Collective):
 
     def _full(self, x, out):
         return self.world.n_ranks * x.nbytes
-
-    def method_for(self, nbytes: int, symmetric: bool = False) -> str:
-        """The method for a gathered array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
-        ranks do not know."""
-        return super().method_for(nbytes)

@@ -16,8 +16,6 @@ Each method has a file, which explains it:
 
 from __future__ import annotations
 
-import math
-
 from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
@@ -86,10 +84,7 @@ class ReduceScatter(Collective):
         return {"op": self.op}
 
     def _shape(self, shape):
-        n = self.world.n_ranks
-        if shape and shape[0] % n == 0:
-            return (shape[0] // n, *shape[1:])
-        return (math.prod(shape) // n,)
+        return self._shape_of_segment(shape)
 
     def _sizes(self, x, out):
         n = self.world.n_ranks

@@ -183,13 +183,16 @@ def up_kernel(t, op=None, dtype=None):
         while c * per_block < units:
             i, epoch = u32(c * per_block + first), epochs[y, c] + 1
             base = u32((epoch & 1) * n * row + i)
-            if i < units:
-                if me != root:
-                    words = load(x, i)
-                    if epoch > 2:
+            if me != root:
+                words = load(x, min(i, u32(units - 1)))
+                if epoch > 2:
+                    if t & 31 == 0:
                         wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
+                    cuda.syncwarp()
+                if i < units:
                     send(channel, u32(base + me * row), words, u32(epoch), root)
-                elif combine is not None:
+            elif i < units:
+                if combine is not None:
                     store(out, i, combine(channel, base, load(x, i), u32(epoch), me))
                 else:
                     if y == 0 and not in_place:

@@ -1,0 +1,93 @@
+"""Scatter: each rank gets its segment of the array of one rank, the root.
+
+The methods:
+
+  ll     packets of 8 bytes: small messages
+  ll128  lines of 128 bytes with a flag: middling ones, over NVLink
+  push   stores into the ranks' memory and signals: larger ones
+"""
+
+from __future__ import annotations
+
+from shmemkit.runtime.world import World
+from shmemkit.typing import AnyStream, ArrayT
+
+from ..collective import OfRoot
+from ..schedules.rooted import FromRoot
+from ..transports import LL, LL128
+from .push import Push
+
+METHODS = {
+    "ll": (FromRoot, LL, {"personalized": True}),
+    "ll128": (FromRoot, LL128, {"personalized": True}),
+    "push": Push,
+}
+
+
+class Scatter(OfRoot):
+    """Give each rank its segment of the root's array. Collective.
+
+    world       the World
+    max_nbytes  bytes of the largest array that is scattered: n_ranks segments
+    root        the rank that has it
+    method      one of ``Scatter.methods``, or "auto", as of ``AllGather``
+
+    ``scatter(x)`` enqueues one, as ``gather(x)`` of ``AllGather`` does: on any stream, also in graphs, in the
+    same order on all ranks. The root may be two calls ahead of the others; then it waits for them.
+    """
+
+    table, METHODS, methods = "scatter", METHODS, tuple(METHODS)
+    _out_is_alike = True
+    _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
+
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
+        super().__init__(world, max_nbytes, root, method)
+
+    def __call__(
+        self, x: ArrayT | None = None, out: ArrayT | None = None, stream: AnyStream | None = None
+    ) -> ArrayT:
+        """Scatter the root's `x`. -> out
+
+        x        on the root: C-contiguous, any dtype, n_ranks segments in a row. On all other ranks: None. An
+                 array or tensor, as of ``AllGather``
+        out      C-contiguous, of x's dtype, as large as a segment. On the root it may be its own segment of
+                 x, and the default is a new one of x's kind, of x's shape divided by n_ranks in the first
+                 dimension, as of ``ReduceScatter``. All other ranks must give it
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k.
+        """
+        if self.world.rank == self.root:
+            if x is None:
+                raise ValueError(
+                    f"Scatter: x is None on rank {self.root}, the root; it must have all segments"
+                )
+            return self._call(x, out, stream)
+        if x is not None:
+            raise ValueError(
+                f"Scatter: x is given on rank {self.world.rank}; it must be None there. Only the root, rank "
+                f"{self.root}, gives it"
+            )
+        if out is None:
+            raise ValueError(
+                f"Scatter: rank {self.world.rank} gives no out; it must give an array for its segment. Only "
+                f"the root, rank {self.root}, knows how large that is"
+            )
+        return self._call(out, out, stream)
+
+    def _shape(self, shape):
+        return self._shape_of_segment(shape)
+
+    def _sizes(self, x, out):
+        n = self.world.n_ranks
+        if self.world.rank == self.root and (x.dtype != out.dtype or x.size != n * out.size):
+            raise ValueError(
+                f"Scatter: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; x must be "
+                f"{out.dtype} with {n * out.size} elements, a segment of out's size for each of {n} ranks"
+            )
+
+    def _in_place(self, x, out):
+        return -self.root * out.nbytes if self.world.rank == self.root else 0
+
+    def _full(self, x, out):
+        return self.world.n_ranks * out.nbytes
