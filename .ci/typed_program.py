@@ -28,6 +28,7 @@ libshmem_device.getmem_block(symm_at(x, rank()), x, 8, libshmem_device.my_pe())
 # Each of these is an error; without it, the comment is.
 sk.all_reduce([1, 2])  # pyright: ignore[reportArgumentType]
 sk.all_reduce(x, op="median")  # pyright: ignore[reportArgumentType]
+sk.AllReduce(world, 8, method="pull")  # pyright: ignore[reportArgumentType]
 sk.Gemm("sm70")  # pyright: ignore[reportArgumentType]
 sk.AllGatherGemm(world, 1 << 20, "pull")  # pyright: ignore[reportArgumentType]
 sk.GemmReduceScatter(world, 8, 8, method="one_shot")  # pyright: ignore[reportArgumentType]

@@ -104,6 +104,42 @@ SigOp: TypeAlias = Literal["set", "add"]
 Comparison: TypeAlias = Literal["ge", "eq", "ne", "gt", "le", "lt"]
 FenceScope: TypeAlias = Literal["block", "gpu", "sys"]
 FenceSemantic: TypeAlias = Literal["seq_cst", "acq_rel"]
+AllGatherMethod: TypeAlias = Literal[
+    "auto",
+    "ll",
+    "ll128",
+    "lamport",
+    "pull",
+    "push_1d",
+    "ll_2d",
+    "push_2d",
+    "copy_push",
+    "copy_pull",
+    "copy_staged",
+    "multimem",
+    "ll_2d_multimem",
+]
+AllReduceMethod: TypeAlias = Literal[
+    "auto",
+    "one_shot",
+    "one_shot_ll128",
+    "one_shot_lamport",
+    "two_shot_ll128",
+    "push",
+    "copy_engine",
+    "ring",
+    "double_tree",
+    "multimem_one_shot",
+    "multimem_two_shot",
+]
+AllToAllMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "push", "copy_engine", "push_2d"]
+BroadcastMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "scatter", "push_2d"]
+GatherMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "push_2d"]
+ScatterMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
+ReduceMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
+ReduceScatterMethod: TypeAlias = Literal[
+    "auto", "ll", "ll128", "lamport", "push", "ring", "copy_engine", "push_2d"
+]
 GemmMethod: TypeAlias = Literal["auto", "sm90", "sm80", "simt"]
 AllGatherGemmMethod: TypeAlias = Literal["auto", "push", "overlap", "overlap_2d", "sequential"]
 GemmReduceScatterMethod: TypeAlias = Literal[

@@ -239,7 +239,7 @@ class ReduceCase(_Sums):
         return total if self.world.rank == 0 else total[:0]
 
     def output(self, empty=None):
-        out = super().output(empty)
+        out = (empty or self.world.xp.empty)(self.bytes // self.dtype.itemsize, self.dtype)
         return out if self.world.rank == 0 else out[:0]
 
     def nccl(self, comm, x, out):
@@ -275,5 +275,5 @@ class ReduceScatterCase(_Sums):
         distributed.reduce_scatter_tensor(out.view(dtype), x.view(dtype))
 
 
-_all = AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase, BroadcastCase, GatherCase
-CASES = {case.op: case for case in _all}
+_moved = AllGatherCase, AllToAllCase, BroadcastCase, GatherCase, ScatterCase
+CASES = {case.op: case for case in (*_moved, AllReduceCase, ReduceScatterCase, ReduceCase)}

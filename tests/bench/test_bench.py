@@ -382,6 +382,8 @@ def test_all_gather(n, tmp_path):
             ("broadcast", sk.Broadcast, 1.5),
         ),
         ("gather", sk.Gather, 1),
+        ("scatter", sk.Scatter, 1),
+        ("reduce", sk.Reduce, 1),
     ],
 )
 def test_other_collectives(op, host, passes, tmp_path):

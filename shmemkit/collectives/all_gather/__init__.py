@@ -21,7 +21,7 @@ The methods, a file each, which says how it works:
 from __future__ import annotations
 
 from shmemkit.runtime.world import World
-from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.typing import AllGatherMethod, AnyStream, ArrayT
 
 from ..collective import Collective
 from ..schedules.exchange import Exchange
@@ -73,7 +73,7 @@ class AllGather(Collective):
     table, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
-    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, method: AllGatherMethod = "auto"):
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:

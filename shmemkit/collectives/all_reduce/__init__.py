@@ -22,7 +22,7 @@ from __future__ import annotations
 from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
-from shmemkit.typing import AnyStream, ArrayT, Op
+from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT, Op
 
 from ..collective import Collective, check_reducible
 from ..schedules.exchange import Exchange
@@ -65,7 +65,7 @@ class AllReduce(Collective):
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: AllReduceMethod = "auto"):
         self.op = op
         super().__init__(world, max_nbytes, method)
 

@@ -16,7 +16,7 @@ and ``variable.py``, where the ranks give each other different numbers of rows, 
 from __future__ import annotations
 
 from shmemkit.runtime.world import World
-from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.typing import AllToAllMethod, AnyStream, ArrayT
 
 from ..collective import Collective
 from ..schedules.rows import Rows
@@ -52,7 +52,7 @@ class AllToAll(Collective):
     table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
     _overlap = "they must lie apart"
 
-    def __init__(self, world: World, max_nbytes: int, method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, method: AllToAllMethod = "auto"):
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:

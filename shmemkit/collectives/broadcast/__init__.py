@@ -14,7 +14,7 @@ The methods, a file each, which says how it works:
 from __future__ import annotations
 
 from shmemkit.runtime.world import World
-from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.typing import AnyStream, ArrayT, BroadcastMethod
 
 from ..collective import OfRoot
 from ..schedules.rooted import FromRoot
@@ -47,7 +47,7 @@ class Broadcast(OfRoot):
     table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: BroadcastMethod = "auto"):
         super().__init__(world, max_nbytes, root, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:

@@ -11,7 +11,7 @@ The methods, a file each, which says how it works:
 from __future__ import annotations
 
 from shmemkit.runtime.world import World
-from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
 from ..collective import OfRoot
 from ..schedules.rooted import ToRoot
@@ -38,7 +38,7 @@ class Gather(OfRoot):
     table, METHODS, methods = "gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: GatherMethod = "auto"):
         super().__init__(world, max_nbytes, root, method)
 
     def __call__(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
-from shmemkit.typing import AnyStream, ArrayT, Op
+from shmemkit.typing import AnyStream, ArrayT, Op, ReduceMethod
 
 from ..collective import OfRoot, check_reducible
 from ..schedules.rooted import ToRoot
@@ -40,7 +40,9 @@ class Reduce(OfRoot):
     table, METHODS, methods = "reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, op: Op = "sum", method: str = "auto"):
+    def __init__(
+        self, world: World, max_nbytes: int, root: int = 0, op: Op = "sum", method: ReduceMethod = "auto"
+    ):
         self.op = op
         super().__init__(world, max_nbytes, root, method)
 

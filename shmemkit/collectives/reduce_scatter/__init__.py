@@ -19,7 +19,7 @@ from __future__ import annotations
 from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
-from shmemkit.typing import AnyStream, ArrayT, Op
+from shmemkit.typing import AnyStream, ArrayT, Op, ReduceScatterMethod
 
 from ..collective import Collective, check_reducible
 from ..schedules.exchange import Exchange
@@ -60,7 +60,7 @@ class ReduceScatter(Collective):
     _one_place = False
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
-    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: ReduceScatterMethod = "auto"):
         self.op = op
         super().__init__(world, max_nbytes, method)
 

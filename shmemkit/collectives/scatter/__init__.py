@@ -10,7 +10,7 @@ The methods:
 from __future__ import annotations
 
 from shmemkit.runtime.world import World
-from shmemkit.typing import AnyStream, ArrayT
+from shmemkit.typing import AnyStream, ArrayT, ScatterMethod
 
 from ..collective import OfRoot
 from ..schedules.rooted import FromRoot
@@ -40,7 +40,7 @@ class Scatter(OfRoot):
     _out_is_alike = True
     _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: str = "auto"):
+    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: ScatterMethod = "auto"):
         super().__init__(world, max_nbytes, root, method)
 
     def __call__(
