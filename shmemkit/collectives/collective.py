@@ -141,10 +141,13 @@ class Collective:
             raise ValueError(f"{name}: the output is a read-only array; give `out`, one that can be written")
         self._sizes(x, out)
         full = self._full(x, out)
-        if full > self.max_nbytes:
+        times = max((method.counts(x.dtype.name) for method in self._methods.values()), default=1)
+        if times * full > self.max_nbytes:
             of = {out.nbytes: "out", x.nbytes: "x"}.get(full, "the gathered array")
             raise ValueError(
-                f"{name}: {of} has {full} bytes, more than max_nbytes={self.max_nbytes}. Make "
+                f"{name}: {of} has {full} bytes"
+                f"{f', which count {times} times, since totals of {x.dtype} travel as float32' * (times > 1)}"
+                f", more than max_nbytes={self.max_nbytes}. Make "
                 f"{'an' if name[0] == 'A' else 'a'} {name} with a larger max_nbytes"
             )
         at, to = self._address(x), self._address(out)
@@ -154,7 +157,7 @@ class Collective:
             raise ValueError(f"{name}: x and out overlap; {self._overlap}")
         run = _nothing
         if x.size:
-            method = self.method_for(full, self.world.is_symmetric(out))
+            method = self.method_for(times * full, self.world.is_symmetric(out))
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
         self._plans.keep(key, run)
         return run

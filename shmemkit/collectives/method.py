@@ -60,6 +60,8 @@ class Method:
                      dtype, so that none is compiled while others wait
     bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's
 
+    counts(dtype)    how many times an array of the dtype of this name counts, of max_nbytes: mostly once
+
     and `threads`, per block; on the emulator, which is quicker with few, 32. `settings` are attributes.
 
     To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
@@ -76,6 +78,10 @@ class Method:
             self.threads = 32
         vars(self).update(settings)
         agree(world, lambda: self.prepare(*args), self.free)
+
+    @staticmethod
+    def counts(dtype: str) -> int:
+        return 1
 
     def zeros(self, shape: Shape, dtype: DType, name: str) -> Array:
         """A symmetric array that lives as long as the method. Collective."""

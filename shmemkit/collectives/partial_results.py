@@ -6,8 +6,11 @@
     partials.store(row, i, length, total)
 
 `row` is 1-D, of uint64, with `partials.words` * length words. A total takes one word; those of float16 and
-bfloat16 stay float32 and take two. Nothing is rounded. The first words of all totals come first, so that a
-warp stores whole lines of 128 bytes. Loads and stores are ordinary ones.
+bfloat16 stay float32 and take two, those of float8 four. Nothing is rounded. The first words of all totals
+come first, so that a warp stores whole lines of 128 bytes. Loads and stores are ordinary ones.
+
+Memory is for totals of two words. So float8 counts twice (``shares``): in chunks and parts of half as many
+words, and in arrays of half of max_nbytes (``Method.counts``).
 """
 
 import functools
@@ -19,6 +22,7 @@ from numba import cuda
 from shmemkit.compiler.ptx import bitcast, gpu, types
 from shmemkit.device import reduction
 from shmemkit.device.emulator import current_thread, from_scalar
+from shmemkit.support.dtypes import widening
 
 
 class Partials(NamedTuple):
@@ -27,13 +31,20 @@ class Partials(NamedTuple):
     store: object
 
 
+def shares(dtype):
+    """How many times two words the totals of `dtype` take: 2 of float8, else 1, also where that is less."""
+    return max(1, widening(dtype) // 2)
+
+
 @functools.cache
 def totals(op, dtype):
     """-> the Partials of ``reduction(op, dtype)``; ValueError as there."""
-    if reduction(op, dtype) and dtype in ("float16", "bfloat16"):
-        return Partials(2, _load_floats, _store_floats)
-    # All others are as wide as their totals, and to divide is left to the last: the word of a total is exact.
+    # To divide is left to the last: where totals are no wider than elements, the word of one is exact.
     first, _, word_of = reduction("sum" if op == "avg" else op, dtype)
+    if widening(dtype) > 1:
+        return {2: Partials(2, _load_floats, _store_floats), 4: Partials(4, _load_eight, _store_eight)}[
+            widening(dtype)
+        ]
 
     @cuda.jit(device=True)
     def load(row, i, length):
@@ -57,7 +68,44 @@ def _store_floats(row, i, length, total):
     row[length + i] = high_floats(total)
 
 
-# ---- a total of four float32, as of ``reduction``, and two words
+@cuda.jit(device=True)
+def _load_eight(row, i, length):
+    return joined(_load_floats(row, i, length), _load_floats(row, 2 * length + i, length))
+
+
+@cuda.jit(device=True)
+def _store_eight(row, i, length, total):
+    _store_floats(row, i, length, half(total, 0))
+    _store_floats(row, 2 * length + i, length, half(total, 1))
+
+
+# ---- a total of eight float32, as of ``reduction``, and two of four
+
+
+def joined(low, high):
+    """The total of both. One thread."""
+    current_thread("joined")
+    return np.concatenate([low, high])
+
+
+def half(total, k):
+    """Its first four float32 if the literal `k` is 0, the others if it is 1. One thread."""
+    current_thread("half")
+    return total[4 * k : 4 * k + 4]
+
+
+@gpu(joined)
+def _(low, high):
+    return lambda low, high: (low, high)
+
+
+@gpu(half)
+def _(total, k):
+    k = k.literal_value
+    return lambda total, k: total[k]
+
+
+# ---- a total of four float32, and two words
 
 
 def floats(low, high):

@@ -5,6 +5,8 @@ from sys import _getframe
 import numpy as np
 from greenlet import getcurrent
 
+from shmemkit.support.dtypes import numpy_dtype
+
 from .cuda_integers import CASTS, Int32, Unsigned, wrap
 from .device_arrays import device_view, uninitialised
 from .thread import group_thread
@@ -55,11 +57,7 @@ def _dtype(dtype):
     """The NumPy dtype of a Numba or NumPy type."""
     if isinstance(dtype, (np.dtype, type, str)) or hasattr(dtype, "dtype"):
         return np.dtype(dtype)
-    if str(dtype) == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(str(dtype))
+    return numpy_dtype(str(dtype))
 
 
 class _Atomic(Namespace):

@@ -7,8 +7,9 @@ is changed meanwhile is reported, and accumulators that are touched before they 
 import functools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+
+from shmemkit.support.dtypes import numpy_dtype
 
 from .device_arrays import address
 from .errors import EmulatorError
@@ -16,7 +17,6 @@ from .participation import WARPGROUP, Part
 from .tensor_maps import Snapshot, check_fenced, swizzled, tile_bytes, under_way
 
 ROWS, SLAB, TILE = 64, 64, 8192  # rows; depth; bytes of 64 rows of 64 elements
-_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 @functools.cache
@@ -46,7 +46,7 @@ class Operand:
         """-> (extent, 64), float32"""
         first = ((self.descriptor & 0x3FFF) << 4) - address(self.view) & 0x3FFFF
         of_elements, end = _of_elements(self.descriptor & ~0x3FFF, self.step, self.major, self.extent)
-        view = self.snapshot.read().view(_DTYPES[dtype])
+        view = self.snapshot.read().view(numpy_dtype(dtype))
         if first + end > self.view.nbytes:
             raise EmulatorError(
                 f"wgmma: the matrix descriptor {self.descriptor:#x} of a tile of {self.view.nbytes} bytes "

@@ -11,8 +11,9 @@ import functools
 import itertools
 from collections import defaultdict
 
-import ml_dtypes
 import numpy as np
+
+from shmemkit.support.dtypes import numpy_dtype
 
 from . import mbarriers
 from .async_proxy import unfenced, who_stored
@@ -25,7 +26,6 @@ from .shadow_arrays import Tracked, kernel_site, untracked
 
 _MAGIC = 0x736D6B5F746D6170
 _UNIT = 16  # bytes that are moved as one by the swizzle
-_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
 class Async:
@@ -142,7 +142,7 @@ def tile_bytes(tile, n_bytes, alignment, what):
 def store_fragment(thread, tile, row_bytes, i, part, dtype):
     """A thread stores its 8 accumulators of columns 16 i to 16 i + 15 to a swizzled tile of 16 rows."""
     view = tile_bytes(tile, 16 * row_bytes, 8 * row_bytes, "fragment_store")
-    elements = np.array(part, np.float32).astype(_DTYPES[dtype])
+    elements = np.array(part, np.float32).astype(numpy_dtype(dtype))
     at, offsets = _of_fragment(thread.lane, row_bytes, i, elements.itemsize)
     thread.touch_bytes("write", tile, offsets[::2], 2 * elements.itemsize)  # two side by side
     view.view(elements.dtype)[at] = elements
@@ -167,7 +167,7 @@ def swizzled(at, row_bytes):
 
 def packed_rows(tile, i, dtype):
     """The i-th 8 accumulators of each lane of a warp: bytes (lane, those of one half, in memory order)."""
-    size = np.dtype(_DTYPES[dtype]).itemsize
+    size = numpy_dtype(dtype).itemsize
     n_bytes = 32 * 8 * size
     view = tile_bytes(tile, (i + 1) * n_bytes, 16, "packed accumulators")[i * n_bytes :]
     return view.reshape(size // 2, 32, 16)
@@ -177,7 +177,9 @@ def store_packed(thread, tile, i, part, dtype):
     fragment = packed_rows(tile, i, dtype)[:, thread.lane]
     _note_packed(thread, "write", tile, i, fragment)
     with np.errstate(all="ignore"):
-        fragment[:] = np.array(part, np.float32).astype(_DTYPES[dtype]).view(np.uint8).reshape(fragment.shape)
+        fragment[:] = (
+            np.array(part, np.float32).astype(numpy_dtype(dtype)).view(np.uint8).reshape(fragment.shape)
+        )
     unfenced(thread).update(address(half) for half in fragment)
 
 
@@ -189,7 +191,7 @@ def _note_packed(thread, kind, tile, i, fragment):
 def packed(thread, tile, i, dtype):
     fragment = packed_rows(tile, i, dtype)[:, thread.lane]
     _note_packed(thread, "read", tile, i, fragment)
-    return fragment.reshape(-1).view(_DTYPES[dtype]).astype(np.float32)
+    return fragment.reshape(-1).view(numpy_dtype(dtype)).astype(np.float32)
 
 
 # ---- tensor maps

@@ -20,24 +20,22 @@ import numpy.typing as npt
 from shmemkit.support.agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
 from shmemkit.support.arrays import as_array, is_tensor, stream_of
 from shmemkit.support.call_site import users_call
+from shmemkit.support.dtypes import OF_ML_DTYPES, REDUCIBLE, numpy_dtype
 from shmemkit.support.host_program import current_world
 from shmemkit.support.settings import integer, listed, shown
 from shmemkit.typing import AnyArray, Array, DType, Shape, Stream
 
-DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-DTYPES += ["complex64", "complex128"]
+DTYPES = (*REDUCIBLE, "bool", "complex64", "complex128")
 
 
 def as_dtype(dtype, who=""):
-    """`dtype`, also PyTorch's, as NumPy's; bfloat16 is that of ml_dtypes. TypeError for what is not a dtype,
-    ValueError for one that kernels cannot hold. `who`, as "zeros(): ", begins the message."""
+    """`dtype`, also PyTorch's, as NumPy's; bfloat16 and float8 are those of ml_dtypes. TypeError for what is
+    not a dtype, ValueError for one that arrays cannot have. `who`, as "zeros(): ", begins the message."""
     if type(dtype).__module__ == "torch":
         dtype = str(dtype).removeprefix("torch.")
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
+    if name in OF_ML_DTYPES:
+        return numpy_dtype(name)
     try:
         found = None if dtype is None else np.dtype(dtype)
     except TypeError:
@@ -105,7 +103,8 @@ class SymmetricMemory:
         """Allocate a symmetric array without setting its content. Collective.
 
         shape   an integer of 0 or more, or a tuple of them
-        dtype   float16, bfloat16, float32, float64, a signed or unsigned integer, bool or complex
+        dtype   float16, bfloat16, float8_e4m3fn, float8_e5m2, float32, float64, a signed or unsigned integer,
+                bool or complex. Kernels take a view of float8 as uint8
         name    a string that appears in reports
 
         On the emulator floats are NaN at first, and the check for races reports kernels that read elements
@@ -140,8 +139,7 @@ class SymmetricMemory:
             return shape, dtype
 
         _, result = self._allocate("full", checked, name)
-        with self.stream:
-            result[...] = fill_value
+        self._store(result, fill_value)
         self._content_is_there("full")
         return result
 
@@ -180,10 +178,18 @@ class SymmetricMemory:
         _, result = self._allocate("array", checked, name)
         if is_tensor(values) and values.is_cuda:
             self.backend.follow(None, stream_of(None, values))
-        with self.stream:
-            result[...] = self.xp.asarray(source)
+        self._store(result, source)
         self._content_is_there("array")
         return result
+
+    def _store(self, result, values):
+        """``result[...] = values``, on the World's stream. CuPy cannot convert to float8; the host does."""
+        with self.stream:
+            if self.xp.ndarray is not np.ndarray and "float8" in result.dtype.name:
+                host = values.get() if isinstance(values, self.xp.ndarray) else np.asarray(values)
+                values = np.broadcast_to(host, result.shape).astype(result.dtype).view("uint8")
+                result = result.view("uint8")
+            result[...] = self.xp.asarray(values)
 
     def signals(self, n: int, name: str | None = None) -> Array:
         """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.

@@ -79,7 +79,7 @@ def test_many_ranks(pes, small_chunks, n_pes, sizes):
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64", "float8_e5m2"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
@@ -92,7 +92,7 @@ def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
     n_pes=st.integers(1, 4),
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "bfloat16", "float32", "float64"]),
+    dtype=st.sampled_from(["uint8", "float8_e4m3fn", "bfloat16", "float32", "float64"]),
     op=st.sampled_from(["sum", "max", "min"]),
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),

@@ -38,7 +38,7 @@ def test_many_ranks(pes, small_chunks, n_pes, sizes):
 
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float64", "float8_e4m3fn"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
     pes(3).run(reduce_all, "ring", [1, 333, 64, 334], dtype, "sum", 3, in_place)
@@ -50,7 +50,7 @@ def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
     n_pes=st.integers(1, 4),
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "bfloat16", "float32", "float64"]),
+    dtype=st.sampled_from(["uint8", "float8_e4m3fn", "bfloat16", "float32", "float64"]),
     op=st.sampled_from(["sum", "max", "min"]),
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),
@@ -95,6 +95,27 @@ def test_sums_of_16_bits_are_rounded_once(pes):
         assert (out.astype("float32") == 260).all()  # 259, to nearest even
 
     pes(4).run(main)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_counts_twice(pes, small_chunks, dtype):
+    """There is memory for totals of two bytes each."""
+
+    def main():
+        world = sk.init()
+        x = np.ones(300, as_dtype(dtype))
+        reduce = sk.AllReduce(world, 600, "sum", "ring")
+        for size in (300, 299, 7):
+            out = reduce(x[:size])
+            world.synchronize()
+            assert (out.astype("float32") == 2).all()
+        with pytest.raises(ValueError, match="x has 301 bytes, which count 2 times, .* than max_nbytes=600"):
+            reduce(np.ones(301, x.dtype))
+        out = sk.all_reduce(np.ones(1 << 16, x.dtype))  # whose object has room for that
+        world.synchronize()
+        assert (out.astype("float32") == 2).all()
+
+    pes(2, local_size=1).run(main)
 
 
 @pytest.mark.each_value

@@ -51,7 +51,8 @@ def scatter_all(method, sizes, dtype="float32", op="sum", unaligned=0, in_place=
     others' are not."""
     world = sk.init()
     n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
-    scatter = ReduceScatter(world, n * max(sizes) * dtype.itemsize, op, method)
+    counts = 2 if "float8" in dtype.name else 1  # by methods whose totals travel
+    scatter = ReduceScatter(world, counts * n * max(sizes) * dtype.itemsize, op, method)
     first = unaligned * me
     for call, size in enumerate(sizes):
         given = inputs(call, size, dtype, n)
@@ -91,14 +92,15 @@ def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
 @pytest.mark.parametrize("n_pes", [2, 3])
-def test_several_blocks_and_chunks(pes, small_chunks, n_pes, method):
-    pes(n_pes).run(scatter_all, method, [250, 3, 520, 7, 33, 510], "float16")
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
+def test_several_blocks_and_chunks(pes, small_chunks, n_pes, dtype, method):
+    pes(n_pes).run(scatter_all, method, [250, 3, 520, 7, 33, 510], dtype)
 
 
 @pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("dtype", ["uint8", "float16"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float8_e5m2"])
 def test_unaligned(pes, method, dtype):
     pes(3).run(scatter_all, method, [1, 300, 33, 65], dtype, "sum", 3, False)
     pes(3).run(scatter_all, method, [1, 33, 65], dtype, "max", 3, True)
@@ -117,6 +119,28 @@ def test_in_place(pes, small_chunks, method):
 )
 def test_ops_and_dtypes(pes, method, op, dtype):
     pes(3).run(scatter_all, method, [9], dtype, op, 0, True)
+
+
+@pytest.mark.each_value
+@methods
+@pytest.mark.parametrize("n_pes", range(2, 10))
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_is_combined_in_float32_and_rounded_once(pes, method, n_pes, dtype):
+    """Also of odd lengths, at odd addresses; sums that saturate, and NaN."""
+
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        given = 4.0 * np.random.default_rng(n).integers(-64, 64, (n, n, 33))
+        given[n // 2, :, 7], given[0, :, 9], given[n - 1, :, 9] = np.nan, np.inf, -np.inf
+        given = given.astype(as_dtype(dtype))
+        for op in ("sum", "min", "avg"):
+            out = ReduceScatter(world, 2 * given[me].nbytes, op, method)(given[me])
+            world.synchronize()
+            expected = combined(op, list(given[:, me]))
+            np.testing.assert_array_equal(out[0].view("uint8"), expected.view("uint8"))
+
+    pes(n_pes).run(main)
 
 
 @pytest.mark.slow
@@ -152,7 +176,7 @@ def test_push_where_gpus_differ(pes):
     seed=st.none() | st.integers(0, 1 << 30),
     n_pes=st.integers(1, 3),
     sizes=st.lists(st.integers(0, 90), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "bfloat16", "float32", "float64"]),
+    dtype=st.sampled_from(["uint8", "float8_e4m3fn", "bfloat16", "float32", "float64"]),
     op=st.sampled_from(["sum", "min"]),
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),

@@ -49,7 +49,9 @@ def test_dtypes_in_place(pes, small, dtype):
     pes(4, local_size=2).run(scatter_all, "push_2d", [70, 9], dtype, op, 0, True)
 
 
-@pytest.mark.parametrize("dtype, unaligned, in_place", [("uint8", 3, False), ("float16", 1, True)])
+@pytest.mark.parametrize(
+    "dtype, unaligned, in_place", [("uint8", 3, False), ("float16", 1, True), ("float8_e4m3fn", 1, True)]
+)
 def test_unaligned(pes, small, dtype, unaligned, in_place):
     pes(4, local_size=2).run(scatter_all, "push_2d", [300, 1, 65], dtype, "sum", unaligned, in_place)
 
@@ -65,7 +67,7 @@ def test_a_thread_with_several_words(pes):
     delivery=st.sampled_from(["eager", "ordered", "unordered"]),
     nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2), (3, 2)]),
     sizes=st.lists(st.integers(0, 90), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "bfloat16", "float32", "float64"]),
+    dtype=st.sampled_from(["uint8", "float8_e4m3fn", "bfloat16", "float32", "float64"]),
     op=st.sampled_from(["sum", "min"]),
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),

@@ -84,7 +84,7 @@ def test_many_ranks(pes, n_pes, sizes, kind, method):
 
 @pytest.mark.each_value
 @ways
-@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float16", "float64", "float8_e4m3fn"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_dtypes_unaligned(pes, kind, method, dtype, in_place):
     pes(3).run(OF[kind], method, [1, 300, 33], 1, dtype, 3, in_place)

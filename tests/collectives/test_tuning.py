@@ -19,6 +19,7 @@ from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of, ranges
 from shmemkit.collectives import all_gather, tuning
+from shmemkit.collectives.method import Method
 
 H200, LL, PUSH = "NVIDIA H200", [None, "ll"], [None, "push_1d"]
 
@@ -238,6 +239,7 @@ class Recorded:
 
     made = ()
     refuse = ()
+    counts = staticmethod(Method.counts)
 
     def __init__(self, world, max_nbytes, name):
         if name in self.refuse:

@@ -56,10 +56,11 @@ class AllReduce(Collective):
     method      one of ``AllReduce.methods``, or "auto", as of ``AllGather``
 
     ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
-    ranks. float16 and bfloat16 are combined in float32, and rounded once. All ranks get the same bits, in
-    every run. Elements are combined in the order of the ranks, but "double_tree" combines subtree by subtree.
-    By multimem, the switch chooses the order in which it adds floating-point numbers (see there). The first
-    call for a dtype compiles its kernel.
+    ranks. float16, bfloat16, float8_e4m3fn and float8_e5m2 are combined in float32, and rounded once, to
+    nearest even. Results of float8 saturate: beyond the largest number, and where infinite, they are 448 or
+    57344. All ranks get the same bits, in every run. Elements are combined in the order of the ranks, but
+    "double_tree" combines subtree by subtree. By multimem, the switch chooses the order in which it adds
+    floating-point numbers (see there). The first call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
@@ -72,7 +73,8 @@ class AllReduce(Collective):
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Combine `x` with those of the other ranks. -> out
 
-        x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks.
+        x        C-contiguous, of a float, bfloat16 and float8 included, or an integer, of the same shape and
+                 dtype on all ranks.
                  An array or tensor, as of ``AllGather``
         out      C-contiguous, as large, of the same dtype; it may be x. Default: a new one of x's kind. If it
                  lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part of

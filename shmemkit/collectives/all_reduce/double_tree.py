@@ -69,7 +69,7 @@ from shmemkit.device import (
 )
 
 from ..method import Method
-from ..partial_results import floats, high_floats, low_floats, totals
+from ..partial_results import floats, half, high_floats, joined, low_floats, shares, totals
 from .ring import chunks_of, most_chunks
 
 BLOCKS = 26  # for each tree and direction: 104 in all, one per multiprocessor of A100
@@ -108,7 +108,8 @@ def position(rank, n_ranks, tree):
 def merging(op, dtype):
     """-> ``merge(total, row, i, length)``, for kernels: a total, combined with the i-th in `row`, as ``load``
     of ``totals(op, dtype)`` has it."""
-    if dtype not in ("float16", "bfloat16"):
+    words = totals(op, dtype).words
+    if words == 1:
         add = reduction(op, dtype).add
 
         @cuda.jit(device=True)
@@ -124,7 +125,14 @@ def merging(op, dtype):
         high = add(first(high_floats(total)), row[length + i])
         return floats(word_of(low, 1), word_of(high, 1))
 
-    return merge_floats
+    @cuda.jit(device=True)
+    def merge_eight(total, row, i, length):
+        return joined(
+            merge_floats(half(total, 0), row, i, length),
+            merge_floats(half(total, 1), row, 2 * length + i, length),
+        )
+
+    return merge_eight if words == 4 else merge_floats
 
 
 @functools.cache
@@ -221,6 +229,8 @@ def _to_children(part, signal, epoch, first, second):
 class DoubleTree(Method):
     """The method "double_tree" of ``AllReduce``."""
 
+    counts = staticmethod(shares)
+
     def prepare(self, max_nbytes, op):
         world, words = self.world, max(1, -(-max_nbytes // 8))
         self.op, wanted = op, 2 * BLOCKS * CHUNKS
@@ -235,7 +245,8 @@ class DoubleTree(Method):
         self.positions = world.xp.asarray(positions, "int64")
 
     def bind(self, x, out, in_place, dtype):
-        chunk, chunks = chunks_of(x.nbytes + 7 >> 3, 2 * BLOCKS * CHUNKS)
+        times = shares(dtype.name)
+        chunk, chunks = chunks_of(times * (x.nbytes + 7 >> 3), 2 * BLOCKS * CHUNKS)
         grid = min((chunks + 1) // 2, BLOCKS), 2, 2
         shared = (
             self.positions,
@@ -245,7 +256,7 @@ class DoubleTree(Method):
             self.results_full,
             self.epochs,
         )
-        return self.launch(double_tree_kernel(self.op, dtype.name), grid, x, out, chunk, *shared)
+        return self.launch(double_tree_kernel(self.op, dtype.name), grid, x, out, chunk // times, *shared)
 
 
 _x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
@@ -262,5 +273,7 @@ GPU_KERNELS = {
         ("max", "float32", types.uint64),
         ("avg", "float64", types.uint64),
         ("prod", "int8", types.uint64),
+        ("sum", "float8_e4m3fn", types.uint64),
+        ("avg", "float8_e5m2", types.uint8),
     )
 }

@@ -3,7 +3,8 @@ a broadcast phase. It uses NVSHMEM's put_signal and runs on any nodes. It takes 
 another, so it is for arrays of many chunks.
 
 Partial totals travel: what the ranks before have combined, word by word (``partial_results.py``). Totals of
-float16 and bfloat16 travel as float32, in twice the bytes, so only results are rounded, once.
+float16, bfloat16 and float8 travel as float32, in two or four times the bytes, so only results are rounded,
+once.
 
 Chunks    the array is cut into chunks, which are dealt out to the blocks
 Partials  partials[c], on every rank: the total of chunk c over the ranks before; the rank then adds its own.
@@ -67,7 +68,7 @@ from shmemkit.device import (
 )
 
 from ..method import Method
-from ..partial_results import totals
+from ..partial_results import shares, totals
 
 LEAST, MOST = 1 << 9, 1 << 11  # words of a chunk: 4 to 16 KB
 RING_BLOCKS = 104  # of a grid: one per multiprocessor of A100
@@ -168,6 +169,8 @@ def _count(epochs, b, chunk, size):
 class Ring(Method):
     """The method "ring" of ``AllReduce``."""
 
+    counts = staticmethod(shares)
+
     def prepare(self, max_nbytes, op):
         self.op, words = op, max(1, -(-max_nbytes // 8))
         room, wanted = chunks_of(words, RING_BLOCKS * RING_CHUNKS)[0], RING_BLOCKS * RING_CHUNKS
@@ -179,8 +182,10 @@ class Ring(Method):
         self.epochs = self.world.xp.zeros(chunks, "uint64")
 
     def bind(self, x, out, in_place, dtype):
-        chunk, chunks = chunks_of(x.nbytes + 7 >> 3, RING_BLOCKS * RING_CHUNKS)
-        args = x, out, chunk, self.partials, self.results, self.partials_full, self.results_full, self.epochs
+        times = shares(dtype.name)
+        chunk, chunks = chunks_of(times * (x.nbytes + 7 >> 3), RING_BLOCKS * RING_CHUNKS)
+        args = x, out, chunk // times, self.partials, self.results
+        args += self.partials_full, self.results_full, self.epochs
         return self.launch(ring_kernel(self.op, dtype.name), min(chunks, RING_BLOCKS), *args)
 
 
@@ -197,5 +202,7 @@ GPU_KERNELS = {
         ("max", "float32", types.uint64),
         ("avg", "float64", types.uint64),
         ("prod", "int8", types.uint64),
+        ("sum", "float8_e4m3fn", types.uint64),
+        ("avg", "float8_e5m2", types.uint8),
     )
 }

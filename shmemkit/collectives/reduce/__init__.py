@@ -55,8 +55,8 @@ class Reduce(OfRoot):
     ) -> ArrayT | None:
         """Combine `x` with those of the other ranks. -> out on the root, None on all other ranks
 
-        x        C-contiguous, of bfloat16, a float or an integer, of the same shape and dtype on all ranks.
-                 An array or tensor, as of ``AllGather``
+        x        C-contiguous, of a float, bfloat16 and float8 included, or an integer, of the same shape and
+                 dtype on all ranks. An array or tensor, as of ``AllGather``
         out      on the root: C-contiguous, as large, of the same dtype; it may be x. Default: a new one of
                  x's kind. On all other ranks: None
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's

@@ -49,11 +49,11 @@ class ReduceScatter(Collective):
     method      one of ``ReduceScatter.methods``, or "auto", as of ``AllGather``
 
     ``scatter(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
-    all ranks. float16 and bfloat16 are combined in float32, and rounded once. Each method combines in one
-    order, so its bits are the same in every run: "ring" begins segment k with rank k + 1, goes on
-    with those after it, modulo the ranks, and ends with rank k; "push_2d" combines in each node in the order
-    of its ranks, and then in that of the nodes; the others, in the order of the ranks. The first call for a
-    dtype compiles its kernel.
+    all ranks. float16, bfloat16 and float8 are combined in float32, and rounded once, as of ``AllReduce``.
+    Each method combines in one order, so its bits are the same in every run: "ring" begins segment k with
+    rank k + 1, goes on with those after it, modulo the ranks, and ends with rank k; "push_2d" combines in
+    each node in the order of its ranks, and then in that of the nodes; the others, in the order of the ranks.
+    The first call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
@@ -67,8 +67,8 @@ class ReduceScatter(Collective):
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Combine `x` with those of the other ranks. -> out
 
-        x        C-contiguous, of bfloat16, a float or an integer, of the same size and dtype on all ranks:
-                 n_ranks segments in a row. An array or tensor, as of ``AllGather``
+        x        C-contiguous, of a float, bfloat16 and float8 included, or an integer, of the same size and
+                 dtype on all ranks: n_ranks segments in a row. An array or tensor, as of ``AllGather``
         out      C-contiguous, of x's dtype, as large as a segment. It may be the rank's own segment of x.
                  Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
                  d is a multiple of n_ranks, else of one dimension

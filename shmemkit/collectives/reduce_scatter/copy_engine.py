@@ -177,5 +177,7 @@ GPU_KERNELS = {
         ("max", "float32", 8, types.uint64),
         ("avg", "float64", 2, types.complex128),
         ("prod", "int8", 16, types.complex128),
+        ("sum", "float8_e4m3fn", 4, types.complex128),
+        ("avg", "float8_e5m2", 2, types.uint8),
     )
 }

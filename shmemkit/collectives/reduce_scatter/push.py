@@ -144,5 +144,7 @@ GPU_KERNELS = {
         ("max", "float32", 8, types.uint64),
         ("avg", "float64", 2, types.uint64),
         ("prod", "int8", 16, types.uint64),
+        ("sum", "float8_e4m3fn", 4, types.uint64),
+        ("avg", "float8_e5m2", 2, types.uint8),
     )
 }

@@ -10,7 +10,7 @@ Segments  x is n_ranks segments, one for each rank. Each is handled as words of 
 Staged    staged[buffer, j, b, k], on every rank (i, l): part b of the segment of (j, l), of (i, k)'s x.
           Written by (i, k) only; the rank's own data stay in x
 Outbox    outbox[buffer, j, b], on every rank (i, l): part b of node i's partial result for (j, l), for the
-          network to read. float16 and bfloat16 travel as float32 (``partial_results.py``)
+          network to read. float16, bfloat16 and float8 travel as float32 (``partial_results.py``)
 Inbox     inbox[buffer, j, b], on every rank (i, l): part b of node j's partial result. Written by (j, l) only
 Signals   staged_full[k, j, b, q], on every rank (i, l): the last epoch whose chunk q of (i, k)'s part b for
           (j, l) is here (only (i, k) sets it). inbox_full[buffer, j, b, q], on every rank: likewise of
@@ -77,7 +77,7 @@ from shmemkit.device import (
 )
 
 from ..method import Method
-from ..partial_results import floats, totals
+from ..partial_results import floats, joined, shares, totals
 from .combine_rows import combining
 
 PART = 1 << 14  # bytes that are worth two blocks
@@ -211,7 +211,7 @@ def _finishing(op, dtype):
     """-> a device function: steps 5 and 6."""
     _, _, result = reduction(op, dtype)
     width = totals(op, dtype).words
-    first, add, word_of = reduction("sum" if op == "avg" else op, "float32" if width == 2 else dtype)
+    first, add, word_of = reduction("sum" if op == "avg" else op, dtype if width == 1 else "float32")
 
     @cuda.jit(device=True)
     def over_nodes(boxes, b, i):
@@ -227,11 +227,19 @@ def _finishing(op, dtype):
         return result(over_nodes(boxes, b, i), n)
 
     @cuda.jit(device=True)
-    def word_of_floats(boxes, b, i, length, n):
+    def four(boxes, b, i, length):
         low, high = over_nodes(boxes, b, i), over_nodes(boxes, b, length + i)
-        return result(floats(word_of(low, 1), word_of(high, 1)), n)
+        return floats(word_of(low, 1), word_of(high, 1))
 
-    finished = word_of_floats if width == 2 else word
+    @cuda.jit(device=True)
+    def word_of_four(boxes, b, i, length, n):
+        return result(four(boxes, b, i, length), n)
+
+    @cuda.jit(device=True)
+    def word_of_eight(boxes, b, i, length, n):
+        return result(joined(four(boxes, b, i, length), four(boxes, b, 2 * length + i, length)), n)
+
+    finished = {1: word, 2: word_of_four, 4: word_of_eight}[width]
 
     @cuda.jit(device=True)
     def finish(out, begin, end, chunk, local_size, inbox, inbox_full, epoch):
@@ -279,7 +287,7 @@ def push_2d_kernel(op, dtype):
         stride         words of a part at most
         staged_full    uint64 (local_size, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
         outbox, inbox  uint64 (2, nodes, parts at most, words of a part at most; twice as many for float16 and
-                       bfloat16), symmetric
+                       bfloat16, four times as many for float8), symmetric
         inbox_full     uint64 (2, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
         epochs         uint64 (2, parts at most), zeros at first
         grid           (parts, 2), as the blocks are; any number of threads
@@ -302,6 +310,8 @@ def push_2d_kernel(op, dtype):
 class Push2D(Method):
     """The method "push_2d" of ``ReduceScatter``."""
 
+    counts = staticmethod(shares)
+
     def prepare(self, max_nbytes, op):
         world, backend = self.world, self.world.backend
         world.check_reach("reduce_scatter push_2d", ranks=world.node_ranks)
@@ -320,8 +330,9 @@ class Push2D(Method):
         self.epochs = world.xp.zeros((2, self.parts), "uint64")
 
     def bind(self, x, out, in_place, dtype):
-        words = -(-out.nbytes // 8)
-        part = -(-words // min(self.parts, -(-8 * words // PART))) + 15 & -16
+        words, times = -(-out.nbytes // 8), shares(dtype.name)
+        part = -(-times * words // min(self.parts, -(-8 * times * words // PART))) + 15 & -16
+        part //= times
         chunk = max(CHUNK // 8, -(-part // MAX_CHUNKS)) + 15 & -16
         args = x, out, 8 // x.itemsize, part, chunk, self.world.local_size
         args += self.staged.view(x.dtype), self.room, self.staged_full
@@ -349,5 +360,7 @@ GPU_KERNELS = {
         ("max", "float32", types.uint64),
         ("avg", "float64", types.uint64),
         ("prod", "int8", types.uint64),
+        ("sum", "float8_e4m3fn", types.uint64),
+        ("avg", "float8_e5m2", types.uint64),
     )
 }

@@ -6,8 +6,8 @@ Segments  x is n_ranks segments, one for each rank. Each is handled as words of 
           anywhere. It is cut into as many parts as there are blocks. Block b has part b of all segments, and
           sends it in chunks
 Inbox     inbox[buffer, s, b], on every rank: part b of what the rank before sends in its hop s, of segment me
-          - 2 - s modulo the ranks. float16 and bfloat16 travel as float32 (``partial_results.py``). Written
-          by the rank before only
+          - 2 - s modulo the ranks. float16, bfloat16 and float8 travel as float32
+          (``partial_results.py``). Written by the rank before only
 Signals   full[b], on every rank: how much of part b is here: the epoch times STEPS, plus the number of
           chunks. Only the rank before sets it. Its stores are releases, one for each chunk, and each
           publishes all chunks before it: one signal is enough for all
@@ -50,7 +50,7 @@ from shmemkit.device import (
 )
 
 from ..method import Method
-from ..partial_results import totals
+from ..partial_results import shares, totals
 
 PART = 1 << 12  # bytes that are worth a block
 MAX_BLOCKS = 104  # of a grid: one per multiprocessor of A100
@@ -74,7 +74,7 @@ def ring_kernel(op, dtype):
         part    words of a part: gridDim.x of them are out
         chunk   words of a chunk: STEPS of them are more than n_ranks parts
         inbox   uint64 (2, n_ranks - 1 or more, parts at most, words of a part at most; twice as many for
-                float16 and bfloat16), symmetric
+                float16 and bfloat16, four times as many for float8), symmetric
         full    uint64 (parts at most,), symmetric, zeros at first
         epochs  uint64 (parts at most,), zeros at first
         grid    parts, one-dimensional, as the blocks are
@@ -126,6 +126,8 @@ def ring_kernel(op, dtype):
 class Ring(Method):
     """The method "ring" of ``ReduceScatter``."""
 
+    counts = staticmethod(shares)
+
     def prepare(self, max_nbytes, op):
         world, n = self.world, self.world.n_ranks
         world.check_reach("reduce_scatter ring", ranks=[(world.rank + 1) % n])
@@ -142,8 +144,9 @@ class Ring(Method):
         self.epochs = world.xp.zeros(self.blocks, "uint64")
 
     def bind(self, x, out, in_place, dtype):
-        words = -(-out.nbytes // 8)
-        part = -(-words // min(self.blocks, -(-8 * words // PART))) + 15 & -16
+        words, times = -(-out.nbytes // 8), shares(dtype.name)
+        part = -(-times * words // min(self.blocks, -(-8 * times * words // PART))) + 15 & -16
+        part //= times
         chunk = max(CHUNK // 8, -(-part // MAX_CHUNKS))
         args = x, out, part, chunk, self.inbox, self.full, self.epochs
         return self.launch(ring_kernel(self.op, dtype.name), -(-words // part), *args)
@@ -162,5 +165,7 @@ GPU_KERNELS = {
         ("max", "float32", types.uint64),
         ("avg", "float64", types.uint64),
         ("prod", "int8", types.uint64),
+        ("sum", "float8_e4m3fn", types.uint64),
+        ("avg", "float8_e5m2", types.uint8),
     )
 }

@@ -12,10 +12,10 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import asm, bitcast, extend_half, gpu, round_to_half, types
+from shmemkit.support.dtypes import numpy_dtype
 
 from ..argument_checks import check_choice
 from ..emulator import current_thread, from_scalar
@@ -51,7 +51,7 @@ def element(dtype: str) -> Element:
     """-> the Element of "bfloat16", "float16" or "float32". ValueError for others."""
     check_choice("element", "dtype", dtype, ELEMENTS)
     stored, pair = _STORED[dtype]
-    functions = _emulated(np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), stored, pair)
+    functions = _emulated(numpy_dtype(dtype), stored, pair)
     for function, implementation in zip(functions, _on_gpu(dtype), strict=True):
         gpu(function)(implementation)
     return Element(stored, pair, *functions)

@@ -17,10 +17,10 @@ import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, asm, element_address, float_zeros, gpu, shared_address, types
+from shmemkit.support.dtypes import numpy_dtype
 from shmemkit.typing import Array
 
 from ..argument_checks import check_aligned, check_array, check_choice, check_integer, literal_choice
@@ -178,7 +178,7 @@ def warp_mma(m: int, n: int, dtype: str) -> WarpMma:
 def _emulated(m, n, dtype):
     def widened(registers):
         halves = np.array(registers, np.uint32).reshape(8, 4, -1).view(np.uint16)
-        return halves.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16).astype(np.float32)
+        return halves.view(numpy_dtype(dtype)).astype(np.float32)
 
     def zero():
         current_thread("zero")

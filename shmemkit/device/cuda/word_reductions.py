@@ -6,9 +6,15 @@
     total = combine.add(total, other)
     word = combine.result(total, n)              # of a total of n words
 
-float16 and bfloat16 are widened to float32, combined there, and rounded once, to nearest even, by `result`.
-Integers are combined modulo 2**bits. The order is that of the calls, so equal calls give equal bits. NaN
-stays NaN, also in "max" and "min" (maximum and minimum of IEEE 754-2019, but for the sign of zeros).
+float16, bfloat16 and float8 are widened to float32, combined there, and rounded once, to nearest even, by
+`result`. Integers are combined modulo 2**bits. The order is that of the calls, so equal calls give equal
+bits. NaN stays NaN, also in "max" and "min" (maximum and minimum of IEEE 754-2019, but for the sign of
+zeros).
+
+float8_e4m3fn and float8_e5m2 saturate, as cvt.rn.satfinite of PTX does: a result beyond the largest number,
+448 or 57344, becomes that number, with its sign. So does an infinite result: an infinity of float8_e5m2 is
+infinite while it is combined, and becomes 57344. A NaN becomes 0x7F. The instruction needs compute capability
+8.9. Some integer instructions take its place, so float8 is combined on all GPUs, to the same bits.
 """
 
 from __future__ import annotations
@@ -18,10 +24,10 @@ import operator
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.ptx import asm, bitcast, extend_half, gpu, gpu_function, round_to_half, types
+from shmemkit.support.dtypes import REDUCIBLE, numpy_dtype
 from shmemkit.support.settings import listed
 from shmemkit.typing import Op
 
@@ -30,7 +36,7 @@ from ..emulator import current_thread, from_scalar
 __all__ = ["OPS", "Reduction", "reduction"]
 
 OPS = get_args(Op)
-DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+DTYPES = tuple(REDUCIBLE)
 
 
 class Reduction(NamedTuple):
@@ -47,7 +53,7 @@ def reduction(op: Op, dtype: str) -> Reduction:
     """-> the Reduction of words of `dtype`. ValueError for an op, or a dtype, that is not there.
 
     op     "sum", "prod", "max", "min" or, of floating-point numbers, "avg": the sum divided by n
-    dtype  a name, as "float16": bfloat16, floats and integers of 8 to 64 bits
+    dtype  a name, as "float16": float8_e4m3fn, float8_e5m2, bfloat16, floats and integers of 8 to 64 bits
     """
     if op not in OPS:
         raise ValueError(f"op is {op!r}; it must be {listed(map(repr, OPS))}")
@@ -67,8 +73,7 @@ def reduction(op: Op, dtype: str) -> Reduction:
 
 
 def _emulated(op, name):
-    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-    wide = np.dtype("float32") if name in ("float16", "bfloat16") else dtype
+    dtype, wide = numpy_dtype(name), numpy_dtype(REDUCIBLE[name].wide)
     ufunc = {"sum": np.add, "avg": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[op]
 
     def elements(word):
@@ -86,6 +91,10 @@ def _emulated(op, name):
         with np.errstate(all="ignore"):
             if op == "avg":
                 total = total / wide.type(n)
+            if name in _FLOAT8:
+                nan, most = np.isnan(total), _FLOAT8[name].most
+                total = np.clip(total, -most, most).astype(dtype)
+                total.view(np.uint8)[nan] = 0x7F
             return from_scalar(total.astype(dtype).view(np.uint64)[0])
 
     return Reduction(first, add, result)
@@ -107,9 +116,9 @@ def _with_parameters(primitive, implementation):
 
 
 def _of_words(op, name):
-    bits = 8 * (2 if name == "bfloat16" else np.dtype(name).itemsize)
+    bits = 8 * REDUCIBLE[name].bytes
     functions = _of_elements(op, name)
-    if bits == 16 and "float" in name:
+    if name in _PACKED:
         functions, bits = _of_two_halves(op, name, *functions[:2]), 32
     while bits < 64:
         functions = _of_pairs(*functions, bits)
@@ -191,6 +200,67 @@ def _combining(op):
     return {"prod": operator.mul, "max": maximum, "min": minimum}.get(op, operator.add)
 
 
+class _Float8(NamedTuple):
+    """Bits of the mantissa, bias of the exponent, the largest number."""
+
+    mantissa: int
+    bias: int
+    most: float
+
+
+_FLOAT8 = {"float8_e4m3fn": _Float8(3, 7, 448.0), "float8_e5m2": _Float8(2, 15, 57344.0)}
+_to_float = bitcast(types.uint32, types.float32)
+_float_of_e4m3 = asm(  # exponent and mantissa in those of a float32: a number that is 2**120 times too small
+    "{ .reg .b32 a; .reg .f32 f, g; .reg .pred p; shl.b32 a, $1, 24; shr.s32 a, a, 4; "
+    "and.b32 a, a, 0x87ffffff; mov.b32 f, a; mul.f32 f, f, 0f7B800000; "  # 2**120
+    "abs.f32 g, f; setp.eq.f32 p, g, 0f43F00000; selp.f32 $0, 0f7FC00000, f, p; }",  # 480 stands for NaN
+    types.float32,
+    (types.uint32,),
+    pure=True,
+)
+
+
+@gpu_function
+def _widen_e4m3(word):
+    return _float_of_e4m3(types.uint32(word))
+
+
+@gpu_function
+def _widen_e5m2(word):
+    """It is the upper half of a float16."""
+    return extend_half(types.uint16(types.uint32(word) << types.uint32(8)))
+
+
+def _narrowing(mantissa, bias, most):
+    """-> ``narrow(number)``: the bits of the float8 nearest to a float32, in the lowest byte of a word.
+
+    The last place of `places` is that of the smallest float8: to add it to a number that becomes subnormal
+    rounds this, and leaves its bits in those of the sum."""
+    dropped = 23 - mantissa
+    limits = most, 2.0 ** (1 - bias), 2.0 ** (dropped + 1 - bias)
+    largest, normal, places = (f"{bits:08X}" for bits in np.array(limits, np.float32).view(np.uint32))
+    round_to_float8 = asm(
+        "{ .reg .b32 a, b, c; .reg .f32 f, g; .reg .pred p; "
+        f"abs.f32 f, $1; min.f32 f, f, 0f{largest}; "
+        f"add.rn.f32 g, f, 0f{places}; mov.b32 c, g; sub.u32 c, c, 0x{places}; "
+        f"mov.b32 a, f; shr.u32 b, a, {dropped}; and.b32 b, b, 1; add.u32 a, a, b; "
+        f"add.u32 a, a, {(1 << dropped - 1) - 1}; shr.u32 a, a, {dropped}; "
+        f"sub.u32 a, a, {127 - bias << mantissa}; "
+        f"setp.lt.f32 p, f, 0f{normal}; selp.b32 a, c, a, p; "
+        "mov.b32 b, $1; shr.u32 b, b, 24; and.b32 b, b, 0x80; or.b32 a, a, b; "
+        "setp.nan.f32 p, $1, $1; selp.b32 $0, 0x7f, a, p; }",
+        types.uint32,
+        (types.float32,),
+        pure=True,
+    )
+
+    @gpu_function
+    def narrow(number):
+        return types.uint64(round_to_float8(number))
+
+    return narrow
+
+
 _round_to_bfloat16 = asm("cvt.rn.bf16.f32 $0, $1;", types.uint16, (types.float32,), pure=True)
 
 
@@ -199,12 +269,14 @@ _PACKED = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
 def _conversions(name):
     """-> numba type that `name` is widened to, widen(word), narrow(number of that type) -> word"""
+    if name in _FLOAT8:
+        widen_float8 = _widen_e4m3 if name == "float8_e4m3fn" else _widen_e5m2
+        return types.float32, widen_float8, _narrowing(*_FLOAT8[name])
     if name == "bfloat16":
-        to_float = bitcast(types.uint32, types.float32)
 
         @gpu_function
         def widen(word):
-            return to_float(types.uint32(word) << types.uint32(16))
+            return _to_float(types.uint32(word) << types.uint32(16))
 
         @gpu_function
         def narrow(number):

@@ -33,6 +33,7 @@ from shmemkit.compiler.ptx import (
     load_bytes,
     types,
 )
+from shmemkit.support.dtypes import REDUCIBLE
 from shmemkit.support.settings import listed
 from shmemkit.typing import Array
 
@@ -64,7 +65,9 @@ __all__ = [
 
 STORES, REDS, OPS = ("weak", "relaxed", "release"), ("relaxed", "release"), ("add", "min", "max")
 _ORDERINGS = {"weak": "weak", "relaxed": "relaxed.sys", "release": "release.sys"}
-_HALVES = {"float16": types.float16, "bfloat16": types.bfloat16}
+_HALVES = {  # two of which a register has
+    name: getattr(types, name) for name, kind in REDUCIBLE.items() if kind.multimem and kind.bytes == 2
+}
 _UFUNCS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -315,7 +318,7 @@ def _not_reducible(dtype, op):
 @functools.cache
 def _reduce_vector(dtype, op):
     if dtype in _HALVES.values() or dtype == types.float32:
-        kind = {types.float32: "f32", types.float16: "f16x2", types.bfloat16: "bf16x2"}[dtype]
+        kind = REDUCIBLE["bfloat16" if dtype == types.bfloat16 else str(dtype)].multimem
         precision = ".acc::f32" if op == "add" and dtype != types.float32 else ""
         text = f"multimem.ld_reduce.weak.global.{op}{precision}.v4.{kind} {{$0, $1, $2, $3}}, [$4];"
     elif dtype.bitwidth == 32:
