@@ -31,11 +31,10 @@ from shmemkit.device import copy_block, notify, num_ranks, rank, wait_block
 
 from ..chunked_transfer import CHUNKS, chunk_of, put, receive
 from ..method import Method
-from ..push import cut, parts_of
+from ..push import cut, parts_of, senders
 
 PART = 1 << 13  # bytes that are worth a block
 CHUNK = 1 << 15  # bytes that are worth a signal
-SENDERS = 132  # blocks of the root that send, at most: one for each of H200's multiprocessors
 
 
 @cuda.jit
@@ -82,7 +81,7 @@ class Push(Method):
         world, n = self.world, self.world.n_ranks
         world.check_reach("scatter push")
         self.root, self.ranks = root, n if world.rank == root else 1
-        self.parts, capacity = parts_of(max_nbytes, n, max(1, SENDERS // max(1, n - 1)), PART)
+        self.parts, capacity = parts_of(max_nbytes, n, max(1, senders(world) // n), PART)
         self.scratch = self.empty((2, self.parts, capacity), "uint8", "scatter.push.scratch")
         self.full = self.zeros(self.parts, "uint64", "scatter.push.full")
         self.empty_signals = self.zeros((n, self.parts), "uint64", "scatter.push.empty")
