@@ -69,8 +69,9 @@ class Transport:
     send_all(n)               -> send(channel, row, i, words, epoch, me): words[k] to the k-th rank, or to the
                               k-th after `me` (`rotates`)
     receive_all(n)            -> receive(channel, row, i, epoch): unit i of rows row .. row + n - 1, polled at
-                              once. Both are None where a loop over the ranks serves as well. With `rows`,
+                              once. Both are None where a loop over the ranks serves as well. With `slots_2d`,
                               their slots are an array of two dimensions, a row of it for each
+    has_sentinel              whether empty slots hold the sentinel, and not zeros
     """
 
     name: str
@@ -87,7 +88,7 @@ class Transport:
     receive: Callable
     send_all: Callable | None = None
     receive_all: Callable | None = None
-    rows: bool = False
+    slots_2d: bool = False
     rotates: bool = False
     has_sentinel: bool = False
 
@@ -338,7 +339,7 @@ LL128 = Transport(
     receive=_ll128_receive,
     send_all=_ll128_send_all,
     receive_all=_ll128_receive_all,
-    rows=True,
+    slots_2d=True,
 )
 LAMPORT = Transport(
     name="lamport",

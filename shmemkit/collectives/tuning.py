@@ -68,10 +68,10 @@ DEFAULTS = {  # op: on one node, on several
         ((None, "push_2d"),),
     ),
 }
-"""For one node of GPUs the package's table has entries, but of gather: so the first ones are those of the
-emulator, which is slow at LL and LL128. Those of broadcast and gather on several nodes can run only where
-NVLink spans these, but for the last, which is for no size where the others can. A method twice in a row:
-SUBSTITUTES are for the smaller sizes alone."""
+"""For one node of GPUs the package's table has entries for most operations. So the first choices here are for
+the emulator, which is slow at LL and LL128. On several nodes, the first choices of broadcast and gather can
+run only where NVLink spans the nodes: up to 1 << 62 bytes, which is any size. The last one runs elsewhere.
+Where a method stands twice in a row, SUBSTITUTES are for the smaller sizes alone."""
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
 """Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
 SMALL = 1 << 18

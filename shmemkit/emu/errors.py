@@ -16,7 +16,7 @@ class EmulatorError(RuntimeError):
 
 
 class DeadlockError(EmulatorError):
-    """No PE can go on. The message lists each stuck PE, block and thread, its source line and what it waits
+    """No rank can go on. The message lists each stuck PE, block and thread, its source line and what it waits
     for."""
 
 

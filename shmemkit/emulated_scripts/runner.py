@@ -130,14 +130,15 @@ def surroundings():
         **cuda_core.modules(),
     }
     main, before = sys.modules.get("__main__"), Surroundings()
-    register, sleep = atexit.register, time.sleep
+    register, sleep, leave = atexit.register, time.sleep, os._exit
     emulator._install()
     atexit.register, time.sleep = _of_process(register, _at_exit), _of_process(sleep, _give_turn)
+    os._exit = _of_process(leave, _leave)
     try:
         with installed(stand_ins, refused=["cupyx", "cuda.bindings"]), numba_cuda.installed():
             yield
     finally:
-        atexit.register, time.sleep = register, sleep
+        atexit.register, time.sleep, os._exit = register, sleep, leave
         emulator._uninstall()
         leave_all()
         sys.modules["__main__"] = main
@@ -155,6 +156,11 @@ def _of_process(function, replacement):
         return replacement(host.process, function, *args, **kwargs)
 
     return call
+
+
+def _leave(process, _, status):
+    """os._exit: here it would end all ranks, which are threads of one process, without a word."""
+    raise ScriptExit(status or FAILED, f"rank {process.pe} left by os._exit({status})")
 
 
 def _at_exit(process, _, function, *args, **kwargs):

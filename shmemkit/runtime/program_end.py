@@ -77,10 +77,9 @@ class ExitHandler:
         """SystemExit(status) leaves a World: with other ranks and a status other than 0, end them all now."""
         if self.comm is None or status in (None, 0):
             return
-        if not isinstance(status, int):
-            say(f"shmemkit: rank {self.comm.Get_rank()}: {status}")
-            status = 1
-        self._abort(status)
+        rank, number = self.comm.Get_rank(), status if isinstance(status, int) else 1
+        say(f"shmemkit: rank {rank}: {f'exits with status {number}' if number is status else status}")
+        self._abort(number)
 
     def fail(self, kind, error, trace):
         """Show an exception that nobody caught, and end all ranks."""

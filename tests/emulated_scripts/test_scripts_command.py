@@ -175,6 +175,18 @@ def test_a_script_that_does_not_compile(tmp_path, capsys):
     assert status == 1 and "SyntaxError" in capsys.readouterr().err
 
 
+def test_os_exit_of_a_rank_is_a_failure(tmp_path, capsys):
+    """It would end the process of all ranks, with status 0."""
+    text = """
+    import os
+    import shmemkit as sk
+    if sk.init().rank == 1:
+        os._exit(0)
+    """
+    got, _ = ended(tmp_path, text, "-n", "2")
+    assert got == 1 and capsys.readouterr().err.endswith("rank 1 left by os._exit(0)\n")
+
+
 @pytest.mark.parametrize(
     "arguments", ["", "-n 2 -m", "-n 0 x.py", "-n 2 --delivery late x.py", "--json /no/file x.py"]
 )

@@ -55,12 +55,13 @@ class AllReduce(Collective):
     op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
     method      one of ``AllReduce.methods``, or "auto", as of ``AllGather``
 
-    ``reduce(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on all
-    ranks. float16, bfloat16, float8_e4m3fn and float8_e5m2 are combined in float32, and rounded once, to
-    nearest even. Results of float8 saturate: beyond the largest number, and where infinite, they are 448 or
-    57344. All ranks get the same bits, in every run. Elements are combined in the order of the ranks, but
-    "double_tree" combines subtree by subtree. By multimem, the switch chooses the order in which it adds
-    floating-point numbers (see there). The first call for a dtype compiles its kernel.
+    Call the object: ``reduce = sk.AllReduce(...)``, then ``reduce(x)``. Each call enqueues one all-reduce, on
+    any stream, also in graphs, in the same order on all ranks. float16, bfloat16, float8_e4m3fn and
+    float8_e5m2 are combined in float32, and rounded once, to nearest even. Results of float8 saturate: beyond
+    the largest number, and where infinite, they are 448 or 57344. All ranks get the same bits, in every run.
+    Elements are combined in the order of the ranks, but "double_tree" combines subtree by subtree. By
+    multimem, the switch chooses the order in which it adds floating-point numbers (``multimem.py``). The
+    first call for a dtype compiles its kernel.
     """
 
     table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)

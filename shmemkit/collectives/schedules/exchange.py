@@ -56,11 +56,11 @@ def _at_once(t, n, personalized, op, dtype):
 
     @device
     def take(channel, buffer, i, x, out, size, epoch, me):
-        units = receive(channel, u32(buffer * n), i, epoch)
+        arrived = receive(channel, u32(buffer * n), i, epoch)
         if combine is None:
-            store_all(units, (out, size, i))
+            store_all(arrived, (out, size, i))
         else:
-            store_unit(out, i, combine(units))
+            store_unit(out, i, combine(arrived))
 
     return send, take
 
@@ -111,7 +111,7 @@ def exchange_kernel(t, n, personalized, op=None, dtype=None):
     index, stride, counter, leads, end_of = indexing(t)
 
     @cuda.jit
-    def exchange(x, out, size, units, slots, row, low, high, epochs):
+    def exchange(x, out, size, units, slots, row_units, low, high, epochs):
         """Send each rank `x`, or its segment of it, to `out`.
 
         x, out     of one of the transport's kinds of words; x has n segments if they are personalized, else
@@ -119,13 +119,13 @@ def exchange_kernel(t, n, personalized, op=None, dtype=None):
                    other, as the kinds of collectives allow it
         size       elements of a segment
         units      of a segment
-        slots, row, low, high
+        slots, row_units, low, high
                    the channel, of 2 * n rows
-        epochs     uint32 (row / group,), zeros at first
+        epochs     uint32 (row_units / group,), zeros at first
         grid       any number of blocks of whole warps, one-dimensional, as the blocks are
         """
         i, step, me = index(), stride(), rank()
-        end, channel = u32(end_of(units)), (slots, row, low, high)
+        end, channel = u32(end_of(units)), (slots, row_units, low, high)
         griddepcontrol_wait(x, out, size, symm_at(slots, 0), epochs, me, i)
         griddepcontrol_launch_dependents()
         done, epoch, sent = i, u32(0), u32(0)
@@ -155,17 +155,17 @@ class Exchange(PacketMethod):
 
     def prepare(self, max_nbytes, op=None):
         t, n = self.t, self.world.n_ranks
-        self.op, self.parts = op, 1 if self.whole else n
-        n_bytes = -(-max_nbytes // self.parts)
+        self.op, self.n_segments = op, 1 if self.whole else n
+        n_bytes = -(-max_nbytes // self.n_segments)
         self.check_ranks()
         slots, *rest = t.channel(self, 2 * n, n_bytes, self.array_name("slots"))
-        self.channel = slots.reshape(2 * n, -1) if t.rows else slots, *rest
+        self.channel = slots.reshape(2 * n, -1) if t.slots_2d else slots, *rest
         self.epochs = self.world.xp.zeros(t.groups_of(n_bytes), "uint32")
         if op is None:
             self.bind_kinds(self._bind, 0)
 
     def bind(self, x, out, in_place, dtype=None):
-        segment = max(x.nbytes, out.nbytes) // self.parts
+        segment = max(x.nbytes, out.nbytes) // self.n_segments
         return self._bind(*self.t.wide(self.world, x, out, segment), segment, dtype and dtype.name)
 
     def _bind(self, x, out, segment, dtype=None):

@@ -59,15 +59,15 @@ class PacketMethod(Method):
             nothing = self.world.xp.empty(0, kind)
             bind(nothing, nothing, *args)
 
-    def launch_units(self, kernel, units, x, *args, rows=1):
+    def launch_units(self, kernel, units, x, *args, grid_rows=1):
         """-> `kernel` bound to enough threads for so many units, in each of so many rows of the grid, and to
         these arguments."""
-        key = kernel, rows, x.dtype
+        key = kernel, grid_rows, x.dtype
         if key not in self.most:
-            fit = self.launch(kernel, (1, rows), x, *args, pdl=True).resident_blocks
-            self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // rows)
+            fit = self.launch(kernel, (1, grid_rows), x, *args, pdl=True).resident_blocks
+            self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // grid_rows)
         grid = max(1, min(-(-units // self.units_of_block), self.most[key]))
-        return self.launch(kernel, (grid, rows), x, *args, pdl=True)
+        return self.launch(kernel, (grid, grid_rows), x, *args, pdl=True)
 
 
 # ---- what kernels do with the units of all ranks
@@ -140,7 +140,7 @@ REDUCTIONS = ("sum", "bfloat16"), ("max", "float32"), ("sum", "float16"), ("prod
 
 def kernel_types(t, *more, flat=False):
     """-> {kind of words: argument types of a kernel of `t`: x, out, size, units, its channel, `more`}"""
-    slots = types.Array(types.uint64, 2 if t.rows and not flat else 1, "C")
+    slots = types.Array(types.uint64, 2 if t.slots_2d and not flat else 1, "C")
     return {
         kind: (
             *[types.Array(getattr(types, kind), 1, "C")] * 2,

@@ -102,13 +102,13 @@ def down_kernel(t, personalized):
     unit_of, units_of = _in_block(t)
 
     @cuda.jit
-    def from_root(x, out, size, units, slots, row, low, high, root, in_place, empty, epochs):
+    def from_root(x, out, size, units, slots, row_units, low, high, root, in_place, empty, epochs):
         """Store the root's `x`, or the rank's segment of it, in `out`.
 
         x, out     of one of the transport's kinds of words; x counts on the root only
         size       elements of out
         units      of out
-        slots, row, low, high
+        slots, row_units, low, high
                    the channel, of 2 rows
         in_place   whether the root's share of x is out
         empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
@@ -116,12 +116,12 @@ def down_kernel(t, personalized):
         grid       any number of blocks of whole warps, of as many threads in all launches
         """
         t, me, n, per_block = cuda.threadIdx.x, rank(), num_ranks(), units_of()
-        c, first, channel = cuda.blockIdx.x, unit_of(), (slots, row, low, high)
+        c, first, channel = cuda.blockIdx.x, unit_of(), (slots, row_units, low, high)
         griddepcontrol_wait(x, out, size, units, symm_at(slots, 0), empty, epochs, root, first)
         griddepcontrol_launch_dependents()
         while c * per_block < units:
             i, epoch = u32(c * per_block + first), epochs[0, c] + 1
-            slot, inside = u32((epoch & 1) * row + i), i < units
+            slot, inside = u32((epoch & 1) * row_units + i), i < units
             if me == root:
                 at = min(i, u32(units - 1))
                 words = load(span(x, me * size, size) if personalized else x, at)
@@ -161,14 +161,14 @@ def up_kernel(t, op=None, dtype=None):
     combine = _combining(t, op, dtype) if op else None
 
     @cuda.jit
-    def to_root(x, out, size, units, slots, row, low, high, root, in_place, empty, epochs):
+    def to_root(x, out, size, units, slots, row_units, low, high, root, in_place, empty, epochs):
         """Gather or combine the `x` of all ranks in the root's `out`.
 
         x, out     of one of the transport's kinds of words; out counts on the root only: n_ranks segments
                    that x is as large as, or one
         size       elements of x
         units      of x
-        slots, row, low, high
+        slots, row_units, low, high
                    the channel, of 2 * n_ranks rows
         in_place   whether x is the root's part of out
         empty      uint64 (1, chunks of the capacity), symmetric, zeros at first
@@ -177,12 +177,17 @@ def up_kernel(t, op=None, dtype=None):
                    threads in all launches
         """
         t, y, me, n, per_block = cuda.threadIdx.x, cuda.blockIdx.y, rank(), num_ranks(), units_of()
-        c, first, channel, k = cuda.blockIdx.x, unit_of(), (slots, row, low, high), rank_after(root, 1 + y)
+        c, first, channel, k = (
+            cuda.blockIdx.x,
+            unit_of(),
+            (slots, row_units, low, high),
+            rank_after(root, 1 + y),
+        )
         griddepcontrol_wait(x, out, size, units, symm_at(slots, root), empty, epochs, first, k)
         griddepcontrol_launch_dependents()
         while c * per_block < units:
             i, epoch = u32(c * per_block + first), epochs[y, c] + 1
-            base = u32((epoch & 1) * n * row + i)
+            base = u32((epoch & 1) * n * row_units + i)
             if me != root:
                 words = load(x, min(i, u32(units - 1)))
                 if epoch > 2:
@@ -190,7 +195,7 @@ def up_kernel(t, op=None, dtype=None):
                         wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
                     cuda.syncwarp()
                 if i < units:
-                    send(channel, u32(base + me * row), words, u32(epoch), root)
+                    send(channel, u32(base + me * row_units), words, u32(epoch), root)
             elif i < units:
                 if combine is not None:
                     store(out, i, combine(channel, base, load(x, i), u32(epoch), me))
@@ -199,7 +204,7 @@ def up_kernel(t, op=None, dtype=None):
                         store(span(out, me * size, size), i, load(x, i))
                     if k != me:
                         its = span(out, k * size, size)
-                        store(its, i, receive(channel, u32(base + k * row), u32(epoch)))
+                        store(its, i, receive(channel, u32(base + k * row_units), u32(epoch)))
             cuda.syncthreads()  # all threads have read the counter, and the slots
             if me == root:
                 if combine is None:
@@ -267,7 +272,7 @@ class Rooted(PacketMethod):
     def launch_rooted(self, kernel, x, out, segment, in_place, rows=1):
         units = self.t.units_of(segment)
         args = *self.channel, self.root, in_place, self.empty_signals, self.epochs
-        return self.launch_units(kernel, units, x, out, segment // x.itemsize, units, *args, rows=rows)
+        return self.launch_units(kernel, units, x, out, segment // x.itemsize, units, *args, grid_rows=rows)
 
 
 class FromRoot(Rooted):

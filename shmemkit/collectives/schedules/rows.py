@@ -47,27 +47,27 @@ def rows_kernel(t, personalized):
     index, stride, counter, leads, end_of = indexing(t)
 
     @cuda.jit
-    def rows(x, out, size, units, slots, row, low, high, epochs):
+    def rows(x, out, size, units, slots, row_units, low, high, epochs):
         """Send each rank `x`, or its segment of it, to `out`.
 
         x, out     of one of the transport's kinds of words: out has n_ranks segments, x too if they are
                    personalized, else one. They lie apart, or x is the rank's own segment of out
         size       elements of a segment
         units      of a segment
-        slots, row, low, high
+        slots, row_units, low, high
                    the channel, of 2 * n_ranks rows
-        epochs     uint32 (n_ranks * row / group,), zeros at first
+        epochs     uint32 (n_ranks * row_units / group,), zeros at first
         grid       (any number, n_ranks, or n_ranks - 1 if x is in out) of blocks of whole warps
         """
         me, n = rank(), num_ranks()
         k = me + 1 + cuda.blockIdx.y
         if k >= n:  # a remainder would be a division
             k -= n
-        i, step, end, channel = index(), stride(), end_of(units), (slots, row, low, high)
+        i, step, end, channel = index(), stride(), end_of(units), (slots, row_units, low, high)
         its, theirs = span(x, k * size, size) if personalized else x, span(out, k * size, size)
-        groups = row >> shift
+        groups = row_units >> shift
         counts = span(epochs, k * groups, groups)
-        there, here, buffer = u32(me * row), u32(k * row), u32(n * row)
+        there, here, buffer = u32(me * row_units), u32(k * row_units), u32(n * row_units)
         griddepcontrol_wait(its, theirs, counts, symm_at(slots, k), there, here, buffer, i, end, step)
         griddepcontrol_launch_dependents()
         if k == me:
@@ -115,7 +115,7 @@ class Rows(PacketMethod):
     def _bind(self, x, out, segment, in_place):
         units, rows = self.t.units_of(segment), max(1, self.world.n_ranks - in_place)
         kernel, args = rows_kernel(self.t, self.personalized), (*self.channel, self.epochs)
-        return self.launch_units(kernel, units, x, out, segment // out.itemsize, units, *args, rows=rows)
+        return self.launch_units(kernel, units, x, out, segment // out.itemsize, units, *args, grid_rows=rows)
 
 
 GPU_KERNELS = {

@@ -68,18 +68,18 @@ def two_shot_kernel(t, n, op, dtype):
     load, store, copies = tuple_of(n, load_of), for_each(n, store_of), tuple_of(n, same)
 
     @cuda.jit
-    def two_shot(x, out, size, segment, slots, row, low, high, epochs):
+    def two_shot(x, out, size, segment, slots, row_units, low, high, epochs):
         """Combine the `x` of all ranks in `out`.
 
         x, out   of one of the transport's kinds of words, of the same size; may be the same
         size     elements of x
         segment  units of a segment, n of which are x
-        slots, row, low, high
+        slots, row_units, low, high
                  the channel, of 2 * n rows: inputs, then results
-        epochs   uint32 (row,), zeros at first
+        epochs   uint32 (row_units,), zeros at first
         grid     any number of blocks of whole warps, one-dimensional, as the blocks are
         """
-        i, step, me, channel = index(), stride(), rank(), (slots, row, low, high)
+        i, step, me, channel = index(), stride(), rank(), (slots, row_units, low, high)
         griddepcontrol_wait(x, out, segment, symm_at(slots, 0), epochs, me, i)
         griddepcontrol_launch_dependents()
         while i < segment:

@@ -9,7 +9,7 @@ LL128 16 / 15.
 A packet must arrive whole. PTX does not promise this: for PTX it is two words. NVLink delivers it as one
 request, a part of the 128 bytes that LL128 relies on.
 
-The host draws 126 bits of the sentinel at random when it allocates the slots (``collectives.lamport``). A
+The host draws 126 bits of the sentinel at random when it allocates the slots (``Transport.channel``). A
 packet that equals the sentinel would not be seen to arrive. For data that do not know it, the probability
 is 2**-126, less than that of a failure of links or memory. (After a wait that has expired, the sentinel
 may be among the data.)

@@ -7,8 +7,8 @@ clock and a word in device memory, `stopped`. When its time is up it sets `stopp
 process's kernels end, and each of them leaves a record in host memory. Until the host has raised the
 exception, no wait waits, and `notify`, `notify_at` and `signal_op` send nothing. So kernels run to their
 end with wrong values but do not announce them, and a rank that waits for this one's signals reaches its
-own timeout. The same holds for LL and LL128, whose words are data and signal at once: `ll_recv_block` and
-its kin wait as `wait` does, and `ll_pack_block` and its kin send nothing.
+own timeout. The same holds for LL, LL128 and Lamport, whose packets are data and signal at once: what
+receives them waits as `wait` does, and what sends them sends nothing.
 
   device memory    stopped, number of records
   host memory      flag (not 0: there are records), 7 words unused, CAPACITY records of WORDS words:
