@@ -13,8 +13,6 @@ import pytest
 from cuda.pathfinder import DynamicLibNotFoundError
 
 import shmemkit as sk
-from shmemkit.collectives import copy_engine_exchange
-from shmemkit.collectives.copy_engine_exchange import CopyEngineExchange
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
@@ -22,14 +20,52 @@ pytest_plugins = ["pytester", "fast", "touched"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
+FEW = {"threads": 4, "max_blocks": 3}  # of kernels beside copy engines
+IN_CHUNKS = {"least": 2, "most": 16}  # words
 SMALL = {
-    "pull": {"PART": 128, "MAX_BLOCKS": 6},
-    "push_1d": {"push.PART": 128, "push.SENDERS": 6},
-    "push_network": {"PART": 128},
-    "multimem": {"PART": 64, "MAX_BLOCKS": 5},
-    "ll_2d": {"CHUNK": 64, "MAX_BLOCKS": 12},
-    "push_2d": {"PART": 64, "MAX_PARTS": 5},
-    "ll_2d_multimem": {"CHUNK": 64, "MAX_BLOCKS": 12},
+    sk.AllGather: {
+        "ll": {"blocks": 0},
+        "pull": {"part": 128, "max_blocks": 6},
+        "push_1d": {"part": 128, "senders": 6, "network_part": 128},
+        "multimem": {"part": 64, "max_blocks": 5},
+        "ll_2d": {"chunk": 64, "max_blocks": 12},
+        "push_2d": {"part": 64, "max_parts": 5},
+        "ll_2d_multimem": {"chunk": 64, "max_blocks": 12},
+        "copy_push": {"own_part": 64},
+        "copy_pull": {"own_part": 64},
+        "copy_staged": {"own_part": 64, **FEW},
+    },
+    sk.AllReduce: {
+        "push": {"of_stages": {"part": 128, "senders": 4}},
+        "copy_engine": {"own_part": 64, "of_stages": FEW},
+        "ring": {**IN_CHUNKS, "blocks": 3},
+        "double_tree": {**IN_CHUNKS, "blocks": 2},
+        "multimem_one_shot": {"part": 64, "max_blocks": 3},
+        "multimem_two_shot": {"part": 64, "max_blocks": 3},
+    },
+    sk.ReduceScatter: {
+        "ll": {"blocks": 0},
+        "push": {"part": 128, "chunk": 8192, "senders": 4},
+        "ring": {"part": 512, "chunk": 64, "max_blocks": 3, "max_chunks": 8},
+        "push_2d": {"part": 256, "chunk": 64, "max_parts": 3, "max_chunks": 4},
+        "copy_engine": FEW,
+    },
+    sk.AllToAll: {
+        "push": {"part": 128, "chunk": 8192, "senders": 6},
+        "push_2d": {"part": 64, "max_parts": 5},
+        "copy_engine": {"own_part": 64, **FEW},
+    },
+    sk.AllToAllV: {"push": {"part": 64, "max_blocks": 4}},
+    sk.Broadcast: {
+        "scatter": {"part": 64, "chunk": 32, "senders": 3},
+        "push_2d": {"part": 64, "max_parts": 3},
+    },
+    sk.Gather: {
+        "ll": {"blocks": 0},
+        "push": {"part": 128, "chunk": 8192, "senders": 6},
+        "push_2d": {"part": 128, "max_parts": 3},
+    },
+    sk.Scatter: {"push": {"part": 128, "chunk": 8192, "senders": 6}},
 }
 
 _failed = []
@@ -67,19 +103,6 @@ def gpus(monkeypatch):
     return see
 
 
-@pytest.fixture
-def few_copying(monkeypatch):
-    """Kernels beside copy engines have 1 to 3 blocks of 4 threads."""
-    launch = CopyEngineExchange.launch_packets
-
-    def launch_few(method, *args):
-        method.threads = 4
-        return launch(method, *args)
-
-    monkeypatch.setattr(copy_engine_exchange, "BLOCKS", 3)
-    monkeypatch.setattr(CopyEngineExchange, "launch_packets", launch_few)
-
-
 def pytest_collection_finish():
     """Thousands of tests, and all modules: to look at them for garbage again and again took a seventh of the
     time."""
@@ -104,11 +127,24 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def small_chunks(monkeypatch):
-    """All-gathers have several chunks and parts of few bytes; not all have a block of their own."""
-    for module, constants in SMALL.items():
-        for name, value in constants.items():
-            monkeypatch.setattr(f"shmemkit.collectives.all_gather.{module}.{name}", value)
+def small(monkeypatch):
+    """``small(sk.AllGather, pull={"part": 64})``: from now on, these methods of a collective have such
+    settings, attributes of theirs."""
+
+    def set_up(kind, **methods):
+        for name, settings in methods.items():
+            entry = kind.METHODS[name]
+            made, transport, *given = entry if isinstance(entry, tuple) else (entry, None)
+            monkeypatch.setitem(kind.METHODS, name, (made, transport, {**dict(*given), **settings}))
+
+    return set_up
+
+
+@pytest.fixture
+def small_chunks(small):
+    """Collectives have several chunks and parts of few bytes; not all have a block of their own."""
+    for kind, methods in SMALL.items():
+        small(kind, **methods)
 
 
 @pytest.fixture

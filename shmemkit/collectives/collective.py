@@ -28,9 +28,9 @@ class Collective:
     """A subclass has
 
     table     its name in the tuning table, as "all_gather"
-    METHODS   {name: (schedule, transport, options)} of packets, as ``collectives/schedules`` have them, or a
-              class like ``Method``; called with the World, the bytes of the largest full array, and what
-              ``_options`` gives. And `methods`, their names
+    METHODS   {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
+              class like ``Method``; or (class, None, settings). It is called with the World, the bytes of the
+              largest full array, what ``_options`` gives, and the settings. And `methods`, their names
     _shape    (shape of x) -> the shape of a new output
     _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
     _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
@@ -94,8 +94,10 @@ class Collective:
     def maker(cls, name: str) -> Callable:
         """-> what makes the method `name`: ``make(world, max_nbytes, *options)``. Collective."""
         match cls.METHODS[name]:
-            case (schedule, transport, *options):
-                return functools.partial(schedule, name=f"{cls.table} {name}", t=transport, **dict(*options))
+            case (kind, None, settings):
+                return functools.partial(kind, **settings)
+            case (schedule, transport, *settings):
+                return functools.partial(schedule, name=f"{cls.table} {name}", t=transport, **dict(*settings))
             case kind:
                 return kind
 

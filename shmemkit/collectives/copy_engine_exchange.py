@@ -57,21 +57,22 @@ from shmemkit.device import (
 )
 from shmemkit.runtime.stream_barrier import bind_barrier
 
-from .own_segment import bind_store
+from .own_segment import StoresOwn
 from .schedules.packets import PacketMethod
 from .side_streams import SideStreams
 from .transports import LAMPORT, rank_after
 
-BLOCKS = 66  # of a kernel, at most, and on half of the multiprocessors: H200 has 132
-LINE = 8  # packets, 128 bytes: ranges begin at multiples of them, so that two never share a cache line
 AT_ONCE = 4  # slots that a thread polls at once, if their packets are stored
 
 
-class CopyEngineExchange(PacketMethod):
+class CopyEngineExchange(PacketMethod, StoresOwn):
     """A method of this exchange. A subclass has its `name`, as "all_to_all copy_engine", and
-    `personalized`: whether x has a segment for each rank."""
+    `personalized`: whether x has a segment for each rank.
 
-    t, at_once = LAMPORT, True
+    max_blocks  of a kernel, and on half of the multiprocessors: H200 has 132
+    """
+
+    t, at_once, max_blocks = LAMPORT, True, 66
 
     @staticmethod
     def grid_of(t):
@@ -125,7 +126,7 @@ class CopyEngineExchange(PacketMethod):
     def launch_packets(self, kernel, packets, x, *args):
         """-> `kernel` bound to enough blocks for so many packets, and to these arguments"""
         fit = self.launch(kernel, 1, x, *args).resident_blocks
-        most = min(BLOCKS, fit, max(1, self.world.backend.multiprocessors // 2))
+        most = min(self.max_blocks, fit, max(1, self.world.backend.multiprocessors // 2))
         return self.launch(kernel, max(1, min(most, -(-packets // self.threads))), x, *args)
 
 
@@ -231,7 +232,7 @@ class StoredExchange(CopyEngineExchange):
         self.prepare_slots(max_nbytes)
         self.bind_kinds(self._store)
         nothing = self.world.xp.empty(0, "uint8")
-        bind_store(self, nothing, nothing)
+        self.bind_store(nothing, nothing)
 
     def bind(self, x, out, in_place):
         world, segments = self.world, self.segments_of(x)
@@ -253,7 +254,7 @@ class StoredExchange(CopyEngineExchange):
         if in_place:
             return lambda stream: None
         me, size = self.world.rank, out.size // self.world.n_ranks
-        return bind_store(self, out[me * size : (me + 1) * size], segments[me])
+        return self.bind_store(out[me * size : (me + 1) * size], segments[me])
 
     def _store(self, x, out):
         segments, segment = self.segments_of(x), out.nbytes // self.world.n_ranks

@@ -4,8 +4,7 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, span
 
-BLOCKS = 44  # at most: more than keep pace with the copies
-PART = 1 << 16  # bytes that are worth one
+from .method import Method
 
 
 @cuda.jit
@@ -20,10 +19,19 @@ def store_segment(out, x):
     copy_block(span(out, begin, size), span(x, begin, size))
 
 
-def bind_store(method, out, x):
-    """-> run(stream): `method` stores x to `out`, both 1-D and of the same size and dtype."""
-    blocks = max(1, min(BLOCKS, x.nbytes // PART))
-    return method.launch(store_segment, blocks, out.view("uint8"), x.view("uint8"))
+class StoresOwn(Method):
+    """A method whose blocks store the own segment.
+
+    own_part    bytes that are worth a block
+    own_blocks  at most: more than keep pace with the copies
+    """
+
+    own_part, own_blocks = 1 << 16, 44
+
+    def bind_store(self, out, x):
+        """-> run(stream): store x to `out`, both 1-D and of the same size and dtype."""
+        blocks = max(1, min(self.own_blocks, x.nbytes // self.own_part))
+        return self.launch(store_segment, blocks, out.view("uint8"), x.view("uint8"))
 
 
 GPU_KERNELS = {"store_segment": (store_segment, (types.uint8[::1],) * 2)}

@@ -47,10 +47,6 @@ from .block_barrier import block_barrier
 from .chunked_transfer import CHUNKS, chunk_of, put_to_all, receive
 from .method import Method
 
-PART = 1 << 13  # bytes that are worth a block
-CHUNK = 1 << 14  # bytes that are worth a signal
-SENDERS = 132  # blocks that send, at most: one for each of H200's multiprocessors
-
 
 def push_kernels(personalized):
     """-> the direct kernel, and the staged one; `personalized`: x has a segment for each rank."""
@@ -124,11 +120,16 @@ class Push(Method):
 
     name          that its symmetric arrays' names begin with, as "all_gather.push"
     personalized  whether x has a segment for each rank, and `kernels`: ``push_kernels(personalized)``
+
+    part, chunk   bytes that are worth a block, and a signal
+    senders       blocks that send, at most: one for each of H200's multiprocessors
     """
+
+    part, chunk, senders = 1 << 13, 1 << 14, 132
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        self.parts, capacity = parts_of(max_nbytes, n, senders(world), PART)
+        self.parts, capacity = parts_of(max_nbytes, n, senders_of(world, self.senders), self.part)
         self.scratch = self.empty((2, n, self.parts, capacity), "uint8", f"{self.name}.scratch")
         self.full = self.zeros((n, self.parts), "uint64", f"{self.name}.full")
         self.arrivals = self.zeros((n, self.parts), "uint64", f"{self.name}.arrivals")
@@ -141,7 +142,7 @@ class Push(Method):
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
         segment = out.size // self.world.n_ranks
-        parts, part = cut(segment, self.parts, PART)
+        parts, part = cut(segment, self.parts, self.part)
         bind = self._bind_direct if self.world.is_symmetric(out) else self._bind_staged
         return bind(parts, x, out, in_place, segment, part)
 
@@ -149,14 +150,14 @@ class Push(Method):
         return self.launch(self.kernels[0], parts, *args, self.arrivals, self.direct_epochs)
 
     def _bind_staged(self, parts, *args):
-        args += chunk_of(args[-1], CHUNK), self.scratch, self.full, self.epochs
+        args += chunk_of(args[-1], self.chunk), self.scratch, self.full, self.epochs
         return self.launch(self.kernels[1], (parts, 2), *args, threads=-(-self.threads // 2))
 
 
-def senders(world):
-    """-> how many blocks send at most, alike on all ranks: one for each multiprocessor of the GPU that has
-    fewest. Collective."""
-    return min(SENDERS, *world.host_allgather(world.backend.multiprocessors))
+def senders_of(world, most):
+    """-> how many blocks send, alike on all ranks: one for each multiprocessor of the GPU that has fewest,
+    `most` at most. Collective."""
+    return min(most, *world.host_allgather(world.backend.multiprocessors))
 
 
 def parts_of(max_nbytes, n_ranks, most, least):

@@ -92,9 +92,7 @@ def few_calls(method, calls, dtype="uint8", symmetric=False):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
-    gather = sk.AllGather.maker(method)(world, 8 * n)
-    gather.threads = 1
-    gather._launches.clear()
+    gather = sk.AllGather.maker(method)(world, 8 * n, threads=1)
     out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)
     for call in range(calls):
         x = np.full(size, 10 * call + world.rank, dtype)
@@ -473,11 +471,10 @@ def test_a_capture_between_calls_on_its_stream(pes, method):
 
 
 @pytest.mark.parametrize("n_pes", [2, *slow(3)])
-def test_push_in_steps(pes, monkeypatch, n_pes):
+def test_push_in_steps(pes, small, n_pes):
     """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
     this and one that."""
-    monkeypatch.setattr("shmemkit.collectives.push.CHUNK", 8192)
-    monkeypatch.setattr("shmemkit.collectives.push.SENDERS", 2)
+    small(sk.AllGather, push_1d={"chunk": 8192, "senders": 2})
 
     def main():
         world = sk.init()
@@ -492,9 +489,9 @@ def test_push_in_steps(pes, monkeypatch, n_pes):
     pes(n_pes).run(main)
 
 
-def test_push_of_fewer_parts_that_are_larger(pes, monkeypatch):
+def test_push_of_fewer_parts_that_are_larger(pes, small):
     """Of 1025 bytes, two of half as many; of 1024, one."""
-    monkeypatch.setattr("shmemkit.collectives.push.PART", 1024)
+    small(sk.AllGather, push_1d={"part": 1024})
 
     def main():
         world = sk.init()

@@ -39,9 +39,7 @@ def test_all_gather_of_several_chunks_and_parts(pes, small_chunks):
 def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):
     def main():
         world = sk.init(local_size=local_size)
-        gather = sk.AllGather.maker(method)(world, 4 * 700)
-        gather.threads = 96
-        gather._launches.clear()
+        gather = sk.AllGather.maker(method)(world, 4 * 700, threads=96)
         for call in range(3):
             x, out = np.full(700, 10 * call + world.rank, "uint8"), np.zeros((4, 700), "uint8")
             gather.bind(x, out.reshape(-1), False)(None)

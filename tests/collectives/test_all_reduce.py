@@ -188,8 +188,7 @@ def test_streams_and_graphs(pes, method):
 def few_calls(method, calls, words):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
-    reduce = sk.AllReduce.maker(method)(world, 8 * words, "sum")
-    reduce.threads = 1
+    reduce = sk.AllReduce.maker(method)(world, 8 * words, "sum", threads=1)
     x, out = np.zeros(words, "uint64"), np.zeros(words, "uint64")
     for call in range(calls):
         x[:] = 10 * call + world.rank

@@ -11,8 +11,6 @@ from test_all_reduce import inputs
 from test_reduce_scatter_copy import fill
 
 import shmemkit as sk
-from shmemkit.collectives import copy_engine_exchange
-from shmemkit.collectives.all_reduce.composed import CopyEngine
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 
@@ -47,7 +45,7 @@ def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False
 )
 @pytest.mark.parametrize("symmetric", [False, True, None])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_parts(pes, few_copying, n_pes, sizes, symmetric, in_place):
+def test_parts(pes, small_chunks, n_pes, sizes, symmetric, in_place):
     pes(n_pes).run(reduce_all, sizes, "float32", "sum", symmetric, in_place)
 
 
@@ -55,13 +53,13 @@ def test_parts(pes, few_copying, n_pes, sizes, symmetric, in_place):
 @pytest.mark.parametrize(
     "dtype, op, unaligned", [("uint8", "max", 3), *slow(("float64", "prod", 0)), ("bfloat16", "sum", 1)]
 )
-def test_dtypes_and_alignments(pes, few_copying, dtype, op, unaligned):
+def test_dtypes_and_alignments(pes, small_chunks, dtype, op, unaligned):
     pes(3).run(reduce_all, [4800, 1, 1001], dtype, op, True, True, unaligned)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [True, *slow(False)])
-def test_graphs_interleaved_with_calls(pes, few_copying, symmetric):
+def test_graphs_interleaved_with_calls(pes, small_chunks, symmetric):
     """What makes x and takes out is on the stream, and the host waits for nothing before the end."""
 
     def main():
@@ -112,9 +110,8 @@ def two_calls(symmetric):
     result of the first."""
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
-    method = CopyEngine(world, 8 * 4 * n, "sum")
-    for stage in (method, *method.stages):
-        stage.threads = 1
+    settings = {"threads": 1, "line": 1, "of_stages": {"threads": 1}}
+    method = sk.AllReduce.maker("copy_engine")(world, 8 * 4 * n, "sum", **settings)
     x = world.empty(4 * n, "uint64") if symmetric else np.zeros(4 * n, "uint64")
     x[:] = np.arange(4 * n) + 100 * me
     world.host_barrier()
@@ -130,9 +127,8 @@ def two_calls(symmetric):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_right_in_many_schedules(monkeypatch, symmetric):
+def test_right_in_many_schedules(symmetric):
     """Pieces are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and
     without any of the barriers."""
-    monkeypatch.setattr(copy_engine_exchange, "LINE", 1)
     found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, max_runs=400, heap_size=1 << 16)
     assert found.failure is None, str(found)

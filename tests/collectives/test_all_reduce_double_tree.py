@@ -11,7 +11,6 @@ from reduced import UFUNCS
 from test_all_reduce import few_calls, reduce_all
 
 import shmemkit as sk
-from shmemkit.collectives.all_reduce import double_tree, ring
 from shmemkit.collectives.all_reduce.double_tree import position
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -52,14 +51,6 @@ def test_tree_0_has_the_ranks_in_order_and_tree_1_mirrors_or_shifts_them():
 
 
 # ---- the operation
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Of 2 to 16 words; blocks have several of them."""
-    for name, value in {"LEAST": 2, "MOST": 16}.items():
-        monkeypatch.setattr(ring, name, value)
-    monkeypatch.setattr(double_tree, "BLOCKS", 2)
 
 
 @pytest.mark.each_value
@@ -138,7 +129,8 @@ def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
         x = [np.random.default_rng(k).standard_normal(size).astype(as_dtype(dtype)) for k in range(n)]
         out = sk.AllReduce(world, x[0].nbytes, op, "double_tree")(x[world.rank])
         world.synchronize()
-        chunk = ring.chunks_of(-(-x[0].nbytes // 8), 2 * 2 * double_tree.CHUNKS)[0] * 8 // x[0].itemsize
+        method = sk.AllReduce.maker("double_tree")(world, x[0].nbytes, op)
+        chunk = method.chunks_of(-(-x[0].nbytes // 8))[0] * 8 // x[0].itemsize
         expected = np.empty_like(out)
         for c, begin in enumerate(range(0, size, chunk)):
             part = slice(begin, begin + chunk)
@@ -176,14 +168,12 @@ def test_graphs_between_calls(pes, small_chunks):
 @pytest.mark.parametrize(
     "n_pes, local_size, calls, words", [(2, 2, 3, 8), (2, 1, 3, 8), (3, 3, 2, 8), (5, 5, 1, 8)]
 )
-def test_right_in_every_schedule(monkeypatch, n_pes, local_size, calls, words):
+def test_right_in_every_schedule(small, n_pes, local_size, calls, words):
     """A block for each tree and direction, with two chunks. It fails without any of the waits; with a signal
     for both chunks, or for both children; with one place for both children's totals, for those of both
     chunks, for the results of both, or for totals and results; and without counting the calls, or with one
     counter for both directions."""
-    for name, value in {"LEAST": 2, "MOST": 2}.items():
-        monkeypatch.setattr(ring, name, value)
-    monkeypatch.setattr(double_tree, "BLOCKS", 1)
+    small(sk.AllReduce, double_tree={"least": 2, "most": 2, "blocks": 1})
     found = sk.emu.explore(
         few_calls,
         n_pes,

@@ -21,25 +21,18 @@ ORDERED = "int32", "uint32", "int64", "uint64", "float16", "bfloat16"
 ADDED = *ORDERED, "float32", "float64"
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    """A few blocks, of parts of a few vectors."""
-    monkeypatch.setattr(multimem, "PART", 64)
-    monkeypatch.setattr(multimem, "MAX_BLOCKS", 3)
-
-
 @pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3])
-def test_lengths(pes, small_parts, n_pes, method):
+def test_lengths(pes, small_chunks, n_pes, method):
     pes(n_pes).run(reduce_all, method, [1, 40, 0, 333, 41, 7])
 
 
 @pytest.mark.slow
 @methods
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
-def test_many_ranks(pes, small_parts, n_pes, sizes, method):
+def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
     pes(n_pes, seed=0).run(reduce_all, method, sizes, "int32", "max")
 
 
@@ -48,7 +41,7 @@ def test_many_ranks(pes, small_parts, n_pes, sizes, method):
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", ["int32", "bfloat16"])
-def test_unaligned(pes, small_parts, dtype, in_place, method):
+def test_unaligned(pes, small_chunks, dtype, in_place, method):
     pes(3).run(reduce_all, method, [1, 300, 33, 65], dtype, "sum", 3, in_place)
 
 
@@ -97,7 +90,7 @@ def test_nan_and_inf_pass_through_sums(pes, method):
 @pytest.mark.each_value
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_streams_and_graphs(pes, small_parts, method):
+def test_streams_and_graphs(pes, small_chunks, method):
     def main():
         world = sk.init()
         reduce = sk.AllReduce(world, 320, "sum", method)

@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 from test_all_reduce import combined, few_calls, reduce_all
 
 import shmemkit as sk
-from shmemkit.collectives.all_reduce import ring
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Of 2 to 16 words; blocks have several of them."""
-    for name, value in {"LEAST": 2, "MOST": 16, "RING_BLOCKS": 3}.items():
-        monkeypatch.setattr(ring, name, value)
 
 
 @pytest.mark.each_value
@@ -146,12 +138,11 @@ def test_graphs_between_calls(pes, small_chunks):
 @pytest.mark.parametrize(
     "n_pes, local_size, calls, words, chunk", [(2, 2, 3, 6, 2), (2, 1, 3, 4, 2), (3, 3, 2, 4, 2)]
 )
-def test_right_in_every_schedule(monkeypatch, n_pes, local_size, calls, words, chunk):
+def test_right_in_every_schedule(small, n_pes, local_size, calls, words, chunk):
     """Of one block. It fails without any of the waits; with a signal that counts the chunks, or stands for
     both phases; with partial totals and results, or those of all chunks, in one buffer; and without counting
     the calls."""
-    for name, value in {"LEAST": chunk, "MOST": chunk, "RING_BLOCKS": 1}.items():
-        monkeypatch.setattr(ring, name, value)
+    small(sk.AllReduce, ring={"least": chunk, "most": chunk, "blocks": 1})
     found = sk.emu.explore(
         few_calls, n_pes, ("ring", calls, words), exhaustive=True, local_size=local_size, heap_size=1 << 18
     )
@@ -159,12 +150,17 @@ def test_right_in_every_schedule(monkeypatch, n_pes, local_size, calls, words, c
 
 
 @pytest.mark.parametrize("wanted", [1, 5, 208, 832])
-def test_chunks_fit_in_what_was_made(wanted):
+def test_chunks_fit_in_what_was_made(pes, wanted):
     """Whatever the most words, fewer of them need no more chunks, and no larger ones."""
-    sizes = sorted({*range(1, 3000, 7), *(ring.MOST * k + d for k in (1, 5, 208, 832) for d in (-1, 0, 1))})
-    room = most = 0
-    for words in sizes:
-        chunk, chunks = ring.chunks_of(words, wanted)
-        assert (chunks - 1) * chunk < words <= chunks * chunk
-        room, most = max(room, chunk), max(most, chunks)
-        assert room == chunk and most <= ring.most_chunks(words, wanted)
+
+    def main():
+        ring = sk.AllReduce.maker("ring")(sk.init(), 8, "sum", blocks=wanted, chunks=1)
+        edges = {ring.most * k + d for k in (1, 5, 208, 832) for d in (-1, 0, 1)}
+        room = most = 0
+        for words in sorted({*range(1, 3000, 7), *edges}):
+            chunk, chunks = ring.chunks_of(words)
+            assert (chunks - 1) * chunk < words <= chunks * chunk
+            room, most = max(room, chunk), max(most, chunks)
+            assert room == chunk and most <= ring.most_chunks(words)
+
+    pes(1).run(main)

@@ -12,23 +12,10 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit.collectives.all_to_all import AllToAll, AllToAllV
-from shmemkit.collectives.all_to_all.variable import PushV
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", AllToAll.methods)
-SMALL = {
-    "push": {"push.PART": 128, "push.CHUNK": 8192, "push.SENDERS": 6},
-    "variable": {"PART": 64, "MAX_BLOCKS": 4},
-}
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Several chunks, parts and steps of few bytes; chunks have no block of their own."""
-    for module, constants in SMALL.items():
-        for name, value in constants.items():
-            monkeypatch.setattr(f"shmemkit.collectives.all_to_all.{module}.{name}", value)
 
 
 def values(call, size, dtype, n):
@@ -85,7 +72,7 @@ def test_many_ranks(pes, n_pes, sizes, method):
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_lengths(pes, small_parts, method, symmetric):
+def test_lengths(pes, small_chunks, method, symmetric):
     """The arrays of ranks 1 and 2 are not aligned."""
     pes(3).run(exchange_all, method, [1, 450, 0, 33, 65, 456, 64, 7], "uint8", 3, symmetric)
 
@@ -108,7 +95,7 @@ def test_arrays_that_touch(pes, method):
 
 @pytest.mark.slow
 @methods
-def test_larger_than_a_part(pes, small_parts, method):
+def test_larger_than_a_part(pes, small_chunks, method):
     pes(2).run(exchange_all, method, [{"ll": 1100}.get(method, 60_000), 3, 1500], "uint8")
 
 
@@ -197,7 +184,7 @@ def test_dtypes(pes, method, dtype):
     unaligned=st.integers(0, 3),
     symmetric=st.booleans(),
 )
-def test_any_shape(pes, small_parts, method, seed, n_pes, sizes, dtype, unaligned, symmetric):
+def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unaligned, symmetric):
     pes(n_pes, seed=seed).run(exchange_all, method, sizes, dtype, unaligned, symmetric)
 
 
@@ -234,9 +221,7 @@ def few_calls(method, calls, dtype, symmetric=False):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
-    exchange = sk.AllToAll.maker(method)(world, 8 * n)
-    exchange.threads = 1
-    exchange._launches.clear()
+    exchange = sk.AllToAll.maker(method)(world, 8 * n, threads=1)
     x = np.zeros((n, size), dtype)
     out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)
     for call in range(calls):
@@ -398,7 +383,7 @@ def random_calls(n, count, most, seed):
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
-def test_variable(pes, small_parts, n_pes, symmetric):
+def test_variable(pes, small_chunks, n_pes, symmetric):
     calls = random_calls(n_pes, 4, 20, n_pes)
     if symmetric:  # of one size on all ranks
         calls = [(splits, rows, [max(rooms)] * n_pes) for splits, rows, rooms in calls]
@@ -424,7 +409,7 @@ def test_variable_larger_than_a_part(pes):
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):
+def test_what_does_not_fit_is_reported(pes, small_chunks, symmetric):
     """It lands whole or not at all, and what comes after it takes its place."""
     calls = [
         ([[2, 1, 1], [5, 0, 2], [3, 4, 0]], [4, 7, 7], [6, 6, 6]),  # rank 0 has no room for the 5 of rank 1
@@ -437,7 +422,7 @@ def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):
 
 @examples(12)
 @given(data=st.data(), seed=st.none() | st.integers(0, 1 << 30), n=st.integers(1, 3), symmetric=st.booleans())
-def test_variable_any_splits(pes, small_parts, data, seed, n, symmetric):
+def test_variable_any_splits(pes, small_chunks, data, seed, n, symmetric):
     number = st.integers(0, 3) | st.integers(-2, 40)
     calls = []
     for _ in range(data.draw(st.integers(1, 3))):
@@ -490,9 +475,7 @@ def few_variable_calls(calls, symmetric):
     """As ``few_calls``."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = PushV(world, 32)
-    exchange.threads = 1
-    exchange._launches.clear()
+    exchange = sk.AllToAllV.maker("push")(world, 32, threads=1)
     x, splits, out_splits = np.zeros(4, "uint8"), *np.zeros((2, n), "int64")
     out = world.zeros(4, "uint8") if symmetric else np.zeros(4, "uint8")
     for call in range(calls):

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 from test_all_to_all import exchange_all, few_calls
 
 import shmemkit as sk
-from shmemkit.collectives.all_to_all import push_2d
 
 pytestmark = pytest.mark.usefixtures("messages")
 METHOD = "push_2d"
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    for name, value in {"PART": 64, "MAX_PARTS": 5}.items():
-        monkeypatch.setattr(push_2d, name, value)
 
 
 @pytest.mark.each_value
@@ -38,7 +31,7 @@ def test_many_ranks(pes, nodes, local_size):
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
-def test_parts(pes, small_parts, nodes, local_size):
+def test_parts(pes, small_chunks, nodes, local_size):
     sizes = [1, 330, 0, 65, 330, 7, 129]
     pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, sizes, "uint8", 1)
 
@@ -68,7 +61,7 @@ def test_one_message_for_a_pair_of_nodes(pes, messages):
     unaligned=st.integers(0, 3),
     symmetric=st.booleans(),
 )
-def test_any_shape(pes, small_parts, seed, delivery, nodes, sizes, dtype, unaligned, symmetric):
+def test_any_shape(pes, small_chunks, seed, delivery, nodes, sizes, dtype, unaligned, symmetric):
     ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
     ranks.run(exchange_all, METHOD, sizes, dtype, unaligned, symmetric)
 
@@ -105,9 +98,7 @@ def calls_in_a_row(calls):
     """Of two lengths; no host waits between them."""
     world = sk.init()
     n = world.n_ranks
-    exchange, outs = push_2d.Push2D(world, 8 * n), []
-    exchange.threads = 2
-    exchange._launches.clear()
+    exchange, outs = sk.AllToAll.maker(METHOD)(world, 8 * n, threads=2), []
     for call in range(calls):
         size = 8 if call % 3 else 3
         x = (50 * (call % 5) + 10 * world.rank + np.arange(n, dtype="uint8")).repeat(size)

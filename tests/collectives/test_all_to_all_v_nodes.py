@@ -8,7 +8,7 @@ from gemms import changed
 from hypothesis import given
 from hypothesis import strategies as st
 from ptx import compile_ptx
-from test_all_to_all import exchange_rows, random_calls, small_parts  # noqa: F401
+from test_all_to_all import exchange_rows, random_calls
 
 import shmemkit as sk
 from shmemkit.collectives.all_to_all import AllToAllV, variable
@@ -29,7 +29,7 @@ def with_room(calls, symmetric):
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 @nodes_of
-def test_nodes(pes, small_parts, nodes, local_size, symmetric):  # noqa: F811
+def test_nodes(pes, small_chunks, nodes, local_size, symmetric):
     n = nodes * local_size
     calls = with_room(random_calls(n, 4, 20, n), symmetric)
     pes(n, local_size=local_size).run(exchange_rows, calls, (3,), "int16", symmetric)
@@ -42,7 +42,7 @@ def test_many_ranks(pes):
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):  # noqa: F811
+def test_what_does_not_fit_is_reported(pes, small_chunks, symmetric):
     calls = [
         ([[2, 1, 1], [5, 0, 2], [3, 4, 0]], [4, 7, 7], [6, 6, 6]),  # rank 0 has no room for the 5 of rank 1
         ([[2, 3, 1], [-4, 1, 2], [1 << 62, 1 << 62, 1]], [4, 3, 7], [6, 6, 6]),  # x of rank 0 has but 4 rows
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_reported(pes, small_parts, symmetric):  # noqa: F8
     nodes=st.sampled_from([(2, 1), (3, 1), (2, 2)]),
     symmetric=st.booleans(),
 )
-def test_any_splits(pes, small_parts, data, seed, delivery, nodes, symmetric):  # noqa: F811
+def test_any_splits(pes, small_chunks, data, seed, delivery, nodes, symmetric):
     n, number, calls = nodes[0] * nodes[1], st.integers(0, 3) | st.integers(-2, 40), []
     for _ in range(data.draw(st.integers(1, 4))):
         splits = data.draw(st.lists(st.lists(number, min_size=n, max_size=n), min_size=n, max_size=n))
@@ -101,13 +101,11 @@ def test_graphs_and_streams(pes):
     pes(4, local_size=2).run(main)
 
 
-def few_calls(module, calls, threads=1, row=1, most=3):
+def few_calls(module, calls, threads=1, row=1, part=1 << 15, most=3):
     """Which no host holds up: of some rows each, of other splits each time. -> whether all are right"""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = module.PushV(world, 4 * row * n * most)
-    exchange.threads = threads
-    exchange._launches.clear()
+    exchange = module.PushV(world, 4 * row * n * most, threads=threads, part=part)
     results = []
     for call in range(calls):
         splits = np.array([1 + (call + me + k) % most for k in range(n)])
@@ -137,7 +135,7 @@ def is_wrong(module, seed, n_pes):
     """Whether it is seen, with several blocks: by the result, or by a report."""
     options = dict(local_size=1 + (n_pes == 4), delivery="unordered", races=True, seed=seed)
     try:
-        return not all(sk.emu.run(few_calls, n_pes, (module, 5, 2, 40), **options))
+        return not all(sk.emu.run(few_calls, n_pes, (module, 5, 2, 40, 128), **options))
     except EmulatorError as report:
         print(report)
         return True
@@ -146,8 +144,7 @@ def is_wrong(module, seed, n_pes):
 @pytest.mark.slow
 @pytest.mark.parametrize("n_pes", [2, 4])
 def test_nothing_is_wrong_otherwise(n_pes):
-    small = changed(variable, "PART = 1 << 15", "PART = 128")
-    assert not any(is_wrong(small, seed, n_pes) for seed in (None, *range(5)))
+    assert not any(is_wrong(variable, seed, n_pes) for seed in (None, *range(5)))
 
 
 @pytest.mark.slow
@@ -173,7 +170,7 @@ def test_nothing_is_wrong_otherwise(n_pes):
     ],
 )
 def test_each_line_is_needed(n_pes, line, change):
-    module = changed(variable, line, change, PART=128)
+    module = changed(variable, line, change)
     assert any(is_wrong(module, seed, n_pes) for seed in (None, *range(8)))
 
 

@@ -8,19 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
-from shmemkit.collectives import push
-from shmemkit.collectives.broadcast import METHODS, scatter
+from shmemkit.collectives.broadcast import METHODS
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", sk.Broadcast.methods)
-
-
-@pytest.fixture
-def small_steps(monkeypatch):
-    monkeypatch.setattr(push, "SENDERS", 3)
-    for name, value in {"PART": 64, "CHUNK": 32}.items():
-        monkeypatch.setattr(scatter, name, value)
 
 
 def send_all(method, sizes, root=0, dtype="float32", unaligned=0, in_place=True):
@@ -46,7 +38,7 @@ def send_all(method, sizes, root=0, dtype="float32", unaligned=0, in_place=True)
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
-def test_lengths(pes, small_steps, n_pes, method):
+def test_lengths(pes, small_chunks, n_pes, method):
     pes(n_pes).run(send_all, method, [1, 40, 0, 333, 41, 7, 300], n_pes - 1)
 
 
@@ -54,7 +46,7 @@ def test_lengths(pes, small_steps, n_pes, method):
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (18, [33])])
-def test_many_ranks(pes, small_steps, n_pes, sizes, method):
+def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
     pes(n_pes).run(send_all, method, sizes, 2, "int16")
 
 
@@ -75,7 +67,7 @@ def test_dtypes_unaligned(pes, method, dtype):
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),
 )
-def test_any_shape(pes, small_steps, method, seed, n_pes, sizes, dtype, unaligned, in_place):
+def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unaligned, in_place):
     pes(n_pes, seed=seed).run(send_all, method, sizes, n_pes // 2, dtype, unaligned, in_place)
 
 
@@ -146,9 +138,7 @@ def test_relays_in_many_schedules():
 def few_calls(method, calls):
     """Of one thread per block, or warp, by a root that nobody holds up: little enough for all schedules."""
     world = sk.init()
-    broadcast = sk.Broadcast.maker(method)(world, 8, 0)
-    broadcast.threads = 32 if method in ("ll128", "lamport") else 1
-    broadcast._launches.clear()
+    broadcast = sk.Broadcast.maker(method)(world, 8, 0, threads=32 if method in ("ll128", "lamport") else 1)
     outs = [np.zeros(1, "uint64") for _ in range(calls)]
     for call, out in enumerate(outs):
         broadcast.bind(np.full(1, 10 + call, "uint64"), out, False)(None)

@@ -18,17 +18,11 @@ pytestmark = pytest.mark.usefixtures("messages")
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    for name, value in {"PART": 64, "MAX_PARTS": 3}.items():
-        monkeypatch.setattr(push_2d, name, value)
-
-
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @nodes_of
 @pytest.mark.parametrize("root", [0, "last"])
-def test_lengths(pes, small_parts, nodes, local_size, root):
+def test_lengths(pes, small_chunks, nodes, local_size, root):
     n = nodes * local_size
     root = n - 1 if root == "last" else root
     pes(n, local_size=local_size).run(send_all, "push_2d", [1, 130, 0, 333, 41, 7, 300], root)
@@ -52,7 +46,7 @@ def test_many_ranks(pes, nodes, local_size):
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),
 )
-def test_any_shape(pes, small_parts, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place):
+def test_any_shape(pes, small_chunks, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place):
     n = nodes[0] * nodes[1]
     ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
     ranks.run(send_all, "push_2d", sizes, root % n, dtype, unaligned, in_place)
@@ -115,7 +109,7 @@ def test_an_array_is_needed_on_all_ranks(pes):
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_streams_and_graphs(pes, small_parts):
+def test_streams_and_graphs(pes, small_chunks):
     def main():
         world = sk.init()
         broadcast = sk.Broadcast(world, 320, 1, "push_2d")
@@ -158,9 +152,7 @@ def test_what_is_under_way_has_come_before_memory_is_given_back(pes):
 def few_calls(calls, module=push_2d, root=0, threads=1):
     """Which no host holds up. -> whether all results are right"""
     world = sk.init()
-    broadcast = module.Push2D(world, 8 * world.local_size, root)
-    broadcast.threads = threads
-    broadcast._launches.clear()
+    broadcast = module.Push2D(world, 8 * world.local_size, root, threads=threads)
     outs = [np.zeros(world.local_size, "uint64") for _ in range(calls)]
     for call, out in enumerate(outs):
         number = 10 + call + 100 * (world.rank != root)

@@ -6,10 +6,9 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.collectives import all_gather, all_to_all, reduce_scatter
 from shmemkit.device import lamport_load, store_piece
 
-EXCHANGES = {"all_to_all": ("copy_engine", all_to_all), "all_gather": ("copy_staged", all_gather)}
+EXCHANGES = {"all_to_all": ("copy_engine", sk.AllToAll), "all_gather": ("copy_staged", sk.AllGather)}
 exchanges = pytest.mark.parametrize("kind", EXCHANGES)
 PATTERN = 5, 7
 
@@ -75,11 +74,10 @@ def test_wrong_copies(wrong, message):
 def calls(kind, sizes, dtype, offsets=(0,), threads=4):
     """One after another, without a barrier of the host between them. `offsets` of x, in elements, on ranks
     and in calls in turn."""
-    method, module = EXCHANGES[kind]
+    method, kind = EXCHANGES[kind]
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = module.METHODS[method](world, max(sizes) * np.dtype(dtype).itemsize * n)
-    exchange.threads = threads
+    exchange = kind.maker(method)(world, max(sizes) * np.dtype(dtype).itemsize * n, threads=threads)
     runs, xs, outs, expected = [], [], [], []
     for call, size in enumerate(sizes):
         given = [
@@ -106,7 +104,7 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
 @exchanges
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, sizes", [(1, [5]), (2, [100, 3, 64]), (3, [300, 1, 128, 7]), (8, [40, 6])])
-def test_sizes(pes, few_copying, kind, n_pes, sizes):
+def test_sizes(pes, small_chunks, kind, n_pes, sizes):
     pes(n_pes).run(calls, kind, sizes, "uint64")
 
 
@@ -116,7 +114,7 @@ def test_sizes(pes, few_copying, kind, n_pes, sizes):
 @pytest.mark.parametrize(
     "dtype, offsets", [("uint8", (0, 1, 3)), ("float32", (0, 4, 1)), ("float64", (2, 1))]
 )
-def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, few_copying, kind, dtype, offsets):
+def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, small_chunks, kind, dtype, offsets):
     """On some ranks, all of it; and on all of them, what is left of a segment."""
     pes(3).run(calls, kind, [97, 12, 80, 1], dtype, offsets)
 
@@ -141,24 +139,24 @@ def test_half_of_the_multiprocessors(pes, multiprocessors, blocks):
     assert pes(1).run(main) == [blocks]
 
 
-METHODS = [*((module, name) for name, module in EXCHANGES.values()), (reduce_scatter, "copy_engine")]
+METHODS = [*((kind, name) for name, kind in EXCHANGES.values()), (sk.ReduceScatter, "copy_engine")]
 
 
-@pytest.mark.parametrize("module, method", METHODS)
-def test_what_cannot_be_counted_is_refused(pes, module, method):
+@pytest.mark.parametrize("kind, method", METHODS)
+def test_what_cannot_be_counted_is_refused(pes, kind, method):
     """Lines of more than 16 GiB, before they are asked for."""
 
     def main():
-        options = ("sum",) * (module is reduce_scatter)
+        options = ("sum",) * (kind is sk.ReduceScatter)
         with pytest.raises(ValueError, match=f"{method}: its slots would take .*; it is for smaller"):
-            module.METHODS[method](sk.init(), 18 << 30, *options)
+            kind.maker(method)(sk.init(), 18 << 30, *options)
 
     pes(1).run(main)
 
 
 @pytest.mark.slow
 @exchanges
-def test_many_ranks(pes, few_copying, kind):
+def test_many_ranks(pes, small_chunks, kind):
     pes(18).run(calls, kind, [5, 2], "uint64")
 
 

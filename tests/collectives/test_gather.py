@@ -8,21 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
-from shmemkit.collectives.gather import push
-from shmemkit.collectives.schedules.rooted import ToRoot
-from shmemkit.collectives.transports import LL
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 methods = pytest.mark.parametrize("method", sk.Gather.methods)
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Several chunks, parts and steps of few bytes; chunks have no block of their own."""
-    monkeypatch.setitem(sk.Gather.METHODS, "ll", (ToRoot, LL, {"blocks": 0}))
-    for name, value in {"PART": 128, "CHUNK": 8192, "SENDERS": 6}.items():
-        monkeypatch.setattr(push, name, value)
 
 
 def gather_all(method, sizes, root=0, dtype="float32", unaligned=0, in_place=False, symmetric=False):
@@ -59,7 +48,7 @@ def gather_all(method, sizes, root=0, dtype="float32", unaligned=0, in_place=Fal
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, root", [(1, 0), (2, 0), (2, 1), (3, 1)])
-def test_lengths(pes, small_parts, n_pes, root, method):
+def test_lengths(pes, small_chunks, n_pes, root, method):
     pes(n_pes).run(gather_all, method, [1, 40, 0, 333, 41, 7, 300], root)
 
 
@@ -67,7 +56,7 @@ def test_lengths(pes, small_parts, n_pes, root, method):
 @methods
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [7, 130, 1]), (8, [64, 9]), (16, [33])])
-def test_many_ranks(pes, small_parts, n_pes, sizes, method):
+def test_many_ranks(pes, small_chunks, n_pes, sizes, method):
     pes(n_pes).run(gather_all, method, sizes, 2, "int16")
 
 
@@ -80,7 +69,7 @@ def test_dtypes_unaligned(pes, method, dtype, in_place):
 
 
 @methods
-def test_larger_than_a_step(pes, small_parts, method):
+def test_larger_than_a_step(pes, small_chunks, method):
     """Of 3 steps; the arrays of rank 1 are not aligned."""
     size = {"ll": 1100}.get(method, 60_000)
     pes(2).run(gather_all, method, [size, 3, size + 1], 0, "uint8", 1)
@@ -97,7 +86,7 @@ def test_larger_than_a_step(pes, small_parts, method):
     in_place=st.booleans(),
     symmetric=st.booleans(),
 )
-def test_any_shape(pes, small_parts, method, seed, n_pes, sizes, dtype, unaligned, in_place, symmetric):
+def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unaligned, in_place, symmetric):
     args = method, sizes, n_pes // 2, dtype, unaligned, in_place, symmetric
     pes(n_pes, seed=seed).run(gather_all, *args)
 
@@ -133,9 +122,7 @@ def test_streams_and_graphs(pes, method):
 def few_calls(method, calls, n_bytes):
     """Of one thread per block, to a root that nobody holds up: little enough for all schedules."""
     world = sk.init()
-    gather = sk.Gather.maker(method)(world, 8 * world.n_ranks, 0)
-    gather.threads = 1
-    gather._launches.clear()
+    gather = sk.Gather.maker(method)(world, 8 * world.n_ranks, 0, threads=1)
     outs = [np.zeros(world.n_ranks * n_bytes, "uint8") for _ in range(calls)]
     for call, out in enumerate(outs):
         x = np.full(n_bytes, 10 * call + world.rank, "uint8")

@@ -17,17 +17,11 @@ from shmemkit.emu.stream import Stream
 pytestmark = pytest.mark.usefixtures("messages")
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    for name, value in {"PART": 128, "MAX_PARTS": 3}.items():
-        monkeypatch.setattr(push_2d, name, value)
-
-
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
 @pytest.mark.parametrize("root", [0, "last"])
-def test_lengths(pes, small_parts, nodes, local_size, root):
+def test_lengths(pes, small_chunks, nodes, local_size, root):
     n = nodes * local_size
     root = n - 1 if root == "last" else root
     pes(n, local_size=local_size).run(gather_all, "push_2d", [1, 40, 0, 333, 41, 7, 300], root)
@@ -53,7 +47,7 @@ def test_many_ranks(pes, nodes, local_size):
     symmetric=st.booleans(),
 )
 def test_any_shape(
-    pes, small_parts, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place, symmetric
+    pes, small_chunks, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place, symmetric
 ):
     n = nodes[0] * nodes[1]
     ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
@@ -88,7 +82,7 @@ def test_others_where_it_spans_them(pes, monkeypatch):
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_streams_and_graphs(pes, small_parts):
+def test_streams_and_graphs(pes, small_chunks):
     def main():
         world = sk.init()
         n, me = world.n_ranks, world.rank
@@ -135,9 +129,7 @@ def few_calls(calls, module=push_2d, root=0, threads=1, words=1):
     """Which no host holds up. -> whether all results are right"""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    gather = module.Push2D(world, 8 * n * words, root)
-    gather.threads = threads
-    gather._launches.clear()
+    gather = module.Push2D(world, 8 * n * words, root, threads=threads)
     outs = [np.zeros(n * words, "uint64") for _ in range(calls)]
     for call, out in enumerate(outs):
         x = np.full(words, 10 * call + me, "uint64")

@@ -7,14 +7,9 @@ from reduced import combined
 from test_all_reduce import inputs
 
 import shmemkit as sk
-from shmemkit.collectives import own_segment
 
 SIZE = 100
-
-
-@pytest.fixture(autouse=True)
-def several_blocks(monkeypatch):
-    monkeypatch.setattr(own_segment, "PART", 64)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def calls(world):

@@ -20,20 +20,6 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 methods = pytest.mark.parametrize("method", [m for m in METHODS if m not in ("copy_engine", "push_2d")])
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Several blocks, and chunks, for few bytes."""
-    for module, constants in {
-        "ring": {"PART": 512, "MAX_BLOCKS": 3, "CHUNK": 64, "MAX_CHUNKS": 8},
-        "push": {"CHUNK": 8192},
-    }.items():
-        for name, value in constants.items():
-            monkeypatch.setattr(f"shmemkit.collectives.reduce_scatter.{module}.{name}", value)
-    for name, value in {"PART": 128, "SENDERS": 4}.items():
-        monkeypatch.setattr(f"shmemkit.collectives.push.{name}", value)
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 1)  # for ll: two blocks
-
-
 def inputs(call, size, dtype, n):
     """What all ranks give in `call`: n parts of `size` elements, which no order of adding changes."""
     return [
@@ -150,9 +136,9 @@ def test_larger_than_a_block(pes, method):
 
 
 @pytest.mark.parametrize("n_pes", [2, *slow(3)])
-def test_push_in_steps(pes, small_chunks, monkeypatch, n_pes):
+def test_push_in_steps(pes, small, n_pes):
     """Parts of several steps."""
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 3)
+    small(sk.ReduceScatter, push={"part": 128, "chunk": 8192, "senders": 3})
     pes(n_pes).run(scatter_all, "push", [50_000, 3, 70_001], "uint8")
 
 
@@ -276,8 +262,7 @@ def few_calls(method, calls, words, dtype="uint64", threads=1):
     """Of one thread per block, and one word, little enough for all schedules."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    scatter = sk.ReduceScatter.maker(method)(world, 8 * words * n, "sum")
-    scatter.threads = threads
+    scatter = sk.ReduceScatter.maker(method)(world, 8 * words * n, "sum", threads=threads)
     x, out = np.zeros(words * n, "uint64"), np.zeros(words, "uint64")
     given = x.view(dtype).reshape(n, -1)
     for call in range(calls):

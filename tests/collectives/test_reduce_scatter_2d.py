@@ -10,7 +10,7 @@ from reduced import UFUNCS
 from test_reduce_scatter import few_calls, scatter_all
 
 import shmemkit as sk
-from shmemkit.collectives.reduce_scatter import ReduceScatter, push_2d
+from shmemkit.collectives.reduce_scatter import ReduceScatter
 from shmemkit.collectives.reduce_scatter.push_2d import budget
 from shmemkit.device.cuda.word_reductions import DTYPES
 from shmemkit.emu.network import Network
@@ -21,17 +21,9 @@ pytestmark = pytest.mark.usefixtures("messages")
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (1, 3), (3, 1), (1, 1)])
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Several parts, and chunks of 16 words, for few bytes."""
-    for name, value in {"PART": 256, "CHUNK": 64, "MAX_CHUNKS": 4}.items():
-        monkeypatch.setattr(push_2d, name, value)
-    monkeypatch.setattr(push_2d, "budget", lambda *_: 3)
-
-
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @nodes_of
-def test_lengths(pes, small, nodes, local_size):
+def test_lengths(pes, small_chunks, nodes, local_size):
     sizes = [1, 300, 0, 133, 600, 7]
     pes(nodes * local_size, local_size=local_size).run(scatter_all, "push_2d", sizes, "int16", "max")
 
@@ -44,7 +36,7 @@ def test_many_ranks(pes, nodes, local_size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes_in_place(pes, small, dtype):
+def test_dtypes_in_place(pes, small_chunks, dtype):
     op = "avg" if "float" in dtype else "prod"
     pes(4, local_size=2).run(scatter_all, "push_2d", [70, 9], dtype, op, 0, True)
 
@@ -52,7 +44,7 @@ def test_dtypes_in_place(pes, small, dtype):
 @pytest.mark.parametrize(
     "dtype, unaligned, in_place", [("uint8", 3, False), ("float16", 1, True), ("float8_e4m3fn", 1, True)]
 )
-def test_unaligned(pes, small, dtype, unaligned, in_place):
+def test_unaligned(pes, small_chunks, dtype, unaligned, in_place):
     pes(4, local_size=2).run(scatter_all, "push_2d", [300, 1, 65], dtype, "sum", unaligned, in_place)
 
 
@@ -72,7 +64,7 @@ def test_a_thread_with_several_words(pes):
     unaligned=st.integers(0, 3),
     in_place=st.booleans(),
 )
-def test_any_shape(pes, small, seed, delivery, nodes, sizes, dtype, op, unaligned, in_place):
+def test_any_shape(pes, small_chunks, seed, delivery, nodes, sizes, dtype, op, unaligned, in_place):
     ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
     ranks.run(scatter_all, "push_2d", sizes, dtype, op, unaligned, in_place)
 
@@ -123,7 +115,7 @@ def test_nan_and_inf_pass(pes):
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_streams_and_graphs(pes, small):
+def test_streams_and_graphs(pes, small_chunks):
     def main():
         world = sk.init()
         n, me = world.n_ranks, world.rank
@@ -153,10 +145,10 @@ def test_streams_and_graphs(pes, small):
     "nodes, local_size, calls, words, dtype",
     [(2, 1, 3, 17, "uint64"), (1, 2, 3, 17, "float16"), (3, 1, 3, 1, "float16")],
 )
-def test_right_in_every_schedule(monkeypatch, nodes, local_size, calls, words, dtype):
+def test_right_in_every_schedule(small, nodes, local_size, calls, words, dtype):
     """17 words are 2 chunks. Three calls use the first half again. It fails with one half in the place of
     two, of any of the arrays, with one signal for all chunks, and without any of the waits."""
-    monkeypatch.setattr(push_2d, "CHUNK", 8)
+    small(sk.ReduceScatter, push_2d={"chunk": 8})
     args = "push_2d", calls, words, dtype
     found = sk.emu.explore(
         few_calls, nodes * local_size, args, exhaustive=True, local_size=local_size, heap_size=1 << 18
@@ -165,9 +157,9 @@ def test_right_in_every_schedule(monkeypatch, nodes, local_size, calls, words, d
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=range(4))
-def test_threads_of_a_block(pes, monkeypatch):
+def test_threads_of_a_block(pes, small):
     """It fails without any of the barriers of a block."""
-    monkeypatch.setattr(push_2d, "CHUNK", 8)
+    small(sk.ReduceScatter, push_2d={"chunk": 8})
     pes(6, local_size=3).run(few_calls, "push_2d", 4, 20, "uint64", 4)
 
 

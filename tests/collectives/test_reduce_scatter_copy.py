@@ -9,7 +9,6 @@ from test_reduce_scatter import scatter_all
 
 import shmemkit as sk
 from shmemkit.backends.emulator import EmulatorBackend
-from shmemkit.collectives import copy_engine_exchange
 from shmemkit.collectives.reduce_scatter import ReduceScatter
 from shmemkit.collectives.reduce_scatter.copy_engine import CopyEngine
 from shmemkit.runtime.world import World
@@ -26,7 +25,7 @@ def fill(x, first, step):
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
-def test_lengths(pes, few_copying, n_pes):
+def test_lengths(pes, small_chunks, n_pes):
     pes(n_pes).run(scatter_all, "copy_engine", [1, 100, 0, 233, 17, 600, 41], "int16", "max")
 
 
@@ -39,7 +38,7 @@ def test_many_ranks(pes, n_pes, sizes):
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype, unaligned", [("uint8", 3), ("float16", 1), ("float64", 0), ("bfloat16", 0)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_dtypes_unaligned_and_in_place(pes, few_copying, dtype, unaligned, in_place):
+def test_dtypes_unaligned_and_in_place(pes, small_chunks, dtype, unaligned, in_place):
     args = dtype, "sum", unaligned, in_place
     pes(3).run(scatter_all, "copy_engine", [300, 1, 65], *args)
 
@@ -50,7 +49,7 @@ def test_a_thread_with_several_pieces(pes):
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, few_copying):
+def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, small_chunks):
     """On some ranks, all of it; and on all of them, what is left of a segment."""
 
     def main():
@@ -70,7 +69,7 @@ def test_threads_send_what_is_not_at_multiples_of_16_bytes(pes, few_copying):
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])
-def test_graphs_interleaved_with_calls(pes, few_copying):
+def test_graphs_interleaved_with_calls(pes, small_chunks):
     """What makes x and takes out is on the stream, and the host waits for nothing before the end."""
 
     def main():
@@ -101,7 +100,7 @@ def test_graphs_interleaved_with_calls(pes, few_copying):
     pes(3).run(main)
 
 
-def test_streams_follow_each_other(pes, few_copying):
+def test_streams_follow_each_other(pes, small_chunks):
     def main():
         world = sk.init()
         n, me, streams = world.n_ranks, world.rank, [world.stream, cuda.stream(), cuda.stream()]
@@ -121,7 +120,7 @@ def test_streams_follow_each_other(pes, few_copying):
     pes(2).run(main)
 
 
-def test_the_order_of_the_copies(pes, few_copying, monkeypatch):
+def test_the_order_of_the_copies(pes, small_chunks, monkeypatch):
     """To the next rank first, none to this one, one copy after the other, beside the stream."""
     peers, lanes = {r: [] for r in range(4)}, {r: [] for r in range(4)}
     copy, view = EmulatorBackend.copy_pieces, World.peer_view
@@ -188,8 +187,7 @@ def few_calls(sizes):
     """Of one thread per block and one block, in one graph."""
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
-    method = CopyEngine(world, n * 8 * max(sizes), "sum")
-    method.threads = 1
+    method = CopyEngine(world, n * 8 * max(sizes), "sum", threads=1)
     xs = [100 * call + 10 * me + np.arange(n, dtype="uint64").repeat(size) for call, size in enumerate(sizes)]
     outs = [np.zeros(size, "uint64") for size in sizes]
     runs = [method.bind(x, out, False, x.dtype) for x, out in zip(xs, outs, strict=True)]
@@ -203,9 +201,8 @@ def few_calls(sizes):
 
 
 @pytest.mark.slow
-def test_right_in_every_schedule(monkeypatch):
+def test_right_in_every_schedule():
     """Of a piece, and two and a half. It fails without the barrier, and without any of the orders of the
     streams."""
-    monkeypatch.setattr(copy_engine_exchange, "LINE", 1)
     found = sk.emu.explore(few_calls, 2, ((2, 5),), exhaustive=True, heap_size=1 << 16)
     assert found.finished and found.failure is None, str(found)

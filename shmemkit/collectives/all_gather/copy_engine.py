@@ -80,8 +80,7 @@ from shmemkit.runtime.stream_barrier import bind_team_barrier, team_barrier_kern
 from shmemkit.support.settings import array_text
 from shmemkit.typing import AnyStream, Array
 
-from ..method import Method
-from ..own_segment import bind_store
+from ..own_segment import StoresOwn
 from ..side_streams import SideStreams
 
 
@@ -98,7 +97,7 @@ def await_segments(arrived):
         i += cuda.blockDim.x
 
 
-class CopyEngine(Method):
+class CopyEngine(StoresOwn):
     """All-gathers by copies, of at most `max_nbytes` gathered bytes, among `ranks` of the World: a range that
     this one is in, or None for all. Collective for all ranks of the World, each with a range of its own or
     that of others.
@@ -125,7 +124,7 @@ class CopyEngine(Method):
         self.allocate()
         self._epoch, self.side_streams = world.xp.zeros(1, "uint64"), SideStreams(world)
         self.kernels = self.kernels_of(self.arrived)
-        bind_store(self, *[world.xp.empty(0, "uint8")] * 2)
+        self.bind_store(*[world.xp.empty(0, "uint8")] * 2)
         self.started = None  # the Transfer that is to be finished
 
     def allocate(self):
@@ -224,7 +223,7 @@ class Transfer:
         self.barrier, self.awaiting = engine.kernels
         segments = [out[k * size : (k + 1) * size] for k in range(n)]
         self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
-        self.own_kernel = [] if in_place else [bind_store(engine, segments[me], x)]
+        self.own_kernel = [] if in_place else [engine.bind_store(segments[me], x)]
         self.stage, self.copies = [], []  # before everything else; between GPUs
         symmetric = self.world.is_symmetric(out)
         self.pushes = symmetric and engine.pushes

@@ -8,7 +8,7 @@ the ranks of its node, by stores. Every word carries its flag over one hop or tw
 Slots     slots[buffer, k], on every rank: the words of rank k's segment. Rank k writes them if it is on
           this node or has the same local index l; otherwise the rank of this node with rank k's local index
           does. The network reads the rank's own
-Epochs    epochs[z, y, c], local: of chunk c, of CHUNK bytes, in blocks (.., y, z). The epoch gives the flag
+Epochs    epochs[z, y, c], local: of chunk c in blocks (.., y, z). The epoch gives the flag
           and the buffer. Device-resident, so graph-safe
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes,
@@ -48,9 +48,6 @@ from shmemkit.device import (
 )
 
 from ..method import Method
-
-CHUNK = 4096  # bytes of a segment that a block deals with at once: 8 for each of 512 threads
-MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocessor of A100
 
 
 @cuda.jit
@@ -120,25 +117,31 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, slots, epochs):
 
 
 class LL2D(Method):
-    """The method "ll_2d" of ``AllGather``."""
+    """The method "ll_2d" of ``AllGather``.
+
+    chunk       bytes of a segment that a block deals with at once: 8 for each of 512 threads
+    max_blocks  of a grid, unless there are more ranks: one per multiprocessor of A100
+    """
+
+    chunk, max_blocks = 4096, 108
 
     def prepare(self, max_nbytes):
         self.world.check_reach("all_gather ll_2d", ranks=self.world.node_ranks)
         n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
-        chunks = max(1, -(-max_nbytes // (n * CHUNK)))
-        self.slots = self.zeros((2, n, ll_words(CHUNK) * chunks), "uint64", "all_gather.ll_2d.slots")
+        chunks = max(1, -(-max_nbytes // (n * self.chunk)))
+        self.slots = self.zeros((2, n, ll_words(self.chunk) * chunks), "uint64", "all_gather.ll_2d.slots")
         self.epochs = self.world.xp.zeros((nodes, local_size, chunks), "uint64")
         for dtype in ("uint8", "uint64"):
             nothing = self.world.xp.empty(0, dtype)
             self._bind(chunks, nothing, nothing, False)
 
     def bind(self, x, out, in_place):
-        return self._bind(-(-x.nbytes // CHUNK), x, out, in_place)
+        return self._bind(-(-x.nbytes // self.chunk), x, out, in_place)
 
     def _bind(self, chunks, x, out, in_place):
         local_size, nodes = self.world.local_size, self.world.n_nodes
-        grid = min(chunks, max(1, MAX_BLOCKS // self.world.n_ranks)), local_size, nodes
-        of_chunk = CHUNK // x.itemsize, ll_words(CHUNK)
+        grid = min(chunks, max(1, self.max_blocks // self.world.n_ranks)), local_size, nodes
+        of_chunk = self.chunk // x.itemsize, ll_words(self.chunk)
         args = x, out, in_place, *of_chunk, local_size, self.slots, self.epochs
         return self.launch(ll_all_gather_2d, grid, *args)
 

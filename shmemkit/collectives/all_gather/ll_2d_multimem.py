@@ -9,7 +9,7 @@ Slots     slots[buffer, k], on every rank: the words of rank k's segment (``devi
           of this node that is k, or has its local index, writes them through the multicast view. Where that
           rank forwards, k writes its slots first, through the network
 Outbox    outbox[buffer], symmetric: the words of the own segment, for the network to read
-Epochs    epochs[z, y, c], local: of chunk c, of CHUNK bytes, in blocks (.., y, z). The epoch gives the flag
+Epochs    epochs[z, y, c], local: of chunk c in blocks (.., y, z). The epoch gives the flag
           and the buffer. Device-resident, so graph-safe
 
   block (b, y, z) of rank (i, l), rank l of node i, with l' = l + y modulo the ranks of a node and j = i + z
@@ -52,9 +52,7 @@ from shmemkit.device import (
 
 from ..method import Method
 
-CHUNK = 4096  # bytes of a segment that a block deals with at once: 8 for each of 512 threads
-LINES = CHUNK // 8 * 2  # words of a chunk
-MAX_BLOCKS = 108  # of a grid, if there are no more ranks: resident on all GPUs that have multicast
+LINES = 1024  # words for a chunk of 4096 bytes, the largest: 8 for each of 512 threads
 MINIMUM_CC = (9, 0)
 
 
@@ -64,7 +62,7 @@ def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, slots
 
     x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
     in_place    whether x is the own part of out
-    chunk       elements of a chunk, which are CHUNK bytes
+    chunk       elements of a chunk
     local_size  ranks of a node, which are consecutive
     slots       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
     to_all      its multicast view
@@ -131,11 +129,17 @@ def ll_all_gather_2d_multimem(x, out, in_place, chunk, local_size, to_all, slots
 
 
 class LL2DMultimem(Method):
-    """The method "ll_2d_multimem" of ``AllGather``."""
+    """The method "ll_2d_multimem" of ``AllGather``.
+
+    chunk       bytes of a segment that a block deals with at once; 4096 at most
+    max_blocks  of a grid, if there are no more ranks: resident on all GPUs that have multicast
+    """
+
+    chunk, max_blocks = 4096, 108
 
     def prepare(self, max_nbytes):
         world = self.world
-        chunks = max(1, -(-max_nbytes // (world.n_ranks * CHUNK)))
+        chunks = max(1, -(-max_nbytes // (world.n_ranks * self.chunk)))
         shape = 2, world.n_ranks, LINES * chunks
         self.slots = self.zeros(shape, "uint64", "all_gather.ll_2d_multimem.slots")
         self.to_all = world.multicast_view(self.slots)
@@ -146,12 +150,12 @@ class LL2DMultimem(Method):
             self._bind(chunks, nothing, nothing, False)
 
     def bind(self, x, out, in_place):
-        return self._bind(-(-x.nbytes // CHUNK), x, out, in_place)
+        return self._bind(-(-x.nbytes // self.chunk), x, out, in_place)
 
     def _bind(self, chunks, x, out, in_place):
         local_size, nodes = self.world.local_size, self.world.n_nodes
-        grid = min(chunks, max(1, MAX_BLOCKS // self.world.n_ranks)), local_size, nodes
-        args = x, out, in_place, CHUNK // x.itemsize, local_size
+        grid = min(chunks, max(1, self.max_blocks // self.world.n_ranks)), local_size, nodes
+        args = x, out, in_place, self.chunk // x.itemsize, local_size
         return self.launch(
             ll_all_gather_2d_multimem, grid, *args, self.to_all, self.slots, self.outbox, self.epochs
         )

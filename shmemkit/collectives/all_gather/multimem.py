@@ -37,8 +37,6 @@ from shmemkit.device import (
 
 from ..method import Method
 
-PART = 1 << 15  # bytes that are worth a block
-MAX_BLOCKS = 32  # per rank
 MINIMUM_CC = (9, 0)
 
 
@@ -82,7 +80,13 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, ful
 
 
 class Multimem(Method):
-    """The method "multimem" of ``AllGather``."""
+    """The method "multimem" of ``AllGather``.
+
+    part        bytes that are worth a block
+    max_blocks  per rank
+    """
+
+    part, max_blocks = 1 << 15, 32
 
     def prepare(self, max_nbytes):
         world = self.world
@@ -93,8 +97,8 @@ class Multimem(Method):
             )
         n = world.n_ranks
         segment = max(1, -(-max_nbytes // n))
-        self.blocks = min(MAX_BLOCKS, -(-segment // PART))
-        capacity = max(min(PART, segment), -(-segment // self.blocks)) + 15 & -16
+        self.blocks = min(self.max_blocks, -(-segment // self.part))
+        capacity = max(min(self.part, segment), -(-segment // self.blocks)) + 15 & -16
         self.scratch = self.empty((2, n, self.blocks, capacity), "uint8", "all_gather.multimem.scratch")
         self.full = self.zeros((n, self.blocks), "uint64", "all_gather.multimem.full")
         self.to_all, self.signal_all = map(world.multicast_view, (self.scratch, self.full))
@@ -104,7 +108,7 @@ class Multimem(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(self.blocks, -(-x.size // PART))
+        blocks = min(self.blocks, -(-x.size // self.part))
         return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 15 & -16)
 
     def _bind(self, blocks, *args):

@@ -25,9 +25,6 @@ from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_b
 
 from ..method import Method
 
-PART = 1 << 14  # bytes that are worth a block
-MAX_BLOCKS = 104  # of a grid, unless there are more ranks: one per multiprocessor of A100
-
 
 @cuda.jit
 def pull_all_gather(x, out, in_place, part, staged, full, epochs):
@@ -67,14 +64,20 @@ def pull_all_gather(x, out, in_place, part, staged, full, epochs):
 
 
 class Pull(Method):
-    """The method "pull" of ``AllGather``."""
+    """The method "pull" of ``AllGather``.
+
+    part        bytes that are worth a block
+    max_blocks  of a grid, unless there are more ranks: one per multiprocessor of A100
+    """
+
+    part, max_blocks = 1 << 14, 104
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
         world.check_reach("all_gather pull")
         segment = max(1, -(-max_nbytes // n))
-        self.blocks = max(1, MAX_BLOCKS // n)
-        capacity = max(min(PART, segment), -(-segment // self.blocks)) + 127 & -128
+        self.blocks = max(1, self.max_blocks // n)
+        capacity = max(min(self.part, segment), -(-segment // self.blocks)) + 127 & -128
         self.staged = self.empty((2, self.blocks, capacity), "uint8", "all_gather.pull.staged")
         self.full = self.zeros((n, self.blocks), "uint64", "all_gather.pull.full")
         self.epochs = world.xp.zeros((n, self.blocks), "uint64")
@@ -83,7 +86,7 @@ class Pull(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(self.blocks, -(-x.size // PART))
+        blocks = min(self.blocks, -(-x.size // self.part))
         return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 127 & -128)
 
     def _bind(self, blocks, *args):

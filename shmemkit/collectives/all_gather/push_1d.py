@@ -11,9 +11,14 @@ KERNELS = push.push_kernels(personalized=False)
 
 
 class Push1D(push.Push):
-    """The method "push_1d" of ``AllGather``."""
+    """The method "push_1d" of ``AllGather``.
+
+    network_part    bytes that are worth a block, and a message, where some ranks are reached by NVSHMEM
+    network_blocks  of a grid there, unless there are more ranks
+    """
 
     name, personalized, kernels = "all_gather.push", False, KERNELS
+    network_part, network_blocks = 1 << 15, 32
 
     def prepare(self, max_nbytes):
         world = self.world
@@ -24,8 +29,8 @@ class Push1D(push.Push):
             super().prepare(max_nbytes)
             return
         n = world.n_ranks
-        most = max(1, push_network.BLOCKS // n)
-        self.parts, capacity = push.parts_of(max_nbytes, n, most, push_network.PART)
+        most = max(1, self.network_blocks // n)
+        self.parts, capacity = push.parts_of(max_nbytes, n, most, self.network_part)
         self.scratch = self.empty((2, n, self.parts, capacity), "uint8", f"{self.name}.scratch")
         self.full = self.zeros((2, n, self.parts), "uint64", f"{self.name}.full")
         self.epochs = world.xp.zeros((n, self.parts), "uint64")
@@ -36,7 +41,7 @@ class Push1D(push.Push):
         if self.near is None:
             return super().bind(x, out, in_place)
         x, out = x.view("uint8"), out.view("uint8")
-        parts, part = push.cut(x.size, self.parts, push_network.PART)
+        parts, part = push.cut(x.size, self.parts, self.network_part)
         return self._bind_network(parts, x, out, in_place, part)
 
     def _bind_network(self, parts, *args):

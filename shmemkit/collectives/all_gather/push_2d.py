@@ -51,9 +51,6 @@ from shmemkit.device import (
 
 from ..method import Method
 
-PART = 1 << 15  # bytes that are worth a block
-MAX_PARTS = 32
-MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocessor of A100
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
@@ -115,14 +112,21 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
 
 
 class Push2D(Method):
-    """The method "push_2d" of ``AllGather``."""
+    """The method "push_2d" of ``AllGather``.
+
+    part        bytes that are worth a block
+    max_parts   of a segment
+    max_blocks  of a grid, unless there are more ranks: one per multiprocessor of A100
+    """
+
+    part, max_parts, max_blocks = 1 << 15, 32, 108
 
     def prepare(self, max_nbytes):
         self.world.check_reach("all_gather push_2d", ranks=self.world.node_ranks)
         n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
         segment = max(1, -(-max_nbytes // n))
-        self.parts = min(MAX_PARTS, max(1, MAX_BLOCKS // n), -(-segment // PART))
-        capacity = max(min(PART, segment), -(-segment // self.parts)) + 15 & -16
+        self.parts = min(self.max_parts, max(1, self.max_blocks // n), -(-segment // self.part))
+        capacity = max(min(self.part, segment), -(-segment // self.parts)) + 15 & -16
         self.scratch = self.empty((2, n, self.parts, capacity), "uint8", "all_gather.push_2d.scratch")
         self.full = self.zeros((2, n, self.parts), "uint64", "all_gather.push_2d.full")
         self.epochs = self.world.xp.zeros((nodes, local_size, self.parts), "uint64")
@@ -131,7 +135,7 @@ class Push2D(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        parts = min(self.parts, -(-x.size // PART))
+        parts = min(self.parts, -(-x.size // self.part))
         return self._bind(parts, x, out, in_place, -(-x.size // parts) + 15 & -16)
 
     def _bind(self, parts, *args):

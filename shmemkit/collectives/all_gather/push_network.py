@@ -39,8 +39,6 @@ from shmemkit.device import (
     wait_block,
 )
 
-PART = 1 << 15  # bytes that are worth a block, and a message
-BLOCKS = 32  # of a grid, unless there are more ranks
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 

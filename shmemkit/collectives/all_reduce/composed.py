@@ -34,18 +34,25 @@ peers copy it to their outs after barriers 2 and 3. If x is out, a rank copies t
 after its copies of x. After barrier 1 of the next call, these copies have ended: result may be written again.
 """
 
+from typing import ClassVar
+
 from shmemkit.device import PIECE_BYTES
 
 from ..all_gather.push_1d import Push1D
-from ..copy_engine_exchange import LINE, enqueue
+from ..copy_engine_exchange import enqueue
 from ..method import Method
-from ..own_segment import bind_store
+from ..own_segment import StoresOwn
 from ..reduce_scatter import copy_engine, push
 
 
 class _Composed(Method):
     """A subclass has its `name`; prepare_parts(room, op), which appends to `stages` what ``free`` frees; and
-    _bind, as ``bind``, for whole segments."""
+    _bind, as ``bind``, for whole segments.
+
+    of_stages  settings of the stages
+    """
+
+    of_stages: ClassVar[dict] = {}
 
     def prepare(self, max_nbytes, op):
         n = self.world.n_ranks
@@ -89,8 +96,8 @@ class Push(_Composed):
     name = "push"
 
     def prepare_stages(self, room, op):
-        self.stages.append(push.Push(self.world, room, op))
-        self.stages.append(Push1D(self.world, room))
+        self.stages.append(push.Push(self.world, room, op, **self.of_stages))
+        self.stages.append(Push1D(self.world, room, **self.of_stages))
 
     def _bind(self, x, out, in_place, dtype):
         mine, (scatter, gather) = self._segment(out), self.stages
@@ -103,13 +110,16 @@ class Push(_Composed):
         return run
 
 
-class CopyEngine(_Composed):
-    """The method "copy_engine" of ``AllReduce``."""
+class CopyEngine(_Composed, StoresOwn):
+    """The method "copy_engine" of ``AllReduce``.
 
-    name = "copy_engine"
+    line  packets, 128 bytes: portions begin at multiples of them, so that two never share a cache line
+    """
+
+    name, line = "copy_engine", 8
 
     def prepare_stages(self, room, op):
-        self.stages.append(copy_engine.CopyEngine(self.world, room, op))
+        self.stages.append(copy_engine.CopyEngine(self.world, room, op, **self.of_stages))
         self.result = self.empty(room // self.world.n_ranks, "uint8", "all_reduce.copy_engine.result")
 
     def _bind(self, x, out, in_place, dtype):
@@ -120,7 +130,7 @@ class CopyEngine(_Composed):
         pushed = world.is_symmetric(out)
         result = mine if pushed else self.result[: mine.nbytes].view(out.dtype)
         pieces = mine.nbytes // PIECE_BYTES
-        middle = min(pieces, pieces // 2 + LINE - 1 & -LINE)
+        middle = min(pieces, pieces // 2 + self.line - 1 & -self.line)
         cut, segments = middle * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
         early = scatter.copies(segments, range(1, n - 1))
         late = [scatter.copies(segments, [n - 1], *portion) for portion in ((0, middle), (middle, pieces))]
@@ -130,7 +140,7 @@ class CopyEngine(_Composed):
             copied(out, result, [(1, 0, cut)]),
             copied(out, result, [*((y, 0, mine.size) for y in range(2, n)), (1, cut, mine.size)]),
         )
-        own = None if pushed else bind_store(self, mine, result)
+        own = None if pushed else self.bind_store(mine, result)
 
         def run(stream):
             main, side = scatter.fork(stream)

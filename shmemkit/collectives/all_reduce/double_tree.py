@@ -68,12 +68,9 @@ from shmemkit.device import (
     store_word,
 )
 
-from ..method import Method
 from ..partial_results import floats, half, high_floats, joined, low_floats, shares, totals
-from .ring import chunks_of, most_chunks
+from .ring import InChunks
 
-BLOCKS = 26  # for each tree and direction: 104 in all, one per multiprocessor of A100
-CHUNKS = 8  # for each of them, if they are not too small
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
@@ -226,15 +223,20 @@ def _to_children(part, signal, epoch, first, second):
         put_signal_nbi_block(part, part, signal, epoch, SET, second)
 
 
-class DoubleTree(Method):
+class DoubleTree(InChunks):
     """The method "double_tree" of ``AllReduce``."""
 
     counts = staticmethod(shares)
+    blocks = 26  # for each tree and direction: 104 in all, one per multiprocessor of A100
+
+    @property
+    def wanted(self):
+        return 2 * self.blocks * self.chunks
 
     def prepare(self, max_nbytes, op):
         world, words = self.world, max(1, -(-max_nbytes // 8))
-        self.op, wanted = op, 2 * BLOCKS * CHUNKS
-        room, chunks = chunks_of(words, wanted)[0], most_chunks(words, wanted)
+        self.op = op
+        room, chunks = self.chunks_of(words)[0], self.most_chunks(words)
         rows = chunks + (chunks + 1) // 2
         self.partials = self.empty((rows, 2 * room), "uint64", "all_reduce.double_tree.partials")
         self.results = self.empty((chunks, room), "uint64", "all_reduce.double_tree.results")
@@ -246,8 +248,8 @@ class DoubleTree(Method):
 
     def bind(self, x, out, in_place, dtype):
         times = shares(dtype.name)
-        chunk, chunks = chunks_of(times * (x.nbytes + 7 >> 3), 2 * BLOCKS * CHUNKS)
-        grid = min((chunks + 1) // 2, BLOCKS), 2, 2
+        chunk, chunks = self.chunks_of(times * (x.nbytes + 7 >> 3))
+        grid = min((chunks + 1) // 2, self.blocks), 2, 2
         shared = (
             self.positions,
             self.partials,

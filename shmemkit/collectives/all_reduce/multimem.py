@@ -79,8 +79,6 @@ from shmemkit.support.settings import listed
 from ..method import Method
 
 OPS = {"sum": "add", "max": "max", "min": "min"}
-PART = 1 << 13  # bytes that are worth a block
-MAX_BLOCKS = 104  # of a grid; resident on all GPUs that have multicast
 MINIMUM_CC = (9, 0)
 
 
@@ -204,7 +202,13 @@ def two_shot_kernel(op, dtype):
 
 
 class _Multimem(Method):
-    """What both have in common; a subclass has its `name`."""
+    """What both have in common; a subclass has its `name`.
+
+    part        bytes that are worth a block
+    max_blocks  of a grid; resident on all GPUs that have multicast
+    """
+
+    part, max_blocks = 1 << 13, 104
 
     def _begin(self, op, nbytes):
         """-> (blocks, bytes of a part at most), for up to `nbytes`; ValueError if op or World do not suit."""
@@ -219,9 +223,9 @@ class _Multimem(Method):
                 f"AllReduce: method {self.name!r} is for one node, where multicast ends; there are "
                 f"{world.n_nodes}. Use a method without multicast"
             )
-        self.blocks = max(1, min(MAX_BLOCKS, -(-nbytes // PART)))
+        self.blocks = max(1, min(self.max_blocks, -(-nbytes // self.part)))
         self.epochs = world.xp.zeros(self.blocks, "uint64")
-        return self.blocks, max(min(PART, nbytes), -(-nbytes // self.blocks)) + 15 & -16
+        return self.blocks, max(min(self.part, nbytes), -(-nbytes // self.blocks)) + 15 & -16
 
     def _multicast(self, make, shape, dtype, name):
         """-> the multicast view of a new symmetric array, and the array. Collective."""
@@ -238,7 +242,7 @@ class _Multimem(Method):
 
     def _parts(self, nbytes):
         """-> (blocks, bytes of a part) of a call with `nbytes` bytes."""
-        blocks = min(self.blocks, -(-nbytes // PART))
+        blocks = min(self.blocks, -(-nbytes // self.part))
         return blocks, -(-nbytes // blocks) + 15 & -16
 
 

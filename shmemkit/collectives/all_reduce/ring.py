@@ -70,22 +70,30 @@ from shmemkit.device import (
 from ..method import Method
 from ..partial_results import shares, totals
 
-LEAST, MOST = 1 << 9, 1 << 11  # words of a chunk: 4 to 16 KB
-RING_BLOCKS = 104  # of a grid: one per multiprocessor of A100
-RING_CHUNKS = 8  # for each of them, if they are not too small: a chunk a hop
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
-def chunks_of(words, wanted):
-    """-> (words of a chunk, chunks), for `words` words: if possible about `wanted` chunks. Both grow with
-    `words`."""
-    chunk = min(MOST, max(LEAST, -(-words // wanted) + 15 & -16))
-    return chunk, max(1, -(-words // chunk))
+class InChunks(Method):
+    """A method that combines chunks. A subclass has
 
+    least, most  words of a chunk: 4 to 16 KB
+    blocks       of the grid
+    chunks       of a block, if they are not too small
+    wanted       chunks, if they are neither too small nor too large
+    """
 
-def most_chunks(words, wanted):
-    """The most chunks of `words` words or fewer."""
-    return max(1, -(-words // MOST), min(wanted, -(-words // LEAST)))
+    least, most, chunks = 1 << 9, 1 << 11, 8
+    blocks: int
+    wanted: int
+
+    def chunks_of(self, words):
+        """-> (words of a chunk, chunks), for `words` words. Both grow with `words`."""
+        chunk = min(self.most, max(self.least, -(-words // self.wanted) + 15 & -16))
+        return chunk, max(1, -(-words // chunk))
+
+    def most_chunks(self, words):
+        """The most chunks of `words` words or fewer."""
+        return max(1, -(-words // self.most), min(self.wanted, -(-words // self.least)))
 
 
 @functools.cache
@@ -166,15 +174,20 @@ def _count(epochs, b, chunk, size):
             b += cuda.gridDim.x
 
 
-class Ring(Method):
-    """The method "ring" of ``AllReduce``."""
+class Ring(InChunks):
+    """The method "ring" of ``AllReduce``: a chunk a hop."""
+
+    blocks = 104  # one per multiprocessor of A100
 
     counts = staticmethod(shares)
 
+    @property
+    def wanted(self):
+        return self.blocks * self.chunks
+
     def prepare(self, max_nbytes, op):
         self.op, words = op, max(1, -(-max_nbytes // 8))
-        room, wanted = chunks_of(words, RING_BLOCKS * RING_CHUNKS)[0], RING_BLOCKS * RING_CHUNKS
-        chunks = most_chunks(words, wanted)
+        room, chunks = self.chunks_of(words)[0], self.most_chunks(words)
         self.partials = self.empty((chunks, 2 * room), "uint64", "all_reduce.ring.partials")
         self.results = self.empty((chunks, room), "uint64", "all_reduce.ring.results")
         self.partials_full = self.zeros(chunks, "uint64", "all_reduce.ring.partials_full")
@@ -183,10 +196,10 @@ class Ring(Method):
 
     def bind(self, x, out, in_place, dtype):
         times = shares(dtype.name)
-        chunk, chunks = chunks_of(times * (x.nbytes + 7 >> 3), RING_BLOCKS * RING_CHUNKS)
+        chunk, chunks = self.chunks_of(times * (x.nbytes + 7 >> 3))
         args = x, out, chunk // times, self.partials, self.results
         args += self.partials_full, self.results_full, self.epochs
-        return self.launch(ring_kernel(self.op, dtype.name), min(chunks, RING_BLOCKS), *args)
+        return self.launch(ring_kernel(self.op, dtype.name), min(chunks, self.blocks), *args)
 
 
 _x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}

@@ -67,9 +67,6 @@ from shmemkit.device import (
 
 from ..method import Method
 
-PART = 1 << 15  # bytes that are worth a block
-MAX_PARTS = 32
-MAX_BLOCKS = 108  # of a grid, unless there are more ranks: one per multiprocessor of A100
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
@@ -142,15 +139,22 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
 
 
 class Push2D(Method):
-    """The method "push_2d" of ``AllToAll``."""
+    """The method "push_2d" of ``AllToAll``.
+
+    part        bytes that are worth a block
+    max_parts   of a segment
+    max_blocks  of a grid, unless there are more ranks: one per multiprocessor of A100
+    """
+
+    part, max_parts, max_blocks = 1 << 15, 32, 108
 
     def prepare(self, max_nbytes):
         world = self.world
         world.check_reach("all_to_all push_2d", ranks=world.node_ranks)
         n, nodes, local_size = world.n_ranks, world.n_nodes, world.local_size
         segment = max(1, -(-max_nbytes // n))
-        self.parts = min(MAX_PARTS, max(1, MAX_BLOCKS // n), -(-segment // PART))
-        room = local_size * (max(min(PART, segment), -(-segment // self.parts)) + 15 & -16)
+        self.parts = min(self.max_parts, max(1, self.max_blocks // n), -(-segment // self.part))
+        room = local_size * (max(min(self.part, segment), -(-segment // self.parts)) + 15 & -16)
         outgoing = 2, max(1, nodes - 1), self.parts, room
         self.outgoing = self.empty(outgoing, "uint8", "all_to_all.push_2d.outgoing")
         self.incoming = self.empty((2, nodes, self.parts, room), "uint8", "all_to_all.push_2d.incoming")
@@ -163,7 +167,7 @@ class Push2D(Method):
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
         segment = x.size // self.world.n_ranks
-        parts = min(self.parts, -(-segment // PART))
+        parts = min(self.parts, -(-segment // self.part))
         return self._bind(parts, x, out, segment, -(-segment // parts) + 15 & -16)
 
     def _bind(self, parts, *args):

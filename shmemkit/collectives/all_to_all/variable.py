@@ -52,6 +52,8 @@ the blocks of its number, which wait for nothing else. All blocks are resident.
 
 from __future__ import annotations
 
+import functools
+
 from numba import cuda, int64, types
 
 from shmemkit.device import (
@@ -74,9 +76,7 @@ from shmemkit.typing import AnyArray, AnyStream, ArrayT
 from ..collective import Collective, check_contiguous
 from ..method import Method
 
-PART = 1 << 15  # bytes that are worth a block
-MAX_BLOCKS = 64  # of a grid; a power of 2
-MAX_SENDERS = 16  # likewise, if some ranks are far: each block sends each of these a message
+PART = 1 << 15  # bytes that are worth a block, and a message
 MAX_RANKS = 72  # whose table fits into the shared memory of a block
 MAX_TABLE = MAX_RANKS * (MAX_RANKS + 1)
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
@@ -94,10 +94,11 @@ def _split(splits, k, rows):
 
 
 @cuda.jit(device=True)
-def part_of(size, shift, far):
-    """-> elements of a block's part, of `size`: of whole lines, and for a far rank not too small a message"""
+def part_of(size, shift, far, least):
+    """-> elements of a block's part, of `size`: of whole lines, and for a far rank `least`, not too small a
+    message"""
     part = ((size + (1 << shift) - 1) >> shift) + 127 & -128
-    return max(part, PART) if far else part
+    return max(part, least) if far else part
 
 
 @cuda.jit(device=True)
@@ -116,8 +117,9 @@ def _first(table, source, target, n):
     return first if count >= 0 and count <= room - first else -1
 
 
-def all_to_all_v_kernel(network):
-    """-> the kernel; `network`: some ranks are far, on other nodes"""
+@functools.cache
+def all_to_all_v_kernel(network, least=PART):
+    """-> the kernel; `network`: some ranks are far, on other nodes; `least`: elements of a message to them"""
 
     @cuda.jit
     def push_all_to_all_v(
@@ -213,7 +215,7 @@ def all_to_all_v_kernel(network):
                 if peer >= n:
                     peer -= n
                 size = counts[mine + peer] * row if there[peer] >= 0 else 0
-                part = part_of(size, shift, far)
+                part = part_of(size, shift, far, least)
                 begin, end = min(b * part, size), min((b + 1) * part, size)
                 at, to = begins[peer] * row, there[peer] * row
                 if network and far and near[peer] == 0:  # `network`: or numba compiles it for one node, too
@@ -244,7 +246,7 @@ def all_to_all_v_kernel(network):
                     cuda.syncthreads()
             if here[peer] >= 0 and (staged or y == 0):
                 size = counts[peer * (n + 1) + me] * row
-                part = part_of(size, shift, network and near[peer] == 0)
+                part = part_of(size, shift, network and near[peer] == 0, least)
                 begin, end = min(b * part, size), min((b + 1) * part, size)
                 to = here[peer] * row
                 at = begins[me] * row if y == 0 else to
@@ -263,11 +265,15 @@ def all_to_all_v_kernel(network):
     return push_all_to_all_v
 
 
-push_all_to_all_v, push_all_to_all_v_network = map(all_to_all_v_kernel, (False, True))
-
-
 class PushV(Method):
-    """The method of ``AllToAllV``."""
+    """The method of ``AllToAllV``.
+
+    part         bytes that are worth a block, and a message
+    max_blocks   of a grid; a power of 2
+    max_senders  likewise, if some ranks are far: each block sends each of these a message
+    """
+
+    part, max_blocks, max_senders = PART, 64, 16
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
@@ -278,11 +284,11 @@ class PushV(Method):
         reached = world.host_allgather((world.near(), world.backend.multiprocessors))
         near = [mine and theirs[world.rank] for mine, (theirs, _) in zip(world.near(), reached, strict=True)]
         far = not all(all(of_rank) for of_rank, _ in reached)
-        most = min(MAX_SENDERS if far else MAX_BLOCKS, *(count for _, count in reached))
-        self.shift = max(1, min(most, max_nbytes // PART)).bit_length() - 1
+        most = min(self.max_senders if far else self.max_blocks, *(count for _, count in reached))
+        self.shift = max(1, min(most, max_nbytes // self.part)).bit_length() - 1
         self.blocks = 1 << self.shift
         self.near = world.xp.asarray(near).astype("uint8")
-        self.kernel = push_all_to_all_v_network if far else push_all_to_all_v
+        self.kernel = all_to_all_v_kernel(far, self.part)
         self.scratch = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.scratch")
         self.outbox = self.scratch
         if far:
@@ -411,6 +417,6 @@ _signature = (
     *(_splits, _one, _two, _one),
 )
 GPU_KERNELS = {
-    "push_all_to_all_v": (push_all_to_all_v, _signature),
-    "push_all_to_all_v_network": (push_all_to_all_v_network, _signature),
+    "push_all_to_all_v": (all_to_all_v_kernel(False), _signature),
+    "push_all_to_all_v_network": (all_to_all_v_kernel(True), _signature),
 }

@@ -67,9 +67,6 @@ from shmemkit.device import (
 from ..method import Method
 from ..push import cut, parts_of
 
-PART = 1 << 15  # bytes that are worth a block
-MAX_PARTS = 32
-MAX_BLOCKS = 108  # of a grid, unless a node has more ranks: one per multiprocessor of A100
 SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
 
@@ -149,14 +146,21 @@ def push_broadcast_2d(
 
 
 class Push2D(Method):
-    """The method "push_2d" of ``Broadcast``."""
+    """The method "push_2d" of ``Broadcast``.
+
+    part        bytes that are worth a block
+    max_parts   of a segment
+    max_blocks  of a grid, unless a node has more ranks: one per multiprocessor of A100
+    """
+
+    part, max_parts, max_blocks = 1 << 15, 32, 108
 
     def prepare(self, max_nbytes, root):
         world = self.world
         world.check_reach("broadcast push_2d", ranks=world.node_ranks)
         self.root, self.local_size = root, world.local_size
-        most = min(MAX_PARTS, max(1, MAX_BLOCKS // self.local_size))
-        self.parts, capacity = parts_of(max_nbytes, self.local_size, most, PART)
+        most = min(self.max_parts, max(1, self.max_blocks // self.local_size))
+        self.parts, capacity = parts_of(max_nbytes, self.local_size, most, self.part)
         shape = self.local_size, self.parts
         self.scratch = self.empty((2, *shape, capacity), "uint8", "broadcast.push_2d.scratch")
         self.outbox = self.empty((2, self.parts, capacity), "uint8", "broadcast.push_2d.outbox")
@@ -168,7 +172,7 @@ class Push2D(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        parts, part = cut(-(-x.size // self.local_size), self.parts, PART)
+        parts, part = cut(-(-x.size // self.local_size), self.parts, self.part)
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):

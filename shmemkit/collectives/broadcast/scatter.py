@@ -46,10 +46,8 @@ from numba import cuda, types
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
 
 from ..method import Method
-from ..push import cut, parts_of, senders
+from ..push import cut, parts_of, senders_of
 
-PART = 1 << 13  # bytes that are worth a block
-CHUNK = 1 << 14  # bytes that are worth a signal
 CHUNKS = 64  # of a part, at most
 
 
@@ -116,21 +114,17 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
         epochs[y, b] = epoch
 
 
-def chunk_of(part):
-    """-> bytes of a chunk of a part of so many"""
-    return max(CHUNK, -(-part // CHUNKS) + 127 & -128)
-
-
 class Scatter(Method):
-    """The method "scatter" of ``Broadcast``."""
+    """The method "scatter" of ``Broadcast``; `part`, `chunk` and `senders` as of ``collectives.push``."""
 
     threads = 256
+    part, chunk, senders = 1 << 13, 1 << 14, 132
 
     def prepare(self, max_nbytes, root):
         world = self.world
         world.check_reach("broadcast scatter")
         self.root, self.segments = root, max(1, world.n_ranks - 1)
-        self.parts, capacity = parts_of(max_nbytes, self.segments, senders(world), PART)
+        self.parts, capacity = parts_of(max_nbytes, self.segments, senders_of(world, self.senders), self.part)
         shape = self.segments, self.parts
         self.scratch = self.empty((2, *shape, capacity), "uint8", "broadcast.scatter.scratch")
         self.full = self.zeros((*shape, 2), "uint64", "broadcast.scatter.full")
@@ -141,11 +135,12 @@ class Scatter(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        parts, part = cut(-(-x.size // self.segments), self.parts, PART)
+        parts, part = cut(-(-x.size // self.segments), self.parts, self.part)
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):
-        args = x, out, in_place, self.root, part, chunk_of(part)
+        chunk = max(self.chunk, -(-part // CHUNKS) + 127 & -128)
+        args = x, out, in_place, self.root, part, chunk
         args += self.scratch, self.full, self.empty_signals, self.epochs
         return self.launch(scatter_broadcast, (parts, 2), *args)
 

@@ -36,10 +36,6 @@ from ..chunked_transfer import CHUNKS, chunk_of, put, receive
 from ..method import Method
 from ..push import cut, parts_of
 
-PART = 1 << 15  # bytes that are worth a block
-CHUNK = 1 << 17  # bytes that are worth a signal
-SENDERS = 48  # blocks that send to the root, at most, or one of each rank; it has twice as many
-
 
 @cuda.jit
 def push_gather(x, out, in_place, root, part, chunk, scratch, full, empty, epochs):
@@ -80,13 +76,19 @@ def push_gather(x, out, in_place, root, part, chunk, scratch, full, empty, epoch
 
 
 class Push(Method):
-    """The method "push" of ``Gather``."""
+    """The method "push" of ``Gather``.
+
+    part, chunk  bytes that are worth a block, and a signal
+    senders      blocks that send to the root, at most, or one of each rank; it has twice as many
+    """
+
+    part, chunk, senders = 1 << 15, 1 << 17, 48
 
     def prepare(self, max_nbytes, root):
         world, n = self.world, self.world.n_ranks
         world.check_reach("gather push")
         self.root, self.ranks = root, n if world.rank == root else 1
-        self.blocks, capacity = parts_of(max_nbytes, n, max(1, SENDERS // max(1, n - 1)), PART)
+        self.blocks, capacity = parts_of(max_nbytes, n, max(1, self.senders // max(1, n - 1)), self.part)
         self.scratch = self.empty((2, n, self.blocks, capacity), "uint8", "gather.push.scratch")
         self.full = self.zeros((n, self.blocks), "uint64", "gather.push.full")
         self.empty_signals = self.zeros(self.blocks, "uint64", "gather.push.empty")
@@ -96,11 +98,11 @@ class Push(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        parts, part = cut(x.size, self.blocks, PART)
+        parts, part = cut(x.size, self.blocks, self.part)
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):
-        args = x, out, in_place, self.root, part, chunk_of(part, CHUNK)
+        args = x, out, in_place, self.root, part, chunk_of(part, self.chunk)
         args += self.scratch, self.full, self.empty_signals, self.epochs
         return self.launch(push_gather, (parts, self.ranks), *args)
 

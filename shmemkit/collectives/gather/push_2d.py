@@ -71,9 +71,6 @@ from shmemkit.device.swizzle import quotient
 from ..method import Method
 from ..push import cut, parts_of
 
-PART = 1 << 15  # bytes that are worth a block
-MAX_PARTS = 32
-MAX_BLOCKS = 108  # of the root's grid, unless there are more ranks: one per multiprocessor of A100
 SET, ADD, GE = SignalOp.SIGNAL_SET, SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
 
@@ -140,13 +137,21 @@ def push_gather_2d(
 
 
 class Push2D(Method):
-    """The method "push_2d" of ``Gather``."""
+    """The method "push_2d" of ``Gather``.
+
+    part        bytes that are worth a block
+    max_parts   of a segment
+    max_blocks  of the root's grid, unless there are more ranks: one per multiprocessor of A100
+    """
+
+    part, max_parts, max_blocks = 1 << 15, 32, 108
 
     def prepare(self, max_nbytes, root):
         world, n = self.world, self.world.n_ranks
         world.check_reach("gather push_2d", ranks=world.node_ranks)
         self.root, self.home = root, root - root % world.local_size
-        self.parts, capacity = parts_of(max_nbytes, n, min(MAX_PARTS, max(1, MAX_BLOCKS // n)), PART)
+        most = min(self.max_parts, max(1, self.max_blocks // n))
+        self.parts, capacity = parts_of(max_nbytes, n, most, self.part)
         self.scratch = self.empty((2, n, self.parts, capacity), "uint8", "gather.push_2d.scratch")
         self.full = self.zeros((2, n, self.parts), "uint64", "gather.push_2d.full")
         self.outbox_empty = self.zeros(self.parts, "uint64", "gather.push_2d.outbox_empty")
@@ -157,7 +162,7 @@ class Push2D(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        parts, part = cut(x.size, self.parts, PART)
+        parts, part = cut(x.size, self.parts, self.part)
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):

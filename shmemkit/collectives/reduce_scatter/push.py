@@ -38,8 +38,6 @@ from ..chunked_transfer import CHUNKS, chunk_of, put_to_all
 from ..method import Method
 from .combine_rows import combining
 
-CHUNK = 1 << 14  # bytes that are worth a signal
-
 
 @functools.cache
 def push_kernel(op, dtype, n_ranks):
@@ -107,25 +105,26 @@ def push_kernel(op, dtype, n_ranks):
 
 
 class Push(Method):
-    """The method "push" of ``ReduceScatter``."""
+    """The method "push" of ``ReduceScatter``; `part`, `chunk` and `senders` as of ``collectives.push``."""
 
     threads = 256
+    part, chunk, senders = 1 << 13, 1 << 14, 132
 
     def prepare(self, max_nbytes, op):
         world, n = self.world, self.world.n_ranks
         world.check_reach("reduce_scatter push")
         self.op = op
-        self.parts, room = push.parts_of(max_nbytes, n, push.senders(world), push.PART)
+        self.parts, room = push.parts_of(max_nbytes, n, push.senders_of(world, self.senders), self.part)
         self.scratch = self.empty((2, n, self.parts, room), "uint8", "reduce_scatter.push.scratch")
         self.full = self.zeros((n, self.parts), "uint64", "reduce_scatter.push.full")
         self.epochs = world.xp.zeros((2, self.parts), "uint64")
 
     def bind(self, x, out, in_place, dtype):
         world = self.world
-        parts, part = push.cut(out.nbytes, self.parts, push.PART)
+        parts, part = push.cut(out.nbytes, self.parts, self.part)
         mine = x[world.rank * out.size : (world.rank + 1) * out.size]
         scratch = self.scratch, self.scratch.reshape(-1).view("uint64")
-        args = x.view("uint8"), mine, out, part, chunk_of(part, CHUNK), *scratch, self.full, self.epochs
+        args = x.view("uint8"), mine, out, part, chunk_of(part, self.chunk), *scratch, self.full, self.epochs
         return self.launch(push_kernel(self.op, dtype.name, world.n_ranks), (parts, 2), *args)
 
 

@@ -80,9 +80,6 @@ from ..method import Method
 from ..partial_results import floats, joined, shares, totals
 from .combine_rows import combining
 
-PART = 1 << 14  # bytes that are worth two blocks
-CHUNK = 1 << 16  # bytes that are worth a signal
-MAX_CHUNKS = 8  # of a part
 NETWORK = 50  # GB/s of a GPU, each way: 400 Gb/s
 NVLINK = {8: 300, 9: 450, 10: 900}  # the same, by the major compute capability
 SENDS, COMBINES = 40, 25  # GB/s that a block of step 1 sends, that one of step 3 loads and stores; on H200
@@ -280,15 +277,14 @@ def push_2d_kernel(op, dtype):
         x, out         uint64 or uint8 (the bytes of elements of `dtype`), 1-D, x n_ranks times as large; out
                        may be x's segment of this rank
         unit           of their elements are a word
-        part, chunk    words of a part, gridDim.x of which are out; and of a chunk, MAX_CHUNKS or fewer of
-                       which are a part
+        part, chunk    words of a part, gridDim.x of which are out; and of a chunk
         local_size     ranks of a node, which are consecutive
         staged         as x, (2, nodes, parts at most, local_size * words of a part at most), symmetric
         stride         words of a part at most
-        staged_full    uint64 (local_size, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
+        staged_full    uint64 (local_size, nodes, parts at most, chunks at most), symmetric, zeros at first
         outbox, inbox  uint64 (2, nodes, parts at most, words of a part at most; twice as many for float16 and
                        bfloat16, four times as many for float8), symmetric
-        inbox_full     uint64 (2, nodes, parts at most, MAX_CHUNKS), symmetric, zeros at first
+        inbox_full     uint64 (2, nodes, parts at most, chunks at most), symmetric, zeros at first
         epochs         uint64 (2, parts at most), zeros at first
         grid           (parts, 2), as the blocks are; any number of threads
         """
@@ -308,7 +304,14 @@ def push_2d_kernel(op, dtype):
 
 
 class Push2D(Method):
-    """The method "push_2d" of ``ReduceScatter``."""
+    """The method "push_2d" of ``ReduceScatter``.
+
+    part, chunk  bytes that are worth two blocks, and a signal
+    max_parts    of a segment; default: what ``budget`` says
+    max_chunks   of a part
+    """
+
+    part, chunk, max_parts, max_chunks = 1 << 14, 1 << 16, None, 8
 
     counts = staticmethod(shares)
 
@@ -317,23 +320,24 @@ class Push2D(Method):
         world.check_reach("reduce_scatter push_2d", ranks=world.node_ranks)
         nodes, local_size = world.n_nodes, world.local_size
         self.op, words = op, max(1, -(-max_nbytes // (8 * world.n_ranks)))
-        most = budget(backend.compute_capability, backend.multiprocessors, nodes, local_size)
-        self.parts = max(1, min(most, -(-8 * words // PART)))
-        self.room = max(min(PART // 8, words), -(-words // self.parts)) + 15 & -16
+        gpu = backend.compute_capability, backend.multiprocessors
+        most = self.max_parts or budget(*gpu, nodes, local_size)
+        self.parts = max(1, min(most, -(-8 * words // self.part)))
+        self.room = max(min(self.part // 8, words), -(-words // self.parts)) + 15 & -16
         name = "reduce_scatter.push_2d"
-        of_parts = nodes, self.parts
+        of_parts, of_chunks = (nodes, self.parts), (nodes, self.parts, self.max_chunks)
         self.staged = self.empty((2, *of_parts, local_size * self.room), "uint64", f"{name}.staged")
         self.outbox = self.empty((2, *of_parts, 2 * self.room), "uint64", f"{name}.outbox")
         self.inbox = self.empty((2, *of_parts, 2 * self.room), "uint64", f"{name}.inbox")
-        self.staged_full = self.zeros((local_size, *of_parts, MAX_CHUNKS), "uint64", f"{name}.staged_full")
-        self.inbox_full = self.zeros((2, *of_parts, MAX_CHUNKS), "uint64", f"{name}.inbox_full")
+        self.staged_full = self.zeros((local_size, *of_chunks), "uint64", f"{name}.staged_full")
+        self.inbox_full = self.zeros((2, *of_chunks), "uint64", f"{name}.inbox_full")
         self.epochs = world.xp.zeros((2, self.parts), "uint64")
 
     def bind(self, x, out, in_place, dtype):
         words, times = -(-out.nbytes // 8), shares(dtype.name)
-        part = -(-times * words // min(self.parts, -(-8 * times * words // PART))) + 15 & -16
+        part = -(-times * words // min(self.parts, -(-8 * times * words // self.part))) + 15 & -16
         part //= times
-        chunk = max(CHUNK // 8, -(-part // MAX_CHUNKS)) + 15 & -16
+        chunk = max(self.chunk // 8, -(-part // self.max_chunks)) + 15 & -16
         args = x, out, 8 // x.itemsize, part, chunk, self.world.local_size
         args += self.staged.view(x.dtype), self.room, self.staged_full
         args += self.outbox, self.inbox, self.inbox_full, self.epochs

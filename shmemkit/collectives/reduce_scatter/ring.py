@@ -52,10 +52,6 @@ from shmemkit.device import (
 from ..method import Method
 from ..partial_results import shares, totals
 
-PART = 1 << 12  # bytes that are worth a block
-MAX_BLOCKS = 104  # of a grid: one per multiprocessor of A100
-CHUNK = 1 << 14  # bytes that are worth a signal
-MAX_CHUNKS = 32  # of a part
 STEPS = 1 << 16  # more than the chunks that a block gets in an epoch
 
 
@@ -124,20 +120,27 @@ def ring_kernel(op, dtype):
 
 
 class Ring(Method):
-    """The method "ring" of ``ReduceScatter``."""
+    """The method "ring" of ``ReduceScatter``.
+
+    part, chunk  bytes that are worth a block, and a signal
+    max_blocks   of a grid: one per multiprocessor of A100
+    max_chunks   of a part
+    """
+
+    part, chunk, max_blocks, max_chunks = 1 << 12, 1 << 14, 104, 32
 
     counts = staticmethod(shares)
 
     def prepare(self, max_nbytes, op):
         world, n = self.world, self.world.n_ranks
         world.check_reach("reduce_scatter ring", ranks=[(world.rank + 1) % n])
-        if n * MAX_CHUNKS >= STEPS:
+        if n * self.max_chunks >= STEPS:
             raise ValueError(
-                f"reduce_scatter ring: there are {n} ranks; it is for {STEPS // MAX_CHUNKS - 1} at most"
+                f"reduce_scatter ring: there are {n} ranks; it is for {STEPS // self.max_chunks - 1} at most"
             )
         self.op, words = op, max(1, -(-max_nbytes // (8 * n)))
-        self.blocks = max(1, min(MAX_BLOCKS, -(-8 * words // PART)))
-        room = max(min(PART // 8, words), -(-words // self.blocks)) + 15 & -16
+        self.blocks = max(1, min(self.max_blocks, -(-8 * words // self.part)))
+        room = max(min(self.part // 8, words), -(-words // self.blocks)) + 15 & -16
         shape = 2, max(1, n - 1), self.blocks, 2 * room
         self.inbox = self.empty(shape, "uint64", "reduce_scatter.ring.inbox")
         self.full = self.zeros(self.blocks, "uint64", "reduce_scatter.ring.full")
@@ -145,9 +148,9 @@ class Ring(Method):
 
     def bind(self, x, out, in_place, dtype):
         words, times = -(-out.nbytes // 8), shares(dtype.name)
-        part = -(-times * words // min(self.blocks, -(-8 * times * words // PART))) + 15 & -16
+        part = -(-times * words // min(self.blocks, -(-8 * times * words // self.part))) + 15 & -16
         part //= times
-        chunk = max(CHUNK // 8, -(-part // MAX_CHUNKS))
+        chunk = max(self.chunk // 8, -(-part // self.max_chunks))
         args = x, out, part, chunk, self.inbox, self.full, self.epochs
         return self.launch(ring_kernel(self.op, dtype.name), -(-words // part), *args)
 

@@ -31,10 +31,7 @@ from shmemkit.device import copy_block, notify, num_ranks, rank, wait_block
 
 from ..chunked_transfer import CHUNKS, chunk_of, put, receive
 from ..method import Method
-from ..push import cut, parts_of, senders
-
-PART = 1 << 13  # bytes that are worth a block
-CHUNK = 1 << 15  # bytes that are worth a signal
+from ..push import cut, parts_of, senders_of
 
 
 @cuda.jit
@@ -75,13 +72,20 @@ def push_scatter(x, out, in_place, root, part, chunk, scratch, full, empty, epoc
 
 
 class Push(Method):
-    """The method "push" of ``Scatter``."""
+    """The method "push" of ``Scatter``.
+
+    part, chunk  bytes that are worth a block, and a signal
+    senders      blocks of the root that send, at most: one for each of H200's multiprocessors
+    """
+
+    part, chunk, senders = 1 << 13, 1 << 15, 132
 
     def prepare(self, max_nbytes, root):
         world, n = self.world, self.world.n_ranks
         world.check_reach("scatter push")
         self.root, self.ranks = root, n if world.rank == root else 1
-        self.parts, capacity = parts_of(max_nbytes, n, max(1, senders(world) // n), PART)
+        most = max(1, senders_of(world, self.senders) // n)
+        self.parts, capacity = parts_of(max_nbytes, n, most, self.part)
         self.scratch = self.empty((2, self.parts, capacity), "uint8", "scatter.push.scratch")
         self.full = self.zeros(self.parts, "uint64", "scatter.push.full")
         self.empty_signals = self.zeros((n, self.parts), "uint64", "scatter.push.empty")
@@ -91,11 +95,11 @@ class Push(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        parts, part = cut(out.size, self.parts, PART)
+        parts, part = cut(out.size, self.parts, self.part)
         return self._bind(parts, x, out, in_place, part)
 
     def _bind(self, parts, x, out, in_place, part):
-        args = x, out, in_place, self.root, part, chunk_of(part, CHUNK)
+        args = x, out, in_place, self.root, part, chunk_of(part, self.chunk)
         args += self.scratch, self.full, self.empty_signals, self.epochs
         return self.launch(push_scatter, (parts, self.ranks), *args)
 
