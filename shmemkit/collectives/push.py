@@ -121,19 +121,26 @@ class Push(Method):
     name          that its symmetric arrays' names begin with, as "all_gather.push"
     personalized  whether x has a segment for each rank, and `kernels`: ``push_kernels(personalized)``
 
+    shared        None, or an object whose scratch, signals and epochs it uses: each launch of either is an
+                  epoch, on all ranks
     part, chunk   bytes that are worth a block, and a signal
     senders       blocks that send, at most: one for each of H200's multiprocessors
     """
 
     part, chunk, senders = 1 << 13, 1 << 14, 132
+    shared = None
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        self.parts, capacity = parts_of(max_nbytes, n, senders_of(world, self.senders), self.part)
-        self.scratch = self.empty((2, n, self.parts, capacity), "uint8", f"{self.name}.scratch")
-        self.full = self.zeros((n, self.parts), "uint64", f"{self.name}.full")
+        if (shared := self.shared) is None:
+            self.parts, capacity = parts_of(max_nbytes, n, senders_of(world, self.senders), self.part)
+            self.scratch = self.empty((2, n, self.parts, capacity), "uint8", f"{self.name}.scratch")
+            self.full = self.zeros((n, self.parts), "uint64", f"{self.name}.full")
+            self.epochs = world.xp.zeros((2, self.parts), "uint64")
+        else:
+            self.parts, self.scratch = shared.parts, shared.scratch
+            self.full, self.epochs = shared.full, shared.epochs
         self.arrivals = self.zeros((n, self.parts), "uint64", f"{self.name}.arrivals")
-        self.epochs = world.xp.zeros((2, self.parts), "uint64")
         self.direct_epochs = world.xp.zeros(self.parts, "uint64")
         nothing = world.xp.empty(0, "uint8")
         for bind in (self._bind_direct, self._bind_staged):

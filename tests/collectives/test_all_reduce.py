@@ -204,6 +204,13 @@ def test_one_shot_is_right_in_every_schedule():
     assert found.finished and found.failure is None, str(found)
 
 
+@pytest.mark.slow
+def test_push_is_right_in_every_schedule():
+    """Both stages have one scratch: the second call uses both of its buffers again."""
+    found = sk.emu.explore(few_calls, 2, ("push", 2, 4), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
 def test_wrong_arrays(pes):
     def main():
         world = sk.init()

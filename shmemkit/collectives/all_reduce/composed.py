@@ -9,10 +9,11 @@ Both methods work in place on the rank's own segment of `out`. They need n_ranks
 bytes. Any other array is copied into the symmetric `padded`, reduced there, and copied back; these copies in
 local memory take most of the time.
 
-With "push", each stage has its own signals and scratch, and its own proof that calls may follow each other
-without a barrier. The second stage starts on the stream after the first: the own segment of out is complete.
-Another rank may still be in its first stage: it reads only its own x and what was sent to it, never the out
-of another rank.
+With "push", both stages have one scratch with two buffers, its full signals and its epochs: a stage is an
+epoch. In each, every rank sends its part b to all others, in a launch of its own. So the double-buffer lemma
+(docs/protocols.md) holds as within one stage. (Into a symmetric out the second stage needs no scratch, and is
+no epoch.) It starts on the stream after the first: the own segment of out is complete. Another rank may still
+be in its first stage: it reads only its own x and what was sent to it, never the out of another rank.
 
 With "copy_engine", the second stage starts earlier, to keep the links busy. The rank combines the first half
 of its result while the last copies of x run, and copies it to the peers as soon as they have ended. Then
@@ -96,8 +97,9 @@ class Push(_Composed):
     name = "push"
 
     def prepare_stages(self, room, op):
-        self.stages.append(push.Push(self.world, room, op, **self.of_stages))
-        self.stages.append(Push1D(self.world, room, **self.of_stages))
+        scatter = push.Push(self.world, room, op, **self.of_stages)
+        self.stages.append(scatter)
+        self.stages.append(Push1D(self.world, room, shared=scatter, **self.of_stages))
 
     def _bind(self, x, out, in_place, dtype):
         mine, (scatter, gather) = self._segment(out), self.stages
