@@ -135,7 +135,13 @@ def combining(op, dtype, n):
     return combine
 
 
-REDUCTIONS = ("sum", "bfloat16"), ("max", "float32"), ("sum", "float16"), ("prod", "int8")
+REDUCTIONS = (
+    ("sum", "bfloat16"),
+    ("max", "float32"),
+    ("sum", "float16"),
+    ("prod", "int8"),
+    ("avg", "float8_e5m2"),
+)
 
 
 def kernel_types(t, *more, flat=False):

@@ -129,5 +129,6 @@ GPU_KERNELS = {
         ("sum", "float16", 4, "uint8"),
         ("max", "float32", 8, "uint64"),
         ("prod", "int8", 16, "complex128"),
+        ("avg", "float8_e4m3fn", 4, "complex128"),
     )
 }
