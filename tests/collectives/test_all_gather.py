@@ -1,15 +1,10 @@
-"""All-gathers on the emulator: methods, ranks, lengths, dtypes, repeated calls, in place, graphs; under
-several schedules and without races."""
-
-import itertools
+"""AllGather on the emulator: push in steps, what is refused and left behind, outputs that are freed; the
+primitives of LL; explorations."""
 
 import numpy as np
 import pytest
-from fast import examples, slow
-from hypothesis import given
-from hypothesis import strategies as st
+from fast import slow
 from numba import cuda, uint8
-from small_kernels import fill
 
 import shmemkit as sk
 from shmemkit.device import (
@@ -26,66 +21,8 @@ from shmemkit.device import (
     rank,
     symm_at,
 )
-from shmemkit.emu.stream import Stream
-from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype
 
 methods = pytest.mark.parametrize("method", sk.AllGather.methods)
-
-
-def values(call, size, dtype, n):
-    """What all ranks give in `call`: other bytes each time."""
-    return np.stack([np.random.default_rng([call, r]).integers(0, 100, size) for r in range(n)]).astype(
-        as_dtype(dtype)
-    )
-
-
-def gather_all(method, sizes, dtype="float32", unaligned=0, in_place=False, symmetric=False):
-    """One after another, by one object. The private arrays of rank 0 are aligned, also if others' are not."""
-    world = sk.init()
-    n, item = world.n_ranks, as_dtype(dtype).itemsize
-    gather = sk.AllGather(world, n * max(sizes) * item, method)
-    if not symmetric:
-        unaligned *= world.rank
-    for call, size in enumerate(sizes):
-        expected = values(call, size, dtype, n)
-        room = np.zeros(unaligned + n * size + 5, as_dtype(dtype))
-        if symmetric:
-            room = gather.output(room.shape, dtype)
-            room[:] = 0
-            world.barrier()
-        out = room[unaligned : unaligned + n * size].reshape(n, size)
-        x = out[world.rank] if in_place else np.zeros(unaligned + size, as_dtype(dtype))[unaligned:]
-        x[...] = expected[world.rank]
-        assert gather(x, out) is out
-        world.synchronize()
-        np.testing.assert_array_equal(out, expected)
-        np.testing.assert_array_equal(x, expected[world.rank])
-        assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
-    gather.free()
-    with pytest.raises(RuntimeError, match="freed"):
-        gather(x, out)
-
-
-def graphs_interleaved(method):
-    """Launches of two graphs, and a call between."""
-    world = sk.init()
-    n = world.n_ranks
-    gather = sk.AllGather(world, n * 40 * 4, method)
-    xs, outs, graphs = [np.zeros(m, "int32") for m in (40, 3)], [], []
-    for x in xs:
-        world.stream.begin_capture()
-        outs.append(gather(x, np.zeros((n, x.size), "int32")))
-        graphs.append(world.stream.end_capture())
-    for repeat in range(7):
-        x, out = xs[repeat % 2], outs[repeat % 2]
-        x[:] = 100 * repeat + world.rank
-        if repeat == 4:
-            gather(x, out)
-        else:
-            graphs[repeat % 2].launch(world.stream)
-        world.synchronize()
-        assert (out == 100 * repeat + np.arange(n)[:, None]).all()
-    gather.free()
 
 
 def few_calls(method, calls, dtype="uint8", symmetric=False):
@@ -106,143 +43,6 @@ def prove(n_pes, args, local_size=None):
     """That no schedule of ``few_calls`` fails."""
     found = sk.emu.explore(few_calls, n_pes, args, exhaustive=True, local_size=local_size, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
-def test_any_number_of_ranks(pes, n_pes, method):
-    pes(n_pes).run(gather_all, method, [9, 4, 0, 300])
-
-
-@pytest.mark.slow
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, sizes", [(5, [9, 4, 0, 70]), (8, [9, 4]), (16, [5])])
-def test_many_ranks(pes, n_pes, sizes, method):
-    pes(n_pes).run(gather_all, method, sizes, "int16")
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("n_pes", [1, 3])
-def test_into_symmetric_memory(pes, n_pes, in_place, method):
-    pes(n_pes).run(gather_all, method, [9, 4, 0, 70], "float32", 0, in_place, True)
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.parametrize("in_place", [False, True])
-def test_into_one_output_again_and_again(pes, method, in_place):
-    """What uses the output comes between; no barrier does."""
-
-    def main():
-        world = sk.init()
-        n = world.n_ranks
-        gather = sk.AllGather(world, n * 40, method)
-        out, total = gather.output((n, 40), "uint8"), np.zeros(1, "int64")
-        for call in range(5):
-            x = out[world.rank] if in_place else np.zeros(40, "uint8")
-            fill[1, 8, world.stream](x, 10 * call + world.rank)
-            gather(x, out)
-            add[1, 1, world.stream](out.reshape(-1), total)
-        world.synchronize()
-        assert total[0] == 40 * sum(10 * call + k for call in range(5) for k in range(n))
-
-    pes(3).run(main)
-
-
-@cuda.jit
-def add(x, total):
-    for i in range(x.size):
-        total[0] += x[i]
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
-def test_on_several_streams(pes, method):
-    """Calls on another stream follow those before, also in a capture."""
-
-    def main():
-        world = sk.init()
-        n = world.n_ranks
-        gather = sk.AllGather(world, n * 40, method)
-        other = Stream(world.stream.machine, world.rank)
-        x, outs = np.zeros(40, "uint8"), [np.zeros((n, 40), "uint8") for _ in range(3)]
-        for call in range(3):
-            stream = (None, other, world.stream)[call]
-            world.synchronize()
-            x[:] = 10 * call + world.rank
-            gather(x, outs[0], stream)
-            gather(x[:7], outs[1].reshape(-1)[: 7 * n], other)
-            gather(x, outs[2], stream)
-            world.synchronize()
-            for out in (outs[0], outs[2]):
-                assert (out == 10 * call + np.arange(n)[:, None]).all()
-        world.stream.begin_capture()
-        gather(x, outs[0])
-        other.wait_event(world.stream.record())
-        gather(x, outs[1], other)
-        gather(x, outs[2])
-        graph = world.stream.end_capture()
-        for call in range(2):
-            x[:] = 10 * call + world.rank
-            graph.launch(world.stream)
-            world.synchronize()
-            assert all((out == 10 * call + np.arange(n)[:, None]).all() for out in outs)
-
-    pes(2).run(main)
-
-
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-def test_lengths(pes, small_chunks, method):
-    """The arrays of ranks 1 and 2 are not aligned: some methods have another kernel for them."""
-    pes(3).run(gather_all, method, [1, 450, 0, 33, 65, 456, 64, 7], "uint8", 3)
-
-
-@pytest.mark.slow
-@methods
-def test_larger_than_a_chunk(pes, method):
-    large = {"ll": 1100, "ll128": 7700, "ll_2d": 4100, "ll_2d_multimem": 4100}.get(method, 33_000)
-    pes(2).run(gather_all, method, [large, 3, large + 400], "uint8")
-
-
-@pytest.mark.parametrize(
-    "method, dtype",
-    [
-        *itertools.product(sk.AllGather.methods, ["bool", "int16", "bfloat16", "complex128"]),
-        *[("auto", dtype) for dtype in DTYPES],
-    ],
-)
-def test_dtypes(pes, method, dtype):
-    pes(2).run(gather_all, method, [5, 6], dtype)
-
-
-@methods
-@examples(8)
-@given(
-    seed=st.none() | st.integers(0, 1 << 30),
-    n_pes=st.integers(1, 3),
-    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
-    unaligned=st.integers(0, 3),
-    in_place=st.booleans(),
-    symmetric=st.booleans(),
-)
-def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unaligned, in_place, symmetric):
-    pes(n_pes, seed=seed).run(gather_all, method, sizes, dtype, unaligned, in_place, symmetric)
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_graphs_interleaved_with_calls(pes, method):
-    pes(2).run(graphs_interleaved, method)
 
 
 @pytest.mark.parametrize(
@@ -444,32 +244,6 @@ def test_a_unit_is_of_integers(pes, argument):
         pes(1).run(lambda: main(flag=0))
 
 
-@methods
-def test_a_capture_between_calls_on_its_stream(pes, method):
-    """Captured calls are of their graph; what comes after them on that stream follows the calls before."""
-
-    def main():
-        world = sk.init()
-        n = world.n_ranks
-        gather = sk.AllGather(world, n * 40, method)
-        other = Stream(world.stream.machine, world.rank)
-        x, outs = np.zeros(40, "uint8"), [np.zeros((n, 40), "uint8") for _ in range(4)]
-        x[:] = world.rank
-        gather(x, outs[0])
-        other.begin_capture()
-        gather(x, outs[1], other)
-        gather(x, outs[2])
-        graph = other.end_capture()
-        gather(x, outs[3], other)
-        world.synchronize()
-        graph.launch(other)
-        world.synchronize()
-        for out in outs:
-            assert (out == np.arange(n)[:, None]).all()
-
-    pes(2).run(main)
-
-
 @pytest.mark.parametrize("n_pes", [2, *slow(3)])
 def test_push_in_steps(pes, small, n_pes):
     """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
@@ -519,14 +293,6 @@ def test_push_where_gpus_differ(pes, symmetric):
         assert (out == [[1], [2]]).all()
 
     pes(2).run(main)
-
-
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
-def test_push_through_the_network(pes, small_chunks, nodes, local_size):
-    """To the ranks of other nodes."""
-    pes(nodes * local_size, local_size=local_size).run(gather_all, "push_1d", [9, 70, 0, 130, 1])
 
 
 @pytest.mark.parametrize("method", ["auto", "push_1d"])

@@ -1,5 +1,5 @@
-"""All-gathers of several nodes on the emulator, and the words of LL that travel by NVSHMEM: nodes, lengths,
-dtypes, repeated calls, in place, graphs; without races, with messages that overtake each other."""
+"""All-gathers of several nodes on the emulator: explorations, the example; and the words of LL that
+travel by NVSHMEM."""
 
 import re
 import textwrap
@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated import emulate
-from fast import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from numba import cuda
-from test_all_gather import gather_all, graphs_interleaved, prove
+from test_all_gather import prove
 
 import shmemkit as sk
 from shmemkit.device import (
@@ -31,67 +28,6 @@ from shmemkit.device import (
 
 pytestmark = pytest.mark.usefixtures("messages")
 methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0, 1])
-@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
-def test_nodes(pes, nodes, local_size, method):
-    pes(nodes * local_size, local_size=local_size).run(gather_all, method, [9, 4, 0, 40])
-
-
-@pytest.mark.slow
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 8)])
-def test_many_ranks(pes, nodes, local_size, method):
-    pes(nodes * local_size, local_size=local_size).run(gather_all, method, [5, 1], "int16")
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
-@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
-def test_parts_and_chunks(pes, small_chunks, nodes, local_size, method):
-    sizes = [1, 330, 0, 65, 330, 7, 129]
-    pes(nodes * local_size, local_size=local_size).run(gather_all, method, sizes, "uint8")
-
-
-@methods
-def test_larger_than_a_chunk(pes, method):
-    pes(4, local_size=2).run(gather_all, method, [4100, 3], "uint8")
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None])
-@pytest.mark.parametrize("dtype", ["bool", "int16", "bfloat16", "complex128"])
-def test_dtypes_in_place(pes, method, dtype):
-    pes(4, local_size=2).run(gather_all, method, [5, 6], dtype, 0, True)
-
-
-@methods
-@examples(8)
-@given(
-    seed=st.none() | st.integers(0, 1 << 30),
-    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
-    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2), (4, 1)]),
-    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
-    unaligned=st.integers(0, 3),
-    in_place=st.booleans(),
-)
-def test_any_shape(pes, small_chunks, method, seed, delivery, nodes, sizes, dtype, unaligned, in_place):
-    ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
-    ranks.run(gather_all, method, sizes, dtype, unaligned, in_place)
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_graphs_interleaved_with_calls(pes, method):
-    pes(4, local_size=2).run(graphs_interleaved, method)
 
 
 @pytest.mark.slow

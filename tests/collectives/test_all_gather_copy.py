@@ -9,7 +9,6 @@ import pytest
 from launched import MPIRUN, succeed
 from numba import cuda
 from small_kernels import fill, take
-from test_all_gather import gather_all
 
 import shmemkit as sk
 from shmemkit.backends.emulator import EmulatorBackend
@@ -38,21 +37,6 @@ def consume(out, arrived, seen, last):
 
 def room_for(world, n, dtype, symmetric):
     return world.zeros(n, dtype) if symmetric else np.zeros(n, as_dtype(dtype))
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes", [2, 4, 5, 8])
-def test_symmetric_outputs(pes, n_pes, in_place, method):
-    pes(n_pes).run(gather_all, method, [9, 4, 0, 300], "int32", 0, in_place, True)
-
-
-@pytest.mark.slow
-@methods
-def test_many_ranks(pes, method):
-    pes(16).run(gather_all, method, [5, 1], "int16", 0, False, True)
 
 
 @methods

@@ -1,36 +1,12 @@
-"""All-gathers by multicast on the emulator: nodes, lengths, dtypes, repeated calls; under several schedules
-and without races. (test_all_gather.py has what all methods must do on one node.)"""
+"""All-gathers by multicast on the emulator: blocks of several warps, and explorations."""
 
 import numpy as np
 import pytest
-from test_all_gather import gather_all, prove
+from test_all_gather import prove
 
 import shmemkit as sk
 
 unordered = pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("n_pes, local_size", [(2, 1), (4, 2), (6, 3), (6, 2)])
-@unordered
-def test_all_gather_over_nodes(pes, n_pes, local_size):
-    pes(n_pes, local_size=local_size).run(gather_all, "ll_2d_multimem", [33, 0, 5, 300], "int16")
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("unaligned", [0, 3])
-@pytest.mark.parametrize("dtype", ["uint8", "float64"])
-def test_all_gather_in_place_and_unaligned(pes, dtype, unaligned, in_place):
-    sizes = [1, 0, 8, 33, 300]
-    pes(4, local_size=2).run(gather_all, "ll_2d_multimem", sizes, dtype, unaligned, in_place)
-    pes(3).run(gather_all, "multimem", sizes, dtype, unaligned, in_place)
-
-
-@unordered
-def test_all_gather_of_several_chunks_and_parts(pes, small_chunks):
-    pes(2).run(gather_all, "multimem", [1000, 65, 3, 700], "uint8")
-    pes(2, local_size=1).run(gather_all, "ll_2d_multimem", [700, 500, 3, 700], "uint8")
 
 
 @pytest.mark.each_value

@@ -1,60 +1,13 @@
-"""All-reduces by copy engines on the emulator: segments of several parts, into private and symmetric memory,
-with races checked. (test_all_reduce.py has what all methods must do.)"""
+"""All-reduces by copy engines on the emulator: graphs between calls, and explorations."""
 
 import numpy as np
 import pytest
 from fast import slow
 from numba import cuda
-from reduced import combined
 from small_kernels import take
-from test_all_reduce import inputs
 from test_reduce_scatter_copy import fill
 
 import shmemkit as sk
-from shmemkit.runtime.symmetric_memory import as_dtype
-
-
-def reduce_all(sizes, dtype="float32", op="sum", symmetric=False, in_place=False, unaligned=0):
-    """One after another, by one object; `symmetric` outs, or, if None, every other one. What lies around out
-    stays."""
-    world = sk.init()
-    n, dtype = world.n_ranks, as_dtype(dtype)
-    reduce = sk.AllReduce(world, max(sizes) * dtype.itemsize, op, "copy_engine")
-    most = unaligned + max(sizes) + 5
-    rooms = np.zeros(most, dtype), reduce.output(most, dtype)
-    for call, size in enumerate(sizes):
-        given, room = inputs(call, size, dtype, n), rooms[call % 2 if symmetric is None else symmetric]
-        room[:] = 0
-        out = room[unaligned:][:size]
-        x = out if in_place else np.zeros(size, dtype)
-        x[:] = given[world.rank]
-        world.host_barrier()
-        assert reduce(x, out) is out
-        world.synchronize()
-        np.testing.assert_array_equal(out.view("uint8"), combined(op, given).view("uint8"))
-        assert not room[:unaligned].any() and not room[unaligned + size :].any()
-        assert in_place or (x == given[world.rank]).all()
-        world.host_barrier()  # the host's writes to the symmetric array are no part of the call
-    reduce.free()
-
-
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize(
-    "n_pes, sizes", [(1, [800, 3]), (2, [2560, 300, 16]), (3, [4800, 12, 1200, 2400]), *slow((5, [4000]))]
-)
-@pytest.mark.parametrize("symmetric", [False, True, None])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_parts(pes, small_chunks, n_pes, sizes, symmetric, in_place):
-    pes(n_pes).run(reduce_all, sizes, "float32", "sum", symmetric, in_place)
-
-
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize(
-    "dtype, op, unaligned", [("uint8", "max", 3), *slow(("float64", "prod", 0)), ("bfloat16", "sum", 1)]
-)
-def test_dtypes_and_alignments(pes, small_chunks, dtype, op, unaligned):
-    pes(3).run(reduce_all, [4800, 1, 1001], dtype, op, True, True, unaligned)
 
 
 @pytest.mark.schedules(deliveries="eager", seeds=[None, 0])

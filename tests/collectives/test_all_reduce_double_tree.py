@@ -1,18 +1,13 @@
-"""AllReduce's double tree on the emulator: the trees themselves, small chunks, several nodes, the order in
-which elements are combined; without races, with messages that overtake each other. (test_all_reduce.py
-has it among all methods.)"""
+"""AllReduce's double tree on the emulator: the trees themselves, the order in which elements are
+combined, and explorations."""
 
 import numpy as np
 import pytest
-from fast import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from reduced import UFUNCS
-from test_all_reduce import few_calls, reduce_all
+from test_all_reduce import few_calls
 
 import shmemkit as sk
 from shmemkit.collectives.all_reduce.double_tree import position
-from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 # ---- the trees
@@ -53,55 +48,6 @@ def test_tree_0_has_the_ranks_in_order_and_tree_1_mirrors_or_shifts_them():
 # ---- the operation
 
 
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[None, 0])
-@pytest.mark.parametrize(
-    "n_pes, sizes", [(1, [40, 1]), (2, [1, 200, 0, 331, 7]), (3, [9, 333, 331]), (5, [133, 1])]
-)
-def test_several_chunks(pes, small_chunks, n_pes, sizes):
-    pes(n_pes).run(reduce_all, "double_tree", sizes)
-
-
-@pytest.mark.slow
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, sizes", [(8, [90, 9]), (16, [33])])
-def test_many_ranks(pes, small_chunks, n_pes, sizes):
-    pes(n_pes).run(reduce_all, "double_tree", sizes, "int16", "min")
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64", "float8_e5m2"])
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-def test_dtypes_in_chunks(pes, small_chunks, dtype, in_place):
-    pes(3).run(reduce_all, "double_tree", [1, 333, 64, 334], dtype, "sum", 3, in_place)
-
-
-@examples(6)
-@given(
-    seed=st.none() | st.integers(0, 1 << 30),
-    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
-    n_pes=st.integers(1, 4),
-    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "float8_e4m3fn", "bfloat16", "float32", "float64"]),
-    op=st.sampled_from(["sum", "max", "min"]),
-    unaligned=st.integers(0, 3),
-    in_place=st.booleans(),
-)
-def test_any_shape(pes, small_chunks, seed, delivery, n_pes, sizes, dtype, op, unaligned, in_place):
-    ranks = pes(n_pes, seed=seed, delivery=delivery)
-    ranks.run(reduce_all, "double_tree", sizes, dtype, op, unaligned, in_place)
-
-
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
-def test_nodes(pes, small_chunks, nodes, local_size):
-    pes(nodes * local_size, local_size=local_size).run(
-        reduce_all, "double_tree", [9, 200, 0, 333], "bfloat16"
-    )
-
-
 def combined_in_tree(op, arrays, tree, rank=None):
     """As ``place`` says, of wide arrays."""
     n = len(arrays)
@@ -139,29 +85,6 @@ def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
         np.testing.assert_array_equal(out.view("uint8"), expected.view("uint8"))
 
     pes(n_pes).run(main)
-
-
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_graphs_between_calls(pes, small_chunks):
-    def main():
-        world = sk.init()
-        reduce = sk.AllReduce(world, 800, "sum", "double_tree")
-        x, y, outs = np.zeros(100), np.zeros(9), [np.zeros(100), np.zeros(9), np.zeros(100)]
-        other = Stream(world.stream.machine, world.rank)
-        other.begin_capture()
-        reduce(x, outs[0], other)
-        reduce(y, outs[1], other)
-        graph = other.end_capture()
-        for call in range(4):
-            x[:], y[:] = call + world.rank, call * world.rank
-            graph.launch(world.stream)
-            reduce(x, outs[2])
-            world.synchronize()
-            ranks = sum(range(world.n_ranks))
-            assert (outs[0] == call * world.n_ranks + ranks).all() and (outs[1] == call * ranks).all()
-            assert (outs[2] == outs[0]).all()
-
-    pes(3).run(main)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
-"""AllToAll and AllToAllV on the emulator: methods, ranks, lengths, dtypes, splits, repeats, streams and
-graphs, with races checked and messages late."""
-
-import itertools
+"""AllToAll and AllToAllV on the emulator: several tiles of a warp, what is refused, explorations;
+variable splits."""
 
 import numpy as np
 import pytest
@@ -18,95 +16,6 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 methods = pytest.mark.parametrize("method", AllToAll.methods)
 
 
-def values(call, size, dtype, n):
-    """[from, to]: what all ranks give in `call`, other bytes each time."""
-    rng = np.random.default_rng(call)
-    return rng.integers(0, 100, (n, n, size)).astype(as_dtype(dtype))
-
-
-def exchange_all(method, sizes, dtype="float32", unaligned=0, symmetric=False):
-    """Segments of `sizes`, one after another, by one object. The private arrays of rank 0 are aligned, also
-    if others' are not."""
-    world = sk.init()
-    n, dtype = world.n_ranks, as_dtype(dtype)
-    exchange = AllToAll(world, n * max(sizes) * dtype.itemsize, method)
-    if not symmetric:
-        unaligned *= world.rank
-    for call, size in enumerate(sizes):
-        given = values(call, size, dtype, n)
-        room = np.zeros(unaligned + n * size + 5, dtype)
-        if symmetric:
-            room = exchange.output(room.shape, dtype)
-            room[:] = 0
-            world.barrier()
-        out = room[unaligned : unaligned + n * size].reshape(n, size)
-        x = np.zeros(unaligned + n * size, dtype)[unaligned:].reshape(n, size)
-        x[...] = given[world.rank]
-        assert exchange(x, out) is out
-        world.synchronize()
-        np.testing.assert_array_equal(out, given[:, world.rank])
-        np.testing.assert_array_equal(x, given[world.rank])
-        assert not room[:unaligned].any() and not room[unaligned + n * size :].any()
-    exchange.free()
-    with pytest.raises(RuntimeError, match="freed"):
-        exchange(x, out)
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
-def test_any_number_of_ranks(pes, n_pes, method):
-    pes(n_pes).run(exchange_all, method, [9, 4, 0, 130, 1])
-
-
-@pytest.mark.slow
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, sizes", [(5, [9, 0, 70]), (8, [9, 4]), (16, [5])])
-def test_many_ranks(pes, n_pes, sizes, method):
-    pes(n_pes).run(exchange_all, method, sizes, "int16")
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_lengths(pes, small_chunks, method, symmetric):
-    """The arrays of ranks 1 and 2 are not aligned."""
-    pes(3).run(exchange_all, method, [1, 450, 0, 33, 65, 456, 64, 7], "uint8", 3, symmetric)
-
-
-@methods
-def test_arrays_that_touch(pes, method):
-    """x begins where out ends, which is not "in place"."""
-
-    def main():
-        world = sk.init()
-        n = world.n_ranks
-        both = np.zeros((2, n, 8), "uint8")
-        both[1] = 10 * world.rank + np.arange(n)[:, None]
-        AllToAll(world, 8 * n, method)(both[1], both[0])
-        world.synchronize()
-        assert (both[0] == 10 * np.arange(n)[:, None] + world.rank).all()
-
-    pes(3).run(main)
-
-
-@pytest.mark.slow
-@methods
-def test_larger_than_a_part(pes, small_chunks, method):
-    pes(2).run(exchange_all, method, [{"ll": 1100}.get(method, 60_000), 3, 1500], "uint8")
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes", [1, 3])
-def test_into_symmetric_memory(pes, n_pes, method):
-    pes(n_pes).run(exchange_all, method, [9, 4, 0, 70], "float32", 0, True)
-
-
 @cuda.jit
 def fill(x, value):
     for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):
@@ -117,30 +26,6 @@ def fill(x, value):
 def add(x, total):
     for i in range(x.size):
         total[0] += x[i]
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.parametrize("size", [40, 39])  # 39: segments are not aligned
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_into_one_output_again_and_again(pes, method, size, symmetric):
-    """What uses the arrays comes between; no barrier does."""
-
-    def main():
-        world = sk.init()
-        n, me = world.n_ranks, world.rank
-        exchange = AllToAll(world, n * size * 4, method)
-        out = exchange.output(n * size, "int32") if symmetric else np.zeros(n * size, "int32")
-        x, total = np.zeros(n * size, "int32"), np.zeros(1, "int64")
-        for call in range(5):
-            fill[1, 8, world.stream](x, 1000 * call + 10_000 * me)
-            exchange(x, out)
-            add[1, 1, world.stream](out, total)
-        world.synchronize()
-        segments = 1000 * np.arange(5)[:, None, None] + 10_000 * np.arange(n)[:, None]
-        assert total[0] == (segments + size * me + np.arange(size)).sum()
-
-    pes(3).run(main)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -161,60 +46,6 @@ def test_variable_into_one_output_again_and_again(pes, symmetric):
         assert total[0] == (segments + 40 * me + np.arange(40)).sum()
 
     pes(3).run(main)
-
-
-@pytest.mark.parametrize(
-    "method, dtype",
-    [
-        *itertools.product(AllToAll.methods, ["bool", "int16", "bfloat16", "complex128"]),
-        ("auto", "float32"),
-    ],
-)
-def test_dtypes(pes, method, dtype):
-    pes(2).run(exchange_all, method, [5, 6], dtype)
-
-
-@methods
-@examples(8)
-@given(
-    seed=st.none() | st.integers(0, 1 << 30),
-    n_pes=st.integers(1, 3),
-    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "int16", "float32", "float64", "complex128"]),
-    unaligned=st.integers(0, 3),
-    symmetric=st.booleans(),
-)
-def test_any_shape(pes, small_chunks, method, seed, n_pes, sizes, dtype, unaligned, symmetric):
-    pes(n_pes, seed=seed).run(exchange_all, method, sizes, dtype, unaligned, symmetric)
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_streams_and_graphs(pes, method):
-    def main():
-        world = sk.init()
-        n, me = world.n_ranks, world.rank
-        exchange = AllToAll(world, n * 80, method)
-        other = Stream(world.stream.machine, me)
-        xs, graphs = [np.zeros((n, size), "int16") for size in (40, 3)], []
-        outs = [np.zeros_like(x) for x in (*xs, xs[0])]
-        for stream in (world.stream, other):
-            stream.begin_capture()
-            for x, out in zip(xs, outs, strict=False):
-                exchange(x, out, stream)
-            graphs.append(stream.end_capture())
-        for call in range(4):
-            for x in xs:
-                x[...] = 100 * call + 10 * me + np.arange(n)[:, None]
-            graphs[call % 2].launch(world.stream)
-            exchange(xs[0], outs[2], (None, world.stream)[call % 2])
-            exchange(xs[1], outs[1], other)
-            world.synchronize()
-            for out in outs:
-                assert (out == 100 * call + 10 * np.arange(n)[:, None] + me).all()
-
-    pes(2).run(main)
 
 
 def few_calls(method, calls, dtype, symmetric=False):
@@ -284,15 +115,6 @@ def test_wrong_arguments(pes, arguments, message):
             AllToAll(*arguments(sk.init()))
 
     pes(2).run(main)
-
-
-@pytest.mark.parametrize("method", ["ll", "push"])
-def test_several_nodes_are_refused(pes, method):
-    def main():
-        with pytest.raises(ValueError, match="all_to_all"):
-            AllToAll(sk.init(), 8, method)
-
-    pes(4, local_size=2).run(main)
 
 
 def test_wrong_arrays(pes):

@@ -1,12 +1,9 @@
-"""All-to-alls of several nodes on the emulator: nodes, lengths, dtypes, repeated calls, graphs; without
-races, with messages that overtake each other."""
+"""All-to-alls of several nodes on the emulator: messages, graphs, and explorations."""
 
 import numpy as np
 import pytest
-from fast import examples
-from hypothesis import given
-from hypothesis import strategies as st
-from test_all_to_all import exchange_all, few_calls
+from specification import calls
+from test_all_to_all import few_calls
 
 import shmemkit as sk
 
@@ -14,56 +11,10 @@ pytestmark = pytest.mark.usefixtures("messages")
 METHOD = "push_2d"
 
 
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
-def test_nodes(pes, nodes, local_size):
-    pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, [9, 4, 0, 40])
-
-
-@pytest.mark.slow
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2)])
-def test_many_ranks(pes, nodes, local_size):
-    pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, [5, 1], "int16")
-
-
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries=("eager", "unordered"), seeds=[5])
-@pytest.mark.parametrize("nodes, local_size", [(2, 2), (3, 1)])
-def test_parts(pes, small_chunks, nodes, local_size):
-    sizes = [1, 330, 0, 65, 330, 7, 129]
-    pes(nodes * local_size, local_size=local_size).run(exchange_all, METHOD, sizes, "uint8", 1)
-
-
-def test_larger_than_a_part(pes):
-    pes(4, local_size=2).run(exchange_all, METHOD, [33_000, 3], "uint8")
-
-
-@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "complex128"])
-def test_dtypes(pes, dtype):
-    pes(4, local_size=2).run(exchange_all, METHOD, [5, 6], dtype)
-
-
 def test_one_message_for_a_pair_of_nodes(pes, messages):
     """And local index, however many ranks they have."""
-    pes(6, local_size=3).run(exchange_all, METHOD, [40])
+    pes(6, local_size=3).run(calls, "AllToAll", METHOD, [40])
     assert sorted(messages) == [(k, (k + 3) % 6) for k in range(6)]
-
-
-@examples(8)
-@given(
-    seed=st.none() | st.integers(0, 1 << 30),
-    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
-    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2)]),
-    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "int16", "float64", "complex128"]),
-    unaligned=st.integers(0, 3),
-    symmetric=st.booleans(),
-)
-def test_any_shape(pes, small_chunks, seed, delivery, nodes, sizes, dtype, unaligned, symmetric):
-    ranks = pes(nodes[0] * nodes[1], local_size=nodes[1], seed=seed, delivery=delivery)
-    ranks.run(exchange_all, METHOD, sizes, dtype, unaligned, symmetric)
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])

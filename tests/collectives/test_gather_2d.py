@@ -1,57 +1,15 @@
-"""Gathers over several nodes on the emulator: nodes, roots, lengths, in place, repeated calls, graphs;
-without races, with messages that overtake each other; and what goes wrong without one of its waits."""
+"""Gathers over several nodes on the emulator: when auto takes them, memory that is given back,
+explorations, and what goes wrong without one of the waits."""
 
 import numpy as np
 import pytest
-from fast import examples
 from gemms import changed
-from hypothesis import given
-from hypothesis import strategies as st
-from test_gather import gather_all
 
 import shmemkit as sk
 from shmemkit.collectives.gather import push_2d
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
-from shmemkit.emu.stream import Stream
 
 pytestmark = pytest.mark.usefixtures("messages")
-
-
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 2), (2, 3), (3, 1), (1, 3)])
-@pytest.mark.parametrize("root", [0, "last"])
-def test_lengths(pes, small_chunks, nodes, local_size, root):
-    n = nodes * local_size
-    root = n - 1 if root == "last" else root
-    pes(n, local_size=local_size).run(gather_all, "push_2d", [1, 40, 0, 333, 41, 7, 300], root)
-
-
-@pytest.mark.slow
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("nodes, local_size", [(2, 4), (4, 2), (2, 9)])
-def test_many_ranks(pes, nodes, local_size):
-    pes(nodes * local_size, local_size=local_size).run(gather_all, "push_2d", [7, 130, 1], 3, "int16")
-
-
-@examples(10)
-@given(
-    seed=st.none() | st.integers(0, 1 << 30),
-    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
-    nodes=st.sampled_from([(2, 2), (2, 1), (3, 1), (1, 2), (3, 2)]),
-    root=st.integers(0, 5),
-    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=4),
-    dtype=st.sampled_from(["uint8", "bfloat16", "complex128"]),
-    unaligned=st.integers(0, 3),
-    in_place=st.booleans(),
-    symmetric=st.booleans(),
-)
-def test_any_shape(
-    pes, small_chunks, seed, delivery, nodes, root, sizes, dtype, unaligned, in_place, symmetric
-):
-    n = nodes[0] * nodes[1]
-    ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
-    ranks.run(gather_all, "push_2d", sizes, root % n, dtype, unaligned, in_place, symmetric)
 
 
 def test_auto_takes_it_where_nvlink_ends_at_the_node(pes, messages):
@@ -78,32 +36,6 @@ def test_others_where_it_spans_them(pes, monkeypatch):
         assert [gather.method_for(n) for n in (8, 1 << 18, 1 << 21)] == ["ll", "ll", "push"]
 
     monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.unreached", lambda *_: None)
-    pes(4, local_size=2).run(main)
-
-
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_streams_and_graphs(pes, small_chunks):
-    def main():
-        world = sk.init()
-        n, me = world.n_ranks, world.rank
-        gather = sk.Gather(world, n * 320, 1, "push_2d")
-        other = Stream(world.stream.machine, me)
-        xs, graphs = [np.zeros(40), np.zeros(9)], []
-        outs = [np.zeros((n, x.size)) if me == 1 else None for x in (*xs, xs[0])]
-        for stream in (world.stream, other):
-            stream.begin_capture()
-            for x, out in zip(xs, outs[:2], strict=True):
-                gather(x, out, stream)
-            graphs.append(stream.end_capture())
-        for call in range(4):
-            for x in xs:
-                x[:] = 10 * call + me
-            graphs[call % 2].launch(world.stream)
-            gather(xs[0], outs[2], (None, world.stream)[call % 2])
-            world.synchronize()
-            if me == 1:
-                assert all((out == 10 * call + np.arange(n)[:, None]).all() for out in outs)
-
     pes(4, local_size=2).run(main)
 
 

@@ -1,11 +1,11 @@
-"""Reduce-scatters by copy engines on the emulator: pieces, streams and graphs, with races checked.
-(test_reduce_scatter.py has what all methods must do.)"""
+"""Reduce-scatters by copy engines on the emulator: pieces, the order of copies, streams and graphs, and
+explorations."""
 
 import numpy as np
 import pytest
 from numba import cuda
 from small_kernels import take
-from test_reduce_scatter import scatter_all
+from specification import calls
 
 import shmemkit as sk
 from shmemkit.backends.emulator import EmulatorBackend
@@ -22,30 +22,9 @@ def fill(x, first, step):
             x[k, i] = first + step * k
 
 
-@pytest.mark.each_value
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
-def test_lengths(pes, small_chunks, n_pes):
-    pes(n_pes).run(scatter_all, "copy_engine", [1, 100, 0, 233, 17, 600, 41], "int16", "max")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_pes, sizes", [(8, [64, 9]), (16, [5])])
-def test_many_ranks(pes, n_pes, sizes):
-    pes(n_pes).run(scatter_all, "copy_engine", sizes, "float32")
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("dtype, unaligned", [("uint8", 3), ("float16", 1), ("float64", 0), ("bfloat16", 0)])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_dtypes_unaligned_and_in_place(pes, small_chunks, dtype, unaligned, in_place):
-    args = dtype, "sum", unaligned, in_place
-    pes(3).run(scatter_all, "copy_engine", [300, 1, 65], *args)
-
-
 def test_a_thread_with_several_pieces(pes):
     """All that it takes at once, and fewer."""
-    pes(2).run(scatter_all, "copy_engine", [480, 900, 130], "uint64")
+    pes(2).run(calls, "ReduceScatter", "copy_engine", [480, 900, 130], "uint64")
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
@@ -79,9 +58,9 @@ def test_graphs_interleaved_with_calls(pes, small_chunks):
         xs = [np.zeros((n, size), "int64") for size in (100, 7, 50)]
         outs = [np.zeros(x.shape[1], "int64") for x in xs]
         seen, graphs = np.zeros((9, 100), "int64"), []
-        for calls in ((0,), (1, 2, 1)):
+        for chosen in ((0,), (1, 2, 1)):
             stream.begin_capture()
-            for which in calls:
+            for which in chosen:
                 scatter(xs[which], outs[which])
             graphs.append(stream.end_capture())
         for repeat in range(9):
@@ -168,16 +147,6 @@ def test_captures_have_a_lane_of_their_own(pes):
         assert streams == [1, 1, 1] and (out == world.n_ranks).all()
 
     pes(2).run(main)
-
-
-def test_refused_where_memory_is_not_mapped(pes, capfd):
-    def main():
-        with sk.init() as world:
-            with pytest.raises(ValueError, match="reduce_scatter copy_engine cannot be used here: rank ."):
-                ReduceScatter(world, 64, "sum", "copy_engine")
-
-    pes(4, local_size=2).run(main)
-    assert "without free" not in capfd.readouterr().err
 
 
 # ---- all schedules

@@ -1,0 +1,156 @@
+"""What each collective is, said once, and calls of it whose results are checked: for test_every_method.py,
+and for tests of one method."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from reduced import combined
+
+import shmemkit as sk
+from shmemkit.runtime.symmetric_memory import as_dtype
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a collective does with segments. x and out have a segment, or one for each rank; `gathers` and
+    `scatters` say which of them has all. `result(given, rank)` is what that rank gets of what all give; of a
+    collective with a root, the `root` alone "gives" or "gets" the array of all. A reduction combines, in the
+    order of the ranks, unless `order(method, rank, n)` says another one.
+    """
+
+    kind: type
+    result: Callable
+    gathers: bool = False
+    scatters: bool = False
+    root: str | None = None
+    reduces: bool = False
+    in_place: bool = True
+
+    def make(self, world, nbytes, method, op="sum", root=0):
+        options = {"root": root} if self.root else {}
+        return self.kind(world, nbytes, method=method, **options, **({"op": op} if self.reduces else {}))
+
+    def given(self, call, size, dtype, n):
+        """What all ranks give in `call`: other integers each time."""
+        shape = (n, size) if self.scatters else (size,)
+        generators = (np.random.default_rng([call, rank]) for rank in range(n))
+        return [generator.integers(0, 100, shape).astype(as_dtype(dtype)) for generator in generators]
+
+    def wanted(self, given, method, rank, op="sum", root=0):
+        """What `rank` gets."""
+        if self.reduces:
+            if self.scatters:
+                given = [array[rank] for array in given]
+            return combined(op, [given[k] for k in order(self.kind, method, rank, len(given))])
+        return self.result(given, rank, root)
+
+    def gives(self, rank, root):
+        return self.kind is not sk.Scatter or rank == root
+
+    def gets(self, rank, root):
+        return self.root != "gets" or rank == root
+
+    def call(self, made, x, out, stream=None):
+        """One call; x or out is None on ranks that do not give or get."""
+        rank, root = made.world.rank, getattr(made, "root", 0)
+        return made(x if self.gives(rank, root) else None, out if self.gets(rank, root) else None, stream)
+
+    def places(self, n, size, where, mine):
+        """-> elements of each array that is needed, and for x and out, as of ``calls``: which array has it,
+        where it begins there, its shape. `mine` is the segment of one in the other, if they are in place."""
+        shapes = [(n, size) if many else (size,) for many in (self.scatters, self.gathers)]
+        of_x, of_out = lengths = [int(np.prod(shape)) for shape in shapes]
+        if where == "apart":
+            sizes, begins = lengths, [(0, 0), (1, 0)]
+        elif where == "touching":
+            sizes, begins = [of_out + of_x], [(0, of_out), (0, 0)]
+        else:
+            sizes = [max(lengths)]
+            begins = [(0, mine * size if length < max(lengths) else 0) for length in lengths]
+        return sizes, [(*begin, shape) for begin, shape in zip(begins, shapes, strict=True)]
+
+
+def views(arrays, places, first):
+    """-> x and out, at their `places` in the parts of `arrays` that begin with element `first`."""
+    return [
+        arrays[which][first + begin : first + begin + int(np.prod(shape))].reshape(shape)
+        for which, begin, shape in places
+    ]
+
+
+def order(kind, method, rank, n):
+    """In which elements are combined."""
+    if kind is sk.ReduceScatter and method == "ring":
+        return [(rank + 1 + k) % n for k in range(n)]
+    return range(n)
+
+
+def stacked(given, rank, root):
+    return np.stack(given)
+
+
+ALL = {
+    "AllGather": Specification(sk.AllGather, stacked, gathers=True),
+    "AllReduce": Specification(sk.AllReduce, combined, reduces=True),
+    "ReduceScatter": Specification(sk.ReduceScatter, combined, scatters=True, reduces=True),
+    "AllToAll": Specification(
+        sk.AllToAll,
+        lambda given, rank, root: np.stack([array[rank] for array in given]),
+        gathers=True,
+        scatters=True,
+        in_place=False,
+    ),
+    "Broadcast": Specification(sk.Broadcast, lambda given, rank, root: given[root], root="gives"),
+    "Gather": Specification(sk.Gather, stacked, gathers=True, root="gets"),
+    "Scatter": Specification(
+        sk.Scatter, lambda given, rank, root: given[root][rank], scatters=True, root="gives"
+    ),
+    "Reduce": Specification(sk.Reduce, combined, root="gets", reduces=True),
+}
+
+
+def full(what, n, size, dtype):
+    """-> bytes of the larger array; float8 counts twice, by methods whose totals travel"""
+    counts = 2 if what.reduces and "float8" in as_dtype(dtype).name else 1
+    return counts * (n if what.gathers or what.scatters else 1) * size * as_dtype(dtype).itemsize
+
+
+def calls(
+    name, method, sizes, dtype="float32", op="sum", root=0, unaligned=0, where="apart", symmetric=False
+):
+    """Calls of the collective `name` on segments of `sizes` elements, one after another, by one object.
+
+    What lies around x and out stays, and x, too. The private arrays of rank 0 are aligned, also if others'
+    are not. x and out lie `where`: "apart"; "in place"; "touching", x right behind out; or "some in place":
+    on some ranks, others in each call.
+    """
+    what, world = ALL[name], sk.init()
+    n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
+    made = what.make(world, full(what, n, max(sizes), dtype), method, op, root)
+    for call, size in enumerate(sizes):
+        here, first = where, unaligned * (1 if symmetric else me)
+        if where == "some in place":
+            here = "apart" if (call + me) % 3 else "in place"
+        given = what.given(call, size, dtype, n)
+        lengths, places = what.places(n, size, here, root if what.root else me)
+        arrays = [(made.output if symmetric else np.zeros)(first + length + 5, dtype) for length in lengths]
+        for array in arrays:
+            array[:] = 0
+        x, out = views(arrays, places, first)
+        x[...] = given[me]
+        wanted = [np.array(array) for array in arrays]
+        if what.gets(me, root):
+            views(wanted, places, first)[1][...] = what.wanted(given, method, me, op, root)
+        if symmetric:
+            world.barrier()
+        assert what.call(made, x, out) is (out if what.gets(me, root) else None)
+        world.synchronize()
+        for array, want in zip(arrays, wanted, strict=True):
+            np.testing.assert_array_equal(np.array(array).view("uint8"), want.view("uint8"))
+        if symmetric:
+            world.host_barrier()  # the host's next writes to symmetric arrays are no part of the call
+    made.free()
+    with pytest.raises(RuntimeError, match="freed"):
+        what.call(made, x, out)

@@ -1,0 +1,345 @@
+"""What every collective must do by each of its methods, on the emulator, with races checked and messages
+late: ranks, nodes, lengths, dtypes, ops, alignments, in place, symmetric memory, repeats, streams and graphs.
+(The files of a collective, or of a method, have what it alone does, and explorations.)"""
+
+import itertools
+
+import numpy as np
+import pytest
+from fast import examples, slow
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import cuda
+from specification import ALL, calls, full
+
+import shmemkit as sk
+from shmemkit.device.cuda.word_reductions import DTYPES, OPS
+from shmemkit.emu.stream import Stream
+from shmemkit.runtime import symmetric_memory
+from shmemkit.runtime.symmetric_memory import as_dtype
+
+NVSWITCH = {"sum": (4, 8), "max": (), "min": ()}  # ops of multimem, and bytes of floats, besides 16-bit ones
+OVER_NODES = {
+    "AllGather": ("push_1d", "ll_2d", "push_2d", "ll_2d_multimem"),
+    "AllReduce": ("ring", "double_tree"),
+}
+ONE_NODE = [(1, 1), (1, 2), (1, 3), (1, 4)]
+NODES = [(2, 1), (2, 2), (3, 1), (2, 3)]
+
+
+def over_nodes(name, method):
+    return method in OVER_NODES.get(name, ("push_2d",))
+
+
+def ways(chosen=lambda name, method: True):
+    """Parametrizes with collectives and methods."""
+    made = [(name, method) for name, what in ALL.items() for method in what.kind.methods]
+    return pytest.mark.parametrize(
+        "name, method", [pytest.param(*way, id="-".join(way)) for way in made if chosen(*way)]
+    )
+
+
+def can(method, op, dtype):
+    """Whether the method combines such arrays; those by multimem cannot combine all."""
+    if "multimem" not in method:
+        return op != "avg" or "float" in dtype
+    size, is_float = as_dtype(dtype).itemsize, "float" in dtype
+    return (
+        op in NVSWITCH
+        and size > 1
+        and (size in NVSWITCH[op] or size == 2 and dtype != "uint16" if is_float else size > 2)
+    )
+
+
+def nodes_for(method, n):
+    """-> how ``pes`` makes `n` ranks: on two nodes for a method of several nodes, else on one"""
+    return {"n": n, "local_size": max(1, n // 2) if method.endswith("2d") else n}
+
+
+def in_place_of(name):
+    return ["apart", "in place"] if ALL[name].in_place else ["apart"]
+
+
+@pytest.mark.each_value
+@ways()
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes, root", [(1, 0), (2, 0), (3, 1), (4, 3)])
+def test_lengths(pes, name, method, n_pes, root):
+    pes(n_pes).run(calls, name, method, [9, 4, 0, 300, 41, 1], "float32", "sum", root)
+
+
+@pytest.mark.each_value
+@ways()
+@pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
+@pytest.mark.parametrize("n_pes", [2, 3])
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16"])
+def test_several_parts_and_chunks(pes, small_chunks, name, method, n_pes, dtype):
+    """The arrays of ranks 1 and 2 are not aligned: some methods have another kernel for them."""
+    pes(n_pes).run(calls, name, method, [1, 250, 0, 333, 33, 520, 65, 7], dtype, "sum", 0, 1)
+
+
+@pytest.mark.slow
+@ways()
+@pytest.mark.schedules(deliveries="unordered", seeds=[0])
+@pytest.mark.parametrize("n_pes, sizes", [(5, [9, 0, 130, 1]), (8, [64, 9]), (16, [33])])
+def test_many_ranks(pes, small_chunks, name, method, n_pes, sizes):
+    pes(n_pes).run(calls, name, method, sizes, "int32", "max", 2)
+
+
+@pytest.mark.slow
+@ways(lambda name, method: name in ("Broadcast", "Gather", "Scatter") or (name, method) == ("Reduce", "ll"))
+def test_more_ranks_than_a_thread_holds(pes, name, method):
+    pes(18).run(calls, name, method, [33, 1], "int16", "sum", 2)
+
+
+@pytest.mark.slow
+@ways()
+def test_larger_than_a_chunk(pes, name, method):
+    large = {"ll": 1100, "ll_2d": 4100, "ll_2d_multimem": 4100}.get(method, 34_000)
+    pes(2).run(calls, name, method, [large, 4, large + 400], "int32", "sum", 1)
+
+
+@pytest.mark.each_value
+@ways(over_nodes)
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0])
+@pytest.mark.parametrize("nodes, local_size", [*NODES, *slow((2, 4), (4, 2), (2, 8))])
+@pytest.mark.parametrize("root", [0, -1])
+def test_nodes(request, pes, small_chunks, name, method, nodes, local_size, root):
+    n = nodes * local_size
+    if method.endswith("2d"):
+        request.getfixturevalue("messages")
+    pes(n, local_size=local_size).run(calls, name, method, [9, 130, 0, 333, 1], "int32", "sum", root % n)
+
+
+@ways(lambda name, method: not over_nodes(name, method))
+def test_refused_over_nodes(pes, capfd, name, method):
+    """On all ranks; and nothing is left allocated."""
+
+    def main():
+        with sk.init() as world, pytest.raises(ValueError, match="cannot be used here|is for one node"):
+            ALL[name].make(world, 64, method)
+
+    pes(4, local_size=2).run(main)
+    assert "without free" not in capfd.readouterr().err
+
+
+@ways()
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "complex128", "bfloat16", *slow("float8_e5m2")])
+def test_dtypes(pes, name, method, dtype):
+    if ALL[name].reduces:
+        if dtype in ("bool", "complex128"):
+            pytest.skip("it cannot be reduced")
+        if not can(method, "sum", dtype):
+            pytest.skip("the NVSwitch does not combine it")
+    for where in in_place_of(name):
+        pes(**nodes_for(method, 4)).run(calls, name, method, [1, 300, 33], dtype, "sum", 2, 3, where)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", symmetric_memory.DTYPES)
+def test_all_dtypes_by_auto(pes, name, dtype):
+    if not ALL[name].reduces or dtype in DTYPES:
+        pes(2).run(calls, name, "auto", [5, 6], dtype)
+
+
+@pytest.mark.each_value
+@ways(lambda name, method: ALL[name].reduces)
+@pytest.mark.parametrize("op, dtype", list(itertools.product(OPS, DTYPES)))
+def test_ops(pes, name, method, op, dtype):
+    if not can(method, op, dtype):
+        pytest.skip("it is refused")
+    pes(**nodes_for(method, 2)).run(calls, name, method, [9, 17], dtype, op, 1, 0, "in place")
+
+
+@pytest.mark.each_value
+@ways()
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("where", ["touching", "some in place"])
+def test_where_arrays_lie(pes, small_chunks, name, method, where):
+    if ALL[name].in_place or where == "touching":
+        pes(3).run(calls, name, method, [100, 8, 100, 99, 100], "int32", "sum", 1, 0, where)
+
+
+@pytest.mark.each_value
+@ways()
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_pes, unaligned", [(1, 0), (3, 0), (3, 1)])
+def test_symmetric_memory(pes, name, method, n_pes, unaligned):
+    for where in in_place_of(name):
+        args = "int32", "sum", n_pes - 1, unaligned, where, True
+        pes(n_pes).run(calls, name, method, [9, 4, 0, 70], *args)
+
+
+@ways()
+@examples(8)
+@given(
+    seed=st.none() | st.integers(0, 1 << 30),
+    delivery=st.sampled_from(["eager", "ordered", "unordered"]),
+    layout=st.sampled_from(ONE_NODE + NODES),
+    root=st.integers(0, 5),
+    sizes=st.lists(st.integers(0, 150), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint8", "float8_e4m3fn", "int32", "bfloat16", "float64", "complex128"]),
+    op=st.sampled_from(["sum", "min"]),
+    unaligned=st.integers(0, 3),
+    where=st.sampled_from(["apart", "in place", "some in place"]),
+    symmetric=st.booleans(),
+)
+def test_any_call(
+    pes,
+    small_chunks,
+    name,
+    method,
+    seed,
+    delivery,
+    layout,
+    root,
+    sizes,
+    dtype,
+    op,
+    unaligned,
+    where,
+    symmetric,
+):
+    (nodes, local_size), what = layout, ALL[name]
+    n = nodes * local_size
+    if what.reduces and (dtype == "complex128" or not can(method, op, dtype)):
+        dtype, op = "int32", "sum"
+    if not what.in_place:
+        where = "apart"
+    if symmetric and where == "some in place":
+        where = "in place"
+    ranks = pes(n, local_size=local_size if over_nodes(name, method) else n, seed=seed, delivery=delivery)
+    ranks.run(calls, name, method, sizes, dtype, op, root % n, unaligned, where, symmetric)
+
+
+@cuda.jit
+def count_from(x, value):
+    for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):
+        x[i] = value + i
+
+
+@cuda.jit
+def add(x, total):
+    for i in range(x.size):
+        total[0] += x[i]
+
+
+@pytest.mark.each_value
+@ways()
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("size", [40, 39])  # 39: segments are not aligned
+def test_into_one_output_again_and_again(pes, name, method, size, symmetric):
+    """What makes x and takes out is on the stream; neither the host nor a barrier waits between."""
+
+    def main():
+        world, what, root = sk.init(), ALL[name], 1
+        n, me = world.n_ranks, world.rank
+        made = what.make(world, full(what, n, size, "int32"), method, "sum", root)
+        lengths, (place, place_out) = what.places(n, size, "apart", 0)
+        x = np.zeros(lengths[0], "int32").reshape(place[2])
+        out = (made.output if symmetric else np.zeros)(place_out[2], "int32")
+        total, expected = np.zeros(1, "int64"), 0
+        for call in range(5):
+            count_from[1, 8, world.stream](x.reshape(-1), 1000 * call + 10_000 * me)
+            what.call(made, x, out)
+            add[1, 1, world.stream](out.reshape(-1), total)
+            given = [
+                (np.arange(x.size, dtype="int32") + 1000 * call + 10_000 * k).reshape(x.shape)
+                for k in range(n)
+            ]
+            if what.gets(me, root):
+                expected += int(what.wanted(given, method, me, "sum", root).sum())
+        world.synchronize()
+        assert total[0] == expected
+
+    pes(3).run(main)
+
+
+@pytest.mark.each_value
+@ways()
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
+@pytest.mark.parametrize("nodes, local_size", [(1, 2), *slow((2, 2))])
+def test_streams_and_graphs(pes, name, method, nodes, local_size):
+    """Graphs of two streams, and calls on both, in turn. Calls of one object are in order on all streams, in
+    captures, too; captured calls are of their graph alone."""
+    what, root = ALL[name], 1
+
+    def main():
+        world = sk.init()
+        n, me = world.n_ranks, world.rank
+        made = what.make(world, full(what, n, 40, "float64"), method, "sum", root)
+        other, sizes = Stream(world.stream.machine, me), (40, 9)
+        shapes = [[shape for *_, shape in what.places(n, size, "apart", 0)[1]] for size in sizes]
+        (x, y), outs = (np.zeros(of_x) for of_x, _ in shapes), [np.zeros(of_out) for _, of_out in shapes * 2]
+        what.call(made, x, outs[0])
+        graphs = []
+        for stream in (world.stream, other):
+            stream.begin_capture()
+            what.call(made, x, outs[0], stream)
+            what.call(made, y, outs[1], stream)
+            graphs.append(stream.end_capture())
+            what.call(made, x, outs[2], stream)
+        for call in range(4):
+            world.synchronize()
+            given = [what.given(call + k, size, "float64", n) for k, size in enumerate(sizes)]
+            x[...], y[...] = given[0][me], given[1][me]
+            graphs[call % 2].launch(world.stream)
+            what.call(made, x, outs[2], (None, world.stream)[call % 2])
+            what.call(made, y, outs[3], other)
+            world.synchronize()
+            for k, out in enumerate(outs):
+                if what.gets(me, root):
+                    wanted = what.wanted(given[k % 2], method, me, "sum", root)
+                    np.testing.assert_array_equal(out, wanted)
+
+    n = nodes * local_size
+    pes(n, local_size=local_size if over_nodes(name, method) else n).run(main)
+
+
+@ways(lambda name, method: ALL[name].reduces and "multimem" not in method)
+def test_nan_and_inf_pass(pes, name, method):
+    def main(op, dtype):
+        world, what = sk.init(), ALL[name]
+        n, me = world.n_ranks, world.rank
+        rows = [[np.nan, np.inf, -np.inf, 1, np.nan]] + [[1, 2, 3, np.nan, np.nan]] * (n - 1)
+        given = [np.array([row] * n if what.scatters else row, as_dtype(dtype)) for row in rows]
+        made = what.make(world, given[0].nbytes, method, op)
+        out = np.zeros(5, as_dtype(dtype))
+        what.call(made, given[me], out)
+        world.synchronize()
+        if what.gets(me, 0):
+            wanted = what.wanted(given, method, me, op)
+            np.testing.assert_array_equal(out.astype("float64"), wanted.astype("float64"))
+
+    for op, dtype in itertools.product(("sum", "max", "min"), ("float16", "bfloat16", "float32", "float64")):
+        pes(2).run(main, op, dtype)
+
+
+IN_A_TREE = "double_tree", "push_2d"  # whose orders are said where they are tested
+
+
+@pytest.mark.each_value
+@ways(lambda name, method: ALL[name].reduces and "multimem" not in method and method not in IN_A_TREE)
+@pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
+def test_the_order_is_the_documented_one_every_time(pes, small_chunks, name, method, dtype, op):
+    """Bit by bit: of numbers whose sum depends on the order of adding, and on the precision of what is
+    carried. 8 and 16 bits are rounded once."""
+
+    def main():
+        world, what = sk.init(), ALL[name]
+        n, me = world.n_ranks, world.rank
+        shape = (n, 70) if what.scatters else (333,)
+        given = [
+            (np.random.default_rng(r).standard_normal(shape) * 4.0 ** (r % 3)).astype(as_dtype(dtype))
+            for r in range(n)
+        ]
+        made, out = what.make(world, given[0].nbytes, method, op), np.zeros(shape[-1], as_dtype(dtype))
+        for _ in range(3):
+            out[:] = 0
+            what.call(made, given[me], out)
+            world.synchronize()
+            if what.gets(me, 0):
+                assert out.tobytes() == what.wanted(given, method, me, op).tobytes()
+
+    pes(4).run(main)
