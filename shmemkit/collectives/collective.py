@@ -13,7 +13,7 @@ from typing import Any
 from shmemkit.device import reduction
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import OutOfReach, World, check_world
-from shmemkit.support.arrays import call_on, converted, keyed, new_output, with_shape
+from shmemkit.support.arrays import call_on, converted, keyed, new_output, unlocked, with_shape
 from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import Array, DType, Shape
 
@@ -52,6 +52,7 @@ class Collective:
     _sizes: Callable[[Any, Any], None]
     _in_place: Callable[[Any, Any], int | None]
     _out_is_alike = False  # whether out, and not x, is of the same size on all ranks
+    _writes_out = True  # whether this rank gets a result
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
     def __init__(self, world: World, max_nbytes: int, method: str):
@@ -139,13 +140,14 @@ class Collective:
             if array.dtype.hasobject:
                 raise TypeError(f"{name}: {argument} has Python objects; it must have numbers, as float32")
             check_contiguous(name, argument, array)
-        if not getattr(out.flags, "writeable", True):  # NumPy's
+        if self._writes_out and not getattr(out.flags, "writeable", True):  # NumPy's
             raise ValueError(f"{name}: the output is a read-only array; give `out`, one that can be written")
         self._sizes(x, out)
+        x, out = unlocked(x), unlocked(out)
         full = self._full(x, out)
         times = max((method.counts(x.dtype.name) for method in self._methods.values()), default=1)
         if times * full > self.max_nbytes:
-            of = {out.nbytes: "out", x.nbytes: "x"}.get(full, "the gathered array")
+            of = {out.nbytes: "out", x.nbytes: "x"}.get(full, "the whole array")
             raise ValueError(
                 f"{name}: {of} has {full} bytes"
                 f"{f', which count {times} times, since totals of {x.dtype} travel as float32' * (times > 1)}"
@@ -232,7 +234,8 @@ class OfRoot(Collective):
 
     def _to_root(self, x, out, stream):
         """A call of which the root alone gets the result."""
-        if self.world.rank == self.root:
+        self._writes_out = self.world.rank == self.root
+        if self._writes_out:
             return self._call(x, out, stream)
         if out is not None:
             raise ValueError(

@@ -3,14 +3,13 @@ packets are those of ``shmemkit.device.packets``; docs/protocols.md compares the
 (``collectives/schedules``) says who sends which unit to whom. It works with any of these transports.
 
           unit                              slot        full when
-  LL      8 bytes, in a thread              16 bytes    both flags are the epoch
-  LL128   480 bytes, a tile, in a warp      512 bytes   the four flags are the epoch
+  LL      8 bytes, in a thread              16 bytes    both flags are that of the epoch
+  LL128   480 bytes, a tile, in a warp      512 bytes   the four flags are that of the epoch
   LAMPORT 16 bytes, in a thread             16 bytes    the slot no longer holds the sentinel; the receiver
                                                         resets it
 Slots     slots[row, i], symmetric: unit i of a row. A schedule says what a row is, mostly a rank's packets in
           one of two buffers
-Epochs    epochs[i], local: how often unit i has been sent. A thread's units share a counter with those of its
-          warp: ``group`` units have one
+Epochs    local: how often a group of units has been sent. A group is a tile of LL128, or the units of a warp
 
 In kernels, `channel` is (slots, units of a row, low, high); low and high are the sentinel. `slot` is the
 number of a slot, row * units of a row + i. All accesses to slots are relaxed, of scope sys.
@@ -57,8 +56,8 @@ u32 = types.uint32
 
 @dataclass(frozen=True)
 class Transport:
-    """What a schedule needs to know of a packet. What follows `whole_lines` are functions of kernels, or
-    make them for `n` ranks.
+    """What a schedule needs to know of a packet. What follows is a function of kernels, or makes
+    one for `n` ranks.
 
     load(x, i) -> words       unit `i` of x, in registers
     store(out, i, words)      what is beyond the end of out is dropped
@@ -219,13 +218,19 @@ def _store_word(out, i, words):
 
 
 @device
+def _flag(epoch):
+    """Never 0, as slots hold at first: units that share a counter may be sent in few of its epochs."""
+    return u32(epoch | u32(0x80000000))
+
+
+@device
 def _ll_send(channel, slot, words, epoch, rank):
-    ll_store(symm_at(channel[0], rank), slot, words[0], epoch)
+    ll_store(symm_at(channel[0], rank), slot, words[0], _flag(epoch))
 
 
 @device
 def _ll_receive(channel, slot, epoch):
-    return (ll_load(channel[0], slot, epoch),)
+    return (ll_load(channel[0], slot, _flag(epoch)),)
 
 
 # ---- LL128
@@ -233,12 +238,12 @@ def _ll_receive(channel, slot, epoch):
 
 @device
 def _ll128_send(channel, slot, words, epoch, rank):
-    ll128_store_tile(channel[0], slot, words, epoch, rank)
+    ll128_store_tile(channel[0], slot, words, _flag(epoch), rank)
 
 
 @device
 def _ll128_receive(channel, slot, epoch):
-    return ll128_load_some(channel[0], (slot,), epoch)[0]
+    return ll128_load_some(channel[0], (slot,), _flag(epoch))[0]
 
 
 @functools.cache

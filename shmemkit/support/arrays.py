@@ -6,6 +6,7 @@ In what follows `module` is CuPy, or NumPy on the emulator, and `who` what error
 
 import functools
 import sys
+from types import SimpleNamespace
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -226,6 +227,16 @@ def unowned(array):
 
     memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, None, array.data.device_id)
     return cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(memory, 0), array.strides)
+
+
+def unlocked(array):
+    """`array`; of a read-only NumPy array, a view that can be written. Kernels know arrays by their types,
+    and those of read-only arrays are others."""
+    if getattr(array.flags, "writeable", True):
+        return array
+    interface = dict(array.__array_interface__)
+    interface["data"] = interface["data"][0], False
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array)).view(array.dtype)
 
 
 def address_of(array):

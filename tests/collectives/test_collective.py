@@ -167,3 +167,19 @@ def test_bound_calls_are_kept():
     assert list(plans) == [0, 1, 2, 3, 4] and not waits
     plans.keep(5, 5)
     assert list(plans) == [2, 3, 4, 5] and waits == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("kind", [sk.AllGather, sk.AllReduce, sk.AllToAll, sk.Gather, sk.Reduce])
+def test_x_may_be_read_only_on_one_rank(pes, kind):
+    def main():
+        world = sk.init()
+        x = np.arange(4.0)
+        x.flags.writeable = world.rank == 0
+        method = "one_shot" if kind is sk.AllReduce else "ll"
+        out = kind(world, 256, method=method)(x)
+        world.synchronize()
+        if out is not None:
+            last = {sk.AllReduce: 6, sk.Reduce: 6, sk.AllToAll: 1 + 2 * world.rank}
+            assert out.flat[-1] == last.get(kind, 3)
+
+    pes(2).run(main)

@@ -23,7 +23,9 @@ Epochs    epochs[c], local: the epochs of chunk c so far; they select the buffer
 
 No race: the credit lemma (docs/protocols.md), with two buffers. Before the root writes a buffer of a chunk
 again, two epochs later, all others have begun the epoch between (1). So their previous launches have ended,
-which reset the slots. Relays write only what the root has sent after that. x may be out: a thread loads its
+which reset the slots. Relays write only what the root has sent after that. (That the reset comes before a
+relay's store follows through the root's and the relay's relaxed accesses: by causality in the hardware, which
+PTX's model does not state.) x may be out: a thread loads its
 packet before it stores it. No deadlock: the root waits for earlier epochs; relays wait for the root, and
 the others for relays, all in ascending order; all blocks are resident.
 """

@@ -32,9 +32,12 @@ class Push(Method):
             if self.is_root:
                 leave = [backend.copy(out.view("uint8"), view)]
             x = self.padded[:room].view("uint64")
-        target = x if not whole or not self.is_root else out
-        mine = self.result[: room // n].view(x.dtype)
-        steps = scatter.bind(x, mine, False, dtype), gather.bind(mine, target, False)
+        mine, target = self.result, x
+        if self.is_root:  # its segment is combined where the others are gathered
+            target = out if whole else x
+            mine = target.view("uint8")[self.world.rank * room // n :]
+        mine = mine[: room // n].view(x.dtype)
+        steps = scatter.bind(x, mine, target is x, dtype), gather.bind(mine, target, self.is_root)
 
         def run(stream):
             for copy in enter:

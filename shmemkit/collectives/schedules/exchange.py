@@ -32,13 +32,21 @@ from shmemkit.device import (
     griddepcontrol_wait,
     num_ranks,
     rank,
-    reduction,
     span,
     symm_at,
 )
 
 from ..transports import LAMPORT, LL, LL128, indexing, rank_after
-from .packets import REDUCTIONS, PacketMethod, combining, device, kernel_types, sending, storing
+from .packets import (
+    REDUCTIONS,
+    PacketMethod,
+    combining,
+    combining_one_by_one,
+    device,
+    kernel_types,
+    sending,
+    storing,
+)
 
 u32 = types.uint32
 
@@ -68,8 +76,7 @@ def _at_once(t, n, personalized, op, dtype):
 @functools.cache
 def _one_by_one(t, personalized, op, dtype):
     """The same for any number of ranks; it combines words."""
-    load, store, send_unit, receive = t.load, t.store, t.send, t.receive
-    first, add, result = reduction(op, dtype)
+    load, store, send_unit = t.load, t.store, t.send
 
     @device
     def own(x, size, i, k):
@@ -78,25 +85,18 @@ def _one_by_one(t, personalized, op, dtype):
     @device
     def send(channel, buffer, i, x, size, epoch, me):
         slot, y = u32((buffer * num_ranks() + me) * channel[1] + i), 1
+        words = own(x, size, i, me)
         while y < num_ranks():
             k = rank_after(me, y)
-            send_unit(channel, slot, own(x, size, i, k), epoch, k)
+            send_unit(channel, slot, own(x, size, i, k) if personalized else words, epoch, k)
             y += 1
 
-    @device
-    def unit(channel, slot, i, x, size, epoch, me, k):
-        return own(x, size, i, me)[0] if k == me else receive(channel, slot, epoch)[0]
+    combine = combining_one_by_one(t, op, dtype)
 
     @device
     def take(channel, buffer, i, x, out, size, epoch, me):
-        n, units = num_ranks(), channel[1]
-        slot, k = u32(buffer * n * units + i), 1
-        total = first(unit(channel, slot, i, x, size, epoch, me, 0))
-        while k < n:
-            slot = u32(slot + units)
-            total = add(total, unit(channel, slot, i, x, size, epoch, me, k))
-            k += 1
-        store(out, i, (result(total, n),))
+        slot = u32(buffer * num_ranks() * channel[1] + i)
+        store(out, i, combine(channel, slot, own(x, size, i, me), epoch, me))
 
     return send, take
 
@@ -124,21 +124,21 @@ def exchange_kernel(t, n, personalized, op=None, dtype=None):
         epochs     uint32 (row_units / group,), zeros at first
         grid       any number of blocks of whole warps, one-dimensional, as the blocks are
         """
-        i, step, me = index(), stride(), rank()
-        end, channel = u32(end_of(units)), (slots, row_units, low, high)
+        i, step, me, count = index(), stride(), rank(), u32(units)
+        end, channel = u32(end_of(count)), (slots, row_units, low, high)
         griddepcontrol_wait(x, out, size, symm_at(slots, 0), epochs, me, i)
         griddepcontrol_launch_dependents()
         done, epoch, sent = i, u32(0), u32(0)
         while done < end:
             if i < end:
                 sent = u32(epochs[counter(i)] + 1)
-                if i < units:
+                if i < count:
                     send(channel, sent & 1, i, x, size, sent, me)
                 cuda.syncwarp()  # all threads have read the counter
                 if leads(i):
                     epochs[counter(i)] = sent
             if done < i:
-                if done < units:
+                if done < count:
                     take(channel, epoch & 1, done, x, out, size, epoch, me)
                 done = u32(done + step)
             i, epoch = u32(i + step), sent

@@ -5,13 +5,14 @@ import math
 
 from numba import cuda, types
 
-from shmemkit.device import reduction, span
+from shmemkit.device import num_ranks, reduction, span
 from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
 
 from ..method import Method
 from ..transports import AT_ONCE, Transport, rank_after
 
 device = cuda.jit(device=True)
+u32 = types.uint32
 
 
 class PacketMethod(Method):
@@ -29,6 +30,7 @@ class PacketMethod(Method):
     def __init__(self, world, *args, **settings):
         self.t = settings.get("t", getattr(self, "t", None))
         self.threads, self.blocks = self.grid_of(self.t)
+        self.most = {}  # blocks of a row of the grid, by kernel and dtype
         super().__init__(world, *args, **settings)
 
     @staticmethod
@@ -43,7 +45,6 @@ class PacketMethod(Method):
         most = AT_ONCE if self.at_once and self.t.receive_all else math.inf
         if world.n_ranks > most:
             raise ValueError(f"{self.name}: there are {world.n_ranks} ranks; it is for {most} at most")
-        self.most = {}  # blocks of a row of the grid, by kernel and dtype
 
     @property
     def units_of_block(self):
@@ -133,6 +134,39 @@ def combining(op, dtype, n):
         return result(low, n), result(high, n)
 
     return combine
+
+
+@functools.cache
+def combining_one_by_one(t, op, dtype):
+    """-> ``combine(channel, slot, own, epoch, me)``: the combination of a unit of all ranks, in their order;
+    `slot` is that of rank 0."""
+    receive, (first, add, result) = t.receive, reduction(op, dtype)
+
+    @device
+    def of_rank(channel, slot, own, epoch, me, k):
+        return own if k == me else receive(channel, u32(slot + k * channel[1]), epoch)
+
+    @device
+    def combine_words(channel, slot, own, epoch, me):
+        n, k = num_ranks(), 1
+        total = first(of_rank(channel, slot, own, epoch, me, 0)[0])
+        while k < n:
+            total = add(total, of_rank(channel, slot, own, epoch, me, k)[0])
+            k += 1
+        return (result(total, n),)
+
+    @device
+    def combine_pairs(channel, slot, own, epoch, me):
+        n, k = num_ranks(), 1
+        words = of_rank(channel, slot, own, epoch, me, 0)
+        low, high = first(words[0]), first(words[1])
+        while k < n:
+            words = of_rank(channel, slot, own, epoch, me, k)
+            low, high = add(low, words[0]), add(high, words[1])
+            k += 1
+        return result(low, n), result(high, n)
+
+    return combine_words if t.unit_bytes == 8 else combine_pairs
 
 
 REDUCTIONS = (

@@ -12,9 +12,9 @@ Slots     slots[buffer], on every rank but the root: the units. Only the root wr
 Signals   empty[k, c], on the root: the last epoch whose chunk c rank k has read. Only rank k sets it
 
   block b, for its chunks c = b, b + gridDim.x, ..., on the root:
-          1. load the unit; wait until empty[k, c] is at least the epoch less 2, for all k
-                                                             acquire, sys: the buffer is empty
-          2. send it to slots[buffer] of all others
+          1. of a broadcast, load the unit. Wait until empty[k, c] is at least the epoch less 2, for
+             all k                                           acquire, sys: the buffer is empty
+          2. send the unit, or that of each rank's segment, to slots[buffer] of all others
   on another rank:
           1. wait for the unit in slots[buffer], and store it to the output; syncthreads
           2. set empty[me, c] on the root to the epoch                       release, sys: after the reads
@@ -58,14 +58,13 @@ from shmemkit.device import (
     notify,
     num_ranks,
     rank,
-    reduction,
     span,
     symm_at,
     wait,
 )
 
 from ..transports import LL, LL128, rank_after
-from .packets import PacketMethod, device, kernel_types
+from .packets import PacketMethod, combining_one_by_one, device, kernel_types
 
 u32 = types.uint32
 
@@ -158,7 +157,7 @@ def up_kernel(t, op=None, dtype=None):
     "float16"."""
     load, store, send, receive = t.load, t.store, t.send, t.receive
     unit_of, units_of = _in_block(t)
-    combine = _combining(t, op, dtype) if op else None
+    combine = combining_one_by_one(t, op, dtype) if op else None
 
     @cuda.jit
     def to_root(x, out, size, units, slots, row_units, low, high, root, in_place, empty, epochs):
@@ -220,38 +219,6 @@ def up_kernel(t, op=None, dtype=None):
             c += cuda.gridDim.x
 
     return to_root
-
-
-def _combining(t, op, dtype):
-    """-> ``combine(channel, slot, own, epoch, me)``: the combination of a unit of all ranks, in their order;
-    `slot` is that of rank 0."""
-    receive, (first, add, result) = t.receive, reduction(op, dtype)
-
-    @device
-    def of_rank(channel, slot, own, epoch, me, k):
-        return own if k == me else receive(channel, u32(slot + k * channel[1]), epoch)
-
-    @device
-    def combine_words(channel, slot, own, epoch, me):
-        n, k = num_ranks(), 1
-        total = first(of_rank(channel, slot, own, epoch, me, 0)[0])
-        while k < n:
-            total = add(total, of_rank(channel, slot, own, epoch, me, k)[0])
-            k += 1
-        return (result(total, n),)
-
-    @device
-    def combine_pairs(channel, slot, own, epoch, me):
-        n, k = num_ranks(), 1
-        words = of_rank(channel, slot, own, epoch, me, 0)
-        low, high = first(words[0]), first(words[1])
-        while k < n:
-            words = of_rank(channel, slot, own, epoch, me, k)
-            low, high = add(low, words[0]), add(high, words[1])
-            k += 1
-        return result(low, n), result(high, n)
-
-    return combine_words if t.unit_bytes == 8 else combine_pairs
 
 
 class Rooted(PacketMethod):
