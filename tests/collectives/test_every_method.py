@@ -18,7 +18,8 @@ from shmemkit.emu.stream import Stream
 from shmemkit.runtime import symmetric_memory
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-NVSWITCH = {"sum": (4, 8), "max": (), "min": ()}  # ops of multimem, and bytes of floats, besides 16-bit ones
+SWITCHED = "int32", "uint32", "int64", "uint64", "float16", "bfloat16"
+ADDED = "float32", "float64"
 OVER_NODES = {
     "AllGather": ("push_1d", "ll_2d", "push_2d", "ll_2d_multimem"),
     "AllReduce": ("ring", "double_tree"),
@@ -31,24 +32,35 @@ def over_nodes(name, method):
     return method in OVER_NODES.get(name, ("push_2d",))
 
 
+def can(name, method, dtype, op="sum"):
+    """Whether it is for such arrays: all can be moved; the NVSwitch, of multimem, does not combine all."""
+    if not ALL[name].reduces:
+        return True
+    if "multimem" in method:
+        return op in ("sum", "max", "min") and dtype in SWITCHED or op == "sum" and dtype in ADDED
+    return dtype in DTYPES and (op != "avg" or "float" in dtype)
+
+
+WAYS = [(name, method) for name, what in ALL.items() for method in what.kind.methods]
+
+
 def ways(chosen=lambda name, method: True):
-    """Parametrizes with collectives and methods."""
-    made = [(name, method) for name, what in ALL.items() for method in what.kind.methods]
-    return pytest.mark.parametrize(
-        "name, method", [pytest.param(*way, id="-".join(way)) for way in made if chosen(*way)]
-    )
+    """Parametrizes with collectives and methods: fixtures `name` and `method`."""
+    return pytest.mark.parametrize("way", [way for way in WAYS if chosen(*way)], ids="-".join)
 
 
-def can(method, op, dtype):
-    """Whether the method combines such arrays; those by multimem cannot combine all."""
-    if "multimem" not in method:
-        return op != "avg" or "float" in dtype
-    size, is_float = as_dtype(dtype).itemsize, "float" in dtype
-    return (
-        op in NVSWITCH
-        and size > 1
-        and (size in NVSWITCH[op] or size == 2 and dtype != "uint16" if is_float else size > 2)
-    )
+def text(value):
+    return "-".join(value) if isinstance(value, tuple) else value
+
+
+@pytest.fixture
+def name(way):
+    return way[0]
+
+
+@pytest.fixture
+def method(way):
+    return way[1]
 
 
 def nodes_for(method, n):
@@ -123,32 +135,32 @@ def test_refused_over_nodes(pes, capfd, name, method):
     assert "without free" not in capfd.readouterr().err
 
 
-@ways()
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "complex128", "bfloat16", *slow("float8_e5m2")])
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    "way, dtype",
+    [(w, d) for w in WAYS for d in symmetric_memory.DTYPES if can(*w, d)],
+    ids=text,
+)
 def test_dtypes(pes, name, method, dtype):
-    if ALL[name].reduces:
-        if dtype in ("bool", "complex128"):
-            pytest.skip("it cannot be reduced")
-        if not can(method, "sum", dtype):
-            pytest.skip("the NVSwitch does not combine it")
     for where in in_place_of(name):
-        pes(**nodes_for(method, 4)).run(calls, name, method, [1, 300, 33], dtype, "sum", 2, 3, where)
+        pes(**nodes_for(method, 4)).run(calls, name, method, [1, 70, 33], dtype, "sum", 2, 3, where)
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("collective", ALL)
 @pytest.mark.parametrize("dtype", symmetric_memory.DTYPES)
-def test_all_dtypes_by_auto(pes, name, dtype):
-    if not ALL[name].reduces or dtype in DTYPES:
-        pes(2).run(calls, name, "auto", [5, 6], dtype)
+def test_all_dtypes_by_auto(pes, collective, dtype):
+    if can(collective, "auto", dtype):
+        pes(2).run(calls, collective, "auto", [5, 6], dtype)
 
 
 @pytest.mark.each_value
-@ways(lambda name, method: ALL[name].reduces)
-@pytest.mark.parametrize("op, dtype", list(itertools.product(OPS, DTYPES)))
+@pytest.mark.parametrize(
+    "way, op, dtype",
+    [(w, op, d) for w in WAYS if ALL[w[0]].reduces for op in OPS for d in DTYPES if can(*w, d, op)],
+    ids=text,
+)
 def test_ops(pes, name, method, op, dtype):
-    if not can(method, op, dtype):
-        pytest.skip("it is refused")
     pes(**nodes_for(method, 2)).run(calls, name, method, [9, 17], dtype, op, 1, 0, "in place")
 
 
@@ -203,7 +215,7 @@ def test_any_call(
 ):
     (nodes, local_size), what = layout, ALL[name]
     n = nodes * local_size
-    if what.reduces and (dtype == "complex128" or not can(method, op, dtype)):
+    if not can(name, method, dtype, op):
         dtype, op = "int32", "sum"
     if not what.in_place:
         where = "apart"
