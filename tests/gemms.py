@@ -108,12 +108,12 @@ def changed(original, old, new, count=1, **names):
     return module
 
 
-def is_missed(compute, args, schedules):
+def is_missed(compute, args, schedules, gpu=None):
     """Whether ``compute(*args)`` on two ranks, which says of each call whether it is right, is found to be
     wrong in one of some runs: by its results, or by the emulator."""
     for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
         try:
-            results = sk.emu.run(compute, 2, args, delivery="unordered", **options)
+            results = sk.emu.run(compute, 2, args, delivery="unordered", gpu=gpu, **options)
         except EmulatorError as report:  # a race or a deadlock, too
             print(report)
             return True

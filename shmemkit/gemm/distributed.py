@@ -18,7 +18,7 @@ from shmemkit.collectives.method import agree_on
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import converted, keyed, unowned
-from shmemkit.support.settings import listed, one_of
+from shmemkit.support.settings import integer, listed, one_of, options_of
 from shmemkit.typing import Array, DType, Shape
 
 from .problem import HALVES
@@ -30,6 +30,7 @@ class Products:
     """A subclass has
 
     methods               their names, without "auto"
+    options               {name: default}: numbers of the methods
     optional              prefixes of the names of arrays that may be None
     alike                 names of arrays that have the same size and dtype on all ranks
     methods_for(n_nodes)  the methods for this number of nodes
@@ -38,16 +39,18 @@ class Products:
 
     world   the World
     method  one of `methods`, or "auto"
-    check   () -> {name: value}: the arguments that must be equal on all ranks. It raises TypeError or
+    options None, or a dict of some of `options`
+    check   () -> {name: value}: the other arguments that must be equal on all ranks. It raises TypeError or
             ValueError, on any rank, for wrong ones
     """
 
     methods: tuple[str, ...]
+    options: dict[str, Any]
     optional: str | tuple[str, ...] = ()
     alike: tuple[str, ...]
     _plan: Callable[..., Callable]
 
-    def __init__(self, world: World, method: str, check: Callable[[], dict]):
+    def __init__(self, world: World, method: str, options: dict[str, Any] | None, check: Callable[[], dict]):
         name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
@@ -57,7 +60,8 @@ class Products:
 
         def checked():
             one_of(name, "method", method, (*self.methods, "auto"))
-            return {**check(), "method": method}
+            self.options = checked_options(name, self.options, options)
+            return {**check(), "method": method, "options": self.options}
 
         agree_on(world, name, checked)
         self._order = shared_order(world)
@@ -115,6 +119,27 @@ class Products:
         if self._parts is None:
             raise RuntimeError(f"{type(self).__name__}: it was freed; make a new one")
         check_world(type(self).__name__, self.world)
+
+
+def checked_options(who, known, given):
+    """`known` options of kernels like ``sm90.py``, with those that are `given`. TypeError or ValueError for
+    wrong ones."""
+    options = options_of(who, known, given)
+    for name in given or ():
+        value = options[name]
+        if value is None or isinstance(value, bool) and name == "by_columns":
+            continue
+        if name != "tile":
+            integer(who, f"options[{name!r}]", value, 1)
+            continue
+        rows, columns = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
+        if rows not in (64, 128) or columns not in range(16, 257, 16):
+            raise ValueError(
+                f"{who}: options['tile'] is {value}; it must be (rows, columns): 64 or 128, and a multiple "
+                "of 16 up to 256"
+            )
+        options[name] = int(rows), int(columns)
+    return options
 
 
 def not_for(n_ranks, dtype, most, least=1):

@@ -96,8 +96,12 @@ def estimate(m, n, k, choice, sms=132):
     return cost + SPLIT_COST + PART_COST[rows] * tile.n * splits if splits > 1 else cost
 
 
-def choices_of(tiles, m, n, k, sms):
-    """-> the Choices of these tiles, and of numbers of parts of K that are worth a thought."""
+def choices_of(tiles, m, n, k, sms, splits=None):
+    """-> the Choices of these tiles, and of numbers of parts of K that are worth a thought; or of `splits`
+    parts, if K has so many."""
+    if splits is not None:
+        splits = min(splits, -(-k // SLAB))
+        return [Choice(tile._replace(split=splits > 1), splits) for tile in tiles]
     choices = []
     for tile in tiles:
         most = max(1, min(32, -(-k // SLAB) // 4, sms // tile.count(m, n)))
@@ -105,9 +109,10 @@ def choices_of(tiles, m, n, k, sms):
     return choices
 
 
-def choose(m, n, k, sms=132):
+def choose(m, n, k, sms=132, tile=None, splits=None):
     """-> the Choice of tile and parts of K for an M by N by K product on `sms` multiprocessors: the least
-    ``estimate``, over tiles of 128 rows (64 for M up to 64) and widths.
+    ``estimate``, over tiles of 128 rows (64 for M up to 64) and widths, or over what is given, `tile`, (rows,
+    columns), and `splits`.
 
     A large tile loads least per product, and 128 by 256 are all that the registers hold: best where it fills
     the multiprocessors, as in large products. Otherwise the last round is mostly idle, and what counts is how
@@ -115,7 +120,8 @@ def choose(m, n, k, sms=132):
     the whole result has fewer tiles than there are multiprocessors, K may be split.
     """
     widths = [w for w in (256, 224, 192, 160, 128, 96, 64) if w < n + 32] or [32]
-    choices = choices_of([Tile(64 if m <= 64 else 128, w) for w in widths], m, n, k, sms)
+    tiles = [Tile(*tile)] if tile else [Tile(64 if m <= 64 else 128, w) for w in widths]
+    choices = choices_of(tiles, m, n, k, sms, splits)
     return min(choices, key=lambda choice: estimate(m, n, k, choice, sms))
 
 

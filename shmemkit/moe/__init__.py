@@ -20,12 +20,12 @@ from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
-from shmemkit.support.settings import array_text, integer, listed
+from shmemkit.support.settings import array_text, integer, listed, options_of
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
 
 from .combine import Combine
 from .dispatch import Dispatch
-from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS
+from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS, THREADS
 from .weighted_sums import DTYPES
 
 __all__ = ["ExpertParallel", "Received"]
@@ -75,9 +75,10 @@ class ExpertParallel:
     top_k           experts of a token: 1 to 32, and not more than n_experts
     dtype           dtype of the rows that are combined: float16, bfloat16 or float32
     dispatch_dtype  dtype of the rows that are dispatched: `dtype` (default), or "uint8" for any bytes, such
-    as
-                    fp8
+                    as fp8
     n_scales        how many float32 go with each dispatched row, such as the scales of fp8
+    options         numbers of the kernels, for tuning; None: the default. All ranks give the same
+                      threads  of a block: a multiple of 32 up to 256
 
         received = ep.dispatch(x, experts, weights)
         y = ...               # of received.rows[e, : received.counts[e]], for each local expert e
@@ -98,6 +99,8 @@ class ExpertParallel:
     raise MemoryError.
     """
 
+    options: dict[str, Any] = {"threads": None}
+
     def __init__(
         self,
         world: World,
@@ -108,6 +111,8 @@ class ExpertParallel:
         dtype: DType = "bfloat16",
         dispatch_dtype: DType | None = None,
         n_scales: int = 0,
+        *,
+        options: dict[str, Any] | None = None,
     ):
         check_world("ExpertParallel", world)
         self._dispatch: Any = None
@@ -118,7 +123,12 @@ class ExpertParallel:
         def check():
             nonlocal sizes
             sizes = _sizes(world.n_ranks, *given)
-            return {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
+            self.options = options_of("ExpertParallel", self.options, options)
+            threads = self.options["threads"]
+            if threads is not None and integer("ExpertParallel", "threads", threads, 32, THREADS) % 32:
+                raise ValueError(f"ExpertParallel: threads is {threads}; it must be a multiple of 32")
+            names = {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
+            return {**names, "options": self.options}
 
         agree_on(world, "ExpertParallel", check)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
@@ -126,8 +136,9 @@ class ExpertParallel:
         self._plans, self._order, self._tensors = plans_of(world), shared_order(world), None
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
-            self._dispatch = Dispatch(world, sizes)
-            self._combine = Combine(world, sizes, self._dispatch)
+            settings = {name: value for name, value in self.options.items() if value is not None}
+            self._dispatch = Dispatch(world, sizes, **settings)
+            self._combine = Combine(world, sizes, self._dispatch, **settings)
         except (TypeError, ValueError, MemoryError):  # on all ranks
             self.free()
             raise

@@ -84,6 +84,17 @@ def integer(who, argument, value, least=None, most=None):
     return result
 
 
+def options_of(who, known, given):
+    """`known`, {name: default}, with what is `given` instead, likewise or None. TypeError if that is no dict,
+    ValueError if it has another name."""
+    if given is not None and not isinstance(given, dict):
+        raise TypeError(f"{who}: options is {shown(given)}; it must be a dict")
+    for name in given or ():
+        if name not in known:
+            raise ValueError(f"{who}: options has {name!r}; it must be {listed(known)}")
+    return {**known, **(given or {})}
+
+
 def one_of(who, argument, value, allowed):
     """`value`, one of the names (or None) that are `allowed`. TypeError if it is not a name, ValueError if it
     is another one."""

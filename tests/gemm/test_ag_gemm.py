@@ -1,40 +1,34 @@
 """All-gather and matrix product on the emulator: the overlapping kernel with small tiles, all ways to call
 it, and what goes wrong when one of its waits or fences is taken away."""
 
+import functools
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 from fast import slow
-from gemms import ACTIVATE, changed, check
+from gemms import ACTIVATE, check
+from mutations import argument, omit, omit_store, store
 from numba import cuda
 from small_kernels import fill, take
 
 import shmemkit as sk
-from shmemkit.collectives.all_gather.push_ahead import PushAhead
 from shmemkit.emu import EmulatorError
 from shmemkit.gemm import all_gather
 from shmemkit.gemm.all_gather import column_hooks, sm90, sm90_host
 from shmemkit.gemm.sm90 import Tile
-from shmemkit.gemm.sm90_host import Choice
 from shmemkit.runtime import stream_barrier
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-SMALL = (64, 32)
 
 
-@pytest.fixture
-def tiles(monkeypatch):
-    """-> use(tile, splits): the kernel's tiles are these, and whether x comes by columns."""
+def small(by_columns=False, splits=1, **others):
+    """Options of AllGatherGemm: small tiles, parts of K, and whether x comes by columns."""
+    return {"tile": (64, 32), "splits": splits, "by_columns": by_columns, **others}
 
-    def use(tile, splits=1, by_columns=False):
-        for module in (all_gather, sm90_host):
-            monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
-        monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
 
-    use(SMALL)
-    return use
+SMALL = small()
 
 
 def integers(*shape, seed=0, dtype=BF16):
@@ -51,17 +45,20 @@ def weight_of(rank, k, n, by_rows=False, seed=0, dtype=BF16):
     return weight if by_rows else np.ascontiguousarray(weight.T).T
 
 
-def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16, by_rows=False):
+def in_a_row(
+    calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16, by_rows=False, options=SMALL
+):
     """Calls, each with other x, without a wait of the host. -> how many were right, on this rank
 
-    given  None, "symmetric", "private", or "in place": where the gathered rows go
+    given    None, "symmetric", "private", or "in place": where the gathered rows go
+    options  of AllGatherGemm
     """
     world = sk.init()
     world.backend.multiprocessors = sms
     ranks, stream = world.n_ranks, world.stream
     xs = integers(calls, ranks, rows, k, dtype=dtype)
     weight = weight_of(world.rank, k, n, by_rows, dtype=dtype)
-    object_ = sk.AllGatherGemm(world, xs[0].nbytes, method)
+    object_ = sk.AllGatherGemm(world, xs[0].nbytes, method, options=options)
     x, out = np.zeros((rows, k), dtype), np.zeros((ranks * rows, n), "float32")
     seen, rows_seen = np.zeros((calls, *out.shape), "float32"), np.zeros((calls, ranks * rows, k), dtype)
     gathered = None
@@ -89,6 +86,9 @@ def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16,
     return int(right.sum())
 
 
+by_parts = functools.partial(in_a_row, options=small(by_columns=True))
+
+
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
     ("n_pes", "rows", "sms"),
@@ -100,7 +100,7 @@ def in_a_row(calls, rows, k, n, given=None, method="overlap", sms=2, dtype=BF16,
         *slow((5, 16, 1)),
     ],
 )
-def test_overlap(pes, tiles, n_pes, rows, sms):
+def test_overlap(pes, n_pes, rows, sms):
     assert pes(n_pes).run(in_a_row, 2, rows, 72, 16, None, "overlap", sms) == [2] * n_pes
 
 
@@ -113,23 +113,22 @@ def test_overlap(pes, tiles, n_pes, rows, sms):
         *slow((3, 40, 200), (5, 16, 72)),
     ],
 )
-def test_by_columns(pes, tiles, n_pes, rows, k):
-    tiles(SMALL, by_columns=True)
-    assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
+def test_by_columns(pes, n_pes, rows, k):
+    assert pes(n_pes).run(by_parts, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
 
 
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("rows", [64, 24])
-def test_gathered_rows(pes, tiles, rows, given):
+def test_gathered_rows(pes, rows, given):
     assert pes(2).run(in_a_row, 2, rows, 64, 16, given, "overlap", 2) == [2] * 2
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_parts_of_k(pes, tiles, by_columns):
-    tiles((64, 32, 8, True), 2, by_columns)
-    assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "overlap", 4, BF16, True) == [2, 2]
+def test_parts_of_k(pes, by_columns):
+    options = small(by_columns, 2)
+    assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "overlap", 4, BF16, True, options) == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +150,8 @@ def test_on_several_nodes(pes):
         pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "overlap")
 
 
-def test_several_weights(pes, tiles):
+def test_several_weights(pes):
     """One of them is not for the kernel, and one has no columns."""
-    tiles(SMALL)
 
     def main():
         world = sk.init()
@@ -161,7 +159,7 @@ def test_several_weights(pes, tiles):
         xs, widths = integers(2, 32, 16), (16, 40, 14, 0)
         weights = [weight_of(world.rank, 16, n, seed=i) for i, n in enumerate(widths)]
         biases = [None, *(integers(n, dtype="float32") for n in widths[1:])]
-        with_rows = sk.AllGatherGemm(world, xs.nbytes, "overlap")
+        with_rows = sk.AllGatherGemm(world, xs.nbytes, "overlap", options=small())
         for _ in range(2):
             outs = with_rows(xs[world.rank], tuple(weights), bias=biases, activation="relu")
             assert isinstance(outs, tuple)
@@ -180,13 +178,13 @@ def test_several_weights(pes, tiles):
     pes(2).run(main)
 
 
-def graphs_and_streams(method):
+def graphs_and_streams(method, **others):
     """That calls are right in graphs, which are captured on two streams, and beside them."""
     world = sk.init()
     world.backend.multiprocessors = 4
     me, streams = world.rank, [world.stream, cuda.stream()]
     xs, weight = integers(6, 2, 64, 8), weight_of(me, 8, 16)
-    product = sk.AllGatherGemm(world, xs[0].nbytes, method)
+    product = sk.AllGatherGemm(world, xs[0].nbytes, method, options=small(**others))
     x, out = np.zeros((64, 8), BF16), np.zeros((128, 16), "float32")
     seen = np.zeros((6, *out.shape), "float32")
     gathered = [None, product.output((128, 8), "bfloat16")]
@@ -209,18 +207,18 @@ def graphs_and_streams(method):
     assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
 
 
-def test_graphs_and_streams(pes, tiles):
+def test_graphs_and_streams(pes):
     pes(2).run(graphs_and_streams, "overlap")
 
 
 # ---- what is needed
 
 
-def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
+def found_out(rows, k=64, calls=1, method="overlap", sms=2, options=SMALL, **how):
     """Whether it is seen that something is wrong: by the result, or by a report."""
-    arguments = calls, rows, k, 32, None, method, sms
+    arguments = calls, rows, k, 32, None, method, sms, BF16, False, options
     try:
-        return sk.emu.run(in_a_row, 2, arguments, delivery="unordered", **options) != [calls] * 2
+        return sk.emu.run(in_a_row, 2, arguments, delivery="unordered", **how) != [calls] * 2
     except EmulatorError as error:
         print(error)
         return True
@@ -228,87 +226,58 @@ def found_out(rows, k=64, calls=1, method="overlap", sms=2, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "line", "change"),
+    ("rows", "change"),
     [
-        (64, 'wait(arrived, extra.signals, "sys", "acquire", extra.number)', "pass"),
-        (64, '"acquire", extra.number)  # 1', '"relaxed", extra.number)  # 1'),
-        (64, "fence_proxy_async_global()  # 2", "pass"),
-        (64, "tensormap_acquire(map_x)", "pass"),
-        (64, "m - begin", "m"),
-        (40, "min(m + tile_m, extra.size_m) - 1, rows)", "m, rows)"),
-        (40, "wanted = n_parts - 1", "pass"),
-        (64, "wanted += n_parts", "pass"),
+        (64, omit("wait")),
+        (64, argument("wait", 3, "'relaxed'")),
+        (64, omit("fence_proxy_async_global")),
+        (64, omit("tensormap_acquire")),
+        (40, store("wanted", "0", 3)),  # a tile of rows of the last rank and of the own ones
+        (64, omit_store("wanted", 2)),
     ],
 )
-def test_each_part_of_the_kernel_is_needed(monkeypatch, tiles, rows, line, change):
+def test_each_part_of_the_kernel_is_needed(mutate, rows, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(sm90_host, "ag_gemm_kernel", changed(sm90, line, change).ag_gemm_kernel)
+    mutate(sm90, change)
     assert found_out(rows, races=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "line", "change"),
+    ("rows", "change"),
     [
-        (
-            64,
-            'wait(span(extra.arrived, k * extra.signals + part, 1), 1, "sys", "acquire", extra.number)',
-            "pass",
-        ),
-        (64, "signals + part", "signals"),
-        (64, "fence_proxy_async_global()  # 2", "pass"),
-        (128, "and not extra.together else 0", "and not extra.together else extra.come[0]"),
-        (40, "while k <= last", "if True"),
-        (64, "(part + 1) * extra.slabs", "(part + 2) * extra.slabs"),
+        (64, omit("wait")),
+        (64, argument("wait", 3, "'relaxed'")),
+        (64, omit("fence_proxy_async_global")),
+        (128, omit_store("extra.come[]", inside="none_known")),
+        (40, store("k", "last + 1", 3, "before_slab")),
+        (64, store("extra.come[]", "ALL", inside="before_slab")),
     ],
 )
-def test_each_part_of_the_kernel_by_columns_is_needed(monkeypatch, tiles, rows, line, change):
-    tiles(SMALL, by_columns=True)
-    monkeypatch.setattr(sm90, "column_hooks", changed(column_hooks, line, change))
-    monkeypatch.setattr(sm90_host, "ag_gemm_kernel", sm90.ag_gemm_kernel.__wrapped__)
-    assert found_out(rows, 136, races=True)
-
-
-@cuda.jit
-def be_late():
-    for _ in range(300):
-        cuda.nanosleep(1)
+def test_each_part_of_the_kernel_by_columns_is_needed(mutate, rows, change):
+    mutate(column_hooks, change)
+    assert found_out(rows, 136, options=small(by_columns=True), races=True)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_signals_are_those_of_this_call(monkeypatch, tiles, by_columns):
-    """Not of the one before it, where the copies of rank 1 are late."""
-    tiles(SMALL, by_columns=by_columns)
-    whole = PushAhead.overlap
-
-    def overlap(engine, *args, **options):
-        transfer = whole(engine, *args, **options)
-        if engine.me == 1:
-            transfer.side_operations.insert(0, lambda stream: be_late[1, 1, stream]())
-        return transfer
-
-    monkeypatch.setattr(PushAhead, "overlap", overlap)
-    assert not found_out(64, calls=2)
-    without = changed(stream_barrier, "signals[i] = 0", "pass").team_barrier_kernel
-    monkeypatch.setattr(stream_barrier, "team_barrier_kernel", without)
-    assert not found_out(64) and found_out(64, calls=2)
+def test_signals_are_those_of_this_call(mutate, by_columns):
+    """Not of the one before it, where copies are late."""
+    how = {"options": small(by_columns=by_columns), "races": True}
+    assert not any(found_out(64, calls=2, seed=seed, **how) for seed in range(4))
+    mutate(stream_barrier, omit_store("signals[]"))
+    assert not found_out(64, **how)
+    assert any(found_out(64, calls=2, seed=seed, **how) for seed in range(4))
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_rows_of_tiles_of_several_ranks_do_not_come_from_x(monkeypatch, tiles, by_columns):
-    tiles(SMALL, by_columns=by_columns)
-    module = changed(sm90_host, "self.reads_x = rows % tile.m == 0 and", "self.reads_x =")
-    module.choose = sm90_host.choose
-    monkeypatch.setattr(all_gather, "Fused", module.Fused)
-    assert found_out(40, races=True)
+def test_rows_of_tiles_of_several_ranks_do_not_come_from_x(mutate, by_columns):
+    mutate(sm90_host, store("self.reads_x", "taken(x)"))
+    assert found_out(40, options=small(by_columns=by_columns), races=True)
 
 
-def test_own_rows_come_before_the_product(monkeypatch, tiles):
+def test_own_rows_come_before_the_product(mutate):
     """Where they are not read from x."""
-    whole = PushAhead.overlap
-    monkeypatch.setattr(
-        PushAhead, "overlap", lambda self, x, out, own, **options: whole(self, x, out, "never", **options)
-    )
+    mutate(all_gather, argument("engine.overlap", 2, "'never'"))
     assert not found_out(64) and found_out(40)
 
 

@@ -1,37 +1,32 @@
 """AllGatherGemm over several nodes on the emulator: results, all ways to call it, with races checked and
 messages late; and what goes wrong when a part of the protocol is taken away."""
 
+import functools
+
 import numpy as np
 import pytest
 from fast import slow
-from gemms import changed, check
+from gemms import check
+from mutations import argument, omit, omit_store, store
 from numba import cuda
-from test_ag_gemm import BF16, in_a_row, integers, take, weight_of, words
+from test_ag_gemm import BF16, in_a_row, integers, small, take, weight_of, words
 
 import shmemkit as sk
 from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.emu import EmulatorError
-from shmemkit.gemm import all_gather
-from shmemkit.gemm.all_gather import column_hooks, multi_node, sm90_host
-from shmemkit.gemm.sm90 import Tile
-from shmemkit.gemm.sm90_host import Choice
+from shmemkit.gemm.all_gather import multi_node
 
 pytestmark = pytest.mark.usefixtures("messages")
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Small tiles, several chunks, and x by rows."""
-    for module in (all_gather, sm90_host):
-        monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
-    monkeypatch.setattr(column_hooks, "ROUNDS", -1)
-    monkeypatch.setattr(multi_node, "CHUNK", 256)
+CHUNKS = small(chunk=256)
 
 
-def all_right(pes, n_nodes, local_size, calls, *args):
+def all_right(pes, n_nodes, local_size, calls, *args, options=CHUNKS):
     n = n_nodes * local_size
-    return pes(n, local_size=local_size).run(in_a_row, calls, *args) == [calls] * n
+    main = functools.partial(in_a_row, method="overlap_2d", options=options)
+    return pes(n, local_size=local_size).run(main, calls, *args) == [calls] * n
 
 
 @pytest.mark.each_value
@@ -45,9 +40,9 @@ def all_right(pes, n_nodes, local_size, calls, *args):
         (2, 3, 8, True),
     ],
 )
-def test_nodes(pes, monkeypatch, n_nodes, local_size, rows, by_columns):
-    monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
-    assert all_right(pes, n_nodes, local_size, 3, rows, 24, 16, None, "overlap_2d")
+def test_nodes(pes, n_nodes, local_size, rows, by_columns):
+    options = small(by_columns, chunk=256)
+    assert all_right(pes, n_nodes, local_size, 3, rows, 24, 16, options=options)
 
 
 @pytest.mark.each_value
@@ -55,11 +50,12 @@ def test_nodes(pes, monkeypatch, n_nodes, local_size, rows, by_columns):
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("n_nodes, local_size", [(2, 2), (2, 1)])
 def test_gathered_rows(pes, n_nodes, local_size, given):
-    assert all_right(pes, n_nodes, local_size, 2, 24, 24, 16, given, "overlap_2d")
+    assert all_right(pes, n_nodes, local_size, 2, 24, 24, 16, given)
 
 
 def test_what_the_kernel_cannot_compute(pes):
-    assert all_right(pes, 2, 2, 2, 3, 7, 9, None, "overlap_2d", 2, np.dtype("float32"))
+    main = functools.partial(in_a_row, method="overlap_2d", dtype=np.dtype("float32"))
+    assert pes(4, local_size=2).run(main, 2, 3, 7, 9) == [2] * 4
 
 
 def test_several_weights(pes):
@@ -71,7 +67,7 @@ def test_several_weights(pes):
         xs, widths = integers(2, 24, 16), (16, 14)
         weights = [weight_of(world.rank, 16, n, seed=i) for i, n in enumerate(widths)]
         bias = integers(14, dtype="float32")
-        multiply = sk.AllGatherGemm(world, xs.nbytes, "overlap_2d")
+        multiply = sk.AllGatherGemm(world, xs.nbytes, "overlap_2d", options=CHUNKS)
         for rows in (8, 24):
             outs = multiply(xs[world.rank, :rows], weights, bias=(None, bias))
             world.synchronize()
@@ -91,7 +87,7 @@ def test_graphs_and_streams(pes, local_size):
         world.backend.multiprocessors = 2
         me, n, streams, calls = world.rank, world.n_ranks, [world.stream, cuda.stream()], 4
         xs, weight = integers(calls, n, 24, 8), weight_of(me, 8, 8)
-        overlap = sk.AllGatherGemm(world, xs[0].nbytes, "overlap_2d")
+        overlap = sk.AllGatherGemm(world, xs[0].nbytes, "overlap_2d", options=CHUNKS)
         x, out = np.zeros((24, 8), BF16), np.zeros((n * 24, 8), "float32")
         seen = np.zeros((calls, *out.shape), "float32")
         gathered = [None, overlap.output((n * 24, 8), "bfloat16")]
@@ -166,15 +162,13 @@ def test_copies_in_a_node_need_memory_operations_of_its_ranks_only(pes, monkeypa
     assert sorted(asked) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
-def test_where_the_gpus_are_others(pes, monkeypatch):
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.compute_capability", (8, 0))
-
+def test_where_the_gpus_are_others(pes):
     def main():
         auto = sk.AllGatherGemm(sk.init(), 64)
         assert "compute capability 8.0" in auto.refused["overlap_2d"]
         assert auto.method_for((1, 1 << 20), "bfloat16", 8) == "sequential"
 
-    pes(2, local_size=1).run(main)
+    pes(2, local_size=1, gpu="A100").run(main)
 
 
 # ---- what is needed
@@ -187,11 +181,11 @@ def copy(x, seen, at):
         seen[at + i] = x[i]
 
 
-def few_calls(calls, threads=1):
+def few_calls(calls, chunk, threads=1):
     """Of few threads per block, little enough for all schedules. -> whether all rows have come"""
     world = sk.init()
     n, me, size = world.n_ranks, world.rank, 256 * threads
-    exchange = multi_node.Nodes(world, size)
+    exchange = multi_node.Nodes(world, size, chunk)
     exchange.threads = threads
     exchange._launches.clear()
     x, seen = np.zeros(size, "uint8"), np.zeros((n, size), "uint8")
@@ -208,21 +202,19 @@ def few_calls(calls, threads=1):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_nodes, calls, chunk", [(2, 2, 256), (2, 1, 128)])
-def test_right_in_every_schedule(monkeypatch, n_nodes, calls, chunk):
-    monkeypatch.setattr(multi_node, "CHUNK", chunk)
-
+def test_right_in_every_schedule(n_nodes, calls, chunk):
     def main():
-        assert few_calls(calls)
+        assert few_calls(calls, chunk)
 
     found = sk.emu.explore(main, n_nodes, exhaustive=True, local_size=1, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 
-def found_out(seed):
+def found_out(seed, chunk=256):
     """Whether it is seen that something is wrong: by the result, or by a report."""
     try:
         options = dict(local_size=1, delivery="unordered", races=True, seed=seed)
-        return not all(sk.emu.run(few_calls, 3, (3, 4), **options))
+        return not all(sk.emu.run(few_calls, 3, (3, chunk, 4), **options))
     except EmulatorError as report:
         print(report)
         return True
@@ -234,27 +226,20 @@ def test_nothing_is_found_otherwise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "line, change",
+    "change",
     [
-        ("signal_wait_until(span(credits, j, 1), GE, before)", "pass"),
-        ("signal_wait_until(span(landed_full, j * MAX_CHUNKS + b, 1), GE, epoch)", "pass"),
-        (
-            "        j += cuda.blockDim.x\n    cuda.syncthreads()\n    mine",
-            "        j += cuda.blockDim.x\n    mine",
-        ),
-        ("    cuda.syncthreads()  # all threads have read the counter\n", ""),
-        ("        epochs[0] = epoch\n", "        pass\n"),
-        ("landed_full, node * MAX_CHUNKS + b", "landed_full, node * MAX_CHUNKS"),
-        ("b += cuda.blockDim.x", "b = chunks"),
-        ("before + 1, SET", "before, SET"),
-        ("span(credits, node, 1), epoch", "span(credits, node, 1), epoch + 1"),
-        ("steps.append(leave)", "steps.insert(-1, leave)"),
-        ("j = (node - hops) % n_nodes", "j = (node - 1) % n_nodes"),
+        omit("signal_wait_until", inside="send_rows"),
+        omit("signal_wait_until", inside="await_rows"),
+        omit("cuda.syncthreads", inside="send_rows"),
+        omit("cuda.syncthreads", inside="leave_rows"),
+        omit_store("epochs[]", inside="leave_rows"),
+        store("signal", "span(landed_full, node * MAX_CHUNKS, 1)"),  # one for all chunks
+        argument("put_signal_nbi_block", 3, "before"),
+        argument("signal_op", 1, "epoch + 1"),
+        store("j", "(node - 1) % n_nodes", inside="Nodes.bind"),
     ],
 )
-def test_each_part_is_needed(monkeypatch, line, change):
+def test_each_part_is_needed(mutate, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    module = changed(multi_node, line, change)
-    module.CHUNK = 32
-    monkeypatch.setattr(multi_node, "Nodes", module.Nodes)
-    assert any(found_out(seed) for seed in (None, 0, 1, 2))
+    mutate(multi_node, change)
+    assert any(found_out(seed, 128) for seed in (None, 0, 1, 2))

@@ -6,37 +6,25 @@ import functools
 import numpy as np
 import pytest
 from fast import slow
-from gemms import changed, check, moved
-from test_ag_gemm import BF16, found_out, graphs_and_streams, in_a_row, integers, weight_of
+from gemms import check, moved
+from mutations import argument, condition, omit, single_buffer, store
+from test_ag_gemm import BF16, found_out, graphs_and_streams, in_a_row, integers, small, weight_of
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
-from shmemkit.gemm import all_gather
-from shmemkit.gemm.all_gather import column_hooks, push
-from shmemkit.gemm.sm90 import Tile
-from shmemkit.gemm.sm90_host import Choice
-
-SMALL = (64, 32)
+from shmemkit.gemm.all_gather import push
 
 
-@pytest.fixture
-def tiles(monkeypatch):
-    """-> use(tile, splits, by_columns): the kernel's tiles are these, and x comes by columns, or by rows.
-    There are few senders, and parts of few columns."""
-
-    def use(tile, splits=1, by_columns=True):
-        monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
-        monkeypatch.setattr(push, "choose", lambda m, n, k, sms: Choice(Tile(*tile), splits))
-
-    monkeypatch.setattr(push, "SENDERS", (1, 2))
-    monkeypatch.setattr(push, "WIDTH", 128)
-    monkeypatch.setattr(push, "AT_ONCE", 1)
-    use(SMALL)
-    return use
+def columns(by_columns=True, splits=1):
+    """Options of AllGatherGemm: few senders, and parts of few columns, or x by rows."""
+    return small(by_columns, splits, senders=2, part_bytes=128)
 
 
 orders = pytest.mark.parametrize("by_columns", [True, False], ids=["columns", "rows"])
-pushed = functools.partial(in_a_row, method="push", sms=4)
+
+
+def pushed(by_columns):
+    return functools.partial(in_a_row, method="push", sms=4, options=columns(by_columns))
 
 
 @pytest.mark.each_value
@@ -52,10 +40,9 @@ pushed = functools.partial(in_a_row, method="push", sms=4)
     ],
 )
 @orders
-def test_sizes(pes, tiles, n_pes, rows, k, by_columns):
-    tiles(SMALL, 1, by_columns)
+def test_sizes(pes, n_pes, rows, k, by_columns):
     calls = 3 if n_pes == 2 else 2
-    assert pes(n_pes).run(pushed, calls, rows, k, 48) == [calls] * n_pes
+    assert pes(n_pes).run(pushed(by_columns), calls, rows, k, 48) == [calls] * n_pes
 
 
 @pytest.mark.each_value
@@ -63,33 +50,32 @@ def test_sizes(pes, tiles, n_pes, rows, k, by_columns):
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("rows", [24, *slow(64)])
 @orders
-def test_gathered_rows(pes, tiles, rows, given, by_columns):
-    tiles(SMALL, 1, by_columns)
-    assert pes(2).run(pushed, 3, rows, 72, 16, given) == [3, 3]
+def test_gathered_rows(pes, rows, given, by_columns):
+    assert pes(2).run(pushed(by_columns), 3, rows, 72, 16, given) == [3, 3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [BF16, np.dtype("float16")])
 @orders
-def test_parts_of_k(pes, tiles, dtype, by_columns):
-    tiles((64, 32, 8, True), 2, by_columns)
-    assert pes(2).run(in_a_row, 2, 64, 136, 32, None, "push", 4, dtype, True) == [2, 2]
+def test_parts_of_k(pes, dtype, by_columns):
+    arguments = 2, 64, 136, 32, None, "push", 4, dtype, True, columns(by_columns, 2)
+    assert pes(2).run(in_a_row, *arguments) == [2, 2]
 
 
 def test_wide_rows(pes):
     """As they are on GPUs: two parts, and the last one narrow."""
-    assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 9) == [2, 2]
+    assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 9, BF16, False, None) == [2, 2]
 
 
 @pytest.mark.slow
-def test_any_arrays_and_sizes_in_turn(pes, tiles):
+def test_any_arrays_and_sizes_in_turn(pes):
     """Several weights, one of them of no columns; operands and results that the TMA does not take, on one
     rank alone; another size in each call."""
 
     def main():
         world = sk.init()
         world.backend.multiprocessors = 4
-        me, product = world.rank, sk.AllGatherGemm(world, 2 * 64 * 136 * 2, "push")
+        me, product = world.rank, sk.AllGatherGemm(world, 2 * 64 * 136 * 2, "push", options=columns())
         for call, (rows, k, *widths) in enumerate(
             [(64, 136, 16, 41, 0), (5, 72, 33), (64, 8, 9), (1, 64, 8)]
         ):
@@ -112,16 +98,8 @@ def test_any_arrays_and_sizes_in_turn(pes, tiles):
 
 
 @pytest.mark.slow
-def test_graphs_and_streams(pes, tiles):
-    pes(2).run(graphs_and_streams, "push")
-
-
-def without(line, change):
-    """-> Push, of a module with other code."""
-    module = changed(push, line, change)
-    for name in ("choose", "SENDERS", "WIDTH", "AT_ONCE"):
-        setattr(module, name, getattr(push, name))
-    return module.Push
+def test_graphs_and_streams(pes):
+    pes(2).run(functools.partial(graphs_and_streams, **columns()), "push")
 
 
 COLUMNS, ROWS = True, False
@@ -129,42 +107,40 @@ COLUMNS, ROWS = True, False
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "by_columns", "line", "change"),
+    ("rows", "by_columns", "change"),
     [
-        (64, COLUMNS, 'notify_at(to.arrived, to.me * PARTS + word, to.offsets, peer, shares, "add")', "pass"),
-        (64, COLUMNS, "store_vec16(there, at, a)", "pass"),
-        (64, COLUMNS, "mbarrier_wait(sent, i, 0)", "pass"),
-        (64, COLUMNS, "store_piece(there, slot + at1, slot + last1, piece1)", "pass"),
-        (64, COLUMNS, "tensormap_acquire(map_x)", "pass"),
-        (40, COLUMNS, "while peer < to.n_ranks:  #", "while peer < to.n_ranks and peer != to.me:  #"),
-        (40, COLUMNS, "to.n_ranks - 1 + to.and_mine", "to.n_ranks - 1"),
-        (64, COLUMNS, "buffer * room + me", "0 * room + me"),
-        (64, COLUMNS, "SHARES * epoch, together", "SHARES * (epoch - 1), together"),
-        (40, COLUMNS, "rows % plan.choice.tile.m == 0", "True"),
-        (64, ROWS, "tell(to, peer, part * words + cuda.threadIdx.x)", "tell(to, peer, part)"),
-        (64, ROWS, "peer, 1, warps)\n            cuda.syncthreads()", "peer, 1, warps)"),
-        (40, ROWS, "peer != to.me or to.and_mine", "peer != to.me"),
-        (40, ROWS, "come[0] = parts if from_x[1] else 0", "come[0] = parts"),
+        (64, COLUMNS, omit("notify_at", inside="tell")),
+        (64, COLUMNS, omit("store_vec16", inside="store_piece")),
+        (64, COLUMNS, omit("mbarrier_wait", inside="send_columns")),
+        (64, COLUMNS, omit("mbarrier_arrive", inside="send_columns")),
+        (64, COLUMNS, omit("store_piece", 2, "send")),
+        (64, COLUMNS, omit("tensormap_acquire")),
+        (64, COLUMNS, single_buffer()),
+        (64, COLUMNS, store("epoch", "epochs[0]")),  # signals of the epoch before
+        (40, COLUMNS, store("reads_x", "True", inside="Push._launch")),
+        (64, ROWS, argument("tell", 2, "part", inside="send_rows")),  # one word of a part
+        (64, ROWS, omit("cuda.syncthreads", inside="send_rows")),
+        (40, ROWS, condition("to.and_mine", "peer != to.me", inside="send_rows")),
+        (40, ROWS, store("come[]", "parts")),
     ],
 )
-def test_each_part_is_needed(monkeypatch, tiles, rows, by_columns, line, change):
-    tiles(SMALL, 1, by_columns)
-    monkeypatch.setattr(all_gather, "Push", without(line, change))
-    assert found_out(rows, 72, 3, "push", 4, races=True)
+def test_each_part_is_needed(mutate, rows, by_columns, change):
+    mutate(push, change)
+    assert found_out(rows, 72, 3, "push", 4, columns(by_columns), races=True)
 
 
-def test_parts_without_columns_are_counted(monkeypatch, tiles):
+def test_parts_without_columns_are_counted(mutate):
     """Or the next call, of longer rows, waits for ever."""
 
     def main():
         world = sk.init()
         world.backend.multiprocessors = 4
-        product = sk.AllGatherGemm(world, 2 * 8 * 264 * 2, "push")
+        product = sk.AllGatherGemm(world, 2 * 8 * 264 * 2, "push", options=columns())
         for k in (8, 264):
             product(integers(8, k), weight_of(world.rank, k, 16))
         world.synchronize()
 
-    monkeypatch.setattr(all_gather, "Push", without("while i < to.n_ranks * rest:", "while False:"))
+    mutate(push, omit("tell", 2, "send_columns"))
     with pytest.raises(EmulatorError, match="deadlock"):
         sk.emu.run(main, 2)
 
@@ -173,7 +149,7 @@ def test_plans():
     """Few senders, where the product takes no longer without more; of one round of tiles, all at once."""
 
     def of(*sizes):
-        plan = push.plan_of(*sizes, 132)
+        plan = push.plan_of(*sizes, 132, sk.AllGatherGemm.options)
         return plan.senders, plan.by_columns, plan.together, plan.slabs
 
     assert of(256, 8192, 14336, 2) == (4, True, False, 16)

@@ -2,23 +2,25 @@
 edges, with K split, repeats, graphs, with races checked, messages late, in random schedules; and what goes
 wrong when one of their waits, halves or flags is taken away."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fast import examples, slow
-from gemms import changed, check_graphs_and_streams, error, is_missed
+from gemms import check_graphs_and_streams, error, is_missed
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from mutations import argument, condition, omit, omit_store, single_buffer, store
 from numba import cuda, types
 
 import shmemkit as sk
-from shmemkit.device import padding, rank, span
+from shmemkit.device import padding, span
 from shmemkit.emu import DeadlockError, RaceError
-from shmemkit.gemm import all_reduce, ll128_packets
+from shmemkit.gemm import all_reduce
 from shmemkit.gemm.all_reduce import ll128
 from shmemkit.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
-from shmemkit.gemm.sm90_host import Choice
+from shmemkit.gemm.sm90_host import choices_of
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 METHODS = ("one_shot", "two_shot")
@@ -28,14 +30,17 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 skewed = pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
 
 
-@pytest.fixture
-def choose(monkeypatch):
-    def only(width, splits=1, sms=2):
-        choice = Choice(Tile(64, width, split=splits > 1), splits)
-        monkeypatch.setattr(ll128, "choices_for", lambda *_: [choice])
-        monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", sms)
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch):
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=2")
 
-    return only
+
+def tiles(width, splits=1):
+    """Options of GemmAllReduce."""
+    return {"tile": (64, width), "splits": splits}
+
+
+NARROW = tiles(32)
 
 
 def given(call, size, rank, majors="kn", dtype=BFLOAT16):
@@ -54,11 +59,11 @@ def expected(call, size, world, majors="kn", dtype=BFLOAT16):
     return sum(a.astype("float32") @ b.astype("float32") for a, b in pairs).astype(dtype)
 
 
-def compute(method, sizes, majors="kn", part_dtype=None, dtype="bfloat16"):
+def compute(method, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=NARROW):
     """Calls of one object, one after another, which nothing is between. -> whether each is right"""
     world = sk.init()
     max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = sk.GemmAllReduce(world, max_m, max_n, dtype, part_dtype, method)
+    product = sk.GemmAllReduce(world, max_m, max_n, dtype, part_dtype, method, options=options)
     calls, right = [], []
     for call, size in enumerate(sizes):
         want = expected(call, size, world, majors, as_dtype(dtype))
@@ -73,8 +78,9 @@ def compute(method, sizes, majors="kn", part_dtype=None, dtype="bfloat16"):
     return right
 
 
-def all_right(pes, *args):
-    return all(all(of_rank) for of_rank in pes.run(compute, *args))
+def all_right(pes, *args, options=NARROW):
+    main = functools.partial(compute, options=options)
+    return all(all(of_rank) for of_rank in pes.run(main, *args))
 
 
 SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
@@ -84,17 +90,15 @@ SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
 @late
 @methods
 @pytest.mark.parametrize("n_pes", [1, 2, 3, *slow(4, 5)])
-def test_sizes(pes, choose, method, n_pes):
-    choose(32)
+def test_sizes(pes, method, n_pes):
     assert all_right(pes(n_pes), method, SIZES)
 
 
 @pytest.mark.slow
 @skewed
 @methods
-def test_some_ranks_are_ahead(pes, choose, method):
-    choose(32, sms=1)
-    assert all_right(pes(3), method, [(3, 72, 8)] * 4)
+def test_some_ranks_are_ahead(pes, method):
+    assert all_right(pes(3, gpu="H200,sms=1"), method, [(3, 72, 8)] * 4)
 
 
 @pytest.mark.each_value
@@ -110,10 +114,9 @@ def test_some_ranks_are_ahead(pes, choose, method):
     ],
     ids=str,
 )
-def test_tiles(pes, choose, method, width, size):
+def test_tiles(pes, method, width, size):
     """Rows for one warp or several, and for two tiles; of one piece, two and three; the last ones cut."""
-    choose(width)
-    assert all_right(pes(2), method, [size])
+    assert all_right(pes(2), method, [size], options=tiles(width))
 
 
 @pytest.mark.each_value
@@ -123,19 +126,19 @@ def test_tiles(pes, choose, method, width, size):
     "width, n_pes, majors, dtype",
     [(32, 2, "kk", "bfloat16"), (64, 3, "mn", "float16"), (96, 2, "mk", "bfloat16")],
 )
-def test_parts_of_float32_and_layouts(pes, choose, method, width, n_pes, majors, dtype):
-    choose(width)
-    assert all_right(pes(n_pes), method, [(24, 104, 72)], majors, "float32", dtype)
+def test_parts_of_float32_and_layouts(pes, method, width, n_pes, majors, dtype):
+    sizes = [(24, 104, 72)]
+    assert all_right(pes(n_pes), method, sizes, majors, "float32", dtype, options=tiles(width))
 
 
 @pytest.mark.each_value
 @skewed
 @methods
 @pytest.mark.parametrize("splits, sms", [(2, 1), *slow((3, 8))])
-def test_parts_of_k(pes, choose, method, splits, sms):
+def test_parts_of_k(pes, method, splits, sms):
     """By fewer blocks than there are, and by one each."""
-    choose(32, splits, sms)
-    assert all_right(pes(2), method, [(17, 40, 200), (3, 72, 136)])
+    blocks = pes(2, gpu=f"H200,sms={sms}")
+    assert all_right(blocks, method, [(17, 40, 200), (3, 72, 136)], options=tiles(32, splits))
 
 
 @examples(6, derandomize=True)
@@ -149,23 +152,20 @@ def test_parts_of_k(pes, choose, method, splits, sms):
 )
 def test_any_sizes_in_a_row(method, n_pes, sizes, width, splits, part_dtype):
     sizes = [(m, 8 * n + width - 32, 8 * k) for m, n, k in sizes]
-    splits = min(splits, *(-(-k // 64) for *_, k in sizes))
-    with pytest.MonkeyPatch.context() as patch:
-        choice = Choice(Tile(64, width, split=splits > 1), splits)
-        patch.setattr(ll128, "choices_for", lambda *_: [choice])
-        patch.setattr(ll128, "WIDTHS", [width])
-        patch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
-        assert all(map(all, sk.emu.run(compute, n_pes, (method, sizes, "kn", part_dtype))))
+    arguments = method, sizes, "kn", part_dtype, "bfloat16", tiles(width, splits)
+    assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu="H200,sms=2")))
 
 
 @late
 @methods
-def test_graphs_and_streams(pes, choose, method):
-    choose(32)
+def test_graphs_and_streams(pes, method):
 
     def main():
         world = sk.init()
-        product, sizes = sk.GemmAllReduce(world, 17, 40, method=method), [(3, 40, 16), (17, 8, 72)]
+        product, sizes = (
+            sk.GemmAllReduce(world, 17, 40, method=method, options=NARROW),
+            [(3, 40, 16), (17, 8, 72)],
+        )
         calls = []
         for call, size in enumerate(sizes):
             want = expected(call, size, world)
@@ -175,14 +175,14 @@ def test_graphs_and_streams(pes, choose, method):
     pes(2).run(main)
 
 
-def results_of(part_dtype, names=METHODS):
+def results_of(part_dtype, names=METHODS, options=NARROW):
     """-> bits of each call, by method; and the result's error"""
     world = sk.init()
     numbers = [np.random.default_rng(r).standard_normal((2, 8, 192)).astype(BFLOAT16) for r in range(3)]
     a, b = numbers[world.rank][0], numbers[world.rank][1].T
     bits, out = set(), None
     for method in names:
-        product = sk.GemmAllReduce(world, 8, 8, "bfloat16", part_dtype, method)
+        product = sk.GemmAllReduce(world, 8, 8, "bfloat16", part_dtype, method, options=options)
         for _ in range(2):
             out = product(a, b)
             world.synchronize()
@@ -198,10 +198,9 @@ def same_bits(pes, *args):
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_all_ranks_every_time_and_added_up_in_float32(pes, choose):
-    choose(32, 3)
-    same, rounded = same_bits(pes(3), None)
-    also_same, wide = same_bits(pes(3), "float32")
+def test_the_same_bits_on_all_ranks_every_time_and_added_up_in_float32(pes):
+    same, rounded = same_bits(pes(3), None, METHODS, tiles(32, 3))
+    also_same, wide = same_bits(pes(3), "float32", METHODS, tiles(32, 3))
     assert same and also_same
     assert wide < 3e-3 and wide <= rounded < 8e-3  # one rounding, and two
 
@@ -210,7 +209,7 @@ def test_the_same_bits_on_all_ranks_every_time_and_added_up_in_float32(pes, choo
 
 
 @methods
-def test_wrong_arguments_and_sizes(pes, method, monkeypatch):
+def test_wrong_arguments_and_sizes(pes, method):
     def main():
         world = sk.init()
         for arguments, reason in [
@@ -233,12 +232,17 @@ def test_wrong_arguments_and_sizes(pes, method, monkeypatch):
             with pytest.raises(ValueError, match=reason):
                 product(*arrays)
         product.free()
-        monkeypatch.setattr(ll128, "MOST_RANKS", 1)
-        world.host_barrier()
-        with pytest.raises(ValueError, match="there are 2 ranks; it is for 1 to 1"):
-            sk.GemmAllReduce(world, 8, 8, method=method)
 
     pes(2).run(main)
+
+
+def test_more_ranks_than_registers_are_for(pes):
+    def main():
+        for method in METHODS:
+            with pytest.raises(ValueError, match="there are 17 ranks; it is for 1 to 16"):
+                sk.GemmAllReduce(sk.init(), 8, 8, method=method)
+
+    pes(17).run(main)
 
 
 def test_ranks_without_nvlink_are_refused(pes):
@@ -285,7 +289,7 @@ def test_choices_fit(max_m, max_n, k, part_dtype, data):
     m, n = data.draw(st.integers(1, max_m)), 8 * data.draw(st.integers(1, max_n))
     widths = [w for w in ll128.WIDTHS if w < 8 * max_n + 32]
     room = max(ll128.packets_of(max_m, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
-    for tile, splits in ll128.choices_for(m, n, 8 * k, 132):
+    for tile, splits in choices_of(ll128.tiles_for(n), m, n, 8 * k, 132):
         assert tile.n in widths and tile.split == (splits > 1) and splits <= -(-8 * k // 64)
         assert ll128.packets_of(m, n, tile, part_dtype) <= room
         kinds = Kinds("bfloat16", "k", "k", "bfloat16")
@@ -295,51 +299,49 @@ def test_choices_fit(max_m, max_n, k, part_dtype, data):
 
 # ---- waits that are not there
 
-SMALL = (32, 1), [(3, 40, 8)] * 3
-PARTS = (32, 3), [(17, 40, 200)] * 2
+SMALL = tiles(32), [(3, 40, 8)] * 3
+PARTS = tiles(32, 3), [(17, 40, 200)] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method, case, line, change",
+    "method, case, change",
     [
-        ("one_shot", SMALL, "epoch = epochs[0] + 1", "epoch = 1"),
-        ("one_shot", SMALL, "                epochs[0] = epoch", "                pass"),
-        ("one_shot", SMALL, "                done[0] = 0\n", ""),
-        ("one_shot", SMALL, "== cuda.gridDim.x - 1:", ">= 0:"),
-        ("one_shot", SMALL, "(piece,))\n        cuda.syncwarp()\n", "(piece,))\n"),
-        ("one_shot", SMALL, "parts + rank() * step", "parts + step"),
-        ("one_shot", PARTS, "(column * extra.strips + (row >> 4)) * per_warp", "column * per_warp"),
-        ("one_shot", SMALL, "peer = peer + 1 if peer + 1 < n_ranks else 0", "pass"),
-        ("two_shot", SMALL, "if i - slot * n_ranks == rank():", "if rank() == 0:"),
-        ("two_shot", SMALL, "parts, sums = 0, n_ranks * step", "parts = 0"),
-        ("two_shot", SMALL, "                at = extra.sums + first\n", ""),
+        ("one_shot", SMALL, store("epoch", "1", inside="gemm_ll128")),
+        ("one_shot", SMALL, omit_store("epochs[]")),
+        ("one_shot", SMALL, omit_store("done[]")),
+        ("one_shot", SMALL, condition("cuda.atomic.add", "cuda.atomic.add(done, 0, 1) >= 0")),
+        ("one_shot", SMALL, omit("cuda.syncwarp", 2, "send_piece")),
+        ("one_shot", SMALL, argument("Given", 2, "parts + step")),  # one slot for all ranks
+        ("one_shot", PARTS, store("first", "column * per_warp", inside="take")),  # and for all rows
+        ("one_shot", SMALL, omit_store("peer", 2, "send_packet")),
+        ("two_shot", SMALL, condition("rank()", "rank() == 0", inside="add_packet")),
+        ("two_shot", SMALL, store("sums", "0", 2, "begin")),  # where the parts are
+        ("two_shot", SMALL, omit_store("at", 2, "take")),
     ],
 )
-def test_each_line_is_needed(choose, monkeypatch, method, case, line, change):
+def test_each_line_is_needed(mutate, method, case, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(ll128, "ll128_kernel", changed(ll128, line, change).ll128_kernel)
-    choose(*case[0])
-    assert is_missed(compute, (method, case[1]), 12)
+    mutate(ll128, change)
+    options, sizes = case
+    assert is_missed(compute, (method, sizes, "kn", None, "bfloat16", options), 12)
 
 
-def test_who_begins_with_his_own_has_other_bits(pes, choose, monkeypatch):
+def test_who_begins_with_his_own_has_other_bits(pes, mutate):
     """The order of the ranks is what makes their bits equal."""
-    turned = changed(ll128_packets, "(first + k * step +", "(first + (k + rank()) % 3 * step +", rank=rank)
-    module = changed(ll128, "ROWS = 64", "ROWS = 64", numbering=turned.numbering)
-    monkeypatch.setattr(ll128, "ll128_kernel", module.ll128_kernel)
-    choose(32)
+    own_first = "(lambda parts: combining('sum', part_dtype, ranks)(parts[rank():] + parts[: rank()]))"
+    mutate(ll128, store("combine", own_first, inside="receiving"))
     assert not same_bits(pes(3), "float32", ["one_shot"])[0]
 
 
 # ---- the exchange alone, in all schedules
 
 
-def exchange(method, n_calls, module=ll128):
+def exchange(method, n_calls):
     """What one warp does with its rows of a tile, again and again."""
     shots, tile, n_ranks = 1 + METHODS.index(method), Tile(64, 32), sk.init().n_ranks
-    take = module.exchanging(tile, "bfloat16", "bfloat16", n_ranks, shots).take
-    begin = module.beginning(n_ranks, shots)
+    take = ll128.exchanging(tile, "bfloat16", "bfloat16", n_ranks, shots).take
+    begin = ll128.beginning(n_ranks, shots)
 
     @cuda.jit
     def kernel(number, call, lines, out):
@@ -365,15 +367,9 @@ def test_the_exchange_is_right_in_every_schedule(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method, line, change",
-    [
-        ("one_shot", "(epoch & 1) * n_ranks", "0 * n_ranks"),
-        ("one_shot", "cuda.syncwarp()\n        j = 0", "j = 0"),
-    ],
-)
-def test_and_only_so(method, line, change):
+@pytest.mark.parametrize("change", [single_buffer(), omit("cuda.syncwarp", 2, "send_piece")])
+def test_and_only_so(mutate, change):
     """With one buffer only, a rank that is ahead overwrites what another waits for."""
-    arguments = method, 2, changed(ll128, line, change)
-    found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
+    mutate(ll128, change)
+    found = sk.emu.explore(exchange, 2, ("one_shot", 2), exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError, RaceError)), str(found)

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fast import examples, slow
-from gemms import changed, check_graphs_and_streams, error, is_missed
+from gemms import check_graphs_and_streams, error, is_missed
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from mutations import argument, condition, omit, omit_store, single_buffer, store
 from numba import cuda, types
 from test_gemm_ar import BFLOAT16, expected, given
 
@@ -30,13 +31,7 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 skewed = pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
 
 
-@pytest.fixture
-def blocks(monkeypatch):
-    def only(sms, width=64):
-        monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", sms)
-        monkeypatch.setattr(ll128, "WIDTHS", {2: (width,), 4: (width,)})
-
-    return only
+NARROW = {"tile": (128, 64)}
 
 
 def rows_wanted(op, call, size, world, majors="kn", dtype=BFLOAT16):
@@ -45,11 +40,11 @@ def rows_wanted(op, call, size, world, majors="kn", dtype=BFLOAT16):
     return whole if op == "ar" else whole[world.rank * rows : (world.rank + 1) * rows]
 
 
-def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16"):
+def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=NARROW):
     """Calls of one object, one after another, which nothing is between. -> whether each is right"""
     world = sk.init()
     max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = OBJECTS[op](world, max_m, max_n, dtype, part_dtype, METHODS[op])
+    product = OBJECTS[op](world, max_m, max_n, dtype, part_dtype, METHODS[op], options=options)
     calls, right, dtype = [], [], as_dtype(dtype)
     for call, size in enumerate(sizes):
         want = rows_wanted(op, call, size, world, majors, dtype)
@@ -64,21 +59,20 @@ def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16"):
     return right
 
 
-def all_right(pes, n_pes, op, sizes, *args):
+def all_right(pes, n_pes, sms, op, sizes, *args):
     """Of a reduce-scatter so many rows for each rank."""
     sizes = [(m if op == "ar" else m * n_pes, *more) for m, *more in sizes]
-    return all(all(of_rank) for of_rank in pes(n_pes).run(compute, op, sizes, *args))
+    return all(all(of_rank) for of_rank in pes(n_pes, gpu=f"H200,sms={sms}").run(compute, op, sizes, *args))
 
 
 @pytest.mark.each_value
 @late
 @ops
 @pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 5)])
-def test_sizes(pes, blocks, op, n_pes):
+def test_sizes(pes, op, n_pes):
     """Columns of tiles of few blocks; of few ranks, two rows of them, the second one cut; a part of one."""
-    blocks(1 if n_pes < 3 else 3)
     sizes = [(17, 136, 8), (130, 8, 72), (3, 40, 8)] if n_pes < 3 else [(17, 72, 8), (3, 40, 8)]
-    assert all_right(pes, n_pes, op, sizes)
+    assert all_right(pes, n_pes, 1 if n_pes < 3 else 3, op, sizes)
 
 
 @pytest.mark.each_value
@@ -93,17 +87,16 @@ def test_sizes(pes, blocks, op, n_pes):
         *slow((64, 1, (136, 72, 8), "float32", "kn", "float16")),
     ],
 )
-def test_tiles_layouts_and_parts_of_float32(pes, blocks, op, width, sms, size, part_dtype, majors, dtype):
-    blocks(sms, width)
-    assert all_right(pes, 2, op, [size], majors, part_dtype, dtype)
+def test_tiles_layouts_and_parts_of_float32(pes, op, width, sms, size, part_dtype, majors, dtype):
+    options = {"tile": (128, width)}
+    assert all_right(pes, 2, sms, op, [size], majors, part_dtype, dtype, options)
 
 
 @pytest.mark.slow
 @skewed
 @pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 3)])
-def test_some_ranks_are_ahead(pes, blocks, op, n_pes):
-    blocks(1)
-    assert all_right(pes, n_pes, op, [(3, 72 * (2 if op == "ar" else 1), 8)] * 3)
+def test_some_ranks_are_ahead(pes, op, n_pes):
+    assert all_right(pes, n_pes, 1, op, [(3, 72 * (2 if op == "ar" else 1), 8)] * 3)
 
 
 @examples(5, derandomize=True)
@@ -117,27 +110,24 @@ def test_some_ranks_are_ahead(pes, blocks, op, n_pes):
 def test_any_sizes_in_a_row(op, n_pes, sms, sizes, parts):
     part_dtype, width = parts
     sizes = [(-(-m // n_pes) * n_pes, 8 * n, 8 * k) for m, n, k in sizes]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ll128, "WIDTHS", {2: (width,), 4: (width,)})
-        patch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", sms)
-        assert all(map(all, sk.emu.run(compute, n_pes, (op, sizes, "kn", part_dtype))))
+    arguments = op, sizes, "kn", part_dtype, "bfloat16", {"tile": (128, width)}
+    assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu=f"H200,sms={sms}")))
 
 
 @late
 @pytest.mark.parametrize("op", [*slow("rs"), "ar"])
-def test_graphs_and_streams(pes, blocks, op):
-    blocks(1)
-
+def test_graphs_and_streams(pes, op):
     def main():
         world = sk.init()
-        product, sizes = OBJECTS[op](world, 18, 136, method=METHODS[op]), [(4, 72, 16), (18, 8, 72)]
+        product = OBJECTS[op](world, 18, 136, method=METHODS[op], options=NARROW)
+        sizes = [(4, 72, 16), (18, 8, 72)]
         calls = []
         for call, size in enumerate(sizes):
             want = rows_wanted(op, call, size, world)
             calls.append((*given(call, size, world.rank), np.empty(want.shape, BFLOAT16), want))
         check_graphs_and_streams(world, product, calls)
 
-    pes(2).run(main)
+    pes(2, gpu="H200,sms=1").run(main)
 
 
 def results_of(part_dtype):
@@ -159,13 +149,12 @@ def results_of(part_dtype):
 
 
 def same_bits(pes, part_dtype):
-    found = pes(3).run(results_of, part_dtype)
+    found = pes(3, gpu="H200,sms=2").run(results_of, part_dtype)
     return len(set.union(*(bits for bits, _ in found))) == 1, found[0][1]
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_all_ranks_every_time_and_as_of_two_shots(pes, blocks):
-    blocks(2)
+def test_the_same_bits_on_all_ranks_every_time_and_as_of_two_shots(pes):
     same, rounded = same_bits(pes, None)
     also_same, wide = same_bits(pes, "float32")
     assert same and also_same
@@ -176,28 +165,34 @@ def test_the_same_bits_on_all_ranks_every_time_and_as_of_two_shots(pes, blocks):
 
 
 @ops
-def test_what_is_not_allowed_is_refused(pes, monkeypatch, op):
-    kind, method, n_bytes = OBJECTS[op], METHODS[op], {"ar": 5, "rs": 6}[op] * 32768
+def test_what_is_not_allowed_is_refused(pes, op):
+    kind, method = OBJECTS[op], METHODS[op]
 
     def main():
         world = sk.init()
         with pytest.raises(ValueError, match=f"{method} cannot be used here: .*for bfloat16 and float16"):
             kind(world, 8, 8, "float32", method=method)
-        product = kind(world, 600, 16, method=method)
-        x = np.zeros((600, 16), BFLOAT16)
-        said = f"600 by 16 takes {n_bytes} bytes as bfloat16 in whole tiles .*; it is for 163839 at most"
-        said = f"method '{method}' does not compute 600 by 16 by 16: {said}. Use method='auto'"
+        for tile in ((64, 64), (128, 256)):
+            with pytest.raises(ValueError, match=r"must have 128 rows, and up to 128 columns"):
+                kind(world, 8, 8, method=method, options={"tile": tile})
+        product = kind(world, 64, 1 << 16, method=method)
+        assert product.method_for(64, 16, 1 << 14) == method
+        said = "64 by 65536 takes [0-9]+ bytes as bfloat16 in whole tiles .*; it is for 8388608 at most"
+        said = f"method '{method}' does not compute 64 by 16 by 65536: {said}. Use method='auto'"
         with pytest.raises(ValueError, match=said):
-            product(x, x[:16])
+            product.method_for(64, 16, 1 << 16)
         product.free()
-        world.host_barrier()
-        monkeypatch.setattr(ll128, "MOST_RANKS", 1)
-        world.host_barrier()
-        with pytest.raises(ValueError, match="there are 2 ranks; it is for 1 to 1"):
-            kind(world, 8, 8, method=method)
 
-    monkeypatch.setattr(ll128, "most_bytes", lambda *_: 5 * 32768 - 1)
-    pes(2).run(main)
+    pes(2, heap_size=1 << 26).run(main)
+
+
+@ops
+def test_more_ranks_than_registers_are_for(pes, op):
+    def main():
+        with pytest.raises(ValueError, match="there are 17 ranks; it is for 1 to 16"):
+            OBJECTS[op](sk.init(), 8, 8, method=METHODS[op])
+
+    pes(17).run(main)
 
 
 @ops
@@ -247,10 +242,10 @@ def test_what_is_allowed_has_room(max_rows, columns, shares, part_dtype, data):
     rows, n = data.draw(st.integers(1, max_rows)), 8 * data.draw(st.integers(1, columns))
     method = object.__new__(ll128.Overlap)
     method.part_dtype, method.shares, method.most = part_dtype, shares, 1 << 23
-    room = ll128.room_for(max_rows, 8 * columns, part_dtype, shares, method.most)
+    room = ll128.room_for(max_rows, 8 * columns, method.tiles(), part_dtype, shares, method.most)
     assert shares * room * 480 <= 1.03 * method.most
     if method.refuses(shares * rows, 8, n) is None:
-        for tile in ll128.tiles_for(part_dtype):
+        for tile in method.tiles():
             assert tile.count(rows, n) * ll128.packets_of_tile(tile, part_dtype) <= room
 
 
@@ -267,63 +262,57 @@ def test_parts_fit_in_shared_memory(part_dtype, out_dtype):
 
 # ---- waits that are not there
 
-SEVERAL = "ar", (1, 64), [(24, 136, 8)] * 2
-EVEN = "ar", (1, 64), [(24, 72, 8)]
-AGAIN = "ar", (2, 64), [(3, 72, 8)] * 3
-BELOW = "ar", (2, 64), [(130, 8, 8)]
-SCATTERED = "rs", (1, 64), [(48, 72, 8)] * 2
+SEVERAL = "ar", 1, [(24, 136, 8)] * 2
+EVEN = "ar", 1, [(24, 72, 8)]
+AGAIN = "ar", 2, [(3, 72, 8)] * 3
+BELOW = "ar", 2, [(130, 8, 8)]
+SCATTERED = "rs", 1, [(48, 72, 8)] * 2
+CUT = "(row < extra.rows) & (column < extra.width)"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case, line, change",
+    "case, change",
     [
-        (SEVERAL, "epoch = epochs[0] + 1", "epoch = 1"),
-        (SEVERAL, "                epochs[0] = epoch", "                pass"),
-        (AGAIN, "                done[0] = 0\n", ""),
-        (SEVERAL, "mbarrier_wait(extra.posts, SENT, (state & 1) ^ 1)", "pass"),
-        (SEVERAL, "            mbarrier_wait(extra.posts, FULL, parity)\n", ""),
-        (SEVERAL, "            mbarrier_wait(extra.posts, FULL, state & 1)\n", ""),
-        (SEVERAL, "part_bytes - of_warp),))  # 1\n        cuda.syncwarp()\n", "part_bytes - of_warp),))\n"),
-        (SEVERAL, "            parity ^= 1\n", ""),
-        (SEVERAL, "while t + step < tiles:", "while t < tiles:"),
-        (SEVERAL, "lane), i * packets + j", "lane), j"),
-        (SEVERAL, "mbarrier_init(posts, SENT, BESIDE)", "mbarrier_init(posts, SENT, 1)"),
-        (SEVERAL, "lane, extra)  # 2\n            cuda.syncwarp()\n", "lane, extra)\n"),
-        (SEVERAL, "slot, parity, state + 1", "slot, parity, state"),
-        (SEVERAL, "ROWS, ROWS) + 15, 16)", "ROWS, ROWS), 16)"),
-        (AGAIN, "== cuda.gridDim.x - 1:", ">= 0:"),
-        (EVEN, "mbarrier_wait(extra.posts, FULL, state & 1)", "mbarrier_wait(extra.posts, FULL, 0)"),
-        (SEVERAL, "first + n_ranks - 1 - me, n_ranks)", "first, n_ranks)"),
-        (SEVERAL, "begins = parts + rank() * step,", "begins = parts + step,"),
-        (SEVERAL, "parts, sums = 0, n_ranks * step", "parts = 0"),
-        (SEVERAL, "slot += warps", "slot += warps + 1"),
-        (BELOW, "(warp < of_tile) & ", ""),
-        (SCATTERED, "lane), i * packets + j", "lane), j"),
-        (SCATTERED, "            if owner == rank():", "            if True:"),
-        (SCATTERED, "exchange._replace(rows=rows_of)", "exchange"),
-        (SCATTERED, "row -= owner * extra.tile_rows", "pass"),
+        (SEVERAL, store("epoch", "1", inside="gemm_overlap")),
+        (SEVERAL, omit_store("epochs[]")),
+        (AGAIN, omit_store("done[]")),
+        (AGAIN, condition("cuda.atomic.add", "cuda.atomic.add(done, 0, 1) >= 0")),
+        (SEVERAL, omit("mbarrier_wait", 1, "exchanging.take")),
+        (SEVERAL, omit("mbarrier_wait", 2, "exchanging.take")),
+        (EVEN, argument("mbarrier_wait", 2, "0", 2, "exchanging.take")),
+        (SEVERAL, omit("cuda.syncwarp", inside="exchanging.take")),
+        (SEVERAL, omit("mbarrier_wait", inside="exchanging.watch")),
+        (SEVERAL, omit("cuda.syncwarp", inside="exchanging.watch")),
+        (SEVERAL, omit_store("parity", 2, "exchanging.watch")),
+        (SEVERAL, condition("tiles", "t < tiles", inside="exchanging.watch")),
+        (SEVERAL, argument("mbarrier_init", 2, "1", 2)),
+        (SEVERAL, store("slot", "j", inside="sending.send")),  # one for all tiles
+        (SCATTERED, store("slot", "j", inside="sending.send")),
+        (SEVERAL, store("begins", "(parts + step, parts, step, sums)")),  # and for all ranks
+        (SEVERAL, store("sums", "0", 2, "begin")),  # where the parts are
+        (BELOW, condition("of_tile", CUT, inside="store_packet")),
+        (SCATTERED, condition("rank()", "True", inside="finish")),
     ],
 )
-def test_each_line_is_needed(blocks, monkeypatch, case, line, change):
+def test_each_line_is_needed(mutate, case, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    op, where, sizes = case
-    monkeypatch.setattr(ll128, "overlap_kernel", changed(ll128, line, change).overlap_kernel)
-    blocks(*where)
-    assert is_missed(compute, (op, sizes), 12)
+    op, sms, sizes = case
+    mutate(ll128, change)
+    assert is_missed(compute, (op, sizes), 12, f"H200,sms={sms}")
 
 
 # ---- the exchange of a tile alone, in all schedules
 
 
-def exchange(op, n_calls, module=ll128, rooms=(2, 2, 2)):
+def exchange(op, n_calls, rooms=(2, 2, 2)):
     """What a warp does with a tile of two packets, again and again; of a reduce-scatter with one for each
     rank."""
     world = sk.init()
     me, n_ranks, tile, everywhere = world.rank, world.n_ranks, Tile(16, 16), op == "ar"
-    send = module.sending(tile, "bfloat16", n_ranks, everywhere, 1)
-    finish = module.finishing(tile, "bfloat16", "bfloat16", n_ranks, everywhere, 1)
-    begin, store = module.beginning(n_ranks, everywhere), fragment_store("bfloat16", 32)
+    send = ll128.sending(tile, "bfloat16", n_ranks, everywhere, 1)
+    finish = ll128.finishing(tile, "bfloat16", "bfloat16", n_ranks, everywhere, 1)
+    begin, store = ll128.beginning(n_ranks, everywhere), fragment_store("bfloat16", 32)
     tiles, number = 1 if everywhere else n_ranks, 3 + 8 * me
 
     @cuda.jit
@@ -355,15 +344,15 @@ def test_the_exchange_is_right_in_every_schedule(op, n_calls):
 
 
 @pytest.mark.slow
-def test_and_only_with_two_halves():
+def test_and_only_with_two_buffers(mutate):
     """A rank that is ahead overwrites what another waits for."""
-    arguments = "rs", 2, changed(ll128, "(epoch & 1) * n_ranks * room", "0")
-    found = sk.emu.explore(exchange, 2, arguments, exhaustive=True, heap_size=1 << 18)
+    mutate(ll128, single_buffer())
+    found = sk.emu.explore(exchange, 2, ("rs", 2), exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)
 
 
 @pytest.mark.slow
 def test_and_only_with_packets_at_the_same_places():
     """Or parts of a larger call come where sums of the one before have not been read."""
-    found = sk.emu.explore(exchange, 2, ("ar", 2, ll128, (2, 6)), exhaustive=True, heap_size=1 << 18)
+    found = sk.emu.explore(exchange, 2, ("ar", 2, (2, 6)), exhaustive=True, heap_size=1 << 18)
     assert isinstance(found.failure, (AssertionError, DeadlockError)), str(found)

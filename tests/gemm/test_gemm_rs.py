@@ -1,36 +1,33 @@
 """GemmReduceScatter and GemmAllReduce on the emulator: results at ragged edges, repeats, graphs, with races
 checked and messages late; and what goes wrong when one of their waits or fences is taken away."""
 
+import functools
+
 import numpy as np
 import pytest
 from fast import slow
-from gemms import changed, check_graphs_and_streams, error
+from gemms import check_graphs_and_streams, error
 from hypothesis import given as over
 from hypothesis import strategies as st
-from numba import cuda
+from mutations import argument, callee, omit, omit_store, single_buffer
 
 import shmemkit as sk
 from shmemkit.emu import DeadlockError, EmulatorError, RaceError
-from shmemkit.gemm.reduce_scatter import copy_engine, fused, methods
+from shmemkit.gemm.reduce_scatter import fused, methods
 from shmemkit.gemm.reduce_scatter.tile_order import schedule
-from shmemkit.gemm.sm90 import Kinds, Layout, Tile
+from shmemkit.gemm.sm90 import Kinds, Layout
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 OBJECTS = {"rs": sk.GemmReduceScatter, "ar": sk.GemmAllReduce}
 BFLOAT16 = as_dtype("bfloat16")
 
 
+SMALL = {"tile": (64, 32)}
+
+
 @pytest.fixture(autouse=True)
 def few_multiprocessors(monkeypatch):
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
-
-
-@pytest.fixture
-def tiles(monkeypatch):
-    def only(*tile):
-        monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(*tile)])
-
-    return only
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=2")
 
 
 def given(call, size, rank, majors="kn"):
@@ -51,11 +48,11 @@ def expected(op, call, size, world, majors="kn"):
     return whole if op == "ar" else whole[world.rank * rows : (world.rank + 1) * rows]
 
 
-def compute(op, sizes, method="fused", majors="kn", symmetric=False, part_dtype=None):
+def compute(op, sizes, method="fused", majors="kn", symmetric=False, part_dtype=None, options=SMALL):
     """Calls of one object, one after another. -> whether each is right"""
     world = sk.init()
     max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = OBJECTS[op](world, max_m, max_n, "bfloat16", part_dtype, method)
+    product = OBJECTS[op](world, max_m, max_n, "bfloat16", part_dtype, method, options=options)
     inside, right = product.output((max_m * max_n,)) if symmetric else None, []
     for call, size in enumerate(sizes):
         want = expected(op, call, size, world, majors)
@@ -79,8 +76,7 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 @late
 @pytest.mark.parametrize("op, n_pes", [("rs", 2), *slow(("rs", 3)), ("ar", 2)])
-def test_sizes(pes, tiles, op, n_pes):
-    tiles(64, 32)
+def test_sizes(pes, op, n_pes):
     assert all_right(pes(n_pes), op, SIZES)
 
 
@@ -88,16 +84,14 @@ def test_sizes(pes, tiles, op, n_pes):
 @late
 @pytest.mark.parametrize("op, n_pes", [("rs", 2), *slow(("rs", 3)), ("ar", 3)])
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_parts_that_are_copied(pes, tiles, monkeypatch, op, n_pes, chunk):
-    tiles(64, 32)
-    monkeypatch.setattr(copy_engine.Copied, "chunk_of", lambda self, tiles, tile_bytes: chunk)
-    assert all_right(pes(n_pes), op, [*SIZES, (12, 136, 8)], "copy_engine")
+def test_parts_that_are_copied(pes, op, n_pes, chunk):
+    main = functools.partial(compute, options={**SMALL, "copied_tiles": chunk})
+    assert all(map(all, pes(n_pes).run(main, op, [*SIZES, (12, 136, 8)], "copy_engine")))
 
 
 @pytest.mark.slow
 @late
-def test_five_ranks(pes, tiles):
-    tiles(64, 32)
+def test_five_ranks(pes):
     assert all_right(pes(5), "rs", [(5, 16, 8)] * 2)
 
 
@@ -111,17 +105,14 @@ def test_five_ranks(pes, tiles):
         ((128, 64), (4, 64, 72), "kk", "float32"),
     ],
 )
-def test_tiles(pes, tiles, monkeypatch, tile, size, majors, part_dtype):
-    tiles(*tile)
-    monkeypatch.setattr(
-        "shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2 if tile[1] < 64 else 1
-    )
-    assert all_right(pes(2), "rs", [size] * (1 + (size[0] == 8)), "fused", majors, False, part_dtype)
+def test_tiles(pes, tile, size, majors, part_dtype):
+    blocks = pes(2, gpu=f"H200,sms={2 if tile[1] < 64 else 1}")
+    sizes = [size] * (1 + (size[0] == 8))
+    assert all_right(blocks, "rs", sizes, "fused", majors, False, part_dtype, {"tile": tile})
 
 
 @late
-def test_a_symmetric_result(pes, tiles):
-    tiles(64, 32)
+def test_a_symmetric_result(pes):
     assert all_right(pes(3), "ar", SIZES[:2], "fused", "kn", True)
 
 
@@ -129,17 +120,16 @@ def test_a_symmetric_result(pes, tiles):
 @pytest.mark.parametrize("op", OBJECTS)
 @pytest.mark.parametrize("n_pes", [1, 2, 4])
 def test_one_after_the_other(pes, op, n_pes):
-    assert all_right(pes(n_pes), op, [(4, 3, 9)], "auto")
+    assert all_right(pes(n_pes), op, [(4, 3, 9)], "auto", "kn", False, None, None)
 
 
 @late
 @pytest.mark.parametrize("op, method", [("rs", "fused"), *slow(("ar", "fused")), ("rs", "copy_engine")])
-def test_graphs_and_streams(pes, tiles, op, method):
-    tiles(64, 32)
+def test_graphs_and_streams(pes, op, method):
 
     def main():
         world = sk.init()
-        product, sizes = OBJECTS[op](world, 4, 40, method=method), [(4, 40, 16), (4, 8, 72)]
+        product, sizes = OBJECTS[op](world, 4, 40, method=method, options=SMALL), [(4, 40, 16), (4, 8, 72)]
         calls = []
         for call, size in enumerate(sizes):
             want = expected(op, call, size, world)
@@ -149,15 +139,14 @@ def test_graphs_and_streams(pes, tiles, op, method):
     pes(2).run(main)
 
 
-def test_the_same_bits_every_time_and_added_up_in_float32(pes, tiles):
-    tiles(64, 32)
+def test_the_same_bits_every_time_and_added_up_in_float32(pes):
 
     def main():
         world = sk.init()
         numbers = [np.random.default_rng(r).standard_normal((2, 8, 64)).astype(BFLOAT16) for r in range(3)]
         results = {}
         for part in (None, "float32"):
-            product = sk.GemmReduceScatter(world, 6, 8, "bfloat16", part, "fused")
+            product = sk.GemmReduceScatter(world, 6, 8, "bfloat16", part, "fused", options=SMALL)
             a, b = numbers[world.rank][0, :6], numbers[world.rank][1].T
             results[part] = [product(a, b) for _ in range(2)]
             world.synchronize()
@@ -249,65 +238,52 @@ def test_schedule_of_two_rounds():
 
 # ---- waits that are not there
 
-SMALL = (64, 32), [(2, 40, 8)] * 3
+FEW = (64, 32), [(2, 40, 8)] * 3
 WIDE = (64, 192), [(4, 384, 72)] * 2
 MANY = (128, 32), [(2, 136, 8)] * 2
 RING = (64, 256), [(4, 768, 72)] * 2  # 5 slots, which are used again after parts
-
-
-def relaxed_add(array, i, value, scope):
-    cuda.atomic.add(array, i, value)
+RELAXED = "(lambda array, i, value, scope: cuda.atomic.add(array, i, value))"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "op, case, line, change",
+    "op, case, change",
     [
-        ("rs", WIDE, "bulk_wait_group_read(1)", "pass"),
-        ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "cuda.syncwarp()"),
-        ("rs", SMALL, "fence_proxy_async()\n        cuda.syncwarp()", "fence_proxy_async()"),
-        ("rs", SMALL, "bulk_wait_group(0)  # 2", "pass"),
-        ("rs", MANY, "mbarrier_wait(extra.posts, TOLD, (state >> 1 & 1) ^ 1)", "pass"),
-        ("rs", SMALL, "mbarrier_wait(posts, SENT, parity)  # 3", "pass"),
-        ("rs", SMALL, 'wait(staged_full, 1, "sys", "acquire", number)  # 4', "pass"),
-        ("rs", SMALL, "fence_proxy_async_global()  # 4", "pass"),
-        ("rs", RING, "                        mbarrier_wait(empty, slot, parity)\n", ""),
-        ("rs", SMALL, "        mbarrier_wait(full, slot, parity)\n", ""),
-        ("rs", RING, "        hand_back(empty, slot, lane)\n", ""),
-        ("rs", RING, "        cuda.syncwarp()  # all have read it\n", ""),
-        ("rs", SMALL, "(buffer * (n_ranks - 1)", "(0 * (n_ranks - 1)"),
-        ("rs", SMALL, "turn += n_ranks", "pass"),
-        ("rs", SMALL, "mbarrier_init(posts, SENT, warps)", "mbarrier_init(posts, SENT, 1)"),
-        ("rs", SMALL, "        epochs[0] = epoch", "        pass"),
-        ("rs", SMALL, "                done[0] = 0\n", ""),
-        ("ar", SMALL, "mbarrier_wait(posts, SENT, parity)  # 3", "pass"),
-        ("ar", SMALL, 'wait(signal, 1, "sys", "acquire", epoch)  # 9', "pass"),
-        ("copied", SMALL, "red_release(extra.written, ", "relaxed_add(extra.written, "),
-        ("copied", SMALL, "staged_full[k * signals + c] = 0", "pass"),
-        (
-            "copied",
-            SMALL,
-            "            cuda.syncwarp()\n            cuda.syncthreads()\n",
-            "            pass\n",
-        ),
-        ("copied", SMALL, 'st_release(peer_at(staged_empty, offsets, first_rank + k), me, 1, "sys")', "pass"),
+        ("rs", WIDE, omit("bulk_wait_group_read", inside="send_piece")),
+        ("rs", FEW, omit("fence_proxy_async", inside="send_piece")),
+        ("rs", FEW, omit("cuda.syncwarp", 2, "send_piece")),
+        ("rs", FEW, omit("bulk_wait_group", inside="settle")),
+        ("rs", MANY, omit("mbarrier_wait", inside="settle")),
+        ("rs", FEW, omit("mbarrier_wait", inside="watch_tiles")),
+        ("rs", FEW, omit("wait", inside="load")),
+        ("rs", FEW, omit("fence_proxy_async_global", inside="load")),
+        ("rs", RING, omit("mbarrier_wait", inside="load")),
+        ("rs", FEW, omit("mbarrier_wait", inside="add_slot")),
+        ("rs", RING, omit("hand_back", inside="add_slot")),
+        ("rs", RING, omit("cuda.syncwarp", inside="add_slot")),
+        ("rs", FEW, single_buffer()),
+        ("rs", FEW, argument("mbarrier_init", 2, "1")),
+        ("rs", FEW, omit_store("epochs[]")),
+        ("rs", FEW, omit_store("done[]")),
+        ("ar", FEW, omit("mbarrier_wait", inside="watch_tiles")),
+        ("ar", FEW, omit("wait", inside="watch_tiles")),
+        ("copied", FEW, callee("red_release", RELAXED)),
+        ("copied", FEW, omit_store("staged_full[]")),
+        ("copied", FEW, omit("cuda.syncthreads", inside="gemm_exchange")),
+        ("copied", FEW, omit("st_release")),
     ],
 )
-def test_each_wait_is_needed(pes, tiles, monkeypatch, op, case, line, change):
+def test_each_wait_is_needed(mutate, op, case, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(
-        methods, "fused_kernel", changed(fused, line, change, relaxed_add=relaxed_add).fused_kernel
-    )
+    mutate(fused, change)
     tile, sizes = case
-    tiles(*tile)
-    arguments = ("rs", sizes, "copy_engine") if op == "copied" else (op, sizes)
-    if case in (MANY, RING):
-        monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 1)
-    if case is RING:  # its own tiles, one behind the other
-        monkeypatch.setattr(methods, "LAG", 9)
-    for options in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5, 68))):
+    options = {"tile": tile, "lag": 9 if case is RING else 1}  # its own tiles, one behind the other
+    method = "copy_engine" if op == "copied" else "fused"
+    arguments = "ar" if op == "ar" else "rs", sizes, method, "kn", False, None, options
+    gpu = f"H200,sms={1 if case in (MANY, RING) else 2}"
+    for how in ({}, {"races": True}, *({"seed": seed} for seed in (2, 0, 1, 3, 4, 5, 68))):
         try:
-            results = sk.emu.run(lambda: compute(*arguments), 2, delivery="unordered", **options)
+            results = sk.emu.run(compute, 2, arguments, delivery="unordered", gpu=gpu, **how)
         except (EmulatorError, RaceError, DeadlockError) as report:
             print(report)
             return

@@ -2,35 +2,36 @@
 of adding, with races checked and messages late; and what goes wrong when a part of the protocol is taken
 away."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fast import slow
-from gemms import changed, check_graphs_and_streams
+from gemms import check_graphs_and_streams
+from mutations import argument, condition, omit, omit_store, single_buffer, store
 from numba import cuda
 from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
-from shmemkit.emu.network import Network
-from shmemkit.gemm.reduce_scatter import fused_2d, methods
-from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.reduce_scatter import fused_2d
 
 pytestmark = pytest.mark.usefixtures("messages")
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
+SMALL = {"tile": (64, 32), "chunk": 8}
+summed = functools.partial(compute, options=SMALL)
+
+
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Few multiprocessors, small tiles, and several chunks."""
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
-    monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(64, 32)])
-    monkeypatch.setattr(fused_2d, "CHUNK", 8)
+def few_multiprocessors(monkeypatch):
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=2")
 
 
 def all_right(pes, nodes, local_size, *args):
-    return all(map(all, pes(nodes * local_size, local_size=local_size).run(compute, *args)))
+    return all(map(all, pes(nodes * local_size, local_size=local_size).run(summed, *args)))
 
 
 @pytest.mark.each_value
@@ -68,7 +69,7 @@ def test_operands_by_columns(pes, op):
 def test_graphs_and_streams(pes, op):
     def main():
         world = sk.init()
-        product, sizes = OBJECTS[op](world, 4, 40, method="fused_2d"), [(2, 40, 8), (4, 8, 8)]
+        product, sizes = OBJECTS[op](world, 4, 40, method="fused_2d", options=SMALL), [(2, 40, 8), (4, 8, 8)]
         calls = []
         for call, size in enumerate(sizes):
             want = expected(op, call, size, world)
@@ -84,7 +85,7 @@ def sums(parts, part_dtype):
     n = world.n_ranks
     a, b = np.zeros((n, 16), BFLOAT16), np.ones((16, 8), BFLOAT16)
     a[:, :2] = parts[world.rank]
-    out = sk.GemmReduceScatter(world, n, 8, "bfloat16", part_dtype, "fused_2d")(a, b)
+    out = sk.GemmReduceScatter(world, n, 8, "bfloat16", part_dtype, "fused_2d", options=SMALL)(a, b)
     world.synchronize()
     return float(out[0, 0])
 
@@ -104,16 +105,10 @@ def test_the_order_of_the_nodes_and_what_is_rounded(pes, parts, part_dtype, resu
     assert set(pes(len(parts), local_size=1).run(sums, parts, part_dtype)) == {result}
 
 
-def test_the_order_of_sending(pes, monkeypatch):
+def test_the_order_of_sending(pes, messages):
     """The next node first, and none to my own."""
-    sent, puts = [[] for _ in range(3)], Network.put
-
-    def put(network, thread, dst, src, pe, *options):
-        sent[thread.pe].append(int(pe))
-        return puts(network, thread, dst, src, pe, *options)
-
-    monkeypatch.setattr(Network, "put", put)
     assert all_right(pes, 3, 1, "rs", [(3, 8, 8)], "fused_2d")
+    sent = [[to for rank, to in messages if rank == sender] for sender in range(3)]
     assert sent == [[1, 2], [2, 0], [0, 1]]
 
 
@@ -124,10 +119,11 @@ def first_columns(a, out):
         out[i] = a[i]
 
 
-def few_calls(calls):
+def few_calls(calls, chunk):
     """Of one thread per block, little enough for all schedules."""
     world = sk.init()
-    method = fused_2d.Fused2D(world, world.n_ranks, 16, "bfloat16", "bfloat16")
+    options = {**fused_2d.Fused2D.options, "chunk": chunk}
+    method = fused_2d.Fused2D(world, world.n_ranks, 16, "bfloat16", "bfloat16", options)
     method.threads = 1
     method._launches.clear()
     method._product = lambda a, b, out: sk.bind(first_columns, 1, 1, (words(a), words(out)))
@@ -151,10 +147,9 @@ def words(array):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes, calls, chunk", [(2, 3, 8), (2, 2, 2)])
-def test_right_in_every_schedule(monkeypatch, nodes, calls, chunk):
+def test_right_in_every_schedule(nodes, calls, chunk):
     """The third call uses the first buffer again."""
-    monkeypatch.setattr(fused_2d, "CHUNK", chunk)
-    found = sk.emu.explore(few_calls, nodes, (calls,), exhaustive=True, local_size=1, heap_size=1 << 18)
+    found = sk.emu.explore(few_calls, nodes, (calls, chunk), exhaustive=True, local_size=1, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 
@@ -211,7 +206,7 @@ def found_out(seed):
     """Whether it is seen that something is wrong: by the result, or by a report."""
     args = "rs", [(2, 40, 8)] * 3, "fused_2d"
     try:
-        found = sk.emu.run(compute, 2, args, local_size=1, delivery="unordered", races=True, seed=seed)
+        found = sk.emu.run(summed, 2, args, local_size=1, delivery="unordered", races=True, seed=seed)
     except EmulatorError as report:
         print(report)
         return True
@@ -225,29 +220,21 @@ def test_nothing_is_found_otherwise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "line, change",
+    "change",
     [
-        ("quiet()  # 3", "pass"),
-        ("signal_wait_until(span(inbox_full, j * MAX_CHUNKS + b, 1), GE, epoch)  # 4", "pass"),
-        ("        cuda.syncthreads()\n", ""),
-        ("GE, epoch)", "GE, epoch - 1)"),
-        ("epochs[0] = epoch  # 6", "pass"),
-        ("done[0] = 0", "pass"),
-        ("== cuda.gridDim.x - 1", "== 0"),
-        ("node * MAX_CHUNKS + b", "node * MAX_CHUNKS"),
-        ("+ node) * room + begin", "+ 0) * room + begin"),
-        ("j * room + begin", "j * room"),
-        ("to = j * world.local_size", "to = (j + 1) % 2 * world.local_size"),
+        omit("quiet"),
+        omit("signal_wait_until"),
+        argument("signal_wait_until", 2, "epoch - 1"),
+        omit("cuda.syncthreads"),
+        omit_store("epochs[]"),
+        omit_store("done[]"),
+        condition("cuda.atomic.add", "cuda.atomic.add(done, 0, 1) == 0"),
+        argument("put_signal_nbi_block", 2, "span(inbox_full, node * MAX_CHUNKS, 1)"),
+        store("there", "span(inbox, buffer * n_nodes * room + begin, size)"),  # one slot for all nodes
+        single_buffer(),
     ],
 )
-def test_each_part_is_needed(monkeypatch, line, change):
+def test_each_part_is_needed(mutate, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    module = changed(fused_2d, line, change, CHUNK=fused_2d.CHUNK)
-    monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", module.Fused2D)
-    assert any(found_out(seed) for seed in (None, 0, 1, 2))
-
-
-@pytest.mark.slow
-def test_both_halves_are_needed(monkeypatch):
-    monkeypatch.setitem(sk.GemmReduceScatter.METHODS, "fused_2d", changed(fused_2d, "& 1", "& 0", 2).Fused2D)
+    mutate(fused_2d, change)
     assert any(found_out(seed) for seed in (None, 0, 1, 2))

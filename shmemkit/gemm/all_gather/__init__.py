@@ -44,6 +44,7 @@ __all__ = ["AllGatherGemm"]
 
 SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
 PUSHED = 1 << 27  # likewise, up to which it may be "push": no more was measured
+TUNED = {"tile": None, "splits": None, "by_columns": None}
 COPIES = 20e-6  # seconds that copy engines take longer than the product
 
 
@@ -56,6 +57,13 @@ class AllGatherGemm(Products):
                 4 MB of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes
                 "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too.
                 See ``method_for``
+    options     numbers of the methods, for tuning; None: those that are chosen. All ranks give the same
+                  tile        (rows, columns) of a tile: 64 or 128, and a multiple of 16 up to 256
+                  splits      parts of K
+                  by_columns  whether x comes by columns or by rows: not for "overlap" with `gathered`
+                  senders     "push": blocks that send: 1, 2, 4, 8 or 16
+                  part_bytes  "push" by columns: bytes of a row in a part, a multiple of 128
+                  chunk       "overlap_2d": bytes of a message, 65536 by default
 
     A call is enqueued, on any stream or in a graph; the host does not wait. All ranks make the same calls in
     the same order, with x and weights of the same shapes and dtypes. A call on another stream waits for the
@@ -74,15 +82,23 @@ class AllGatherGemm(Products):
     """
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
+    options = {**TUNED, **Push.options, **Nodes.options}
     optional, alike = ("gathered", "bias"), ("x",)
     max_nbytes: int
 
-    def __init__(self, world: World, max_nbytes: int, method: AllGatherGemmMethod = "auto"):
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        method: AllGatherGemmMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
+    ):
         def check():
             self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
 
-        super().__init__(world, method, check)
+        super().__init__(world, method, options, check)
         self._gpu, self.refused = gpu_of(world), {}
         self._push: Any = None
         self._ahead = self._given = self._nodes = self._gather = None
@@ -128,7 +144,7 @@ class AllGatherGemm(Products):
     def _prepare_push(self, capacity):
         if self.method == "auto":
             capacity = min(capacity, PUSHED)
-        self._push = self._part(Push, self.world, capacity)
+        self._push = self._part(Push, self.world, capacity, self.options)
         self._rooms["push"] = self._push.staged
 
     def _prepare_overlap(self, capacity):
@@ -137,7 +153,7 @@ class AllGatherGemm(Products):
             raise ValueError("there is one node; 'overlap_2d' is for several. Use 'overlap'")
         self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap"))
         if self._preferred == "overlap_2d":
-            self._nodes = self._part(Nodes, world, capacity // world.n_ranks)
+            self._nodes = self._part(Nodes, world, capacity // world.n_ranks, self.options["chunk"])
             ranks, capacity = world.node_ranks, capacity // world.n_nodes
         self._ahead = self._part(PushAhead, world, capacity, ranks)
         self._given = self._part(CopyPush, world, capacity, ranks)
@@ -242,8 +258,9 @@ class AllGatherGemm(Products):
         if "push" not in self._rooms or n_bytes > PUSHED or unpushed:
             return large
         sms = self._gpu.multiprocessors
-        product = estimate(n_ranks * rows, n, k, choose(n_ranks * rows, n, k, sms), sms) / CLOCK
-        pushed = plan_of(rows, k, n, n_ranks, sms).seconds
+        given = self.options["tile"], self.options["splits"]
+        product = estimate(n_ranks * rows, n, k, choose(n_ranks * rows, n, k, sms, *given), sms) / CLOCK
+        pushed = plan_of(rows, k, n, n_ranks, sms, self.options).seconds
         return "push" if pushed < product + COPIES or large == "sequential" else large
 
     # -- inside
@@ -302,9 +319,9 @@ class AllGatherGemm(Products):
             return _Sequential(self._gather if x.size else None, x, problems(), self._gpu)
         engine = self._ahead if gathered is None else self._given
         if self._nodes is None:
-            return _Overlapped(engine, x, problems(), self._gpu)
+            return _Overlapped(engine, x, problems(), self._gpu, self.options)
         return self._nodes.bind(
-            x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), self._gpu)
+            x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), self._gpu, self.options)
         )
 
     def _check_products(self, x, weights, outs, biases, gathered):
@@ -368,19 +385,22 @@ class _Overlapped:
     product comes first, since it may start before all rows are here. Products that the kernel cannot compute
     come last."""
 
-    def __init__(self, engine, x, problems: list[Problem], gpu):
-        self._fused, self._others, options = [], [], {}
+    def __init__(self, engine, x, problems: list[Problem], gpu, options):
+        self._fused, self._others, how = [], [], {}
+        given = options["tile"], options["splits"]
         if isinstance(engine, PushAhead):  # of which all ranks decide alike
-            options["by_columns"] = rounds_of(problems, gpu) <= column_hooks.ROUNDS
+            how["by_columns"] = options["by_columns"]
+            if how["by_columns"] is None:
+                how["by_columns"] = rounds_of(problems, gpu, *given) <= column_hooks.ROUNDS
         for problem in sorted(problems, key=lambda p: -p.out.size):
             if problem.out.size and GEMMS["sm90"].unsupported(problem, gpu) is None:
-                self._fused.append(Fused(x, problem, engine, gpu, **options))
+                self._fused.append(Fused(x, problem, engine, gpu, *given, **how))
             else:
                 self._others.append(bind_product(problem, gpu))
         own = "first"
         if not self._others and all(fused.reads_x for fused in self._fused):
             own = "never" if isinstance(engine, PushAhead) else "last"
-        self._transfer = engine.overlap(x, problems[0].a, own, **options)
+        self._transfer = engine.overlap(x, problems[0].a, own, **how)
 
     def __call__(self, stream):
         transfer = self._transfer
@@ -394,10 +414,10 @@ class _Overlapped:
         transfer.finish(stream, awaited=True)  # each product waits for all rows, or comes after the wait
 
 
-def rounds_of(problems, gpu):
-    """How many rounds of tiles the multiprocessors compute for the largest product."""
+def rounds_of(problems, gpu, *given):
+    """How many rounds of tiles the multiprocessors compute for the largest product; `given`: tile, splits."""
     m, n, k = max(problem.size for problem in problems)
     if not n:
         return 0
-    tile, splits = choose(m, n, k, gpu.multiprocessors)
+    tile, splits = choose(m, n, k, gpu.multiprocessors, *given)
     return tile.count(m, n) * splits / gpu.multiprocessors

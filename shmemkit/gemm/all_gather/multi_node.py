@@ -56,7 +56,6 @@ from shmemkit.device import (
 )
 from shmemkit.device.cuda.subarrays import span
 
-CHUNK = 1 << 16  # bytes that are worth a message
 MAX_CHUNKS = 128  # of an x, each with a block, a message for each node, and a signal
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
@@ -125,8 +124,10 @@ def leave_rows(node, local_size, credits, epochs):
 class Nodes(Method):
     """The exchange between nodes, for x of up to `max_nbytes` bytes. Collective."""
 
-    def prepare(self, max_nbytes):
-        n_nodes = self.world.n_nodes
+    options = {"chunk": 1 << 16}  # bytes that are worth a message
+
+    def prepare(self, max_nbytes, chunk=options["chunk"]):
+        n_nodes, self.chunk = self.world.n_nodes, chunk
         self.room = -(-max(max_nbytes, 1) // 128) * 128
         self.landed = self.empty((n_nodes * self.room,), "uint8", "ag_gemm.landed")
         self.landed_full = self.zeros((n_nodes * MAX_CHUNKS,), "uint64", "ag_gemm.landed_full")
@@ -158,7 +159,7 @@ class Nodes(Method):
     def _steps(self, x):
         """-> send, [arrive of each node], leave"""
         world, landed_full, credits, epochs = self.world, self.landed_full, self.credits, self.epochs
-        chunk = max(CHUNK, -(-x.size // MAX_CHUNKS)) + 127 & -128
+        chunk = max(self.chunk, -(-x.size // MAX_CHUNKS)) + 127 & -128
         chunks, position = -(-x.size // chunk), (world.node, world.local_size)
         return (
             self.launch(

@@ -66,7 +66,6 @@ RATE = 25e9  # bytes that one sends, per second: measured with 4 and with 8 of t
 SHARES = 16  # of a part, which the senders share
 PARTS = 16  # of the columns, at most
 PIECE = 2048  # bytes: 4 loads of each thread of a warp
-WIDTH = PIECE  # of a part of the columns, or a multiple of it
 AT_ONCE = 192  # pieces that a part of the columns has, at least: 4 senders have about so many under way
 
 
@@ -325,8 +324,14 @@ def copy_gathered(gathered, staged, room, epochs):
 class Push(Method):
     """The method "push" of ``AllGatherGemm``, for up to `max_nbytes` of gathered rows."""
 
-    def prepare(self, max_nbytes):
-        world = self.world
+    options = {"senders": None, "part_bytes": None}
+
+    def prepare(self, max_nbytes, options):
+        world, self.options = self.world, options
+        if options["senders"] and SHARES % options["senders"]:
+            raise ValueError(f"push: senders is {options['senders']}; it must be 1, 2, 4, 8 or 16")
+        if (options["part_bytes"] or 0) % (2 * SLAB):
+            raise ValueError(f"push: part_bytes is {options['part_bytes']}; it must be a multiple of 128")
         world.check_reach("push")
         self.multiprocessors = multiprocessors_of_all(world, "push")
         if self.multiprocessors < 2:
@@ -372,7 +377,7 @@ class Push(Method):
         """A product, which sends the rows if it is the `first`; with `keep` staged gets mine, too."""
         world, (rows, k), n = self.world, x.shape, b.shape[1]
         me, n_ranks = world.rank, world.n_ranks
-        plan = plan_of(rows, k, n, n_ranks, self.multiprocessors)
+        plan = plan_of(rows, k, n, n_ranks, self.multiprocessors, self.options)
         tile, reads_x = plan.choice.tile, rows % plan.choice.tile.m == 0
         senders = plan.senders if first else 0
         buffers = [
@@ -404,21 +409,26 @@ class Plan(NamedTuple):
     seconds: float
 
 
-def plan_of(rows, k, n, n_ranks, sms):
+def plan_of(rows, k, n, n_ranks, sms, options):
     """-> the Plan for `rows` rows of each rank, (rows, k), and n columns, on so many multiprocessors: by the
-    number of senders with which neither the product nor what it waits for takes long."""
+    number of senders with which neither the product nor what it waits for takes long, or as the `options` of
+    AllGatherGemm say."""
     m, found = n_ranks * rows, []
-    for senders in [s for s in SENDERS if s <= sms // 2] or [1]:
-        choice = choose(m, n, k, sms - senders)
+    given, part = options["senders"], options["part_bytes"]
+    for senders in [s for s in ([given] if given else SENDERS) if s <= sms // 2] or [1]:
+        choice = choose(m, n, k, sms - senders, options["tile"], options["splits"])
         sent = 2 * (n_ranks - 1) * rows * k / (RATE * senders)
         seconds = max(estimate(m, n, k, choice, sms - senders) / CLOCK, sent)
         found.append((seconds, -senders, choice))
     seconds, senders, choice = min(found)
     senders, tile = -senders, choice.tile
     works = tile.count(m, n) * choice.splits
-    by_columns = works <= column_hooks.ROUNDS * sms
+    by_columns = options["by_columns"]
+    if by_columns is None:
+        by_columns = works <= column_hooks.ROUNDS * sms
     parts = 1 if by_columns else next(p for p in (4, 2, 1) if rows % p == 0)
-    width = max(-(-2 * k // (PARTS * WIDTH)), -(-AT_ONCE // rows)) * WIDTH
+    unit, pieces = (part, 1) if part else (PIECE, AT_ONCE)
+    width = max(-(-2 * k // (PARTS * unit)), -(-pieces // rows)) * unit
     choice = choice._replace(tile=aligned_groups(tile, rows // parts, rows))
     together = by_columns and works <= sms - senders
     return Plan(choice, senders, by_columns, width // (2 * SLAB), together, parts, seconds)

@@ -25,15 +25,16 @@ class Fused:
     problem  a Problem, of `a`, the gathered (n_ranks * rows, K), C-contiguous; ``gemm.Sm90`` supports it
     engine   the copy engine
     gpu      a Gpu
+    tile     (rows, columns), and `splits` parts of K; what is None is chosen
     by_columns
              whether x comes by columns
     reads_x  whether the own rows are read from x, and need not be copied to `a`
     """
 
-    def __init__(self, x, problem: Problem, engine, gpu, by_columns=False):
+    def __init__(self, x, problem: Problem, engine, gpu, tile=None, splits=None, by_columns=False):
         a, rows, row_bytes = problem.a, x.shape[0], x.shape[1] * x.itemsize
         me, n_ranks = engine.me, engine.n_ranks
-        tile, splits = choose(*problem.size, gpu.multiprocessors)
+        tile, splits = choose(*problem.size, gpu.multiprocessors, tile, splits)
         tile, arrived, slabs = aligned_groups(tile, rows), engine.arrived, 0
         if by_columns:
             arrived, slabs = engine.by_columns, engine.columns_of(row_bytes) // (x.itemsize * SLAB)

@@ -38,10 +38,11 @@ __all__ = ["GemmAllReduce"]
 class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     """Products a @ b, summed over the ranks; every rank gets the sum. Collective.
 
-    The arguments are those of ``GemmReduceScatter``. Its methods "copy_engine", "fused", "fused_2d" and
-    "sequential" exist here, too. "one_shot" and "two_shot" are for M up to 128. "two_shot_overlap" is for
-    results (as part_dtype, in whole tiles) of up to 32 MiB, on two ranks 8 MiB. These three round all
-    products to part_dtype, and add them in the order of the ranks. All ranks get the same bits.
+    The arguments are those of ``GemmReduceScatter``; `options` also have splits, the parts of K, for
+    "one_shot" and "two_shot". Its methods "copy_engine", "fused", "fused_2d" and "sequential" exist here,
+    too. "one_shot" and "two_shot" are for M up to 128. "two_shot_overlap" is for results (as part_dtype, in
+    whole tiles) of up to 32 MiB, on two ranks 8 MiB. These three round all products to part_dtype, and add
+    them in the order of the ranks. All ranks get the same bits.
     """
 
     METHODS = {

@@ -66,6 +66,7 @@ from shmemkit.device.cuda.register_tuples import for_each_part
 from shmemkit.device.packets.ll128 import TILE_BYTES, ll128_load_some, ll128_store_tile
 from shmemkit.device.shmem.barriers import rank
 from shmemkit.device.swizzle import quotient
+from shmemkit.support.settings import listed
 
 from ..aligned_copies import aligned
 from ..distributed import multiprocessors_of_all, not_for
@@ -334,24 +335,30 @@ def packets_of(m, n, tile, part_dtype):
     return -(-n // tile.n) * -(-m // 16) * pieces.count * pieces.packets
 
 
-def choices_for(m, n, k, sms):
-    """The Choices of tile and parts of K for an M by N by K product."""
-    return choices_of([Tile(ROWS, w) for w in WIDTHS if w < n + 32], m, n, k, sms)
+def tiles_for(n, given=None):
+    """The tiles that may be chosen for N columns: the one that is `given`, (rows, columns), if any.
+    ValueError for one that cannot be."""
+    if given is not None:
+        if given[0] != ROWS or given[1] not in WIDTHS:
+            raise ValueError(f"tile is {given}; it must have {ROWS} rows, and {listed(WIDTHS)} columns")
+        return [Tile(*given)]
+    return [Tile(ROWS, w) for w in WIDTHS if w < n + 32]
 
 
 class OneShot(Method):
     """The method "one_shot" of ``GemmAllReduce``."""
 
     name, shots, several_nodes = "GemmAllReduce one_shot", 1, False
+    options = {"tile": None, "splits": None}
 
-    def prepare(self, max_m, max_n, dtype, part_dtype):
-        world, n_ranks = self.world, self.world.n_ranks
+    def prepare(self, max_m, max_n, dtype, part_dtype, options=options):
+        world, n_ranks, self.options = self.world, self.world.n_ranks, options
         world.check_reach(self.name, nvlink=True)
         reason = not_for(n_ranks, dtype, MOST_RANKS)
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
-        widths = [w for w in WIDTHS if w < max_n + 32]
-        self.room = max(packets_of(self.rows, max_n, Tile(ROWS, w), part_dtype) for w in widths)
+        tiles = tiles_for(max_n, options["tile"])
+        self.room = max(packets_of(self.rows, max_n, tile, part_dtype) for tile in tiles)
         words = slot_words(self.room, n_ranks, self.shots)
         self.slots = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.slots")
         self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
@@ -378,10 +385,12 @@ class OneShot(Method):
     def _bind(self, a, b, out):
         (m, k), n, sms = a.shape, b.shape[1], self.multiprocessors
         words = out.reshape(-1).view("uint64" if self.part_dtype == out.dtype.name else "uint32")
+        tiles = tiles_for(n, self.options["tile"])
+        choices = choices_of(tiles, m, n, k, sms, self.options["splits"])
         return bind_gemm(
             lambda tile, kinds: ll128_kernel(tile, kinds, self.part_dtype, self.world.n_ranks, self.shots),
             Problem(a, b, out, None, None),
-            min(choices_for(m, n, k, sms), key=lambda choice: estimate(m, n, k, choice, sms)),
+            min(choices, key=lambda choice: estimate(m, n, k, choice, sms)),
             *(sms, words, words.size // m, self.slots, self.room, self.epochs, self.done),
             co_resident=True,
         )

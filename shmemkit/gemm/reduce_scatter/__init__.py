@@ -38,6 +38,12 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     part_dtype    what the ranks' products are rounded to before they are sent, and added up in float32: dtype
                   if None, or "float32"
     method        one of ``GemmReduceScatter.methods``, or "auto"
+    options       numbers of the methods, for tuning; None: those that are chosen. All ranks give the same
+                    tile          (rows, columns) of a tile: 64 or 128, and a multiple of 16 up to 256; a
+                                  method that has no such tile is not made
+                    lag           "fused", "copy_engine": rounds of tiles by which the own ones are late
+                    copied_tiles  "copy_engine": tiles of a copy
+                    chunk         "fused_2d": words of 8 bytes of a message, 8192 by default
 
     ``product(a, b)`` enqueues a product, on any stream or in a graph. All ranks make the same calls in the
     same order. A call on another stream waits for the calls before it, also for those of other objects,

@@ -20,6 +20,7 @@ class Copied(Fused):
     """The method "copy_engine"."""
 
     copied, interleaved = True, False  # tiles come in the order of the copies
+    options = {**Fused.options, "copied_tiles": None}
 
     def prepare_staged(self, others):
         world, xp = self.world, self.world.xp
@@ -45,7 +46,7 @@ class Copied(Fused):
         return outlasts(m, n, k, choice, self.multiprocessors, sent)
 
     def chunk_of(self, tiles, tile_bytes):
-        return max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))
+        return self.options["copied_tiles"] or max(-(-tiles // CHUNKS), min(tiles, CHUNK // tile_bytes))
 
     def with_side_stream(self, step, tiles, chunk, tile_bytes):
         backend = self.world.backend

@@ -73,7 +73,6 @@ from ..aligned_copies import aligned
 from ..problem import HALVES, Problem
 from .methods import Fused
 
-CHUNK = 1 << 13  # words that are worth a message
 MAX_CHUNKS = 128  # of a partial result, each with a block, a message for each node, and a signal
 LEAST = 1 << 22  # elements of the result that are worth it: a guess, nobody has measured it
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
@@ -182,9 +181,10 @@ class Fused2D(Method):
     ``Gemm``."""
 
     several_nodes, fused = True, None
+    options = {**Fused.options, "chunk": 1 << 13}  # words that are worth a message
 
-    def prepare(self, max_m, max_n, dtype, part_dtype):
-        world, n_nodes = self.world, self.world.n_nodes
+    def prepare(self, max_m, max_n, dtype, part_dtype, options=options):
+        world, n_nodes, self.options = self.world, self.world.n_nodes, options
         if n_nodes == 1:
             raise ValueError("fused_2d: there is one node; it is for several. Use 'fused'")
         if dtype not in HALVES:
@@ -195,7 +195,7 @@ class Fused2D(Method):
         self.width = self.part_dtype.itemsize // 2  # words of a partial result for one of the result
         if world.local_size > 1:
             sizes = -(-max_m // n_nodes), max_n, dtype, part_dtype
-            self.fused = Fused(world, *sizes, world.node_ranks)
+            self.fused = Fused(world, *sizes, options, world.node_ranks)
         rows = -(-max_m // world.n_ranks)
         self.room = -(-rows * max_n * self.part_dtype.itemsize // 128) * 16
         self.outbox = self.empty((n_nodes * self.room,), "uint64", "gemm.outbox")
@@ -229,7 +229,7 @@ class Fused2D(Method):
         world, node, n_nodes = self.world, self.world.node, self.world.n_nodes
         m, n = a.shape[0], b.shape[1]
         rows, of_node, words = m // world.n_ranks, m // n_nodes, m // world.n_ranks * n // 4
-        chunk = max(CHUNK, -(-words // MAX_CHUNKS)) + 1 & -2
+        chunk = max(self.options["chunk"], -(-words // MAX_CHUNKS)) + 1 & -2
         steps = []
         for hops in range(1, n_nodes + 1):
             j = (node + hops) % n_nodes
@@ -286,9 +286,9 @@ class Fused2DEverywhere(Fused2D):
 
     gather = None
 
-    def prepare(self, max_m, max_n, dtype, part_dtype):
+    def prepare(self, max_m, max_n, *others):
         self.gather = AllGather(self.world, max_m * max_n * 2)
-        super().prepare(max_m, max_n, dtype, part_dtype)
+        super().prepare(max_m, max_n, *others)
 
     def bind(self, a, b, out):
         rows, rank = out.shape[0] // self.world.n_ranks, self.world.rank

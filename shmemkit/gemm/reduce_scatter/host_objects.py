@@ -22,7 +22,9 @@ MethodT = TypeVar("MethodT", bound=str)
 class GemmCollective(Products, Generic[MethodT]):
     """A subclass has
 
-    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype and part_dtype, and has
+    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype, part_dtype and options,
+                  and has
+                    options           {name: default}: its numbers. Each method gets those of all
                     refuses(m, k, n)  -> the reason why it cannot compute that product, the same on all
                                       ranks, or None
                     is_for(m, k, n)   whether it is faster for it than the methods after it
@@ -32,6 +34,10 @@ class GemmCollective(Products, Generic[MethodT]):
     """
 
     METHODS: dict[str, Any]
+
+    def __init_subclass__(cls):
+        cls.options = {name: value for kind in cls.METHODS.values() for name, value in kind.options.items()}
+
     alike = "a", "b", "out"
     dtype: np.dtype
     part_dtype: np.dtype
@@ -47,6 +53,8 @@ class GemmCollective(Products, Generic[MethodT]):
         dtype: DType = "bfloat16",
         part_dtype: DType | None = None,
         method: MethodT | Literal["auto"] = "auto",
+        *,
+        options: dict[str, Any] | None = None,
     ):
         name = type(self).__name__
 
@@ -60,12 +68,12 @@ class GemmCollective(Products, Generic[MethodT]):
             dtypes = {"dtype": self.dtype.name, "part_dtype": self.part_dtype.name}
             return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
 
-        super().__init__(world, method, check)
+        super().__init__(world, method, options, check)
         self._methods, self.refused = {}, {}
         sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name
         for each in self.methods_for(world.n_nodes) if method == "auto" else [method]:
             try:
-                self._methods[each] = self._part(self.METHODS[each], world, *sizes)
+                self._methods[each] = self._part(self.METHODS[each], world, *sizes, self.options)
             except (ValueError, MemoryError) as error:  # on all ranks
                 self.refused[each] = str(error)
                 if method != "auto":

@@ -414,9 +414,15 @@ def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
     return gemm_overlap
 
 
-def tiles_for(part_dtype):
-    """The tiles whose parts fit in shared memory."""
-    return [Tile(ROWS, width) for width in WIDTHS[ITEMSIZE[part_dtype]]]
+def tiles_for(part_dtype, given=None):
+    """The tiles whose parts fit in shared memory; of these the one that is `given`, (rows, columns), if any.
+    ValueError for another one."""
+    widths = WIDTHS[ITEMSIZE[part_dtype]]
+    if given is not None:
+        if given[0] != ROWS or given[1] > max(widths):
+            raise ValueError(f"tile is {given}; it must have {ROWS} rows, and up to {max(widths)} columns")
+        return [Tile(*given)]
+    return [Tile(ROWS, width) for width in widths]
 
 
 def most_bytes(n_ranks, everywhere):
@@ -424,9 +430,9 @@ def most_bytes(n_ranks, everywhere):
     return SOME_BYTES if n_ranks <= 2 else (4 if everywhere else 2) * SOME_BYTES
 
 
-def room_for(rows, n, part_dtype, shares, most):
-    """Packets of a rank's rows, of `shares` ranks, of the largest product of up to `most` bytes."""
-    tiles = tiles_for(part_dtype)
+def room_for(rows, n, tiles, part_dtype, shares, most):
+    """Packets of a rank's rows, of `shares` ranks, of the largest product of up to `most` bytes, by any of
+    these tiles."""
     numbers = [most // bytes_of_tile(tile, part_dtype) // shares for tile in tiles]
     return max(
         min(tile.count(rows, n), number) * packets_of_tile(tile, part_dtype)
@@ -438,24 +444,30 @@ class Overlap(Method):
     """The method "ll128_overlap" of ``GemmReduceScatter``."""
 
     name, everywhere, several_nodes = "GemmReduceScatter ll128_overlap", False, False
+    options = {"tile": None}
 
-    def prepare(self, max_m, max_n, dtype, part_dtype):
-        world, n_ranks = self.world, self.world.n_ranks
+    def prepare(self, max_m, max_n, dtype, part_dtype, options=options):
+        world, n_ranks, self.options = self.world, self.world.n_ranks, options
         world.check_reach(self.name, nvlink=True)
         reason = not_for(n_ranks, dtype, MOST_RANKS)
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
         self.most = most_bytes(n_ranks, self.everywhere)
-        self.room = room_for(-(-max_m // self.shares), max_n, part_dtype, self.shares, self.most)
+        rows = -(-max_m // self.shares)
+        self.room = room_for(rows, max_n, self.tiles(), part_dtype, self.shares, self.most)
         words = slot_words(self.room, n_ranks, 2 if self.everywhere else 1)
         self.slots = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.slots")
         self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
 
+    def tiles(self):
+        """Those that may be chosen."""
+        return tiles_for(self.part_dtype, self.options["tile"])
+
     def refuses(self, m, k, n):
         """-> why it does not compute that, alike on all ranks, or None"""
-        rows, tiles = -(-m // self.shares), tiles_for(self.part_dtype)
+        rows = -(-m // self.shares)
         n_bytes = self.shares * max(
-            tile.count(rows, n) * bytes_of_tile(tile, self.part_dtype) for tile in tiles
+            tile.count(rows, n) * bytes_of_tile(tile, self.part_dtype) for tile in self.tiles()
         )
         if n_bytes <= self.most:
             return None
@@ -489,7 +501,7 @@ class Overlap(Method):
         tile_rows = -(-rows // ROWS)
         m = self.shares * tile_rows * ROWS
         words = out.reshape(-1).view("uint64" if self.part_dtype == out.dtype.name else "uint32")
-        choices = [Choice(tile, 1) for tile in tiles_for(self.part_dtype)]
+        choices = [Choice(tile, 1) for tile in self.tiles()]
         choice = min(choices, key=lambda choice: estimate(m, n, k, choice, sms))
         return bind_gemm(
             lambda tile, kinds: overlap_kernel(tile, kinds, self.part_dtype, n_ranks, self.everywhere),

@@ -1,6 +1,7 @@
 """Methods that compute and reduce a product: in one kernel (``fused.py``), or one step after the other."""
 
 from collections.abc import Callable
+from typing import Any
 
 from shmemkit.collectives.all_reduce import AllReduce
 from shmemkit.collectives.method import Method
@@ -19,7 +20,6 @@ WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
 FLOAT32_WIDTH = 128  # of tiles whose parts are float32: the kernel runs out of registers otherwise
 MOST_RANKS = 16  # the kernel has the code for each other rank's part
 LEAST = 1 << 22  # elements of the result that are worth an overlap
-LAG = 1  # rounds of tiles by which the own ones are late: with 2 it took 2 % longer on 4 H200
 
 
 def tiles_for(rows, n, part_dtype):
@@ -37,9 +37,11 @@ class Fused(Method):
 
     everywhere, copied, several_nodes = False, False, False
     interleaved = True  # the rank's own tiles are among the others
+    # `lag`: rounds of tiles by which the own ones are late. With 2 it took 2 % longer on 4 H200
+    options = {"tile": None, "lag": 1}
 
-    def prepare(self, max_m, max_n, dtype, part_dtype, ranks=None):
-        world = self.world
+    def prepare(self, max_m, max_n, dtype, part_dtype, options=options, ranks=None):
+        world, self.options = self.world, options
         self.ranks = range(world.n_ranks) if ranks is None else ranks
         n_ranks = len(self.ranks)
         world.check_reach("a fused GEMM", ranks=self.ranks)
@@ -50,7 +52,7 @@ class Fused(Method):
         sizes = [
             (tile.count(r, max_n), tile.count(r, max_n) * Parts(tile, part_dtype).tile)
             for r in (rows, min(rows, 64))
-            for tile in tiles_for(r, max_n, part_dtype)
+            for tile in self.tiles_for(r, max_n)
         ]
         self.signals, self.room = (max(column) for column in zip(*sizes, strict=True))
         self.staged_full = self.zeros((n_ranks * self.signals,), "uint64", "gemm.staged_full")
@@ -81,6 +83,11 @@ class Fused(Method):
         emulated = self.world.backend.name == "emulator"  # which takes its time
         return k % 8 == n % 8 == 0 and m * n >= LEAST and not emulated
 
+    def tiles_for(self, rows, n):
+        """The tiles that may be chosen for `rows` rows of each rank, of n columns."""
+        given = self.options["tile"]
+        return [Tile(*given)] if given else tiles_for(rows, n, self.part_dtype)
+
     def choose(self, rows, n, k):
         """-> the Tile"""
 
@@ -88,7 +95,7 @@ class Fused(Method):
             m = len(self.ranks) * -(-rows // tile.m) * tile.m
             return estimate(m, n, k, Choice(tile, 1), self.multiprocessors)
 
-        return min(tiles_for(rows, n, self.part_dtype), key=cost)
+        return min(self.tiles_for(rows, n), key=cost)
 
     def bind(self, a, b, out):
         """-> run(stream). `out` is of dtype, or float32."""
@@ -143,7 +150,7 @@ class Fused(Method):
         """-> the schedule of so many tiles of each rank"""
         n_ranks = len(self.ranks)
         stripe = max(1, self.multiprocessors // n_ranks) if self.interleaved else tiles
-        return schedule(tiles, n_ranks, self.me, stripe, LAG)
+        return schedule(tiles, n_ranks, self.me, stripe, self.options["lag"])
 
     def chunk_of(self, tiles, tile_bytes):
         """-> how many are copied at a time, of `tiles` that a rank gets"""
@@ -165,8 +172,9 @@ class Sequential:
     """The product, and then the collective operation of ``kind``: the one for any GPU, dtype and size."""
 
     kind: Callable
+    options: dict[str, Any] = {}
 
-    def __init__(self, world, max_m, max_n, dtype, part_dtype):
+    def __init__(self, world, max_m, max_n, dtype, part_dtype, options):
         if part_dtype != dtype:
             raise ValueError(f"part_dtype is {part_dtype}; with 'sequential' it must be the dtype, {dtype}")
         self.world = world
