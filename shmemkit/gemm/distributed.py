@@ -132,7 +132,7 @@ def checked_options(who, known, given):
         if name != "tile":
             integer(who, f"options[{name!r}]", value, 1)
             continue
-        rows, columns = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
+        rows, columns = value if isinstance(value, (tuple, list)) and len(value) == 2 else (0, 0)
         if rows not in (64, 128) or columns not in range(16, 257, 16):
             raise ValueError(
                 f"{who}: options['tile'] is {value}; it must be (rows, columns): 64 or 128, and a multiple "

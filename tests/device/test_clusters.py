@@ -1,12 +1,12 @@
 """Clusters on the emulator and as PTX: blocks that load parts of a tile for each other, and hand its place
 back to each other; and what goes wrong when one of their waits is taken away."""
 
-import inspect
-from types import ModuleType
+import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
+from mutations import argument, callee, condition, omit
 from numba import cuda, types
 from ptx import compile_ptx, resources
 
@@ -77,16 +77,6 @@ def compute(kernel, n_tiles=3, **options):
     return sk.emu.run(main, 1, **options)[0]
 
 
-def changed(line, change):
-    """The kernel, with a line replaced in its source."""
-    source = inspect.getsource(shared_loads.py_func)
-    assert source.count(line) == 1, (line, source.count(line))
-    module = ModuleType("clusters_changed")
-    vars(module).update({k: v for k, v in globals().items() if k != "shared_loads"})
-    exec(compile(source.replace(line, change), "clusters_changed.py", "exec"), vars(module))
-    return module.shared_loads
-
-
 def test_blocks_load_for_each_other():
     assert compute(shared_loads)
     assert compute(shared_loads, races=True, delivery="unordered", seed=1)
@@ -94,21 +84,22 @@ def test_blocks_load_for_each_other():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "change"),
+    "change",
     [
-        ("cluster_sync()  # all", "cuda.syncthreads()  # all"),
-        ("cluster_sync()  # nobody", "pass  # nobody"),
-        ("mbarrier_wait(empty, 0, i & 1 ^ 1)", "pass"),
-        ("mbarrier_wait(full, 0, i & 1)\n", "pass\n"),
-        ("if t < 2:", "if t == block:"),
-        ("mbarrier_arrive_on(empty, 0, t)", "mbarrier_arrive_on(empty, 0, t + 1)"),
-        ("full, 0, 3)", "full, 0, 1 << block)"),
-        ("8 * (2 * i + block)", "8 * (2 * i)"),
+        callee("cluster_sync", "cuda.syncthreads"),
+        omit("cluster_sync", 2),
+        omit("mbarrier_wait", 1),
+        omit("mbarrier_wait", 2),
+        condition("t < 2", "t == block"),  # another's is not told
+        argument("mbarrier_arrive_on", 2, "t + 1"),
+        argument("tma_load_multicast", 6, "1 << block"),
+        argument("tma_load_multicast", 3, "8 * (2 * i)"),
     ],
 )
-def test_each_line_is_needed(line, change):
+def test_each_step_is_needed(mutate, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    kernel = changed(line, change)
+    mutate(sys.modules[__name__], change)
+    kernel = shared_loads
     for options in ({}, {"races": True}, *({"seed": seed} for seed in range(8))):
         try:
             if not compute(kernel, **options):

@@ -7,10 +7,10 @@ from fast import examples, slow
 from gemms import LAYOUTS, ROWS, check, error, expected, operand
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import argument, omit
 
 import shmemkit as sk
 from shmemkit.emu import RaceError
-from shmemkit.emu.cuda_module import Cuda
 from shmemkit.emu.stream import Stream
 from shmemkit.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80, sm90_host
 from shmemkit.gemm.problem import Gpu, Problem
@@ -269,19 +269,15 @@ def test_sm80_any_sizes(m, n, k, layouts):
     run(small, m, n, k, "float16", "float32", layouts)
 
 
-def sm80_error(races, **without):
-    """The error of a product by a kernel that is made of other functions."""
+def sm80_error(races):
+    """The error of a product."""
 
     def main(world):
         rng = np.random.default_rng(0)
-        a, b = operand(rng, 64, 160, "float16"), operand(rng, 160, 64, "float16", "columns")
-        out = np.zeros((64, 64), "float32")
-        with pytest.MonkeyPatch.context() as patched:
-            for name, value in without.items():
-                patched.setattr(sm80, name, value)
-            patched.setattr(sm80, "sm80_kernel", sm80.sm80_kernel.__wrapped__)
-            bound(Sm80, SMALL)(a, b, out)
-            world.synchronize()
+        a, b = operand(rng, 640, 160, "float16"), operand(rng, 160, 64, "float16", "columns")
+        out = np.zeros((640, 64), "float32")  # several tiles for a block
+        bound(Sm80, SMALL)(a, b, out)
+        world.synchronize()
         return error(out, expected(a, b))
 
     return spmd(1, main, races=races)[0]
@@ -318,17 +314,19 @@ def test_sm80_stores_where_8_bytes_may_begin(first, width, monkeypatch):
     spmd(1, main)
 
 
-def test_sm80_needs_its_waits():
+@pytest.mark.parametrize("which", ["but_first", "but_second"])
+def test_sm80_needs_its_waits(mutate, which):
     """If it waits for a group less, it multiplies what is not there."""
-    wait = sm80.cp_async_wait
     assert sm80_error(races=True) < 1e-5
-    assert np.isnan(sm80_error(races=False, cp_async_wait=lambda n: wait(n + 1)))
+    mutate(sm80, argument("cp_async_wait", 0, f"{which} + 1", 1 if which == "but_first" else 2))
+    assert np.isnan(sm80_error(races=False))
     with pytest.raises(RaceError):
-        sm80_error(races=True, cp_async_wait=lambda n: wait(n + 1))
+        sm80_error(races=True)
 
 
-def test_sm80_needs_its_barriers(monkeypatch):
-    monkeypatch.setattr(Cuda, "syncthreads", staticmethod(lambda: None))
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_sm80_needs_its_barriers(mutate, which):
+    mutate(sm80, omit("cuda.syncthreads", which))
     with pytest.raises(RaceError):
         sm80_error(races=True)
 

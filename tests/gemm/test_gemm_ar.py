@@ -238,9 +238,10 @@ def test_wrong_arguments_and_sizes(pes, method):
 
 def test_more_ranks_than_registers_are_for(pes):
     def main():
+        world = sk.init()
         for method in METHODS:
             with pytest.raises(ValueError, match="there are 17 ranks; it is for 1 to 16"):
-                sk.GemmAllReduce(sk.init(), 8, 8, method=method)
+                sk.GemmAllReduce(world, 8, 8, method=method)
 
     pes(17).run(main)
 
@@ -327,11 +328,23 @@ def test_each_line_is_needed(mutate, method, case, change):
     assert is_missed(compute, (method, sizes, "kn", None, "bfloat16", options), 12)
 
 
+def sum_of_three():
+    """2**24 + 1 - 2**24 in float32: 0 in this order, and 1 if rank 0 does not come first."""
+    world = sk.init()
+    a, b = np.zeros((1, 8), BFLOAT16), np.ones((8, 8), BFLOAT16)
+    a[0, 0] = (2**24, 1, -(2**24))[world.rank]
+    product = sk.GemmAllReduce(world, 1, 8, "bfloat16", "float32", "one_shot", options=NARROW)
+    out = product(a, b)
+    world.synchronize()
+    return float(out[0, 0])
+
+
 def test_who_begins_with_his_own_has_other_bits(pes, mutate):
     """The order of the ranks is what makes their bits equal."""
+    assert pes(3).run(sum_of_three) == [0, 0, 0]
     own_first = "(lambda parts: combining('sum', part_dtype, ranks)(parts[rank():] + parts[: rank()]))"
     mutate(ll128, store("combine", own_first, inside="receiving"))
-    assert not same_bits(pes(3), "float32", ["one_shot"])[0]
+    assert pes(3).run(sum_of_three) == [0, 1, 1]
 
 
 # ---- the exchange alone, in all schedules

@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 from fast import slow
 from gemms import moved
-from test_ag_gemm import BF16, integers, weight_of
-from test_gemm_rs import BFLOAT16, OBJECTS, expected, given
+from test_ag_gemm import BF16, integers, small, weight_of
+from test_gemm_rs import BFLOAT16, OBJECTS, SMALL, expected, given
 
 import shmemkit as sk
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.copy_engine import CopyPush
 from shmemkit.emu.stream import Stream
-from shmemkit.gemm import Simt, all_gather, follow
-from shmemkit.gemm.all_gather import column_hooks, sm90_host
+from shmemkit.gemm import Simt, follow
 from shmemkit.gemm.reduce_scatter import copy_engine, fused_2d, methods
-from shmemkit.gemm.sm90 import Tile
-from shmemkit.gemm.sm90_host import Choice
 from shmemkit.support.arrays import new_output, unowned
 
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
@@ -29,24 +26,23 @@ KINDS = [sk.AllGatherGemm, sk.GemmReduceScatter, sk.GemmAllReduce]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr("shmemkit.backends.emulator.EmulatorBackend.multiprocessors", 2)
-    monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(64, 32)])
-    for module in (all_gather, sm90_host):
-        monkeypatch.setattr(module, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
+def few_multiprocessors(monkeypatch):
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=2")
 
 
 # ---- how arrays lie
 
 
 @pytest.mark.parametrize("tile, part_dtype", [((64, 32), "float32"), *slow(((128, 32), None))])
-def test_operands_may_be_stored_otherwise_on_each_rank(pes, monkeypatch, tile, part_dtype):
+def test_operands_may_be_stored_otherwise_on_each_rank(pes, tile, part_dtype):
     """Parts lie alike, although slabs of B do not."""
-    monkeypatch.setattr(methods, "tiles_for", lambda rows, n, part_dtype: [Tile(*tile)])
+    options = {"tile": tile}
 
     def main():
         world, size = sk.init(), (8, 72, 72)
-        product = sk.GemmReduceScatter(world, *size[:2], part_dtype=part_dtype, method="fused")
+        product = sk.GemmReduceScatter(
+            world, *size[:2], part_dtype=part_dtype, method="fused", options=options
+        )
         out = product(*given(0, size, world.rank, ("kk", "mn")[world.rank]))
         world.synchronize()
         pairs = [given(0, size, rank, ("kk", "mn")[rank]) for rank in range(2)]
@@ -83,7 +79,8 @@ def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on
 
     def main():
         world = sk.init()
-        product = OBJECTS[op](world, 8, 36, method=method)
+        options = SMALL if method in ("fused", "copy_engine", "fused_2d") else None
+        product = OBJECTS[op](world, 8, 36, method=method, options=options)
         for call, size in enumerate([(8, 16 if nodes > 1 else 36, 9), (4, 8, 72)][: 3 - nodes]):
             want = expected(op, call, size, world)
             arrays = [*given(call, size, world.rank), np.empty(want.shape, BFLOAT16)]
@@ -101,14 +98,12 @@ def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_rows_at_an_odd_address_on_one_rank(pes, monkeypatch, by_columns):
-    monkeypatch.setattr(column_hooks, "ROUNDS", 1e9 if by_columns else -1)
-
+def test_rows_at_an_odd_address_on_one_rank(pes, by_columns):
     def main():
         world = sk.init()
         xs, weight = integers(2, 64, 64), weight_of(world.rank, 64, 32)
         x = moved(xs[world.rank], "at an odd address") if world.rank == 0 else xs[world.rank]
-        overlap = sk.AllGatherGemm(world, xs.nbytes, "overlap")
+        overlap = sk.AllGatherGemm(world, xs.nbytes, "overlap", options=small(by_columns))
         for gathered in (None, overlap.output((128, 64), "bfloat16")):
             out = overlap(x, weight, np.zeros((128, 32), "float32"), gathered=gathered)
             world.synchronize()
@@ -153,11 +148,8 @@ def test_arrays_of_others(pes, kind):
 # ---- GPUs of other sizes
 
 
-def test_the_least_gpu_decides_for_all(pes, monkeypatch):
+def test_the_least_gpu_decides_for_all(pes):
     """Tiles, where rows of them are sent, and whether x comes by rows or by columns."""
-    monkeypatch.undo()
-    monkeypatch.setattr(sm90_host, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
-    monkeypatch.setattr(all_gather, "choose", lambda m, n, k, sms: Choice(Tile(64, 32), 1))
 
     def main():
         world = sk.init()
@@ -166,11 +158,12 @@ def test_the_least_gpu_decides_for_all(pes, monkeypatch):
         product = sk.GemmReduceScatter(world, *size[:2], method="fused")
         tile = product._methods["fused"].choose(size[0] // 2, size[1], size[2])
         want, out = expected("rs", 0, size, world), product(*given(0, size, world.rank))
-        small = sk.GemmAllReduce(world, 8, 264, method="one_shot")
-        assert small._methods["one_shot"].multiprocessors == 2
+        few_rows = sk.GemmAllReduce(world, 8, 264, method="one_shot")
+        assert few_rows._methods["one_shot"].multiprocessors == 2
         world.backend.multiprocessors = (4, 1)[world.rank]
         xs, weight = integers(2, 128, 256), weight_of(world.rank, 256, 32)
-        gathered = sk.AllGatherGemm(world, xs.nbytes, "overlap")(xs[world.rank], weight)
+        options = small(by_columns=None)
+        gathered = sk.AllGatherGemm(world, xs.nbytes, "overlap", options=options)(xs[world.rank], weight)
         world.synchronize()
         np.testing.assert_array_equal(out, want)
         whole = xs.reshape(256, 256).astype("float32") @ weight.astype("float32")
@@ -192,8 +185,7 @@ def test_the_least_gpu_decides_for_all(pes, monkeypatch):
         (copy_engine.CopiedEverywhere, 4, [False, False, False, False]),
     ],
 )
-def test_what_auto_takes_of_llama_on_h200(monkeypatch, kind, n_ranks, chosen):
-    monkeypatch.undo()
+def test_what_auto_takes_of_llama_on_h200(kind, n_ranks, chosen):
     method = object.__new__(kind)
     method.world = SimpleNamespace(backend=SimpleNamespace(name="nvshmem"))
     method.ranks, method.part_dtype, method.multiprocessors = range(n_ranks), "bfloat16", 132
@@ -388,5 +380,44 @@ def test_what_is_refused_leaves_nothing_allocated(pes, monkeypatch):
         with pytest.raises(MemoryError, match="AllGatherGemm: max_nbytes=4096, method='auto': the heap is"):
             sk.AllGatherGemm(world, 1 << 12)
         assert len(world._allocations) == before
+
+    pes(2).run(main)
+
+
+# ---- options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_options(pes, kind):
+    sizes = (1 << 12,) if kind is sk.AllGatherGemm else (8, 8)
+
+    def main():
+        world = sk.init()
+        for options, error, said in [
+            (8, TypeError, "options is 8; it must be a dict"),
+            ({"tiles": 8}, ValueError, "options has 'tiles'; it must be "),
+            (
+                {"tile": (64, 40)},
+                ValueError,
+                r"options\['tile'\] is \(64, 40\); it must be \(rows, columns\)",
+            ),
+            ({"tile": 64}, ValueError, r"options\['tile'\] is 64"),
+            ({"chunk": 0}, ValueError, r"options\['chunk'\] is 0; it must be 1 or more"),
+            ({"chunk": 8 + world.rank}, ValueError, "needs the same options on all ranks"),
+        ]:
+            with pytest.raises(error, match=f"{kind.__name__}.*{said}"):
+                kind(world, *sizes, options=options)
+        assert kind.options["tile"] is None and kind(world, *sizes).options == kind.options
+
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("options", [{"senders": 3}, {"part_bytes": 64}])
+def test_wrong_options_of_push(pes, options):
+    ((name, value),) = options.items()
+
+    def main():
+        with pytest.raises(ValueError, match=f"push: {name} is {value}; it must be"):
+            sk.AllGatherGemm(sk.init(), 1 << 12, "push", options=options)
 
     pes(2).run(main)

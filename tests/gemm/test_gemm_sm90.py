@@ -1,12 +1,10 @@
 """The Hopper GEMM on the emulator: results at ragged edges, of all layouts and tiles; and what goes wrong
 when one of its waits or fences is taken away."""
 
-import functools
-
 import ml_dtypes
 import numpy as np
 import pytest
-from gemms import changed
+from mutations import argument, callee, delay, omit, omit_store, store
 from numba import cuda, types
 from ptx import compile_ptx, resources
 
@@ -209,42 +207,38 @@ PARTS = (64, 32, 8, True), (70, 28, 200)
 ALONE = (64, 256), (120, 300, 400)  # 4 tiles for one block: the loader is ahead when a tile ends
 
 
-WAIT_FOR_ALL = "            acc = wait_for_products(acc)  # 6\n"
-GIVE_BACK = "            hand_back(empty, before, lane)\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "line", "change"),
+    ("case", "change"),
     [
-        (RING, "mbarrier_wait(empty, slot, parity)  # 1", "pass"),
-        (RING, "mbarrier_wait(full, slot, parity)  # 3", "pass"),
-        (RING, "wgmma_wait_group(1)  # 5", "pass"),
-        (RING, "acc = wait_for_products(acc)  # 6", "pass"),
-        (ALONE, f"{WAIT_FOR_ALL}{GIVE_BACK}", f"{GIVE_BACK}{WAIT_FOR_ALL}"),
-        (RING, "slot, parity = 0, 1\n", "slot, parity = 0, 0\n"),
-        (RING, "mbarrier_init(full, i, 1)", "mbarrier_init(full, i, 2)"),
-        (RING, "mbarrier_init(empty, i, n_warps)", "mbarrier_init(empty, i, 1)"),
-        (RING, "fence_mbarrier_init()\n        cuda.syncthreads()", "cuda.syncthreads()"),
-        (RING, "fence_mbarrier_init()\n        cuda.syncthreads()", "fence_mbarrier_init()"),
-        (RING, "tensormap_acquire(map_b)", "pass"),
-        (RING, "tensormap_acquire(span(map_out, 16 * i, 16))", "pass"),
-        (RING, "bulk_wait_group_read(1)", "pass"),
-        (ODD, "bulk_wait_group_read(0)  #", "bulk_wait_group_read(1)  #"),
-        (RING, "fence_proxy_async()\n        cuda.syncwarp()", "cuda.syncwarp()"),
-        (RING, "fence_proxy_async()\n        cuda.syncwarp()", "fence_proxy_async()"),
-        (RING, "cuda.syncwarp()\n        store_columns", "store_columns"),
-        (RING, "bulk_wait_group(0)\n\n", "pass\n\n"),
-        (PARTS, "cuda.threadfence()\n        cuda.syncwarp()", "cuda.syncwarp()"),
-        (PARTS, "cuda.threadfence()\n        cuda.syncwarp()", "cuda.threadfence()"),
-        (PARTS, "            cuda.threadfence()\n        arrived", "        arrived"),
-        (PARTS, "arrived, 0)\n        cuda.syncwarp()", "arrived, 0)"),
-        (PARTS, "arrivals[tile * n_warps + warp] = 0", "pass"),
+        (RING, omit("mbarrier_wait", inside="load_tiles")),
+        (RING, omit("mbarrier_wait", inside="multiply_tiles")),
+        (RING, omit("wgmma_wait_group")),
+        (RING, omit("wait_for_products")),
+        (ALONE, delay("wait_for_products")),  # after its slot is handed back
+        (RING, store("parity", "0", inside="load_tiles")),
+        (RING, argument("mbarrier_init", 2, "2", 1)),
+        (RING, argument("mbarrier_init", 2, "1", 2)),
+        (RING, omit("fence_mbarrier_init")),
+        (RING, omit("cuda.syncthreads", inside="gemm")),
+        (RING, omit("tensormap_acquire", 2, "load_tiles")),
+        (RING, omit("tensormap_acquire", inside="multiply_tiles")),
+        (RING, omit("bulk_wait_group_read", 2, "store_piece")),
+        (ODD, argument("bulk_wait_group_read", 0, "1", 1, "store_piece")),
+        (RING, omit("fence_proxy_async", inside="store_piece")),
+        (RING, omit("cuda.syncwarp", 1, "store_piece")),
+        (RING, omit("cuda.syncwarp", 2, "store_piece")),
+        (RING, omit("bulk_wait_group", inside="multiply_tiles")),
+        (PARTS, omit("cuda.threadfence", 1, "add_up")),
+        (PARTS, omit("cuda.threadfence", 2, "add_up")),
+        (PARTS, omit("cuda.syncwarp", 1, "add_up")),
+        (PARTS, omit("cuda.syncwarp", 2, "add_up")),
+        (PARTS, omit_store("arrivals[]")),
     ],
 )
-def test_each_wait_is_needed(case, line, change, monkeypatch):
+def test_each_wait_is_needed(mutate, case, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    monkeypatch.setattr(sm90_host, "gemm_kernel", changed(sm90, line, change).gemm_kernel)
+    mutate(sm90, change)
     (tile, size), splits, sms = case, 3 if case is PARTS else 1, 1 if case is ALONE else 2
     product = Product(size)
     for options in ({"calls": 2}, {"races": True}):
@@ -318,11 +312,11 @@ def test_choices_can_be_launched(size):
 # ---- what the tensor cores and the TMA are told
 
 
-def test_a_descriptor_has_no_more_of_the_address_than_its_place(monkeypatch):
+def test_a_descriptor_has_no_more_of_the_address_than_its_place(monkeypatch, mutate):
     """In a cluster an address has the block's number in its upper bits, which once changed the distance of an
     operand's tiles in all blocks but the first."""
     product = Product((130, 80, 64), ("k", "mn"))
-    monkeypatch.setattr(sm90_host, "bind", functools.partial(sk.bind, cluster=2))
+    mutate(sm90_host, callee("bind", "functools.partial(bind, cluster=2)"))
     assert product.compute((128, 80))
     monkeypatch.setattr(wgmma, "at_address", lambda descriptor, address: descriptor | address >> 4)
     with pytest.raises(EmulatorError, match="matrix descriptor .* leads to byte"):

@@ -10,7 +10,6 @@ from small_kernels import spin
 
 import shmemkit as sk
 from shmemkit.gemm import gpu_of
-from shmemkit.gemm.all_gather import column_hooks
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +28,8 @@ def world():
         "sequential",
     ]
 )
-def method(request, world, monkeypatch):
+def method(request, world):
+    """-> the method's name, and options"""
     name, _, by = request.param.partition(" by ")
     capabilities = world.host_allgather(gpu_of(world).compute_capability)
     if name != "sequential" and any(cc[0] != 9 for cc in capabilities):
@@ -38,8 +38,7 @@ def method(request, world, monkeypatch):
         pytest.skip("needs one node")
     if name == "overlap_2d" and world.n_nodes == 1:
         pytest.skip("needs several nodes: SHMEMKIT_LOCAL_SIZE")
-    monkeypatch.setattr(column_hooks, "ROUNDS", -1 if by == "rows" else 1e9)
-    return name
+    return name, {"by_columns": by == "columns"}
 
 
 def rows_of(world, rank, m, k, dtype, call=0):
@@ -83,7 +82,7 @@ SHAPES = [
 @pytest.mark.parametrize("given", [None, "symmetric", "private"])
 def test_products(world, method, shape, given):
     (m, n, k), dtype = shape, as_dtype("bfloat16")
-    multiply = sk.AllGatherGemm(world, world.n_ranks * m * k * 2, method)
+    multiply = sk.AllGatherGemm(world, world.n_ranks * m * k * 2, method[0], options=method[1])
     weight, bias = weight_of(world, k, n, dtype, m % 3 == 0), world.xp.arange(n, dtype="float32") / n
     x, out = world.xp.empty((m, k), dtype), poisoned(world, (world.n_ranks * m, n), dtype)
     gathered, whole = None, world.xp.empty((world.n_ranks * m, k), dtype)
@@ -106,7 +105,7 @@ def test_products(world, method, shape, given):
 
 def test_rows_at_an_odd_address_on_one_rank(world, method):
     """The others do not notice."""
-    multiply = sk.AllGatherGemm(world, world.n_ranks * 512 * 512 * 2, method)
+    multiply = sk.AllGatherGemm(world, world.n_ranks * 512 * 512 * 2, method[0], options=method[1])
     parts = [rows_of(world, rank, 512, 512, as_dtype("bfloat16")) for rank in range(world.n_ranks)]
     weight, x = weight_of(world, 512, 1024, as_dtype("bfloat16")), parts[world.rank]
     x = moved(x, "at an odd address") if world.rank == 0 else x
@@ -120,9 +119,9 @@ def test_rows_at_an_odd_address_on_one_rank(world, method):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes(world, method, dtype):
     """Of float32 the kernel computes nothing: the copies are there, the product comes after them."""
-    if method == "push" and dtype == "float32":
+    if method[0] == "push" and dtype == "float32":
         pytest.skip("of halves")
-    multiply = sk.AllGatherGemm(world, world.n_ranks * 64 * 128 * 4, method)
+    multiply = sk.AllGatherGemm(world, world.n_ranks * 64 * 128 * 4, method[0], options=method[1])
     parts = [rows_of(world, rank, 64, 128, dtype) for rank in range(world.n_ranks)]
     weight = weight_of(world, 128, 72, dtype)
     for _ in range(3):
@@ -134,7 +133,7 @@ def test_dtypes(world, method, dtype):
 
 def test_several_weights_and_a_graph(world, method):
     m, k, dtype = 256, 512, as_dtype("bfloat16")
-    multiply = sk.AllGatherGemm(world, world.n_ranks * m * k * 2, method)
+    multiply = sk.AllGatherGemm(world, world.n_ranks * m * k * 2, method[0], options=method[1])
     weights = [weight_of(world, k, n, dtype) for n in (1024, 256, 130)]
     outs = tuple(poisoned(world, (world.n_ranks * m, w.shape[1]), dtype) for w in weights)
     x = world.xp.empty((m, k), dtype)
@@ -164,7 +163,7 @@ def test_500_calls_of_ranks_that_are_apart(world, method):
     """Now and then a rank is late. Whole numbers, whose products are exact, checked on the GPU."""
     n_ranks, xp, (m, n, k) = world.n_ranks, world.xp, (256, 512, 512)
     dtype, delay = as_dtype("bfloat16"), np.random.default_rng(world.rank)
-    multiply = sk.AllGatherGemm(world, n_ranks * m * k * 2, method)
+    multiply = sk.AllGatherGemm(world, n_ranks * m * k * 2, method[0], options=method[1])
     parts = [xp.random.default_rng(rank).integers(-2, 3, (m, k)).astype("float32") for rank in range(n_ranks)]
     weight = xp.random.default_rng(99 + world.rank).integers(-1, 2, (n, k)).astype("float32").T
     expected, wrong = xp.concatenate(parts) @ weight, xp.zeros(1, "int64")

@@ -9,9 +9,6 @@ from gemms import error, moved
 from gpu import world
 
 import shmemkit as sk
-from shmemkit.gemm.all_reduce import ll128
-from shmemkit.gemm.sm90 import Tile
-from shmemkit.gemm.sm90_host import Choice
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
@@ -59,12 +56,9 @@ class Case:
         assert len(set(self.w.host_allgather(got.tobytes()))) == 1
 
 
-SPLIT = 8, True
-
-
 @pytest.mark.parametrize("method", FEW_ROWS)
 @pytest.mark.parametrize(
-    "m, n, k, majors, choice",
+    "m, n, k, majors, options",
     [
         (1, 8, 8, "kk", None),
         (1, 8192, 4096, "kk", None),
@@ -74,18 +68,16 @@ SPLIT = 8, True
         (64, 8192, 2048, "kk", None),
         (100, 1000, 520, "kk", None),
         (128, 7168, 2048, "kk", None),
-        (33, 1000, 1000, "kk", Choice(Tile(64, 96), 1)),
-        (64, 2048, 4096, "kk", Choice(Tile(64, 128, *SPLIT), 8)),
-        (128, 12288, 1024, "kn", Choice(Tile(64, 32, *SPLIT), 3)),  # several tiles for a block
+        (33, 1000, 1000, "kk", {"tile": (64, 96), "splits": 1}),
+        (64, 2048, 4096, "kk", {"tile": (64, 128), "splits": 8}),
+        (128, 12288, 1024, "kn", {"tile": (64, 32), "splits": 3}),  # several tiles for a block
     ],
     ids=str,
 )
-def test_sizes_and_tiles(monkeypatch, method, m, n, k, majors, choice):
+def test_sizes_and_tiles(method, m, n, k, majors, options):
     they_are_there()
-    if choice is not None:
-        monkeypatch.setattr(ll128, "choices_for", lambda *_: [choice])
     case = Case(m, n, k, majors)
-    product = sk.GemmAllReduce(world(), m, n, method=method)
+    product = sk.GemmAllReduce(world(), m, n, method=method, options=options)
     for _ in range(3):
         case.check(case.compute(product))
     product.free()

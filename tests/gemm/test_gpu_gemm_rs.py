@@ -11,8 +11,6 @@ from gemms import error, moved
 from gpu import world
 
 import shmemkit as sk
-from shmemkit.gemm.reduce_scatter import methods
-from shmemkit.gemm.sm90 import Tile
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
@@ -68,18 +66,16 @@ class Case:
         (200, 1000, 520, None),
         (33, 520, 264, None),
         (5, 24, 72, None),
-        (512, 1120, 512, Tile(128, 224)),
-        (64, 512, 512, Tile(64, 128)),
-        (300, 1000, 200, Tile(128, 192)),
+        (512, 1120, 512, (128, 224)),
+        (64, 512, 512, (64, 128)),
+        (300, 1000, 200, (128, 192)),
     ],
     ids=str,
 )
-def test_sizes_and_tiles(monkeypatch, op, rows, n, k, tile):
+def test_sizes_and_tiles(op, rows, n, k, tile):
     fused_is_there()
-    if tile is not None:
-        monkeypatch.setattr(methods, "tiles_for", lambda *_: [tile])
     case = Case(op, rows * world().n_ranks, n, k)
-    product = OBJECTS[op](world(), rows * world().n_ranks, n, method="fused")
+    product = OBJECTS[op](world(), rows * world().n_ranks, n, method="fused", options={"tile": tile})
     for _ in range(3):
         case.check(case.compute(product))
     product.free()

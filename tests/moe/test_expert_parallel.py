@@ -6,11 +6,8 @@ import pytest
 from fast import slow
 
 import shmemkit as sk
-from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.emu.stream import Stream
 from shmemkit.moe import ExpertParallel
-from shmemkit.moe.combine import Combine
-from shmemkit.moe.dispatch import Dispatch
 from shmemkit.moe.routing import MAX_EXPERTS, SHIFT, reciprocal_of
 from shmemkit.runtime.symmetric_memory import as_dtype
 
@@ -20,14 +17,10 @@ HIDDEN = 16
 @pytest.fixture
 def few_blocks(monkeypatch):
     """A block has several tokens."""
-    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 2)
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=2")
 
 
-@pytest.fixture
-def two_warps(monkeypatch):
-    """Blocks of two warps: on the emulator, methods have one."""
-    for method in (Dispatch, Combine):
-        monkeypatch.setattr(method, "threads", property(lambda self: 64, lambda self, _: None))
+TWO_WARPS = {"threads": 64}  # of a block: on the emulator, methods have one warp
 
 
 def tokens_of(call, rank, tokens, n_experts, top_k, hidden=HIDDEN, missing=0.2):
@@ -107,9 +100,8 @@ def test_blocks_with_several_tokens(pes, few_blocks):
     pes(2).run(route, [[7, 4], [0, 7]], 3, 4, "float32", "int64", 9)
 
 
-def test_more_experts_to_count_than_a_block_loads_at_once(pes, monkeypatch):
-    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 24)
-    pes(1).run(route, [[40]], 5, 5)
+def test_more_experts_to_count_than_a_block_loads_at_once(pes):
+    pes(1, gpu="H200,sms=24").run(route, [[40]], 5, 5)
 
 
 @pytest.mark.parametrize("dtype, index", [("float16", "int32"), ("bfloat16", "int64"), ("float32", "int64")])
@@ -156,13 +148,13 @@ def test_an_expert_named_twice_counts_twice_in_the_sum(pes):
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-def test_bytes_with_scales(pes, few_blocks, two_warps):
+def test_bytes_with_scales(pes, few_blocks):
     """As fp8: what the experts return is bfloat16."""
 
     def main(tokens):
         world = sk.init()
         n, me = world.n_ranks, world.rank
-        ep = ExpertParallel(world, 5, 32, 2 * n, 2, "bfloat16", "uint8", 131)
+        ep = ExpertParallel(world, 5, 32, 2 * n, 2, "bfloat16", "uint8", 131, options=TWO_WARPS)
         for call in range(2):
             of_all = [tokens_of(call, r, tokens[r], 2 * n, 2, 32) for r in range(n)]
             scales = [np.tile(x, 5)[:, :131].astype("float32") / 8 for x, _, _ in of_all]
@@ -187,7 +179,7 @@ def test_bytes_with_scales(pes, few_blocks, two_warps):
 
 
 @pytest.mark.slow
-def test_close_to_float64_and_the_same_bits_every_time(pes, few_blocks, two_warps):
+def test_close_to_float64_and_the_same_bits_every_time(pes, few_blocks):
     """Rows of several tiles, the last one not full; more than a warp sends at once."""
 
     def main(dtype, error):
@@ -196,7 +188,7 @@ def test_close_to_float64_and_the_same_bits_every_time(pes, few_blocks, two_warp
         x = rng.standard_normal((2, 600)).astype(as_dtype(dtype))
         experts = np.array([rng.permutation(8)[:6] for _ in range(2)])
         weights = rng.random((2, 6)).astype("float32")
-        ep = ExpertParallel(world, 2, 600, 8, 6, dtype)
+        ep = ExpertParallel(world, 2, 600, 8, 6, dtype, options=TWO_WARPS)
         bits = set()
         for _ in range(2):
             out = ep.combine(ep.dispatch(x, experts, weights).rows)
@@ -283,7 +275,7 @@ def few_calls(calls):
 @pytest.mark.parametrize("calls", ["ddd", "dccc"])
 def test_right_in_every_schedule(monkeypatch, calls):
     """The last call reuses the buffer of two calls before."""
-    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 1)
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=1")
     found = sk.emu.explore(few_calls, 2, (calls,), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
@@ -320,6 +312,15 @@ def test_wrong_arguments(pes, arguments, message):
             ExpertParallel(world, *given)
 
     pes(2).run(main)
+
+
+@pytest.mark.parametrize("threads", [0, 48, 288])
+def test_wrong_options(pes, threads):
+    def main():
+        with pytest.raises(ValueError, match=f"threads is {threads}; it must be"):
+            ExpertParallel(sk.init(), 8, 16, 4, 2, options={"threads": threads})
+
+    pes(1).run(main)
 
 
 def test_the_rank_of_an_expert_by_a_multiplication():
