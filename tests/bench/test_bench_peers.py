@@ -127,6 +127,18 @@ class FakeNccl:
         if sk.current().rank == root:
             memory(out, count * len(parts), "uint8")[:] = np.concatenate(parts)
 
+    def _Scatter(self, x, out, count, number, root, comm, stream):
+        world = sk.current()
+        whole = world.host_allgather(
+            memory(x, count * world.n_ranks, "uint8").copy() if world.rank == root else None
+        )[root]
+        memory(out, count, "uint8")[:] = whole[world.rank * count :][:count]
+
+    def _Reduce(self, x, out, count, number, op, root, comm, stream):
+        total = sum(part.astype("float32") for part in self._gather(x, count, number))
+        if sk.current().rank == root:
+            memory(out, count, self.TYPES[number])[:] = total
+
     def _GroupStart(self):
         self.groups[sk.current().rank] = []
 
