@@ -18,7 +18,7 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 STORED = Path(__file__).with_name("stored_results.json")
 KINDS = {"AllReduce": sk.AllReduce, "ReduceScatter": sk.ReduceScatter}
 WAYS = [(kind, method) for kind, made in KINDS.items() for method in made.methods if "multimem" not in method]
-N_RANKS, SIZE = 4, 4 * 1501
+N_RANKS, SIZE = 4, 4 * 151
 
 
 def digest(kind, method, op, dtype):
