@@ -1,9 +1,6 @@
 """What the tests of matrix products share."""
 
-import inspect
 import math
-import sys
-from types import ModuleType
 
 import numpy as np
 
@@ -93,19 +90,6 @@ def check_graphs_and_streams(world, product, calls):
         other.synchronize()
         for *_, out, want in calls:
             np.testing.assert_array_equal(out, want)
-
-
-def changed(original, old, new, count=1, **names):
-    """-> the module with `old`, which stands there `count` times, replaced in its source, and with other
-    `names`"""
-    source = inspect.getsource(original)
-    assert source.count(old) == count, (old, source.count(old))
-    module = ModuleType(f"{original.__name__}_changed")
-    module.__package__ = original.__package__
-    sys.modules[module.__name__] = module
-    exec(compile(source.replace(old, new), f"{module.__name__}.py", "exec"), vars(module))
-    vars(module).update(names)
-    return module
 
 
 def is_missed(compute, args, schedules, gpu=None):

@@ -4,9 +4,9 @@ overtake each other; and what goes wrong without one of their waits."""
 import numpy as np
 import pytest
 from fast import examples
-from gemms import changed
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import argument, callee, omit
 from ptx import compile_ptx
 from test_all_to_all import exchange_rows, random_calls
 
@@ -150,28 +150,22 @@ def test_nothing_is_wrong_otherwise(n_pes):
 @pytest.mark.slow
 @pytest.mark.parametrize("n_pes", [2, 4])
 @pytest.mark.parametrize(
-    "line, change",
+    "change",
     [
-        ("put_signal_nbi_block(my_row, my_row, table_full[me:], epoch, SET, k)", "pass"),
-        ("my_row, table_full[me:], epoch, SET, k)", "my_row, table_full[me:], epoch + 1, SET, k)"),
-        ("signal_wait_until(table_full[k:], GE, epoch)", "pass"),
-        (
-            "GE, epoch)\n            k += threads\n        cuda.syncthreads()",
-            "GE, epoch)\n            k += threads",
-        ),
-        ("copy_block(source, x[at + begin : at + end])  # a put", "pass  # a put"),
-        ("put_signal_nbi_block(target, source, full[me, b:], epoch, SET, peer)", "pass"),
-        ("put_signal_nbi_block(target", "begin < end and put_signal_nbi_block(target"),
-        ("signal_wait_until(full[peer, b:], GE, epoch)\n", "pass\n"),
-        (
-            "full[peer, b:], GE, epoch)\n                    cuda.syncthreads()",
-            "full[peer, b:], GE, epoch)",
-        ),
+        omit("put_signal_nbi_block", 1),
+        argument("put_signal_nbi_block", 3, "epoch + 1", 1),
+        omit("signal_wait_until", 1),
+        omit("cuda.syncthreads", 2),
+        omit("copy_block", 1),
+        omit("put_signal_nbi_block", 2),
+        callee("put_signal_nbi_block", "(put_signal_nbi_block if begin < end else lambda *_: None)", 2),
+        omit("signal_wait_until", 2),
+        omit("cuda.syncthreads", 6),
     ],
 )
-def test_each_line_is_needed(n_pes, line, change):
-    module = changed(variable, line, change)
-    assert any(is_wrong(module, seed, n_pes) for seed in (None, *range(8)))
+def test_each_line_is_needed(mutate, n_pes, change):
+    mutate(variable, change)
+    assert any(is_wrong(variable, seed, n_pes) for seed in (None, *range(8)))
 
 
 def test_rows_that_differ_are_reported(pes):

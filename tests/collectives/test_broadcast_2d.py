@@ -3,7 +3,7 @@ explorations, and what goes wrong without one of the waits."""
 
 import numpy as np
 import pytest
-from gemms import changed
+from mutations import argument, condition, omit, single_buffer
 
 import shmemkit as sk
 from shmemkit.collectives.broadcast import push_2d
@@ -112,12 +112,12 @@ def test_right_in_every_schedule(nodes, local_size, calls):
     assert found.finished and found.failure is None, str(found)
 
 
-def test_begun_is_a_sum():
+def test_begun_is_a_sum(mutate):
     """Of numbers that are set the network may bring an old one last."""
-    module = changed(push_2d, "signal_op(empty[me, b:], 1, ADD,", "signal_op(empty[me, b:], epoch, SET,")
+    mutate(push_2d, argument("signal_op", 1, "epoch"), argument("signal_op", 2, "SET"))
 
     def main():
-        assert few_calls(4, module)
+        assert few_calls(4, push_2d)
 
     found = sk.emu.explore(main, 2, exhaustive=True, local_size=1, heap_size=1 << 18)
     assert isinstance(found.failure, (DeadlockError, RaceError)), str(found)
@@ -138,35 +138,34 @@ def test_nothing_is_wrong_otherwise():
 
 
 EVERYWHERE = [
-    ("signal_op(empty[me, b:], 1, ADD, home + local)", "pass"),
-    ('wait_block(full[1 - buffer, to, b:], 1, "sys", "acquire", epoch - 1)', "pass"),
-    ("full[1 - buffer, to, b:]", "full[buffer, to, b:]"),
-    ("            copy_block(span(symm_at(scratch, peer)[buffer, to, b], 0, its_length), theirs)\n", ""),
-    ("theirs)\n            cuda.syncthreads()\n", "theirs)\n"),
-    ('notify(full[buffer, to, b:], peer, epoch, "set", "sys")', "pass"),
-    ('wait_block(full[buffer, local, b:], 1, "sys", "acquire", epoch)', "pass"),
-    ("signal_wait_until(full[buffer, local, b:], GE, epoch)", "pass"),
-    ("[buffer, local, b:], GE, epoch)\n        cuda.syncthreads()", "[buffer, local, b:], GE, epoch)"),
-    ("if peer != root:", "if False:"),
-    ("if peer != root:", "if me == root:"),
-    ("mine)\n            cuda.syncthreads()\n", "mine)\n"),
-    ('notify(full[buffer, local, b:], peer, epoch, "set", "sys")', "pass"),
-    ('wait_block(full[buffer, to, b:], 1, "sys", "acquire", epoch)', "pass"),
-    ("signal_wait_until(empty[k, b:], GE, epoch - 1)", "pass"),
-    ("empty[k, b:], GE, epoch - 1)", "empty[k, b:], GE, epoch - 2)"),
-    ("span(outbox[buffer, b], 0, length)", "span(outbox[0, b], 0, length)"),
-    ("copy_block(source, mine)", "pass"),
-    ("buffer = epoch & 1", "buffer = 0"),
-    ("full[buffer, local, b:], epoch, SET, k)", "full[buffer, local, b:], epoch - 1, SET, k)"),
+    omit("signal_op"),
+    omit("wait_block", 1),
+    argument("wait_block", 0, "full[buffer, to, b:]", 1),
+    omit("copy_block", 1),
+    omit("cuda.syncthreads", 1),
+    omit("notify", 1),
+    omit("wait_block", 2),
+    omit("signal_wait_until", 1),
+    omit("cuda.syncthreads", 2),
+    condition("peer != root", "False"),
+    condition("peer != root", "me == root"),
+    omit("cuda.syncthreads", 3),
+    omit("notify", 2),
+    omit("wait_block", 3),
+    omit("signal_wait_until", 2),
+    argument("signal_wait_until", 2, "epoch - 2", 2),
+    argument("span", 0, "outbox[0, b]", 7, "push_broadcast_2d"),
+    omit("copy_block", 3),
+    single_buffer(),
+    argument("put_signal_nbi_block", 3, "epoch - 1"),
 ]
-ON_ONE_NODE = [("    cuda.syncthreads()  # all threads have read the counter\n", "")]
+ON_ONE_NODE = [omit("cuda.syncthreads", 5)]  # all threads have read the counter
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "n_pes, line, change",
-    [*((4, *replaced) for replaced in EVERYWHERE), *((2, *replaced) for replaced in ON_ONE_NODE)],
+    "n_pes, change", [*((4, each) for each in EVERYWHERE), *((2, each) for each in ON_ONE_NODE)]
 )
-def test_each_line_is_needed(n_pes, line, change):
-    module = changed(push_2d, line, change)
-    assert any(is_wrong(module, seed, n_pes) for seed in (None, *range(12)))
+def test_each_line_is_needed(mutate, n_pes, change):
+    mutate(push_2d, change)
+    assert any(is_wrong(push_2d, seed, n_pes) for seed in (None, *range(12)))
