@@ -228,13 +228,13 @@ class Rooted(PacketMethod):
     def grid_of(t):
         return 128, max(2, t.blocks // 2)  # a signal says that units of so many threads are read
 
-    def make(self, n_bytes, rows, senders, counters):
-        """Slots, signals and counters for segments of up to so many bytes. Collective."""
+    def make(self, n_bytes, rows, credit_rows, grid_rows):
+        """Slots, signals and counters for segments of `n_bytes` or fewer. Collective."""
         self.check_ranks()
         self.channel = self.t.channel(self, rows, n_bytes, self.array_name("slots"))
         chunks = -(-max(1, self.t.units_of(n_bytes)) // self.units_of_block)
-        self.empty_signals = self.zeros((senders, chunks), "uint64", self.array_name("empty"))
-        self.epochs = self.world.xp.zeros((counters, chunks), "uint64")
+        self.empty_signals = self.zeros((credit_rows, chunks), "uint64", self.array_name("empty"))
+        self.epochs = self.world.xp.zeros((grid_rows, chunks), "uint64")
 
     def launch_rooted(self, kernel, x, out, segment, in_place, rows=1):
         units = self.t.units_of(segment)
