@@ -147,3 +147,14 @@ def test_links_of_the_page_on_pypi_are_whole():
     links = re.findall(r"\]\((.*?)\)", text)
     assert len(links) > 20
     assert [link for link in links if not link.startswith("https://")] == []
+
+
+def test_every_method_of_a_collective_has_a_row():
+    kinds = {name for name in sk.__all__ if hasattr(getattr(sk, name), "maker")} - {"AllToAllV"}  # it has one
+    found, heading = {kind: set() for kind in kinds}, None
+    for line in (ROOT / "docs" / "host.md").read_text().splitlines():
+        heading = (re.match(r"## `sk\.(\w+)", line) or [None, heading])[1]
+        if row := re.match(r'\| `"(\w+)"` \| (\w+)', line):
+            kind = row[2] if row[2] in kinds else heading
+            found.setdefault(kind, set()).add(row[1])
+    assert {kind: found[kind] for kind in kinds} == {kind: set(getattr(sk, kind).methods) for kind in kinds}
