@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -240,7 +241,7 @@ def test_under_mpi_launch(tmp_path):
         "    sk.AllReduce(world, 32)(world.xp.ones(8, 'float32'))\n"
         "    world.host_barrier()\n"
     )
-    launch = os.path.join(os.path.dirname(__file__), "..", "mpi_launch.sh")
+    launch = str(Path(__file__).parents[2] / "mpi_launch.sh")
     text = written(launch, "-n", "2", str(script), SHMEMKIT_PYTHON=sys.executable)
     assert re.search("of 8 float32: 0 of .* blocks ended|host code, 00:0", text)
 
