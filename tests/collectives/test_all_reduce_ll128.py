@@ -59,10 +59,31 @@ def test_several_tiles_for_a_warp(pes, method):
     pes(3).run(in_many_turns, method, [60, 1000, 61, 1, 999])
 
 
-def few_calls(method, sizes, blocks=16):
+def in_few_slots(sizes, blocks):
+    """Segments of more tiles than there are slots. Ranks have 1, 2 or 3 blocks, or what divides the slots."""
+    world = sk.init()
+    n, reduce = world.n_ranks, sk.AllReduce.maker("two_shot_ll128")(world, 8 * max(sizes), "sum", ring=2)
+    assert reduce.channel[1] == 6
+    for call, size in enumerate(sizes):
+        x = np.arange(size, dtype="uint64") + 1000 * call + world.rank
+        reduce.bind(x, x, True, x.dtype)
+        for key in reduce.most:
+            reduce.most[key] = blocks[world.rank]
+        reduce.bind(x, x, True, x.dtype)(None)
+        world.synchronize()
+        assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
+
+
+@pytest.mark.parametrize("blocks", [(1, 2, 3), (4, 5, 6), (64, 64, 64)])
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
+def test_two_shots_in_few_slots(pes, blocks):
+    pes(3, gpu="H200,sms=3").run(in_few_slots, [3600, 200, 1081, 60, 2500], blocks)
+
+
+def few_calls(method, sizes, **settings):
     """Of one warp, which is little enough for all schedules."""
     world = sk.init()
-    n, reduce = world.n_ranks, sk.AllReduce.maker(method)(world, 8 * max(sizes), "sum", blocks=blocks)
+    n, reduce = world.n_ranks, sk.AllReduce.maker(method)(world, 8 * max(sizes), "sum", **settings)
     for call, size in enumerate(sizes):
         x = np.full(size, 10 * call + world.rank, "uint64")
         reduce.bind(x, x, True, x.dtype)(None)
@@ -75,6 +96,16 @@ def few_calls(method, sizes, blocks=16):
 def test_right_in_every_schedule(method, sizes):
     """The third call of one shot uses the first half again, the second one of two shots the same lines."""
     found = sk.emu.explore(few_calls, 2, (method, sizes), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
+
+
+@pytest.mark.slow
+def test_two_shots_in_one_slot_are_right_in_every_schedule(monkeypatch):
+    """Two tiles of each segment, one after the other."""
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=1")
+    found = sk.emu.explore(
+        lambda: few_calls("two_shot_ll128", [240], ring=1), 2, exhaustive=True, heap_size=1 << 18
+    )
     assert found.finished and found.failure is None, str(found)
 
 

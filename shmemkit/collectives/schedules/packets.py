@@ -60,14 +60,16 @@ class PacketMethod(Method):
             nothing = self.world.xp.empty(0, kind)
             bind(nothing, nothing, *args)
 
-    def launch_units(self, kernel, units, x, *args, grid_rows=1):
+    def launch_units(self, kernel, units, x, *args, grid_rows=1, divides=None):
         """-> `kernel` bound to enough threads for so many units, in each of so many rows of the grid, and to
-        these arguments."""
+        these arguments. The number of blocks of a row divides `divides`."""
         key = kernel, grid_rows, x.dtype
         if key not in self.most:
             fit = self.launch(kernel, (1, grid_rows), x, *args, pdl=True).resident_blocks
             self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // grid_rows)
         grid = max(1, min(-(-units // self.units_of_block), self.most[key]))
+        if divides:
+            grid = next(blocks for blocks in range(min(grid, divides), 0, -1) if divides % blocks == 0)
         return self.launch(kernel, (grid, grid_rows), x, *args, pdl=True)
 
 

@@ -3,26 +3,31 @@ all-reduce for middling messages, by LL128.
 
 Segments  the array is cut into n_ranks segments of equally many units, one for each rank. Where the last
           segments are shorter, ranks send anything and store nothing
-Slots     inputs[k], on every rank: its segment of rank k's array. results[k]: segment k, combined. Only rank
-          k writes them
-Epochs    epochs[i], local: of unit i of the segments. Device-resident, so graph-safe
+Slots     inputs[k, s], on every rank: units of its segment of rank k's array. results[k, s]: units of segment
+          k, combined. Only rank k writes them. There are `ring` of each, or fewer if a segment has fewer
+          units; unit i has slot s = i modulo their number
+Epochs    epochs[s], local: of slot s. Device-resident, so graph-safe
 
   a warp, for its units i, one after the other:
-          1. load unit i of all segments; send that of segment k to inputs[me] on rank k, also on this one
-          2. add 1 to the unit's epoch
-          3. wait for unit i in inputs, of all ranks at once; combine them in the order of the ranks; send the
-             result to results[me] on all ranks
-          4. wait for unit i in results, of all ranks at once; store them to the segments of the output
+          1. load unit i of all segments; send that of segment k to inputs[me, s] on rank k, also on this one
+          2. add 1 to the slot's epoch
+          3. wait for inputs[:, s], of all ranks at once; combine them in the order of the ranks; send the
+             result to results[me, s] on all ranks
+          4. wait for results[:, s], of all ranks at once; store them to the segments of the output
+
+All units of a slot belong to one warp: if a segment has more units than there are slots, the number of warps
+divides that of the slots. So large messages need no more slots than the GPU has warps in flight, and these
+stay in its L2 cache.
 
 One rank combines an element, in the order of the ranks: all ranks get the same bits, in every run.
 
 No race, without a double buffer. All ranks give unit i the same slot and count its epochs alike, whatever the
 sizes of the calls and the grids.
 
-- A rank writes inputs[me] on rank k again in the next epoch. In this one it has received the results of rank
-  k, which rank k sends after it has read the same unit of its inputs.
-- A rank writes results[me] on rank k again in the next epoch, after rank k's inputs have come. Rank k sends
-  them after its previous launch has ended: it has read all results.
+- A rank writes inputs[me, s] on rank k again in the next epoch of slot s. In this one it has received
+  results[k, s], which rank k sends after it has read inputs[:, s].
+- A rank writes results[me, s] on rank k again in the next epoch of slot s, after inputs[k, s] has come. Rank
+  k sends that after it has read results[:, s]: in the same warp, or in a launch that has ended.
 - x may be out: a warp loads its units of x before it writes the same units of out. What other warps load
   there lies beyond the end of their segments, and is not stored.
 
@@ -77,33 +82,44 @@ def two_shot_kernel(t, n, op, dtype):
         slots, row_units, low, high
                  the channel, of 2 * n rows: inputs, then results
         epochs   uint32 (row_units,), zeros at first
-        grid     any number of blocks of whole warps, one-dimensional, as the blocks are
+        grid     any number of blocks of whole warps, one-dimensional, as the blocks are; if segment >
+                 row_units, their warps divide row_units
         """
         i, step, me, channel = index(), stride(), rank(), (slots, row_units, low, high)
+        s, end = i, u32(row_units)
         griddepcontrol_wait(x, out, segment, symm_at(slots, 0), epochs, me, i)
         griddepcontrol_launch_dependents()
         while i < segment:
-            epoch = u32(epochs[counter(i)] + 1)
-            send(channel, me, i, load((x, segment, i)), epoch, me)
+            epoch = u32(epochs[counter(s)] + 1)
+            send(channel, me, s, load((x, segment, i)), epoch, me)
             cuda.syncwarp()  # all threads have read the counter
-            if leads(i):
-                epochs[counter(i)] = epoch
-            words = combine(receive(channel, 0, i, epoch))
-            send(channel, n + me, i, copies(words), epoch, me)
-            store(receive(channel, n, i, epoch), (out, segment, i))
-            i = u32(i + step)
+            if leads(s):
+                epochs[counter(s)] = epoch
+            words = combine(receive(channel, 0, s, epoch))
+            send(channel, n + me, s, copies(words), epoch, me)
+            store(receive(channel, n, s, epoch), (out, segment, i))
+            i, s = u32(i + step), u32(s + step)
+            if s >= end:
+                s = u32(s - end)
+            cuda.syncwarp()  # the counter may be read again
 
     return two_shot
 
 
 class TwoShot(PacketMethod):
-    """A method of this schedule: transport `t`."""
+    """A method of this schedule: transport `t`.
 
-    at_once = True
+    ring  slots of a row, at most, in blocks for each multiprocessor: a number with many divisors
+    """
+
+    at_once, ring = True, 48
 
     def prepare(self, max_nbytes, op):
         t, n = self.t, self.world.n_ranks
-        self.op, segment = op, t.unit_bytes * self._segment(max_nbytes)
+        self.op = op
+        self.ring_blocks = self.ring * min(self.world.host_allgather(self.world.backend.multiprocessors))
+        self.ring_units = self.ring_blocks * self.units_of_block
+        segment = t.unit_bytes * min(self._segment(max_nbytes), self.ring_units)
         self.check_ranks()
         slots, *rest = t.channel(self, 2 * n, segment, self.array_name("slots"))
         self.channel = slots.reshape(2 * n, -1), *rest
@@ -117,7 +133,9 @@ class TwoShot(PacketMethod):
         kernel = two_shot_kernel(self.t, self.world.n_ranks, self.op, dtype.name)
         segment = self._segment(x.nbytes)
         x, out = self.t.wide(self.world, x, out, x.nbytes)
-        return self.launch_units(kernel, segment, x, out, x.size, segment, *self.channel, self.epochs)
+        ring = self.ring_blocks if segment > self.ring_units else None
+        args = x.size, segment, *self.channel, self.epochs
+        return self.launch_units(kernel, segment, x, out, *args, divides=ring)
 
 
 _kinds = kernel_types(LL128, types.Array(types.uint32, 1, "C"))
