@@ -5,9 +5,7 @@ one kernel would.
   "copy_engine"  both by copy engines: ``reduce_scatter/copy_engine.py``, and copies of the results to all
                  outputs
 
-Both methods work in place on the rank's own segment of `out`. They need n_ranks segments of a multiple of 16
-bytes. Any other array is copied into the symmetric `padded`, reduced there, and copied back; these copies in
-local memory take most of the time.
+Both methods work in place on the rank's own segment of `out`. ``stages.py`` sends what is no whole segment.
 
 With "push", both stages have one scratch with two buffers, its full signals and its epochs: a stage is an
 epoch. In each, every rank sends its part b to all others, in a launch of its own. So the double-buffer lemma
@@ -30,86 +28,43 @@ If out is symmetric, the rank combines its result in it, and copies the result t
 barriers 2 and 3. The outs may be written since barrier 1. If x is out, barriers 2 and 3 also say that the old
 content has been sent.
 
-Otherwise the rank combines its result in the symmetric `result` and stores it from there to its own out. The
-peers copy it to their outs after barriers 2 and 3. If x is out, a rank copies the results of the peers only
-after its copies of x. After barrier 1 of the next call, these copies have ended: result may be written again.
+Otherwise rank k combines its result in slots[k], which no rank sends to, and stores it from there to its own
+out. The peers copy it to their outs after barriers 2 and 3. If x is out, a rank copies the results of the
+peers only after its copies of x. After barrier 1 of the next call, these copies have ended: slots[k] may be
+written again.
 """
-
-from typing import ClassVar
 
 from shmemkit.device import PIECE_BYTES
 
 from ..all_gather.push_1d import Push1D
 from ..copy_engine_exchange import enqueue
-from ..method import Method
 from ..own_segment import StoresOwn
 from ..reduce_scatter import copy_engine, push
+from ..schedules.exchange import Exchange
+from ..stages import Staged, in_turn
 
 
-class _Composed(Method):
-    """A subclass has its `name`; prepare_parts(room, op), which appends to `stages` what ``free`` frees; and
-    _bind, as ``bind``, for whole segments.
+class _Composed(Staged):
+    rest = Exchange, {"whole": True}
 
-    of_stages  settings of the stages
-    """
-
-    of_stages: ClassVar[dict] = {}
-
-    def prepare(self, max_nbytes, op):
-        n = self.world.n_ranks
-        self.unit = 16 * n  # bytes
-        room = max(1, -(-max_nbytes // self.unit)) * self.unit
-        self.stages = []
-        try:
-            self.prepare_stages(room, op)
-        except ValueError as refusal:
-            raise type(refusal)(f"all_reduce {self.name}: {refusal}") from None
-        self.padded = self.empty(room, "uint8", f"all_reduce.{self.name}.padded")
-
-    def bind(self, x, out, in_place, dtype):
-        if out.nbytes % self.unit == 0:
-            return self._bind(x, out, in_place, dtype)
-        backend, view = self.world.backend, self.padded[: out.nbytes]
-        whole = self.padded[: -(-out.nbytes // self.unit) * self.unit].view("uint64")
-        enter, leave = backend.copy(view, x.view("uint8")), backend.copy(out.view("uint8"), view)
-        reduce = self._bind(whole, whole, True, dtype)
-
-        def run(stream):
-            enter(backend.handle(stream))
-            reduce(stream)
-            leave(backend.handle(stream))
-
-        return run
-
-    def _segment(self, out):
+    def segment_of(self, out):
         size = out.size // self.world.n_ranks
         return out[self.world.rank * size :][:size]
-
-    def free(self):
-        while self.stages:
-            self.stages.pop().free()
-        super().free()
 
 
 class Push(_Composed):
     """The method "push" of ``AllReduce``."""
 
-    name = "push"
+    name = "all_reduce push"
 
-    def prepare_stages(self, room, op):
+    def make_stages(self, room, op):
         scatter = push.Push(self.world, room, op, **self.of_stages)
         self.stages.append(scatter)
         self.stages.append(Push1D(self.world, room, shared=scatter, **self.of_stages))
 
-    def _bind(self, x, out, in_place, dtype):
-        mine, (scatter, gather) = self._segment(out), self.stages
-        first, second = scatter.bind(x, mine, in_place, dtype), gather.bind(mine, out, True)
-
-        def run(stream):
-            first(stream)
-            second(stream)
-
-        return run
+    def bind_stages(self, x, out, in_place, dtype):
+        mine, (scatter, gather, _) = self.segment_of(out), self.stages
+        return in_turn(scatter.bind(x, mine, in_place, dtype), gather.bind(mine, out, True))
 
 
 class CopyEngine(_Composed, StoresOwn):
@@ -118,19 +73,18 @@ class CopyEngine(_Composed, StoresOwn):
     line  packets, 128 bytes: portions begin at multiples of them, so that two never share a cache line
     """
 
-    name, line = "copy_engine", 8
+    name, line = "all_reduce copy_engine", 8
 
-    def prepare_stages(self, room, op):
+    def make_stages(self, room, op):
         self.stages.append(copy_engine.CopyEngine(self.world, room, op, **self.of_stages))
-        self.result = self.empty(room // self.world.n_ranks, "uint8", "all_reduce.copy_engine.result")
 
-    def _bind(self, x, out, in_place, dtype):
-        mine, n, (scatter,) = self._segment(out), self.world.n_ranks, self.stages
+    def bind_stages(self, x, out, in_place, dtype):
+        mine, n, scatter = self.segment_of(out), self.world.n_ranks, self.stages[0]
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
         world, order = self.world, self.world.backend.order
         pushed = world.is_symmetric(out)
-        result = mine if pushed else self.result[: mine.nbytes].view(out.dtype)
+        result = mine if pushed else self._result_of(world.rank, mine)
         pieces = mine.nbytes // PIECE_BYTES
         middle = min(pieces, pieces // 2 + self.line - 1 & -self.line)
         cut, segments = middle * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
@@ -185,6 +139,12 @@ class CopyEngine(_Composed, StoresOwn):
         for y, first, end in portions:
             if first < end:
                 k = (world.rank + y) % world.n_ranks
-                theirs = world.peer_view(result[first:end], k)
+                theirs = world.peer_view(self._result_of(k, result)[first:end], k)
                 copies.append(world.backend.copy(out[k * size :][first:end], theirs))
         return copies
+
+    def _result_of(self, k, segment):
+        """-> slots[k], on rank k its own, as an array like `segment`"""
+        scatter = self.stages[0]
+        slots = scatter.slots[2 * k * scatter.row : 2 * (k + 1) * scatter.row]
+        return slots.view("uint8")[: segment.nbytes].view(segment.dtype)

@@ -2,54 +2,31 @@
 of the segments by push. For larger messages: no rank sends more than one array, and the root receives less
 than two.
 
-An array whose size is no multiple of 16 bytes for each rank is copied to one that is, on all ranks alike: the
-sizes are.
+The root combines its segment in its output, where the others are gathered.
 """
 
 from ..gather import push as gather_push
-from ..method import Method
 from ..reduce_scatter import push
+from ..schedules.rooted import ToRoot
+from ..stages import Staged, in_turn
 
 
-class Push(Method):
+class Push(Staged):
     """The method "push" of ``Reduce``."""
 
-    def prepare(self, max_nbytes, root, op):
-        world, n = self.world, self.world.n_ranks
-        self.unit, self.stages, self.is_root = 16 * n, [], world.rank == root
-        room = max(1, -(-max_nbytes // self.unit)) * self.unit
+    name, rest = "reduce push", (ToRoot, {})
+
+    def make_stages(self, room, root, op):
+        world = self.world
+        self.is_root = world.rank == root
         self.stages.append(push.Push(world, room, op))
         self.stages.append(gather_push.Push(world, room, root))
-        self.result, self.padded = world.xp.empty(room // n, "uint8"), world.xp.empty(room, "uint8")
+        self.result = None if self.is_root else world.xp.empty(room // world.n_ranks, "uint8")
 
-    def bind(self, x, out, in_place, dtype):
-        n, backend, (scatter, gather) = self.world.n_ranks, self.world.backend, self.stages
-        room = -(-x.nbytes // self.unit) * self.unit
-        whole, enter, leave = x.nbytes == room, [], []
-        if not whole:
-            view = self.padded[: x.nbytes]
-            enter = [backend.copy(view, x.view("uint8"))]
-            if self.is_root:
-                leave = [backend.copy(out.view("uint8"), view)]
-            x = self.padded[:room].view("uint64")
-        mine, target = self.result, x
-        if self.is_root:  # its segment is combined where the others are gathered
-            target = out if whole else x
-            mine = target.view("uint8")[self.world.rank * room // n :]
-        mine = mine[: room // n].view(x.dtype)
-        steps = scatter.bind(x, mine, target is x, dtype), gather.bind(mine, target, self.is_root)
-
-        def run(stream):
-            for copy in enter:
-                copy(backend.handle(stream))
-            for step in steps:
-                step(stream)
-            for copy in leave:
-                copy(backend.handle(stream))
-
-        return run
-
-    def free(self):
-        while self.stages:
-            self.stages.pop().free()
-        super().free()
+    def bind_stages(self, x, out, in_place, dtype):
+        scatter, gather, size = *self.stages[:2], x.size // self.world.n_ranks
+        if self.is_root:
+            mine = out[self.world.rank * size :][:size]
+        else:
+            mine = self.result[: size * x.itemsize].view(x.dtype)
+        return in_turn(scatter.bind(x, mine, in_place, dtype), gather.bind(mine, out, self.is_root))
