@@ -210,7 +210,7 @@ def with_tables(text):
 
 def main():
     stale = []
-    for page in (*ROOT.glob("README.md"), *sorted(DOCS.glob("*.md"))):
+    for page in (*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()
         new = with_tables(text)
         if new != text:

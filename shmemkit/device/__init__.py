@@ -1,5 +1,5 @@
-"""What a kernel may call. docs/primitives.md has the table: who calls it, what it orders, NVLink and
-network."""
+"""What a kernel may call, on GPUs and on the emulator. docs/primitives.md says which primitive to use, who
+calls it, and what it orders."""
 
 from .cuda import (
     accumulators,

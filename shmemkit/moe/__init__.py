@@ -168,8 +168,7 @@ class ExpertParallel:
         """Send the rows of `x` to their experts. -> Received
 
         x        (tokens, hidden), of dispatch_dtype, at an address that is a multiple of 16 bytes. tokens is
-        0
-                 to max_tokens, and may differ between ranks
+                 0 to max_tokens, and may differ between ranks
         experts  int32 or int64 (tokens, top_k): the experts of each token, all different. A number that is no
                  expert's, such as -1, stands for none
         weights  float32 (tokens, top_k): the factors of ``combine``; default: ones

@@ -108,7 +108,7 @@ def test_tables_are_those_of_the_results():
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```|`.*?`", "", page.read_text(), flags=re.S)
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", prose):

@@ -62,8 +62,7 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
         """-> out, enqueued
 
         a, b    as in ``GemmReduceScatter``. "fused", "copy_engine" and "fused_2d" need an M that is a
-        multiple
-                of n_ranks
+                multiple of n_ranks
         out     (M, N), contiguous; it must not overlap a or b. If it is in symmetric memory, of ``output()``
                 or other, it must be the same part of the same array on all ranks (this is not checked): with
                 "fused" and "copy_engine" the peers write it directly. Default: a new array

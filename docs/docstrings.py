@@ -1,0 +1,87 @@
+"""Docstrings as reStructuredText, for the reference.
+
+A docstring's line of a name, two spaces or more, and text describes an argument, and the lines below it that
+are indented belong to it. Other indented lines are code. Single backticks are around names.
+"""
+
+import importlib
+import inspect
+import re
+from textwrap import dedent
+
+ARGUMENT = re.compile(r"(\S+(?: \S+)*?)  +(\S.*)")
+ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+MARKED = re.compile(r"(``.+?``|`[^`]+`|\bdocs/\w+\.md\b)")
+PACKAGES = ("shmemkit.device", "shmemkit.emu", "shmemkit")
+
+
+def prose(text, linked):
+    """A line, with links for the names in `linked`."""
+    item = ITEM.match(text)
+    begin = item[0] if item else ""
+    parts = MARKED.split(text[len(begin) :])
+    for i, part in enumerate(parts):
+        if part.startswith("``"):
+            parts[i] = part
+        elif part.startswith("docs/"):
+            parts[i] = f":doc:`/{part[5:-3]}`"
+        elif i % 2:
+            parts[i] = f":py:obj:`{part[1:-1]}`" if part[1:-1] in linked else f"`{part}`"
+        else:
+            parts[i] = re.sub(r"([\\*_|`])", r"\\\1", part)
+        if i % 2 and re.match(r"[\w(\[]", parts[i + 1]):
+            parts[i] += "\\ "  # markup ends before a blank or a punctuation mark
+    return begin + "".join(parts)
+
+
+def blocks(lines):
+    """-> (kind, lines) of the paragraphs, pieces of code and arguments, one after another."""
+    i = 0
+    while i < len(lines):
+        end = i + 1
+        if not lines[i].strip():
+            i = end
+            continue
+        code = lines[i].startswith(" ")
+        argument = not code and ARGUMENT.fullmatch(lines[i]) and not ITEM.match(lines[i])
+        if code or argument:
+            while end < len(lines) and (lines[end].startswith(" ") or not lines[end].strip()):
+                end += 1
+        else:
+            while end < len(lines) and lines[end].strip():
+                end += 1
+        yield ("code" if code else "argument" if argument else "prose"), lines[i:end]
+        i = end
+
+
+def converted(lines, linked):
+    """-> the lines of a docstring as reStructuredText"""
+    done = []
+    for kind, block in blocks(lines):
+        if kind == "code":
+            done += ["::", "", *(f"    {line}".rstrip() for line in block), ""]
+        elif kind == "prose":
+            done += [" " * (len(line) - len(line.lstrip())) + prose(line.lstrip(), linked) for line in block]
+            done.append("")
+        else:
+            name, text = re.split("  +", block[0], maxsplit=1)
+            rest = dedent("\n".join(block[1:])).splitlines()
+            nested = next((i for i, line in enumerate(rest) if ARGUMENT.fullmatch(line.strip())), len(rest))
+            body = [text, *(line.strip() for line in rest[:nested])]
+            inner = dedent("\n".join(rest[nested:])).splitlines()
+            body = converted(body, linked) + converted(inner, linked)
+            done += [f"``{name}``", *(f"    {line}".rstrip() for line in body), ""]
+    return done
+
+
+def process(app, kind, name, of, options, lines):
+    package = next(package for package in PACKAGES if name.startswith(package))
+    linked = set(importlib.import_module(package).__all__)
+    if callable(of):
+        linked -= {*getattr(inspect.unwrap(of), "__annotations__", ())}
+    lines[:] = converted(lines, linked)
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", process)
+    return {"parallel_read_safe": True}

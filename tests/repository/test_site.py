@@ -1,0 +1,47 @@
+"""The site: its reference has all public names, three clicks away, and pages are short."""
+
+import re
+import typing
+
+from pages import ROOT
+
+import shmemkit as sk
+import shmemkit.typing
+from shmemkit.device import swizzle
+
+DOCS = ROOT / "docs"
+PACKAGES = (sk, sk.device, sk.emu, swizzle)
+
+
+def pages_from(page):
+    """The pages that a page links to."""
+    links = re.findall(r"\]\(([\w/.]+\.md)", page.read_text())
+    return {(page.parent / link).resolve() for link in links}
+
+
+def documented(page):
+    """{module.name} of the names that a page of the reference describes."""
+    found, module = set(), None
+    for what, name in re.findall(r"^\.\. ([\w:]+):: ([\w.]+)$", page.read_text(), re.M):
+        if what == "currentmodule":
+            module = name
+        elif what.startswith(("auto", "py:")):
+            found.add(name if what == "automodule" else f"{module}.{name}")
+    return found
+
+
+def test_reference_has_every_public_name_three_clicks_from_the_first_page():
+    (index,) = (page for page in pages_from(DOCS / "index.md") if page == DOCS / "reference" / "index.md")
+    found = set().union(*map(documented, pages_from(index)))
+    public = {f"{package.__name__}.{name}" for package in PACKAGES for name in package.__all__}
+    types = [name for name in vars(shmemkit.typing).keys() - vars(typing).keys() if name[0].isupper()]
+    public |= {f"shmemkit.typing.{name}" for name in types}
+    assert found == public | {"shmemkit.device.swizzle", "shmemkit.typing"}
+
+
+def test_pages_are_reached_from_the_first_page():
+    seen, new = set(), {DOCS / "index.md"}
+    while new:
+        seen |= new
+        new = {page for of in new if DOCS in of.parents for page in pages_from(of)} - seen
+    assert set(DOCS.rglob("*.md")) <= seen
