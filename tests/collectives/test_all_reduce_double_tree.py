@@ -7,7 +7,7 @@ from reduced import UFUNCS
 from test_all_reduce import few_calls
 
 import shmemkit as sk
-from shmemkit.collectives.all_reduce.double_tree import position
+from shmemkit.collectives.schedules.tree import position
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 # ---- the trees

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from mutations import argument, omit, omit_store, store
 from test_all_reduce import few_calls
 
 import shmemkit as sk
+from shmemkit.collectives.schedules import tree
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 
@@ -72,3 +74,23 @@ def test_chunks_fit_in_what_was_made(pes, wanted):
             assert room == chunk and most <= ring.most_chunks(words)
 
     pes(1).run(main)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        omit("wait_for", 1),
+        omit("wait_for", 3),
+        omit("put", 1),
+        omit_store("epochs[]"),
+        argument("put", 2, "span(results_full, c, 1)", 3),
+        argument("put", 3, "epoch - 1", 3),
+        argument("wait_for", 1, "epoch - 1", 3),
+        store("rows", "1"),
+    ],
+)
+def test_each_step_is_needed(mutate, small, change):
+    mutate(tree, change)
+    small(sk.AllReduce, ring={"least": 2, "most": 2, "blocks": 1})
+    assert sk.emu.explore(few_calls, 2, ("ring", 3, 6), exhaustive=True, local_size=1).failure is not None

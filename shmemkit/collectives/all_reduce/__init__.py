@@ -26,12 +26,11 @@ from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT, Op
 
 from ..collective import Collective, check_reducible
 from ..schedules.exchange import Exchange
+from ..schedules.tree import DoubleTree, Ring
 from ..schedules.two_shot import TwoShot
 from ..transports import LAMPORT, LL, LL128
 from .composed import CopyEngine, Push
-from .double_tree import DoubleTree
 from .multimem import MultimemOneShot, MultimemTwoShot
-from .ring import Ring
 
 METHODS = {
     "one_shot": (Exchange, LL, {"whole": True}),

@@ -1,0 +1,65 @@
+"""The network transport: data to ranks of any node, by NVSHMEM's put_signal.
+
+    put(dst, src, signal, epoch, to)    copies src to dst on rank `to`, then sets signal[0] there to the epoch
+    wait_for(signal, epoch)             acquires: what came with the signal can be read
+
+The *put lemma* (docs/protocols.md) says when the source may be written again, without quiet, and why a double
+buffer has a signal for each buffer.
+
+A node has `local_size` consecutive ranks. Rank (i, l) is the l-th of node i.
+"""
+
+from numba import cuda
+
+from shmemkit.device import ComparisonType, SignalOp, num_ranks, put_signal_nbi_block, rank, signal_wait_until
+
+SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+
+device = cuda.jit(device=True)
+
+
+@device
+def put(dst, src, signal, epoch, to):
+    """Copy `src`, symmetric, to `dst` on rank `to`; then set signal[0] there to `epoch`. By a block, with a
+    barrier first: its threads may just have written the source."""
+    put_signal_nbi_block(dst, src, signal, epoch, SET, to)
+
+
+@device
+def wait_for(signal, epoch):
+    """Until signal[0] is `epoch` or more: acquire, for all threads of the block, also of the network."""
+    if cuda.threadIdx.x == 0:
+        signal_wait_until(signal, GE, epoch)
+    cuda.syncthreads()
+
+
+@device
+def after(k, hops, n):
+    """(k + hops) modulo n, without a division, which is slow. Both are below n."""
+    return k + hops if k + hops < n else k + hops - n
+
+
+@device
+def first_of_node(local_size):
+    """-> the first rank of this node."""
+    first = 0
+    while first + local_size <= rank():
+        first += local_size
+    return first
+
+
+@device
+def place(local_size, y, z):
+    """-> (first, peer, there), for rank (i, l): ranks (i, 0), (i, l + y) and (i + z, 0), modulo the ranks of
+    a node, and the nodes. y and z are below these."""
+    first = first_of_node(local_size)
+    peer = first + after(rank() - first, y, local_size)
+    return first, peer, after(first, z * local_size, num_ranks())
+
+
+@device
+def end_epoch(epochs, i, epoch):
+    """Count: set epochs[i]. The block has read it before."""
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        epochs[i] = epoch
