@@ -5,8 +5,10 @@
         assert found_out()
 
 ``mutate(module, *changes)`` runs the module again, changed, and puts its functions and classes in the place
-of those that were there, in all modules of the library. A change says what it takes away, by the names of
-functions in the syntax tree, not by text. It fails with LookupError where that is not there.
+of those that were there, in all modules of the library. Tests that use it are slow.
+
+A change says what it takes away, by the names of functions in the syntax tree, not by text. It fails with
+LookupError where that is not there.
 
     omit(call, k)                  the k-th call of a function, with its statement
     argument(call, which, by, k)   that call, with another argument: `which` is its number or keyword
@@ -28,6 +30,11 @@ import inspect
 import sys
 
 import pytest
+
+
+def pytest_itemcollected(item):
+    if "mutate" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

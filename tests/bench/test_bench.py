@@ -380,10 +380,10 @@ def test_all_gather(n, tmp_path):
             ("reduce_scatter", sk.ReduceScatter, 1),
             ("all_to_all", sk.AllToAll, 1),
             ("broadcast", sk.Broadcast, 1.5),
+            ("gather", sk.Gather, 1),
+            ("reduce", sk.Reduce, 1),
         ),
-        ("gather", sk.Gather, 1),
         ("scatter", sk.Scatter, 1),
-        ("reduce", sk.Reduce, 1),
     ],
 )
 def test_other_collectives(op, host, passes, tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fast import slow
 from mutations import argument, omit, omit_store, store
 from test_all_reduce import few_calls
 
@@ -23,7 +24,7 @@ def test_sums_of_16_bits_are_rounded_once(pes):
     pes(4).run(main)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", *slow("float8_e5m2")])
 def test_float8_counts_twice(pes, small_chunks, dtype):
     """There is memory for totals of two bytes each."""
 

@@ -25,7 +25,7 @@ OVER_NODES = {
     "AllReduce": ("ring", "double_tree"),
 }
 ONE_NODE = [(1, 1), (1, 2), (1, 3), (1, 4)]
-NODES = [(2, 1), (2, 2), (3, 1), (2, 3)]
+NODES = [(2, 1), (2, 2), (3, 1)]
 
 
 def over_nodes(name, method):
@@ -82,12 +82,23 @@ def test_lengths(pes, name, method, n_pes, root):
 
 @pytest.mark.each_value
 @ways()
-@pytest.mark.schedules(deliveries="unordered", seeds=[0, 1])
-@pytest.mark.parametrize("n_pes", [2, 3])
-@pytest.mark.parametrize("dtype", ["int32", "bfloat16"])
-def test_several_parts_and_chunks(pes, small_chunks, name, method, n_pes, dtype):
-    """The arrays of ranks 1 and 2 are not aligned: some methods have another kernel for them."""
-    pes(n_pes).run(calls, name, method, [1, 250, 0, 333, 33, 520, 65, 7], dtype, "sum", 0, 1)
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize(
+    "n_pes, dtype, where",
+    [
+        (2, "bfloat16", "apart"),
+        (3, "int32", "apart"),
+        (3, "int32", "touching"),
+        (3, "int32", "some in place"),
+    ],
+)
+def test_several_parts_and_chunks(pes, small_chunks, name, method, n_pes, dtype, where):
+    """Where arrays are apart, those of ranks 1 and 2 are not aligned: some methods have another kernel for
+    them."""
+    if not ALL[name].in_place and "place" in where:
+        where = "touching"
+    unaligned = int(where == "apart")
+    pes(n_pes).run(calls, name, method, [1, 250, 0, 333, 33, 520, 65, 7], dtype, "sum", 0, unaligned, where)
 
 
 @pytest.mark.slow
@@ -114,7 +125,7 @@ def test_larger_than_a_chunk(pes, name, method):
 @pytest.mark.each_value
 @ways(over_nodes)
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[None, 0])
-@pytest.mark.parametrize("nodes, local_size", [*NODES, *slow((2, 4), (4, 2), (2, 8))])
+@pytest.mark.parametrize("nodes, local_size", [*NODES, *slow((2, 3), (2, 4), (4, 2), (2, 8))])
 @pytest.mark.parametrize("root", [0, -1])
 def test_nodes(request, pes, small_chunks, name, method, nodes, local_size, root):
     n = nodes * local_size
@@ -162,15 +173,6 @@ def test_all_dtypes_by_auto(pes, collective, dtype):
 )
 def test_ops(pes, name, method, op, dtype):
     pes(**nodes_for(method, 2)).run(calls, name, method, [9, 17], dtype, op, 1, 0, "in place")
-
-
-@pytest.mark.each_value
-@ways()
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("where", ["touching", "some in place"])
-def test_where_arrays_lie(pes, small_chunks, name, method, where):
-    if ALL[name].in_place or where == "touching":
-        pes(3).run(calls, name, method, [100, 8, 100, 99, 100], "int32", "sum", 1, 0, where)
 
 
 @pytest.mark.each_value

@@ -145,6 +145,7 @@ def test_hosts_that_are_late():
     assert "still in host code" in output
 
 
+@pytest.mark.slow
 def test_deadlock_in_kernels():
     status, output, seconds = mpirun(
         3,

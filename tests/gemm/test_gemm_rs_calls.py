@@ -63,8 +63,8 @@ def test_operands_may_be_stored_otherwise_on_each_rank(pes, tile, part_dtype):
             ("ar", "one_shot", ("odd columns", "odd rows", "at an odd address"), 1, 1),
             ("ar", "two_shot", (None, "apart", None), None, 1),
             ("ar", "two_shot_overlap", ("odd columns", "odd rows", "at an odd address"), 1, 1),
+            ("rs", "fused_2d", ("odd columns", "odd rows", "at an odd address"), 0, 2),
         ),
-        ("rs", "fused_2d", ("odd columns", "odd rows", "at an odd address"), 0, 2),
     ],
 )
 def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on_rank, nodes):

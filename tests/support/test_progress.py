@@ -82,6 +82,7 @@ def test_an_exploration_counts_its_schedules():
     assert seen(text) == ["a line of main"] * 8 + ["4"]
 
 
+@pytest.mark.slow
 def test_an_exhaustive_exploration_counts_its_runs():
     text = written(
         *python("""
@@ -120,6 +121,7 @@ def test_kernels_say_how_many_blocks_have_ended():
     assert seen(text) == ["5 blocks"]  # nothing was drawn over a line that had been begun
 
 
+@pytest.mark.slow
 def test_a_collective_is_named():
     text = written(
         *python("""
@@ -184,6 +186,7 @@ print("end")
 ASLEEP = sys.executable, "-c", SLEEP.format(2.8)
 
 
+@pytest.mark.slow
 def test_where_it_is_shown():
     quiet = ["CI", "1"], ["TERM", "dumb"], ["SHMEMKIT_PROGRESS", "off"], ["OMPI_COMM_WORLD_RANK", "1"]
     started = [start(*ASLEEP, **{name: value}) for name, value in quiet]
