@@ -7,7 +7,11 @@ number. Nobody waits: it is the later one that finds out. A slot is used again S
 been overwritten nothing is known.
 """
 
+from collections import defaultdict
+
 import numpy as np
+
+from shmemkit.support.agreement import ranks_text
 
 SLOTS, TEXT, SITE = 32, 120, 80  # bytes of texts, at most
 SLOT = np.dtype([("number", "int64"), ("text", f"S{TEXT}"), ("site", f"S{SITE}")])
@@ -39,6 +43,19 @@ class Calls:
                     "the same order, with as many elements of one dtype, and with the same part of symmetric "
                     "memory where peers use it"
                 )
+
+    def missing(self):
+        """-> lines on the last call of each rank, where some have made fewer calls than others; else []"""
+        last = self._table[np.arange(len(self._table)), self._table["number"].argmax(axis=1)]
+        if (last["number"] == last["number"][0]).all():
+            return []
+        ranks_of = defaultdict(list)
+        for pe, slot in enumerate(last):
+            what, _, where = _said(slot[None])
+            number = int(slot["number"])
+            ranks_of[f"number {number}, {what}{where}" if number else "none"].append(pe)
+        said = (f"    of {ranks_text(ranks)}: {call}" for call, ranks in ranks_of.items())
+        return ["  Not all ranks have made the same collective calls. The last call", *said]
 
 
 def _said(slot):

@@ -196,6 +196,6 @@ class Machine:
         missed = next((error for block in blocks if (error := block.missed_call())), None)
         return missed or self.deadlock_error(deadlock(self))
 
-    @staticmethod
-    def deadlock_error(report):
-        return DeadlockError("deadlock: no rank can go on\n" + report)
+    def deadlock_error(self, report):
+        calls = self.calls[self.local_pes[0]].missing()
+        return DeadlockError("\n".join(["deadlock: no rank can go on", *calls, report]))

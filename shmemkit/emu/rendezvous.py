@@ -1,5 +1,7 @@
 """A rendezvous of threads: each brings a value, the last to arrive computes the result, and all get it."""
 
+CARRIED_OUT = "the thread that carries out "  # the beginning of what the others of a round wait for
+
 
 class _Round:
     """One use of a rendezvous."""
@@ -47,4 +49,4 @@ class Rendezvous:
     def _why(self, now):
         if now is self.round:
             return f"the other threads in {self.what} ({len(now.values)} of {self.expected()} have arrived)"
-        return f"the thread that carries out {self.what} for all of them"
+        return f"{CARRIED_OUT}{self.what} for all of them"

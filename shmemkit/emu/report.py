@@ -4,6 +4,7 @@ import ast
 import functools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections import defaultdict
@@ -15,8 +16,10 @@ from shmemkit.support.call_site import shown_place
 
 from .device_arrays import address
 from .errors import UseAfterFreeError
+from .rendezvous import CARRIED_OUT
 
-MAX_LINES = 40  # of a deadlock report, per rank
+MAX_LINES = 40  # kinds of waits in a deadlock report, per rank
+MOST_ALIKE = 8  # waits of a kind; in a kernel of shmemkit, 1
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HIDDEN = (
     *(
@@ -170,30 +173,35 @@ def _element(name, array, flat):
 
 def deadlock(machine):
     """Every thread that cannot go on: where it is and what it waits for. Blocks that are stuck alike share a
-    line."""
+    line; of those that differ in numbers alone, a few are shown."""
     lines = []
     keys = {w[0]: key for key, waiting in machine.scheduler.waiters.items() for w in waiting}
     for pe in machine.local_pes:
-        stuck = [t for t in machine.scheduler.live_threads() if t.pe == pe]
-        by_block = defaultdict(list)
-        for t in stuck:
-            why = t.why() if t.why else "the other threads of its block in syncthreads"
-            line = kernel_line(t.gr_frame) if t.gr_frame else "its first line (it never ran)"
-            if written := machine.writers.text(keys.get(t)):
-                line = f"{line}\n      written so far: {written}"
-            by_block[t.block, why, line].append(t)
-        groups = defaultdict(list)
-        for (block, why, line), threads in by_block.items():
-            groups[block.launch.name, threads_shown(threads), why, line].append(
-                numbered(block.blockIdx, block.gridDim)
-            )
-        lines += [
-            f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}"
-            + (f"\n      {line}" if line else "")
-            for (kernel, threads, why, line), blocks in list(groups.items())[:MAX_LINES]
-        ]
-        if len(groups) > MAX_LINES:
-            lines.append(f"  rank {pe}: and {len(groups) - MAX_LINES} more like these")
+        stuck = defaultdict(list)
+        for t in machine.scheduler.live_threads():
+            if t.pe == pe:
+                why = t.why() if t.why else "the other threads of its block in syncthreads"
+                line = kernel_line(t.gr_frame) or "" if t.gr_frame else "its first line (it never ran)"
+                if written := machine.writers.text(keys.get(t)):
+                    line = f"{line}\n      written so far: {written}"
+                stuck[t.block].append((why, line, t))
+        groups, kinds, left = defaultdict(list), defaultdict(int), 0
+        for block, threads in stuck.items():
+            for (why, line), together in _by_reason(threads).items():
+                most = 1 if block.launch.function.__module__.startswith("shmemkit.") else MOST_ALIKE
+                groups[block.launch.name, threads_shown(together), why, line, most].append(
+                    numbered(block.blockIdx, block.gridDim)
+                )
+        for (kernel, threads, why, line, most), blocks in groups.items():
+            kind = kernel, re.sub(r"\d+", "", why), line
+            kinds[kind] += 1
+            if kinds[kind] > most or len(kinds) > MAX_LINES:
+                left += 1
+                continue
+            lines.append(f"  rank {pe} {_blocks(blocks)} {threads} in {kernel}: waits for {why}")
+            lines += [f"      {line}"] * bool(line)
+        if left:
+            lines.append(f"  rank {pe}: and {left} more like {'these' if len(kinds) > 1 else 'this'}")
         for launch in machine.scheduler.launches:
             if launch.pe == pe and launch.to_start:
                 waiting = (
@@ -207,6 +215,22 @@ def deadlock(machine):
         elif pe in machine.ended:
             lines.append(f"  rank {pe}: its host program has ended")
     return "\n".join(lines)
+
+
+def _by_reason(stuck):
+    """-> {(why, line): threads} of a block; `stuck`: (why, line, thread), ... Threads that wait for the one
+    that carries out their operation wait for what it waits for."""
+    of_line = defaultdict(set)
+    for why, line, _ in stuck:
+        if not why.startswith(CARRIED_OUT):
+            of_line[line.partition("\n")[0]].add((why, line))
+    found = defaultdict(list)
+    for why, line, thread in stuck:
+        carrier = of_line[line.partition("\n")[0]]
+        if why.startswith(CARRIED_OUT) and len(carrier) == 1:
+            ((why, line),) = carrier
+        found[why, line].append(thread)
+    return found
 
 
 def threads_shown(threads):

@@ -169,7 +169,7 @@ def test_deadlock_of_a_barrier_that_a_rank_does_not_come_to():
     assert (
         "waits for rank 1 in a barrier, sync or collective of ranks 0 to 2 (0 calls there, 1 here)" in report
     )
-    assert "threads 0 to 2 in meet_all: waits for the thread that carries out a block operation" in report
+    assert "threads 0 to 3 in meet_all: waits for rank 1" in report  # one of which carries it out
     assert line_of(meet_all, "barrier_all_block") in report
     assert "rank 1: its host program waits for ranks 0 and 2 to call finalize(), too" in report
 
@@ -240,7 +240,26 @@ def test_very_large_reports_are_cut():
         wait(x[cuda.grid(1) :], 1, "gpu", "acquire", 1)
 
     report = deadlock_of(1, lambda world: kernel[30, 20](sk.signals(600)))
-    assert "rank 0: and 560 more like these" in report and len(report.splitlines()) < 100
+    assert "rank 0: and 592 more like this" in report and len(report.splitlines()) < 30
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_has_not_made_a_collective_call(kept):
+    """The first call, and the second."""
+
+    def main(world):
+        reduce, x = sk.AllReduce(world, 64), np.ones(3, "float32")
+        for _ in range(1 + kept):
+            if world.rank != 1 or kept and not _:
+                reduce(x)
+        world.synchronize()
+
+    report = deadlock_of(3, main)
+    here = r"AllReduce of 3 float32 \(tests/emu/test_emu_deadlock.py:\d+\)"
+    last = f"number 1, {here}" if kept else "none"
+    assert re.search(
+        rf"The last call\n    of ranks 0 and 2: number {1 + kept}, {here}\n    of rank 1: {last}", report
+    )
 
 
 def test_who_has_written_to_the_word():
