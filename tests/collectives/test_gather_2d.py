@@ -106,7 +106,7 @@ def test_calls_ahead_of_the_root(nodes, local_size, ended):
 
 def test_begun_is_a_sum(mutate):
     """Of numbers that are set the network may bring an old one last."""
-    mutate(push_2d, argument("signal_op", 1, "epoch"), argument("signal_op", 2, "SET"))
+    mutate(push_2d, argument("signal_op", 1, "epoch"), argument("signal_op", 2, "SignalOp.SIGNAL_SET"))
 
     def main():
         assert few_calls(4, push_2d)
@@ -130,20 +130,18 @@ def test_nothing_is_wrong_otherwise():
 
 
 CHANGES = [
-    omit("signal_wait_until", 1),
-    argument("signal_wait_until", 2, "epoch - 2 if epoch > 2 else 0", 1),
-    omit("cuda.syncthreads", 1),
+    omit("wait_for", 1),
+    argument("wait_for", 1, "epoch - 2 if epoch > 2 else 0", 1),
     omit("copy_block", 1),
-    omit("put_signal_nbi_block"),
+    omit("put"),
     omit("signal_op"),
-    omit("signal_wait_until", 2),
-    omit("cuda.syncthreads", 2),
+    omit("wait_for", 2),
     omit("wait_block", 1),
     omit("wait_block", 2),
-    omit("cuda.syncthreads", 3),
+    omit("cuda.syncthreads", 1),
     omit("notify", 1),
-    omit("cuda.syncthreads", 4),
-    delay("cuda.syncthreads", 4),
+    omit("cuda.syncthreads", 2),
+    delay("cuda.syncthreads", 2),
     omit("notify", 2),
     single_buffer(),
 ]

@@ -1,11 +1,10 @@
 """Two-dimensional push all-to-all: first inside the node, then across nodes. For several nodes.
 
-Rank (i, l) is rank l of node i. It gives what it has for rank (j, m) to (i, m), by stores. (i, m) sends
-what all ranks of its node have for (j, m), by NVSHMEM, in one message. So two nodes exchange one message
-for each local index and part, not one for each pair of ranks, and all ranks use the network alike.
+Rank (i, l) gives what it has for rank (j, m) to (i, m), by stores. (i, m) puts what all ranks of its node
+have for (j, m), in one message. So two nodes exchange one message for each local index and part, not one for
+each pair of ranks. ``schedules.two_level`` has the words.
 
-Segments  segment k of x goes to rank k; segment k of out comes from rank k
-Parts     a segment is cut into as many parts as there are blocks per rank. Part b of the segments from the
+Segments  segment k of x goes to rank k; segment k of out comes from rank k. Part b of the segments from the
           ranks of one node for one rank is contiguous, segment after segment
 Outgoing  outgoing[buffer, z - 1, b], on rank (i, l): part b of what the ranks of node i have for (j, l),
           with j = i + z modulo the nodes. Each of them writes its segment. The network reads it
@@ -14,8 +13,6 @@ Incoming  incoming[buffer, z, b], on rank (i, l): part b of what the ranks of no
 Signals   full_near[z, k, b], on rank (i, l): the last epoch whose part b of (i, k) for (j, l) is here. Only
           (i, k) sets it
           full_far[buffer, z, b]: the last epoch whose incoming[buffer, z, b] is here. Only (j, l) sets it
-Epochs    epochs[z, y, b], local: of block (b, y, z); the epoch selects the buffer. Device-resident, so
-          graph-safe
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes:
      y = 0, z = 0:  copy part b of the own segment to the output
@@ -23,51 +20,30 @@ Epochs    epochs[z, y, b], local: of block (b, y, z); the epoch selects the buff
                        0, the incoming ones; syncthreads
      y > 0:         2. set full_near[z, l, b] there                       release, sys: publishes the part
      y = 0, z > 0:  3. wait for full_near[z, k, b] of all k but l         acquire, sys
-                    4. put outgoing[buffer, z - 1, b], and its signal, to the incoming parts of (j, l)
-                                                                         the signal follows the data
+                    4. put outgoing[buffer, z - 1, b] to the incoming parts of (j, l)
      y > 0, z = 0:  5. wait for full_near[0, l', b]                       acquire, sys
-     z > 0:         5. wait for full_far[buffer, z, b], syncthreads       acquire, also of the network
-     all:           6. copy part b of what comes from (j, l') to the output
-                    7. add 1 to the epoch
+     z > 0:         5. wait for full_far[buffer, z, b]
+     all:           6. copy part b of what comes from (j, l') to the output; add 1 to the epoch
 
-The sizes of the calls decide only where the segments lie in a part.
-
-No race: the double-buffer lemma (docs/protocols.md), for part b. A buffer is written again two epochs
-later, when the epoch between has ended on its writer. In that epoch the writer has received
+No race: the double-buffer lemma and the put lemma (docs/protocols.md), for part b. A buffer is written again
+two epochs later, when the epoch between has ended on its writer. In that epoch the writer has received
 
   - something directly from the rank (i, m) that has the buffer, since the writer is of its node or has its
-    local index. (i, m) sent it after its previous launch had ended. With that launch all reads of its
-    blocks had ended, and the blocks had waited for everything that they read, whoever wrote it
+    local index. (i, m) sent it after its previous launch had ended, with all reads of its blocks, and these
+    had waited for everything that they read, whoever wrote it
   - for outgoing parts, which the network may read later: the put of (j, l) to (i, l). It takes what (j, m)
     stores there, in a launch that begins after (j, m)'s previous launch has ended. That launch could not
-    end before (i, m)'s put had arrived. So the part has been read, without quiet
+    end before (i, m)'s put had arrived. So the part has been read
 
-and no two puts with one signal are under way at once. The network may swap puts of neighbouring epochs:
-hence a signal for each buffer.
-
-No deadlock: all blocks store before they wait, puts wait for stores only, receivers for stores or a put,
-and all blocks are resident.
+No deadlock: all blocks store before they wait, puts wait for stores only, receivers for stores or a put.
 """
 
 from numba import cuda, types
 
-from shmemkit.device import (
-    ComparisonType,
-    SignalOp,
-    copy_block,
-    notify,
-    num_ranks,
-    put_signal_nbi_block,
-    rank,
-    signal_wait_until,
-    symm_at,
-    wait,
-    wait_block,
-)
+from shmemkit.device import copy_block, notify, rank, span, symm_at, wait, wait_block
 
-from ..method import Method
-
-SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
+from ..network import end_epoch, place, put, wait_for
+from ..schedules.two_level import TwoLevel, arguments_of
 
 
 @cuda.jit
@@ -76,44 +52,35 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
 
     x, out      uint8, 1-D, of n_ranks segments; they do not overlap
     segment     elements of a segment
-    part        elements of a part, a multiple of 16: gridDim.x of them are a segment
-    local_size  ranks of a node, which are consecutive
+    part        elements of a part, a multiple of 16: gridDim.x of them are a segment, or more
+    local_size  ranks of a node
     outgoing    uint8 (2, nodes - 1, parts at most, local_size * elements of a part at most), symmetric
     incoming    uint8 (2, nodes, as outgoing), symmetric
-    full_near      uint64 (nodes, local_size, parts at most), symmetric, zeros at first
-    full_far     uint64 (2, nodes, parts at most), symmetric, zeros at first
-    epochs       uint64 (nodes, local_size, parts at most), zeros at first
+    full_near   uint64 (nodes, local_size, parts at most), symmetric, zeros at first
+    full_far    uint64 (2, nodes, parts at most), symmetric, zeros at first
+    epochs      uint64 (nodes, local_size, parts at most), zeros at first
     grid        (parts, local_size, nodes), the same on all ranks; any number of threads
     """
     b, y, z, nodes = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.z
-    me, n = rank(), num_ranks()
-    first = 0  # of this node's ranks; no division, which is slow
-    while first + local_size <= me:
-        first += local_size
-    there = first + z * local_size  # the first rank of node j
-    if there >= n:
-        there -= n
-    mine = me - first  # l
-    local = mine + y  # l'
-    if local >= local_size:
-        local -= local_size
-    begin, end = min(b * part, segment), min((b + 1) * part, segment)
-    length = end - begin
+    first, peer, there = place(local_size, y, z)
+    mine, local = rank() - first, peer - first  # l and l'
+    begin = min(b * part, segment)
+    length = min(part, segment - begin)
     pitch = length + 15 & -16  # from one segment to the next
     epoch = epochs[z, y, b] + 1
     buffer = epoch & 1
     at = (there + local) * segment + begin
-    source = x[at : at + length]
+    source = span(x, at, length)
 
     if y > 0 or z > 0:
         room = incoming[buffer, 0, b]
         if z > 0:
             room = outgoing[buffer, z - 1, b]
-        copy_block(symm_at(room, first + local)[mine * pitch : mine * pitch + length], source)
+        copy_block(span(symm_at(room, peer), mine * pitch, length), source)
         if y > 0:
             cuda.syncthreads()
             if cuda.threadIdx.x == 0:
-                notify(full_near[z, mine, b:], first + local, epoch, "set", "sys")
+                notify(full_near[z, mine, b:], peer, epoch, "set", "sys")
         else:
             k = cuda.threadIdx.x
             while k < local_size:
@@ -121,62 +88,42 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
                     wait(full_near[z, k, b:], 1, "sys", "acquire", epoch)
                 k += cuda.blockDim.x
             size = (local_size - 1) * pitch + length
-            target = incoming[buffer, nodes - z, b, :size]  # it begins with a barrier of the block
-            put_signal_nbi_block(
-                target, room[:size], full_far[buffer, nodes - z, b:], epoch, SET, there + mine
-            )
+            target = span(incoming[buffer, nodes - z, b], 0, size)
+            put(target, span(room, 0, size), full_far[buffer, nodes - z, b:], epoch, there + mine)
         if z > 0:
-            if cuda.threadIdx.x == 0:
-                signal_wait_until(full_far[buffer, z, b:], GE, epoch)
-            cuda.syncthreads()
+            wait_for(full_far[buffer, z, b:], epoch)
         else:
             wait_block(full_near[0, local, b:], 1, "sys", "acquire", epoch)
-        source = incoming[buffer, z, b, local * pitch : local * pitch + length]
-    copy_block(out[at : at + length], source)
-    cuda.syncthreads()  # all threads have read the counter
-    if cuda.threadIdx.x == 0:
-        epochs[z, y, b] = epoch
+        source = span(incoming[buffer, z, b], local * pitch, length)
+    copy_block(span(out, at, length), source)
+    end_epoch(epochs[z, y], b, epoch)
 
 
-class Push2D(Method):
-    """The method "push_2d" of ``AllToAll``.
+class Push2D(TwoLevel):
+    """The method "push_2d" of ``AllToAll``."""
 
-    part        bytes that are worth a block
-    max_parts   of a segment
-    max_blocks  of a grid, unless there are more ranks: one per multiprocessor of A100
-    """
-
-    part, max_parts, max_blocks = 1 << 15, 32, 108
+    name, given = "all_to_all.push_2d", 0
 
     def prepare(self, max_nbytes):
-        world = self.world
-        world.check_reach("all_to_all push_2d", ranks=world.node_ranks)
-        n, nodes, local_size = world.n_ranks, world.n_nodes, world.local_size
-        segment = max(1, -(-max_nbytes // n))
-        self.parts = min(self.max_parts, max(1, self.max_blocks // n), -(-segment // self.part))
-        room = local_size * (max(min(self.part, segment), -(-segment // self.parts)) + 15 & -16)
-        outgoing = 2, max(1, nodes - 1), self.parts, room
-        self.outgoing = self.empty(outgoing, "uint8", "all_to_all.push_2d.outgoing")
-        self.incoming = self.empty((2, nodes, self.parts, room), "uint8", "all_to_all.push_2d.incoming")
-        self.full_near = self.zeros((nodes, local_size, self.parts), "uint64", "all_to_all.push_2d.full_near")
-        self.full_far = self.zeros((2, nodes, self.parts), "uint64", "all_to_all.push_2d.full_far")
-        self.epochs = world.xp.zeros((nodes, local_size, self.parts), "uint64")
-        nothing = world.xp.empty(0, "uint8")
-        self._bind(self.parts, nothing, nothing, 0, 0)
+        world, name = self.world, self.name
+        nodes, local_size = world.n_nodes, world.local_size
+        parts, capacity = self.cut_in_parts(max_nbytes, world.n_ranks)
+        room = local_size * capacity
+        self.use(
+            push_all_to_all_2d,
+            (local_size, nodes),
+            local_size,
+            self.empty((2, max(1, nodes - 1), parts, room), "uint8", f"{name}.outgoing"),
+            self.empty((2, nodes, parts, room), "uint8", f"{name}.incoming"),
+            self.zeros((nodes, local_size, parts), "uint64", f"{name}.full_near"),
+            self.zeros((2, nodes, parts), "uint64", f"{name}.full_far"),
+            world.xp.zeros((nodes, local_size, parts), "uint64"),
+        )
 
     def bind(self, x, out, in_place):
-        x, out = x.view("uint8"), out.view("uint8")
-        segment = x.size // self.world.n_ranks
-        parts = min(self.parts, -(-segment // self.part))
-        return self._bind(parts, x, out, segment, -(-segment // parts) + 15 & -16)
-
-    def _bind(self, parts, *args):
-        local_size, nodes = self.world.local_size, self.world.n_nodes
-        args += local_size, self.outgoing, self.incoming, self.full_near, self.full_far, self.epochs
-        return self.launch(push_all_to_all_2d, (parts, local_size, nodes), *args)
+        segment = x.nbytes // self.world.n_ranks
+        return self.bind_parts(segment, x, out, segment)
 
 
-_bytes, _counters = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 3, "C")
-_buffers = types.Array(types.uint8, 4, "C")
-_signature = *(_bytes, _bytes, types.int64, types.int64, types.int64), _buffers, _buffers, *[_counters] * 3
+_signature = arguments_of(types.int64, 1, *[(types.uint8, 4)] * 2, *[(types.uint64, 3)] * 3)
 GPU_KERNELS = {"push_all_to_all_2d": (push_all_to_all_2d, _signature)}
