@@ -37,7 +37,7 @@ SMALL = {
     },
     sk.AllReduce: {
         "push": {"of_stages": {"part": 128, "senders": 4}},
-        "copy_engine": {"own_part": 64, "of_stages": FEW},
+        "copy_engine": {"of_stages": {"own_part": 64, **FEW}},
         "ring": {**IN_CHUNKS, "blocks": 3},
         "double_tree": {**IN_CHUNKS, "blocks": 2},
         "multimem_one_shot": {"part": 64, "max_blocks": 3},

@@ -134,7 +134,7 @@ def test_half_of_the_multiprocessors(pes, multiprocessors, blocks):
         world = sk.init()
         world.backend.multiprocessors = multiprocessors
         exchange = sk.AllToAll.maker("copy_engine")(world, 1 << 20)
-        return exchange._store(*[np.zeros(1 << 17, "uint64")] * 2).grid[0]
+        return exchange.storing(*[np.zeros(1 << 17, "uint64")] * 2).grid[0]
 
     assert pes(1).run(main) == [blocks]
 

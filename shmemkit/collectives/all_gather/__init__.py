@@ -24,11 +24,11 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AllGatherMethod, AnyStream, ArrayT
 
 from ..collective import Collective
+from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..schedules.rows import Rows
 from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyPull, CopyPush
-from .copy_staged import CopyStaged
 from .ll_2d import LL2D
 from .ll_2d_multimem import LL2DMultimem
 from .multimem import Multimem
@@ -46,7 +46,7 @@ METHODS = {
     "push_2d": Push2D,
     "copy_push": CopyPush,
     "copy_pull": CopyPull,
-    "copy_staged": CopyStaged,
+    "copy_staged": (CopiedExchange, LAMPORT),
     "multimem": Multimem,
     "ll_2d_multimem": LL2DMultimem,
 }

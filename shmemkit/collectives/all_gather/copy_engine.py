@@ -19,8 +19,7 @@ Staged    staged, on every rank: its own segment, where the others read it (only
   stream:          a few blocks store x to segment me here
                 3. barrier, after the copies: all ranks have read
 
-Into a symmetric `out`, copy_pull needs no `staged`: the others read segment me of out. During step 2 every
-rank sends to one rank and receives from one rank at a time, at full speed. The barriers
+Into a symmetric `out`, copy_pull needs no `staged`: the others read segment me of out. The barriers
 (``runtime.stream_barrier``) are kernels of one block and two microseconds. They release and acquire at
 scope sys, so that no write comes too early and no read too late. `staged` needs no second buffer: a call
 ends when all ranks have read it.
@@ -73,15 +72,13 @@ from typing import Literal
 
 from numba import cuda, types
 
-from shmemkit.device.cuda.subarrays import span
-from shmemkit.device.shmem.signals import wait
+from shmemkit.device import span, wait
 from shmemkit.runtime.launch import MAX_THREADS, bind
 from shmemkit.runtime.stream_barrier import bind_team_barrier, team_barrier_kernel
 from shmemkit.support.settings import array_text
 from shmemkit.typing import AnyStream, Array
 
-from ..own_segment import StoresOwn
-from ..side_streams import SideStreams
+from ..copy_engines import Copying, SideStreams, enqueue
 
 
 @cuda.jit
@@ -97,7 +94,7 @@ def await_segments(arrived):
         i += cuda.blockDim.x
 
 
-class CopyEngine(StoresOwn):
+class CopyEngine(Copying):
     """All-gathers by copies, of at most `max_nbytes` gathered bytes, among `ranks` of the World: a range that
     this one is in, or None for all. Collective for all ranks of the World, each with a range of its own or
     that of others.
@@ -123,7 +120,7 @@ class CopyEngine(StoresOwn):
         self.arrived = self.signals(1, "all_gather.copy.arrived")
         self.allocate()
         self._epoch, self.side_streams = world.xp.zeros(1, "uint64"), SideStreams(world)
-        self.kernels = self.kernels_of(self.arrived)
+        self.barrier, self.awaiting = self.kernels_of(self.arrived)
         self.bind_store(*[world.xp.empty(0, "uint8")] * 2)
         self.started = None  # the Transfer that is to be finished
 
@@ -218,28 +215,29 @@ class Transfer:
     """
 
     def __init__(self, engine, x, out, in_place, own="first"):
-        self.engine, self.world, self.backend = engine, engine.world, engine.world.backend
+        self.engine, self.backend = engine, engine.world.backend
         me, n, size = engine.me, engine.n_ranks, x.size
-        self.barrier, self.awaiting = engine.kernels
+        self.barrier, self.awaiting = engine.barrier, engine.awaiting
         segments = [out[k * size : (k + 1) * size] for k in range(n)]
-        self.own = [] if in_place else [self._copy(segments[me], me, x, me)]
-        self.own_kernel = [] if in_place else [engine.bind_store(segments[me], x)]
-        self.stage, self.copies = [], []  # before everything else; between GPUs
-        symmetric = self.world.is_symmetric(out)
+        symmetric = engine.world.is_symmetric(out)
         self.pushes = symmetric and engine.pushes
         # In the order in which their segments arrive, or in which they need this one.
         self.peers = [(me - i if self.pushes else me + i) % n for i in range(1, n)]
-        if self.peers and self.pushes:
+        copied = [] if in_place else [self._copy(segments[me], me, x, me)]
+        stored = [] if in_place else [engine.bind_store(segments[me], x)]
+        self.stage = []  # before everything else
+        if self.pushes:
             self.copies = [self._copy(segments[me], p, x, me) for p in self.peers]
-        elif self.peers:
-            staged = segments if symmetric else [engine.staged[:size]] * n  # on rank k: what it gives
-            if symmetric:
-                self.stage, self.own, self.own_kernel = self.own, [], []
-            else:
-                self.stage = [self._copy(staged[me], me, x, me)]
-            self.copies = [self._copy(segments[p], me, staged[p], p) for p in self.peers]
-        self.first = self.own if own == "first" else []  # for ``start``: before the consumer
-        self.last = self.own if own == "last" else []  # beside it, after all other copies
+        elif symmetric:
+            self.stage, copied, stored = copied, [], []
+            self.copies = [self._copy(segments[p], me, segments[p], p) for p in self.peers]
+        else:
+            staged = engine.staged[:size]
+            self.stage = [self._copy(staged, me, x, me)]
+            self.copies = [self._copy(segments[p], me, staged, p) for p in self.peers]
+        self.first = copied if own == "first" else []  # for ``start``: before the consumer
+        self.last = copied if own == "last" else []  # beside it, after all other copies
+        self.whole = engine.copying(self.copies, stored, last=[engine.barrier])
 
     @functools.cached_property
     def side_operations(self):
@@ -263,39 +261,26 @@ class Transfer:
     def run(self, stream: AnyStream | None = None) -> None:
         """Gather: when the stream has run it, all segments are there, and x may be overwritten."""
         self._check(None)
-        target, (side,) = stream, self.engine.side_streams.of(stream, 1)
-        stream = self.backend.handle(stream)
-        _enqueue(self.stage, stream)
-        if self.peers:
-            self.barrier(target)
-            self.backend.order(side, stream)
-            _enqueue(self.copies, side)
-        _enqueue(self.own_kernel, target)
-        if self.peers:
-            self.backend.order(stream, side)
-            self.barrier(target)
+        enqueue(self.stage, self.backend.handle(stream))
+        self.whole(stream)
 
     def start(self, stream: AnyStream | None = None) -> None:
         """Begin to gather. A kernel that is launched on `stream` now may ``wait(engine.arrived[k:], 1, "sys",
         "acquire", 1)`` and then read segment k of out. They come in the order of the ranks after this one;
         its own is there, if it was to be copied first."""
         self._check(None)
-        target, (side,) = stream, self.engine.side_streams.of(stream, 1)
-        stream = self.backend.handle(stream)
-        _enqueue(self.stage, stream)
-        if self.peers:
-            self.barrier(target)
-        if self.side_operations:
-            self.backend.order(side, stream)
-            _enqueue(self.side_operations, side)
-        _enqueue(self.first, stream)
-        self.engine.started, self.capture = self, self.backend.capture_of(target)
+        enqueue(self.stage, self.backend.handle(stream))
+        self.barrier(stream)
+        main, side = self.engine.fork(stream)
+        enqueue(self.side_operations, side)
+        enqueue(self.first, main)
+        self.engine.started, self.capture = self, self.backend.capture_of(stream)
 
     def wait(self, stream: AnyStream | None = None) -> None:
         """Between ``start`` and ``finish``: what is enqueued on the stream now finds the segments of all
         others there."""
         self._check(self, stream)
-        if self.pushes and self.peers:
+        if self.pushes:
             self.awaiting(stream)
         else:
             self._follow(stream)
@@ -308,17 +293,15 @@ class Transfer:
         """
         self._check(self, stream)
         self._follow(stream)
-        if self.peers and not self.pushes:
+        if not self.pushes:
             self.barrier(stream)
-        elif self.peers and not awaited:
+        elif not awaited:
             self.awaiting(stream)
         self.engine.started = None
 
     def _follow(self, stream):
         """What is enqueued on the stream now comes after the copies beside it."""
-        if self.side_operations:
-            (side,) = self.engine.side_streams.of(stream, 1)
-            self.backend.order(self.backend.handle(stream), side)
+        self.backend.order(self.backend.handle(stream), self.engine.side_streams.of(stream))
 
     def _check(self, started, stream=None):
         self.engine.check_alive()
@@ -334,11 +317,6 @@ class Transfer:
                 "finish(): this Transfer was started in another capture of a graph, or in none. Start and "
                 "finish it in the same one; after a capture that failed, make a new engine"
             )
-
-
-def _enqueue(operations, stream):
-    for operation in operations:
-        operation(stream)
 
 
 def _nothing(stream):

@@ -2,8 +2,7 @@
 one kernel would.
 
   "push"         both by stores into the peers' memory (``reduce_scatter/push.py``, ``all_gather/push_1d.py``)
-  "copy_engine"  both by copy engines: ``reduce_scatter/copy_engine.py``, and copies of the results to all
-                 outputs
+  "copy_engine"  both by copy engines: ``schedules/copied.py``, and copies of the results to all outputs
 
 Both methods work in place on the rank's own segment of `out`. ``stages.py`` sends what is no whole segment.
 
@@ -37,11 +36,12 @@ written again.
 from shmemkit.device import PIECE_BYTES
 
 from ..all_gather.push_1d import Push1D
-from ..copy_engine_exchange import enqueue
-from ..own_segment import StoresOwn
-from ..reduce_scatter import copy_engine, push
+from ..copy_engines import enqueue
+from ..reduce_scatter.push import Push as PushReduceScatter
+from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..stages import Staged, in_turn
+from ..transports import LAMPORT
 
 
 class _Composed(Staged):
@@ -58,7 +58,7 @@ class Push(_Composed):
     name = "all_reduce push"
 
     def make_stages(self, room, op):
-        scatter = push.Push(self.world, room, op, **self.of_stages)
+        scatter = PushReduceScatter(self.world, room, op, **self.of_stages)
         self.stages.append(scatter)
         self.stages.append(Push1D(self.world, room, shared=scatter, **self.of_stages))
 
@@ -67,7 +67,7 @@ class Push(_Composed):
         return in_turn(scatter.bind(x, mine, in_place, dtype), gather.bind(mine, out, True))
 
 
-class CopyEngine(_Composed, StoresOwn):
+class CopyEngine(_Composed):
     """The method "copy_engine" of ``AllReduce``.
 
     line  packets, 128 bytes: portions begin at multiples of them, so that two never share a cache line
@@ -76,27 +76,26 @@ class CopyEngine(_Composed, StoresOwn):
     name, line = "all_reduce copy_engine", 8
 
     def make_stages(self, room, op):
-        self.stages.append(copy_engine.CopyEngine(self.world, room, op, **self.of_stages))
+        settings = {"name": "reduce_scatter copy_engine", "t": LAMPORT, "personalized": True}
+        self.stages.append(CopiedExchange(self.world, room, op, **settings, **self.of_stages))
 
     def bind_stages(self, x, out, in_place, dtype):
-        mine, n, scatter = self.segment_of(out), self.world.n_ranks, self.stages[0]
+        world, order, n = self.world, self.world.backend.order, self.world.n_ranks
+        mine, scatter = self.segment_of(out), self.stages[0]
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
-        world, order = self.world, self.world.backend.order
-        pushed = world.is_symmetric(out)
+        pushed, size = world.is_symmetric(out), mine.size
         result = mine if pushed else self._result_of(world.rank, mine)
-        pieces = mine.nbytes // PIECE_BYTES
-        middle = min(pieces, pieces // 2 + self.line - 1 & -self.line)
+        packets = mine.nbytes // PIECE_BYTES
+        middle = min(packets, packets // 2 + self.line - 1 & -self.line)
         cut, segments = middle * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
         early = scatter.copies(segments, range(1, n - 1))
-        late = [scatter.copies(segments, [n - 1], *portion) for portion in ((0, middle), (middle, pieces))]
+        late = [scatter.copies(segments, [n - 1], *portion) for portion in ((0, middle), (middle, packets))]
         combine = scatter.combining(x, result[:cut], dtype), scatter.combining(x, result[cut:], dtype, middle)
-        copied, barrier = self._pushed if pushed else self._pulled, scatter.barrier
-        copies = (
-            copied(out, result, [(1, 0, cut)]),
-            copied(out, result, [*((y, 0, mine.size) for y in range(2, n)), (1, cut, mine.size)]),
-        )
-        own = None if pushed else self.bind_store(mine, result)
+        first = self._copies(out, result, [(1, 0, cut)])
+        others = self._copies(out, result, [*((y, 0, size) for y in range(2, n)), (1, cut, size)])
+        own = [] if pushed else [scatter.bind_store(mine, result)]
+        barrier = scatter.barrier
 
         def run(stream):
             main, side = scatter.fork(stream)
@@ -113,34 +112,30 @@ class CopyEngine(_Composed, StoresOwn):
             combine[1](stream)
             order(main, side)
             barrier(stream)  # 3
-            enqueue(copies[0], side)
+            enqueue(first, side)
             order(side, main)
-            if not pushed:
-                own(stream)
-            enqueue(copies[1], side)
+            enqueue(own, stream)
+            enqueue(others, side)
             order(main, side)
             if pushed:
                 barrier(stream)  # 4
 
         return run
 
-    def _pushed(self, out, result, portions):
-        """-> copies of `portions`, (y, first, end): elements of `result` to the y-th rank after this one"""
+    def _copies(self, out, result, portions):
+        """-> copies of `portions`, (y, first, end), elements of a result: of `result` to the y-th rank after
+        this one if `out` is symmetric, else of that rank's to its segment of `out`"""
         world, copies = self.world, []
         for y, first, end in portions:
-            if first < end:
-                theirs = world.peer_view(result[first:end], (world.rank + y) % world.n_ranks)
-                copies.append(world.backend.copy(theirs, result[first:end]))
-        return copies
-
-    def _pulled(self, out, result, portions):
-        """-> likewise, of those of the y-th rank after this one to its segment of `out`"""
-        world, size, copies = self.world, result.size, []
-        for y, first, end in portions:
-            if first < end:
-                k = (world.rank + y) % world.n_ranks
-                theirs = world.peer_view(self._result_of(k, result)[first:end], k)
-                copies.append(world.backend.copy(out[k * size :][first:end], theirs))
+            if first == end:
+                continue
+            k = (world.rank + y) % world.n_ranks
+            if world.is_symmetric(out):
+                dst, src = world.peer_view(result[first:end], k), result[first:end]
+            else:
+                dst = out[k * result.size :][first:end]
+                src = world.peer_view(self._result_of(k, result)[first:end], k)
+            copies.append(world.backend.copy(dst, src))
         return copies
 
     def _result_of(self, k, segment):

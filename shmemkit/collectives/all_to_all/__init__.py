@@ -19,9 +19,9 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AllToAllMethod, AnyStream, ArrayT
 
 from ..collective import Collective
+from ..schedules.copied import CopiedExchange
 from ..schedules.rows import Rows
 from ..transports import LAMPORT, LL, LL128
-from .copy_engine import CopyEngine
 from .push import Push
 from .push_2d import Push2D
 from .variable import AllToAllV
@@ -33,7 +33,7 @@ METHODS = {
     "ll128": (Rows, LL128, {"personalized": True}),
     "lamport": (Rows, LAMPORT, {"personalized": True}),
     "push": Push,
-    "copy_engine": CopyEngine,
+    "copy_engine": (CopiedExchange, LAMPORT, {"personalized": True, "direct": True}),
     "push_2d": Push2D,
 }
 

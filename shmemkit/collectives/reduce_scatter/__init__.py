@@ -22,9 +22,9 @@ from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceScatterMethod
 
 from ..collective import Collective, check_reducible
+from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..transports import LAMPORT, LL, LL128
-from .copy_engine import CopyEngine
 from .push import Push
 from .push_2d import Push2D
 from .ring import Ring
@@ -35,7 +35,7 @@ METHODS = {
     "lamport": (Exchange, LAMPORT, {"personalized": True}),
     "push": Push,
     "ring": Ring,
-    "copy_engine": CopyEngine,
+    "copy_engine": (CopiedExchange, LAMPORT, {"personalized": True}),
     "push_2d": Push2D,
 }
 

@@ -4,7 +4,7 @@ protocol.
 The kernel's warps store parts to local memory faster than links take them from all multiprocessors at once.
 """
 
-from shmemkit.collectives.side_streams import SideStreams
+from shmemkit.collectives.copy_engines import SideStreams
 from shmemkit.device.cuda.accumulators import ITEMSIZE
 
 from ..sm90_host import Choice
@@ -57,7 +57,7 @@ class Copied(Fused):
         operations = [backend.memory_operations(begin), *self._copies(tiles, chunk, tile_bytes)]
 
         def run(stream):
-            main, (side,) = backend.handle(stream), self.side_streams.of(stream, 1)
+            main, side = backend.handle(stream), self.side_streams.of(stream)
             backend.order(side, main)
             step(stream)  # before what waits for it
             for operation in operations:
