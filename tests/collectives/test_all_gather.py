@@ -302,7 +302,7 @@ def test_what_does_not_fit_leaves_nothing_behind(method):
     def main():
         with sk.init() as world:
             with pytest.raises(MemoryError, match="symmetric heap is full"):
-                sk.AllGather(world, 6 << 20, method)
+                sk.AllGather(world, 9 << 20, method)
             sk.free(sk.zeros(7 << 20, "uint8"))
 
     sk.emu.run(main, 2, heap_size=8 << 20)

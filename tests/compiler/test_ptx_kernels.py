@@ -25,8 +25,7 @@ from shmemkit.gemm.simt import simt_kernel
 
 SPILLING = (  # within their max_registers: what fits on a multiprocessor is worth more to them
     r"moe.dispatch-.*",
-    r"(moe.combine|collectives.(all_to_all.push|reduce_scatter.push(_2d)?))-.*-sm_80",
-    r"collectives.reduce_scatter.push-.*\[(sum,float16,8,uint8|max,float32,8,uint64)\]-sm_90a",
+    r"(moe.combine|collectives.reduce_scatter.push_2d)-.*-sm_80",
     r"collectives.reduce_scatter.push_2d-.*\[(avg,float16,uint8|max,float32,uint64|avg,float64,uint64)\]-sm_90a",
 )
 

@@ -37,7 +37,7 @@ from shmemkit.device import PIECE_BYTES
 
 from ..all_gather.push_1d import Push1D
 from ..copy_engines import enqueue
-from ..reduce_scatter.push import Push as PushReduceScatter
+from ..reduce_scatter import ReduceScatter
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..stages import Staged, in_turn
@@ -58,7 +58,7 @@ class Push(_Composed):
     name = "all_reduce push"
 
     def make_stages(self, room, op):
-        scatter = PushReduceScatter(self.world, room, op, **self.of_stages)
+        scatter = ReduceScatter.maker("push")(self.world, room, op, **self.of_stages)
         self.stages.append(scatter)
         self.stages.append(Push1D(self.world, room, shared=scatter, **self.of_stages))
 

@@ -20,9 +20,9 @@ from shmemkit.typing import AllToAllMethod, AnyStream, ArrayT
 
 from ..collective import Collective
 from ..schedules.copied import CopiedExchange
+from ..schedules.push_exchange import PushExchange
 from ..schedules.rows import Rows
 from ..transports import LAMPORT, LL, LL128
-from .push import Push
 from .push_2d import Push2D
 from .variable import AllToAllV
 
@@ -32,7 +32,7 @@ METHODS = {
     "ll": (Rows, LL, {"personalized": True}),
     "ll128": (Rows, LL128, {"personalized": True}),
     "lamport": (Rows, LAMPORT, {"personalized": True}),
-    "push": Push,
+    "push": (PushExchange, None, {"name": "all_to_all push", "personalized": True}),
     "copy_engine": (CopiedExchange, LAMPORT, {"personalized": True, "direct": True}),
     "push_2d": Push2D,
 }

@@ -2,25 +2,23 @@
 segments on to one another as they arrive. For large messages: the root sends as much as the message,
 however many ranks there are.
 
-Segments  rank root + 1 + j, modulo the ranks, owns segment j of n_ranks - 1. A segment is cut into parts, a
-          part into chunks, the same on all ranks
+Segments  rank root + 1 + j, modulo the ranks, owns segment j of n_ranks - 1
 Scratch   scratch[buffer, j, b], on every rank but the root: part b of segment j. The root writes it on the
           owner, the owner on others
-Signals   full[j, b, p], on every rank but the root: how much of part b of segment j is here: CHUNKS * epoch
-          plus its even chunks, if p is 0, or its odd ones. The writer of the scratch sets it
+Signals   full[2 * j + p, b], on every rank but the root: how many even chunks of part b of segment j are
+          here, if p is 0, or odd ones: CHUNKS * epoch and so many. The writer of the scratch sets it
           empty[k, b], on the root: how many epochs with part b rank k has ended. Only rank k sets it
-Epochs    epochs[y, b], local: of block (b, y); the epoch selects the buffer. Device-resident, so graph-safe
 
   block (b, p) on the root:
           1. wait until empty[k, b] is at least the epoch less 2, for all k       acquire, sys
              for each even chunk, or each odd one, for each segment j in turn:
           2. copy the chunk of part b from x to the output, and to the owner's scratch[buffer, j, b];
              syncthreads
-          3. set full[j, b, p] there                                    release, sys: publishes the chunk
+          3. set full[2 * j + p, b]                                      release, sys: publishes the chunk
   block (b, 0) on the owner of j:
           4. set empty[me, b] on the root to the epoch less 1           release, sys: after that epoch's reads
              for each chunk:
-          5. wait until full[j, b] says that it is here                 acquire, sys
+          5. wait until full[2 * j + p, b] says it is here               acquire, sys
           6. copy it from there to scratch[buffer, j, b] of the owners of segments j - 1, j - 2, ..., one
              after the other; syncthreads; set full[j, b] there, as in 3
   block (b, 1) on the owner of j:
@@ -41,14 +39,12 @@ A multiprocessor has a block of each kind, which share its registers: 256 thread
 costs a block the time in which its stores arrive; on the root the other block sends meanwhile.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
 
-from ..method import Method
-from ..push import cut, parts_of, senders_of
-
-CHUNKS = 64  # of a part, at most
+from ..chunked_transfer import CHUNKS, ChunkedMethod, argument_types, chunk_of, cut, end_epoch, senders_of
+from ..transports import rank_after
 
 
 @cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor
@@ -58,11 +54,11 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
     x, out    uint8, 1-D, of the same size; x counts on the root only
     in_place  whether x is out
     part      elements of a part: gridDim.x of them are a segment, or more
-    chunk     elements of a chunk, CHUNKS or fewer of which are a part
+    chunk     elements of a chunk, 2 * CHUNKS or fewer of which are a part
     scratch   uint8 (2, n_ranks - 1, parts at most, elements of a part at most), symmetric
-    full   uint64 (n_ranks - 1, parts at most, 2), symmetric, zeros at first
-    empty      uint64 (n_ranks, parts at most), symmetric, zeros at first
-    epochs     uint64 (2, parts at most), zeros at first
+    full      uint64 (2 * (n_ranks - 1), parts at most), symmetric, zeros at first
+    empty     uint64 (n_ranks, parts at most), symmetric, zeros at first
+    epochs    uint64 (2, parts at most), zeros at first
     grid      (parts, 2)
     """
     b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
@@ -70,7 +66,7 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
     segments, size = max(1, n - 1), out.size
     epoch = epochs[y, b] + 1
     buffer, value = epoch & 1, CHUNKS * epoch
-    mine = me - root - 1 if me > root else me - root - 1 + n
+    mine = (me - root if me > root else me - root + n) - 1
     if me == root and epoch > 2:
         k = t
         while k < n:
@@ -94,68 +90,47 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
                 else:
                     j = mine + s if mine + s < segments else mine + s - segments
                 if y == 1 or s == 0:
-                    wait_block(full[j, b, parity:], 1, "sys", "acquire", value)
+                    wait_block(full[2 * j + parity, b:], 1, "sys", "acquire", value)
             begin = (j * parts + b) * part + at
             first = min(begin, size)
             count = min(begin + length, size) - first
             its = span(x, first, count) if me == root else span(scratch[buffer, j, b], at, count)
-            peer = root + 1 + to if root + 1 + to < n else root + 1 + to - n
+            peer = rank_after(root, 1 + to)
             if me == root and not in_place or me != root and y == 1:
                 copy_block(span(out, first, count), its)
             if peer != me and (me == root or y == 0):
                 copy_block(span(symm_at(scratch, peer)[buffer, j, b], at, count), its)
                 cuda.syncthreads()
                 if t == 0:
-                    notify(full[j, b, parity:], peer, value, "set", "sys")
+                    notify(full[2 * j + parity, b:], peer, value, "set", "sys")
             s += 1
         at += length
         number += 1
-    if t == 0:
-        epochs[y, b] = epoch
+    end_epoch(epochs, y, b, epoch)
 
 
-class Scatter(Method):
-    """The method "scatter" of ``Broadcast``; `part`, `chunk` and `senders` as of ``collectives.push``."""
+class Scatter(ChunkedMethod):
+    """The method "scatter" of ``Broadcast``."""
 
-    threads = 256
-    part, chunk, senders = 1 << 13, 1 << 14, 132
+    name, threads = "broadcast scatter", 256
 
     def prepare(self, max_nbytes, root):
         world = self.world
-        world.check_reach("broadcast scatter")
+        world.check_reach(self.name)
         self.root, self.segments = root, max(1, world.n_ranks - 1)
-        self.parts, capacity = parts_of(max_nbytes, self.segments, senders_of(world, self.senders), self.part)
-        shape = self.segments, self.parts
-        self.scratch = self.empty((2, *shape, capacity), "uint8", "broadcast.scatter.scratch")
-        self.full = self.zeros((*shape, 2), "uint64", "broadcast.scatter.full")
-        self.empty_signals = self.zeros((world.n_ranks, self.parts), "uint64", "broadcast.scatter.empty")
-        self.epochs = world.xp.zeros((2, self.parts), "uint64")
+        blocks, rows = senders_of(world, self.senders), self.segments
+        self.make(max_nbytes, rows, blocks, rows, 2 * rows, world.n_ranks)
         nothing = world.xp.empty(0, "uint8")
-        self._bind(self.parts, nothing, nothing, False, 0)
+        self._bind(nothing, nothing, False, self.segment)
 
     def bind(self, x, out, in_place):
-        x, out = x.view("uint8"), out.view("uint8")
-        parts, part = cut(-(-x.size // self.segments), self.parts, self.part)
-        return self._bind(parts, x, out, in_place, part)
+        return self._bind(x.view("uint8"), out.view("uint8"), in_place, -(-x.nbytes // self.segments))
 
-    def _bind(self, parts, x, out, in_place, part):
-        chunk = max(self.chunk, -(-part // CHUNKS) + 127 & -128)
-        args = x, out, in_place, self.root, part, chunk
+    def _bind(self, x, out, in_place, segment):
+        parts, part = cut(segment, self.parts, self.part)
+        args = x, out, in_place, self.root, part, chunk_of(part, self.chunk, 2 * CHUNKS, 128)
         args += self.scratch, self.full, self.empty_signals, self.epochs
         return self.launch(scatter_broadcast, (parts, 2), *args)
 
 
-_bytes, _words = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
-GPU_KERNELS = {
-    "scatter_broadcast": (
-        scatter_broadcast,
-        (
-            *[_bytes] * 2,
-            types.boolean,
-            *[types.int64] * 3,
-            types.Array(types.uint8, 4, "C"),
-            types.Array(types.uint64, 3, "C"),
-        )
-        + (_words,) * 2,
-    )
-}
+GPU_KERNELS = {"scatter_broadcast": (scatter_broadcast, argument_types(scatter_broadcast))}

@@ -14,12 +14,18 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
 from ..collective import OfRoot
+from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import ToRoot
 from ..transports import LL, LL128
-from .push import Push
 from .push_2d import Push2D
 
-METHODS = {"ll": (ToRoot, LL), "ll128": (ToRoot, LL128), "push": Push, "push_2d": Push2D}
+_PUSH = {"name": "gather push", "to_root": True, "part": 1 << 15, "chunk": 1 << 17, "senders": 48}
+METHODS = {
+    "ll": (ToRoot, LL),
+    "ll128": (ToRoot, LL128),
+    "push": (PushRooted, None, _PUSH),
+    "push_2d": Push2D,
+}
 
 
 class Gather(OfRoot):

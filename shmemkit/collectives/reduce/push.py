@@ -5,8 +5,8 @@ than two.
 The root combines its segment in its output, where the others are gathered.
 """
 
-from ..gather import push as gather_push
-from ..reduce_scatter import push
+from ..gather import Gather
+from ..reduce_scatter import ReduceScatter
 from ..schedules.rooted import ToRoot
 from ..stages import Staged, in_turn
 
@@ -19,8 +19,8 @@ class Push(Staged):
     def make_stages(self, room, root, op):
         world = self.world
         self.is_root = world.rank == root
-        self.stages.append(push.Push(world, room, op))
-        self.stages.append(gather_push.Push(world, room, root))
+        self.stages.append(ReduceScatter.maker("push")(world, room, op))
+        self.stages.append(Gather.maker("push")(world, room, root))
         self.result = None if self.is_root else world.xp.empty(room // world.n_ranks, "uint8")
 
     def bind_stages(self, x, out, in_place, dtype):

@@ -24,8 +24,8 @@ from shmemkit.typing import AnyStream, ArrayT, Op, ReduceScatterMethod
 from ..collective import Collective, check_reducible
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
+from ..schedules.push_exchange import PushExchange
 from ..transports import LAMPORT, LL, LL128
-from .push import Push
 from .push_2d import Push2D
 from .ring import Ring
 
@@ -33,7 +33,7 @@ METHODS = {
     "ll": (Exchange, LL, {"personalized": True}),
     "ll128": (Exchange, LL128, {"personalized": True}),
     "lamport": (Exchange, LAMPORT, {"personalized": True}),
-    "push": Push,
+    "push": (PushExchange, None, {"name": "reduce_scatter push", "personalized": True}),
     "ring": Ring,
     "copy_engine": (CopiedExchange, LAMPORT, {"personalized": True}),
     "push_2d": Push2D,

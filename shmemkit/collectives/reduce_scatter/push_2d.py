@@ -76,9 +76,9 @@ from shmemkit.device import (
     wait,
 )
 
+from ..combine_rows import combining
 from ..method import Method
 from ..partial_results import floats, joined, shares, totals
-from .combine_rows import combining
 
 NETWORK = 50  # GB/s of a GPU, each way: 400 Gb/s
 NVLINK = {8: 300, 9: 450, 10: 900}  # the same, by the major compute capability

@@ -13,14 +13,14 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, ScatterMethod
 
 from ..collective import OfRoot
+from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import FromRoot
 from ..transports import LL, LL128
-from .push import Push
 
 METHODS = {
     "ll": (FromRoot, LL, {"personalized": True}),
     "ll128": (FromRoot, LL128, {"personalized": True}),
-    "push": Push,
+    "push": (PushRooted, None, {"name": "scatter push", "chunk": 1 << 15}),
 }
 
 

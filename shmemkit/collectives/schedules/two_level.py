@@ -14,8 +14,8 @@ Epochs    epochs[row, b], local: of block b of a row of the grid; the epoch sele
 
 from numba import types
 
+from ..chunked_transfer import cut, parts_of
 from ..method import Method
-from ..push import cut, parts_of
 
 
 class TwoLevel(Method):

@@ -53,9 +53,9 @@ import functools
 from numba import cuda, types
 
 from shmemkit.collectives.all_gather import AllGather
+from shmemkit.collectives.combine_rows import combining
 from shmemkit.collectives.method import Method
 from shmemkit.collectives.partial_results import floats
-from shmemkit.collectives.reduce_scatter.combine_rows import combining
 from shmemkit.device import (
     ComparisonType,
     SignalOp,

@@ -12,7 +12,7 @@ AT_ONCE = 8  # rows of four words, in registers
 
 
 @functools.cache
-def combining(op, dtype, n_rows=None):
+def combining(op, dtype, n_rows=None, own_row=True):
     """-> two device functions, of one word of a thread and of four, whose loads are under way together, also
     those of all rows if these are `n_rows`, AT_ONCE or fewer:
 
@@ -20,7 +20,8 @@ def combining(op, dtype, n_rows=None):
         four(mine, rows, at, stride, me, n, i, step)  -> those of i, i + step, i + 2 * step, i + 3 * step
 
     mine    the rank's own row, number `me` of the `n`: uint64 or uint8, 1-D
-    rows    the others, which begin with words at + k * stride: likewise. Row `me` of it is not used
+    rows    the others, likewise: row k begins with word at + k * stride, and row `me` is not used. Without
+            `own_row` there is no such row; those of the ranks after `me` begin one stride earlier
     """
     first, add, _ = reduction(op, dtype)
 
@@ -30,7 +31,8 @@ def combining(op, dtype, n_rows=None):
         total = first(own if me == 0 else load_word(rows, at + i))
         k = 1
         while k < n:
-            at += stride
+            if own_row or k - 1 != me:
+                at += stride
             total = add(total, own if me == k else load_word(rows, at + i))
             k += 1
         return total
@@ -58,19 +60,20 @@ def combining(op, dtype, n_rows=None):
         p, q, r, s = first(p), first(q), first(r), first(s)
         k = 1
         while k < n:
-            at += stride
+            if own_row or k - 1 != me:
+                at += stride
             a, b, c, d = load(mine, rows, at, me == k, i, step)
             p, q, r, s = add(p, a), add(q, b), add(r, c), add(s, d)
             k += 1
         return p, q, r, s
 
     if n_rows is not None and n_rows <= AT_ONCE:
-        four = _four_of(op, dtype, n_rows)
+        four = _four_of(op, dtype, n_rows, own_row)
     return one, four
 
 
-def _four_of(op, dtype, n_rows):
-    load, combine = _loading(n_rows), _adding(op, dtype, n_rows)
+def _four_of(op, dtype, n_rows, own_row):
+    load, combine = _loading(n_rows, own_row), _adding(op, dtype, n_rows)
 
     @cuda.jit(device=True)
     def four(mine, rows, at, stride, me, n, i, step):
@@ -90,11 +93,12 @@ def _load_four(row, i, step):
 
 
 @functools.cache
-def _loading(n):
+def _loading(n, own_row, is_last=True):
     """-> ``load(rows, i, stride, me, step)``: four words of each of `n` rows. Instead of row `me`, it loads
     the row before, so that no load waits for a branch."""
     k, neighbour = n - 1, max(n - 2, 0)
-    before = _loading(n - 1) if n > 1 else None
+    moved = is_last and not own_row  # whatever `me` is
+    before = _loading(n - 1, own_row, False) if n > 1 else None
 
     @cuda.jit(device=True)
     def load_first(rows, i, stride, me, step):
@@ -103,7 +107,8 @@ def _loading(n):
     @cuda.jit(device=True)
     def load(rows, i, stride, me, step):
         others = before(rows, i, stride, me, step)
-        return others + (_load_four(rows, i + (neighbour if me == k else k) * stride, step),)
+        row = neighbour if moved or me == k or not own_row and me < k else k
+        return others + (_load_four(rows, i + row * stride, step),)
 
     return load if n > 1 else load_first
 
