@@ -32,9 +32,10 @@ def fits(kind, method, heap):
 @pytest.mark.parametrize(
     "kind, method, times",
     [
-        (sk.AllReduce, "push", 2),
+        (sk.AllReduce, "push", 3 / 2),
         (sk.AllReduce, "copy_engine", 1),
-        (sk.Reduce, "push", 4),
+        (sk.Reduce, "push", 3),
+        (sk.Gather, "push", 3 / 2),
         (sk.ReduceScatter, "copy_engine", 1),
         (sk.AllToAll, "copy_engine", 1),
         (sk.AllGather, "copy_staged", 1),

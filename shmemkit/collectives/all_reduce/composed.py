@@ -1,7 +1,7 @@
 """All-reduce as a reduce-scatter and an all-gather. For large messages, this takes as long on the links as
 one kernel would.
 
-  "push"         both by stores into the peers' memory (``reduce_scatter/push.py``, ``all_gather/push_1d.py``)
+  "push"         both by stores into the peers' memory (``schedules/push_exchange.py``)
   "copy_engine"  both by copy engines: ``schedules/copied.py``, and copies of the results to all outputs
 
 Both methods work in place on the rank's own segment of `out`. ``stages.py`` sends what is no whole segment.
