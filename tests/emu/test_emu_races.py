@@ -621,6 +621,8 @@ def traced():
 
 @pytest.fixture
 def tracing():
+    gc.collect()
+    gc.freeze()  # what other tests have left: to look at it again and again takes minutes
     tracemalloc.start()
     yield
     tracemalloc.stop()
