@@ -16,7 +16,7 @@ from shmemkit.device import ll_put_block, ll_put_warp
 def test_no_division(module):
     """Nor a detour through floating point, which a wrong mix of integer types takes."""
     pytest.importorskip("nvshmem", reason="needs nvshmem4py")
-    for kernel, argument_types in module.GPU_KERNELS.values():
+    for kernel, argument_types, *_ in module.GPU_KERNELS.values():
         slow = [i for i in instructions(compile_ptx(kernel, argument_types)) if re.match(r"div|rem|.*f64", i)]
         assert slow == []
 

@@ -29,8 +29,7 @@ from ..schedules.exchange import Exchange
 from ..schedules.rows import Rows
 from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyPull, CopyPush
-from .ll_2d import LL2D
-from .ll_2d_multimem import LL2DMultimem
+from .ll_2d import LL2D, LL2DMultimem
 from .multimem import Multimem
 from .pull import Pull
 from .push_1d import Push1D

@@ -1,53 +1,90 @@
-"""Two-dimensional LL all-gather: once across nodes, then inside the node. For small messages and several
-nodes.
+"""Two-dimensional LL all-gathers: once across nodes, then inside the node. For small messages.
 
-Rank (i, l) is rank l of node i. It packs its segment into LL words (``device.packets.ll``) and sends them
-by NVSHMEM to the ranks (j, l) only, one on each other node. Each of those forwards the words unchanged to
-the ranks of its node, by stores. Every word carries its flag over one hop or two: there is no signal.
+Rank (i, l) is rank l of node i. It packs its segment into LL words (``device.packets.ll``) and sends them by
+NVSHMEM to the ranks (j, l) only, one on each other node. Each of those forwards the words unchanged to the
+ranks of its node: by stores ("ll_2d"), or by one store for all of them, which the NVSwitch delivers
+("ll_2d_multimem"). Every word carries its flag over one hop or two: there is no signal. So these are neither
+a schedule of packets (``schedules.packets``), whose words take one hop, nor one by put_signal.
 
-Slots     slots[buffer, k], on every rank: the words of rank k's segment. Rank k writes them if it is on
-          this node or has the same local index l; otherwise the rank of this node with rank k's local index
-          does. The network reads the rank's own
-Epochs    epochs[z, y, c], local: of chunk c in blocks (.., y, z). The epoch gives the flag
-          and the buffer. Device-resident, so graph-safe
+Slots     slots[buffer, k], on every rank: the words of rank k's segment. The rank of this node that is k, or
+          has its local index, writes them. On that rank itself, k writes them first, through the network; by
+          multicast, the rank then replaces them by themselves
+Outbox    the words that the network reads: the rank's own slots; by multicast, outbox[buffer], symmetric
+Epochs    epochs[z, y, c], local: of chunk c in blocks (.., y, z). The epoch gives the flag and the buffer.
+          Device-resident, so graph-safe
 
   block (b, y, z) of rank (i, l), with l' = l + y modulo the ranks of a node and j = i + z modulo the nodes,
-  for its chunks c = b, b + gridDim.x, ...:
+  for its chunks c = b, b + gridDim.x, ...; by multicast, these steps are for y = 0, and for all l':
      z = 0:         pack     the own chunk to the slots of (i, l'), which for y = 0 are the rank's own
-     y = 0, z = 0:  put      these words, after syncthreads, to (j, l) for all j but i: a warp for each
+     y = 0, z = 0:  put      the words in the outbox, after syncthreads, to (j, l) for all j but i: a warp for
+                             each
      y > 0, z > 0:  forward  the words of (j, l), when they are here, to the slots of (i, l')
      all, when that is done for all of its chunks:
-                    unpack   the words of (j, l'), when they are here, to the output
+                    unpack   the words of (j, l'), when they are here, to the output; by multicast, the own
+                             chunk is copied there
                     count    add 1 to the chunks' epochs
 
 A chunk always has the same slots, whatever the size of the call. So the flags of a word only grow, until
 the 32 bits of LL's flags wrap. It does not matter who has forwarded a word.
 
-No race: the double-buffer lemma (docs/protocols.md). Who writes a word, the sender or the rank that
-forwards it, has received the reader's own chunk of the epoch between directly: (i, l) and (j, l) send to
-each other, as all ranks of a node do. The reader sent it after its previous launch, which ended after every
-poll of the word, by unpacking and forwarding blocks. That launch could not end before all words of the put
-had arrived. So the put has read the rank's own slots, which may be packed again without quiet, and no two
-puts to the same words are under way at once.
+No race: the double-buffer lemma and the put lemma (docs/protocols.md). Who writes a word, the sender or the
+rank that forwards it, has received the reader's own chunk of the epoch between directly: (i, l) and (j, l)
+send to each other, as all ranks of a node do. The reader sent it after its previous launch, which ended after
+every poll of the word, by unpacking and forwarding blocks.
 
 No deadlock: packing and puts wait for nobody, forwarding waits for puts only, unpacking for packing, puts
-and forwarding; all blocks are resident.
+and forwarding.
 """
 
 from numba import cuda, types
 
 from shmemkit.device import (
+    copy_block,
     ll_pack_block,
     ll_put_warp,
     ll_recv_block,
     ll_recv_pack_block,
     ll_words,
+    multimem_ll_pack_block,
+    multimem_ll_recv_pack_block,
     num_ranks,
     rank,
+    span,
     symm_at,
 )
 
 from ..method import Method
+from ..network import after, device, place
+
+
+@device
+def put_to_nodes(target, words, n_words, local_size):
+    """Put `words` to `target` on the ranks of this one's number on other nodes. A warp for each."""
+    hops, nodes = 1 + (cuda.threadIdx.x >> 5), cuda.gridDim.z
+    while hops < nodes:
+        ll_put_warp(target, words, n_words, after(rank(), hops * local_size, num_ranks()))
+        hops += (cuda.blockDim.x + 31) >> 5
+
+
+@device
+def unpack(out, slots, k, chunk, words, epochs):
+    """Rank k's words, of the chunks of this block, to `out`."""
+    c = cuda.blockIdx.x
+    while c * chunk < out.size:
+        part = span(out, c * chunk, min(chunk, out.size - c * chunk))
+        ll_recv_block(part, slots[epochs[c] & 1, k, words * c :], epochs[c] + 1)
+        c += cuda.gridDim.x
+
+
+@device
+def count(size, chunk, epochs):
+    """Add 1 to the epochs of the chunks of this block."""
+    cuda.syncthreads()  # all threads have read the counters
+    if cuda.threadIdx.x == 0:
+        c = cuda.blockIdx.x
+        while c * chunk < size:
+            epochs[c] += 1
+            c += cuda.gridDim.x
 
 
 @cuda.jit
@@ -57,63 +94,67 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, slots, epochs):
     x, out      1-D, uint64 or uint8: x.size elements, and n_ranks times as many
     in_place    whether x is the own part of out
     chunk       elements of a chunk, an even number of 8 bytes; they are packed into `words` words
-    local_size  ranks of a node, which are consecutive
+    local_size  ranks of a node
     slots       uint64 (2, n_ranks, words of the capacity), symmetric, zeros at first
-    epochs       uint64 (nodes, local_size, chunks of the capacity), zeros at first
+    epochs      uint64 (nodes, local_size, chunks of the capacity), zeros at first
     grid        (any number, local_size, nodes), the same on all ranks; any number of threads
     """
     y, z = cuda.blockIdx.y, cuda.blockIdx.z
-    me, n, size = rank(), num_ranks(), x.size
-    first = 0  # of this node's ranks; no division, which is slow
-    while first + local_size <= me:
-        first += local_size
-    there = first + z * local_size  # the first rank of node j
-    if there >= n:
-        there -= n
-    local = me - first + y  # l'
-    if local >= local_size:
-        local -= local_size
-    passed, segment = there + me - first, there + local
-    peer_slots = symm_at(slots, first + local)
-    theirs = out[segment * size : (segment + 1) * size]
-
+    me, size, counts = rank(), x.size, epochs[z, y]
+    first, peer, there = place(local_size, y, z)
+    passed, segment = there + me - first, there + peer - first
+    peer_slots = symm_at(slots, peer)
     c = cuda.blockIdx.x
-    begin = c * chunk
-    while begin < size:
-        part = x[begin : min(begin + chunk, size)]
-        epoch, at, n_words = epochs[z, y, c], words * c, ll_words(part.size * x.itemsize)
+    while c * chunk < size:
+        part = span(x, c * chunk, min(chunk, size - c * chunk))
+        epoch, at, n_words = counts[c], words * c, ll_words(part.size * x.itemsize)
         buffer, flag = epoch & 1, epoch + 1
         if z == 0:
             ll_pack_block(peer_slots[buffer, me, at:], part, flag)
             if y == 0:
                 cuda.syncthreads()
-                hops = 1 + (cuda.threadIdx.x >> 5)
-                while hops < cuda.gridDim.z:
-                    to = me + hops * local_size
-                    if to >= n:
-                        to -= n
-                    ll_put_warp(slots[buffer, me, at:], slots[buffer, me, at:], n_words, to)
-                    hops += (cuda.blockDim.x + 31) >> 5
+                put_to_nodes(slots[buffer, me, at:], slots[buffer, me, at:], n_words, local_size)
         elif y > 0:
             ll_recv_pack_block(peer_slots[buffer, passed, at:], slots[buffer, passed, at:], n_words, flag)
         c += cuda.gridDim.x
-        begin = c * chunk
-
     if y > 0 or z > 0 or not in_place:
-        c = cuda.blockIdx.x
-        begin = c * chunk
-        while begin < size:
-            epoch = epochs[z, y, c]
-            part = theirs[begin : min(begin + chunk, size)]
-            ll_recv_block(part, slots[epoch & 1, segment, words * c :], epoch + 1)
-            c += cuda.gridDim.x
-            begin = c * chunk
-    cuda.syncthreads()  # all threads have read the counters
-    if cuda.threadIdx.x == 0:
-        c = cuda.blockIdx.x
-        while c * chunk < size:
-            epochs[z, y, c] += 1
-            c += cuda.gridDim.x
+        unpack(span(out, segment * size, size), slots, segment, chunk, words, counts)
+    count(size, chunk, counts)
+
+
+@cuda.jit(max_registers=128)  # of 512 threads
+def ll_all_gather_2d_multimem(x, out, in_place, chunk, words, local_size, slots, to_all, outbox, epochs):
+    """As ``ll_all_gather_2d``.
+
+    to_all  the multicast view of the slots
+    outbox  uint64 (2, words of the capacity), symmetric
+    """
+    y, z = cuda.blockIdx.y, cuda.blockIdx.z
+    size, counts = x.size, epochs[z, y]
+    first, peer, there = place(local_size, y, z)
+    segment = there + peer - first
+    c = cuda.blockIdx.x
+    while y == 0 and c * chunk < size:
+        part = span(x, c * chunk, min(chunk, size - c * chunk))
+        epoch, at, n_words = counts[c], words * c, ll_words(part.size * x.itemsize)
+        buffer, flag = epoch & 1, epoch + 1
+        if z > 0:
+            if local_size > 1:
+                arriving = slots[buffer, segment, at:]
+                multimem_ll_recv_pack_block(to_all[buffer, segment, at:], arriving, n_words, flag)
+        else:
+            if cuda.gridDim.z > 1:
+                ll_pack_block(outbox[buffer, at:], part, flag)
+                cuda.syncthreads()
+                put_to_nodes(slots[buffer, segment, at:], outbox[buffer, at:], n_words, local_size)
+            if local_size > 1:
+                multimem_ll_pack_block(to_all[buffer, segment, at:], part, flag)
+            if not in_place:
+                copy_block(span(out, segment * size + c * chunk, part.size), part)
+        c += cuda.gridDim.x
+    if y > 0 or z > 0:
+        unpack(span(out, segment * size, size), slots, segment, chunk, words, counts)
+    count(size, chunk, counts)
 
 
 class LL2D(Method):
@@ -127,13 +168,20 @@ class LL2D(Method):
 
     def prepare(self, max_nbytes):
         self.world.check_reach("all_gather ll_2d", ranks=self.world.node_ranks)
-        n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
-        chunks = max(1, -(-max_nbytes // (n * self.chunk)))
-        self.slots = self.zeros((2, n, ll_words(self.chunk) * chunks), "uint64", "all_gather.ll_2d.slots")
-        self.epochs = self.world.xp.zeros((nodes, local_size, chunks), "uint64")
+        self.use(ll_all_gather_2d, *self.make(max_nbytes, "all_gather.ll_2d"))
+
+    def make(self, max_nbytes, name):
+        """-> slots and epochs"""
+        world, n = self.world, self.world.n_ranks
+        self.chunks = max(1, -(-max_nbytes // (n * self.chunk)))
+        slots = self.zeros((2, n, ll_words(self.chunk) * self.chunks), "uint64", f"{name}.slots")
+        return slots, world.xp.zeros((world.n_nodes, world.local_size, self.chunks), "uint64")
+
+    def use(self, kernel, *arrays):
+        self.kernel, self.arrays = kernel, arrays
         for dtype in ("uint8", "uint64"):
             nothing = self.world.xp.empty(0, dtype)
-            self._bind(chunks, nothing, nothing, False)
+            self._bind(self.chunks, nothing, nothing, False)
 
     def bind(self, x, out, in_place):
         return self._bind(-(-x.nbytes // self.chunk), x, out, in_place)
@@ -142,15 +190,30 @@ class LL2D(Method):
         local_size, nodes = self.world.local_size, self.world.n_nodes
         grid = min(chunks, max(1, self.max_blocks // self.world.n_ranks)), local_size, nodes
         of_chunk = self.chunk // x.itemsize, ll_words(self.chunk)
-        args = x, out, in_place, *of_chunk, local_size, self.slots, self.epochs
-        return self.launch(ll_all_gather_2d, grid, *args)
+        return self.launch(self.kernel, grid, x, out, in_place, *of_chunk, local_size, *self.arrays)
 
 
-_words = types.Array(types.uint64, 3, "C")
+class LL2DMultimem(LL2D):
+    """The method "ll_2d_multimem" of ``AllGather``."""
+
+    def prepare(self, max_nbytes):
+        name = "all_gather.ll_2d_multimem"
+        slots, epochs = self.make(max_nbytes, name)
+        to_all = self.world.multicast_view(slots)
+        outbox = self.empty(slots.shape[::2], "uint64", f"{name}.outbox")
+        self.use(ll_all_gather_2d_multimem, slots, to_all, outbox, epochs)
+
+
+_x3, _x2 = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")
 GPU_KERNELS = {
-    f"ll_all_gather_2d[{dtype}]": (
-        ll_all_gather_2d,
-        (*[types.Array(dtype, 1, "C")] * 2, types.boolean, *[types.int64] * 3, _words, _words),
+    f"{name}[{dtype}]": (
+        kernel,
+        (*[types.Array(dtype, 1, "C")] * 2, types.boolean, *[types.int64] * 3, *arrays),
+        *minimum_cc,
+    )
+    for name, kernel, arrays, *minimum_cc in (
+        ("ll_all_gather_2d", ll_all_gather_2d, (_x3, _x3)),
+        ("ll_all_gather_2d_multimem", ll_all_gather_2d_multimem, (_x3, _x3, _x2, _x3), (9, 0)),
     )
     for dtype in (types.uint8, types.uint64)
 }
