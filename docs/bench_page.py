@@ -1,4 +1,5 @@
-"""The results in docs/benchmarks.md: a section for each file that the bench wrote, with a plot.
+"""The results: docs/benchmarks.md has the plots and what "auto" takes, docs/results the tables of each file
+that the bench wrote.
 
 Files of other programs, and those of ``bench launch``, whose tables are in docs/launching.md, are left out.
 So are rows of methods that shmemkit no longer has.
@@ -210,17 +211,40 @@ def body(results):
 
 
 def section(path, results):
-    op = next(row.op for row in results.rows if row.op in TITLES)
+    op = op_of(results)
     named = [("NCCL library" if name == "nccl" else name, text) for name, text in results.versions.items()]
     versions = [f"{name} {text}" for name, text in named if name.startswith(VERSIONS)]
     about = (
         f"Python {results.machine['python']}, {', '.join(versions)}; {results.date[:10]}. "
         f"Timing: {results.method}."
     )
-    picture = [f"![{TITLES[op]}: time against size](plots/{path.stem}.svg)"] if has_plot(results) else []
-    title = f"### {TITLES[op]}: {results.heading()}"
+    title = f"## {TITLES[op]}: {results.heading()}"
     command = f"mpirun -n {results.n_ranks} {results.command}" if results.n_ranks > 1 else results.command
-    return "\n\n".join([title, f"```bash\n{command}\n```", about, *body(results), *picture])
+    picture = picture_of(path, results, "../")
+    return "\n\n".join([title, *picture, f"```bash\n{command}\n```", about, *body(results)])
+
+
+def picture_of(path, results, folder=""):
+    """The plot, for a page that finds docs/ in `folder`; a list of one, or none."""
+    if not has_plot(results):
+        return []
+    return [f"![{TITLES[op_of(results)]}: time against size]({folder}plots/{path.stem}.svg)"]
+
+
+def op_of(results):
+    return next(row.op for row in results.rows if row.op in TITLES)
+
+
+def products_by_auto(results):
+    """A table of products: what "auto" takes, and how it compares."""
+    ours = [row for row in right(results.rows) if row.method == "auto"]
+    header = "M x N x K|method|us|TFLOP/s|x NCCL|x plain|x PyTorch|x cuBLAS|overlap".split("|")
+    rows = []
+    for row in ours:
+        ratios = map(ratio_text, (row.vs_nccl, row.vs_plain, row.vs_torch, row.vs_cublas))
+        cells = [row.shape, f"`{row.took}`", us_text(row.us), f"{row.tflops:.0f}", *ratios]
+        rows.append([*cells, percent_text(row.overlap, 1)])
+    return without_empty_columns(header, rows)
 
 
 def has_plot(results):
@@ -250,10 +274,28 @@ def files(folder):
     }
 
 
-def text(folder):
-    """The page's generated part."""
-    sections = [section(path, results) for path, results in files(folder).items()]
-    return "\n\n".join(sections) or "There are none yet."
+def text(folder, op=None):
+    """All tables of `op`, or of all."""
+    shown = [(path, results) for path, results in files(folder).items() if op in (None, op_of(results))]
+    return "\n\n".join(section(path, results) for path, results in shown) or "There are none yet."
+
+
+def overview(folder):
+    """A section for each operation: its plots, or else what "auto" takes, and the page of its tables."""
+    shown, parts = files(folder), []
+    for op, title in TITLES.items():
+        of_op = [(path, results) for path, results in shown.items() if op_of(results) == op]
+        if not of_op:
+            continue
+        parts.append(f"## {title}")
+        for path, results in of_op:
+            parts += [f"{results.heading()}:", *picture_of(path, results)]
+            if op == "gemm" or op in LAYERS:
+                parts.append(products_by_auto(results))
+            elif not has_plot(results):
+                parts += body(results)
+        parts.append(f"[All rows](results/{op}.md)")
+    return "\n\n".join(parts) or "There are none yet."
 
 
 def mark_of(path):

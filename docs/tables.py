@@ -56,8 +56,12 @@ def launch_first():
     return table(["", "s"], rows) + "\n\n" + machine(results)
 
 
-def benchmarks():
-    return bench_page.text(RESULTS)
+def benchmarks(op=None):
+    return bench_page.text(RESULTS, op)
+
+
+def plots():
+    return bench_page.overview(RESULTS)
 
 
 def all_gather_memory():
@@ -200,9 +204,19 @@ def output(command, folder=ROOT):
 
 
 def with_tables(text):
+    """`text` with what its comments ask for: ``<!-- table: FUNCTION [ARGUMENT] -->`` or
+    ``<!-- output: COMMAND -->``."""
+
+    def written(found):
+        kind, what = found[2], found[3]
+        if kind == "output":
+            return output(what)
+        function, *arguments = what.split()
+        return globals()[function](*arguments)
+
     return re.sub(
         r"(<!-- (table|output): (.*?) -->\n).*?(<!-- end -->)",
-        lambda m: m[1] + (globals()[m[3]]() if m[2] == "table" else output(m[3])) + "\n" + m[4],
+        lambda found: f"{found[1]}{written(found)}\n{found[4]}",
         text,
         flags=re.S,
     )

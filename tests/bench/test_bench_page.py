@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: the options that it shows exist, and the results are those of the files."""
+"""docs/bench.md shows the options that exist; docs/benchmarks.md and docs/results show the results."""
 
 import contextlib
 import importlib.util
@@ -72,7 +72,8 @@ GATHERED = (
 def test_all_gather(pages, tmp_path):
     write(tmp_path / "gathered_x4.json", *GATHERED)
     assert pages[0].text(tmp_path).split("\n\n") == [
-        "### All-gather: 4 ranks on 4 x G; driver 1.2, CUDA 13.0",
+        "## All-gather: 4 ranks on 4 x G; driver 1.2, CUDA 13.0",
+        "![All-gather: time against size](../plots/gathered_x4.svg)",
         "```bash\nmpirun -n 4 python3 -m shmemkit.bench x\n```",
         "Python 3.12.3, NCCL library 2.28; 2026-11-21. Timing: A clock.",
         "One rank sends to another 400 GB/s at most: 100 % of p2p.",
@@ -104,8 +105,36 @@ def test_all_gather(pages, tmp_path):
         "- `push_1d`, 8K: wrong: all of it\n"
         "- `nccl through torch`, 1M: refused: no\n"
         "- `ll, symmetric out`, 1M: refused: no",
-        "![All-gather: time against size](plots/gathered_x4.svg)",
     ]
+
+
+def test_the_overview_has_plots_or_what_auto_takes(pages, tmp_path):
+    assert pages[0].overview(tmp_path) == "There are none yet."
+    write(tmp_path / "gathered_x4.json", *GATHERED)
+    product = {"op": "gemm", "bytes": 8, "shape": "4x5x6", "tflops": 450}
+    write(
+        tmp_path / "gemm.json",
+        product | {"method": "cuBLAS", "us": 1.0},
+        product | {"method": "auto", "us": 2.0, "took": "sm90", "vs_cublas": 0.5},
+    )
+    assert pages[0].overview(tmp_path).split("\n\n") == [
+        "## All-gather",
+        "4 ranks on 4 x G; driver 1.2, CUDA 13.0:",
+        "![All-gather: time against size](plots/gathered_x4.svg)",
+        "[All rows](results/all_gather.md)",
+        "## Matrix products",
+        "4 ranks on 4 x G; driver 1.2, CUDA 13.0:",
+        "| M x N x K | method | us | TFLOP/s | x cuBLAS |\n| --- | --- | --- | --- | --- |\n"
+        "| 4x5x6 | `sm90` | 2.00 | 450 | 0.50 |",
+        "[All rows](results/gemm.md)",
+    ]
+
+
+def test_each_result_has_a_page(pages):
+    shown = {pages[0].op_of(results) for results in pages[0].files(pages[1].RESULTS).values()}
+    assert shown == {page.stem for page in (DOCS / "results").glob("*.md")}
+    for op in shown:
+        assert f"<!-- table: benchmarks {op} -->" in (DOCS / "results" / f"{op}.md").read_text()
 
 
 def test_the_console_says_how_auto_compares_with_nccl(tmp_path, capsys):
@@ -125,8 +154,8 @@ def test_p2p(pages, tmp_path):
         )
     write(tmp_path / "p2p.json", *rows)
     parts = pages[0].text(tmp_path).split("\n\n")
-    assert parts[0].startswith("### One rank to another: 4 ranks")
-    assert parts[4:8] == [
+    assert parts[0].startswith("## One rank to another: 4 ranks")
+    assert parts[5:9] == [
         "A signal, one way:",
         "|  | us |\n| --- | --- |\n| `notify` | 1.30 |",
         "GB/s, every rank to the next at once:",
@@ -143,7 +172,7 @@ def test_expert_parallel(pages, tmp_path):
     rows.append({"op": "expert_parallel", "method": "nccl, once per rank", "bytes": 8, "note": "refused: no"})
     write(tmp_path / "experts.json", *rows)
     parts = pages[0].text(tmp_path).split("\n\n")
-    assert parts[0].startswith("### Expert parallelism: 4 ranks")
+    assert parts[0].startswith("## Expert parallelism: 4 ranks")
     assert parts[4:] == [
         f"us ({OVER}):",
         "|  | dispatch | combine | both |\n| --- | --- | --- | --- |\n"
@@ -172,7 +201,7 @@ def test_gemm(pages, tmp_path):
     rows.append({"op": "gemm", "method": "sm80", "bytes": 8, "shape": "4x5x6", "note": "refused: no"})
     write(tmp_path / "gemm.json", *rows, p2p=None)
     parts = pages[0].text(tmp_path).split("\n\n")
-    assert parts[0].startswith("### Matrix products: 4 ranks")
+    assert parts[0].startswith("## Matrix products: 4 ranks")
     assert parts[3:] == [
         "TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):",
         "| M x N x K | `cuBLAS` | `auto` |\n| --- | --- | --- |\n"
@@ -199,7 +228,7 @@ def test_layers(pages, tmp_path, op, part):
     ]
     write(tmp_path / f"{op}_h200x4.json", *rows, p2p=None)
     parts = pages[0].text(tmp_path).split("\n\n")
-    assert parts[0] == f"### {pages[0].TITLES[op]}: 4 ranks on 4 x G; driver 1.2, CUDA 13.0"
+    assert parts[0] == f"## {pages[0].TITLES[op]}: 4 ranks on 4 x G; driver 1.2, CUDA 13.0"
     assert parts[3:] == [
         "| M x N x K | method | us | TFLOP/s | x NCCL | x plain | overlap |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
@@ -224,7 +253,7 @@ def test_pages_of_products_are_those_of_their_files(pages, tmp_path):
         measure(tmp_path / f"{op}_h200x2.json", op, "--shapes", shape, *methods)
     text = pages[0].text(tmp_path)
     for op in shapes:
-        assert f"### {pages[0].TITLES[op]}: 2 ranks, emulator: times mean nothing" in text
+        assert f"## {pages[0].TITLES[op]}: 2 ranks, emulator: times mean nothing" in text
     assert text.count("| 8x16x8 | `sequential` |") == text.count("`Gemm`, product") == 3
     assert text.count("- `NCCL and cuBLAS (nccl_ce)`, 8x16x8: refused: ") == 3
     assert pages[0].stale_plots(tmp_path, tmp_path) == []
@@ -238,7 +267,7 @@ def test_barrier(pages, tmp_path):
     rows.append({"op": "barrier", "method": "nvshmem", "note": "refused: no"})
     write(tmp_path / "barrier.json", *rows)
     parts = pages[0].text(tmp_path).split("\n\n")
-    assert parts[0].startswith("### Barrier: 4 ranks")
+    assert parts[0].startswith("## Barrier: 4 ranks")
     assert parts[4:] == [
         f"|  | us ({OVER}) |\n| --- | --- |\n| `sk.Barrier` | 3.00 (3.00) |\n| `nccl` | 9.00 (1.00) |",
         "Without a figure:",
@@ -252,7 +281,7 @@ def test_of_the_emulator(pages, tmp_path):
     measure(tmp_path / "a.json", "all_gather", *arguments)
     measure(tmp_path / "b.json", "p2p", "--sizes", "64", "--blocks", "1,2")
     text = pages[0].text(tmp_path)
-    assert text.count("### ") == text.count("2 ranks, emulator: times mean nothing\n") == 2
+    assert text.count("## ") == text.count("2 ranks, emulator: times mean nothing\n") == 2
     assert "GB/s at most" not in text
     for way in results.NCCL_WAYS:
         assert f"- `{way}`, 64, 1K: refused: NCCL needs GPUs" in text
@@ -314,7 +343,7 @@ def test_the_page_has_all_options_and_competitors(capsys):
             main([*arguments, "--help"])
         return capsys.readouterr().out
 
-    text = (DOCS / "benchmarks.md").read_text()
+    text = (DOCS / "bench.md").read_text()
     commands = re.findall(r"^    (\w+)(?: |$)", help_of(), re.M)
     assert len(commands) >= 14
     usages = (help_of(command).partition("\n\n")[0] for command in commands)
