@@ -2,9 +2,9 @@
 
 For a size, rounded up to a power of two of at least 64 KB, and an op or root, there is one object, as
 ``AllGather`` or ``AllReduce``, of method "auto". To make it is collective and allocates symmetric memory
-that stays until the World ends, several times the rounded size (docs/host.md): so the first call of each, on
-all ranks, does not belong into a graph. To choose the method, or to get the memory back, make the object:
-``sk.ReduceScatter(world, max_nbytes, method="ring")``.
+that stays until the World ends, several times the rounded size (docs/collectives.md): so the first call of
+each, on all ranks, does not belong into a graph. To choose the method, or to get the memory back, make the
+object: ``sk.ReduceScatter(world, max_nbytes, method="ring")``.
 
 All functions take x as their object does, an array or a tensor, and `out` and `stream`, by name; they
 enqueue, and return out.

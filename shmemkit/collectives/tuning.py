@@ -260,8 +260,9 @@ def _none_is_left(refused, full):
     names = [name for name in refused if name in full]
     return MemoryError(
         f"no method can run here. There is not enough memory for {listed(names, 'and')}. {names[0]}: "
-        f"{refused[names[0]]}. That is one array; a method allocates several times max_nbytes (docs/host.md "
-        f"says how many times)" + (f". Others cannot run at all. {reasons}" if others else "")
+        f"{refused[names[0]]}. That is one array; a method allocates several times max_nbytes "
+        f"(docs/methods.md says how many times)"
+        + (f". Others cannot run at all. {reasons}" if others else "")
     )
 
 

@@ -92,7 +92,7 @@ def explore(
                  messages: few threads, PEs and rounds have few enough. Spin loops are not followed while
                  nothing that they look at changes; those that count their polls are, so that they may have
                  no end. What host programs read and write themselves is not part of it, and kernels of one PE
-                 run one after the other. See docs/emulator.md
+                 run one after the other. See docs/schedules.md
     max_runs     so many runs at most, if `exhaustive`
     local_size, heap_size   as in ``run``
 

@@ -1,5 +1,5 @@
-"""How much symmetric memory methods take on each rank: as much as docs/host.md says, and a little for signals
-and rounding."""
+"""How much symmetric memory methods take on each rank: as much as docs/methods.md says, and a little for
+signals and rounding."""
 
 import json
 

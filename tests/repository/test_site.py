@@ -45,3 +45,10 @@ def test_pages_are_reached_from_the_first_page():
         seen |= new
         new = {page for of in new if DOCS in of.parents for page in pages_from(of)} - seen
     assert set(DOCS.rglob("*.md")) <= seen
+
+
+def test_pages_are_short():
+    """But those that tables.py writes, and those of autodoc, whose text is elsewhere."""
+    by_hand = [page for page in DOCS.rglob("*.md") if page.parent.name not in ("results", "reference")]
+    words = {page.name: len(page.read_text().split()) for page in by_hand}
+    assert {page: n for page, n in words.items() if n > 2500} == {}
