@@ -1,9 +1,8 @@
-"""All-gather by copy engines: copies that the streams themselves carry out, without a kernel.
-
-For large messages, and beside kernels that need all multiprocessors: copies between GPUs occupy none.
+"""All-gather by copy engines (``copy_engines.py``), for large messages, and beside kernels that need all
+multiprocessors.
 
 Segments  segment k of `out` is what rank k gives
-Staged    staged, on every rank: its own segment, where the others read it (only to pull, see below)
+Staged    staged, on every rank: its own segment, where the others read it (only to pull into private memory)
 
 "copy_push", into a symmetric `out` (the same part of the same array on all ranks):
 
@@ -14,29 +13,20 @@ Staged    staged, on every rank: its own segment, where the others read it (only
 
 "copy_pull", and "copy_push" into an `out` of private memory, which no other rank can write:
 
-  stream:       1. copy x to staged; barrier: those of all ranks may be read
-  side stream:  2. copy staged on me + 1, me + 2, ... to their segments of out here
+  stream:       1. copy x to staged, or to segment me of a symmetric out; barrier: all others may read it
+  side stream:  2. copy it from me + 1, me + 2, ... to their segments of out here
   stream:          a few blocks store x to segment me here
                 3. barrier, after the copies: all ranks have read
 
-Into a symmetric `out`, copy_pull needs no `staged`: the others read segment me of out. The barriers
-(``runtime.stream_barrier``) are kernels of one block and two microseconds. They release and acquire at
-scope sys, so that no write comes too early and no read too late. `staged` needs no second buffer: a call
-ends when all ranks have read it.
-
 ``start`` and ``finish`` split the call in two, with a consumer between them: a kernel that works on each
-segment as soon as it is there. It may occupy all multiprocessors and wait for segments, so no kernel can
-begin beside it. So the streams themselves write its signals, by memory operations, which need no
-multiprocessor.
+segment as soon as it is there. It may occupy all multiprocessors and wait for segments. So streams write its
+signals, by memory operations, which need no multiprocessor.
 
 Signals   arrived[k], on every rank: 1 when segment k of this call is here, else 0. arrived[me] is always 1
 
-  stream:       1. pulled into private memory: copy x to staged
-                   set all arrived of others here to 0
-                   barrier of all ranks, as above: acquires their x or staged, or that their outs may be
-                   written
-  side stream:  2. the copies, in order; after each, a write of 1 (release, sys): pushed, to arrived[me]
-                   there; pulled, to arrived[k] here
+  stream:       1. as above; before its barrier arrives at rank k, it sets arrived[k] here to 0
+  side stream:  2. the copies; after each, a write of 1 (release, sys): pushed, to arrived[me] there; pulled,
+                   to arrived[k] here
   consumer:        waits until arrived[k] >= 1                              acquire, sys: sees the copy
   finish:       3. stream: after the copies of the side stream
                    pushed: a kernel waits for all arrived, unless the consumer has done that
@@ -46,23 +36,21 @@ Copies within this GPU come before the consumer on its stream, or after all othe
 for them. Otherwise they might wait for a multiprocessor that a consumer occupies, which waits for them. No
 stream waits for a signal, which would be slow, and none writes many signals at once.
 
-No signal is lost. The thread that sets arrived[k] to 0 signals rank k only after that (release, sys). Rank
-k writes its 1 here after it has seen this, in the barrier of the same call. A rank that pulls writes the
-signal itself, after that kernel.
+No signal is lost. Rank k writes its 1 here after the barrier of the same call. The thread that sets
+arrived[k] to 0 arrives at rank k only after that (release, sys). A rank that pulls writes the signal itself,
+after that kernel.
 
-No signal is taken for that of another call. Each is written once in a call. Before the call ends, and so
-before the next reset, this write has been seen: pushed, by the consumer or the kernel of step 3; pulled, by
-the stream, which waited for the side stream that writes. So a 1 that is seen after the kernel of step 1 is
-of this call. Nobody looks during the reset: consumers, and the waits of ``wait`` and ``finish``, are
-earlier on the stream and have ended.
+No signal is taken for that of another call. Each is written once in a call. The call ends when this write has
+been seen: pushed, by the consumer or the kernel of step 3; pulled, by the stream, which waits for the side
+stream that writes. So a 1 that is seen after the reset is of this call. Nobody looks during the reset: what
+waits for signals is earlier on the stream, and has ended.
 
-No race. A rank writes on rank k after the barrier of step 1, which rank k reaches when its consumer of the
-previous call has ended. What a rank reads there is not written again before the barrier of step 3. x stays
-as it is until the stream has waited for the copies.
+No race. The barriers release and acquire at scope sys. A rank writes on rank k after the barrier of step 1,
+which rank k reaches when its consumer of the previous call has ended. What a rank reads there is not written
+again before the barrier of step 3. So `staged` needs no second buffer.
 
-No deadlock: a barrier waits for the same one on the other ranks. Their streams reach it before their
-consumer, without waiting for this call. Copies wait only for a barrier; a consumer, or the kernel of step
-3, for copies.
+No deadlock. Streams reach a barrier before their consumer, and without waiting for this call. Copies wait
+only for a barrier; a consumer, or the kernel of step 3, for copies.
 """
 
 from __future__ import annotations
@@ -106,7 +94,7 @@ class CopyEngine(Copying):
     memory operations.
     """
 
-    pushes, freed = True, False
+    pushes = True
 
     def prepare(self, max_nbytes, ranks=None):
         world = self.world
@@ -186,12 +174,8 @@ class CopyEngine(Copying):
         return in_place
 
     def check_alive(self):
-        if self.freed:
+        if not self._arrays:
             raise RuntimeError("copy engine: it was freed; make a new one")
-
-    def free(self) -> None:
-        self.freed = True
-        super().free()
 
 
 class CopyPush(CopyEngine):

@@ -84,18 +84,18 @@ class CopyEngine(_Composed):
         mine, scatter = self.segment_of(out), self.stages[0]
         if n == 1:
             return scatter.bind(x, mine, in_place, dtype)
+        others, barrier = scatter.others, scatter.barrier
         pushed, size = world.is_symmetric(out), mine.size
         result = mine if pushed else self._result_of(world.rank, mine)
         packets = mine.nbytes // PIECE_BYTES
         middle = min(packets, packets // 2 + self.line - 1 & -self.line)
         cut, segments = middle * PIECE_BYTES // out.itemsize, scatter.segments_of(x)
-        early = scatter.copies(segments, range(1, n - 1))
-        late = [scatter.copies(segments, [n - 1], *portion) for portion in ((0, middle), (middle, packets))]
+        early = scatter.copies(segments, others[:-1])
+        late = [scatter.copies(segments, others[-1:], *part) for part in ((0, middle), (middle, packets))]
         combine = scatter.combining(x, result[:cut], dtype), scatter.combining(x, result[cut:], dtype, middle)
-        first = self._copies(out, result, [(1, 0, cut)])
-        others = self._copies(out, result, [*((y, 0, size) for y in range(2, n)), (1, cut, size)])
+        first = self._copies(out, result, [(others[0], 0, cut)])
+        rest = self._copies(out, result, [*((k, 0, size) for k in others[1:]), (others[0], cut, size)])
         own = [] if pushed else [scatter.bind_store(mine, result)]
-        barrier = scatter.barrier
 
         def run(stream):
             main, side = scatter.fork(stream)
@@ -115,7 +115,7 @@ class CopyEngine(_Composed):
             enqueue(first, side)
             order(side, main)
             enqueue(own, stream)
-            enqueue(others, side)
+            enqueue(rest, side)
             order(main, side)
             if pushed:
                 barrier(stream)  # 4
@@ -123,13 +123,12 @@ class CopyEngine(_Composed):
         return run
 
     def _copies(self, out, result, portions):
-        """-> copies of `portions`, (y, first, end), elements of a result: of `result` to the y-th rank after
-        this one if `out` is symmetric, else of that rank's to its segment of `out`"""
+        """-> copies of `portions`, (k, first, end), elements of a result: of `result` to rank k if `out` is
+        symmetric, else of rank k's to its segment of `out`"""
         world, copies = self.world, []
-        for y, first, end in portions:
+        for k, first, end in portions:
             if first == end:
                 continue
-            k = (world.rank + y) % world.n_ranks
             if world.is_symmetric(out):
                 dst, src = world.peer_view(result[first:end], k), result[first:end]
             else:
@@ -140,6 +139,4 @@ class CopyEngine(_Composed):
 
     def _result_of(self, k, segment):
         """-> slots[k], on rank k its own, as an array like `segment`"""
-        scatter = self.stages[0]
-        slots = scatter.slots[2 * k * scatter.row : 2 * (k + 1) * scatter.row]
-        return slots.view("uint8")[: segment.nbytes].view(segment.dtype)
+        return self.stages[0].slots_of(k).view("uint8")[: segment.nbytes].view(segment.dtype)

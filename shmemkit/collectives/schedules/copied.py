@@ -215,6 +215,7 @@ class CopiedExchange(PacketMethod, Copying):
     rank; whether it goes `direct` to a symmetric output. With an op, what arrives is combined.
 
     max_blocks  of a kernel, and on half of the multiprocessors: H200 has 132
+    others      the other ranks, the next one first: a rank sends to them in this order
     """
 
     personalized = direct = False
@@ -227,6 +228,7 @@ class CopiedExchange(PacketMethod, Copying):
     def prepare(self, max_nbytes, op=None):
         world, n = self.world, self.world.n_ranks
         self.op, self.at_once = op, op is not None
+        self.others = [(world.rank + y) % n for y in range(1, n)]
         self.check_ranks()
         channel = self.t.channel(self, n, -(-max_nbytes // n), self.array_name("slots"))
         self.slots, self.row, self.sentinel = *channel[:2], channel[2:]
@@ -238,17 +240,17 @@ class CopiedExchange(PacketMethod, Copying):
             self.bind_store(*[world.xp.empty(0, "uint8")] * 2)
 
     def bind(self, x, out, in_place, dtype=None):
-        n, me, segments = self.world.n_ranks, self.world.rank, self.segments_of(x)
+        world, others, segments = self.world, self.others, self.segments_of(x)
         if self.op:
-            early = self.copies(segments, range(1, n - 1))
-            last = self.copies(segments, range(max(1, n - 1), n))
+            early, last = self.copies(segments, others[:-1]), self.copies(segments, others[-1:])
             return self.copying(last, [self.combining(x, out, dtype)], early=early)
-        size = out.size // n
+        me, size = world.rank, out.size // world.n_ranks
         mine = out[me * size : (me + 1) * size]
         own = [] if in_place else [self.bind_store(mine, segments[me])]
-        if self.direct and self.world.is_symmetric(out):
-            return self.copying(self.copies_of(segments, mine), own, last=[self.barrier])
-        return self.copying(self.copies(segments, range(1, n)), [*own, self.storing(x, out)])
+        if self.direct and world.is_symmetric(out):
+            copies = [world.backend.copy(world.peer_view(mine, k), segments[k]) for k in others]
+            return self.copying(copies, own, last=[self.barrier])
+        return self.copying(self.copies(segments, others), [*own, self.storing(x, out)])
 
     def segments_of(self, x):
         """-> what goes to each rank"""
@@ -265,25 +267,25 @@ class CopiedExchange(PacketMethod, Copying):
             return 0
         return nbytes // PIECE_BYTES
 
-    def copies(self, segments, ys, first=0, end=None):
-        """-> copies to the y-th rank after this one, for all `ys`, of packets `first` to `end` (default:
-        all), of those that are copied"""
-        world, copies = self.world, []
-        end = min(self.copied(segments), self.row if end is None else end)
-        for y in ys:
-            k = (world.rank + y) % world.n_ranks
-            src = segments[k].view("uint8")[first * PIECE_BYTES : end * PIECE_BYTES]
-            if src.size:
-                at = 2 * (world.rank * self.row + first)
-                slots = world.peer_view(self.slots[at : at + src.size // 8], k)
-                copies.append(world.backend.copy_pieces(slots, src, self.sentinel))
-        return copies
+    def copies(self, segments, ranks, first=0, end=None):
+        """-> copies to the slots of these ranks, of packets `first` to `end` (default: all), of those that
+        are copied"""
+        world, copied = self.world, self.copied(segments)
+        end = copied if end is None else min(end, copied)
+        if end <= first:
+            return []
+        slots = self.slots_of(world.rank)[2 * first : 2 * end]
+        part = slice(first * PIECE_BYTES, end * PIECE_BYTES)
+        return [
+            world.backend.copy_pieces(
+                world.peer_view(slots, k), segments[k].view("uint8")[part], self.sentinel
+            )
+            for k in ranks
+        ]
 
-    def copies_of(self, segments, mine):
-        """-> copies of the segments to `mine` on their ranks"""
-        world, n = self.world, self.world.n_ranks
-        others = [(world.rank + y) % n for y in range(1, n)]
-        return [world.backend.copy(world.peer_view(mine, k), segments[k]) for k in others]
+    def slots_of(self, k):
+        """-> slots[k]"""
+        return self.slots[2 * k * self.row : 2 * (k + 1) * self.row]
 
     def storing(self, x, out):
         """-> run(stream): store what comes."""
