@@ -38,10 +38,8 @@ from shmemkit.device import PIECE_BYTES
 from ..all_gather.push_1d import Push1D
 from ..copy_engines import enqueue
 from ..reduce_scatter import ReduceScatter
-from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..stages import Staged, in_turn
-from ..transports import LAMPORT
 
 
 class _Composed(Staged):
@@ -76,8 +74,7 @@ class CopyEngine(_Composed):
     name, line = "all_reduce copy_engine", 8
 
     def make_stages(self, room, op):
-        settings = {"name": "reduce_scatter copy_engine", "t": LAMPORT, "personalized": True}
-        self.stages.append(CopiedExchange(self.world, room, op, **settings, **self.of_stages))
+        self.stages.append(ReduceScatter.maker("copy_engine")(self.world, room, op, **self.of_stages))
 
     def bind_stages(self, x, out, in_place, dtype):
         world, order, n = self.world, self.world.backend.order, self.world.n_ranks
