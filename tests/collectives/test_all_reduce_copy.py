@@ -58,15 +58,15 @@ def double(x):
         x[i] *= 2
 
 
-def two_calls(symmetric):
+def two_calls(symmetric, words):
     """In place, of one thread per block and one block, in one graph, and the input of the second from the
     result of the first."""
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
     settings = {"threads": 1, "line": 1, "of_stages": {"threads": 1}}
-    method = sk.AllReduce.maker("copy_engine")(world, 8 * 4 * n, "sum", **settings)
-    x = world.empty(4 * n, "uint64") if symmetric else np.zeros(4 * n, "uint64")
-    x[:] = np.arange(4 * n) + 100 * me
+    method = sk.AllReduce.maker("copy_engine")(world, 8 * words, "sum", **settings)
+    x = world.empty(words, "uint64") if symmetric else np.zeros(words, "uint64")
+    x[:] = np.arange(words) + 100 * me
     world.host_barrier()
     run = method.bind(x, x, True, x.dtype)
     stream.begin_capture()
@@ -75,13 +75,13 @@ def two_calls(symmetric):
     run(stream)
     stream.end_capture().launch(stream)
     world.synchronize()
-    assert (x == 2 * n * (n * np.arange(4 * n) + 100 * sum(range(n)))).all()
+    assert (x == 2 * n * (n * np.arange(words) + 100 * sum(range(n)))).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_right_in_many_schedules(symmetric):
-    """Pieces are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and
-    without any of the barriers."""
-    found = sk.emu.explore(two_calls, 2, (symmetric,), exhaustive=True, max_runs=400, heap_size=1 << 16)
+@pytest.mark.parametrize("symmetric, words", [(False, 8), (True, 8), (False, 9)])
+def test_right_in_many_schedules(symmetric, words):
+    """Packets are lines: of 2, 1 is copied first. It fails without any of the orders of the streams, and
+    without any of the barriers. A ninth word is in no segment of whole packets."""
+    found = sk.emu.explore(two_calls, 2, (symmetric, words), exhaustive=True, max_runs=400, heap_size=1 << 16)
     assert found.failure is None, str(found)
