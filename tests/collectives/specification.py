@@ -28,7 +28,7 @@ class Specification:
     reduces: bool = False
     in_place: bool = True
 
-    def make(self, world, nbytes, method, op="sum", root=0):
+    def make(self, world, nbytes, method="auto", op="sum", root=0):
         options = {"root": root} if self.root else {}
         return self.kind(world, nbytes, method=method, **options, **({"op": op} if self.reduces else {}))
 
@@ -118,7 +118,16 @@ def full(what, n, size, dtype):
 
 
 def calls(
-    name, method, sizes, dtype="float32", op="sum", root=0, unaligned=0, where="apart", symmetric=False
+    name,
+    method,
+    sizes,
+    dtype="float32",
+    op="sum",
+    root=0,
+    unaligned=0,
+    where="apart",
+    symmetric=False,
+    world=None,
 ):
     """Calls of the collective `name` on segments of `sizes` elements, one after another, by one object.
 
@@ -126,7 +135,7 @@ def calls(
     are not. x and out lie `where`: "apart"; "in place"; "touching", x right behind out; or "some in place":
     on some ranks, others in each call.
     """
-    what, world = ALL[name], sk.init()
+    what, world = ALL[name], world or sk.init()
     n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
     made = what.make(world, full(what, n, max(sizes), dtype), method, op, root)
     for call, size in enumerate(sizes):
@@ -154,3 +163,25 @@ def calls(
     made.free()
     with pytest.raises(RuntimeError, match="freed"):
         what.call(made, x, out)
+
+
+def few_calls(name, method, sizes, dtype="uint64", root=0, symmetric=False):
+    """Calls for explorations: no host waits between them, and each has an output of its own."""
+    what, world = ALL[name], sk.init()
+    n, me, results = world.n_ranks, world.rank, []
+    made = what.make(world, full(what, n, max(sizes), dtype), method, "sum", root)
+    for call, size in enumerate(sizes):
+        given = what.given(call, size, dtype, n)
+        shape = (n, size) if what.gathers else (size,)
+        results.append(((made.output if symmetric else np.zeros)(shape, dtype), given))
+        what.call(made, given[me], results[-1][0])
+    world.synchronize()
+    for out, given in results:
+        if what.gets(me, root):
+            np.testing.assert_array_equal(out, what.wanted(given, method, me, "sum", root))
+
+
+def explored(n_pes, *args, nodes=1, **options):
+    """-> what all schedules of ``few_calls(*args)`` on `n_pes` ranks have shown"""
+    options = {"exhaustive": True, "local_size": n_pes // nodes, "heap_size": 1 << 18, **options}
+    return sk.emu.explore(few_calls, n_pes, args, **options)

@@ -1,9 +1,7 @@
-"""AllGather on the emulator: push in steps, what is refused and left behind, outputs that are freed; the
-primitives of LL; explorations."""
+"""AllGather on the emulator: what is left behind, outputs that are freed; the primitives of LL."""
 
 import numpy as np
 import pytest
-from fast import slow
 from numba import cuda, uint8
 
 import shmemkit as sk
@@ -21,44 +19,6 @@ from shmemkit.device import (
     rank,
     symm_at,
 )
-
-methods = pytest.mark.parametrize("method", sk.AllGather.methods)
-
-
-def few_calls(method, calls, dtype="uint8", symmetric=False):
-    """Of one thread per block: little enough for all schedules."""
-    world = sk.init()
-    n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
-    gather = sk.AllGather.maker(method)(world, 8 * n, threads=1)
-    out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)
-    for call in range(calls):
-        x = np.full(size, 10 * call + world.rank, dtype)
-        gather.bind(x, out.reshape(-1), False)(None)
-        world.synchronize()
-        assert (out == 10 * call + np.arange(n)[:, None]).all()
-        out[:] = 255
-
-
-def prove(n_pes, args, local_size=None):
-    """That no schedule of ``few_calls`` fails."""
-    found = sk.emu.explore(few_calls, n_pes, args, exhaustive=True, local_size=local_size, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (lambda w: (w, 8, "lll"), "method is 'lll'; it must be 'll', .* or 'auto'"),
-        (lambda w: (w, -1), "max_nbytes is -1; it must be 0 or more"),
-        (lambda w: (3, 8), "world is 3; it must be the World"),
-    ],
-)
-def test_wrong_arguments(pes, arguments, message):
-    def main():
-        with pytest.raises((TypeError, ValueError), match=message):
-            sk.AllGather(*arguments(sk.init()))
-
-    pes(1).run(main)
 
 
 @pytest.mark.each_value
@@ -86,36 +46,6 @@ def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, method,
 
     pes(3).run(main)
     assert "without free" not in capfd.readouterr().err
-
-
-def test_wrong_arrays(pes):
-    def main():
-        world = sk.init()
-        gather = sk.AllGather(world, 64)
-        x = np.zeros(4, "float32")
-        for array, out, message in [
-            (x, np.zeros(7, "float32"), "out must be float32 with 8 elements"),
-            (
-                x,
-                np.zeros((8, 2), "float32")[:, 0],
-                r"out is float32 \(8,\) with strides \(8,\); it must be C-contiguous",
-            ),
-            (x, np.zeros(8, "int32"), "out is int32 .*; out must be float32"),
-            (np.zeros(8, "float32")[::2], None, "C-contiguous"),
-            (np.zeros(9, "float32"), None, "out has 72 bytes, more than max_nbytes=64. Make an AllGather"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                gather(array, out)
-
-        for array, out in (([1.0] * 4, None), (x, [0.0] * 8)):
-            with pytest.raises(TypeError, match="AllGather: (x|out) is a list; it must be a NumPy array"):
-                gather(array, out)
-        room = np.zeros(9, "float32")
-        for first in (1, 3, 5):
-            with pytest.raises(ValueError, match="overlap; they must lie apart, or x must be its own part"):
-                gather(room[first : first + 4], room[:8])
-
-    pes(2).run(main)
 
 
 # ---- the primitives of LL
@@ -244,25 +174,6 @@ def test_a_unit_is_of_integers(pes, argument):
         pes(1).run(lambda: main(flag=0))
 
 
-@pytest.mark.parametrize("n_pes", [2, *slow(3)])
-def test_push_in_steps(pes, small, n_pes):
-    """A part of several steps, of which the last rank to come tells; aligned arrays and others, also one rank
-    this and one that."""
-    small(sk.AllGather, push_1d={"chunk": 8192, "senders": 2})
-
-    def main():
-        world = sk.init()
-        gather = sk.AllGather(world, n_pes * 100_000, "push_1d")
-        for size, shift in ((100_000, 0), (100_000, world.rank), (20_000, 0), (1, 1)):
-            x = np.zeros(size + shift, "uint8")[shift:]
-            x[:] = np.arange(size) % 250 + world.rank
-            out = gather(x)
-            world.synchronize()
-            assert all((out[k] == np.arange(size) % 250 + k).all() for k in range(n_pes))
-
-    pes(n_pes).run(main)
-
-
 def test_push_of_fewer_parts_that_are_larger(pes, small):
     """Of 1025 bytes, two of half as many; of 1024, one."""
     small(sk.AllGather, push_1d={"part": 1024})
@@ -274,23 +185,6 @@ def test_push_of_fewer_parts_that_are_larger(pes, small):
             out = gather(np.full(size, world.rank + 1, "uint8"))
             world.synchronize()
             assert (out == [[1], [2]]).all()
-
-    pes(2).run(main)
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_push_where_gpus_differ(pes, symmetric):
-    """As many parts as the GPU with fewest multiprocessors has blocks."""
-
-    def main():
-        world = sk.init()
-        world.backend.multiprocessors = (5, 3)[world.rank]
-        gather = sk.AllGather(world, 2 * 70_000, "push_1d")
-        out = gather.output((2, 70_000), "uint8") if symmetric else np.zeros((2, 70_000), "uint8")
-        gather(np.full(70_000, world.rank + 1, "uint8"), out)
-        world.synchronize()
-        assert gather._methods["push_1d"].parts == 3
-        assert (out == [[1], [2]]).all()
 
     pes(2).run(main)
 
@@ -351,25 +245,3 @@ def test_wrong_lines(pes, words, data, message):
 
     with pytest.raises(sk.emu.EmulatorError, match=message):
         pes(1).run(main)
-
-
-# ---- all schedules
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "n_pes, args",
-    [
-        *[(2, ("ll", 3)), (2, ("ll", 3, "uint64")), (3, ("ll", 1))],
-        *[(2, ("pull", 3)), (2, ("push_1d", 3)), (2, ("push_1d", 3, "uint8", True))],
-    ],
-)
-def test_proven_for_a_small_size(n_pes, args):
-    """Three calls use the first half again. (test_exchange.py is about ll128.)"""
-    prove(n_pes, args)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2)])
-def test_push_through_the_network_is_proven(nodes, local_size):
-    prove(nodes * local_size, ("push_1d", 3), local_size)

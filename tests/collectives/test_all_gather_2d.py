@@ -1,4 +1,4 @@
-"""All-gathers of several nodes on the emulator: explorations, the example; and the words of LL that
+"""All-gathers of several nodes on the emulator: the example; and the words of LL that
 travel by NVSHMEM."""
 
 import re
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from emulated import emulate
 from numba import cuda
-from test_all_gather import prove
 
 import shmemkit as sk
 from shmemkit.device import (
@@ -27,16 +26,6 @@ from shmemkit.device import (
 )
 
 pytestmark = pytest.mark.usefixtures("messages")
-methods = pytest.mark.parametrize("method", ["ll_2d", "push_2d"])
-
-
-@pytest.mark.slow
-@methods
-@pytest.mark.parametrize("nodes, local_size", [(2, 1), (3, 1), (2, 2)])
-def test_proven_for_a_small_size(method, nodes, local_size):
-    """Three calls use the first half again, after two hops with 2 x 2. It fails with one half in the place of
-    two, of the scratch, the lines or the signals, also if it is my own only; and without any of the waits."""
-    prove(nodes * local_size, (method, 3), local_size)
 
 
 @pytest.mark.parametrize("options", [[], ["--races", "--delivery", "unordered"]])

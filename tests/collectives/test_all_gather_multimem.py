@@ -1,12 +1,9 @@
-"""All-gathers by multicast on the emulator: blocks of several warps, and explorations."""
+"""All-gathers by multicast on the emulator: blocks of several warps."""
 
 import numpy as np
 import pytest
-from test_all_gather import prove
 
 import shmemkit as sk
-
-unordered = pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 
 
 @pytest.mark.each_value
@@ -24,12 +21,3 @@ def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):
         gather.free()
 
     pes(4).run(main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method, local_size", [("multimem", 2), ("ll_2d_multimem", 2), ("ll_2d_multimem", 1)]
-)
-def test_proven_for_two_ranks(method, local_size):
-    """Three calls use the first half again."""
-    prove(2, (method, 3), local_size)

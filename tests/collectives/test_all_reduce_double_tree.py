@@ -1,10 +1,9 @@
-"""AllReduce's double tree on the emulator: the trees themselves, the order in which elements are
-combined, and explorations."""
+"""AllReduce's double tree on the emulator: the trees themselves, and the order in which elements
+are combined."""
 
 import numpy as np
 import pytest
 from reduced import UFUNCS
-from test_all_reduce import few_calls
 
 import shmemkit as sk
 from shmemkit.collectives.schedules.tree import position
@@ -85,24 +84,3 @@ def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
         np.testing.assert_array_equal(out.view("uint8"), expected.view("uint8"))
 
     pes(n_pes).run(main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "n_pes, local_size, calls, words", [(2, 2, 3, 8), (2, 1, 3, 8), (3, 3, 2, 8), (5, 5, 1, 8)]
-)
-def test_right_in_every_schedule(small, n_pes, local_size, calls, words):
-    """A block for each tree and direction, with two chunks. It fails without any of the waits; with a signal
-    for both chunks, or for both children; with one place for both children's totals, for those of both
-    chunks, for the results of both, or for totals and results; and without counting the calls, or with one
-    counter for both directions."""
-    small(sk.AllReduce, double_tree={"least": 2, "most": 2, "blocks": 1})
-    found = sk.emu.explore(
-        few_calls,
-        n_pes,
-        ("double_tree", calls, words),
-        exhaustive=True,
-        local_size=local_size,
-        heap_size=1 << 18,
-    )
-    assert found.finished and found.failure is None, str(found)

@@ -1,11 +1,10 @@
 """AllReduce by multimem on the emulator: rounding, NaN and infinities; what is refused, and where;
-explorations; the order of fences in the PTX."""
+the order of fences in the PTX."""
 
 import gpu
 import numpy as np
 import pytest
 from ptx import compile_ptx
-from test_all_reduce import few_calls
 
 import shmemkit as sk
 from shmemkit.backends import multicast
@@ -44,24 +43,6 @@ def test_nan_and_inf_pass_through_sums(pes, method):
 
     pes(2).run(main, "float16")
     pes(2).run(main, "float64")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method, n_pes, calls, words",
-    [
-        ("multimem_one_shot", 2, 3, 1),
-        ("multimem_one_shot", 3, 2, 1),
-        ("multimem_two_shot", 2, 3, 4),
-        ("multimem_two_shot", 3, 3, 6),
-    ],
-)
-def test_right_in_every_schedule(method, n_pes, calls, words):
-    """Of one block. It fails without any of the waits, or if they wait for an earlier call; with relaxed
-    signals; without halves in one shot; and in two shots with one signal for both meetings, and without the
-    second fence."""
-    found = sk.emu.explore(few_calls, n_pes, (method, calls, words), exhaustive=True, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
 
 
 # ---- what is refused

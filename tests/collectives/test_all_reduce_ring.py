@@ -1,10 +1,11 @@
-"""AllReduce by a ring, on the emulator: totals in float32, what fits in what was made, and explorations."""
+"""AllReduce by a ring, on the emulator: totals in float32, what fits in what was made, and what goes wrong
+without one of the steps."""
 
 import numpy as np
 import pytest
 from fast import slow
 from mutations import argument, omit, omit_store, store
-from test_all_reduce import few_calls
+from specification import explored
 
 import shmemkit as sk
 from shmemkit.collectives.schedules import tree
@@ -45,21 +46,6 @@ def test_float8_counts_twice(pes, small_chunks, dtype):
     pes(2, local_size=1).run(main)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "n_pes, local_size, calls, words, chunk", [(2, 2, 3, 6, 2), (2, 1, 3, 4, 2), (3, 3, 2, 4, 2)]
-)
-def test_right_in_every_schedule(small, n_pes, local_size, calls, words, chunk):
-    """Of one block. It fails without any of the waits; with a signal that counts the chunks, or stands for
-    both phases; with partial totals and results, or those of all chunks, in one buffer; and without counting
-    the calls."""
-    small(sk.AllReduce, ring={"least": chunk, "most": chunk, "blocks": 1})
-    found = sk.emu.explore(
-        few_calls, n_pes, ("ring", calls, words), exhaustive=True, local_size=local_size, heap_size=1 << 18
-    )
-    assert found.finished and found.failure is None, str(found)
-
-
 @pytest.mark.parametrize("wanted", [1, 5, 208, 832])
 def test_chunks_fit_in_what_was_made(pes, wanted):
     """Whatever the most words, fewer of them need no more chunks, and no larger ones."""
@@ -94,4 +80,4 @@ def test_chunks_fit_in_what_was_made(pes, wanted):
 def test_each_step_is_needed(mutate, small, change):
     mutate(tree, change)
     small(sk.AllReduce, ring={"least": 2, "most": 2, "blocks": 1})
-    assert sk.emu.explore(few_calls, 2, ("ring", 3, 6), exhaustive=True, local_size=1).failure is not None
+    assert explored(2, "AllReduce", "ring", [6] * 3, nodes=2).failure is not None

@@ -1,5 +1,4 @@
-"""AllToAll and AllToAllV on the emulator: several tiles of a warp, what is refused, explorations;
-variable splits."""
+"""AllToAllV on the emulator: splits that vary. (test_every_method.py has AllToAll.)"""
 
 import numpy as np
 import pytest
@@ -9,11 +8,8 @@ from hypothesis import strategies as st
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.collectives.all_to_all import AllToAll, AllToAllV
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime.symmetric_memory import as_dtype
-
-methods = pytest.mark.parametrize("method", AllToAll.methods)
 
 
 @cuda.jit
@@ -33,7 +29,7 @@ def test_variable_into_one_output_again_and_again(pes, symmetric):
     def main():
         world = sk.init()
         n, me = world.n_ranks, world.rank
-        exchange = AllToAllV(world, n * 40 * 4)
+        exchange = sk.AllToAllV(world, n * 40 * 4)
         out = exchange.output(n * 40, "int32") if symmetric else np.zeros(n * 40, "int32")
         x, total, got = np.zeros(n * 40, "int32"), np.zeros(1, "int64"), np.zeros(n, "int64")
         splits = np.full(n, 40, "int64")
@@ -46,102 +42,6 @@ def test_variable_into_one_output_again_and_again(pes, symmetric):
         assert total[0] == (segments + 40 * me + np.arange(40)).sum()
 
     pes(3).run(main)
-
-
-def few_calls(method, calls, dtype, symmetric=False):
-    """Of one thread per block: little enough for all schedules."""
-    world = sk.init()
-    n, size = world.n_ranks, {"uint8": 4, "uint64": 1}[dtype]
-    exchange = sk.AllToAll.maker(method)(world, 8 * n, threads=1)
-    x = np.zeros((n, size), dtype)
-    out = world.zeros((n, size), dtype) if symmetric else np.zeros((n, size), dtype)
-    for call in range(calls):
-        x[...] = 50 * call + 10 * world.rank + np.arange(n)[:, None]
-        exchange.bind(x.reshape(-1), out.reshape(-1), False)(None)
-        world.synchronize()
-        assert (out == 50 * call + 10 * np.arange(n)[:, None] + world.rank).all()
-        out[...] = 255
-
-
-def with_one_warp(sizes):
-    """By LL128: it has several tiles, whose counters differ, as calls are of different sizes."""
-    world = sk.init()
-    n, me = world.n_ranks, world.rank
-    exchange = sk.AllToAll.maker("ll128")(world, 8 * n * max(sizes))
-    exchange.threads, exchange.most = 32, dict.fromkeys(exchange.most, 1)
-    outs, wanted = [], []
-    for call, size in enumerate(sizes):
-        all_x = np.arange(n * n * size, dtype="uint64").reshape(n, n, size) + 10000 * call
-        outs.append(np.zeros(n * size, "uint64"))
-        wanted.append(all_x[:, me].reshape(-1))
-        exchange.bind(all_x[me].reshape(-1), outs[-1], False)(None)
-    world.synchronize()
-    for out, want in zip(outs, wanted, strict=True):
-        np.testing.assert_array_equal(out, want)
-    exchange.free()
-
-
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-def test_several_tiles_of_a_warp(pes):
-    pes(3).run(with_one_warp, [60, 180, 421, 120, 1, 300])
-
-
-def prove(main, args):
-    found = sk.emu.explore(main, 2, args, exhaustive=True, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method, dtype, symmetric",
-    [("ll", "uint64", False), ("ll", "uint8", False), ("push", "uint8", False), ("push", "uint8", True)],
-)
-def test_right_in_every_schedule(method, dtype, symmetric):
-    prove(few_calls, (method, 3, dtype, symmetric))
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (lambda w: (w, 8, "lll"), "'lamport', 'push', 'copy_engine', 'push_2d' or 'auto'"),
-        (lambda w: (w, -1), "max_nbytes is -1; it must be 0 or more"),
-        (lambda w: (w, 8 + w.rank), "rank 0 gives max_nbytes=8, rank 1 gives max_nbytes=9"),
-        (lambda w: (3, 8), "world is 3; it must be the World"),
-    ],
-)
-def test_wrong_arguments(pes, arguments, message):
-    def main():
-        with pytest.raises((TypeError, ValueError), match=message):
-            AllToAll(*arguments(sk.init()))
-
-    pes(2).run(main)
-
-
-def test_wrong_arrays(pes):
-    def main():
-        world = sk.init()
-        exchange = AllToAll(world, 64, "ll")
-        x = np.zeros(8, "float32")
-        for array, out, message in [
-            (x, np.zeros(10, "float32"), "out must be float32 with 8 elements"),
-            (np.zeros(7, "float32"), None, "the number of its elements must be a multiple of 2, the ranks"),
-            (x, np.zeros(8, "int32"), "out is int32 .*; out must be float32"),
-            (np.zeros(18, "float32"), None, "72 bytes, more than max_nbytes=64"),
-            (np.zeros(16, "float32")[::2], None, "it must be C-contiguous"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                exchange(array, out)
-        room = np.zeros(20, "float32")
-        for first in (0, 4, 7):
-            with pytest.raises(ValueError, match="x and out overlap; they must lie apart"):
-                exchange(room[first : first + 8], room[:8])
-            with pytest.raises(ValueError, match="x and out overlap"):
-                exchange(room[:8], room[first : first + 8])
-        exchange(room[8:16], room[:8])
-        exchange(room[:8], room[8:16])
-        world.synchronize()
-
-    pes(2).run(main)
 
 
 # ---- variable splits
@@ -166,7 +66,7 @@ def exchange_rows(calls, shape=(3,), dtype="int16", symmetric=False, pad=0):
     world = sk.init()
     n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
     row = int(np.prod(shape)) * dtype.itemsize
-    exchange = AllToAllV(world, row * max(max(*rows, *rooms) for _, rows, rooms in calls))
+    exchange = sk.AllToAllV(world, row * max(max(*rows, *rooms) for _, rows, rooms in calls))
     splits, out_splits = np.zeros(n, "int64"), np.zeros(n, "int64")
     for call, (of_all, rows, rooms) in enumerate(calls):
         xs = [
@@ -267,7 +167,7 @@ def test_variable_in_graphs_and_back(pes, symmetric):
     def main():
         world = sk.init()
         n, me = world.n_ranks, world.rank
-        exchange = AllToAllV(world, 30 * 8)
+        exchange = sk.AllToAllV(world, 30 * 8)
         other = Stream(world.stream.machine, me)
         x, splits, counts, back_counts = np.zeros(10, "int64"), *np.zeros((3, n), "int64")
         out, back = np.zeros((2, 30), "int64")
@@ -294,7 +194,7 @@ def test_variable_in_graphs_and_back(pes, symmetric):
 
 
 def few_variable_calls(calls, symmetric):
-    """As ``few_calls``."""
+    """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
     exchange = sk.AllToAllV.maker("push")(world, 32, threads=1)
@@ -317,13 +217,14 @@ def few_variable_calls(calls, symmetric):
 @pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_variable_right_in_every_schedule(symmetric):
-    prove(few_variable_calls, (3, symmetric))
+    found = sk.emu.explore(few_variable_calls, 2, (3, symmetric), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
 
 
 def test_variable_wrong_arrays(pes):
     def main():
         world = sk.init()
-        exchange = AllToAllV(world, 64)
+        exchange = sk.AllToAllV(world, 64)
         x, splits = np.zeros((4, 2), "float32"), np.zeros(2, "int64")
         good = {"x": x, "splits": splits, "out": np.zeros((8, 2), "float32"), "out_splits": splits.copy()}
         for wrong, message in [

@@ -1,9 +1,8 @@
-"""All-to-alls of several nodes on the emulator: messages, graphs, and explorations."""
+"""All-to-alls of several nodes on the emulator: messages, graphs, and many schedules."""
 
 import numpy as np
 import pytest
 from specification import calls
-from test_all_to_all import few_calls
 
 import shmemkit as sk
 
@@ -66,15 +65,3 @@ def test_calls_in_a_row_in_many_schedules():
     or the signals; and without any of the waits and barriers of the block."""
     found = sk.emu.explore(calls_in_a_row, 4, (6,), range(4), local_size=2, heap_size=1 << 18)
     assert found.failure is None, str(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes, local_size, calls", [(2, 1, 3), (1, 2, 3), (2, 2, 1)])
-def test_right_in_every_schedule(nodes, local_size, calls):
-    """Three calls use the first half again. It fails likewise, but for the barriers: a block has one
-    thread."""
-    args = METHOD, calls, "uint8"
-    found = sk.emu.explore(
-        few_calls, nodes * local_size, args, exhaustive=True, local_size=local_size, heap_size=1 << 18
-    )
-    assert found.finished and found.failure is None, str(found)

@@ -2,19 +2,11 @@
 
 import numpy as np
 import pytest
+from specification import ALL
 
 import shmemkit as sk
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.emu.stream import Stream
-
-MAKE = {
-    "AllGather": lambda w: sk.AllGather(w, 64),
-    "AllReduce": lambda w: sk.AllReduce(w, 64),
-    "ReduceScatter": lambda w: sk.ReduceScatter(w, 64),
-    "AllToAll": lambda w: sk.AllToAll(w, 64),
-    "Broadcast": lambda w: sk.Broadcast(w, 64),
-    "Gather": lambda w: sk.Gather(w, 64),
-}
 
 
 def test_calls_of_several_objects_are_in_one_order():
@@ -40,103 +32,137 @@ def test_calls_of_several_objects_are_in_one_order():
         sk.emu.run(main, 2, races=True, delivery="unordered", seed=seed)
 
 
-@pytest.mark.parametrize("kind", MAKE)
-def test_after_the_world(pes, kind):
+@pytest.mark.parametrize("name", ALL)
+def test_after_the_world(pes, name):
     """Also of arrays that a call was bound for before."""
 
     def main():
-        world, x = sk.init(), np.zeros(2)
-        made = MAKE[kind](world)
-        made(x)
+        world, x, out = sk.init(), np.zeros(2), np.zeros(1)
+        arrays = (x,) if name != "Scatter" else (None if world.rank else x, out)
+        made = ALL[name].make(world, 64)
+        made(*arrays)
         made.free()
         barrier = sk.Barrier(world)
         world.finalize()
-        with pytest.raises(RuntimeError, match=f"{kind}: its World is finalized"):
-            made(x)
+        with pytest.raises(RuntimeError, match=f"{name}: its World is finalized"):
+            made(*arrays)
         with pytest.raises(RuntimeError, match="Barrier: its World is finalized"):
             barrier()
 
     pes(2).run(main)
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        (lambda w, bad: sk.AllReduce(w, 64, "mean" if bad else "sum"), "op is 'mean'; it must be 'sum'"),
-        (lambda w, bad: sk.ReduceScatter(w, 64, "mean" if bad else "sum"), "op is 'mean'; it must be 'sum'"),
-        (lambda w, bad: sk.Broadcast(w, 64, 2 * bad), "Broadcast: root is 2; it must be 0 to 1"),
-        (lambda w, bad: sk.Gather(w, 64, 1.0 if bad else 1), "Gather: root is 1.0; it must be an integer"),
-        (lambda w, bad: sk.AllToAll(w, "64" if bad else 64), "AllToAll: max_nbytes is '64'; it must be"),
-        (
-            lambda w, bad: sk.AllGather(w, 64, "magic" if bad else "ll"),
-            "AllGather: method is 'magic'; it must be 'll'",
-        ),
-    ],
-)
-def test_what_one_rank_refuses_all_do(pes, wrong, message):
-    """And the ranks are together afterwards."""
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("where", [{0, 1}, {1}], ids=["everywhere", "on_rank_1"])
+def test_wrong_arguments(pes, name, where):
+    """What one rank refuses all do, and they are together afterwards."""
+    what = ALL[name]
+    wrong = [
+        ({"method": "magic"}, f"method is 'magic'; it must be '{what.kind.methods[0]}', .* or 'auto'"),
+        ({"nbytes": -1}, "max_nbytes is -1; it must be 0 or more"),
+        ({"nbytes": "64"}, "max_nbytes is '64'; it must be"),
+    ]
+    if what.reduces:
+        wrong.append(({"op": "mean"}, "op is 'mean'; it must be 'sum', 'prod', 'max', 'min' or 'avg'"))
+    if what.root:
+        wrong.append(({"root": 2}, "root is 2; it must be 0 to 1"))
+        wrong.append(({"root": 1.0}, "root is 1.0; it must be an integer"))
 
     def main():
         world = sk.init()
-        with pytest.raises((TypeError, ValueError), match=message if world.rank else f"rank 1: .*{message}"):
-            wrong(world, world.rank)
-        assert world.host_allgather(world.rank) == [0, 1]
+        for arguments, message in wrong:
+            given = {"nbytes": 8, **(arguments if world.rank in where else {})}
+            beginning = "" if world.rank in where else "rank 1: "
+            with pytest.raises((TypeError, ValueError), match=f"{beginning}.*{name}: {message}"):
+                what.make(world, **given)
+            assert world.host_allgather(world.rank) == [0, 1]
+        differing = {"nbytes": 8 + world.rank}, {"root": world.rank}
+        for arguments in differing[: 2 if what.root else 1]:
+            ((key, _),) = arguments.items()
+            key = {"nbytes": "max_nbytes"}.get(key, key)
+            message = f"rank 0 gives {key}=., rank 1 gives {key}=.. {name} needs the same {key} on"
+            with pytest.raises(ValueError, match=message):
+                what.make(world, **{"nbytes": 8, **arguments})
+        with pytest.raises(TypeError, match="world is 3; it must be the World"):
+            what.make(3, 8)
 
     pes(2).run(main)
 
 
-reductions = pytest.mark.parametrize("kind", [sk.AllReduce, sk.ReduceScatter])
+def wrong_calls(what, room):
+    """-> what, x, out, and the error of each, of two ranks. Of the 16 float32 of `room`, x and out of 4."""
+    shapes = [(2, 4) if many else (4,) for many in (what.scatters, what.gathers)]
+    x, out = (np.zeros(shape, "float32") for shape in shapes)
+    larger = np.zeros((2, 20) if what.scatters else 20, "float32")
+    checked, kept = ("x", x) if what.kind is sk.Scatter else ("out", out)  # which must fit the other
+    short = np.zeros(kept.size - 1, "float32")
+    yield (short, out) if kept is x else (x, short), f"{checked} must be float32 with {kept.size} elements"
+    yield (x, out.astype("int32")), f"out is int32 .*; {checked} must be (float32|int32)"
+    yield (np.zeros(2 * x.size, "float32")[::2], out), "it must be C-contiguous"
+    yield (x, np.zeros(2 * out.size, "float32")[::2]), r"out is float32 .* with strides .*; it must be C-cont"
+    yield (np.array([None] * x.size), np.array([None] * out.size)), "has Python objects; it must have numbers"
+    many = larger if what.gathers == what.scatters else np.zeros((2, 20), "float32")
+    outs = many if what.gathers else np.zeros(20, "float32")
+    yield (larger, outs), "has (80|160) bytes, more than max_nbytes=64. Make an? .* with a larger max_nbytes"
+    for first in (1, 3):  # nor are they in place
+        begin = room[first : first + x.size].reshape(x.shape), room[: out.size].reshape(out.shape)
+        yield begin, "x and out overlap; they must lie apart"
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    yield (x, read_only), "the output is a read-only array; give `out`, one that can be written"
+    if what.scatters and what.kind is not sk.Scatter:
+        yield (np.zeros(5, "float32"), None), "number of its elements must be a multiple of 2"
+    if what.reduces:
+        yield (x.astype(">f4"), None), "x has dtype >f4; it must be of this machine's"
+        yield (x.astype("complex64"), None), "dtype is complex64; it must be "
+        yield (x.astype("bool"), None), "x has dtype bool, which cannot be reduced"
+        yield (x.astype("int32"), None), "op is 'avg' and dtype int32; it must be a floating"
 
 
-@reductions
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (lambda w: (w, 8, "mean"), ": op is 'mean'; it must be 'sum', 'prod', 'max', 'min' or 'avg'"),
-        (lambda w: (w, 8, "sum", "shot"), "method is 'shot'; it must be '.*', .* or 'auto'"),
-        (lambda w: (w, -1), "max_nbytes is -1; it must be 0 or more"),
-        (
-            lambda w: (w, 8 + w.rank),
-            "ranks disagree: rank 0 gives max_nbytes=8, rank 1 gives max_nbytes=9. .* same max_nbytes on",
-        ),
-    ],
-)
-def test_wrong_arguments(pes, kind, arguments, message):
+@pytest.mark.parametrize("name", ALL)
+def test_wrong_calls(pes, name):
+    """The root alone calls, if there is one: nobody waits for what is refused."""
+    what = ALL[name]
+
     def main():
         world = sk.init()
-        with pytest.raises(ValueError, match=message):
-            kind(*arguments(world))
+        made = what.make(world, 64, op="avg")
+        if what.root and world.rank:
+            return
+        for (x, out), message in wrong_calls(what, np.zeros(16, "float32")):
+            with pytest.raises((TypeError, ValueError), match=f"{name}: .*{message}"):
+                made(x, out)
+        x = np.zeros((2, 4) if what.scatters else 4, "float32")
+        for given in ([1.0] * 8, None), (x, [0.0] * 8):
+            with pytest.raises(TypeError, match=f"{name}: (x|out) is a list; it must be a NumPy array"):
+                made(*given)
 
     pes(2).run(main)
 
 
-@reductions
-def test_of_another_byte_order(pes, kind):
+@pytest.mark.parametrize(
+    "make, call, message",
+    [
+        (lambda w: sk.Scatter(w, 64), (None, np.zeros(2)), "x is None on rank 0, the root; it must have all"),
+        (lambda w: sk.Scatter(w, 64, 1), (np.zeros(4), np.zeros(2)), "x is given on rank 0; it must be None"),
+        (lambda w: sk.Scatter(w, 64, 1), (None,), "rank 0 gives no out; it must give an array for its seg"),
+        (lambda w: sk.Reduce(w, 64, 1), (np.zeros(4), np.zeros(4)), "out is given on rank 0; it must be"),
+        (
+            lambda w: sk.Gather(w, 64, 1),
+            (np.zeros(4), np.zeros(8)),
+            "out is given on rank 0; .* rank 1, gets",
+        ),
+        (lambda w: sk.Broadcast(w, 64), (None,), "Broadcast: x is None; it must be a NumPy array"),
+        (lambda w: sk.scatter, (), "x and out are None; the root gives x, all other ranks give out"),
+    ],
+)
+def test_who_gives_and_who_gets(pes, make, call, message):
     def main():
-        with pytest.raises(
-            ValueError, match=f"{kind.__name__}: x has dtype >f4; it must be of this machine's"
-        ):
-            kind(sk.init(), 64)(np.ones(4, ">f4"))
-
-    pes(2).run(main)
-
-
-@pytest.mark.parametrize("call", [sk.all_to_all, sk.broadcast, sk.all_gather])
-def test_python_objects(pes, call):
-    def main():
-        sk.init()
-        with pytest.raises(TypeError, match="x has Python objects; it must have numbers"):
-            call(np.array([None, None]))
-
-    pes(2).run(main)
-
-
-def test_a_result_that_cannot_be_written(pes):
-    def main():
-        x = np.ones(4)
-        x.flags.writeable = False
-        with pytest.raises(ValueError, match="Broadcast: the output is a read-only array; give `out`"):
-            sk.Broadcast(sk.init(), 64)(x)
+        world = sk.init()
+        made = make(world)
+        if world.rank == 0:
+            with pytest.raises((TypeError, ValueError), match=message):
+                made(*call)
 
     pes(2).run(main)
 

@@ -115,6 +115,43 @@ def test_more_ranks_than_a_thread_holds(pes, name, method):
     pes(18).run(calls, name, method, [33, 1], "int16", "sum", 2)
 
 
+@pytest.mark.each_value
+@ways(lambda name, method: "ll128" in method or "lamport" in method)
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("threads", [32, 64])
+def test_more_tiles_than_warps(pes, small, name, method, threads):
+    """Of tiles that are full and tiles that are not, in turn."""
+    small(ALL[name].kind, **{method: {"threads": threads, "blocks": 0}})
+    pes(3).run(calls, name, method, [200, 1, 61, 421, 128, 2, 200], "uint64", "sum", 1)
+
+
+IN_STEPS = (
+    ("AllGather", "push_1d"),
+    *((n, "push") for n in ("ReduceScatter", "AllToAll", "Gather", "Scatter")),
+)
+
+
+@ways(lambda *way: way in IN_STEPS)
+@pytest.mark.parametrize("n_pes", [2, *slow(3)])
+def test_parts_of_several_steps(pes, small, name, method, n_pes):
+    """Of which the last rank to come tells; aligned arrays and others."""
+    small(ALL[name].kind, **{method: {"part": 128, "chunk": 8192, "senders": 3}})
+    pes(n_pes).run(calls, name, method, [25_000, 3, 35_001], "uint8", "sum", 1, 1)
+
+
+@pytest.mark.slow
+@ways()
+def test_gpus_may_differ(pes, name, method):
+    """The one with fewest multiprocessors says how many blocks and parts there are."""
+
+    def main():
+        world = sk.init()
+        world.backend.multiprocessors = (5, 3)[world.rank]
+        calls(name, method, [5000, 3], "int32", world=world)
+
+    pes(2).run(main)
+
+
 @pytest.mark.slow
 @ways()
 def test_larger_than_a_chunk(pes, name, method):
@@ -330,6 +367,33 @@ def test_nan_and_inf_pass(pes, name, method):
 
     for op, dtype in itertools.product(("sum", "max", "min"), ("float16", "bfloat16", "float32", "float64")):
         pes(2).run(main, op, dtype)
+
+
+@pytest.mark.each_value
+@ways(lambda name, method: ALL[name].reduces and "multimem" not in method)
+@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 7, 9])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_is_combined_in_float32_and_rounded_once(pes, name, method, n_pes, dtype):
+    """Also of odd lengths, at odd addresses; sums that saturate, and NaN."""
+
+    def main():
+        world, what = sk.init(), ALL[name]
+        n, me = world.n_ranks, world.rank
+        shape = (n, 33) if what.scatters else (33,)
+        given = 4.0 * np.random.default_rng(n).integers(-64, 64, (n, *shape))
+        given[n // 2, ..., 7], given[0, ..., 9], given[n - 1, ..., 9] = np.nan, np.inf, -np.inf
+        given = given.astype(as_dtype(dtype))
+        x = np.zeros(given[me].size + me, given.dtype)[me:].reshape(shape)
+        x[...] = given[me]
+        for op in ("sum", "min", "avg"):
+            made, out = what.make(world, 2 * x.nbytes, method, op), np.zeros(33, given.dtype)
+            what.call(made, x, out)
+            world.synchronize()
+            if what.gets(me, 0):
+                wanted = what.wanted(given, method, me, op)
+                np.testing.assert_array_equal(out.view("uint8"), wanted.view("uint8"))
+
+    pes(n_pes).run(main)
 
 
 IN_A_TREE = "double_tree", "push_2d"  # whose orders are said where they are tested

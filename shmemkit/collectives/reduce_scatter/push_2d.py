@@ -320,7 +320,7 @@ class Push2D(Method):
         world.check_reach("reduce_scatter push_2d", ranks=world.node_ranks)
         nodes, local_size = world.n_nodes, world.local_size
         self.op, words = op, max(1, -(-max_nbytes // (8 * world.n_ranks)))
-        gpu = backend.compute_capability, backend.multiprocessors
+        gpu = min(world.host_allgather((backend.compute_capability, backend.multiprocessors)))
         most = self.max_parts or budget(*gpu, nodes, local_size)
         self.parts = max(1, min(most, -(-8 * words // self.part)))
         self.room = max(min(self.part // 8, words), -(-words // self.parts)) + 15 & -16
