@@ -1,4 +1,4 @@
-"""All-reduce by LL128: what test_all_reduce.py does not ask of its two methods, and the tiles that they
+"""All-reduce by LL128: what test_every_method.py does not ask of its two methods, and the tiles that they
 are made of (``shmemkit.device.packets.ll128``), on the emulator and as PTX."""
 
 import contextlib
