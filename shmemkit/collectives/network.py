@@ -40,21 +40,22 @@ def after(k, hops, n):
 
 
 @device
-def first_of_node(local_size):
-    """-> the first rank of this node."""
-    first = 0
-    while first + local_size <= rank():
-        first += local_size
-    return first
+def where(local_size):
+    """-> (i, l) of this rank."""
+    node, local = 0, rank()
+    while local >= local_size:
+        local -= local_size
+        node += 1
+    return node, local
 
 
 @device
 def place(local_size, y, z):
     """-> (first, peer, there), for rank (i, l): ranks (i, 0), (i, l + y) and (i + z, 0), modulo the ranks of
     a node, and the nodes. y and z are below these."""
-    first = first_of_node(local_size)
-    peer = first + after(rank() - first, y, local_size)
-    return first, peer, after(first, z * local_size, num_ranks())
+    _, local = where(local_size)
+    first = rank() - local
+    return first, first + after(local, y, local_size), after(first, z * local_size, num_ranks())
 
 
 @device

@@ -57,6 +57,37 @@ def totals(op, dtype):
     return Partials(1, load, store)
 
 
+@functools.cache
+def merging(op, dtype):
+    """-> ``merge(total, row, i, length)``, for kernels: a total, combined with the i-th in `row`, as ``load``
+    of ``totals(op, dtype)`` has it."""
+    words = totals(op, dtype).words
+    if words == 1:
+        add = reduction(op, dtype).add
+
+        @cuda.jit(device=True)
+        def merge(total, row, i, length):
+            return add(total, row[i])  # the word of a total is exact
+
+        return merge
+    first, add, word_of = reduction("sum" if op == "avg" else op, "float32")
+
+    @cuda.jit(device=True)
+    def merge_floats(total, row, i, length):
+        low = add(first(low_floats(total)), row[i])
+        high = add(first(high_floats(total)), row[length + i])
+        return floats(word_of(low, 1), word_of(high, 1))
+
+    @cuda.jit(device=True)
+    def merge_eight(total, row, i, length):
+        return joined(
+            merge_floats(half(total, 0), row, i, length),
+            merge_floats(half(total, 1), row, 2 * length + i, length),
+        )
+
+    return merge_eight if words == 4 else merge_floats
+
+
 @cuda.jit(device=True)
 def _load_floats(row, i, length):
     return floats(row[i], row[length + i])

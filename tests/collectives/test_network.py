@@ -93,18 +93,18 @@ def test_where_a_rank_is(pes, nodes, local_size):
     @cuda.jit
     def kernel(out):
         y, z = cuda.blockIdx.x, cuda.blockIdx.y
-        out[y, z, 0] = network.first_of_node(local_size)
-        out[y, z, 1], out[y, z, 2], out[y, z, 3] = network.place(local_size, y, z)
+        out[y, z, 0], out[y, z, 1] = network.where(local_size)
+        out[y, z, 2], out[y, z, 3], out[y, z, 4] = network.place(local_size, y, z)
 
     def main():
         world = sk.init()
-        out = np.zeros((local_size, nodes, 4), "int64")
+        out = np.zeros((local_size, nodes, 5), "int64")
         kernel[(local_size, nodes), 1](out)
         world.synchronize()
         node, local = divmod(world.rank, local_size)
         first = node * local_size
         for y, z in np.ndindex(local_size, nodes):
             peer, there = first + (local + y) % local_size, (node + z) % nodes * local_size
-            assert out[y, z].tolist() == [first, first, peer, there]
+            assert out[y, z].tolist() == [node, local, first, peer, there]
 
     pes(nodes * local_size, local_size=local_size).run(main)

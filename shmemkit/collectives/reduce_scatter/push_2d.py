@@ -25,9 +25,9 @@ Epochs    epochs[role, b], local: of block (b, role); the epoch selects the buff
           2. wait until staged_full[k, j, b, q] is the epoch, for all k    acquire, sys: sees their chunks
           3. combine the node's chunks, of x and staged, in the order of its ranks; store the total to
              outbox[buffer, j, b] or, for the own node, which is the last, to inbox[buffer, i, b]
-          4. put the chunk to inbox[buffer, i, b] on (j, l), with its signal: the signal follows the data
+          4. put the chunk to inbox[buffer, i, b] on (j, l)
      and then, for each chunk:
-          5. wait until inbox_full[buffer, j, b, q] is the epoch, for all j   acquire, also of the network
+          5. wait until inbox_full[buffer, j, b, q] is the epoch, for all j
           6. combine the partial results, in the order of the nodes, and store the result
 
 The order is always the same, and so are the bits: that of the ranks in a node, then that of the nodes.
@@ -41,19 +41,14 @@ in memory passes a chunk on; the end of a copy and the start of a kernel would c
 And calls alternate between two buffers; a graph's copies have fixed addresses, so they would need credits.
 The kernel takes few multiprocessors, too: see ``budget``.
 
-No race: the double-buffer lemma (docs/protocols.md), for part b of staged, outbox and inbox. All ranks give
-it the same slot and count its epochs alike, whatever the sizes of the calls. The readers' own parts come
-directly to the writer: the ranks of a node send to each other, and so do (i, l) and (j, l).
-
-- The reader's launch could not end before the put to it was there. So the outbox may be written again,
-  although no rank calls quiet, and no two puts with one signal and one buffer are in flight at once.
-- Puts of neighbouring epochs can be in flight at once, and the network may swap them: each buffer has its own
-  signals.
-- out may be the rank's own segment of x: it is sent to no rank. The threads that read it in step 3 store the
-  result in step 6.
+No race: the double-buffer lemma and the put lemma (docs/protocols.md), for part b of staged, outbox and
+inbox. All ranks give it the same slot and count its epochs alike, whatever the sizes of the calls. The
+readers' own parts come directly to the writer: the ranks of a node send to each other, and so do (i, l) and
+(j, l). out may be the rank's own segment of x: it is sent to no rank. The threads that read it in step 3
+store the result in step 6.
 
 No deadlock: blocks (b, 0) wait for no rank. Blocks (b, 1) wait in step 2 for blocks (b, 0), in step 5 for
-step 4 of other nodes, which comes before their step 5. All blocks are co-resident.
+step 4 of other nodes, which comes before their step 5.
 """
 
 import functools
@@ -61,16 +56,11 @@ import functools
 from numba import cuda, types
 
 from shmemkit.device import (
-    ComparisonType,
-    SignalOp,
     copy_block,
     n_words,
     notify,
     num_ranks,
-    put_signal_nbi_block,
-    rank,
     reduction,
-    signal_wait_until,
     store_word,
     symm_at,
     wait,
@@ -78,12 +68,12 @@ from shmemkit.device import (
 
 from ..combine_rows import combining
 from ..method import Method
-from ..partial_results import floats, joined, shares, totals
+from ..network import after, put, wait_for, where
+from ..partial_results import merging, shares, totals
 
 NETWORK = 50  # GB/s of a GPU, each way: 400 Gb/s
 NVLINK = {8: 300, 9: 450, 10: 900}  # the same, by the major compute capability
 SENDS, COMBINES = 40, 25  # GB/s that a block of step 1 sends, that one of step 3 loads and stores; on H200
-SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 def budget(compute_capability, multiprocessors, nodes, local_size):
@@ -102,29 +92,19 @@ def budget(compute_capability, multiprocessors, nodes, local_size):
 
 
 @cuda.jit(device=True)
-def _node(local_size):
-    """-> this rank's node, and its number there."""
-    node, local = 0, rank()  # no division, which is slow
-    while local >= local_size:
-        local -= local_size
-        node += 1
-    return node, local
-
-
-@cuda.jit(device=True)
 def scatter(x, size, unit, begin, end, chunk, local_size, staged, stride, staged_full, epoch):
     """Step 1 of words begin .. end - 1 of all segments, of `size` elements."""
     b, buffer, nodes = cuda.blockIdx.x, epoch & 1, staged_full.shape[1]
-    node, local = _node(local_size)
+    node, local = where(local_size)
     hops = 1
     while hops <= nodes:
-        j = node + hops if node + hops < nodes else node + hops - nodes
+        j = after(node, hops, nodes)
         q, start = 0, begin
         while start < end:
             stop = min(start + chunk, end)
             y = 1
             while y < local_size:
-                k = local + y if local + y < local_size else local + y - local_size
+                k = after(local, y, local_size)
                 first = (j * local_size + k) * size
                 mine = x[first + start * unit : first + min(stop * unit, size)]
                 there = symm_at(staged[buffer, j, b], node * local_size + k)
@@ -133,7 +113,7 @@ def scatter(x, size, unit, begin, end, chunk, local_size, staged, stride, staged
             cuda.syncthreads()
             y = 1 + cuda.threadIdx.x
             while y < local_size:
-                k = local + y if local + y < local_size else local + y - local_size
+                k = after(local, y, local_size)
                 notify(staged_full[local, j, b, q:], node * local_size + k, epoch, "set", "sys")
                 y += cuda.blockDim.x
             q += 1
@@ -147,28 +127,13 @@ def _combining(op, dtype):
     one, four = combining(op, dtype)
 
     @cuda.jit(device=True)
-    def combine(
-        x,
-        out,
-        unit,
-        begin,
-        end,
-        chunk,
-        local_size,
-        staged,
-        stride,
-        staged_full,
-        outbox,
-        inbox,
-        inbox_full,
-        epoch,
-    ):
+    def combine(x, size, unit, begin, end, chunk, local_size, staged, stride, staged_full, boxes, epoch):
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        buffer, size, nodes = epoch & 1, out.size, staged_full.shape[1]
-        node, local = _node(local_size)
+        buffer, nodes, (outbox, inbox, inbox_full) = epoch & 1, staged_full.shape[1], boxes
+        node, local = where(local_size)
         hops = 1
         while hops <= nodes:
-            j = node + hops if node + hops < nodes else node + hops - nodes
+            j = after(node, hops, nodes)
             to = j * local_size + local
             q, start = 0, begin
             while start < end:
@@ -196,7 +161,7 @@ def _combining(op, dtype):
                     i += threads
                 if j != node:  # the put begins with a barrier of the block
                     there = inbox[buffer, node, b, width * at : width * (at + length)]
-                    put_signal_nbi_block(there, row, inbox_full[buffer, node, b, q:], epoch, SET, to)
+                    put(there, row, inbox_full[buffer, node, b, q:], epoch, to)
                 q += 1
                 start = stop
             hops += 1
@@ -206,56 +171,28 @@ def _combining(op, dtype):
 
 def _finishing(op, dtype):
     """-> a device function: steps 5 and 6."""
-    _, _, result = reduction(op, dtype)
-    width = totals(op, dtype).words
-    first, add, word_of = reduction("sum" if op == "avg" else op, dtype if width == 1 else "float32")
-
-    @cuda.jit(device=True)
-    def over_nodes(boxes, b, i):
-        total = first(boxes[0, b, i])
-        j = 1
-        while j < boxes.shape[0]:
-            total = add(total, boxes[j, b, i])
-            j += 1
-        return total
-
-    @cuda.jit(device=True)
-    def word(boxes, b, i, length, n):
-        return result(over_nodes(boxes, b, i), n)
-
-    @cuda.jit(device=True)
-    def four(boxes, b, i, length):
-        low, high = over_nodes(boxes, b, i), over_nodes(boxes, b, length + i)
-        return floats(word_of(low, 1), word_of(high, 1))
-
-    @cuda.jit(device=True)
-    def word_of_four(boxes, b, i, length, n):
-        return result(four(boxes, b, i, length), n)
-
-    @cuda.jit(device=True)
-    def word_of_eight(boxes, b, i, length, n):
-        return result(joined(four(boxes, b, i, length), four(boxes, b, 2 * length + i, length)), n)
-
-    finished = {1: word, 2: word_of_four, 4: word_of_eight}[width]
+    result, (width, load, _), merge = reduction(op, dtype).result, totals(op, dtype), merging(op, dtype)
 
     @cuda.jit(device=True)
     def finish(out, begin, end, chunk, local_size, inbox, inbox_full, epoch):
         b, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         buffer, n, nodes = epoch & 1, num_ranks(), inbox_full.shape[1]
-        node, _ = _node(local_size)
+        node, _ = where(local_size)
         q, start = 0, begin
         while start < end:
             stop = min(start + chunk, end)
-            if t == 0:
-                j = 0
-                while j < nodes:
-                    if j != node:
-                        signal_wait_until(inbox_full[buffer, j, b, q:], GE, epoch)
-                    j += 1
-            cuda.syncthreads()
+            j = 0
+            while j < nodes:
+                if j != node:
+                    wait_for(inbox_full[buffer, j, b, q:], epoch)
+                j += 1
             i, at, length = t, width * (start - begin), stop - start
             while i < length:
-                store_word(out, start + i, finished(inbox[buffer], b, at + i, length, n))
+                total, j = load(inbox[buffer, 0, b], at + i, length), 1
+                while j < nodes:
+                    total = merge(total, inbox[buffer, j, b], at + i, length)
+                    j += 1
+                store_word(out, start + i, result(total, n))
                 i += threads
             q += 1
             start = stop
@@ -278,7 +215,7 @@ def push_2d_kernel(op, dtype):
                        may be x's segment of this rank
         unit           of their elements are a word
         part, chunk    words of a part, gridDim.x of which are out; and of a chunk
-        local_size     ranks of a node, which are consecutive
+        local_size     ranks of a node
         staged         as x, (2, nodes, parts at most, local_size * words of a part at most), symmetric
         stride         words of a part at most
         staged_full    uint64 (local_size, nodes, parts at most, chunks at most), symmetric, zeros at first
@@ -294,8 +231,8 @@ def push_2d_kernel(op, dtype):
         if role == 0:
             scatter(x, out.size, unit, begin, end, chunk, local_size, staged, stride, staged_full, epoch)
         else:
-            of_node = local_size, staged, stride, staged_full
-            combine(x, out, unit, begin, end, chunk, *of_node, outbox, inbox, inbox_full, epoch)
+            of_node, boxes = (local_size, staged, stride, staged_full), (outbox, inbox, inbox_full)
+            combine(x, out.size, unit, begin, end, chunk, *of_node, boxes, epoch)
             finish(out, begin, end, chunk, local_size, inbox, inbox_full, epoch)
         if cuda.threadIdx.x == 0:  # after a barrier, at least: all threads have read the counter
             epochs[role, b] = epoch

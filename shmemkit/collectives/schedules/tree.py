@@ -59,7 +59,7 @@ from shmemkit.device import load_word, n_words, num_ranks, reduction, span, stor
 
 from ..method import Method
 from ..network import put, wait_for
-from ..partial_results import floats, half, high_floats, joined, low_floats, shares, totals
+from ..partial_results import merging, shares, totals
 
 
 def ring(rank, n_ranks):
@@ -101,36 +101,6 @@ def position(rank, n_ranks, tree):
         return number - 1 if tree == 0 else n_ranks - number if mirrored else number % n_ranks
 
     return rank_of(up), int(number > up), rank_of(first), rank_of(second)
-
-
-def merging(op, dtype):
-    """-> ``merge(total, row, i, length)``, for kernels: a total, combined with the i-th in `row`, as ``load``
-    of ``totals(op, dtype)`` has it."""
-    words = totals(op, dtype).words
-    if words == 1:
-        add = reduction(op, dtype).add
-
-        @cuda.jit(device=True)
-        def merge(total, row, i, length):
-            return add(total, row[i])  # the word of a total is exact
-
-        return merge
-    first, add, word_of = reduction("sum" if op == "avg" else op, "float32")
-
-    @cuda.jit(device=True)
-    def merge_floats(total, row, i, length):
-        low = add(first(low_floats(total)), row[i])
-        high = add(first(high_floats(total)), row[length + i])
-        return floats(word_of(low, 1), word_of(high, 1))
-
-    @cuda.jit(device=True)
-    def merge_eight(total, row, i, length):
-        return joined(
-            merge_floats(half(total, 0), row, i, length),
-            merge_floats(half(total, 1), row, 2 * length + i, length),
-        )
-
-    return merge_eight if words == 4 else merge_floats
 
 
 @functools.cache
