@@ -82,6 +82,16 @@ def process(app, kind, name, of, options, lines):
     lines[:] = converted(lines, linked)
 
 
+def signature(app, kind, name, of, options, arguments, result):
+    """An alias beside None is its name, too."""
+
+    def named(text):
+        return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
+
+    return named(arguments), named(result)
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True}
