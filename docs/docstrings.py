@@ -1,7 +1,8 @@
 """Docstrings as reStructuredText, for the reference.
 
 A docstring's line of a name, two spaces or more, and text describes an argument, and the lines below it that
-are indented belong to it. Other indented lines are code. Single backticks are around names.
+are indented belong to it. Other indented lines are code. Single backticks are around names. An arrow says
+what a function returns.
 """
 
 import importlib
@@ -28,6 +29,7 @@ def prose(text, linked):
         elif i % 2:
             parts[i] = f":py:obj:`{part[1:-1]}`" if part[1:-1] in linked else f"`{part}`"
         else:
+            part = re.sub(r"(^|[.:)] )-> ", r"\1Returns ", part)
             parts[i] = re.sub(r"([\\*_|`])", r"\\\1", part)
         if i % 2 and re.match(r"[\w(\[]", parts[i + 1]):
             parts[i] += "\\ "  # markup ends before a blank or a punctuation mark
@@ -70,7 +72,11 @@ def converted(lines, linked):
             body = [text, *(line.strip() for line in rest[:nested])]
             inner = dedent("\n".join(rest[nested:])).splitlines()
             body = converted(body, linked) + converted(inner, linked)
-            done += [f"``{name}``", *(f"    {line}".rstrip() for line in body), ""]
+            done += [
+                "returns" if name == "->" else f"``{name}``",
+                *(f"    {line}".rstrip() for line in body),
+                "",
+            ]
     return done
 
 
@@ -83,10 +89,11 @@ def process(app, kind, name, of, options, lines):
 
 
 def signature(app, kind, name, of, options, arguments, result):
-    """An alias beside None is its name, too."""
+    """An alias beside others is its name, too, also NumPy's."""
 
     def named(text):
-        return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
+        text = text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
+        return text and re.sub(r"_Buffer \| .*?_NestedSequence\[complex .*?\]", "ArrayLike", text)
 
     return named(arguments), named(result)
 

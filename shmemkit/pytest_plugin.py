@@ -133,8 +133,8 @@ def _id(delivery, seed):
 
 @pytest.fixture
 def pes(request):
-    """``pes(n)`` are n PEs of the emulator, and ``pes(n).run(main, *args)`` what ``main(*args)`` returned on
-    each.
+    """``pes(n)`` are n ranks of the emulator. ``pes(n).run(main, *args)`` is the list of what ``main(*args)``
+    returned on each rank.
 
     pes(n, local_size=None, heap_size=None, races=True, delivery=, seed=)
 
@@ -157,7 +157,7 @@ class _Pes:
 
     def __getattr__(self, name):
         raise AttributeError(
-            f"pes has no {name}. Call pes with the number of PEs first, as in pes(4).run(main)"
+            f"pes has no {name}. Call pes with the number of ranks first, as in pes(4).run(main)"
         )
 
     def __repr__(self):
@@ -165,13 +165,13 @@ class _Pes:
 
 
 class PEs:
-    """`n` PEs that a test runs programs on."""
+    """`n` ranks that a test runs programs on."""
 
     def __init__(self, request, n, options):
         self._request, self._n, self._options = request, n, options
 
     def run(self, main, *args):
-        """Run ``main(*args)`` on each PE. -> the list of what each returned
+        """Run ``main(*args)`` on each rank. -> the list of what each returned
 
         Raises what `shmemkit.emu.run` raises, without the frames of the emulator.
         """

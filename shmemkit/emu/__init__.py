@@ -1,4 +1,4 @@
-"""The CPU emulator: several PEs, their CUDA grids and their symmetric memory, without a GPU."""
+"""The CPU emulator: several ranks, their CUDA grids and their symmetric memory, without a GPU."""
 
 from .errors import (
     DeadlockError,

@@ -1,4 +1,4 @@
-"""``python -m shmemkit.emu -n 4 script.py``, or ``-m module``: on several PEs of one process. See
+"""``python -m shmemkit.emu -n 4 script.py``, or ``-m module``: on several ranks of one process. See
 docs/scripts.md."""
 
 import argparse
@@ -27,13 +27,13 @@ def parser():
         prog=command_line.name_of("shmemkit.emu"),
         usage="%(prog)s [options] (script.py | -m module) [arguments]",
         description="Run a script, or a module, that uses shmemkit, or nvshmem4py, numba-cuda, CuPy and "
-        "mpi4py, on several PEs without a GPU.",
+        "mpi4py, on several ranks without a GPU.",
         epilog="Exit status: 0 clean, 1 the script failed or the options are wrong, 2 race, 3 deadlock; or "
         "the script's own, of 4 and more.",
         allow_abbrev=False,
     )
-    result.add_argument("-n", "-np", type=_positive, default=2, metavar="N", help="PEs (default 2)")
-    result.add_argument("--local-size", type=_positive, metavar="L", help="PEs per node (default: all)")
+    result.add_argument("-n", "-np", type=_positive, default=2, metavar="N", help="ranks (default 2)")
+    result.add_argument("--local-size", type=_positive, metavar="L", help="ranks per node (default: all)")
     result.add_argument(
         "--races", action="store_true", default=None, help="report accesses that nothing orders"
     )

@@ -180,7 +180,7 @@ class Explorer(Choice):
         if i == self.max_steps:
             raise TooLong(
                 f"explore(): a run has more than {self.max_steps} steps; an exhaustive exploration takes no "
-                "more. Use fewer threads, PEs or rounds, and no loop that counts its polls"
+                "more. Use fewer threads, ranks or rounds, and no loop that counts its polls"
             )
         mine.append(i)
         self.steps.append(Step(process, key, len(mine), past | 1 << i))

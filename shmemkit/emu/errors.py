@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 
 class EmulatorError(RuntimeError):
-    """A kernel or a PE failed on the emulator; the message says where. `races` lists the data races that were
-    found before (``shmemkit.emu.Race``)."""
+    """A kernel or a rank failed on the emulator; the message says where.
+
+    `races` lists the data races that were found before (``shmemkit.emu.Race``)."""
 
     races: Sequence = ()
     delivery: str | None = None
@@ -16,8 +17,7 @@ class EmulatorError(RuntimeError):
 
 
 class DeadlockError(EmulatorError):
-    """No rank can go on. The message lists each stuck PE, block and thread, its source line and what it waits
-    for."""
+    """No rank can go on. The message lists each rank, block and thread that waits, its line, and for what."""
 
 
 class OutOfBoundsError(EmulatorError, IndexError):
@@ -25,7 +25,7 @@ class OutOfBoundsError(EmulatorError, IndexError):
 
 
 class UseAfterFreeError(EmulatorError):
-    """Symmetric memory is used after ``free``; the message names the array, the line that freed it and the
+    """Symmetric memory is used after ``free``. The message names the array, the line that freed it and the
     line that uses it."""
 
 

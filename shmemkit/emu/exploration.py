@@ -77,23 +77,20 @@ def explore(
     local_size: int | None = None,
     heap_size: int | None = None,
 ) -> Exploration:
-    """Run ``main(*args)`` on `n_pes` PEs again and again, until a run fails. -> Exploration
+    """Run ``main(*args)`` on `n_pes` ranks again and again, until a run fails. -> Exploration
 
-    A run fails with a deadlock, a data race, or an exception of `main` or a kernel: let `main` assert that
-    its result is right. It must do the same whenever it is called.
+    A run fails by a deadlock, a data race, or an exception of `main` or a kernel. Let `main` assert that its
+    result is right. It must do the same whenever it is called.
 
     seeds        the random schedules (default: range(100)), each with all `deliveries`
     deliveries   default: "eager", "ordered", "unordered"; or, if `exhaustive`, "unordered", which includes
                  the others
     races        whether to look for races
-    exhaustive   all schedules instead, one for each class of equivalent ones: if the result has `finished`
-                 without a failure, no schedule of this program deadlocks, races or fails. The steps that
-                 count are the accesses to words by which threads signal each other, and the arrivals of
-                 messages: few threads, PEs and rounds have few enough. Spin loops are not followed while
-                 nothing that they look at changes; those that count their polls are, so that they may have
-                 no end. What host programs read and write themselves is not part of it, and kernels of one PE
-                 run one after the other. See docs/schedules.md
-    max_runs     so many runs at most, if `exhaustive`
+    exhaustive   all schedules instead, one for each class of equivalent ones. If the result has `finished`
+                 without a failure, no schedule of this program deadlocks, races or fails. Steps are accesses
+                 to words by which threads signal each other, and arrivals of messages: only programs of few
+                 threads, ranks and rounds have few enough. docs/schedules.md says what the proof leaves out
+    max_runs     the most runs, if `exhaustive`
     local_size, heap_size   as in ``run``
 
     The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,

@@ -1,4 +1,4 @@
-"""``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several PEs in this process, for tests and
+"""``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several ranks in this process, for tests and
 notebooks."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_PES = 1024  # host programs, each with a stack
 
 
 class Host(greenlet, HostProgram):
-    """The host program of one PE."""
+    """The host program of one rank."""
 
     def __init__(self, program, pe):
         super().__init__(parent=program.machine.scheduler.hub)
@@ -66,7 +66,7 @@ class Host(greenlet, HostProgram):
 
 
 class Program:
-    """All PEs' host programs, and how they wait."""
+    """All ranks' host programs, and how they wait."""
 
     def __init__(self, main, args, machine):
         self.main, self.args, self.machine = main, args, machine
@@ -192,26 +192,26 @@ def run(
     choice: Choice | None = None,
     gpu: str | None = None,
 ) -> list[T]:
-    """Run ``main(*args)`` on `n_pes` PEs in this process. -> the list of what each returned.
+    """Run ``main(*args)`` on `n_pes` ranks in this process. -> the list of what each returned.
 
-    In `main`, ``shmemkit.init()`` gives that PE's World.
+    In `main`, ``shmemkit.init()`` gives that rank's World.
 
-    local_size   declares logical nodes of so many PEs
-    heap_size    the symmetric heap of each PE in bytes (default NVSHMEM_SYMMETRIC_SIZE or 1 GiB; untouched
-                 pages cost nothing)
+    local_size   ranks of a logical node. Default: all are in one node
+    heap_size    bytes of the symmetric heap of each rank. Default: NVSHMEM_SYMMETRIC_SIZE or 1 GiB; pages
+                 that nobody touches cost nothing
     races        True: find accesses that nothing orders. Default: whether SHMEMKIT_RACES is on
-    delivery     when messages arrive: "eager" (when they are issued), "ordered" or "unordered" (as late as
-                 possible, in order from PE to PE, or overtaking each other). Default: SHMEMKIT_DELIVERY or
-                 "eager"
+    delivery     when messages arrive: "eager" (when they are issued), "ordered" (as late as possible, in
+                 order from rank to rank) or "unordered" (as late as possible, overtaking each other).
+                 Default: SHMEMKIT_DELIVERY or "eager"
     seed         an integer: the random schedule of that number. Default: SHMEMKIT_SEED, or None: first come,
                  first served. The same arguments give the same run
     gpu          the GPU that decides which kernels and how many blocks run, and how many at once: "H200",
                  "A100", "H200,sms=8", ... Default: SHMEMKIT_EMULATED_GPU, or "H200"
     choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``schedules.py``)
 
-    Raises what `main` raises on any PE, ``EmulatorError`` when a kernel fails, ``DeadlockError`` when no PE
-    can go on. Races that were found before are in its report, too, and in its attribute `races`.
-    ``RaceError`` lists them when nothing else has failed.
+    It raises what `main` raises on any rank, ``EmulatorError`` when a kernel fails, and ``DeadlockError``
+    when no rank can go on. ``RaceError`` lists races when nothing else has failed. Other errors have the
+    races that were found before in their report and in their attribute `races`.
     """
     check_arguments("run()", main, n_pes, local_size, heap_size)
     races, delivery, seed = schedule_of(races, delivery, seed)

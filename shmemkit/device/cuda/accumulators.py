@@ -19,8 +19,9 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @functools.cache
 def fragment_store(dtype: str, row_bytes: int) -> Callable:
-    """-> ``store(tile, i, part)``, for kernels: a warp stores its 16 rows of 16 columns of accumulators, as
-    `dtype` ("bfloat16", "float16", rounded to nearest even, or "float32").
+    """-> ``store(tile, i, part)``, for kernels: a warp stores 16 rows of 16 columns of its accumulators.
+
+    They are stored as `dtype`: "bfloat16" or "float16", rounded to nearest even, or "float32".
 
     tile       16 rows of `row_bytes` (128, 64 or 32) in shared memory, swizzled as described in
                ``shmemkit.device.cuda.tma``; begins at a multiple of 1024 bytes of it
@@ -28,8 +29,8 @@ def fragment_store(dtype: str, row_bytes: int) -> Callable:
     part       the 8 accumulators of the thread for them: elements 8 j to 8 j + 7, of
                ``shmemkit.device.cuda.wgmma``
 
-    All threads of a warp call it together. Stores of each thread: `fence_proxy_async`, then ``syncwarp``,
-    before `tma_store`.
+    All threads of a warp call it together. After its stores each thread calls `fence_proxy_async`, then
+    ``syncwarp``; then `tma_store` may follow.
     """
 
     def store(tile, i, part):
@@ -46,16 +47,17 @@ def fragment_store(dtype: str, row_bytes: int) -> Callable:
 
 @functools.cache
 def packed_store(dtype: str) -> Callable:
-    """-> ``store(tile, i, part)``, for kernels: a warp stores 8 accumulators of each thread, as `dtype`
-    ("bfloat16", "float16", rounded to nearest even, or "float32"), so that threads have their own side by
-    side: it takes half the instructions of `fragment_store`, and no swizzle.
+    """-> ``store(tile, i, part)``, for kernels: a warp stores 8 accumulators of each thread, side by side.
 
-    tile  of shared memory; it begins at a multiple of 16 bytes
+    They are stored as `dtype`: "bfloat16" or "float16", rounded to nearest even, or "float32". It takes half
+    the instructions of `fragment_store`, and no swizzle.
+
+    tile   of shared memory; it begins at a multiple of 16 bytes
     i      which 512 bytes of it (of float32 1024), from 0
     part   the thread's 8 accumulators
 
-    All threads of a warp call it together. Stores of each thread: `fence_proxy_async`, then ``syncwarp``,
-    before `bulk_store`.
+    All threads of a warp call it together. After its stores each thread calls `fence_proxy_async`, then
+    ``syncwarp``; then `bulk_store` may follow.
     """
 
     def store(tile, i, part):
@@ -72,9 +74,11 @@ def packed_store(dtype: str) -> Callable:
 
 @functools.cache
 def packed_add(dtype: str) -> Callable:
-    """-> ``add(tile, i, part)`` -> 8 accumulators, for kernels: those of `part`, and what `packed_store` has
-    stored to `tile`, there or wherever it was copied from, by a warp whose accumulators are of the same rows
-    and columns. All threads of a warp."""
+    """-> ``add(tile, i, part)``, for kernels, which returns 8 accumulators: `part` plus what `tile` has.
+
+    `packed_store` has stored to `tile`, there or where it was copied from, by a warp whose accumulators are
+    of the same rows and columns. All threads of a warp call it together.
+    """
 
     def add(tile, i, part):
         stored = emulated.packed(

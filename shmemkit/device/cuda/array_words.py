@@ -20,12 +20,13 @@ _DTYPES = (types.uint64, types.uint8)
 
 
 def n_words(array: Array) -> int:
-    """How many words `array`, 1-D of uint64 or uint8, has."""
+    """Return how many words `array`, 1-D of uint64 or uint8, has."""
     return (array.size * array.itemsize + 7) // 8
 
 
 def load_word(array: Array, i: int) -> int:
-    """Word `i`, as uint64; what the last one lacks is 0. An ordinary load, or up to 8 of them."""
+    """Return word `i`, as uint64. If the last word has fewer than 8 bytes, the others are 0. An ordinary
+    load, or up to 8 of them."""
     thread = current_thread("load_word")
     _check_emulated("load_word", array, i)
     last = min(array.nbytes, 8 * int(i) + 8)
@@ -35,7 +36,8 @@ def load_word(array: Array, i: int) -> int:
 
 
 def store_word(array: Array, i: int, word: int) -> None:
-    """Make `word` word `i`; what the last one lacks is dropped. An ordinary store, or up to 8 of them."""
+    """Store `word` as word `i`. If the last word has fewer than 8 bytes, the others are dropped. An ordinary
+    store, or up to 8 of them."""
     thread = current_thread("store_word")
     _check_emulated("store_word", array, i)
     last = min(array.nbytes, 8 * int(i) + 8)

@@ -14,13 +14,15 @@ __all__ = ["cluster_block", "cluster_sync"]
 
 
 def cluster_block() -> int:
-    """My block's number in its cluster, a uint32: 0 in a launch without clusters."""
+    """Return the number of this thread's block in its cluster, a uint32: 0 in a launch without clusters."""
     return current_thread("cluster_block").block.in_cluster
 
 
 def cluster_sync() -> None:
-    """A barrier of all threads of all blocks of the cluster: syncthreads for the cluster. Threads of a warp
-    call it together. No block ends before others have ceased to use its shared memory: so it comes last."""
+    """Barrier of all threads of all blocks of the cluster: ``syncthreads`` for the cluster.
+
+    Threads of a warp call it together. A block must not end while others use its shared memory: call it last.
+    """
     current_thread("cluster_sync").cluster_sync()
 
 

@@ -22,12 +22,12 @@ _not_unrolled = asm("// not unrolled")
 def copy_block(dst: Array, src: Array) -> None:
     """Copy `src` to `dst`, the work shared by the threads of the block.
 
-    dst, src   contiguous arrays of one dtype, any dtype, shape and alignment; in global memory (mine or
-               `symm_at`) or shared memory; not overlapping. ``min(dst.size, src.size)`` elements are copied,
-               in memory order
+    dst, src   contiguous arrays of one dtype, any dtype, shape and alignment; in global memory (this rank's
+               or `symm_at`) or shared memory; not overlapping. ``min(dst.size, src.size)`` elements are
+               copied, in memory order
 
-    All threads of the block call it with the same arguments. There is no barrier inside, before or after:
-    each thread copies a share of its own, in an order that is not defined. ``cuda.syncthreads()`` before
+    All threads of the block call it with the same arguments. It has no barrier inside, before or after: each
+    thread copies a share of its own, in an order that is not defined. Call ``cuda.syncthreads()`` before
     others of the block use `dst`; then one thread's `notify` or `st_release` publishes all of it.
     """
     thread = group_thread("block", "copy_block", dst, src, meets=False)

@@ -31,9 +31,9 @@ ELEMENTS = tuple(_STORED)
 
 
 class Element(NamedTuple):
-    """A dtype, and functions for kernels, by any thread; they touch no memory.
+    """A dtype, and functions for kernels, called by any thread. They touch no memory.
 
-    stored, pair   what an array's elements, or pairs of them, are viewed as: names of dtypes
+    stored, pair   names of the dtypes as which kernels view an array's elements, or pairs of them
     widen          stored -> float32
     narrow         float32 -> stored, rounded to nearest even
     pack           two float32 -> pair, the first one lower in memory

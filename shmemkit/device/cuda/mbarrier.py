@@ -32,40 +32,42 @@ def mbarrier_init(barriers: Array, i: int, count: int) -> None:
 
     barriers  uint64, in shared memory
 
-    One thread. Before others use it come `fence_mbarrier_init` by the same thread, for the asynchronous
-    copies and the cluster, and ``syncthreads`` (or `cluster_sync`).
+    One thread calls it. The same thread then calls `fence_mbarrier_init`, for the asynchronous copies and the
+    cluster. All threads call ``syncthreads`` (or `cluster_sync`) before others use the mbarrier.
     """
     mbarriers.init(current_thread("mbarrier_init"), barriers, i, count)
 
 
 def fence_mbarrier_init() -> None:
-    """The mbarriers that this thread has made are seen by asynchronous copies and, behind `cluster_sync`, by
-    the other blocks of the cluster."""
+    """Let asynchronous copies see the mbarriers that this thread has made.
+
+    After `cluster_sync` the other blocks of the cluster see them, too.
+    """
     mbarriers.fence_init(current_thread("fence_mbarrier_init"))
 
 
 def mbarrier_arrive(barriers: Array, i: int) -> None:
-    """One arrival at barriers[i], a release: threads that wait for the end of the phase see what this thread
+    """Arrive at barriers[i], as a release: threads that wait for the end of the phase see what this thread
     did before."""
     mbarriers.arrive(current_thread("mbarrier_arrive"), barriers, i)
 
 
 def mbarrier_arrive_on(barriers: Array, i: int, block: int) -> None:
-    """`mbarrier_arrive` at the barriers[i] of block `block` of the cluster, which may be my own."""
+    """`mbarrier_arrive` at barriers[i] of block `block` of the cluster; this thread's own block is one,
+    too."""
     mbarriers.arrive(current_thread("mbarrier_arrive_on"), barriers, i, block)
 
 
 def mbarrier_arrive_expect_tx(barriers: Array, i: int, n_bytes: int) -> None:
-    """One arrival at barriers[i], whose phase does not end before `n_bytes` more have been written by the
-    asynchronous copies that name it."""
+    """Arrive at barriers[i], and let its phase last until asynchronous copies have written `n_bytes` more."""
     mbarriers.arrive(current_thread("mbarrier_arrive_expect_tx"), barriers, i, n_bytes=n_bytes)
 
 
 def mbarrier_wait(barriers: Array, i: int, parity: int) -> None:
-    """Wait until the phase of `parity` (0 or 1) of barriers[i] has ended: on a new one 1 has, before any
-    arrival.
+    """Wait until the phase of `parity` (0 or 1) of barriers[i] has ended.
 
-    Acquire: this thread sees what was done before the arrivals, and what the copies have written.
+    Before any arrival, the phase of parity 1 counts as ended. It is an acquire: this thread sees what was
+    done before the arrivals, and what the copies have written.
     """
     mbarriers.wait(current_thread("mbarrier_wait"), barriers, i, parity)
 

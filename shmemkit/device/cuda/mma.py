@@ -88,19 +88,20 @@ def cp_async(
 
 
 def cp_async_commit() -> None:
-    """Make a group of my copies since the last commit; none is a group, too."""
+    """Close a group: it has this thread's copies since the last commit. A group may be empty."""
     copies_of(current_thread("cp_async_commit")).commit()
 
 
 def cp_async_wait(n: int) -> None:
-    """Wait until all but the last `n` of my groups are there. n: 0 to 7, a constant."""
+    """Wait until all but the last `n` groups of this thread have arrived. n: 0 to 7, a constant."""
     copies = copies_of(current_thread("cp_async_wait"))
     check_choice("cp_async_wait", "n", n, range(MAX_GROUPS))
     copies.wait(n)
 
 
 def ldmatrix(shared: Array, offset: int) -> tuple[int, ...]:
-    """Load four matrices of 8 by 8 elements of 16 bits. -> my registers of them, a tuple of four uint32
+    """Load four matrices of 8 by 8 elements of 16 bits. -> this lane's registers of them, a tuple of four
+    uint32
 
     shared   an array in shared memory, contiguous
     offset   where a row of 16 bytes begins, a multiple of 16: that of lane 8 * i + j is row j of matrix i
@@ -111,7 +112,7 @@ def ldmatrix(shared: Array, offset: int) -> tuple[int, ...]:
 
 
 def ldmatrix_trans(shared: Array, offset: int) -> tuple[int, ...]:
-    """As ``ldmatrix``, of the matrices transposed: what is stored by columns."""
+    """As ``ldmatrix``, but the matrices are transposed: for matrices that are stored by columns."""
     return _loaded(
         group_thread("warp", "ldmatrix_trans", shared),
         "ldmatrix_trans",
@@ -148,15 +149,15 @@ def _together(thread, what, value, function):
 class WarpMma(NamedTuple):
     """Functions for kernels, called by all lanes of a warp together; they touch no memory.
 
-    zero()         -> acc of zeros
-    mma(acc, a, b) -> acc + a @ b, in float32
+    zero()          -> acc of zeros
+    mma(acc, a, b)  -> acc + a @ b, in float32
 
     acc   4 * m * n float32: element 4 * (i * n + j) + 2 * r + c is row 16 * i + 8 * r + lane // 4, column
           8 * j + 2 * (lane % 4) + c
     a     4 * m uint32, for 16 * m rows of 16: four by four what ``ldmatrix`` gives of the quarters in the
           order of rows, then columns: (0, 0), (8, 0), (0, 8), (8, 8)
-    b     2 * n uint32, for 8 * n columns of 16: two by two what it gives of the columns, as rows of a matrix
-          of 8 by 8: of the first eight elements of each, then of the others
+    b     2 * n uint32, for 8 * n columns of 16: two by two what ``ldmatrix`` gives of the columns, as rows of
+          a matrix of 8 by 8: of the first eight elements of each, then of the others
     """
 
     zero: Callable

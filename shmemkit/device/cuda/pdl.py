@@ -20,33 +20,32 @@ __all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
 
 
 def griddepcontrol_wait(*needed: Array | int) -> None:
-    """Wait until the kernels before on the stream have ended, and see all that they wrote.
+    """Wait until the earlier kernels on the stream have ended, and see all that they wrote.
 
-    needed  arrays and integers that are used right behind: where the arrays are, and the integers, is
-            computed before it waits, and what it comes from, as the kernel's arguments, is fetched then.
-            Otherwise a compiler puts that behind: a quarter of a microsecond, in kernels of two.
-            ``symm_at(array, 0)`` fetches where the first peers are
+    needed  arrays and integers that the kernel uses right after it. They are computed, and the kernel
+            arguments that they come from are loaded, before the wait. Otherwise a compiler puts that behind
+            the wait: a quarter of a microsecond, in kernels of two microseconds. ``symm_at(array, 0)`` loads
+            where the first peers are
 
-    All threads call it, before they read or write anything that those do: the counters of the kernel itself,
-    too, that its launch before advances. A kernel that is launched with ``pdl=True`` and never waits may end
-    before the one before it, and is all that the next kernel waits for: so each waits. In a launch without
-    ``pdl=True`` it does nothing, for that begins so late anyway. The emulator starts no kernel early; with
-    races checked, it reports what comes before the wait.
+    All threads call it before they access anything that earlier kernels access. That includes counters of the
+    kernel itself, which its previous launch advances. Each kernel that is launched with ``pdl=True`` must
+    wait. A kernel that does not may end before an earlier one, and is all that the next kernel waits for. In
+    a launch without ``pdl=True`` it does nothing. The emulator starts no kernel early; with races checked, it
+    reports what comes before the wait.
 
-    cudaGridDependencySynchronize in CUDA C++.
+    In CUDA C++ it is cudaGridDependencySynchronize.
     """
     current_thread("griddepcontrol_wait").griddepcontrol_wait()
 
 
 def griddepcontrol_launch_dependents() -> None:
-    """Let the next kernel of the stream begin, if it is launched with ``pdl=True``, when all blocks have
-    called this or have ended.
+    """Let the next kernel of the stream begin, once all blocks have called this or have ended.
 
-    One thread of each block is enough. It orders nothing: the next kernel waits by `griddepcontrol_wait` for
-    the end of this one. It comes after this kernel's own `griddepcontrol_wait`, so that no more than two
-    kernels of a stream hold blocks at a time.
+    The next kernel must be launched with ``pdl=True``. One thread of each block is enough. It orders nothing:
+    the next kernel waits by `griddepcontrol_wait` for the end of this one. Call it after this kernel's own
+    `griddepcontrol_wait`, so that no more than two kernels of a stream hold blocks at a time.
 
-    cudaTriggerProgrammaticLaunchCompletion in CUDA C++.
+    In CUDA C++ it is cudaTriggerProgrammaticLaunchCompletion.
     """
     current_thread("griddepcontrol_launch_dependents")
 

@@ -21,8 +21,9 @@ __all__ = ["for_each_part", "map_parts"]
 
 @functools.cache
 def for_each_part(size: int, function: Callable) -> Callable:
-    """-> ``run(values, arguments)``, for kernels: calls ``function(part, i, arguments)`` for the parts of
-    `size` elements of the tuple `values`, from the first on; i is the part's number, a constant.
+    """-> ``run(values, arguments)``, for kernels, which calls ``function(part, i, arguments)`` for each part.
+
+    A part has `size` elements of the tuple `values`, from the first on; i is its number, a constant.
 
     function   a ``@cuda.jit(device=True)`` function that returns nothing
     arguments  anything, as a tuple
@@ -40,8 +41,10 @@ def for_each_part(size: int, function: Callable) -> Callable:
 
 @functools.cache
 def map_parts(size: int, function: Callable) -> Callable:
-    """-> ``run(values, arguments)``, as by ``for_each_part``, of a function that returns a part's new values,
-    a tuple of as many: returns them all."""
+    """-> ``run(values, arguments)``, as by ``for_each_part``, which returns the new values of all parts.
+
+    `function` returns the new values of its part, a tuple of as many.
+    """
 
     def run(values, arguments):
         current_thread("map_parts")

@@ -12,13 +12,14 @@ __all__ = ["span"]
 
 
 def span(array: Array, first: int, size: int) -> Array:
-    """`size` elements of `array`, from `first` on: what ``array[first : first + size]`` is, in two
-    instructions. A slice takes some fifteen, for positions that are negative, or beyond the end.
+    """Return ``array[first : first + size]``, in two instructions.
+
+    A slice takes some fifteen instructions, because positions may be negative or beyond the end.
 
     array   1-D, contiguous
     first   0 or more; first + size is array.size at most. Not checked on the GPU; in the emulator IndexError
 
-    Any thread may call it. It touches no memory, and orders nothing.
+    Any thread may call it. It touches no memory and orders nothing.
     """
     current_thread("span")
     check_emulated_integer("span", first=first, size=size)

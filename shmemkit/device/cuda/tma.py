@@ -48,17 +48,17 @@ SWIZZLED_ROWS = (128, 64, 32)  # bytes of a box's rows
 
 
 def tma_load(tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i: int) -> None:
-    """Bring the box of `tensor_map` that begins at row y, column x to `tile`.
+    """Copy the box of `tensor_map` that begins at row y, column x to `tile`.
 
     tile         contiguous, in shared memory, at a multiple of 1024 bytes of it (of 256 for rows of 32 bytes,
                  512 of 64)
     tensor_map   uint64 (16,): what ``tensor_map`` returned on the host
     x, y         elements; may be negative, or beyond the end. x is at a multiple of 16 bytes: for others the
                  GPU stops with an illegal instruction
-    barriers[i]  the mbarrier that is told of the bytes of the box, of those outside of the matrix, too, as
-                 they are written: announce them by `mbarrier_arrive_expect_tx`
+    barriers[i]  the mbarrier that counts the bytes of the box as they are written, also of the part outside
+                 of the matrix: announce them by `mbarrier_arrive_expect_tx`
 
-    One thread; it returns at once. `mbarrier_wait` by whoever reads the tile.
+    One thread calls it, and it returns at once. Threads that read the tile call `mbarrier_wait` first.
     """
     emulated.load(current_thread("tma_load"), tile, tensor_map, x, y, barriers, i, None)
 
@@ -66,8 +66,9 @@ def tma_load(tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i:
 def tma_load_multicast(
     tile: Array, tensor_map: Array, x: int, y: int, barriers: Array, i: int, blocks: int
 ) -> None:
-    """`tma_load` to several blocks of the cluster at once: to the address of `tile` in each, whose own
-    barriers[i] is told.
+    """`tma_load` to several blocks of the cluster at once.
+
+    The box goes to the address of `tile` in each block, and barriers[i] of that block counts its bytes.
 
     blocks   an integer with bit b set for block b of the cluster
     """
@@ -76,47 +77,49 @@ def tma_load_multicast(
 
 @reads_shared
 def tma_store(tensor_map: Array, x: int, y: int, tile: Array) -> None:
-    """Write `tile` to the box of `tensor_map` that begins at row y, column x. See `tma_load`.
+    """Copy `tile` to the box of `tensor_map` that begins at row y, column x. See `tma_load`.
 
-    It writes whole 16 bytes: of a matrix whose rows are no multiple of that, also what is behind their ends.
+    It writes whole 16 bytes. If the rows of a matrix are no multiple of 16 bytes, it also writes behind their
+    ends.
 
-    One thread, after all threads that have stored to the tile have called `fence_proxy_async` and then met
-    (``syncwarp``, ``syncthreads``). It returns at once: `bulk_commit_group`, then `bulk_wait_group_read`
-    before the tile is overwritten, `bulk_wait_group` before others are told.
+    One thread calls it, after all threads that have stored to the tile have called `fence_proxy_async` and
+    then met at a barrier (``syncwarp``, ``syncthreads``). It returns at once. Call `bulk_commit_group`, then
+    `bulk_wait_group_read` before the tile is overwritten, and `bulk_wait_group` before the result is
+    published.
     """
     emulated.store(current_thread("tma_store"), tensor_map, x, y, tile)
 
 
 def bulk_load(tile: Array, src: Array, barriers: Array, i: int) -> None:
-    """Bring all of `src` to the beginning of `tile`, as it is.
+    """Copy all of `src` to the beginning of `tile`.
 
     tile   contiguous, in shared memory, at a multiple of 16 bytes
-    src    contiguous, in global memory, at a multiple of 16 bytes, of as many; mine, or of a peer (`symm_at`)
+    src    contiguous, in global memory, a multiple of 16 bytes at a multiple of 16 bytes; of this rank or of
+           a peer (`symm_at`)
 
-    As `tma_load`: one thread, barriers[i] is told. What ranks have sent, it reads after the thread's `wait`
-    and `fence_proxy_async_global`.
+    One thread calls it; barriers[i] counts the bytes, as in `tma_load`. To read what other ranks have sent,
+    the thread calls `wait` and then `fence_proxy_async_global` first.
     """
     emulated.bulk_load(current_thread("bulk_load"), tile, src, barriers, i)
 
 
 @reads_shared
 def bulk_store(dst: Array, tile: Array) -> None:
-    """Write as much of `tile` as `dst` has room for to `dst`, as it is: mine, or a peer's (`symm_at`). See
-    `bulk_load`; for all else `tma_store`.
+    """Copy `tile` to `dst`, of this rank or of a peer (`symm_at`), as much of it as `dst` has room for.
 
-    After `bulk_wait_group` the thread sees it written: its next release publishes it, as does that of a
-    thread that has met it since.
+    See `bulk_load` for the arguments and `tma_store` for the rest. After `bulk_wait_group` the thread sees
+    `dst` written: its next release publishes it, as does that of a thread that has met it at a barrier since.
     """
     emulated.bulk_store(current_thread("bulk_store"), dst, tile)
 
 
 def bulk_commit_group() -> None:
-    """The stores that this thread has asked for since its last group are a group."""
+    """Close a group: it has this thread's stores since the last group."""
     emulated.commit(current_thread("bulk_commit_group"))
 
 
 def bulk_wait_group(n: int) -> None:
-    """Wait until all but this thread's last `n` groups of stores are written: it may tell others then.
+    """Wait until all but the last `n` groups of stores by this thread are written. It may publish them then.
 
     n  a literal
     """
@@ -124,8 +127,9 @@ def bulk_wait_group(n: int) -> None:
 
 
 def bulk_wait_group_read(n: int) -> None:
-    """Wait until all but this thread's last `n` groups of stores have read their tiles, which may be
-    overwritten then.
+    """Wait until all but the last `n` groups of stores by this thread have read their tiles.
+
+    The tiles may be overwritten then.
 
     n  a literal
     """
@@ -133,31 +137,38 @@ def bulk_wait_group_read(n: int) -> None:
 
 
 def fence_proxy_async() -> None:
-    """What this thread has stored to shared memory is seen by asynchronous copies and tensor cores that are
-    asked for later, by threads that this one has met since."""
+    """Order this thread's stores to shared memory before later asynchronous copies and tensor-core products.
+
+    That holds for copies and products by this thread, and by threads that it meets at a barrier afterwards.
+    """
     fence_proxy(current_thread("fence_proxy_async"))
 
 
 def fence_proxy_async_global() -> None:
-    """The same for global memory: also for what this thread has acquired, as after a `wait` for data of other
-    ranks that a `tma_load` reads."""
+    """As `fence_proxy_async`, for global memory.
+
+    It includes what this thread has acquired: call it between a `wait` for data of other ranks and a
+    `tma_load` of them.
+    """
     current_thread("fence_proxy_async_global").fence_proxy()
 
 
 def padding(array: Array, alignment: int) -> int:
-    """Bytes from the beginning of `array`, in shared memory, to the next multiple of `alignment`, a power of
-    two.
+    """Return the bytes from the beginning of `array`, in shared memory, to the next multiple of `alignment`.
 
-    Declare a dynamic array with an alignment of 16. More is taken for granted by the compiler, so that this
-    is 0; but a kernel that is linked, as with `symm_at` or `rank`, gets it behind its static arrays.
+    `alignment` is a power of two. Declare a dynamic array with an alignment of 16. The compiler would take a
+    larger one for granted, and this would be 0. But a kernel that is linked, as with `symm_at` or `rank`,
+    gets the array behind its static arrays.
     """
     current_thread("padding")
     return -emulated.address(array) % alignment
 
 
 def tensormap_acquire(tensor_map: Array) -> None:
-    """This thread's `tma_load` and `tma_store` see `tensor_map` as others have written it: once per launch,
-    since the map lies in global memory, not among the kernel's parameters."""
+    """Let this thread's `tma_load` and `tma_store` see `tensor_map` as others have written it.
+
+    It is needed once per launch, since the map lies in global memory, not among the kernel's parameters.
+    """
     emulated.described(current_thread("tensormap_acquire"), tensor_map)
 
 
@@ -333,15 +344,15 @@ def _(tensor_map):
 
 
 def tensor_map(array: Array, box: tuple[int, int]) -> Array:
-    """On the host: what kernels take as a tensor map of `array`. -> uint64 (16,), where the array is.
+    """Make a tensor map of `array`, on the host, for kernels. -> uint64 (16,), where the array is
 
     array   2-D, of 2- or 4-byte floats, with rows of consecutive elements (an array whose columns are
             consecutive: give its transpose). Rows and the array begin at multiples of 16 bytes
     box     (rows, columns) that one `tma_load` or `tma_store` moves; rows of 128, 64 or 32 bytes, at most 256
             of them
 
-    ValueError for what the TMA cannot do. The map holds the address: keep the array alive. To make one copies
-    it to the GPU and waits for that; not in a stream capture.
+    ValueError for what the TMA cannot do. The map holds the address: keep the array alive. The call copies
+    the map to the GPU and waits for that, so do not call it in a stream capture.
     """
     rows, columns, pitch, itemsize, address = _checked(array, box)
     if isinstance(array, np.ndarray):

@@ -43,11 +43,11 @@ MAJORS = ("k", "mn")
 class WarpgroupMma(NamedTuple):
     """Functions for kernels; all threads of a warpgroup call them together.
 
-    zeros()                     -> accumulators
-    multiply(acc, a, b, add)    -> accumulators that are under way: acc + a b, or, where `add` is false, a b.
-                                They may be given to the next `multiply` and to `wait`, and not be touched
-                                otherwise. It reads `a` and `b` at any time until then
-    wait(acc)                   -> the accumulators, when all products are done
+    zeros()                   -> accumulators
+    multiply(acc, a, b, add)  -> accumulators of a product that is under way: acc + a b, or, if `add` is
+                              false, a b. Only the next `multiply` and `wait` may use them. The product may
+                              read `a` and `b` at any time until then
+    wait(acc)                 -> the accumulators, when all products are done
     """
 
     zeros: Callable
@@ -100,22 +100,27 @@ def warpgroup_mma(
 
 
 def wgmma_wait_group(n: int) -> None:
-    """Wait until all but the last `n` `multiply` of this warpgroup are done: their tiles may be overwritten.
+    """Wait until all but the last `n` calls of `multiply` by this warpgroup are done.
 
-    n  a literal. All threads of the warpgroup. To read the accumulators: ``WarpgroupMma.wait``
+    n  a literal
+
+    All threads of the warpgroup call it. Afterwards the tiles of those products may be overwritten. To read
+    the accumulators, call ``WarpgroupMma.wait``.
     """
     emulated.wait_group(group_thread("warpgroup", "wgmma_wait_group", n, meets=False), n)
 
 
 def setmaxnreg_inc(n: int) -> None:
-    """This warpgroup takes registers, to have `n` (a literal, a multiple of 8) per thread: it waits for
-    others to release them. All threads of it, once. Of kernels with launch_bounds, linked with LTO; otherwise
-    ptxas ignores it."""
+    """Raise the registers of this warpgroup to `n` per thread; n is a literal, a multiple of 8.
+
+    It waits until other warpgroups have released registers. All threads of the warpgroup call it once. The
+    kernel must have launch_bounds and be linked with LTO; otherwise ptxas ignores it.
+    """
     group_thread("warpgroup", "setmaxnreg_inc", n, meets=False)
 
 
 def setmaxnreg_dec(n: int) -> None:
-    """This warpgroup releases registers, to have `n` (a literal, a multiple of 8) per thread. See
+    """Lower the registers of this warpgroup to `n` per thread; n is a literal, a multiple of 8. See
     `setmaxnreg_inc`."""
     group_thread("warpgroup", "setmaxnreg_dec", n, meets=False)
 

@@ -40,8 +40,12 @@ DTYPES = tuple(REDUCIBLE)
 
 
 class Reduction(NamedTuple):
-    """Functions for kernels, by one thread; they touch no memory and order nothing. `first` makes a total of
-    one word, `add` combines a total with a word, `result` gives the word of a total of n words."""
+    """Functions for kernels, called by one thread. They touch no memory and order nothing.
+
+    first    makes a total of one word
+    add      combines a total with a word
+    result   gives the word of a total of n words
+    """
 
     first: Callable
     add: Callable
@@ -50,7 +54,7 @@ class Reduction(NamedTuple):
 
 @functools.cache
 def reduction(op: Op, dtype: str) -> Reduction:
-    """-> the Reduction of words of `dtype`. ValueError for an op, or a dtype, that is not there.
+    """-> the Reduction of words of `dtype`. ValueError for an unknown op or dtype.
 
     op     "sum", "prod", "max", "min" or, of floating-point numbers, "avg": the sum divided by n
     dtype  a name, as "float16": float8_e4m3fn, float8_e5m2, bfloat16, floats and integers of 8 to 64 bits

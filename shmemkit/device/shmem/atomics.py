@@ -1,7 +1,7 @@
-"""OpenSHMEM's atomics on one element of a symmetric array, through NVSHMEM: any PE, over NVLink or the
+"""OpenSHMEM's atomics on one element of a symmetric array, through NVSHMEM: any rank, over NVLink or the
 network.
 
-Each is called by one thread, acts on the first element of its array on PE `pe` (``atomic_add(counts[3:], 1,
+Each is called by one thread, acts on the first element of its array on rank `pe` (``atomic_add(counts[3:], 1,
 pe)``) and is atomic among these functions, on elements of one dtype. The fetching ones return the old value
 when it is here; the others return at once and are delivered after `quiet`. None orders anything else: `fence`
 or `quiet`.
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def _on_pe(name, array, pe, function):
-    """In the emulator: array[0] = function(array[0]) on PE `pe`, or a load (None). -> the old value"""
+    """In the emulator: array[0] = function(array[0]) on rank `pe`, or a load (None). -> the old value"""
     thread = current_thread(name)
     theirs = thread.block.machine.peer(thread.block, array, pe)
     one = theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs
@@ -121,7 +121,7 @@ def _bitwise(primitive):
 
 
 def atomic_fetch(src: Array, pe: int) -> Any:
-    """The value of ``src[0]`` on PE `pe`; 32- and 64-bit integers and floats."""
+    """The value of ``src[0]`` on rank `pe`; 32- and 64-bit integers and floats."""
     return _on_pe("atomic_fetch", src, pe, None)
 
 
@@ -138,18 +138,18 @@ def _(src, pe):
 
 @_with_value(NUMBERS)
 def atomic_set(dst: Array, value: float, pe: int) -> None:
-    """``dst[0] = value`` on PE `pe`; 32- and 64-bit integers and floats."""
+    """``dst[0] = value`` on rank `pe`; 32- and 64-bit integers and floats."""
     _send("atomic_set", dst, pe, lambda old: value)
 
 
 @_with_value(NUMBERS)
 def atomic_swap(dst: Array, value: float, pe: int) -> Any:
-    """``dst[0] = value`` on PE `pe`. -> the old value; 32- and 64-bit integers and floats."""
+    """``dst[0] = value`` on rank `pe`. -> the old value; 32- and 64-bit integers and floats."""
     return _on_pe("atomic_swap", dst, pe, lambda old: value)
 
 
 def atomic_compare_swap(dst: Array, cond: int, value: int, pe: int) -> int:
-    """``dst[0] = value`` on PE `pe` if it is equal to `cond`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] = value`` on rank `pe` if it is equal to `cond`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_compare_swap", dst, pe, lambda old: value if old == wrap(cond, dst.dtype) else old)
 
 
@@ -169,25 +169,25 @@ def _(dst, cond, value, pe):
 
 @_without_value(INTEGERS)
 def atomic_inc(dst: Array, pe: int) -> None:
-    """``dst[0] += 1`` on PE `pe`; 32- and 64-bit integers."""
+    """``dst[0] += 1`` on rank `pe`; 32- and 64-bit integers."""
     _send("atomic_inc", dst, pe, lambda old: old + 1)
 
 
 @_without_value(INTEGERS)
 def atomic_fetch_inc(dst: Array, pe: int) -> int:
-    """``dst[0] += 1`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] += 1`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_inc", dst, pe, lambda old: old + 1)
 
 
 @_with_value(INTEGERS)
 def atomic_add(dst: Array, value: int, pe: int) -> None:
-    """``dst[0] += value`` on PE `pe`; 32- and 64-bit integers."""
+    """``dst[0] += value`` on rank `pe`; 32- and 64-bit integers."""
     _send("atomic_add", dst, pe, lambda old: old + value)
 
 
 @_with_value(INTEGERS)
 def atomic_fetch_add(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] += value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] += value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_add", dst, pe, lambda old: old + value)
 
 
@@ -196,35 +196,35 @@ def atomic_fetch_add(dst: Array, value: int, pe: int) -> int:
 
 @_bitwise
 def atomic_and(dst: Array, value: int, pe: int) -> None:
-    """``dst[0] &= value`` on PE `pe`; 32- and 64-bit integers."""
+    """``dst[0] &= value`` on rank `pe`; 32- and 64-bit integers."""
     _send("atomic_and", dst, pe, lambda old: old & value)
 
 
 @_bitwise
 def atomic_fetch_and(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] &= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] &= value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_and", dst, pe, lambda old: old & value)
 
 
 @_bitwise
 def atomic_or(dst: Array, value: int, pe: int) -> None:
-    """``dst[0] |= value`` on PE `pe`; 32- and 64-bit integers."""
+    """``dst[0] |= value`` on rank `pe`; 32- and 64-bit integers."""
     _send("atomic_or", dst, pe, lambda old: old | value)
 
 
 @_bitwise
 def atomic_fetch_or(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] |= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] |= value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_or", dst, pe, lambda old: old | value)
 
 
 @_bitwise
 def atomic_xor(dst: Array, value: int, pe: int) -> None:
-    """``dst[0] ^= value`` on PE `pe`; 32- and 64-bit integers."""
+    """``dst[0] ^= value`` on rank `pe`; 32- and 64-bit integers."""
     _send("atomic_xor", dst, pe, lambda old: old ^ value)
 
 
 @_bitwise
 def atomic_fetch_xor(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] ^= value`` on PE `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] ^= value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
     return _on_pe("atomic_fetch_xor", dst, pe, lambda old: old ^ value)

@@ -1,10 +1,10 @@
 """Ranks, teams, and barriers: of ranks, and of a grid's blocks.
 
-At a *barrier* of PEs each caller first completes its puts (`quiet`), then waits for the other PEs. A *sync*
-only waits for them. One thread calls the plain form; all threads of one warp or block call `_warp` and
-`_block`. Each PE has one such caller.
+At a *barrier* of ranks, each caller first completes its puts (`quiet`), then waits for the other ranks. A
+*sync* only waits for them. One thread calls the plain form; all threads of one warp or block call `_warp` and
+`_block`. Each rank has one such caller.
 
-What a caller did before the barrier precedes what all callers do after it. Nothing orders what two PEs do
+What a caller did before the barrier precedes what all callers do after it. Nothing orders what two ranks do
 between the same two barriers.
 
 Wrong arguments are TypingError when a kernel is compiled, and TypeError or ValueError on the emulator.
@@ -109,7 +109,7 @@ def _of_team(primitive):
 
 @_of_team
 def team_my_pe(team: int) -> int:
-    """This PE's number in `team` (Teams.TEAM_WORLD, ...), or -1 if it is not a member. Any thread."""
+    """This rank's number in `team` (Teams.TEAM_WORLD, ...), or -1 if it is not a member. Any thread."""
     thread = current_thread("team_my_pe")
     members = list(thread.team(team))
     return members.index(thread.pe) if thread.pe in members else -1
@@ -117,11 +117,11 @@ def team_my_pe(team: int) -> int:
 
 @_of_team
 def team_n_pes(team: int) -> int:
-    """The number of PEs in `team`. Any thread."""
+    """The number of ranks in `team`. Any thread."""
     return len(current_thread("team_n_pes").team(team))
 
 
-# ---- all PEs, through NVSHMEM
+# ---- all ranks, through NVSHMEM
 
 
 def _of_all(primitive):
@@ -142,9 +142,9 @@ def _of_all(primitive):
 
 @_of_all
 def barrier_all() -> None:
-    """Barrier of all PEs, over NVLink or the network: their puts before it have been delivered.
+    """Barrier of all ranks, over NVLink or the network: their puts before it have been delivered.
 
-    One thread per PE. It speaks for other threads of its block only if they met it at a ``syncthreads``
+    One thread per rank. It speaks for other threads of its block only if they met it at a ``syncthreads``
     before.
     """
     current_thread("barrier_all").barrier_all("thread")
@@ -152,12 +152,12 @@ def barrier_all() -> None:
 
 @_of_all
 def barrier_all_warp() -> None:
-    """`barrier_all` by all threads of one warp per PE."""
+    """`barrier_all` by all threads of one warp per rank."""
     group_thread("warp", "barrier_all_warp").barrier_all("warp")
 
 
 def barrier_all_block(arrivals: Array | None = None, epoch: Array | None = None) -> None:
-    """Barrier of all PEs, by all threads of one block per PE.
+    """Barrier of all ranks, by all threads of one block per rank.
 
     Without arguments: OpenSHMEM's barrier, as `barrier_all`, over NVLink or the network.
 
@@ -240,59 +240,60 @@ def _(arrivals=None, epoch=None):
 
 @_of_all
 def sync_all() -> None:
-    """Barrier of all PEs that completes their loads and stores before it, but not their puts. One thread per
-    PE, as for `barrier_all`; over NVLink or the network."""
+    """Barrier of all ranks that completes their loads and stores before it, but not their puts.
+
+    One thread per rank, as for `barrier_all`; over NVLink or the network."""
     current_thread("sync_all").sync_all("thread")
 
 
 @_of_all
 def sync_all_warp() -> None:
-    """`sync_all` by all threads of one warp per PE."""
+    """`sync_all` by all threads of one warp per rank."""
     group_thread("warp", "sync_all_warp").sync_all("warp")
 
 
 @_of_all
 def sync_all_block() -> None:
-    """`sync_all` by all threads of one block per PE."""
+    """`sync_all` by all threads of one block per rank."""
     group_thread("block", "sync_all_block").sync_all("block")
 
 
-# ---- a team's PEs, through NVSHMEM
+# ---- a team's ranks, through NVSHMEM
 
 
 @_of_team
 def barrier(team: int) -> None:
-    """`barrier_all` of the PEs of `team`. One thread per PE."""
+    """`barrier_all` of the ranks of `team`. One thread per rank."""
     current_thread("barrier").barrier(team, "thread")
 
 
 @_of_team
 def barrier_warp(team: int) -> None:
-    """`barrier` by all threads of one warp per PE."""
+    """`barrier` by all threads of one warp per rank."""
     group_thread("warp", "barrier_warp", team).barrier(team, "warp")
 
 
 @_of_team
 def barrier_block(team: int) -> None:
-    """`barrier` by all threads of one block per PE."""
+    """`barrier` by all threads of one block per rank."""
     group_thread("block", "barrier_block", team).barrier(team, "block")
 
 
 @_of_team
 def sync(team: int) -> None:
-    """`sync_all` of the PEs of `team`. One thread per PE."""
+    """`sync_all` of the ranks of `team`. One thread per rank."""
     current_thread("sync").sync(team, "thread")
 
 
 @_of_team
 def sync_warp(team: int) -> None:
-    """`sync` by all threads of one warp per PE."""
+    """`sync` by all threads of one warp per rank."""
     group_thread("warp", "sync_warp", team).sync(team, "warp")
 
 
 @_of_team
 def sync_block(team: int) -> None:
-    """`sync` by all threads of one block per PE."""
+    """`sync` by all threads of one block per rank."""
     group_thread("block", "sync_block", team).sync(team, "block")
 
 

@@ -4,9 +4,9 @@ Every module whose kernels need it has a table of its own:
 
   word 0        rank
   word 1        number of ranks
-  word 8 + pe   the offset from an address in this rank's symmetric heap to the same one in PE pe's: 0 for
+  word 8 + pe   the offset from an address in this rank's symmetric heap to the same one in rank pe's: 0 for
   this
-                rank, UNREACHABLE if PE pe's heap is not mapped here (any use faults)
+                rank, UNREACHABLE if rank pe's heap is not mapped here (any use faults)
 
 The host publishes the values once; tables of modules loaded before and after that are filled alike. A
 kernel that runs before there is a World sees rank 0 of 0.
@@ -29,7 +29,7 @@ def publish(rank, n_ranks, offsets):
     """Publish the rank and the peers' heaps to all kernels of this process, loaded or not yet.
 
     rank, n_ranks   of this process
-    offsets         n_ranks integers: bytes from this rank's heap to PE pe's as mapped here; UNREACHABLE
+    offsets         n_ranks integers: bytes from this rank's heap to rank pe's as mapped here; UNREACHABLE
                     where it is not
     Call it with the device current; no kernel that reads the table may be running. Later calls replace the
     values.

@@ -1,9 +1,9 @@
-"""OpenSHMEM's one-sided transfers, through NVSHMEM: any PE, over NVLink or the network.
+"""OpenSHMEM's one-sided transfers, through NVSHMEM: any rank, over NVLink or the network.
 
 A *put* has read its source when it returns. Its data has arrived after the caller's `quiet`; or, as the
 target sees it, once the target has read a signal that follows the put. A *non-blocking* (`_nbi`) put may
 read its source, and a non-blocking get may write its destination, at any time until the caller's `quiet`. A
-`fence` keeps puts to one PE in order; nothing else does.
+`fence` keeps puts to one rank in order; nothing else does.
 
 One thread calls the plain form. All threads of a warp or block call `_warp` and `_block`, with the same
 arguments, and share the work. Such a call begins and ends with a barrier of the warp or block. So it sends
@@ -122,7 +122,7 @@ def _checked(name, signal_var, signal_val, signal_op, pe):
 
 
 def p(dst: Array, src: complex, pe: int) -> None:
-    """Store the number `src` to ``dst[0]`` on PE `pe`.
+    """Store the number `src` to ``dst[0]`` on rank `pe`.
 
     dst   symmetric array of elements of 1, 2, 4 or 8 bytes
     src   a number, converted to dst's dtype
@@ -149,7 +149,7 @@ def _(dst, src, pe):
 
 
 def g(src: Array, pe: int) -> Any:
-    """Load ``src[0]`` of PE `pe`. One thread; elements of 1, 2, 4 or 8 bytes. -> the value, once it is here
+    """Load ``src[0]`` of rank `pe`. One thread; elements of 1, 2, 4 or 8 bytes. -> the value, once it is here
 
     An earlier `p` of this thread to that element may still be in flight: call `quiet` between them.
     """
@@ -185,7 +185,7 @@ def _check_element(primitive, name, array):
 
 @_transfer
 def put(dst: Array, src: Array, pe: int) -> None:
-    """Copy the local `src` to the symmetric `dst` on PE `pe`.
+    """Copy the local `src` to the symmetric `dst` on rank `pe`.
 
     dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
                copied
@@ -240,7 +240,7 @@ def put_nbi_block(dst: Array, src: Array, pe: int) -> None:
 
 @_transfer
 def get(dst: Array, src: Array, pe: int) -> None:
-    """Copy the symmetric `src` of PE `pe` to the local `dst`, and return when the data is here.
+    """Copy the symmetric `src` of rank `pe` to the local `dst`, and return when the data is here.
 
     dst, src   contiguous arrays of one dtype, any dtype and shape; ``min(dst.size, src.size)`` elements are
                copied
@@ -295,14 +295,15 @@ def get_nbi_block(dst: Array, src: Array, pe: int) -> None:
 
 @_transfer_and_signal
 def put_signal(dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int) -> None:
-    """`put`, then set ``signal_var[0]`` on the same PE, or add to it. When PE `pe` reads the new value with
-    `signal_wait_until`, the data has arrived.
+    """`put`, then set ``signal_var[0]`` on the same rank, or add to it.
+
+    When rank `pe` reads the new value with `signal_wait_until`, the data has arrived.
 
     dst, src     as for `put`
     signal_var   symmetric, 1-D, of uint64 (or int64)
     signal_val   an integer
     signal_op    SignalOp.SIGNAL_SET or SignalOp.SIGNAL_ADD
-    pe           the PE that gets both
+    pe           the rank that gets both
 
     One thread. `src` may be overwritten when it returns. The signal follows the data of this put, not that of
     other puts: give each of several puts in flight its own signal, or put a `fence` between them.
@@ -418,9 +419,9 @@ def put_signal_nbi_block(
 
 
 def fence() -> None:
-    """Order puts: this thread's puts and signals before it reach each PE before those after it. One thread.
+    """Order puts: this thread's puts and signals before it reach each rank before those after it. One thread.
 
-    It does not say when they arrive, and orders nothing between different PEs.
+    It does not say when they arrive, and orders nothing between different ranks.
     """
     current_thread("fence").fence()
 

@@ -355,7 +355,7 @@ def _(array, index, offsets, rank, value, sig_op="set"):
 
 
 def signal_op(signal_var: Array, signal_val: int, signal_op: int, pe: int) -> None:
-    """Set ``signal_var[0]`` on PE `pe`, or add to it, over NVLink or the network.
+    """Set ``signal_var[0]`` on rank `pe`, or add to it, over NVLink or the network.
 
     signal_var   symmetric, 1-D, of uint64 (or int64)
     signal_val   an integer
@@ -363,8 +363,9 @@ def signal_op(signal_var: Array, signal_val: int, signal_op: int, pe: int) -> No
     pe           0 .. n_pes() - 1
 
     One thread. It is not ordered after this thread's earlier puts and signals: call `fence` (for the same
-    PE) or `quiet` (for all PEs) before it. Two sets by one thread may arrive in either order, unless a fence
-    or an answer of PE `pe` is between them. Sets and adds of one signal that nothing orders may be lost.
+    rank) or `quiet` (for all ranks) before it. Two sets by one thread may arrive in either order, unless a
+    fence or an answer of rank `pe` is between them. If nothing orders sets and adds of one signal, some may
+    be lost.
     """
     thread = current_thread("signal_op")
     check_emulated_words("signal_op", "signal_var", signal_var, SIGNALS)
@@ -391,15 +392,16 @@ def _(signal_var, signal_val, signal_op, pe):
 
 
 def signal_wait_until(signal: Array, compare: int, value: int) -> int:
-    """Wait until this PE's ``signal[0]``, as uint64, satisfies the comparison with `value`. -> the value read
+    """Wait until this rank's ``signal[0]`` satisfies the comparison with `value`. -> the value read
 
-    signal    symmetric, 1-D, of uint64 (or int64), this PE's
+    signal    symmetric, 1-D, of uint64 (or int64), this rank's; compared as uint64
     compare   ComparisonType.CMP_EQ, CMP_NE, CMP_GT, CMP_GE, CMP_LT or CMP_LE
     value     an integer
 
-    One thread. Afterwards the data of the put_signal that set this value has arrived, or that of the puts
-    before the `fence` before that signal_op; over NVLink and over the network. As in `wait`, nothing follows
-    for later values: before the sender fills a slot again, it needs an answer that the slot was read.
+    One thread, over NVLink and over the network. Afterwards the data of the `put_signal` that set this value
+    has arrived. If `signal_op` set it, the puts before the `fence` before it have arrived. As in `wait`,
+    nothing follows for later values: before the sender fills a slot again, it needs an answer that the slot
+    was read.
     """
     thread = current_thread("signal_wait_until")
     check_emulated_words("signal_wait_until", "signal", signal, SIGNALS)

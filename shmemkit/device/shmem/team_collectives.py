@@ -1,12 +1,13 @@
 """OpenSHMEM's collectives from inside a kernel, through NVSHMEM: over NVLink or the network.
 
-Every PE of the team calls the same function with the same team, sizes and dtype, in the same order: one
-thread of the PE, or all threads of one warp (`_warp`) or block (`_block`). All arrays are symmetric and
-contiguous. When it returns, this PE's `dst` is complete and its `src` may be overwritten; whether other PEs
-have finished, it does not say: before an array that others may still read is used again, `sync` or `barrier`.
+Every rank of the team calls the same function with the same team, sizes and dtype, in the same order: one
+thread of the rank, or all threads of one warp (`_warp`) or block (`_block`). All arrays are symmetric and
+contiguous. When it returns, this rank's `dst` is complete and its `src` may be overwritten. It does not say
+whether other ranks have finished: call `sync` or `barrier` before you write an array that others may still
+read.
 
-What the PEs that this PE has data from did before their calls comes before what this PE does after its own.
-These are all PEs of the team; in a broadcast, the root alone. No collective completes a put.
+A rank gets data from all ranks of the team; in a broadcast, from the root alone. What those ranks did before
+their calls comes before what this rank does after its own. No collective completes a put.
 """
 
 from __future__ import annotations
@@ -128,13 +129,13 @@ def _reducing(primitive):
 
 @_rooted
 def broadcast(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
-    """Copy `src_array` of the team's PE number `root` to `dst_array` of all its PEs.
+    """Copy `src_array` of the team's rank number `root` to `dst_array` of all its ranks.
 
     team                   Teams.TEAM_WORLD, ...
     dst_array, src_array   of one dtype, any dtype and shape; ``min`` of their sizes is copied
     root                   number in the team
 
-    One thread per PE. The root may write all `dst_array`s as soon as it has entered. What PEs read there
+    One thread per rank. The root may write all `dst_array`s as soon as it has entered. What ranks read there
     before must come before that: `sync` between them.
     """
     current_thread("broadcast").collective("broadcast", team, dst_array, src_array, "thread", root=root)
@@ -142,7 +143,7 @@ def broadcast(team: int, dst_array: Array, src_array: Array, root: int = 0) -> N
 
 @_rooted
 def broadcast_warp(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
-    """`broadcast` by all threads of one warp per PE."""
+    """`broadcast` by all threads of one warp per rank."""
     group_thread("warp", "broadcast_warp", team, dst_array, src_array, root).collective(
         "broadcast", team, dst_array, src_array, "warp", root=root
     )
@@ -150,7 +151,7 @@ def broadcast_warp(team: int, dst_array: Array, src_array: Array, root: int = 0)
 
 @_rooted
 def broadcast_block(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
-    """`broadcast` by all threads of one block per PE."""
+    """`broadcast` by all threads of one block per rank."""
     group_thread("block", "broadcast_block", team, dst_array, src_array, root).collective(
         "broadcast", team, dst_array, src_array, "block", root=root
     )
@@ -161,20 +162,20 @@ def broadcast_block(team: int, dst_array: Array, src_array: Array, root: int = 0
 
 @_copying
 def fcollect(team: int, dst_array: Array, src_array: Array) -> None:
-    """Gather: `src_array` of the team's PE number k becomes part k of every PE's `dst_array`.
+    """Gather: `src_array` of the team's rank number k becomes part k of every rank's `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
     dst_array, src_array   of one dtype, any dtype and shape; dst_array has team_n_pes(team) times
                            src_array's elements
 
-    One thread per PE.
+    One thread per rank.
     """
     current_thread("fcollect").collective("fcollect", team, dst_array, src_array, "thread")
 
 
 @_copying
 def fcollect_warp(team: int, dst_array: Array, src_array: Array) -> None:
-    """`fcollect` by all threads of one warp per PE."""
+    """`fcollect` by all threads of one warp per rank."""
     group_thread("warp", "fcollect_warp", team, dst_array, src_array).collective(
         "fcollect", team, dst_array, src_array, "warp"
     )
@@ -182,7 +183,7 @@ def fcollect_warp(team: int, dst_array: Array, src_array: Array) -> None:
 
 @_copying
 def fcollect_block(team: int, dst_array: Array, src_array: Array) -> None:
-    """`fcollect` by all threads of one block per PE."""
+    """`fcollect` by all threads of one block per rank."""
     group_thread("block", "fcollect_block", team, dst_array, src_array).collective(
         "fcollect", team, dst_array, src_array, "block"
     )
@@ -193,19 +194,19 @@ def fcollect_block(team: int, dst_array: Array, src_array: Array) -> None:
 
 @_copying
 def alltoall(team: int, dst_array: Array, src_array: Array) -> None:
-    """Part k of `src_array` goes to PE number k of the team, into this PE's part of its `dst_array`.
+    """Part k of `src_array` goes to rank number k of the team, into this rank's part of its `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
     dst_array, src_array   of one dtype and size, any dtype and shape, of team_n_pes(team) equal parts
 
-    One thread per PE.
+    One thread per rank.
     """
     current_thread("alltoall").collective("alltoall", team, dst_array, src_array, "thread")
 
 
 @_copying
 def alltoall_warp(team: int, dst_array: Array, src_array: Array) -> None:
-    """`alltoall` by all threads of one warp per PE."""
+    """`alltoall` by all threads of one warp per rank."""
     group_thread("warp", "alltoall_warp", team, dst_array, src_array).collective(
         "alltoall", team, dst_array, src_array, "warp"
     )
@@ -213,7 +214,7 @@ def alltoall_warp(team: int, dst_array: Array, src_array: Array) -> None:
 
 @_copying
 def alltoall_block(team: int, dst_array: Array, src_array: Array) -> None:
-    """`alltoall` by all threads of one block per PE."""
+    """`alltoall` by all threads of one block per rank."""
     group_thread("block", "alltoall_block", team, dst_array, src_array).collective(
         "alltoall", team, dst_array, src_array, "block"
     )
@@ -229,13 +230,13 @@ def reduce(
     src_array: Array,
     op: TeamOp,
 ) -> None:
-    """Combine the team's `src_array`s element by element, into every PE's `dst_array`.
+    """Combine the team's `src_array`s element by element, into every rank's `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
     dst_array, src_array   of one dtype and size: integers of 8 to 64 bits, float16, float32, float64
     op                     "sum", "prod", "min", "max", for integers also "and", "or", "xor"; a literal
 
-    One thread per PE.
+    One thread per rank.
     """
     current_thread("reduce").collective("reduce", team, dst_array, src_array, "thread", op=op)
 
@@ -247,7 +248,7 @@ def reduce_warp(
     src_array: Array,
     op: TeamOp,
 ) -> None:
-    """`reduce` by all threads of one warp per PE."""
+    """`reduce` by all threads of one warp per rank."""
     group_thread("warp", "reduce_warp", team, dst_array, src_array, op).collective(
         "reduce", team, dst_array, src_array, "warp", op=op
     )
@@ -260,7 +261,7 @@ def reduce_block(
     src_array: Array,
     op: TeamOp,
 ) -> None:
-    """`reduce` by all threads of one block per PE."""
+    """`reduce` by all threads of one block per rank."""
     group_thread("block", "reduce_block", team, dst_array, src_array, op).collective(
         "reduce", team, dst_array, src_array, "block", op=op
     )
@@ -276,14 +277,14 @@ def reducescatter(
     src_array: Array,
     op: TeamOp,
 ) -> None:
-    """Combine the team's `src_array`s element by element; part k goes to `dst_array` of PE number k.
+    """Combine the team's `src_array`s element by element; part k goes to `dst_array` of rank number k.
 
     team                   Teams.TEAM_WORLD, ...
     dst_array, src_array   of one dtype: integers of 8 to 64 bits, float16, float32, float64; src_array has
                            team_n_pes(team) times dst_array's elements
     op                     "sum", "prod", "min", "max", for integers also "and", "or", "xor"; a literal
 
-    One thread per PE.
+    One thread per rank.
     """
     current_thread("reducescatter").collective("reducescatter", team, dst_array, src_array, "thread", op=op)
 
@@ -295,7 +296,7 @@ def reducescatter_warp(
     src_array: Array,
     op: TeamOp,
 ) -> None:
-    """`reducescatter` by all threads of one warp per PE."""
+    """`reducescatter` by all threads of one warp per rank."""
     group_thread("warp", "reducescatter_warp", team, dst_array, src_array, op).collective(
         "reducescatter", team, dst_array, src_array, "warp", op=op
     )
@@ -308,7 +309,7 @@ def reducescatter_block(
     src_array: Array,
     op: TeamOp,
 ) -> None:
-    """`reducescatter` by all threads of one block per PE."""
+    """`reducescatter` by all threads of one block per rank."""
     group_thread("block", "reducescatter_block", team, dst_array, src_array, op).collective(
         "reducescatter", team, dst_array, src_array, "block", op=op
     )
@@ -318,14 +319,14 @@ def reducescatter_block(
 
 
 def get_multicast_array(team: int, arr: Array) -> Array:
-    """The multicast view of `arr` for the functions that begin with multimem_: a store goes to all PEs of
+    """The multicast view of `arr` for the functions that begin with multimem_: a store goes to all ranks of
     `team`, a load combines theirs. ``World.multicast_view`` makes one, too, and says why there is none.
 
     arr   symmetric, any dtype and shape
     ->    an array of the same type and shape
 
     Any thread. Needs NVLink SHARP (NVLS) and an environment that allows it: where it is not, the address is
-    null. On the emulator the PEs of a node have it, and no other team.
+    null. On the emulator the ranks of a node have it, and no other team.
     """
     thread = current_thread("get_multicast_array")
     return multicast_memory.view(thread, team, arr)
