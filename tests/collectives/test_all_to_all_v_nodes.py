@@ -152,15 +152,14 @@ def test_nothing_is_wrong_otherwise(n_pes):
 @pytest.mark.parametrize(
     "change",
     [
-        omit("put_signal_nbi_block", 1),
-        argument("put_signal_nbi_block", 3, "epoch + 1", 1),
-        omit("signal_wait_until", 1),
+        omit("put", 1),
+        argument("put", 3, "epoch + 1", 1),
+        omit("signal_wait_until"),
         omit("cuda.syncthreads", 2),
         omit("copy_block", 1),
-        omit("put_signal_nbi_block", 2),
-        callee("put_signal_nbi_block", "(put_signal_nbi_block if begin < end else lambda *_: None)", 2),
-        omit("signal_wait_until", 2),
-        omit("cuda.syncthreads", 6),
+        omit("put", 2),
+        callee("put", "(put if begin < end else lambda *_: None)", 2),
+        omit("wait_for"),
     ],
 )
 def test_each_line_is_needed(mutate, n_pes, change):

@@ -4,12 +4,12 @@ Rows      x has rows for rank 0, then for rank 1, and so on: splits[k] for rank 
           out one after another, in the order of the ranks
 Table     table[k, :], on every rank: the splits of rank k, and how many rows its out has room for. A split
           is negative if x has fewer rows than that. Only rank k writes its row
-Landing   on every rank: where the others store rows, at their position in out. It is `out` itself, if that
+Inbox     on every rank: where the others store rows, at their position in out. It is `out` itself, if that
           is symmetric, else a scratch as large
 Outbox    of several nodes, as large as x: the rows for far ranks, whose memory is not mapped here. NVSHMEM
           reads them
-Signals   table_full[k], on every rank: the last epoch for which row k of the table is here. It is a credit,
-          too: rank k's landing may be written. Only rank k sets it
+Signals   told[k], on every rank: the last epoch for which row k of the table is here. It is a credit, too:
+          rank k's inbox may be written. Only rank k sets it
           full[k, b]: the last epoch in which block b of rank k has stored all its rows for this rank. Only
           rank k sets it
 Epochs    epochs[b], local: of block b. Device-resident, so graph-safe. All launches of an object have the
@@ -20,34 +20,30 @@ table where everything lands, by the same sums. Each block has a part of it, cut
 
   block b:
           1. block 0 only: store the own row of the table on all ranks, itself included; syncthreads
-             set table_full[me] there to the epoch                 release, sys: after what used out
+             set told[me] there to the epoch                       release, sys: after what used out
              (to far ranks: put the row, and its signal)           the signal follows the data
-          2. wait until table_full[k] here is at least the epoch, for all k
-                                                                   acquire, sys, also of the network
+          2. wait until told[k] here is at least the epoch, for all k        acquire, sys, also of the network
              copy the table to shared memory; syncthreads
-          3. store part b of the rows for each other rank in its landing; syncthreads
+          3. store part b of the rows for each other rank in its inbox; syncthreads
           4. set full[me, b] there                                 release, sys: publishes the parts
-             (far ranks, first of all in 3: copy the part to the outbox, put it to their landing, and its
+             (far ranks, first of all in 3: copy the part to the outbox, put it to their inbox, and its
              signal, also of parts without rows)
           5. copy part b of the rank's rows for itself to out; block 0 also writes out_splits
           6. for each other rank k: wait until full[k, b] here is the epoch        acquire, sys
-             and copy part b of its rows from the landing to out, unless they are the same
+             and copy part b of its rows from the inbox to out, unless they are the same
 
 No race, with single buffers:
-  - Landing: a rank writes that of rank k after table_full[k] of this epoch. Rank k sets it in a launch that
-    begins after its previous launch, which read the landing, has ended. No two parts of an epoch overlap
+  - Inbox: a rank writes that of rank k after told[k] of this epoch. Rank k sets it in a launch that begins
+    after its previous launch, which read the inbox, has ended. No two parts of an epoch overlap
   - Table: a rank writes its row on another rank again one epoch later, when its own launch has ended. In
-  that
-    launch it waited for full of all blocks there, which they set after they had read the table
+    that launch it waited for full of all blocks there, which they set after they had read the table
   - splits may be out_splits: block 0 alone uses them, and reads before it writes
-  - What the network reads: the rank writes its row again one epoch later, when the others have set full
-  after
-    they had received it. It writes the outbox after their table_full of the next epoch, from a launch that
-    begins when the previous one has ended, which waited for the put. So nobody calls quiet, and no two puts
-    with one signal are under way at once
+  - What the network reads: by the put lemma (docs/protocols.md). The rank writes its row again one epoch
+    later, when the others have set full after they had received it. It writes the outbox after their told of
+    the next epoch, from a launch that begins when the previous one has ended, which waited for the put
 
 No deadlock: block 0 sends the table before it waits. Each block waits for block 0 of all ranks, then for
-the blocks of its number, which wait for nothing else. All blocks are resident.
+the blocks of its number, which wait for nothing else. All blocks are co-resident.
 """
 
 from __future__ import annotations
@@ -57,12 +53,9 @@ import functools
 from numba import cuda, int64, types
 
 from shmemkit.device import (
-    ComparisonType,
-    SignalOp,
     copy_block,
     notify,
     num_ranks,
-    put_signal_nbi_block,
     rank,
     signal_wait_until,
     symm_at,
@@ -73,13 +66,15 @@ from shmemkit.runtime.world import World
 from shmemkit.support.arrays import call_on, converted, keyed
 from shmemkit.typing import AnyArray, AnyStream, ArrayT
 
+from ..chunked_transfer import argument_types
 from ..collective import Collective, check_contiguous
 from ..method import Method
+from ..network import GE, put, wait_for
+from ..transports import rank_after
 
 PART = 1 << 15  # bytes that are worth a block, and a message
 MAX_RANKS = 72  # whose table fits into the shared memory of a block
 MAX_TABLE = MAX_RANKS * (MAX_RANKS + 1)
-SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 
 @cuda.jit(device=True)
@@ -94,11 +89,10 @@ def _split(splits, k, rows):
 
 
 @cuda.jit(device=True)
-def part_of(size, shift, far, least):
-    """-> elements of a block's part, of `size`: of whole lines, and for a far rank `least`, not too small a
-    message"""
-    part = ((size + (1 << shift) - 1) >> shift) + 127 & -128
-    return max(part, least) if far else part
+def part_of(b, size, shift, least):
+    """-> (begin, end) of block b's part of `size` elements: of whole lines, and of `least` or more"""
+    part = max(((size + (1 << shift) - 1) >> shift) + 127 & -128, least)
+    return min(b * part, size), min((b + 1) * part, size)
 
 
 @cuda.jit(device=True)
@@ -121,38 +115,26 @@ def _first(table, source, target, n):
 def all_to_all_v_kernel(network, least=PART):
     """-> the kernel; `network`: some ranks are far, on other nodes; `least`: elements of a message to them"""
 
+    @cuda.jit(device=True)
+    def is_near(near, k):
+        return near[k] != 0 if network else True
+
     @cuda.jit
     def push_all_to_all_v(
-        x,
-        splits,
-        out,
-        out_splits,
-        row,
-        rows,
-        room,
-        landing,
-        staged,
-        outbox,
-        near,
-        shift,
-        table,
-        table_full,
-        full,
-        epochs,
+        x, splits, out, landed, row, rows, room, inbox, staged, outbox, near, shift, table, told, full, epochs
     ):
         """Give rank k the next splits[k] rows of `x`; what the others give comes to `out`.
 
-        x, out              uint8, 1-D: rows * row and room * row bytes; they do not overlap
-        splits, out_splits  int64 (n_ranks,)
-        landing             uint8, 1-D, symmetric, as large as any rank's out: it is out, or, if `staged`,
-                            apart
-        outbox, near        for far ranks: uint8, 1-D, symmetric, as large as any rank's x; and uint8
-                            (n_ranks,), 1 for those that are not
-        shift               gridDim.x is 1 << shift, in all launches
-        table               int64 (n_ranks * (n_ranks + 1),), symmetric; up to MAX_RANKS ranks
-        table_full               uint64 (n_ranks,), symmetric, zeros at first
-        full             uint64 (n_ranks, blocks), likewise
-        epochs               uint64 (blocks,), zeros at first
+        x, out          uint8, 1-D: rows * row and room * row bytes; they do not overlap
+        splits, landed  int64 (n_ranks,): what each rank gets, and what has come from it; may be the same
+        inbox           uint8, 1-D, symmetric, as large as any rank's out: out, or, if `staged`, apart
+        outbox, near    for far ranks: uint8, 1-D, symmetric, as large as any rank's x; and uint8 (n_ranks,),
+                        1 for those that are not
+        shift           gridDim.x is 1 << shift, in all launches
+        table           int64 (n_ranks * (n_ranks + 1),), symmetric; up to MAX_RANKS ranks
+        told            uint64 (n_ranks,), symmetric, zeros at first
+        full            uint64 (n_ranks, blocks), likewise
+        epochs          uint64 (blocks,), zeros at first
         """
         counts = cuda.shared.array(MAX_TABLE, int64)  # the table
         begins = cuda.shared.array(MAX_RANKS, int64)  # the row of x where those for rank k begin
@@ -170,7 +152,7 @@ def all_to_all_v_kernel(network, least=PART):
                     count = _split(splits, i, rows)
                 k = 0
                 while k < n:
-                    if not network or near[k] != 0:
+                    if is_near(near, k):
                         symm_at(table, k)[mine + i] = count
                     k += 1
                 i += threads
@@ -179,19 +161,19 @@ def all_to_all_v_kernel(network, least=PART):
                 my_row, k = table[mine : mine + n + 1], 0
                 while k < n:
                     if near[k] == 0:
-                        put_signal_nbi_block(my_row, my_row, table_full[me:], epoch, SET, k)
+                        put(my_row, my_row, told[me:], epoch, k)
                     k += 1
             k = t
             while k < n:
-                if not network or near[k] != 0:
-                    notify(table_full[me:], k, epoch, "set", "sys")
+                if is_near(near, k):
+                    notify(told[me:], k, epoch, "set", "sys")
                 k += threads
         k = t
         while k < n:  # 2
             if not network or near[k] != 0:
-                wait(table_full[k:], 1, "sys", "acquire", epoch)
+                wait(told[k:], 1, "sys", "acquire", epoch)
             else:
-                signal_wait_until(table_full[k:], GE, epoch)
+                signal_wait_until(told[k:], GE, epoch)
             k += threads
         cuda.syncthreads()
         i = t
@@ -211,53 +193,45 @@ def all_to_all_v_kernel(network, least=PART):
         for passes in range(1 + network):  # 3; far ranks first: the network takes longer
             far, y = network and passes == 0, 1
             while y < n:
-                peer = me + y
-                if peer >= n:
-                    peer -= n
+                peer = rank_after(me, y)
                 size = counts[mine + peer] * row if there[peer] >= 0 else 0
-                part = part_of(size, shift, far, least)
-                begin, end = min(b * part, size), min((b + 1) * part, size)
+                begin, end = part_of(b, size, shift, least if far else 0)
                 at, to = begins[peer] * row, there[peer] * row
+                its = x[at + begin : at + end]
                 if network and far and near[peer] == 0:  # `network`: or numba compiles it for one node, too
                     source = outbox[at + begin : at + end]
-                    copy_block(source, x[at + begin : at + end])  # a put begins with a barrier of the block
-                    target = landing[to + begin : to + end]
-                    put_signal_nbi_block(target, source, full[me, b:], epoch, SET, peer)
-                elif not far and (not network or near[peer] != 0):
-                    copy_block(symm_at(landing, peer)[to + begin : to + end], x[at + begin : at + end])
+                    copy_block(source, its)  # a put begins with a barrier of the block
+                    put(inbox[to + begin : to + end], source, full[me, b:], epoch, peer)
+                elif not far and is_near(near, peer):
+                    copy_block(symm_at(inbox, peer)[to + begin : to + end], its)
                 y += 1
         cuda.syncthreads()
         k = t
         while k < n:  # 4
-            if k != me and (not network or near[k] != 0):
+            if k != me and is_near(near, k):
                 notify(full[me, b:], k, epoch, "set", "sys")
             k += threads
         y = 0
         while y < n:  # 5 and 6
-            peer = me + y
-            if peer >= n:
-                peer -= n
+            peer = rank_after(me, y)
             if y > 0:
                 if not network or near[peer] != 0:
                     wait_block(full[peer, b:], 1, "sys", "acquire", epoch)
                 else:
-                    if t == 0:
-                        signal_wait_until(full[peer, b:], GE, epoch)
-                    cuda.syncthreads()
+                    wait_for(full[peer, b:], epoch)
             if here[peer] >= 0 and (staged or y == 0):
                 size = counts[peer * (n + 1) + me] * row
-                part = part_of(size, shift, network and near[peer] == 0, least)
-                begin, end = min(b * part, size), min((b + 1) * part, size)
+                begin, end = part_of(b, size, shift, 0 if is_near(near, peer) else least)
                 to = here[peer] * row
                 at = begins[me] * row if y == 0 else to
-                source = x if y == 0 else landing
+                source = x if y == 0 else inbox
                 copy_block(out[to + begin : to + end], source[at + begin : at + end])
             y += 1
         if b == 0:
             k = t
             while k < n:
                 count = counts[k * (n + 1) + me]
-                out_splits[k] = count if here[k] >= 0 else -abs(count)
+                landed[k] = count if here[k] >= 0 else -abs(count)
                 k += threads
         if t == 0:
             epochs[b] = epoch
@@ -295,7 +269,7 @@ class PushV(Method):
             self.threads = min(self.threads, 256)  # of some 200 registers
             self.outbox = self.empty(max(1, max_nbytes), "uint8", "all_to_all.variable.outbox")
         self.table = self.empty(n * (n + 1), "int64", "all_to_all.variable.table")
-        self.table_full = self.zeros(n, "uint64", "all_to_all.variable.table_full")
+        self.told = self.zeros(n, "uint64", "all_to_all.variable.told")
         self.full = self.zeros((n, self.blocks), "uint64", "all_to_all.variable.full")
         self.epochs = world.xp.zeros(self.blocks, "uint64")
         nothing, splits = world.xp.empty(0, "uint8"), world.xp.zeros(n, "int64")
@@ -311,10 +285,10 @@ class PushV(Method):
 
     def _bind(self, x, splits, out, out_splits, row, rows, room):
         staged = not self.world.is_symmetric(out)
-        landing = self.scratch if staged else out
+        inbox = self.scratch if staged else out
         return self.launch(
-            *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, landing, staged),
-            *(self.outbox, self.near, self.shift, self.table, self.table_full, self.full, self.epochs),
+            *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, inbox, staged),
+            *(self.outbox, self.near, self.shift, self.table, self.told, self.full, self.epochs),
         )
 
 
@@ -406,17 +380,11 @@ class AllToAllV(Collective):
             raise ValueError("AllToAllV: x and out overlap; they must lie apart")
 
 
-_x, _splits, _integers = (
-    types.Array(types.uint8, 1, "C"),
-    types.Array(types.int64, 1, "C"),
-    (types.int64,) * 3,
-)
-_one, _two = (types.Array(types.uint64, d, "C") for d in (1, 2))
-_signature = (
-    *(_x, _splits, _x, _splits, *[types.int64] * 3, _x, types.boolean, _x, _x, types.int64),
-    *(_splits, _one, _two, _one),
-)
+_bytes, _numbers = (types.Array(kind, 1, "C") for kind in (types.uint8, types.int64))
+_given = dict.fromkeys(("splits", "landed", "table"), _numbers)
+_given |= {**dict.fromkeys(("inbox", "outbox", "near"), _bytes), "staged": types.boolean}
+_given |= dict.fromkeys(("told", "epochs"), types.Array(types.uint64, 1, "C"))
 GPU_KERNELS = {
-    "push_all_to_all_v": (all_to_all_v_kernel(False), _signature),
-    "push_all_to_all_v_network": (all_to_all_v_kernel(True), _signature),
+    name: (all_to_all_v_kernel(network), argument_types(all_to_all_v_kernel(network), **_given))
+    for name, network in (("push_all_to_all_v", False), ("push_all_to_all_v_network", True))
 }
