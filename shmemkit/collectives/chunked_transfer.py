@@ -67,9 +67,9 @@ def cut(segment, most, least):
     return parts, -(-segment // parts) + 127 & -128
 
 
-def chunk_of(part, least, most=CHUNKS, unit=8192):
+def chunk_of(part, least, most, unit):
     """-> bytes of a chunk of a part of so many, of which `most` or fewer are a part: `least` or more, a
-    multiple of `unit`, which is what 512 threads copy at once."""
+    multiple of `unit`; 512 threads copy 8192 bytes at once."""
     return max(least, -(-part // (most * unit)) * unit)
 
 
@@ -146,13 +146,6 @@ def block_barrier(arrivals, b, value):
         y += cuda.blockDim.x
 
 
-@device
-def end_epoch(epochs, y, b, epoch):
-    cuda.syncthreads()  # all threads have read the counter
-    if cuda.threadIdx.x == 0:
-        epochs[y, b] = epoch
-
-
 # ---- on the host
 
 
@@ -170,14 +163,24 @@ class ChunkedMethod(Method):
     def make(self, max_nbytes, segments, blocks, rows, full, empty=0, grid_rows=2):
         """Scratch of so many `rows`, rows of `full` and `empty` signals, and epochs of so many rows of the
         grid, for an array of `max_nbytes` at most, in so many segments; of each, so many `blocks` at most
-        have a part. Collective."""
+        have a part. Collective.
+
+        channel  (scratch, full, empty if there are any, epochs): the last arguments of kernels
+        """
         self.segment = max(1, -(-max_nbytes // segments))
         self.parts, capacity = parts_of(max_nbytes, segments, blocks, self.part)
-        self.scratch = self.empty((2, rows, self.parts, capacity), "uint8", self.array_name("scratch"))
-        self.full = self.zeros((full, self.parts), "uint64", self.array_name("full"))
+        scratch = self.empty((2, rows, self.parts, capacity), "uint8", self.array_name("scratch"))
+        signals = [self.zeros((full, self.parts), "uint64", self.array_name("full"))]
         if empty:
-            self.empty_signals = self.zeros((empty, self.parts), "uint64", self.array_name("empty"))
-        self.epochs = self.world.xp.zeros((grid_rows, self.parts), "uint64")
+            signals.append(self.zeros((empty, self.parts), "uint64", self.array_name("empty")))
+        self.channel = scratch, *signals, self.world.xp.zeros((grid_rows, self.parts), "uint64")
+
+    def launch_parts(self, kernel, rows, segment, *args, chunks=(CHUNKS, 8192), threads=None):
+        """-> ``kernel(*args, part, chunk, *channel)`` bound to a grid of so many rows, a block for each part
+        of a segment of so many bytes; `chunks` as of ``chunk_of``."""
+        parts, part = cut(segment, self.parts, self.part)
+        sizes = part, chunk_of(part, self.chunk, *chunks)
+        return self.launch(kernel, (parts, rows), *args, *sizes, *self.channel, threads=threads)
 
     def array_name(self, what):
         return f"{self.name.replace(' ', '.')}.{what}"

@@ -43,7 +43,8 @@ from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
 
-from ..chunked_transfer import CHUNKS, ChunkedMethod, argument_types, chunk_of, cut, end_epoch, senders_of
+from ..chunked_transfer import CHUNKS, ChunkedMethod, argument_types, senders_of
+from ..network import end_epoch
 from ..transports import rank_after
 
 
@@ -106,7 +107,7 @@ def scatter_broadcast(x, out, in_place, root, part, chunk, scratch, full, empty,
             s += 1
         at += length
         number += 1
-    end_epoch(epochs, y, b, epoch)
+    end_epoch(epochs, (y, b), epoch)
 
 
 class Scatter(ChunkedMethod):
@@ -127,10 +128,8 @@ class Scatter(ChunkedMethod):
         return self._bind(x.view("uint8"), out.view("uint8"), in_place, -(-x.nbytes // self.segments))
 
     def _bind(self, x, out, in_place, segment):
-        parts, part = cut(segment, self.parts, self.part)
-        args = x, out, in_place, self.root, part, chunk_of(part, self.chunk, 2 * CHUNKS, 128)
-        args += self.scratch, self.full, self.empty_signals, self.epochs
-        return self.launch(scatter_broadcast, (parts, 2), *args)
+        args = x, out, in_place, self.root
+        return self.launch_parts(scatter_broadcast, 2, segment, *args, chunks=(2 * CHUNKS, 128))
 
 
 GPU_KERNELS = {"scatter_broadcast": (scatter_broadcast, argument_types(scatter_broadcast))}

@@ -61,10 +61,8 @@ from ..chunked_transfer import (
     ChunkedMethod,
     argument_types,
     block_barrier,
-    chunk_of,
     cut,
     device,
-    end_epoch,
     notify_all,
     part_of_block,
     put,
@@ -73,6 +71,7 @@ from ..chunked_transfer import (
     senders_of,
 )
 from ..combine_rows import combining
+from ..network import end_epoch
 from ..transports import rank_after
 
 
@@ -105,7 +104,7 @@ def direct_kernel(personalized):
             s += 1
         cuda.syncthreads()
         block_barrier(arrivals, b, 2 * epoch)
-        end_epoch(epochs, 0, b, epoch)
+        end_epoch(epochs, (0, b), epoch)
 
     return push_direct
 
@@ -190,7 +189,7 @@ def staged_kernel(personalized, op=None, dtype=None, n_ranks=None):
     take = combining_all(op, dtype, n_ranks) if op else store_all
 
     @cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor
-    def push_staged(x, own, out, in_place, segment, part, chunk, scratch, words, full, epochs):
+    def push_staged(x, own, out, in_place, segment, words, part, chunk, scratch, full, epochs):
         """Send each rank `x`, or its segment of it, to `out`.
 
         x         uint8, 1-D: of n_ranks segments if they are personalized, else one
@@ -198,10 +197,10 @@ def staged_kernel(personalized, op=None, dtype=None, n_ranks=None):
         out       uint8, 1-D, of n_ranks segments; or of one, if they are combined, and also uint64
         in_place  whether own is in out
         segment   bytes of a segment
+        words     the scratch, 1-D, as uint64
         part      bytes of a part, a multiple of 128: gridDim.x of them are a segment, or more
         chunk     bytes of a chunk, a multiple of 8192: CHUNKS or fewer of them are a part
         scratch   uint8 (2, n_ranks - 1, parts at most, bytes of a part at most), symmetric
-        words     the same, 1-D, as uint64
         full      uint64 (n_ranks, parts at most), symmetric, zeros at first
         epochs    uint64 (2, parts at most), zeros at first
         grid      (parts, 2), of one-dimensional blocks
@@ -214,7 +213,7 @@ def staged_kernel(personalized, op=None, dtype=None, n_ranks=None):
             put_to_all(scratch, buffer, x, segment * personalized, begin, size, full, value, chunk)
         else:
             take(own, out, in_place, segment, part, chunk, scratch, words, full, buffer, value)
-        end_epoch(epochs, y, b, epoch)
+        end_epoch(epochs, (y, b), epoch)
 
     return push_staged
 
@@ -236,9 +235,8 @@ class PushExchange(ChunkedMethod):
         if not self.shared:
             world.check_reach(self.name)
             self.make(max_nbytes, n, senders_of(world, self.senders), max(1, n - 1), n)
-            self.words = self.scratch.reshape(-1).view("uint64")
         else:
-            for name in ("segment", "parts", "scratch", "words", "full", "epochs"):
+            for name in ("segment", "parts", "channel"):
                 setattr(self, name, getattr(self.shared, name))
         if op is None:
             self.arrivals = self.zeros((n, self.parts), "uint64", self.array_name("arrivals"))
@@ -260,14 +258,12 @@ class PushExchange(ChunkedMethod):
         return self.launch(direct_kernel(self.personalized), parts, *args)
 
     def _bind_staged(self, x, out, in_place, segment, dtype=None):
-        parts, part = cut(segment, self.parts, self.part)
         of_op = (self.op, dtype, self.world.n_ranks) if self.op else ()
         size = x.size // self.world.n_ranks
         own = x[self.world.rank * size :][:size] if self.personalized else x
-        args = x.view("uint8"), own, out, in_place, segment, part, chunk_of(part, self.chunk)
-        args += self.scratch, self.words, self.full, self.epochs
-        kernel = staged_kernel(self.personalized, *of_op)
-        return self.launch(kernel, (parts, 2), *args, threads=-(-self.threads // 2))
+        args = x.view("uint8"), own, out, in_place, segment, self.channel[0].reshape(-1).view("uint64")
+        kernel, threads = staged_kernel(self.personalized, *of_op), -(-self.threads // 2)
+        return self.launch_parts(kernel, 2, segment, *args, threads=threads)
 
 
 GPU_KERNELS = {

@@ -34,8 +34,6 @@ from ..chunked_transfer import (
     CHUNKS,
     ChunkedMethod,
     argument_types,
-    chunk_of,
-    cut,
     part_of_block,
     put,
     receive,
@@ -120,10 +118,8 @@ class PushRooted(ChunkedMethod):
         return self._bind(x.view("uint8"), out.view("uint8"), in_place, segment)
 
     def _bind(self, x, out, in_place, segment):
-        parts, part = cut(segment, self.parts, self.part)
-        args = x, out, in_place, self.root, segment, part, chunk_of(part, self.chunk)
-        args += self.scratch, self.full, self.empty_signals, self.epochs
-        return self.launch(rooted_kernel(self.to_root), (parts, self.grid_rows), *args)
+        kernel, args = rooted_kernel(self.to_root), (x, out, in_place, self.root, segment)
+        return self.launch_parts(kernel, self.grid_rows, segment, *args)
 
 
 GPU_KERNELS = {
