@@ -35,7 +35,7 @@ def wait_for(signal, epoch):
 
 @device
 def after(k, hops, n):
-    """(k + hops) modulo n, without a division, which is slow. Both are below n."""
+    """(k + hops) modulo n, without a division, which is slow. k is below n; hops is n at most."""
     return k + hops if k + hops < n else k + hops - n
 
 
@@ -56,11 +56,3 @@ def place(local_size, y, z):
     _, local = where(local_size)
     first = rank() - local
     return first, first + after(local, y, local_size), after(first, z * local_size, num_ranks())
-
-
-@device
-def end_epoch(epochs, i, epoch):
-    """Count: set epochs[i]. The block has read it before."""
-    cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
-        epochs[i] = epoch

@@ -6,7 +6,7 @@ from mutations import argument, omit
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.collectives import network
+from shmemkit.collectives import chunked_transfer, network
 from shmemkit.device import num_ranks, rank
 from shmemkit.emu import EmulatorError
 
@@ -23,7 +23,9 @@ def exchange(x, out, source, slots, full, epochs):
     network.put(slots[buffer], source[buffer], full[buffer:], epoch, following)
     network.wait_for(full[buffer:], epoch)
     out[t] = slots[buffer, THREADS - 1 - t]
-    network.end_epoch(epochs, 0, epoch)
+    cuda.syncthreads()
+    if t == 0:
+        epochs[0] = epoch
 
 
 def few_calls(calls):
@@ -71,19 +73,19 @@ def test_each_step_is_needed(mutate, change):
 def test_all_threads_have_read_the_counter(mutate, change):
     @cuda.jit
     def count(seen, epochs):
-        seen[cuda.threadIdx.x] = epochs[0]
-        network.end_epoch(epochs, 0, 5)
+        seen[cuda.threadIdx.x] = epochs[0, 0]
+        chunked_transfer.end_epoch(epochs, 0, 0, 5)
 
     def main():
         sk.init()
-        seen, epochs = np.ones(THREADS, "uint64"), np.zeros(1, "uint64")
+        seen, epochs = np.ones(THREADS, "uint64"), np.zeros((1, 1), "uint64")
         count[1, THREADS](seen, epochs)
         return seen.tolist(), epochs.tolist()
 
     if change is None:
-        assert sk.emu.run(main, 1, races=True) == [([0, 0], [5])]
+        assert sk.emu.run(main, 1, races=True) == [([0, 0], [[5]])]
         return
-    mutate(network, change)
+    mutate(chunked_transfer, change)
     with pytest.raises(sk.emu.RaceError):
         sk.emu.run(main, 1, races=True)
 

@@ -29,10 +29,12 @@ for those.
 
 from numba import cuda, types
 
-from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait_block
+from shmemkit.device import copy_block, notify, rank, span, symm_at, wait_block
 
-from ..network import after, end_epoch, place, put, wait_for
-from ..schedules.two_level import TwoLevel, arguments_of
+from ..chunked_transfer import argument_types, end_epoch, part_of_block
+from ..network import place, put, wait_for
+from ..schedules.two_level import TwoLevel
+from ..transports import rank_after
 
 
 @cuda.jit
@@ -52,8 +54,7 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
     me, size = rank(), x.size
     first, peer, there = place(local_size, y, z)
     passed, segment = there + me - first, there + peer - first
-    begin = min(b * part, size)
-    length = min(part, size - begin)
+    begin, length = part_of_block(part, size)
     epoch = epochs[z, y, b] + 1
     buffer = epoch & 1
 
@@ -72,11 +73,11 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
     elif z == 0:
         mine, to = span(scratch[buffer, me, b], 0, length), me
         for _ in range(1, cuda.gridDim.z):
-            to = after(to, local_size, num_ranks())
+            to = rank_after(to, local_size)
             put(mine, mine, full[buffer, me, b:], epoch, to)
     if y > 0 or z > 0 or not in_place:
         copy_block(span(out, segment * size + begin, length), source)
-    end_epoch(epochs[z, y], b, epoch)
+    end_epoch(epochs[z], y, b, epoch)
 
 
 class Push2D(TwoLevel):
@@ -100,5 +101,10 @@ class Push2D(TwoLevel):
         return self.bind_parts(x.nbytes, x, out, in_place)
 
 
-_signature = arguments_of(types.boolean, 1, (types.uint8, 4), *[(types.uint64, 3)] * 2)
-GPU_KERNELS = {"push_all_gather_2d": (push_all_gather_2d, _signature)}
+_three = types.Array(types.uint64, 3, "C")
+GPU_KERNELS = {
+    "push_all_gather_2d": (
+        push_all_gather_2d,
+        argument_types(push_all_gather_2d, full=_three, epochs=_three),
+    )
+}

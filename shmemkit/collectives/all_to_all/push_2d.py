@@ -42,8 +42,9 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, rank, span, symm_at, wait, wait_block
 
-from ..network import end_epoch, place, put, wait_for
-from ..schedules.two_level import TwoLevel, arguments_of
+from ..chunked_transfer import argument_types, end_epoch, part_of_block
+from ..network import place, put, wait_for
+from ..schedules.two_level import TwoLevel
 
 
 @cuda.jit
@@ -64,8 +65,7 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
     b, y, z, nodes = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.z
     first, peer, there = place(local_size, y, z)
     mine, local = rank() - first, peer - first  # l and l'
-    begin = min(b * part, segment)
-    length = min(part, segment - begin)
+    begin, length = part_of_block(part, segment)
     pitch = length + 15 & -16  # from one segment to the next
     epoch = epochs[z, y, b] + 1
     buffer = epoch & 1
@@ -80,23 +80,23 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
         if y > 0:
             cuda.syncthreads()
             if cuda.threadIdx.x == 0:
-                notify(full_near[z, mine, b:], peer, epoch, "set", "sys")
+                notify(span(full_near[z, mine], b, 1), peer, epoch, "set", "sys")
         else:
             k = cuda.threadIdx.x
             while k < local_size:
                 if k != mine:
-                    wait(full_near[z, k, b:], 1, "sys", "acquire", epoch)
+                    wait(span(full_near[z, k], b, 1), 1, "sys", "acquire", epoch)
                 k += cuda.blockDim.x
             size = (local_size - 1) * pitch + length
             target = span(incoming[buffer, nodes - z, b], 0, size)
-            put(target, span(room, 0, size), full_far[buffer, nodes - z, b:], epoch, there + mine)
+            put(target, span(room, 0, size), span(full_far[buffer, nodes - z], b, 1), epoch, there + mine)
         if z > 0:
-            wait_for(full_far[buffer, z, b:], epoch)
+            wait_for(span(full_far[buffer, z], b, 1), epoch)
         else:
-            wait_block(full_near[0, local, b:], 1, "sys", "acquire", epoch)
+            wait_block(span(full_near[0, local], b, 1), 1, "sys", "acquire", epoch)
         source = span(incoming[buffer, z, b], local * pitch, length)
     copy_block(span(out, at, length), source)
-    end_epoch(epochs[z, y], b, epoch)
+    end_epoch(epochs[z], y, b, epoch)
 
 
 class Push2D(TwoLevel):
@@ -125,5 +125,7 @@ class Push2D(TwoLevel):
         return self.bind_parts(segment, x, out, segment)
 
 
-_signature = arguments_of(types.int64, 1, *[(types.uint8, 4)] * 2, *[(types.uint64, 3)] * 3)
-GPU_KERNELS = {"push_all_to_all_2d": (push_all_to_all_2d, _signature)}
+_three = types.Array(types.uint64, 3, "C")
+_others = dict.fromkeys(("full_near", "full_far", "epochs"), _three)
+_others |= dict.fromkeys(("outgoing", "incoming"), types.Array(types.uint8, 4, "C"))
+GPU_KERNELS = {"push_all_to_all_2d": (push_all_to_all_2d, argument_types(push_all_to_all_2d, **_others))}

@@ -53,8 +53,9 @@ from shmemkit.device import (
     wait_block,
 )
 
-from ..network import end_epoch, place, put, wait_for
-from ..schedules.two_level import TwoLevel, arguments_of
+from ..chunked_transfer import argument_types, end_epoch
+from ..network import place, put, wait_for
+from ..schedules.two_level import TwoLevel
 
 ADD = SignalOp.SIGNAL_ADD
 
@@ -122,7 +123,7 @@ def push_broadcast_2d(x, out, in_place, part, root, home, local_size, scratch, o
             k += local_size
     if me != root or not in_place:
         copy_block(span(out, its, its_length), theirs)
-    end_epoch(epochs[y], b, epoch)
+    end_epoch(epochs, y, b, epoch)
 
 
 class Push2D(TwoLevel):
@@ -148,5 +149,5 @@ class Push2D(TwoLevel):
         return self.bind_parts(-(-x.nbytes // self.world.local_size), x, out, in_place)
 
 
-_arrays = (types.uint8, 4), (types.uint8, 3), (types.uint64, 3), (types.uint64, 2), (types.uint64, 2)
-GPU_KERNELS = {"push_broadcast_2d": (push_broadcast_2d, arguments_of(types.boolean, 3, *_arrays))}
+_others = {"full": types.Array(types.uint64, 3, "C"), "outbox": types.Array(types.uint8, 3, "C")}
+GPU_KERNELS = {"push_broadcast_2d": (push_broadcast_2d, argument_types(push_broadcast_2d, **_others))}

@@ -56,8 +56,9 @@ from shmemkit.device import (
 )
 from shmemkit.device.swizzle import quotient
 
+from ..chunked_transfer import argument_types, part_of_block
 from ..network import put, wait_for
-from ..schedules.two_level import TwoLevel, arguments_of
+from ..schedules.two_level import TwoLevel
 
 ADD = SignalOp.SIGNAL_ADD
 
@@ -86,8 +87,7 @@ def push_gather_2d(
     if k >= n:
         k -= n
     by = home + k - quotient(k, local_size) * local_size  # who brings it to the root: (i0, l)
-    begin = min(b * part, size)
-    length = min(part, size - begin)
+    begin, length = part_of_block(part, size)
     epoch = epochs[y, b] + 1
     buffer = epoch & 1
     theirs, mine = span(scratch[buffer, k, b], 0, length), span(x, begin, length)
@@ -147,5 +147,5 @@ class Push2D(TwoLevel):
         return self.bind_parts(x.nbytes, x, out, in_place)
 
 
-_arrays = (types.uint8, 4), (types.uint64, 3), (types.uint64, 1), (types.uint64, 2), (types.uint64, 2)
-GPU_KERNELS = {"push_gather_2d": (push_gather_2d, arguments_of(types.boolean, 3, *_arrays))}
+_others = {"full": types.Array(types.uint64, 3, "C"), "outbox_empty": types.Array(types.uint64, 1, "C")}
+GPU_KERNELS = {"push_gather_2d": (push_gather_2d, argument_types(push_gather_2d, **_others))}

@@ -12,8 +12,6 @@ Epochs    epochs[row, b], local: of block b of a row of the grid; the epoch sele
           Device-resident, so graph-safe
 """
 
-from numba import types
-
 from ..chunked_transfer import cut, parts_of
 from ..method import Method
 
@@ -53,10 +51,3 @@ class TwoLevel(Method):
 
     def _launch(self, parts, *args):
         return self.launch(self.kernel, (parts, *self.rows), *args, *self.arguments)
-
-
-def arguments_of(given, integers, *arrays):
-    """-> the argument types of a kernel: that of `given`; how many integers follow the part; and (type,
-    dimensions) of arrays."""
-    others = [types.Array(*it, "C") for it in arrays]
-    return *[types.Array(types.uint8, 1, "C")] * 2, given, *[types.int64] * (1 + integers), *others
