@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from numba import cuda
+from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.extending import _Intrinsic
 
 LOAD = re.compile(r"\bld\.[\w.]*global\.(?:v(\d)\.)?[busf](\d+) .*?\[\$(\d)\]")
@@ -27,6 +28,7 @@ class Gpu:
         monkeypatch.setattr(
             _Intrinsic, "__call__", lambda function, *given: self.run(function.__doc__, *given)
         )
+        monkeypatch.setattr(CUDADispatcher, "__call__", lambda function, *given: function.py_func(*given))
         for name, index in {"threadIdx": (37, 5, 63), "blockIdx": (70000, 3, 65534)}.items():
             monkeypatch.setattr(cuda, name, SimpleNamespace(**dict(zip("xyz", index, strict=True))))
         monkeypatch.setattr(cuda, "syncwarp", lambda *mask: None)

@@ -31,7 +31,6 @@ from shmemkit.device import (
     lamport_load,
     lamport_store,
     ll128_load_some,
-    ll128_load_tiles,
     ll128_store_tile,
     ll128_store_tiles,
     ll_load,
@@ -68,8 +67,7 @@ class Transport:
     send_all(n)               -> send(channel, row, i, words, epoch, me): words[k] to the k-th rank, or to the
                               k-th after `me` (`rotates`)
     receive_all(n)            -> receive(channel, row, i, epoch): unit i of rows row .. row + n - 1, polled at
-                              once. Both are None where a loop over the ranks serves as well. With `slots_2d`,
-                              their slots are an array of two dimensions, a row of it for each
+                              once. Both are None where a loop over the ranks serves as well
     has_sentinel              whether empty slots hold the sentinel, and not zeros
     """
 
@@ -87,7 +85,6 @@ class Transport:
     receive: Callable
     send_all: Callable | None = None
     receive_all: Callable | None = None
-    slots_2d: bool = False
     rotates: bool = False
     has_sentinel: bool = False
 
@@ -204,6 +201,29 @@ def indexing(t):
     return _thread, _threads, _of_thread, _leads_units, _whole_warps
 
 
+@device
+def _slot(k, arguments):
+    first, units = arguments
+    return u32(first + u32(k * units))
+
+
+def _receiving(receive_some):
+    """-> a transport's `receive_all`, by ``receive_some(channel, slots, epoch)``: the units of some slots."""
+
+    @functools.cache
+    def receive_all(n):
+        slots_of = tuple_of(n, _slot)
+
+        @device
+        def receive(channel, row, i, epoch):
+            units = channel[1]
+            return receive_some(channel, slots_of((u32(row * units + i), units)), epoch)
+
+        return receive
+
+    return receive_all
+
+
 # ---- LL
 
 
@@ -242,26 +262,22 @@ def _ll128_send(channel, slot, words, epoch, rank):
 
 
 @device
+def _ll128_receive_some(channel, slots, epoch):
+    return ll128_load_some(channel[0], slots, _flag(epoch))
+
+
+@device
 def _ll128_receive(channel, slot, epoch):
-    return ll128_load_some(channel[0], (slot,), _flag(epoch))[0]
+    return _ll128_receive_some(channel, (slot,), epoch)[0]
 
 
 @functools.cache
 def _ll128_send_all(n):
     @device
     def send(channel, row, i, words, epoch, me):
-        ll128_store_tiles(channel[0], row, i, words, epoch)
+        ll128_store_tiles(channel[0], 0, u32(row * channel[1] + i), words, _flag(epoch))
 
     return send
-
-
-@functools.cache
-def _ll128_receive_all(n):
-    @device
-    def receive(channel, row, i, epoch):
-        return ll128_load_tiles(channel[0], row, n, i, epoch)
-
-    return receive
 
 
 # ---- Lamport
@@ -273,8 +289,13 @@ def _lamport_send(channel, slot, words, epoch, rank):
 
 
 @device
+def _lamport_receive_some(channel, slots, epoch):
+    return lamport_load(channel[0], slots, channel[2], channel[3])
+
+
+@device
 def _lamport_receive(channel, slot, epoch):
-    return lamport_load(channel[0], (slot,), channel[2], channel[3])[0]
+    return _lamport_receive_some(channel, (slot,), epoch)[0]
 
 
 @device
@@ -292,24 +313,6 @@ def _lamport_send_all(n):
         each(words, (channel, u32(row * channel[1] + i), epoch, me))
 
     return send
-
-
-@device
-def _slot(k, arguments):
-    first, units = arguments
-    return u32(first + u32(k * units))
-
-
-@functools.cache
-def _lamport_receive_all(n):
-    slots_of = tuple_of(n, _slot)
-
-    @device
-    def receive(channel, row, i, epoch):
-        slots, units, low, high = channel
-        return lamport_load(slots, slots_of((u32(row * units + i), units)), low, high)
-
-    return receive
 
 
 # ---- the three
@@ -343,8 +346,7 @@ LL128 = Transport(
     send=_ll128_send,
     receive=_ll128_receive,
     send_all=_ll128_send_all,
-    receive_all=_ll128_receive_all,
-    slots_2d=True,
+    receive_all=_receiving(_ll128_receive_some),
 )
 LAMPORT = Transport(
     name="lamport",
@@ -360,7 +362,7 @@ LAMPORT = Transport(
     send=_lamport_send,
     receive=_lamport_receive,
     send_all=_lamport_send_all,
-    receive_all=_lamport_receive_all,
+    receive_all=_receiving(_lamport_receive_some),
     rotates=True,
     has_sentinel=True,
 )

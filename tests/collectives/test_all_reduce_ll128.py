@@ -4,7 +4,6 @@ are made of (``shmemkit.device.packets.ll128``), on the emulator and as PTX."""
 import contextlib
 import ctypes
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -305,21 +304,19 @@ class Lines(Memory):
     def __init__(self, monkeypatch):
         super().__init__(monkeypatch, limit=10**6)
         self.words, self.late = (ctypes.c_uint64 * 12)(), {}
-        lone = SimpleNamespace(laneid=7, syncwarp=lambda: None, any_sync=lambda mask, predicate: predicate)
-        monkeypatch.setattr(ll128, "cuda", lone)
-        monkeypatch.setattr(ll128, "_load_line", self.load_line)
+        monkeypatch.setattr(cuda, "laneid", 7)
 
-    def load_line(self, address):
-        if int(address) == ctypes.addressof(self.words):
+    def read_memory(self, address, size):
+        if address == ctypes.addressof(self.words):
             self.polls += 1
             self.now += self.step
             if self.polls in self.late:
                 self.words[4 * self.late[self.polls] + 1] = 7
-        return tuple((ctypes.c_uint64 * 2).from_address(int(address)))
+        return super().read_memory(address, size)
 
     def receive(self):
-        arrived = ll128._arrived_or_late(3)
-        return arrived(types.uint64(ctypes.addressof(self.words)), 32, types.uint32(7))
+        arrived, first = ll128.arriving(3, "ll128_load_tiles", True), ctypes.addressof(self.words)
+        return arrived(tuple(types.uint64(first + 32 * row) for row in range(3)), types.uint32(7))
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

@@ -295,7 +295,7 @@ def test_copies_write_each_word_once(multicast, size, width, threads):
     memory, written = multicast.memory, multicast.written
     x = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
     for thread in range(threads):
-        multimem._copy_words(width)(np.uint64(64), x, size, thread, threads)
+        multimem._copy_words(width)(x, np.uint64(64), size, thread, threads)
     padded = -(-size // 4) * 4
     assert (memory[64 : 64 + size] == x[:size]).all() and not memory[64 + size : 64 + padded].any()
     assert written[16 : 16 + padded // 4].tolist() == [1] * (padded // 4) and written.sum() == padded // 4

@@ -158,8 +158,7 @@ class Exchange(PacketMethod):
         self.op, self.n_segments = op, 1 if self.whole else n
         n_bytes = -(-max_nbytes // self.n_segments)
         self.check_ranks()
-        slots, *rest = t.channel(self, 2 * n, n_bytes, self.array_name("slots"))
-        self.channel = slots.reshape(2 * n, -1) if t.slots_2d else slots, *rest
+        self.channel = t.channel(self, 2 * n, n_bytes, self.array_name("slots"))
         self.epochs = self.world.xp.zeros(t.groups_of(n_bytes), "uint32")
         if op is None:
             self.bind_kinds(self._bind, 0)

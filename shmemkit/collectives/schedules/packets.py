@@ -121,18 +121,18 @@ def combining(op, dtype, n):
     first, add, result = reduction(op, dtype)
 
     @device
-    def first_pair(words):
+    def first_pair(words, _):
         return first(words[0]), first(words[1])
 
     @device
-    def add_pair(totals, words):
+    def add_pair(totals, words, _):
         return add(totals[0], words[0]), add(totals[1], words[1])
 
     fold = folded(n, first_pair, add_pair)
 
     @device
     def combine(units):
-        low, high = fold(units)
+        low, high = fold(units, ())
         return result(low, n), result(high, n)
 
     return combine
@@ -180,14 +180,13 @@ REDUCTIONS = (
 )
 
 
-def kernel_types(t, *more, flat=False):
+def kernel_types(t, *more):
     """-> {kind of words: argument types of a kernel of `t`: x, out, size, units, its channel, `more`}"""
-    slots = types.Array(types.uint64, 2 if t.slots_2d and not flat else 1, "C")
     return {
         kind: (
             *[types.Array(getattr(types, kind), 1, "C")] * 2,
             *[types.int64] * 2,
-            slots,
+            types.Array(types.uint64, 1, "C"),
             *[types.int64] * 3,
             *more,
         )

@@ -291,5 +291,5 @@ GPU_KERNELS = {
         ("reduce sum float16", up_kernel(t, "sum", "float16")),
         ("reduce avg float64", up_kernel(t, "avg", "float64")),
     )
-    for kind, arguments in kernel_types(t, *_more, flat=True).items()
+    for kind, arguments in kernel_types(t, *_more).items()
 }

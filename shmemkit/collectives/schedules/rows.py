@@ -121,5 +121,5 @@ class Rows(PacketMethod):
 GPU_KERNELS = {
     f"{t.name}[{personalized},{kind}]": (rows_kernel(t, personalized), kinds)
     for t, personalized in ((LL, False), (LL, True), (LL128, True), (LAMPORT, True))
-    for kind, kinds in kernel_types(t, types.Array(types.uint32, 1, "C"), flat=True).items()
+    for kind, kinds in kernel_types(t, types.Array(types.uint32, 1, "C")).items()
 }

@@ -121,8 +121,7 @@ class TwoShot(PacketMethod):
         self.ring_units = self.ring_blocks * self.units_of_block
         segment = t.unit_bytes * min(self._segment(max_nbytes), self.ring_units)
         self.check_ranks()
-        slots, *rest = t.channel(self, 2 * n, segment, self.array_name("slots"))
-        self.channel = slots.reshape(2 * n, -1), *rest
+        self.channel = t.channel(self, 2 * n, segment, self.array_name("slots"))
         self.epochs = self.world.xp.zeros(t.groups_of(segment), "uint32")
 
     def _segment(self, n_bytes):

@@ -39,15 +39,32 @@ def for_each(n, function):
 
 @functools.cache
 def folded(n, first, add):
-    """-> ``fold(values)``, for kernels: add(.. add(first(values[0]), values[1]) .., values[n - 1])."""
+    """-> ``fold(values, arguments)``, for kernels: first(values[0], arguments), then
+    add(total, values[k], arguments) for k = 1 .. n - 1."""
     before, k = folded(n - 1, first, add) if n > 1 else None, n - 1
 
     @cuda.jit(device=True)
-    def only(values):
-        return first(values[0])
+    def only(values, arguments):
+        return first(values[0], arguments)
 
     @cuda.jit(device=True)
-    def fold(values):
-        return add(before(values), values[k])
+    def fold(values, arguments):
+        return add(before(values, arguments), values[k], arguments)
 
     return fold if n > 1 else only
+
+
+@functools.cache
+def mapped(n, function):
+    """-> ``make(values, arguments)``, for kernels: (function(values[0], arguments), ..,
+    function(values[n - 1], arguments))."""
+
+    @cuda.jit(device=True)
+    def first(value, arguments):
+        return (function(value, arguments),)
+
+    @cuda.jit(device=True)
+    def add(made, value, arguments):
+        return made + (function(value, arguments),)
+
+    return folded(n, first, add)

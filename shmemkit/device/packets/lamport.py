@@ -31,6 +31,7 @@ import functools
 import sys
 
 import numpy as np
+from numba import cuda
 
 from shmemkit.compiler.ptx import (
     TypingError,
@@ -46,6 +47,7 @@ from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_integer, check_integer, described
 from ..cuda.array_words import load_word, n_words, store_word
+from ..cuda.unroll import folded, for_each, mapped
 from ..emulator import address_of, current_thread, from_scalar, place
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
@@ -199,6 +201,7 @@ def _check_empty(what, empty):
 
 # ---- on the GPU
 
+device = cuda.jit(device=True)
 _load_16, _store_16 = load_bytes(16), store_bytes(16)
 _store = asm(
     "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
@@ -253,7 +256,7 @@ def _(out, i, words):
 
 
 @gpu_function
-def _address(lines, i):
+def _address(i, lines):
     return element_address(lines, 0) + types.uint64(PIECE_BYTES) * types.uint64(i)
 
 
@@ -265,114 +268,52 @@ def _(lines, i, words, low, high, pe):
 
     def impl(lines, i, words, low, high, pe):
         if not (armed and _stopped()):
-            _store(_address(lines, i) + offset_of(pe), words[0], words[1])
+            _store(_address(i, lines) + offset_of(pe), words[0], words[1])
 
     return impl
 
 
-@functools.cache
-def _at(n):
-    """``addresses(lines, places)`` of `n` slots."""
-    before = _at(n - 1) if n > 1 else None
-
-    @gpu_function
-    def only(lines, places):
-        return (_address(lines, places[0]),)
-
-    @gpu_function
-    def addresses(lines, places):
-        return before(lines, places) + (_address(lines, places[n - 1]),)
-
-    return addresses if n > 1 else only
+@device
+def _reset(k, address, sentinel):
+    low, high = sentinel
+    _store(address, low, high)
 
 
-@functools.cache
-def _looking(n):
-    """``look(addresses)``: what is there now."""
-    before = _looking(n - 1) if n > 1 else None
+@device
+def _look(address, sentinel):
+    (low, high), piece = sentinel, _load(address)
+    return (piece,), (piece[0] == low) & (piece[1] == high), address
 
-    @gpu_function
-    def look_at_one(addresses):
-        return (_load(addresses[0]),)
 
-    @gpu_function
-    def look(addresses):
-        return before(addresses) + (_load(addresses[n - 1]),)
-
-    return look if n > 1 else look_at_one
+@device
+def _look_further(before, address, sentinel):
+    pieces, empty, at = before
+    (piece,), is_empty, here = _look(address, sentinel)
+    return pieces + (piece,), empty | is_empty, at if empty else here
 
 
 @functools.cache
-def _first_empty(n):
-    """``first_empty(addresses, pieces, low, high)`` -> the address of the first empty slot, or of the last,
-    and whether it is empty."""
-    before = _first_empty(n - 1) if n > 1 else None
-
-    @gpu_function
-    def only(addresses, pieces, low, high):
-        return addresses[0], (pieces[0][0] == low) & (pieces[0][1] == high)
-
-    @gpu_function
-    def first_empty(addresses, pieces, low, high):
-        address, found = before(addresses, pieces, low, high)
-        empty = (pieces[n - 1][0] == low) & (pieces[n - 1][1] == high)
-        return address if found else addresses[n - 1], found | empty
-
-    return first_empty if n > 1 else only
-
-
-@functools.cache
-def _emptying(n):
-    """``make_empty(addresses, low, high)``"""
-    before = _emptying(n - 1) if n > 1 else None
-
-    @gpu_function
-    def make_empty(addresses, low, high):
-        if before is not None:
-            before(addresses, low, high)
-        _store(addresses[n - 1], low, high)
-
-    return make_empty
-
-
-@functools.cache
-def _arrived(n):
-    """``arrived(addresses, low, high)``: the packets of `n` slots, when all are full."""
-    look, first_empty = _looking(n), _first_empty(n)
-
-    @gpu_function
-    def arrived(addresses, low, high):
-        pieces = look(addresses)
-        while first_empty(addresses, pieces, low, high)[1]:
-            pieces = look(addresses)
-        return pieces
-
-    return arrived
-
-
-@functools.cache
-def _arrived_or_late(n):
-    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
-    look, first_empty = _looking(n), _first_empty(n)
-    over = bounded_waits.overdue("lamport_load", types.uint64, "ne")
-    first_look, every = bounded_waits.FIRST, bounded_waits.EVERY
-    clock = bounded_waits.clock
+def arriving(n, armed):
+    """``arrived(addresses, low, high)``: the packets of `n` slots, when all are full; in an armed kernel what
+    is there when its time is up."""
+    look, over = folded(n, _look, _look_further), bounded_waits.overdue("lamport_load", types.uint64, "ne")
+    first_look, every, clock = bounded_waits.FIRST, bounded_waits.EVERY, bounded_waits.clock
 
     @gpu_function
     def arrived(addresses, low, high):
         left, since = first_look, types.uint64(0)
         while True:
-            pieces = look(addresses)
-            at, late = first_empty(addresses, pieces, low, high)
-            if not late:
+            pieces, empty, at = look(addresses, (low, high))
+            if not empty:
                 return pieces
-            left -= 1
-            if left == 0:
-                if over(since, at, low, low):
-                    return pieces
-                if since == 0:
-                    since = clock()
-                left = every
+            if armed:
+                left -= 1
+                if left == 0:
+                    if over(since, at, low, low):
+                        return pieces
+                    if since == 0:
+                        since = clock()
+                    left = every
 
     return arrived
 
@@ -384,13 +325,13 @@ def _(lines, places, low, high):
     if not isinstance(places, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in places):
         raise TypingError(_not_places(places))
     n = len(places)
-    at, make_empty = _at(n), _emptying(n)
-    arrived = (_arrived_or_late if bounded_waits.armed() else _arrived)(n)
+    addresses_of, reset = mapped(n, _address), for_each(n, _reset)
+    arrived = arriving(n, bounded_waits.armed())
 
     def impl(lines, places, low, high):
-        addresses = at(lines, places)
-        pieces = arrived(addresses, types.uint64(low), types.uint64(high))
-        make_empty(addresses, types.uint64(low), types.uint64(high))
+        addresses, low, high = addresses_of(places, lines), types.uint64(low), types.uint64(high)
+        pieces = arrived(addresses, low, high)
+        reset(addresses, (low, high))
         return pieces
 
     return impl

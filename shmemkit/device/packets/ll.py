@@ -113,14 +113,12 @@ def ll_pack_block(lines: Array, src: Array, flag: int) -> None:
     All threads of the block call it with the same arguments; it orders nothing and has no barrier. Unordered
     with earlier stores, also: publish those by other means.
     """
-    thread = group_thread("block", "ll_pack_block", lines, src, flag, meets=False)
-    _pack("ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
+    _pack("block", "ll_pack_block", lines, src, flag)
 
 
 def ll_pack_warp(lines: Array, src: Array, flag: int) -> None:
     """`ll_pack_block` by the threads of a warp."""
-    thread = group_thread("warp", "ll_pack_warp", lines, src, flag, meets=False)
-    _pack("ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
+    _pack("warp", "ll_pack_warp", lines, src, flag)
 
 
 def ll_recv_block(dst: Array, lines: Array, flag: int) -> None:
@@ -133,27 +131,23 @@ def ll_recv_block(dst: Array, lines: Array, flag: int) -> None:
     All threads of the block call it. Each has stored its share when it returns: ``cuda.syncthreads()`` before
     others use `dst`.
     """
-    thread = group_thread("block", "ll_recv_block", dst, lines, flag, meets=False)
-    _recv("ll_recv_block", thread, dst, lines, flag, thread.thread_id, thread.n_threads)
+    _recv("block", "ll_recv_block", dst, lines, flag)
 
 
 def ll_recv_warp(dst: Array, lines: Array, flag: int) -> None:
     """`ll_recv_block` by the threads of a warp."""
-    thread = group_thread("warp", "ll_recv_warp", dst, lines, flag, meets=False)
-    _recv("ll_recv_warp", thread, dst, lines, flag, thread.lane, thread.warp_size())
+    _recv("warp", "ll_recv_warp", dst, lines, flag)
 
 
 def ll_recv_pack_block(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """Wait for `n_words` words in `lines`, and store them to `there` as they are, with the flag: to pass them
     on to another rank. `n_words` is even. Otherwise as `ll_recv_block`."""
-    thread = group_thread("block", "ll_recv_pack_block", there, lines, n_words, flag, meets=False)
-    _forward("ll_recv_pack_block", thread, there, lines, n_words, flag, thread.thread_id, thread.n_threads)
+    _forward("block", "ll_recv_pack_block", there, lines, n_words, flag)
 
 
 def ll_recv_pack_warp(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """`ll_recv_pack_block` by the threads of a warp."""
-    thread = group_thread("warp", "ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
-    _forward("ll_recv_pack_warp", thread, there, lines, n_words, flag, thread.lane, thread.warp_size())
+    _forward("warp", "ll_recv_pack_warp", there, lines, n_words, flag)
 
 
 def ll_put_block(lines: Array, source: Array, n_words: int, pe: int) -> None:
@@ -183,15 +177,21 @@ def ll_put_warp(lines: Array, source: Array, n_words: int, pe: int) -> None:
 # ---- in the emulator: each thread has a share of neighbouring units of 8 bytes, two words
 
 
-def share(n_units, thread, threads):
-    """The units of a thread."""
-    return range(n_units * thread // threads, n_units * (thread + 1) // threads)
+def sharing(group, name, *given):
+    """-> the calling thread, one of a `group`, "warp" or "block", that all call with what is given;
+    ``share(n)``: which of `n` units are its."""
+    thread = group_thread(group, name, *given, meets=False)
+    i, threads = (
+        (thread.thread_id, thread.n_threads) if group == "block" else (thread.lane, thread.warp_size())
+    )
+    return thread, lambda n: range(n * i // threads, n * (i + 1) // threads)
 
 
-def _pack(name, thread, lines, src, flag, number, threads):
+def _pack(group, name, lines, src, flag):
+    thread, share = sharing(group, name, lines, src, flag)
     check_emulated(name, lines, flag, "src", src)
     n = src.nbytes
-    units = share((n + 7) // 8, number, threads)
+    units = share((n + 7) // 8)
     if units:
         data = np.zeros(2 * len(units), np.uint32)
         part = thread.bytes_of("read", src, 8 * units.start, min(n, 8 * units.stop))
@@ -201,10 +201,11 @@ def _pack(name, thread, lines, src, flag, number, threads):
             thread.store(lines, i, flagged(word, flag), "sys", "relaxed", check)
 
 
-def _recv(name, thread, dst, lines, flag, number, threads):
+def _recv(group, name, dst, lines, flag):
+    thread, share = sharing(group, name, dst, lines, flag)
     check_emulated(name, lines, flag, "dst", dst)
     n = dst.nbytes
-    units = share((n + 7) // 8, number, threads)
+    units = share((n + 7) // 8)
     if units:
         words = range(2 * units.start, 2 * units.stop)
         data = np.array([awaited(thread, lines, i, flag) for i in words], np.uint32).view(np.uint8)
@@ -212,10 +213,11 @@ def _recv(name, thread, dst, lines, flag, number, threads):
         part[:] = data[: part.size]
 
 
-def _forward(name, thread, there, lines, n_words, flag, number, threads):
+def _forward(group, name, there, lines, n_words, flag):
+    thread, share = sharing(group, name, there, lines, n_words, flag)
     check_emulated_integer(name, n_words=n_words, flag=flag)
     check = unlike(name, flag, there, lines)
-    for unit in share(n_words // 2, number, threads):
+    for unit in share(n_words // 2):
         for i in (2 * unit, 2 * unit + 1):
             thread.store(there, i, flagged(awaited(thread, lines, i, flag), flag), "sys", "relaxed", check)
 
@@ -274,7 +276,7 @@ _load_word = load(types.uint64, "relaxed", "sys")
 
 
 @functools.cache
-def _words_of(width):
+def words_of(width):
     """``load(array, offset) -> two uint32`` and ``store(array, offset, low, high)`` of 8 bytes, by accesses
     of `width` bytes."""
     load_one, store_one = load_bytes(width), store_bytes(width)
@@ -300,7 +302,7 @@ def _words_of(width):
 def packing(width, store_line):
     """``pack(src, address, n_bytes, flag, thread, threads)``, which stores the share of `thread` by
     ``store_line(address, low, high, flag)``, and loads `width` bytes at a time."""
-    load, _ = _words_of(width)
+    load, _ = words_of(width)
     load_byte = load_bytes(1)
 
     @gpu_function
@@ -324,7 +326,7 @@ def packing(width, store_line):
 
 @functools.cache
 def _receiving(arrived, width):
-    _, store = _words_of(width)
+    _, store = words_of(width)
     store_byte = store_bytes(1)
 
     @gpu_function
@@ -346,68 +348,59 @@ def _receiving(arrived, width):
 
 
 @gpu_function
-def _arrived(address, flag):
-    line = _load_line(address)
-    while line[1] != flag or line[3] != flag:
-        line = _load_line(address)
-    return line
-
-
-@gpu_function
 def _load_flag(address):
     return types.uint32(_load_word(address) >> types.uint64(32))
 
 
 @functools.cache
-def _arrived_or_late(primitive):
-    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
+def arriving(primitive, armed):
+    """``arrived(address, flag)``: the two words of a line, when both have the flag; in an armed kernel what
+    is there when its time is up."""
     poll = bounded_waits.bounded(primitive, types.uint32, _load_flag, "eq")
 
     @gpu_function
     def arrived(address, flag):
         line = _load_line(address)
         while line[1] != flag or line[3] != flag:
-            seen = poll(address if line[1] != flag else address + types.uint64(8), flag)
+            if armed:
+                seen = poll(address if line[1] != flag else address + types.uint64(8), flag)
             line = _load_line(address)
-            if seen != flag:
-                break
+            if armed:
+                if seen != flag:
+                    break
         return line
 
     return arrived
 
 
-def _arrived_of(primitive):
-    return _arrived_or_late(primitive) if bounded_waits.armed() else _arrived
-
-
-def _by_alignment(make, size):
-    """What suits the address of an array of elements of `size` bytes: 8, 4 or 2 bytes at a time, or 1."""
+def by_alignment(make, size, most=8):
+    """``transfer(data, ...)``: what ``make(width)`` gives for accesses to an array, of elements of `size`
+    bytes, of the width that suits its address: 1, 2, 4, .. or `most` bytes."""
     unit = min(size & -size, 8)
     chosen = make(unit)
-    for width in (2, 4, 8):
-        if width > unit:
+    for width in (2, 4, 8, 16):
+        if unit < width <= most:
             chosen = _either(width, make(width), chosen)
     return chosen
 
 
 def _either(width, wide, narrow):
     @gpu_function
-    def choose(data, address, n_bytes, flag, thread, threads):
+    def transfer(data, *given):
         if data_address(data) & (width - 1) == 0:
-            wide(data, address, n_bytes, flag, thread, threads)
+            wide(data, *given)
         else:
-            narrow(data, address, n_bytes, flag, thread, threads)
+            narrow(data, *given)
 
-    return choose
+    return transfer
 
 
 def _transfer(primitive, make, data, lines):
-    """``transfer(data, lines, flag, thread, threads)`` for arrays of these types: what ``make(width)`` gives
-    for accesses to the data of `width` bytes, of the width that suits their address."""
+    """``transfer(data, lines, flag, thread, threads)`` for arrays of these types, `by_alignment`."""
     check_array(primitive, "the data", data)
     check_lines(primitive, lines)
     size = itemsize(data.dtype)
-    share = _by_alignment(make, size)
+    share = by_alignment(make, size)
 
     @gpu_function
     def transfer(data, lines, flag, thread, threads):
@@ -442,7 +435,7 @@ def _implement_recv(recv, thread, threads):
     @gpu(recv)
     def _(dst, lines, flag):
         check_integer(recv.__name__, flag=flag)
-        make = functools.partial(_receiving, _arrived_of(recv.__name__))
+        make = functools.partial(_receiving, arriving(recv.__name__, bounded_waits.armed()))
         transfer = _transfer(recv.__name__, make, dst, lines)
 
         def impl(dst, lines, flag):
@@ -463,7 +456,7 @@ def implement_forward(forward, store_line, thread, threads):
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
-        arrived = _arrived_of(forward.__name__)
+        arrived = arriving(forward.__name__, bounded_waits.armed())
         store = store_unless_stopped if bounded_waits.armed() else store_line
 
         def impl(there, lines, n_words, flag):
@@ -514,7 +507,7 @@ def _(lines, i, value, flag):
 def _(lines, i, flag):
     check_integer("ll_load", i=i, flag=flag)
     check_lines("ll_load", lines)
-    arrived = _arrived_of("ll_load")
+    arrived = arriving("ll_load", bounded_waits.armed())
 
     def impl(lines, i, flag):
         line = arrived(element_address(lines, 2 * i), types.uint32(flag))

@@ -42,6 +42,7 @@ from ..argument_checks import (
     not_literal,
 )
 from ..cuda.array_words import load_word, n_words, store_word
+from ..cuda.unroll import folded, for_each, mapped, tuple_of
 from ..emulator import current_thread, from_scalar, group_thread
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
@@ -108,8 +109,8 @@ def ll128_store_tiles(lines: Array, row: int, i: int, tiles: tuple[tuple[int, ..
     warp.
 
     lines   symmetric, uint64, 2-D, contiguous, rows at multiples of 128 bytes, where NVLink reaches all
-            ranks. Pass this rank's own; on each rank, words ``TILE_WORDS * i`` and up to the next tile are
-            written. Less than 2**31 times 16 bytes
+            ranks; one of 1-D is row 0. Pass this rank's own; on each rank, words ``TILE_WORDS * i`` and up to
+            the next tile are written
     tiles   a tuple: tiles[k] is the thread's two words, uint64, of what rank k gets
     flag    32 bits, other than what the lines hold now
 
@@ -117,27 +118,15 @@ def ll128_store_tiles(lines: Array, row: int, i: int, tiles: tuple[tuple[int, ..
     """
     thread = group_thread("warp", "ll128_store_tiles", lines, row, i, None, flag)
     check_emulated_integer("ll128_store_tiles", row=row, i=i, flag=flag)
-    (lines,) = _rows_of("ll128_store_tiles", lines, row, 1, i)
-    flag = int(flag) & 0xFFFFFFFF
-    check = check_reuse("ll128_store_tiles", flag, lambda word: word)
-
-    def store(pairs):
-        words = np.array([pairs[t] for t in sorted(pairs)], np.uint64)  # thread, rank, low or high
-        for pe in range(words.shape[1]):
-            there, tile = thread.peer(lines, pe), words[:, pe].reshape(-1, LINE)
-            tile[:, LINE - 1] = flag
-            for line, values in enumerate(tile, TILE_WORDS // LINE * int(i)):
-                thread.store_line(there[LINE * line : LINE * (line + 1)], values, check)
-
-    mine = tuple(tuple(int(word) for word in words) for words in tiles)
-    _together(thread, "ll128_store_tiles", mine, store)
+    (there,) = _rows_of("ll128_store_tiles", lines, row, 1)
+    _store(thread, "ll128_store_tiles", there, i, dict(enumerate(tiles)), flag)
 
 
 def ll128_load_tiles(lines: Array, row: int, n: int, i: int, flag: int) -> tuple[tuple[int, ...], ...]:
     """Wait for tile `i` in each of the `n` rows of `lines` from `row` on, of this rank, by all threads of a
     warp. -> for each row the thread's words of it, a tuple of two uint64
 
-    lines   as of ``ll128_store_tiles``, which stores that tile in each row
+    lines   as of ``ll128_store_tiles``, which stores that tile in each row, 2-D
     n       a constant, as of a kernel's closure: all rows are polled at once
 
     It orders nothing. The second word of threads 7, 15, 23 and 31 is undefined, as are all words when the
@@ -145,9 +134,8 @@ def ll128_load_tiles(lines: Array, row: int, n: int, i: int, flag: int) -> tuple
     """
     thread = group_thread("warp", "ll128_load_tiles", lines, row, n, i, flag)
     check_emulated_integer("ll128_load_tiles", row=row, n=n, i=i, flag=flag)
-    rows = _rows_of("ll128_load_tiles", lines, row, n, i)
-    tiles = _load_all(thread, "ll128_load_tiles", [(line, TILE_WORDS * int(i)) for line in rows], flag)
-    return tuple(_pair(tile[2 * thread.lane :]) for tile in tiles)
+    places = [(line, i) for line in _rows_of("ll128_load_tiles", lines, row, n)]
+    return _load(thread, "ll128_load_tiles", places, flag)
 
 
 def ll128_store_tile(lines: Array, i: int, words: tuple[int, ...], flag: int, pe: int) -> None:
@@ -163,18 +151,7 @@ def ll128_store_tile(lines: Array, i: int, words: tuple[int, ...], flag: int, pe
     """
     thread = group_thread("warp", "ll128_store_tile", lines, i, None, flag, pe)
     check_emulated_integer("ll128_store_tile", i=i, flag=flag, pe=pe)
-    check_emulated_lines("ll128_store_tile", lines, 128, TILE_WORDS * (int(i) + 1))
-    flag, pe = int(flag) & 0xFFFFFFFF, int(pe)
-    check = check_reuse("ll128_store_tile", flag, lambda word: word)
-
-    def store(pairs):
-        there = thread.peer(lines, pe)
-        tile = np.array([pairs[t] for t in sorted(pairs)], np.uint64).reshape(-1, LINE)
-        tile[:, LINE - 1] = flag
-        for line, values in enumerate(tile, TILE_WORDS // LINE * int(i)):
-            thread.store_line(there[LINE * line : LINE * (line + 1)], values, check)
-
-    _together(thread, "ll128_store_tile", tuple(int(word) for word in words), store)
+    _store(thread, "ll128_store_tile", lines, i, {int(pe): words}, flag)
 
 
 def ll128_load_some(lines: Array, tiles: tuple[int, ...], flag: int) -> tuple[tuple[int, ...], ...]:
@@ -190,11 +167,7 @@ def ll128_load_some(lines: Array, tiles: tuple[int, ...], flag: int) -> tuple[tu
     if not isinstance(tiles, tuple):
         raise TypeError(_not_tiles(tiles))
     check_emulated_integer("ll128_load_some", flag=flag, **{f"tiles[{k}]": i for k, i in enumerate(tiles)})
-    for i in tiles:
-        check_emulated_lines("ll128_load_some", lines, 128, TILE_WORDS * (int(i) + 1))
-    firsts = [TILE_WORDS * int(i) for i in tiles]
-    loaded = _load_all(thread, "ll128_load_some", [(lines, first) for first in firsts], flag)
-    return tuple(_pair(tile[2 * thread.lane :]) for tile in loaded)
+    return _load(thread, "ll128_load_some", [(lines, i) for i in tiles], flag)
 
 
 # ---- in the emulator
@@ -213,35 +186,51 @@ def _first_byte(lane, i):
     return TILE_BYTES * int(i) + (448 + lane - 7 if lane % 8 == 7 else 16 * (lane - lane // 8))
 
 
-def _rows_of(name, lines, row, n, i):
-    """The `n` rows from `row` on, in which there is a tile `i`."""
+def _rows_of(name, lines, row, n):
+    """The `n` rows from `row` on; lines of one dimension are row 0."""
+    if getattr(lines, "ndim", 2) == 1:
+        lines = lines[None]
     check_emulated_array(name, "lines", lines, 2, (types.uint64,))
     if not 0 <= row < row + n <= lines.shape[0]:
         last = lines.shape[0] - 1
         raise IndexError(f"{name}(): the rows are {row} to {row + n - 1}; lines has rows 0 to {last}")
-    rows = [lines[k] for k in range(int(row), int(row) + int(n))]
-    for line in rows:
-        check_emulated_lines(name, line, 128, TILE_WORDS * (int(i) + 1))
-    return rows
+    return [lines[k] for k in range(int(row), int(row) + int(n))]
 
 
-def _load_all(thread, name, places, flag):
-    """The tiles that begin at these (lines, word), when they have the flag; the warp meets."""
+def _lines_of(name, lines, i):
+    """The four lines of tile `i`."""
+    check_emulated_lines(name, lines, 128, TILE_WORDS * (int(i) + 1))
+    return [lines[k : k + LINE] for k in range(TILE_WORDS * int(i), TILE_WORDS * (int(i) + 1), LINE)]
+
+
+def _store(thread, name, lines, i, tiles, flag):
+    """The thread's words ``tiles[pe]`` to tile `i` of each rank `pe`; the warp meets."""
     flag = int(flag) & 0xFFFFFFFF
+    check, here = check_reuse(name, flag, lambda word: word), _lines_of(name, lines, i)
+
+    def store(words_of):
+        for pe in tiles:
+            tile = np.array([words_of[t][pe] for t in sorted(words_of)], np.uint64).reshape(-1, LINE)
+            tile[:, LINE - 1] = flag
+            for line, values in zip(here, tile, strict=True):
+                thread.store_line(thread.peer(line, pe), values, check)
+
+    _together(thread, name, {pe: tuple(map(int, words)) for pe, words in tiles.items()}, store)
+
+
+def _load(thread, name, places, flag):
+    """The thread's words of these tiles, of (lines, number), when they have the flag; the warp meets."""
+    flag = int(flag) & 0xFFFFFFFF
+    tiles = [_lines_of(name, lines, i) for lines, i in places]
 
     def load(_):
         why = f"to be the flag {flag}"
         return [
-            np.concatenate(
-                [
-                    thread.wait_line(lines[k : k + LINE], lambda word: word == flag, why)
-                    for k in range(first, first + TILE_WORDS, LINE)
-                ]
-            )
-            for lines, first in places
+            np.concatenate([thread.wait_line(line, lambda word: word == flag, why) for line in tile])
+            for tile in tiles
         ]
 
-    return _together(thread, name, None, load)
+    return tuple(_pair(tile[2 * thread.lane :]) for tile in _together(thread, name, None, load))
 
 
 def _pair(words):
@@ -269,6 +258,7 @@ _load_line = asm(
     types.UniTuple(types.uint64, 2),
     (types.uint64,),
 )
+device = cuda.jit(device=True)
 _load_16, _store_16, _store_8 = load_bytes(16), store_bytes(16), store_bytes(8)
 _stopped = bounded_waits.warp_stopped  # of a warp: a line is stored whole, or not
 
@@ -285,14 +275,29 @@ def _piece(i):
 
 
 @gpu_function
-def _line_address(lines, row, i):
+def _address(i, lines):
     """Of the thread's words in the lines of tile `i`."""
-    piece = types.int32(row * (lines.shape[1] >> 1) + 32 * i + cuda.laneid)
-    return element_address(lines[0], 0) + types.uint64(16 * piece)
+    at = types.uint64(i) * types.uint64(8 * TILE_WORDS) + types.uint64(16 * cuda.laneid)
+    return element_address(lines, 0) + at
 
 
-def _check_rows(primitive, lines):
+@gpu_function
+def _row(lines, row):
+    return lines[row]
+
+
+@gpu_function
+def _only_row(lines, row):
+    return lines
+
+
+def _row_of(primitive, lines):
+    """``row_of(lines, row)`` for lines of this type; those of one dimension are row 0."""
+    if getattr(lines, "ndim", 2) == 1:
+        check_lines(primitive, lines)
+        return _only_row
     check_array(primitive, "lines", lines, 2, (types.uint64,))
+    return _row
 
 
 def _not_tiles(given):
@@ -348,180 +353,31 @@ def _(out, i, words):
     return by_pieces if out.dtype == types.complex128 else by_words
 
 
-@functools.cache
-def _places(n):
-    """``places(address)``: where on each of `n` ranks that is which is at `address` here."""
-    before = _places(n - 1) if n > 1 else None
-
-    @gpu_function
-    def only(address):
-        return (address + offset_of(0),)
-
-    @gpu_function
-    def places(address):
-        return before(address) + (address + offset_of(n - 1),)
-
-    return places if n > 1 else only
+@device
+def _place(pe, address):
+    return address + offset_of(pe)
 
 
-@functools.cache
-def _storing(n):
-    """``store(places, tiles, flag)``"""
-    before = _storing(n - 1) if n > 1 else None
-
-    @gpu_function
-    def store(places, tiles, flag):
-        if before is not None:
-            before(places, tiles, flag)
-        low, high = tiles[n - 1]
-        if _has_flag():
-            high = types.uint64(flag)
-        _store_line(places[n - 1], low, high)
-
-    return store
+@device
+def _store_to(k, words, arguments):
+    places, flag = arguments
+    low, high = words
+    _store_line(places[k], low, types.uint64(flag) if _has_flag() else high)
 
 
 @gpu(ll128_store_tiles)
 def _(lines, row, i, tiles, flag):
     check_integer("ll128_store_tiles", row=row, i=i, flag=flag)
-    _check_rows("ll128_store_tiles", lines)
-    places, store, armed = _places(len(tiles)), _storing(len(tiles)), bounded_waits.armed()
+    row_of, armed = _row_of("ll128_store_tiles", lines), bounded_waits.armed()
+    places_of, store_each = tuple_of(len(tiles), _place), for_each(len(tiles), _store_to)
 
     def impl(lines, row, i, tiles, flag):
         if not (armed and _stopped()):
-            there = places(_line_address(lines, row, i))  # while the data are on their way
+            places = places_of(_address(i, row_of(lines, row)))  # while the data are on their way
             cuda.syncwarp()  # a line is one instruction of eight threads
-            store(there, tiles, types.uint32(flag))
+            store_each(tiles, (places, types.uint32(flag)))
 
     return impl
-
-
-@functools.cache
-def _looking(n):
-    """``look(address, step)``: what is there now in `n` rows, `step` bytes apart."""
-    before = _looking(n - 1) if n > 1 else None
-
-    @gpu_function
-    def look_at_one(address, step):
-        return (_load_line(address),)
-
-    @gpu_function
-    def look(address, step):
-        return before(address, step) + (_load_line(address + types.uint64((n - 1) * step)),)
-
-    return look if n > 1 else look_at_one
-
-
-@functools.cache
-def _any_late(n):
-    """``any_late(tiles, flag)``: whether one of `n` rows lacks the flag."""
-    before = _any_late(n - 1) if n > 1 else None
-
-    @gpu_function
-    def one_late(tiles, flag):
-        return types.uint32(tiles[0][1]) != flag
-
-    @gpu_function
-    def any_late(tiles, flag):
-        return before(tiles, flag) | (types.uint32(tiles[n - 1][1]) != flag)
-
-    return any_late if n > 1 else one_late
-
-
-@functools.cache
-def _first_late(n):
-    """``first_late(tiles, flag)`` -> the first of `n` rows that lacks the flag, or any, and what it has."""
-    before = _first_late(n - 1) if n > 1 else None
-
-    @gpu_function
-    def only(tiles, flag):
-        return 0, types.uint32(tiles[0][1])
-
-    @gpu_function
-    def first_late(tiles, flag):
-        row, seen = before(tiles, flag)
-        return (row, seen) if seen != flag else (n - 1, types.uint32(tiles[n - 1][1]))
-
-    return first_late if n > 1 else only
-
-
-@functools.cache
-def _arrived(n, looking=_looking):
-    """``arrived(address, step, flag)``: the thread's words of `n` rows, when all threads of the warp see
-    their flags. They poll together: threads without flags must not be ahead of those that have them,
-    and a vote orders no memory."""
-    look, any_late = looking(n), _any_late(n)
-
-    @gpu_function
-    def arrived(address, step, flag):
-        while True:
-            cuda.syncwarp()
-            tiles = look(address, step)
-            if not cuda.any_sync(0xFFFFFFFF, _has_flag() & any_late(tiles, flag)):
-                return tiles
-
-    return arrived
-
-
-@gpu_function
-def _row_address(address, step, row):
-    return address + types.uint64(row * step)
-
-
-@functools.cache
-def _arrived_or_late(n, primitive="ll128_load_tiles", looking=_looking, address_of=_row_address):
-    """`_arrived` of an armed kernel, which returns what is there when its time is up."""
-    look, first_late = looking(n), _first_late(n)
-    over = bounded_waits.overdue(primitive, types.uint32, "eq")
-    first_look, every = bounded_waits.FIRST, bounded_waits.EVERY
-    clock = bounded_waits.clock
-
-    @gpu_function
-    def arrived(address, step, flag):
-        left, since = first_look, types.uint64(0)
-        while True:
-            cuda.syncwarp()
-            tiles = look(address, step)
-            row, seen = first_late(tiles, flag)
-            late = _has_flag() and seen != flag
-            if not cuda.any_sync(0xFFFFFFFF, late):
-                return tiles
-            left -= 1
-            if left == 0:
-                at = address_of(address, step, row) + types.uint64(8)
-                given_up = late and over(since, at, flag, seen)
-                if cuda.any_sync(0xFFFFFFFF, given_up):
-                    return tiles
-                if since == 0:
-                    since = clock()
-                left = every
-
-    return arrived
-
-
-@gpu(ll128_load_tiles)
-def _(lines, row, n, i, flag):
-    check_integer("ll128_load_tiles", row=row, i=i, flag=flag)
-    if not isinstance(n, (types.IntegerLiteral, int)):
-        raise TypingError(not_literal("ll128_load_tiles", "n", n, "such as 4"))
-    _check_rows("ll128_load_tiles", lines)
-    rows = n if isinstance(n, int) else n.literal_value
-    arrived = (_arrived_or_late if bounded_waits.armed() else _arrived)(rows)
-
-    def impl(lines, row, n, i, flag):
-        return arrived(_line_address(lines, row, i), 8 * lines.shape[1], types.uint32(flag))
-
-    return impl
-
-
-# ---- one rank's, and tiles anywhere
-
-
-@gpu_function
-def _tile_address(lines, i):
-    """Of the thread's words in tile `i`."""
-    at = types.uint64(i) * types.uint64(8 * TILE_WORDS) + types.uint64(16 * cuda.laneid)
-    return element_address(lines, 0) + at
 
 
 @gpu(ll128_store_tile)
@@ -532,60 +388,77 @@ def _(lines, i, words, flag, pe):
 
     def impl(lines, i, words, flag, pe):
         if not (armed and _stopped()):
-            low, high = words
-            there = _tile_address(lines, i) + offset_of(pe)
-            cuda.syncwarp()  # a line is one instruction of eight threads
-            _store_line(there, low, types.uint64(types.uint32(flag)) if _has_flag() else high)
+            place = _place(pe, _address(i, lines))
+            cuda.syncwarp()
+            _store_to(0, words, ((place,), types.uint32(flag)))
 
     return impl
 
 
-@functools.cache
-def _addresses(n):
-    """``addresses(lines, tiles)`` of the thread's words of `n` tiles."""
-    before = _addresses(n - 1) if n > 1 else None
+@device
+def _look(address, flag):
+    tile = _load_line(address)
+    seen = types.uint32(tile[1])
+    return (tile,), seen != flag, address, seen
 
-    @gpu_function
-    def only(lines, tiles):
-        return (_tile_address(lines, tiles[0]),)
 
-    @gpu_function
-    def addresses(lines, tiles):
-        return before(lines, tiles) + (_tile_address(lines, tiles[n - 1]),)
-
-    return addresses if n > 1 else only
+@device
+def _look_further(before, address, flag):
+    tiles, late, at, seen = before
+    (tile,), is_late, here, found = _look(address, flag)
+    return tiles + (tile,), late | is_late, at if seen != flag else here, seen if seen != flag else found
 
 
 @functools.cache
-def _looking_at(n):
-    """``look(addresses, step)``: what is there now; `step` is not needed."""
-    before = _looking_at(n - 1) if n > 1 else None
+def arriving(n, primitive, armed):
+    """``arrived(addresses, flag)``: the thread's words of `n` tiles, when all threads of the warp see their
+    flags; in an armed kernel what is there when its time is up. They poll together: threads without flags
+    must not be ahead of those that have them, and a vote orders no memory."""
+    look, over = folded(n, _look, _look_further), bounded_waits.overdue(primitive, types.uint32, "eq")
+    first_look, every, clock = bounded_waits.FIRST, bounded_waits.EVERY, bounded_waits.clock
 
     @gpu_function
-    def look_at_one(addresses, step):
-        return (_load_line(addresses[0]),)
+    def arrived(addresses, flag):
+        left, since = first_look, types.uint64(0)
+        while True:
+            cuda.syncwarp()
+            tiles, late, at, seen = look(addresses, flag)
+            late = _has_flag() & late
+            if not cuda.any_sync(0xFFFFFFFF, late):
+                return tiles
+            if armed:
+                left -= 1
+                if left == 0:
+                    given_up = late and over(since, at + types.uint64(8), flag, seen)
+                    if cuda.any_sync(0xFFFFFFFF, given_up):
+                        return tiles
+                    if since == 0:
+                        since = clock()
+                    left = every
 
-    @gpu_function
-    def look(addresses, step):
-        return before(addresses, step) + (_load_line(addresses[n - 1]),)
-
-    return look if n > 1 else look_at_one
+    return arrived
 
 
-@functools.cache
-def _address_at(n):
-    """``address_of(addresses, step, k)``: the k-th of `n`."""
-    before = _address_at(n - 1) if n > 1 else None
+@gpu(ll128_load_tiles)
+def _(lines, row, n, i, flag):
+    check_integer("ll128_load_tiles", row=row, i=i, flag=flag)
+    if not isinstance(n, (types.IntegerLiteral, int)):
+        raise TypingError(not_literal("ll128_load_tiles", "n", n, "such as 4"))
+    n = n if isinstance(n, int) else n.literal_value
+    row_of = _row_of("ll128_load_tiles", lines)
+    arrived = arriving(n, "ll128_load_tiles", bounded_waits.armed())
 
-    @gpu_function
-    def only(addresses, step, k):
-        return addresses[0]
+    @device
+    def address(k, arguments):
+        lines, row, i = arguments
+        return _address(i, row_of(lines, row + k))
 
-    @gpu_function
-    def address_of(addresses, step, k):
-        return addresses[n - 1] if k == n - 1 else before(addresses, step, k)
+    addresses = tuple_of(n, address)
 
-    return address_of if n > 1 else only
+    def impl(lines, row, n, i, flag):
+        return arrived(addresses((lines, row, i)), types.uint32(flag))
+
+    return impl
 
 
 @gpu(ll128_load_some)
@@ -594,14 +467,10 @@ def _(lines, tiles, flag):
     check_lines("ll128_load_some", lines)
     if not isinstance(tiles, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in tiles):
         raise TypingError(_not_tiles(tiles))
-    n = len(tiles)
-    addresses = _addresses(n)
-    if bounded_waits.armed():
-        arrived = _arrived_or_late(n, "ll128_load_some", _looking_at, _address_at(n))
-    else:
-        arrived = _arrived(n, _looking_at)
+    addresses = mapped(len(tiles), _address)
+    arrived = arriving(len(tiles), "ll128_load_some", bounded_waits.armed())
 
     def impl(lines, tiles, flag):
-        return arrived(addresses(lines, tiles), 0, types.uint32(flag))
+        return arrived(addresses(tiles, lines), types.uint32(flag))
 
     return impl

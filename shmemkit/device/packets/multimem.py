@@ -25,7 +25,6 @@ import numpy as np
 from shmemkit.compiler.ptx import (
     TypingError,
     asm,
-    data_address,
     element_address,
     gpu,
     gpu_function,
@@ -49,8 +48,9 @@ from ..argument_checks import (
     literal_choice,
 )
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
-from ..emulator import current_thread, device_view, group_thread, multicast_memory
+from ..emulator import current_thread, device_view, multicast_memory
 from ..shmem.ordered_access import check_quad, check_vector, vector_at
+from .ll import by_alignment, sharing, words_of
 
 __all__ = [
     "multimem_copy_block",
@@ -345,18 +345,17 @@ def multimem_copy_block(dst: Array, src: Array) -> None:
     ``cuda.syncthreads()``, then one thread publishes all of it, by `multimem_store` or `multimem_red` with
     "release", or by a `notify` of each.
     """
-    thread = group_thread("block", "multimem_copy_block", dst, src, meets=False)
-    _copy_share("multimem_copy_block", thread, dst, src, thread.thread_id, thread.n_threads)
+    _copy_share("block", "multimem_copy_block", dst, src)
 
 
 def multimem_copy_warp(dst: Array, src: Array) -> None:
     """`multimem_copy_block` by the threads of a warp, with ``cuda.syncwarp()`` for ``cuda.syncthreads()``."""
-    thread = group_thread("warp", "multimem_copy_warp", dst, src, meets=False)
-    _copy_share("multimem_copy_warp", thread, dst, src, thread.lane, thread.warp_size())
+    _copy_share("warp", "multimem_copy_warp", dst, src)
 
 
-def _copy_share(name, thread, dst, src, number, threads):
-    """In the emulator: share number `number` of `threads`."""
+def _copy_share(group, name, dst, src):
+    """In the emulator: the calling thread's share."""
+    thread, share = sharing(group, name, dst, src)
     arrays = multicast_memory.replicas(thread, dst, name)
     n = src.nbytes
     padded = (n + 3) & -4
@@ -368,8 +367,8 @@ def _copy_share(name, thread, dst, src, number, threads):
             f"{name}(): dst has {dst.nbytes} bytes; it must have {padded} or more for the {n} of src, "
             "rounded up to a multiple of 4"
         )
-    units = (n + 15) // 16
-    first, last = 16 * (units * number // threads), min(padded, 16 * (units * (number + 1) // threads))
+    units = share((n + 15) // 16)
+    first, last = 16 * units.start, min(padded, 16 * units.stop)
     if first < last:
         data = np.zeros(last - first, np.uint8)
         part = thread.bytes_of("read", src, first, min(n, last))
@@ -384,10 +383,10 @@ def _implement(primitive, thread, threads):
         for what, array in (("dst", dst), ("src", src)):
             check_array(name, what, array)
         size = itemsize(src.dtype)
-        copy = _copying(min(size & -size, 8))
+        copy = by_alignment(_copy_words, size, most=16)
 
         def impl(dst, src):
-            copy(_address(dst), src, src.size * size, thread(), threads())
+            copy(src, _address(dst), src.size * size, thread(), threads())
 
         return impl
 
@@ -396,34 +395,13 @@ _implement(multimem_copy_block, block_thread, block_threads)
 _implement(multimem_copy_warp, warp_thread, warp_threads)
 
 
-def _copying(unit):
-    """``copy(address, src, n_bytes, thread, threads)`` by the widest loads that suit the address of `src`, a
-    multiple of `unit` bytes."""
-    copy = _copy_words(unit)
-    for width in (2, 4, 8, 16):
-        if width > unit:
-            copy = _either(width, _copy_words(width), copy)
-    return copy
-
-
-def _either(width, wide, narrow):
-    @gpu_function
-    def copy(address, src, n_bytes, thread, threads):
-        if data_address(src) & (width - 1) == 0:
-            wide(address, src, n_bytes, thread, threads)
-        else:
-            narrow(address, src, n_bytes, thread, threads)
-
-    return copy
-
-
 @functools.cache
 def _copy_words(width):
-    load, load_word, load_byte = _loading(width), _loading_word(width), load_bytes(1)
+    load, load_byte = _loading(width), load_bytes(1)
     store, store_word = _store_vector("weak"), _store(types.uint32, "weak")
 
     @gpu_function
-    def copy(address, src, n_bytes, thread, threads):
+    def copy(src, address, n_bytes, thread, threads):
         whole = n_bytes & -16
         step = threads * 16
         i = thread * 16
@@ -441,20 +419,13 @@ def _copy_words(width):
             a = load(src, i)
             store(address + types.uint64(i), a[0], a[1], a[2], a[3])
             i += step
-        # What is left, less than 16 bytes, by the thread whose turn it is.
-        if i == whole and i < n_bytes:
-            while i + 4 <= n_bytes:
-                store_word(address + types.uint64(i), load_word(src, i))
-                i += 4
-            word = types.uint32(0)
-            shift = types.uint32(0)
-            at = i
+        if i == whole:  # it is this thread's turn
             while i < n_bytes:
-                word |= types.uint32(load_byte(src, i)) << shift
-                shift += types.uint32(8)
-                i += 1
-            if at < n_bytes:
-                store_word(address + types.uint64(at), word)
+                word, end = types.uint32(0), min(i + 4, n_bytes)
+                for k in range(i, end):
+                    word |= types.uint32(load_byte(src, k)) << types.uint32(8 * (k - i))
+                store_word(address + types.uint64(i), word)
+                i += 4
 
     return copy
 
@@ -462,46 +433,13 @@ def _copy_words(width):
 @functools.cache
 def _loading(width):
     """``load(array, offset)`` of 16 bytes as 4 uint32, by loads of `width` bytes."""
-    if width == 16:
-        return load_bytes(16)
-    load_word = _loading_word(width)
-    if width == 8:
-        load_two = load_bytes(8)
-
-        @gpu_function
-        def load(array, offset):
-            a, b = load_two(array, offset), load_two(array, offset + 8)
-            half = types.uint64(32)
-            return types.uint32(a), types.uint32(a >> half), types.uint32(b), types.uint32(b >> half)
-
-    else:
-
-        @gpu_function
-        def load(array, offset):
-            return (
-                load_word(array, offset),
-                load_word(array, offset + 4),
-                load_word(array, offset + 8),
-                load_word(array, offset + 12),
-            )
-
-    return load
-
-
-@functools.cache
-def _loading_word(width):
-    """``load(array, offset)`` of 4 bytes as uint32, by loads of `width` bytes, or of 4."""
-    width = min(width, 4)
-    load_one = load_bytes(width)
+    load_half, _ = words_of(min(width, 8))
 
     @gpu_function
     def load(array, offset):
-        word = types.uint32(0)
-        for k in range(4 // width):
-            word |= types.uint32(load_one(array, offset + k * width)) << types.uint32(8 * k * width)
-        return word
+        return load_half(array, offset) + load_half(array, offset + 8)
 
-    return load
+    return load_bytes(16) if width == 16 else load
 
 
 # ---- checks

@@ -16,8 +16,8 @@ from shmemkit.typing import Array
 
 from ..argument_checks import check_emulated_integer
 from ..cuda.thread_index import block_thread, block_threads, warp_thread, warp_threads
-from ..emulator import group_thread, multicast_memory
-from .ll import awaited, check_emulated, flagged, implement_forward, implement_pack, share, unlike
+from ..emulator import multicast_memory
+from .ll import awaited, check_emulated, flagged, implement_forward, implement_pack, sharing, unlike
 
 __all__ = [
     "multimem_ll_pack_block",
@@ -39,14 +39,12 @@ def multimem_ll_pack_block(lines: Array, src: Array, flag: int) -> None:
     All threads of the block call it with the same arguments; it orders nothing and has no barrier. Each rank
     of the node, this one too, receives with `ll_recv_block` from its own lines.
     """
-    thread = group_thread("block", "multimem_ll_pack_block", lines, src, flag, meets=False)
-    _pack("multimem_ll_pack_block", thread, lines, src, flag, thread.thread_id, thread.n_threads)
+    _pack("block", "multimem_ll_pack_block", lines, src, flag)
 
 
 def multimem_ll_pack_warp(lines: Array, src: Array, flag: int) -> None:
     """`multimem_ll_pack_block` by the threads of a warp."""
-    thread = group_thread("warp", "multimem_ll_pack_warp", lines, src, flag, meets=False)
-    _pack("multimem_ll_pack_warp", thread, lines, src, flag, thread.lane, thread.warp_size())
+    _pack("warp", "multimem_ll_pack_warp", lines, src, flag)
 
 
 def multimem_ll_recv_pack_block(there: Array, lines: Array, n_words: int, flag: int) -> None:
@@ -59,38 +57,36 @@ def multimem_ll_recv_pack_block(there: Array, lines: Array, n_words: int, flag: 
 
     All threads of the block call it.
     """
-    thread = group_thread("block", "multimem_ll_recv_pack_block", there, lines, n_words, flag, meets=False)
-    name, number, threads = "multimem_ll_recv_pack_block", thread.thread_id, thread.n_threads
-    _forward(name, thread, there, lines, n_words, flag, number, threads)
+    _forward("block", "multimem_ll_recv_pack_block", there, lines, n_words, flag)
 
 
 def multimem_ll_recv_pack_warp(there: Array, lines: Array, n_words: int, flag: int) -> None:
     """`multimem_ll_recv_pack_block` by the threads of a warp."""
-    thread = group_thread("warp", "multimem_ll_recv_pack_warp", there, lines, n_words, flag, meets=False)
-    name, number, threads = "multimem_ll_recv_pack_warp", thread.lane, thread.warp_size()
-    _forward(name, thread, there, lines, n_words, flag, number, threads)
+    _forward("warp", "multimem_ll_recv_pack_warp", there, lines, n_words, flag)
 
 
 # ---- in the emulator
 
 
-def _pack(name, thread, lines, src, flag, number, threads):
+def _pack(group, name, lines, src, flag):
+    thread, share = sharing(group, name, lines, src, flag)
     arrays = multicast_memory.replicas(thread, lines, name)
     check_emulated(name, lines.local, flag, "src", src)
     checks = [unlike(name, flag)] * len(arrays)
     n = src.nbytes
-    for unit in share((n + 7) // 8, number, threads):
+    for unit in share((n + 7) // 8):
         part = thread.bytes_of("read", src, 8 * unit, min(n, 8 * unit + 8)).tobytes()
         data = int.from_bytes(part, "little")
         _store_all(thread, arrays, 2 * unit, data & 0xFFFFFFFF, flag, checks)
         _store_all(thread, arrays, 2 * unit + 1, data >> 32, flag, checks)
 
 
-def _forward(name, thread, there, lines, n_words, flag, number, threads):
+def _forward(group, name, there, lines, n_words, flag):
+    thread, share = sharing(group, name, there, lines, n_words, flag)
     check_emulated_integer(name, n_words=n_words, flag=flag)
     arrays = multicast_memory.replicas(thread, there, name)
     checks = [unlike(name, flag, array, lines) for array in arrays]
-    for unit in share(n_words // 2, number, threads):
+    for unit in share(n_words // 2):
         for i in (2 * unit, 2 * unit + 1):
             _store_all(thread, arrays, i, awaited(thread, lines, i, flag), flag, checks)
 
