@@ -5,6 +5,11 @@ import numpy as np
 import shmemkit as sk
 
 
+@pytest.mark.parametrize("method", sk.Reduce.methods)
+def test_more_ranks_than_are_polled_at_once(pes, method):
+    pes(17).run(few_calls, sk.Reduce, method, 3)
+
+
 def test_one_liners(pes):
     def main():
         with sk.init() as world:

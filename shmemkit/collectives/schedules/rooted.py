@@ -6,16 +6,18 @@ Chunks    a unit for each thread, or warp of LL128, of a block
 Epochs    epochs[y, c], local: of chunk c, in row y of the grid; it selects the buffer. Device-resident, so
           graph-safe
 
-From the root, by a grid of one row:
+From the root:
 
 Slots     slots[buffer], on every rank but the root: the units. Only the root writes them
 Signals   empty[k, c], on the root: the last epoch whose chunk c rank k has read. Only rank k sets it
 
-  block b, for its chunks c = b, b + gridDim.x, ..., on the root:
-          1. of a broadcast, load the unit. Wait until empty[k, c] is at least the epoch less 2, for
-             all k                                           acquire, sys: the buffer is empty
-          2. send the unit, or that of each rank's segment, to slots[buffer] of all others
-  on another rank:
+  block b, for its chunks c = b, b + gridDim.x, ..., on a root that broadcasts, for all other ranks k:
+  block (b, y), on a root that scatters, for rank k = root + y modulo the ranks:
+          1. load the unit of what rank k gets. Wait until empty[k, c] is at least the epoch less 2
+                                                                     acquire, sys: the buffer is empty
+          2. send the unit to slots[buffer] of rank k
+             The root's own unit is stored
+  block b, on another rank:
           1. wait for the unit in slots[buffer], and store it to the output; syncthreads
           2. set empty[me, c] on the root to the epoch                       release, sys: after the reads
   both:   syncthreads, and add 1 to the chunk's epoch
@@ -29,20 +31,24 @@ Signals   empty[c], on every rank: the last epoch whose chunk c of this rank the
   block b, for its chunks, on a rank that sends:
           1. load the unit; wait until empty[c] is at least the epoch less 2   acquire, sys
           2. send it to slots[buffer, me] on the root
-  block (b, y), on the root that gathers, with k = root + 1 + y modulo the ranks:
+  block (b, y), on the root that gathers, with k = root + y modulo the ranks:
           1. wait for the unit in slots[buffer, k], and store it to segment k of the output; syncthreads
           2. set empty[c] on rank k to the epoch                             release, sys: after the reads
-             the blocks of y = 0 also store the root's own units
+     k = root: store the root's own unit, if x is not in the output
   block b, on the root that combines:
-          1. wait for the unit in slots[buffer, k] of each rank k, in the order of the ranks (the own unit is
-             in x); combine them and store the result; syncthreads
+          1. LL128, of up to AT_ONCE ranks: send the unit to slots[buffer, me], too; wait for the unit in
+             slots[buffer] of all ranks at once
+             otherwise: wait for one after the other; the own unit is in x
+             combine them in the order of the ranks and store the result; syncthreads
           2. set empty[c] on all other ranks to the epoch                    release, sys: after the reads
   all:    add 1 to the chunk's epoch
 
 No race: the credit lemma (docs/protocols.md), with two buffers. So a sender may be two epochs ahead of a
-receiver, and packets of later epochs arrive while others are late. x may lie in out where the result goes: a
-unit is loaded before the result is stored, and nobody else reads there. (Lamport is left out: it takes the
-end of a launch, not a credit, to order the reset of a slot.)
+receiver, and packets of later epochs arrive while others are late. The unit that the root sends to itself
+needs no credit: the same thread, or warp, reads it. x may lie in out where the result goes: a unit is loaded
+before the result is stored, and nobody else reads there. (Lamport is left out: it takes the end of a launch,
+not a credit, to order the reset of a slot. A credit at the beginning of the next epoch would do, but would
+let the sender be one epoch ahead, not two.)
 
 No deadlock: a sender waits for what receivers did two epochs before; they wait for the sender, which waits
 for nothing of this epoch; all blocks are resident.
@@ -63,8 +69,8 @@ from shmemkit.device import (
     wait,
 )
 
-from ..transports import LL, LL128, rank_after
-from .packets import PacketMethod, combining_one_by_one, device, kernel_types
+from ..transports import AT_ONCE, LL, LL128, rank_after
+from .packets import PacketMethod, combining, combining_one_by_one, device, kernel_types
 
 u32 = types.uint32
 
@@ -95,8 +101,8 @@ def _in_block(t):
 
 
 @functools.cache
-def down_kernel(t, personalized):
-    """-> the kernel from the root, by transport `t`; `personalized`: x has a segment for each rank."""
+def from_root_kernel(t, personalized):
+    """-> the kernel of transport `t`; `personalized`: x has a segment for each rank."""
     load, store, send, receive = t.load, t.store, t.send, t.receive
     unit_of, units_of = _in_block(t)
 
@@ -111,53 +117,54 @@ def down_kernel(t, personalized):
                    the channel, of 2 rows
         in_place   whether the root's share of x is out
         empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
-        epochs     uint64 (1, chunks of the capacity), zeros at first
-        grid       any number of blocks of whole warps, of as many threads in all launches
+        epochs     uint64 (rows of the grid, chunks of the capacity), zeros at first
+        grid       (any number, 1, or on a root that scatters n_ranks) of blocks of whole warps, of as many
+                   threads in all launches
         """
-        t, me, n, per_block = cuda.threadIdx.x, rank(), num_ranks(), units_of()
-        c, first, channel = cuda.blockIdx.x, unit_of(), (slots, row_units, low, high)
+        thread, y, me, n = cuda.threadIdx.x, cuda.blockIdx.y if personalized else 0, rank(), num_ranks()
+        c, first, per_block, channel = cuda.blockIdx.x, unit_of(), units_of(), (slots, row_units, low, high)
+        begin, end = (max(1, y), y + 1) if personalized else (1, n)  # of the ranks after the root
         griddepcontrol_wait(x, out, size, units, symm_at(slots, 0), empty, epochs, root, first)
         griddepcontrol_launch_dependents()
         while c * per_block < units:
-            i, epoch = u32(c * per_block + first), epochs[0, c] + 1
+            i, epoch = u32(c * per_block + first), epochs[y, c] + 1
             slot, inside = u32((epoch & 1) * row_units + i), i < units
             if me == root:
-                at = min(i, u32(units - 1))
-                words = load(span(x, me * size, size) if personalized else x, at)
+                its = span(x, rank_after(me, y) * size, size) if personalized else x
+                words = load(its, min(i, u32(units - 1)))
                 if epoch > 2:
-                    y = 1 + (t & 31)
-                    while y < n:
-                        wait(empty[rank_after(me, y), c:], 1, "sys", "acquire", epoch - 2)
-                        y += 32
+                    s = begin + (thread & 31)
+                    while s < end:
+                        wait(empty[rank_after(me, s), c:], 1, "sys", "acquire", epoch - 2)
+                        s += 32
                 cuda.syncwarp()
                 if inside:
-                    s = 1
-                    while s < n:
-                        k = rank_after(me, s)
-                        unit = load(span(x, k * size, size), i) if personalized else words
-                        send(channel, slot, unit, u32(epoch), k)
+                    s = begin
+                    while s < end:
+                        send(channel, slot, words, u32(epoch), rank_after(me, s))
                         s += 1
-                    if not in_place:
+                    if y == 0 and not in_place:
                         store(out, i, words)
             elif inside:
                 store(out, i, receive(channel, slot, u32(epoch)))
             cuda.syncthreads()  # all threads have read the counter, and the slots
-            if t == 0:
+            if thread == 0:
                 if me != root:
                     notify(empty[me, c:], root, epoch, "set", "sys")
-                epochs[0, c] = epoch
+                epochs[y, c] = epoch
             c += cuda.gridDim.x
 
     return from_root
 
 
 @functools.cache
-def up_kernel(t, op=None, dtype=None):
-    """-> the kernel to the root, by transport `t`. With `op`, as "sum", it combines `dtype`, a name as
-    "float16"."""
+def to_root_kernel(t, op=None, dtype=None, n=None):
+    """-> the kernel of transport `t`. With `op`, as "sum", it combines `dtype`, a name as "float16": of `n`
+    ranks all at once, or of any number one after the other."""
     load, store, send, receive = t.load, t.store, t.send, t.receive
     unit_of, units_of = _in_block(t)
-    combine = combining_one_by_one(t, op, dtype) if op else None
+    receive_all = t.receive_all(n) if n else None
+    combine = combining(op, dtype, n) if n else combining_one_by_one(t, op, dtype) if op else None
 
     @cuda.jit
     def to_root(x, out, size, units, slots, row_units, low, high, root, in_place, empty, epochs):
@@ -175,46 +182,45 @@ def up_kernel(t, op=None, dtype=None):
         grid       (any number, 1, or on a root that gathers n_ranks - 1) of blocks of whole warps, of as many
                    threads in all launches
         """
-        t, y, me, n, per_block = cuda.threadIdx.x, cuda.blockIdx.y, rank(), num_ranks(), units_of()
-        c, first, channel, k = (
-            cuda.blockIdx.x,
-            unit_of(),
-            (slots, row_units, low, high),
-            rank_after(root, 1 + y),
-        )
+        thread, y, me, ranks = cuda.threadIdx.x, cuda.blockIdx.y, rank(), num_ranks()
+        c, first, per_block, channel = cuda.blockIdx.x, unit_of(), units_of(), (slots, row_units, low, high)
+        k = rank_after(root, y)
         griddepcontrol_wait(x, out, size, units, symm_at(slots, root), empty, epochs, first, k)
         griddepcontrol_launch_dependents()
         while c * per_block < units:
             i, epoch = u32(c * per_block + first), epochs[y, c] + 1
-            base = u32((epoch & 1) * n * row_units + i)
-            if me != root:
+            row = u32((epoch & 1) * ranks)
+            base = u32(row * row_units + i)
+            if me != root or receive_all is not None:
                 words = load(x, min(i, u32(units - 1)))
-                if epoch > 2:
-                    if t & 31 == 0:
+                if me != root and epoch > 2:
+                    if thread & 31 == 0:
                         wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
                     cuda.syncwarp()
                 if i < units:
                     send(channel, u32(base + me * row_units), words, u32(epoch), root)
-            elif i < units:
-                if combine is not None:
+            if me == root and i < units:
+                if receive_all is not None:
+                    store(out, i, combine(receive_all(channel, row, i, u32(epoch))))
+                elif combine is not None:
                     store(out, i, combine(channel, base, load(x, i), u32(epoch), me))
                 else:
-                    if y == 0 and not in_place:
-                        store(span(out, me * size, size), i, load(x, i))
+                    its = span(out, k * size, size)
                     if k != me:
-                        its = span(out, k * size, size)
                         store(its, i, receive(channel, u32(base + k * row_units), u32(epoch)))
+                    elif not in_place:
+                        store(its, i, load(x, i))
             cuda.syncthreads()  # all threads have read the counter, and the slots
             if me == root:
                 if combine is None:
-                    if t == 0 and k != me:
+                    if thread == 0 and k != me:
                         notify(empty[0, c:], k, epoch, "set", "sys")
                 else:
-                    s = 1 + t
-                    while s < n:
+                    s = 1 + thread
+                    while s < ranks:
                         notify(empty[0, c:], rank_after(me, s), epoch, "set", "sys")
                         s += cuda.blockDim.x
-            if t == 0:
+            if thread == 0:
                 epochs[y, c] = epoch
             c += cuda.gridDim.x
 
@@ -228,18 +234,23 @@ class Rooted(PacketMethod):
     def grid_of(t):
         return 128, max(2, t.blocks // 2)  # a signal says that units of so many threads are read
 
-    def make(self, n_bytes, rows, credit_rows, grid_rows):
-        """Slots, signals and counters for segments of `n_bytes` or fewer. Collective."""
+    def make(self, n_bytes, rows, credit_rows, many):
+        """Slots, signals and counters for segments of `n_bytes` or fewer; `many`: the root's grid has a row
+        for each rank. Collective."""
+        world = self.world
         self.check_ranks()
+        self.rows = world.n_ranks if many and world.rank == self.root else 1
         self.channel = self.t.channel(self, rows, n_bytes, self.array_name("slots"))
         chunks = -(-max(1, self.t.units_of(n_bytes)) // self.units_of_block)
         self.empty_signals = self.zeros((credit_rows, chunks), "uint64", self.array_name("empty"))
-        self.epochs = self.world.xp.zeros((grid_rows, chunks), "uint64")
+        self.epochs = world.xp.zeros((self.rows, chunks), "uint64")
 
-    def launch_rooted(self, kernel, x, out, segment, in_place, rows=1):
+    def launch_rooted(self, kernel, x, out, segment, in_place):
         units = self.t.units_of(segment)
         args = *self.channel, self.root, in_place, self.empty_signals, self.epochs
-        return self.launch_units(kernel, units, x, out, segment // x.itemsize, units, *args, grid_rows=rows)
+        return self.launch_units(
+            kernel, units, x, out, segment // x.itemsize, units, *args, grid_rows=self.rows
+        )
 
 
 class FromRoot(Rooted):
@@ -248,16 +259,16 @@ class FromRoot(Rooted):
     personalized = False
 
     def prepare(self, max_nbytes, root):
-        n = self.world.n_ranks
+        n, many = self.world.n_ranks, self.personalized
         self.root = root
-        self.make(-(-max_nbytes // n) if self.personalized else max_nbytes, 2, n, 1)
+        self.make(-(-max_nbytes // n) if many else max_nbytes, 2, n, many)
         self.bind_kinds(self._bind, 0, False)
 
     def bind(self, x, out, in_place):
         return self._bind(*self.t.wide(self.world, x, out, out.nbytes), out.nbytes, in_place)
 
     def _bind(self, x, out, segment, in_place):
-        return self.launch_rooted(down_kernel(self.t, self.personalized), x, out, segment, in_place)
+        return self.launch_rooted(from_root_kernel(self.t, self.personalized), x, out, segment, in_place)
 
 
 class ToRoot(Rooted):
@@ -266,8 +277,8 @@ class ToRoot(Rooted):
     def prepare(self, max_nbytes, root, op=None):
         n = self.world.n_ranks
         self.root, self.op = root, op
-        self.rows = max(1, n - 1) if op is None and self.world.rank == root else 1
-        self.make(max_nbytes if op else -(-max_nbytes // n), 2 * n, 1, self.rows)
+        self.at_once_of = n if op and self.t.receive_all and n <= AT_ONCE else None
+        self.make(max_nbytes if op else -(-max_nbytes // n), 2 * n, 1, op is None)
         if op is None:
             self.bind_kinds(self._bind, 0, False)
 
@@ -277,7 +288,8 @@ class ToRoot(Rooted):
         )
 
     def _bind(self, x, out, segment, in_place, dtype=None):
-        return self.launch_rooted(up_kernel(self.t, self.op, dtype), x, out, segment, in_place, self.rows)
+        kernel = to_root_kernel(self.t, self.op, dtype, self.at_once_of)
+        return self.launch_rooted(kernel, x, out, segment, in_place)
 
 
 _more = types.int64, types.boolean, *[types.Array(types.uint64, 2, "C")] * 2
@@ -285,11 +297,16 @@ GPU_KERNELS = {
     f"{name}[{t.name},{kind}]": (kernel, arguments)
     for t in (LL, LL128)
     for name, kernel in (
-        ("broadcast", down_kernel(t, False)),
-        ("scatter", down_kernel(t, True)),
-        ("gather", up_kernel(t)),
-        ("reduce sum float16", up_kernel(t, "sum", "float16")),
-        ("reduce avg float64", up_kernel(t, "avg", "float64")),
+        ("broadcast", from_root_kernel(t, False)),
+        ("scatter", from_root_kernel(t, True)),
+        ("gather", to_root_kernel(t)),
+        ("reduce sum float16", to_root_kernel(t, "sum", "float16")),
+        ("reduce avg float64", to_root_kernel(t, "avg", "float64")),
+        *[
+            (f"reduce {op} {dtype} of {n}", to_root_kernel(t, op, dtype, n))
+            for n, op, dtype in ((4, "sum", "float16"), (8, "avg", "float64"), (16, "prod", "int8"))
+            if t.receive_all
+        ],
     )
     for kind, arguments in kernel_types(t, *_more).items()
 }
