@@ -6,7 +6,7 @@ from mutations import argument, omit
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.collectives import chunked_transfer, network
+from shmemkit.collectives import network
 from shmemkit.device import num_ranks, rank
 from shmemkit.emu import EmulatorError
 
@@ -74,7 +74,7 @@ def test_all_threads_have_read_the_counter(mutate, change):
     @cuda.jit
     def count(seen, epochs):
         seen[cuda.threadIdx.x] = epochs[0, 0]
-        chunked_transfer.end_epoch(epochs, 0, 0, 5)
+        network.end_epoch(epochs, (0, 0), 5)
 
     def main():
         sk.init()
@@ -85,7 +85,7 @@ def test_all_threads_have_read_the_counter(mutate, change):
     if change is None:
         assert sk.emu.run(main, 1, races=True) == [([0, 0], [[5]])]
         return
-    mutate(chunked_transfer, change)
+    mutate(network, change)
     with pytest.raises(sk.emu.RaceError):
         sk.emu.run(main, 1, races=True)
 

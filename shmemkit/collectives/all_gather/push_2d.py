@@ -31,8 +31,8 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, rank, span, symm_at, wait_block
 
-from ..chunked_transfer import argument_types, end_epoch, part_of_block
-from ..network import place, put, wait_for
+from ..chunked_transfer import argument_types, part_of_block
+from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
 from ..transports import rank_after
 
@@ -77,7 +77,7 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
             put(mine, mine, full[buffer, me, b:], epoch, to)
     if y > 0 or z > 0 or not in_place:
         copy_block(span(out, segment * size + begin, length), source)
-    end_epoch(epochs[z], y, b, epoch)
+    end_epoch(epochs, (z, y, b), epoch)
 
 
 class Push2D(TwoLevel):

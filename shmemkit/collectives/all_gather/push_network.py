@@ -25,8 +25,8 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait_block
 
-from ..chunked_transfer import argument_types, end_epoch, part_of_block
-from ..network import put, wait_for
+from ..chunked_transfer import argument_types, part_of_block
+from ..network import end_epoch, put, wait_for
 from ..transports import rank_after
 
 
@@ -65,7 +65,7 @@ def push_all_gather_network(x, out, in_place, part, near, scratch, full, epochs)
         wait_for(full[buffer, peer, b:], epoch)
     if y > 0 or not in_place:
         copy_block(mine, theirs if y > 0 else source)
-    end_epoch(epochs, y, b, epoch)
+    end_epoch(epochs, (y, b), epoch)
 
 
 _others = {"near": types.Array(types.uint8, 1, "C"), "full": types.Array(types.uint64, 3, "C")}

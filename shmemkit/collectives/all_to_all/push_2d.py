@@ -42,8 +42,8 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, rank, span, symm_at, wait, wait_block
 
-from ..chunked_transfer import argument_types, end_epoch, part_of_block
-from ..network import place, put, wait_for
+from ..chunked_transfer import argument_types, part_of_block
+from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
 
 
@@ -96,7 +96,7 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
             wait_block(span(full_near[0, local], b, 1), 1, "sys", "acquire", epoch)
         source = span(incoming[buffer, z, b], local * pitch, length)
     copy_block(span(out, at, length), source)
-    end_epoch(epochs[z], y, b, epoch)
+    end_epoch(epochs, (z, y, b), epoch)
 
 
 class Push2D(TwoLevel):

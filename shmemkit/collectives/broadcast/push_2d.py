@@ -53,8 +53,8 @@ from shmemkit.device import (
     wait_block,
 )
 
-from ..chunked_transfer import argument_types, end_epoch
-from ..network import place, put, wait_for
+from ..chunked_transfer import argument_types
+from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
 
 ADD = SignalOp.SIGNAL_ADD
@@ -123,7 +123,7 @@ def push_broadcast_2d(x, out, in_place, part, root, home, local_size, scratch, o
             k += local_size
     if me != root or not in_place:
         copy_block(span(out, its, its_length), theirs)
-    end_epoch(epochs, y, b, epoch)
+    end_epoch(epochs, (y, b), epoch)
 
 
 class Push2D(TwoLevel):
