@@ -128,28 +128,30 @@ def calls(
     where="apart",
     symmetric=False,
     world=None,
+    xp=np,
 ):
     """Calls of the collective `name` on segments of `sizes` elements, one after another, by one object.
 
     What lies around x and out stays, and x, too. The private arrays of rank 0 are aligned, also if others'
     are not. x and out lie `where`: "apart"; "in place"; "touching", x right behind out; or "some in place":
-    on some ranks, others in each call.
+    on some ranks, others in each call. `xp` makes the arrays.
     """
     what, world = ALL[name], world or sk.init()
     n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
     made = what.make(world, full(what, n, max(sizes), dtype), method, op, root)
+    host = np.array if xp is np else world.asnumpy
     for call, size in enumerate(sizes):
         here, first = where, unaligned * (1 if symmetric else me)
         if where == "some in place":
             here = "apart" if (call + me) % 3 else "in place"
         given = what.given(call, size, dtype, n)
         lengths, places = what.places(n, size, here, root if what.root else me)
-        arrays = [(made.output if symmetric else np.zeros)(first + length + 5, dtype) for length in lengths]
+        arrays = [(made.output if symmetric else xp.zeros)(first + length + 5, dtype) for length in lengths]
         for array in arrays:
             array[:] = 0
         x, out = views(arrays, places, first)
-        x[...] = given[me]
-        wanted = [np.array(array) for array in arrays]
+        x[...] = xp.asarray(given[me])
+        wanted = [host(array) for array in arrays]
         if what.gets(me, root):
             views(wanted, places, first)[1][...] = what.wanted(given, method, me, op, root)
         if symmetric:
@@ -157,7 +159,7 @@ def calls(
         assert what.call(made, x, out) is (out if what.gets(me, root) else None)
         world.synchronize()
         for array, want in zip(arrays, wanted, strict=True):
-            np.testing.assert_array_equal(np.array(array).view("uint8"), want.view("uint8"))
+            np.testing.assert_array_equal(host(array).view("uint8"), want.view("uint8"))
         if symmetric:
             world.host_barrier()  # the host's next writes to symmetric arrays are no part of the call
     made.free()

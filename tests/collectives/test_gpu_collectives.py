@@ -1,25 +1,26 @@
-"""AllReduce, ReduceScatter, AllToAll and Broadcast on GPUs:
-``mpirun -n 4 python3 -m pytest -m gpu -k test_gpu_collectives``, 1 and 2 too."""
+"""The collectives on GPUs, by each method: ``mpirun -n 4 python3 -m pytest -m gpu -k test_gpu_collectives``,
+1 and 2 too; and with SHMEMKIT_LOCAL_SIZE=2 and 1, for several logical nodes, where messages go over NVLink.
+"""
+
+import contextlib
 
 import gpu
 import numpy as np
 import pytest
 from numba import cuda
+from small_kernels import spin
+from specification import ALL, calls, full
 
 import shmemkit as sk
+from shmemkit.device import num_ranks, rank, symm_at
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
 CALLS = 2000
-KINDS = {
-    "reduce": sk.AllReduce,
-    "scatter": sk.ReduceScatter,
-    "exchange": sk.AllToAll,
-    "broadcast": sk.Broadcast,
-}
-METHODS = [(k, m) for k, cls in KINDS.items() for m in cls.methods if "multimem" not in m]
-every = pytest.mark.parametrize("kind, method", METHODS)
-sums = pytest.mark.parametrize("kind, method", [(k, m) for k, m in METHODS if k in ("reduce", "scatter")])
+WAYS = [(name, method) for name, what in ALL.items() for method in (*what.kind.methods, "auto")]
+WAYS = [way for way in WAYS if "multimem" not in way[1]]  # never run where multicast is turned off
+every = pytest.mark.parametrize("name, method", WAYS)
+sums = pytest.mark.parametrize("name, method", [way for way in WAYS if ALL[way[0]].reduces])
 
 
 @pytest.fixture
@@ -27,102 +28,141 @@ def world():
     return gpu.world()
 
 
-@cuda.jit
-def spin(clocks):
-    for _ in range(clocks // 1000):
-        cuda.nanosleep(1000)
-
-
-def made(world, kind, max_nbytes, method):
-    """Skips the test, on all ranks, where the method cannot run."""
+@contextlib.contextmanager
+def skipped_where_it_cannot_run():
+    """On all ranks."""
     try:
-        return KINDS[kind](world, max_nbytes, method=method)
+        yield
     except ValueError as refusal:
-        if "cannot be used here" in str(refusal):
+        if "cannot be used here" in str(refusal) or "is for one node" in str(refusal):
             pytest.skip(str(refusal))
         raise
 
 
-def expected(kind, arrays, rank):
-    """What `rank` gets, of all ranks' arrays, which are as large as n_ranks parts."""
-    n = len(arrays)
-    parts = [a.reshape(n, -1) for a in arrays]
-    if kind == "broadcast":
-        return arrays[0]
-    if kind == "exchange":
-        return np.concatenate([p[rank] for p in parts])
-    total = sum(parts[1:], parts[0])
-    return total[rank] if kind == "scatter" else total.reshape(-1)
+def make(world, name, nbytes, method, root=0):
+    with skipped_where_it_cannot_run():
+        return ALL[name].make(world, nbytes, method, "sum", root)
 
 
-def apart(size, out_of, unaligned, world, dtype):
-    """-> x and out, private, `unaligned` elements behind what is aligned"""
-    x, out = (world.xp.zeros(unaligned + k, dtype) for k in (size, out_of))
-    return x[unaligned:], out[unaligned:]
+def another_stream(world):
+    return world.xp.cuda.Stream(non_blocking=True)
+
+
+def sleep_now_and_then(world, delay):
+    """A rank is late."""
+    if delay.random() < 0.05:
+        spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
 
 
 @every
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
-def test_lengths_and_alignments(world, kind, method, dtype):
-    n, dtype = world.n_ranks, as_dtype(dtype)
-    sizes = [n * k for k in (1, 0, 7, 8, 1000, 4097, 100_001, 33)]
-    collective = made(world, kind, max(sizes) * dtype.itemsize, method)
-    for call, size in enumerate(sizes):
-        given = [np.random.default_rng([call, r]).integers(0, 9, size).astype(dtype) for r in range(n)]
-        wanted = expected(kind, given, world.rank)
-        for unaligned in (0, 1):
-            x, out = apart(size, wanted.size, unaligned * world.rank, world, dtype)
-            x[...] = world.xp.asarray(given[world.rank])
-            collective(x, out)
-            np.testing.assert_array_equal(world.asnumpy(out), wanted)
-    collective.free()
+@pytest.mark.parametrize(
+    "dtype, most, where, unaligned, symmetric",
+    [
+        ("uint8", 3_000_001, "apart", 0, False),
+        ("uint8", 300_001, "apart", 1, False),
+        ("float16", 100_001, "in place", 1, False),
+        ("float32", 100_001, "touching", 0, False),
+        ("int32", 100_001, "apart", 2, True),
+        ("uint8", 300_001, "in place", 8, True),
+    ],
+)
+def test_lengths_and_places(world, name, method, dtype, most, where, unaligned, symmetric):
+    """Parts and chunks come and go."""
+    if not ALL[name].in_place:
+        where = where.replace("in place", "touching")
+    sizes = [1, 0, 7, 8, most, 1000, 4096, 4097, 33, 32_769, most]
+    with skipped_where_it_cannot_run():
+        root = world.n_ranks - 1
+        calls(name, method, sizes, dtype, "sum", root, unaligned, where, symmetric, world, world.xp)
+
+
+class InARow:
+    """Calls of two sizes whose x is `more` than what is given, and whose results the GPU checks."""
+
+    def __init__(self, world, name, method, sizes=(40_000, 5)):
+        self.world, self.what, self.root = world, ALL[name], world.n_ranks - 1
+        what, n, me, xp = self.what, world.n_ranks, world.rank, world.xp
+        self.made = make(world, name, full(what, n, max(sizes), "int32"), method, self.root)
+        self.each = n if what.reduces else 1  # what comes of 1 more on all ranks
+        self.given, self.wanted, self.outs, self.wrong = [], [], [], xp.zeros(1, "int64")
+        for size in sizes:
+            given = what.given(0, size, "int32", n)
+            shape = (n, size) if what.gathers else (size,)
+            self.given.append(xp.asarray(given[me]))
+            self.wanted.append(xp.asarray(what.wanted(given, method, me, "sum", self.root)))
+            self.outs.append([xp.zeros(shape, "int32"), self.made.output(shape, "int32")])
+
+    def call(self, x, out, stream=None):
+        self.what.call(self.made, x, out, stream)
+
+    def check(self, out, which, more):
+        if self.what.gets(self.world.rank, self.root):
+            self.wrong += (out != self.wanted[which] + self.each * more).sum()
+
+    def end(self):
+        assert int(self.world.asnumpy(self.wrong)[0]) == 0
+        self.made.free()
 
 
 @every
-def test_2000_calls_of_ranks_that_are_apart(world, kind, method):
-    """Now and then a rank is late; each output is checked, on the GPU."""
-    n, delay = world.n_ranks, np.random.default_rng(world.rank)
-    sizes = [n * 2048, n * 5]
-    collective = made(world, kind, sizes[0] * 4, method)
-    given = [[np.random.default_rng([size, r]).integers(0, 99, size) for r in range(n)] for size in sizes]
-    base = [world.xp.asarray(arrays[world.rank].astype("int32")) for arrays in given]
-    wanted = [world.xp.asarray(expected(kind, arrays, world.rank).astype("int32")) for arrays in given]
-    each = n if kind in ("reduce", "scatter") else 1  # what comes of 1 more on all ranks
-    outs = [[world.xp.zeros(w.size, "int32"), collective.output(w.size, "int32")] for w in wanted]
-    wrong = world.xp.zeros(1, "int64")
+def test_2000_calls_of_ranks_that_are_apart(world, name, method):
+    """Now and then a rank is late. Outputs are private and symmetric in turn."""
+    delay, row = np.random.default_rng(world.rank), InARow(world, name, method)
     for call in range(CALLS):
-        if delay.random() < 0.05:
-            spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
-        which = call % 3 == 0
-        out = outs[which][call % 2]
-        collective(base[which] + call, out)
-        wrong += (out != wanted[which] + each * call).sum()
-    assert int(world.asnumpy(wrong)[0]) == 0
-    collective.free()
+        sleep_now_and_then(world, delay)
+        which = int(call % 3 == 0)
+        out = row.outs[which][call % 2]
+        row.call(row.given[which] + call, out)
+        row.check(out, which, call)
+    row.end()
 
 
 @every
-def test_graphs_interleaved(world, kind, method):
-    n = world.n_ranks
-    collective = made(world, kind, n * 20_000 * 4, method)
-    xs = [world.xp.zeros(n * size, "int32") for size in (20_000, 21)]
-    outs = [world.xp.zeros(x.size // n if kind == "scatter" else x.size, "int32") for x in xs]
+def test_graphs_and_streams(world, name, method):
+    """A graph of 20 calls on two streams, some of which overlap by programmatic launch; and calls between
+    its launches, on another stream in turn."""
+    row, other, stream = InARow(world, name, method), another_stream(world), world.stream
+    xs = [given.copy() for given in row.given]
     world.synchronize()
-    graphs = []
-    for x, out in zip(xs, outs, strict=True):
-        world.stream.begin_capture()
-        collective(x, out)
-        graphs.append(world.stream.end_capture())
-    for repeat in range(30):
-        x, out = xs[repeat % 2], outs[repeat % 2]
-        x.fill(100 * repeat + world.rank)
-        if repeat % 5:
-            graphs[repeat % 2].launch(world.stream)
-        else:
-            collective(x, out)
-        given = [np.full(x.size, 100 * repeat + r, "int32") for r in range(n)]
-        np.testing.assert_array_equal(world.asnumpy(out), expected(kind, given, world.rank))
-    collective.free()
+    stream.begin_capture()
+    other.wait_event(stream.record())
+    for i in range(20):
+        row.call(xs[i % 2], row.outs[i % 2][0], (None, None, other)[i % 3])
+    stream.wait_event(other.record())
+    graph = stream.end_capture()
+    for repeat in range(50):
+        for x, given in zip(xs, row.given, strict=True):
+            x[...] = given + 100 * repeat
+        graph.launch(stream)
+        if repeat % 5 == 0:
+            world.synchronize()  # x is made on the World's stream
+            row.call(xs[0], row.outs[0][1], (None, other)[repeat % 2])
+            world.synchronize()
+            row.check(row.outs[0][1], 0, 100 * repeat)
+        for which, outs in enumerate(row.outs):
+            row.check(outs[0], which, 100 * repeat)
+    row.end()
+
+
+@sums
+@pytest.mark.parametrize("dtype, error", [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)])
+def test_close_to_float64_and_the_same_bits_in_every_run(world, name, method, dtype, error):
+    what, n, me, bits = ALL[name], world.n_ranks, world.rank, set()
+    shape = (n, 30_000) if what.scatters else (n * 30_000,)
+    given = [np.random.default_rng(r).standard_normal(shape).astype(as_dtype(dtype)) for r in range(n)]
+    made, x = make(world, name, given[0].nbytes, method), world.xp.asarray(given[me])
+    out = world.xp.zeros(shape[-1], x.dtype)
+    for _ in range(50):
+        what.call(made, x, out)
+        found = world.asnumpy(out)
+        bits.add(found.tobytes())
+    assert len(bits) == 1
+    if name == "AllReduce":
+        assert len(set(world.host_allgather(bits.pop()))) == 1
+    if what.gets(me, 0):
+        wanted = what.wanted([a.astype("float64") for a in given], method, me)
+        assert np.linalg.norm(found.astype("float64") - wanted) <= error * np.linalg.norm(wanted)
+    made.free()
 
 
 def hashed(world, size, rank, call, bits):
@@ -136,7 +176,7 @@ def hashed(world, size, rank, call, bits):
 def test_pieces_of_copies_come_whole(world, bits, captured):
     """From all multiples of 16 bytes, short and long: what a copy engine does is no promise of CUDA's."""
     n, most = world.n_ranks, 1 << 19
-    exchange = made(world, "exchange", n * most * 8, "copy_engine")
+    exchange = make(world, "AllToAll", n * most * 8, "copy_engine")
     rooms = [world.xp.zeros(n * most + 64, "uint64") for _ in range(2)]
     wrong, graphs = world.xp.zeros(1, "int64"), []
     for call in range(100):
@@ -157,24 +197,11 @@ def test_pieces_of_copies_come_whole(world, bits, captured):
     exchange.free()
 
 
-@sums
-@pytest.mark.parametrize("dtype, error", [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)])
-def test_close_to_float64_and_the_same_bits_in_every_run(world, kind, method, dtype, error):
-    n, size = world.n_ranks, world.n_ranks * 30_000
-    given = [np.random.default_rng(r).standard_normal(size).astype(as_dtype(dtype)) for r in range(n)]
-    collective = made(world, kind, given[0].nbytes, method)
-    x = world.xp.asarray(given[world.rank])
-    bits = set()
-    for _ in range(50):
-        found = world.asnumpy(collective(x)).reshape(-1)
-        bits.add(found.tobytes())
-    assert len(bits) == 1
-    if kind == "reduce":
-        assert len(set(world.host_allgather(bits.pop()))) == 1
-    wanted = expected(kind, [a.astype("float64") for a in given], world.rank)
-    difference = np.linalg.norm(found.astype("float64") - wanted)
-    assert difference <= error * np.linalg.norm(wanted)
-    collective.free()
+@pytest.mark.parametrize("method", ["multimem", "ll_2d_multimem"])
+def test_multimem_is_refused_where_it_is_turned_off(world, method, monkeypatch):
+    monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
+    with pytest.raises(ValueError, match="NVSHMEM_DISABLE_NVLS|is for one node"):
+        sk.AllGather(world, 1 << 20, method)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -189,8 +216,7 @@ def test_variable_splits(world, symmetric):
     for call in range(CALLS // 4):
         splits = rng.integers(0, 17, (n, n)) * rng.integers(0, 2, (n, n))  # of all ranks
         x[...] = (1000 * call + 100_000_000 * me + world.xp.arange(rows))[:, None]
-        if delay.random() < 0.05:
-            spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
+        sleep_now_and_then(world, delay)
         exchange(x, world.xp.asarray(splits[me]), out, came)
         first = splits[:, :me].sum(axis=1)
         wanted = [1000 * call + 100_000_000 * k + first[k] + np.arange(splits[k, me]) for k in range(n)]
@@ -200,3 +226,49 @@ def test_variable_splits(world, symmetric):
         ).sum()
     assert int(world.asnumpy(wrong)[0]) == 0
     exchange.free()
+
+
+@cuda.jit
+def tell(seen, call):
+    """All ranks that I am in this call."""
+    if cuda.threadIdx.x < num_ranks():
+        symm_at(seen, cuda.threadIdx.x)[rank()] = call[0]
+
+
+@cuda.jit
+def look(seen, call, wrong):
+    """That all are in it; the next one begins."""
+    k = cuda.threadIdx.x
+    if k < num_ranks() and seen[k] != call[0]:
+        cuda.atomic.add(wrong, 0, 1)
+    cuda.syncthreads()
+    if k == 0:
+        call[0] += 1
+
+
+def test_all_meet_at_barriers(world):
+    """2000 times, ranks being late, and in graphs."""
+    delay, barrier = np.random.default_rng(world.rank), sk.Barrier(world)
+    seen = sk.zeros(world.n_ranks, "int64")
+    call, wrong = world.xp.ones(1, "int64"), world.xp.zeros(1, "int64")
+    telling = sk.bind(tell, 1, 32, (seen, call))
+    looking = sk.bind(look, 1, 32, (seen, call, wrong))
+
+    def meet():
+        telling()
+        barrier()
+        looking()
+        barrier()
+
+    for _ in range(CALLS):
+        sleep_now_and_then(world, delay)
+        meet()
+    world.stream.begin_capture()
+    for _ in range(20):
+        meet()
+    graph = world.stream.end_capture()
+    for _ in range(50):
+        graph.launch(world.stream)
+    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 1 + CALLS + 1000
+    barrier.free()
+    sk.free(seen)
