@@ -1,6 +1,7 @@
 """Broadcast by Lamport packets: the root sends each packet once, to one of the other ranks, which passes it
 on. For all but small messages. A GPU sends and receives no more than the message, and a packet makes its
-second hop while the next ones make their first.
+second hop while the next ones make their first. (It is no schedule for other transports: who sends depends on
+the unit, and LL and LL128 would need another credit.)
 
 Packets   16 bytes of the array, in the registers of a thread; the 32 of a warp are a tile
 Relay     of a tile: one of the other ranks, in turn
@@ -8,26 +9,24 @@ Chunks    as many packets in a row as a block has threads, always the same numbe
 Slots     slots[buffer], on every rank but the root: one for each packet (``device.packets.lamport``). The
           root writes the slots of the packets that this rank relays, over NVLink; their relays write the
           others. The receiver resets them to the sentinel
-Signals   empty[k, c], on the root: how many epochs of chunk c rank k has begun. Only rank k sets it
+Signals   empty[k, c], on every rank: how many epochs of chunk c rank k has begun. Only rank k sets it
 Epochs    epochs[c], local: the epochs of chunk c so far; they select the buffer. Device-resident, so
           graph-safe
 
-  block b, for its chunks c = b, b + gridDim.x, ..., at first:
-          1. the root: wait until empty[k, c] is at least epochs[c], for all k    acquire, sys
-             others:   set empty[me, c] there to epochs[c] + 1                    release, sys
+  block b, for its chunks c = b, b + gridDim.x, ..., at first, a few threads for each:
+          1. all but the root: set empty[me, c] on all others to epochs[c] + 1                release, sys
+             wait until empty[k, c] is at least epochs[c], for all others k but the root      acquire, sys
   then a thread, for its packet of each:
           2. the root: load it, store it to slots[buffer] on its relay, and to the output
              others:   poll it in slots[buffer] until it is full; reset the slot; the relay stores it to
                        slots[buffer] on the others; store it to the output
   at last: 3. syncthreads, and add 1 to the epochs of the chunks
 
-No race: the credit lemma (docs/protocols.md), with two buffers. Before the root writes a buffer of a chunk
-again, two epochs later, all others have begun the epoch between (1). So their previous launches have ended,
-which reset the slots. Relays write only what the root has sent after that. (That the reset comes before a
-relay's store follows through the root's and the relay's relaxed accesses: by causality in the hardware, which
-PTX's model does not state.) x may be out: a thread loads its
-packet before it stores it. No deadlock: the root waits for earlier epochs; relays wait for the root, and
-the others for relays, all in ascending order; all blocks are resident.
+No race: the credit lemma (docs/protocols.md), with two buffers. Before the root or a relay writes a buffer of
+a chunk on rank k again, two epochs later, rank k has begun the epoch between, and has told both so (1). So
+its previous launches have ended, which reset the slots. x may be out: a thread loads its packet before it
+stores it. No deadlock: step 1 waits for earlier epochs; then relays wait for the root, and the others for
+relays, all in ascending order; all blocks are resident.
 """
 
 from numba import cuda, types
@@ -71,14 +70,17 @@ def lamport_broadcast(x, out, in_place, root, packets, chunks, slots, row, low, 
     me, n = rank(), num_ranks()
     griddepcontrol_wait(x, out, root, symm_at(slots, 0), empty, epochs, me, n)
     griddepcontrol_launch_dependents()
-    c = b + t * blocks
+    c = b + (t >> 3) * blocks
     while c < chunks:
-        if me != root:
-            notify(empty[me, c:], root, epochs[c] + 1, "set", "sys")
-        else:
-            for y in range(1, n):
-                wait(empty[rank_after(root, y), c:], 1, "sys", "acquire", epochs[c])
-        c += threads * blocks
+        y = 1 + (t & 7)
+        while y < n:
+            k = rank_after(me, y)
+            if me != root:
+                notify(empty[me, c:], k, epochs[c] + 1, "set", "sys")
+            if k != root:
+                wait(empty[k, c:], 1, "sys", "acquire", epochs[c])
+            y += 8
+        c += (threads >> 3) * blocks
     cuda.syncthreads()
     c = b
     while c < chunks:
