@@ -29,7 +29,7 @@ def prose(text, linked):
         elif i % 2:
             parts[i] = f":py:obj:`{part[1:-1]}`" if part[1:-1] in linked else f"`{part}`"
         else:
-            part = re.sub(r"(^|[.:)] )-> ", r"\1Returns ", part)
+            part = re.sub(r"(^|[.:] )-> ", r"\1Returns ", part)
             parts[i] = re.sub(r"([\\*_|`])", r"\\\1", part)
         if i % 2 and re.match(r"[\w(\[]", parts[i + 1]):
             parts[i] += "\\ "  # markup ends before a blank or a punctuation mark
@@ -44,15 +44,25 @@ def blocks(lines):
         if not lines[i].strip():
             i = end
             continue
+        argument = ARGUMENT.fullmatch(lines[i]) if not ITEM.match(lines[i]) else None
         code = lines[i].startswith(" ")
-        argument = not code and ARGUMENT.fullmatch(lines[i]) and not ITEM.match(lines[i])
-        if code or argument:
-            while end < len(lines) and (lines[end].startswith(" ") or not lines[end].strip()):
-                end += 1
+        if code:
+            kind, inside = "code", 1  # indentation of what belongs to it
+        elif argument:
+            kind, inside = "argument", argument.start(2)
         else:
-            while end < len(lines) and lines[end].strip():
-                end += 1
-        yield ("code" if code else "argument" if argument else "prose"), lines[i:end]
+            kind, inside = "prose", 0
+        while end < len(lines):
+            following = next((line for line in lines[end:] if line.strip()), "")
+            indent = len(following) - len(following.lstrip())
+            if lines[end].strip():
+                belongs = kind == "prose" or indent > 0
+            else:
+                belongs = kind != "prose" and indent >= inside
+            if not belongs:
+                break
+            end += 1
+        yield kind, lines[i:end]
         i = end
 
 

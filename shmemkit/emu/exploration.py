@@ -18,15 +18,15 @@ from .run import check_arguments, run, schedule_of
 class Exploration:
     """What ``explore`` has found; ``str()`` says it, with the report of a failure.
 
-    exhaustive   whether it was
+    exhaustive   whether it runs all schedules
     races        whether it looked for races
     failure      what the first run that failed has raised, or None
     seed, delivery   of that run: ``run(main, n_pes, races=, delivery=, seed=)`` does the same again
     schedule     of that run, if the exploration was exhaustive: whose step came when.
                  ``run(main, n_pes, delivery=, choice=exploration.choice)`` does the same again
-    runs         how many have ended: each is another schedule
-    finished     whether all have been made that were asked for; without a failure this is, if exhaustive, a
-                 proof
+    runs         the schedules that have been run
+    finished     whether all schedules that were asked for have been run. If exhaustive and without a failure,
+                 this is a proof
     """
 
     exhaustive: bool

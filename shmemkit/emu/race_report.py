@@ -32,9 +32,13 @@ Wait = namedtuple("Wait", "event key thread site clock by_block by at word value
 
 @dataclass(frozen=True)
 class Access:
-    """One side of a race. `what` it did, as in "reads" or "its put_nbi, under way, writes"; `rank`, and
-    `block` and `thread` as in reports; `kernel`, or what it is of a stream; `file`, `line` and its `source`:
-    "", 0 and "" of what no line of the program does, as a stream's copy."""
+    """One side of a race.
+
+    what                  what it did, as "reads" or "its put_nbi, under way, writes"
+    rank, block, thread   who did it; block and thread as in reports
+    kernel                the kernel, or the operation of a stream
+    file, line, source    where; "", 0 and "" if no line of the program does it, as a stream's copy
+    """
 
     what: str
     rank: int
@@ -59,9 +63,16 @@ class Access:
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses that nothing orders: `first` and `second`, in the order in which this schedule made them,
-    to ``array[index]`` on `rank` (`element` is its name, index and rank in words), and what is `missing` in
-    one sentence."""
+    """Two accesses that nothing orders.
+
+    first, second   the accesses, in the order in which this schedule made them
+    array, index    the element that they access
+    rank            the rank whose memory it is in
+    element         the same in words
+    missing         what would order them, in one sentence
+    note            the name of the array on the other rank, if that is another one; else ""
+    also            the other ranks on which the same lines race
+    """
 
     element: str
     array: str

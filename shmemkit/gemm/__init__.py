@@ -86,7 +86,7 @@ class Gemm:
         activation: Activation | None = None,
         stream: AnyStream | None = None,
     ) -> ArrayT:
-        """out = activation(a @ b + bias), enqueued. -> out
+        """Enqueue ``out = activation(a @ b + bias)``. -> out
 
         a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or integers, of any
                     strides; also M, N or K of 0. CuPy arrays, or any with the CUDA Array Interface or DLPack,
@@ -177,7 +177,7 @@ def matmul(
     stream: AnyStream | None = None,
     method: GemmMethod = "auto",
 ) -> ArrayT:
-    """out = activation(a @ b + bias). It keeps one ``Gemm`` for each method and calls it: see
+    """Enqueue ``out = activation(a @ b + bias)``. It keeps one ``Gemm`` for each method and calls it: see
     ``Gemm.__call__``. -> out"""
     return _kept(method, current())(a, b, out, bias=bias, activation=activation, stream=stream)
 

@@ -1,5 +1,7 @@
 """The site: its reference has all public names, three clicks away, and pages are short."""
 
+import importlib
+import inspect
 import re
 import typing
 
@@ -45,6 +47,35 @@ def test_pages_are_reached_from_the_first_page():
         seen |= new
         new = {page for of in new if DOCS in of.parents for page in pages_from(of)} - seen
     assert set(DOCS.rglob("*.md")) <= seen
+
+
+def test_docstrings_become_lists_of_arguments_code_and_links(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    written = importlib.import_module("docstrings").converted
+    docstring = """Wait for `n` of ``x[*]``, as `notify` says. -> a token
+
+    n      how many
+           of them
+             deep   a name inside
+    ->     the value
+
+        wait(n)
+
+    See docs/timeouts.md: a * b_ is text.
+    """
+    assert [line for line in written(inspect.cleandoc(docstring).splitlines(), {"notify"}) if line] == [
+        "Wait for ``n`` of ``x[*]``, as :py:obj:`notify` says. Returns a token",
+        "``n``",
+        "    how many",
+        "    of them",
+        "    ``deep``",
+        "        a name inside",
+        "returns",
+        "    the value",
+        "::",
+        "        wait(n)",
+        "See :doc:`/timeouts`: a \\* b\\_ is text.",
+    ]
 
 
 def test_pages_are_short():

@@ -144,12 +144,12 @@ def atomic_set(dst: Array, value: float, pe: int) -> None:
 
 @_with_value(NUMBERS)
 def atomic_swap(dst: Array, value: float, pe: int) -> Any:
-    """``dst[0] = value`` on rank `pe`. -> the old value; 32- and 64-bit integers and floats."""
+    """``dst[0] = value`` on rank `pe`; 32- and 64-bit integers and floats. -> the old value"""
     return _on_pe("atomic_swap", dst, pe, lambda old: value)
 
 
 def atomic_compare_swap(dst: Array, cond: int, value: int, pe: int) -> int:
-    """``dst[0] = value`` on rank `pe` if it is equal to `cond`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] = value`` on rank `pe` if it is equal to `cond`; 32- and 64-bit integers. -> the old value"""
     return _on_pe("atomic_compare_swap", dst, pe, lambda old: value if old == wrap(cond, dst.dtype) else old)
 
 
@@ -175,7 +175,7 @@ def atomic_inc(dst: Array, pe: int) -> None:
 
 @_without_value(INTEGERS)
 def atomic_fetch_inc(dst: Array, pe: int) -> int:
-    """``dst[0] += 1`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] += 1`` on rank `pe`; 32- and 64-bit integers. -> the old value"""
     return _on_pe("atomic_fetch_inc", dst, pe, lambda old: old + 1)
 
 
@@ -187,7 +187,7 @@ def atomic_add(dst: Array, value: int, pe: int) -> None:
 
 @_with_value(INTEGERS)
 def atomic_fetch_add(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] += value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] += value`` on rank `pe`; 32- and 64-bit integers. -> the old value"""
     return _on_pe("atomic_fetch_add", dst, pe, lambda old: old + value)
 
 
@@ -202,7 +202,7 @@ def atomic_and(dst: Array, value: int, pe: int) -> None:
 
 @_bitwise
 def atomic_fetch_and(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] &= value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] &= value`` on rank `pe`; 32- and 64-bit integers. -> the old value"""
     return _on_pe("atomic_fetch_and", dst, pe, lambda old: old & value)
 
 
@@ -214,7 +214,7 @@ def atomic_or(dst: Array, value: int, pe: int) -> None:
 
 @_bitwise
 def atomic_fetch_or(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] |= value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] |= value`` on rank `pe`; 32- and 64-bit integers. -> the old value"""
     return _on_pe("atomic_fetch_or", dst, pe, lambda old: old | value)
 
 
@@ -226,5 +226,5 @@ def atomic_xor(dst: Array, value: int, pe: int) -> None:
 
 @_bitwise
 def atomic_fetch_xor(dst: Array, value: int, pe: int) -> int:
-    """``dst[0] ^= value`` on rank `pe`. -> the old value; 32- and 64-bit integers."""
+    """``dst[0] ^= value`` on rank `pe`; 32- and 64-bit integers. -> the old value"""
     return _on_pe("atomic_fetch_xor", dst, pe, lambda old: old ^ value)

@@ -319,14 +319,16 @@ def reducescatter_block(
 
 
 def get_multicast_array(team: int, arr: Array) -> Array:
-    """The multicast view of `arr` for the functions that begin with multimem_: a store goes to all ranks of
-    `team`, a load combines theirs. ``World.multicast_view`` makes one, too, and says why there is none.
+    """The multicast view of `arr`, for the functions that begin with multimem_.
+
+    A store to it goes to all ranks of `team`, and a load combines theirs. ``World.multicast_view`` makes one,
+    too, and raises an error that says why there is none.
 
     arr   symmetric, any dtype and shape
     ->    an array of the same type and shape
 
-    Any thread. Needs NVLink SHARP (NVLS) and an environment that allows it: where it is not, the address is
-    null. On the emulator the ranks of a node have it, and no other team.
+    Any thread. It needs NVLink SHARP (NVLS) and an environment that allows it; otherwise the address is null.
+    On the emulator the ranks of a node have it, and no other team.
     """
     thread = current_thread("get_multicast_array")
     return multicast_memory.view(thread, team, arr)

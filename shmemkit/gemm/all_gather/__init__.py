@@ -194,7 +194,7 @@ class AllGatherGemm(Products):
         activation: Activation | None = None,
         stream: AnyStream | None = None,
     ) -> ArrayT | tuple[ArrayT, ...]:
-        """out = activation(the x of all ranks, one below the other, @ weight + bias), enqueued. -> out
+        """Enqueue ``out = activation(X @ weight + bias)``, X being the rows x of all ranks, by rank. -> out
 
         x           (m, K), C-contiguous, of the same shape on all ranks
         weight      (K, N), of x's dtype, of any strides (fastest: rows or columns at multiples of 16 bytes);

@@ -59,7 +59,7 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     def __call__(
         self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        """-> out, enqueued
+        """Enqueue ``a @ b``, summed over the ranks. -> out, the sum
 
         a, b    as in ``GemmReduceScatter``. "fused", "copy_engine" and "fused_2d" need an M that is a
                 multiple of n_ranks

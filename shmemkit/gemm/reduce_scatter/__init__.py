@@ -74,7 +74,7 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     def __call__(
         self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        """-> out, enqueued
+        """Enqueue ``a @ b``, summed over the ranks. -> out, this rank's rows of the sum
 
         a       (M, K), of any strides; K is the rank's share
         b       (K, N), of any strides
