@@ -137,8 +137,8 @@ class CheckedThread(Thread):
         races, ordered = self.block.machine.races, semantic == "acquire"
         return races.waited_for(self, array, index, lambda seen: holds(seen, value), scope, ordered)
 
-    def wait_word(self, array, index, is_satisfied, why):
-        Thread.wait_word(self, untracked(array), index, is_satisfied, why)
+    def wait_word(self, array, index, is_satisfied, why, shown=str):
+        Thread.wait_word(self, untracked(array), index, is_satisfied, why, shown)
         return self.block.machine.races.waited_for(self, array, index, is_satisfied, "sys", False)
 
     def wait_line(self, line, is_satisfied, why):

@@ -188,7 +188,8 @@ def deadlock(machine):
         groups, kinds, left = defaultdict(list), defaultdict(int), 0
         for block, threads in stuck.items():
             for (why, line), together in _by_reason(threads).items():
-                most = 1 if block.launch.function.__module__.startswith("shmemkit.") else MOST_ALIKE
+                ours = str(block.launch.function.__module__).startswith("shmemkit.")
+                most = 1 if ours else MOST_ALIKE
                 groups[block.launch.name, threads_shown(together), why, line, most].append(
                     numbered(block.blockIdx, block.gridDim)
                 )

@@ -108,13 +108,14 @@ class Thread(greenlet):
                 break
             scheduler.wait_for(self, key, is_satisfied, why)
 
-    def wait_word(self, array, index, is_satisfied, why):
-        """Park until ``is_satisfied(array[index])``, relaxed: nothing else is known then. -> the element"""
+    def wait_word(self, array, index, is_satisfied, why, shown=str):
+        """Park until ``is_satisfied(array[index])``, relaxed: nothing else is known then. -> the element.
+        ``shown(element)`` is what a report says of it."""
         item, key = array.item, address_of(array, index)
         self.wait_until(
             key,
             lambda: is_satisfied(item(index)),
-            lambda: f"{place(self.block.machine, self, key)} {why}, now {item(index)}",
+            lambda: f"{place(self.block.machine, self, key)} {why}, now {shown(item(index))}",
         )
         return item(index)
 

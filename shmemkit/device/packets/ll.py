@@ -247,7 +247,8 @@ def flagged(data, flag):
 def awaited(thread, lines, i, flag):
     """The data of word `i`, when it has the flag."""
     flag = int(flag) & 0xFFFFFFFF
-    word = thread.wait_word(lines, i, lambda word: word >> 32 == flag, f"to hold the flag {flag}")
+    why, shown = f"to hold the flag {flag}", lambda word: f"the flag {word >> 32}"
+    word = thread.wait_word(lines, i, lambda word: word >> 32 == flag, why, shown)
     return int(word) & 0xFFFFFFFF
 
 
