@@ -48,5 +48,5 @@ def test_in_ipython():
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     shown = result.stdout + result.stderr
     assert "rank 0 block 0 thread 2 at Cell In[2], line 3: x[cuda.threadIdx.x] = 1 in kernel kernel" in shown
-    assert "shape -1: a non-negative integer" in shown
+    assert "shape is -1; it must be an integer of 0 or more" in shown
     assert "scheduler.py" not in shown and "memory.py" not in shown, shown
