@@ -8,17 +8,21 @@ ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/shmemkit/shmemkit"
 
 
-def to_github(app, docname, source):
-    folder = Path(app.env.doc2path(docname)).parent
+def links_to_github(text, page, beginning=""):
+    """`text` of `page`, whose relative links that begin with `beginning` lead to GitHub."""
 
     def link(found):
         target, _, anchor = found[1].partition("#")
-        path = os.path.relpath(folder / target, ROOT)
+        path = os.path.relpath(page.parent / target, ROOT)
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"]({REPOSITORY}/{kind}/main/{path}{'#' if anchor else ''}{anchor})"
 
+    return re.sub(rf"\]\((?!https?:)({re.escape(beginning)}[^)]*)\)", link, text)
+
+
+def to_github(app, docname, source):
     outside = "../" * (1 + docname.count("/"))
-    source[0] = re.sub(rf"\]\(({re.escape(outside)}[^)]*)\)", link, source[0])
+    source[0] = links_to_github(source[0], Path(app.env.doc2path(docname)), outside)
 
 
 def setup(app):
