@@ -7,6 +7,7 @@ import functools
 from numba import cuda
 
 from shmemkit.device import load_word, reduction
+from shmemkit.device.cuda.unroll import folded, tuple_of
 
 AT_ONCE = 8  # rows of four words, in registers
 
@@ -39,20 +40,7 @@ def combining(op, dtype, n_rows=None, own_row=True):
 
     @cuda.jit(device=True)
     def load(mine, rows, at, its, i, step):
-        if its:
-            return (
-                load_word(mine, i),
-                load_word(mine, i + step),
-                load_word(mine, i + 2 * step),
-                load_word(mine, i + 3 * step),
-            )
-        at += i
-        return (
-            load_word(rows, at),
-            load_word(rows, at + step),
-            load_word(rows, at + 2 * step),
-            load_word(rows, at + 3 * step),
-        )
+        return _load_four(mine, i, step) if its else _load_four(rows, at + i, step)
 
     @cuda.jit(device=True)
     def four(mine, rows, at, stride, me, n, i, step):
@@ -72,12 +60,45 @@ def combining(op, dtype, n_rows=None, own_row=True):
     return one, four
 
 
+@functools.cache
 def _four_of(op, dtype, n_rows, own_row):
-    load, combine = _loading(n_rows, own_row), _adding(op, dtype, n_rows)
+    """-> ``four`` of `n_rows` rows. Instead of row `me`, it loads the row before, so that no load waits for a
+    branch."""
+    first, add, _ = reduction(op, dtype)
+
+    @cuda.jit(device=True)
+    def load(k, arguments):
+        rows, i, stride, me, step = arguments
+        row = k
+        if k > 0 and (me == k or not own_row and (me < k or k == n_rows - 1)):
+            row = k - 1
+        return _load_four(rows, i + row * stride, step)
+
+    @cuda.jit(device=True)
+    def chosen(k, arguments):
+        own, others, me = arguments
+        return own if me == k else others[k]
+
+    @cuda.jit(device=True)
+    def first_four(words, _):
+        return first(words[0]), first(words[1]), first(words[2]), first(words[3])
+
+    @cuda.jit(device=True)
+    def add_four(totals, words, _):
+        p, q, r, s = totals
+        a, b, c, d = words
+        return add(p, a), add(q, b), add(r, c), add(s, d)
+
+    loads, choose, fold = (
+        tuple_of(n_rows, load),
+        tuple_of(n_rows, chosen),
+        folded(n_rows, first_four, add_four),
+    )
 
     @cuda.jit(device=True)
     def four(mine, rows, at, stride, me, n, i, step):
-        return combine(_load_four(mine, i, step), load(rows, at + i, stride, me, step), me)
+        others = loads((rows, at + i, stride, me, step))
+        return fold(choose((_load_four(mine, i, step), others, me)), me)
 
     return four
 
@@ -90,45 +111,3 @@ def _load_four(row, i, step):
         load_word(row, i + 2 * step),
         load_word(row, i + 3 * step),
     )
-
-
-@functools.cache
-def _loading(n, own_row, is_last=True):
-    """-> ``load(rows, i, stride, me, step)``: four words of each of `n` rows. Instead of row `me`, it loads
-    the row before, so that no load waits for a branch."""
-    k, neighbour = n - 1, max(n - 2, 0)
-    moved = is_last and not own_row  # whatever `me` is
-    before = _loading(n - 1, own_row, False) if n > 1 else None
-
-    @cuda.jit(device=True)
-    def load_first(rows, i, stride, me, step):
-        return (_load_four(rows, i, step),)
-
-    @cuda.jit(device=True)
-    def load(rows, i, stride, me, step):
-        others = before(rows, i, stride, me, step)
-        row = neighbour if moved or me == k or not own_row and me < k else k
-        return others + (_load_four(rows, i + row * stride, step),)
-
-    return load if n > 1 else load_first
-
-
-@functools.cache
-def _adding(op, dtype, n):
-    """-> ``combine(own, words, me)``: the four totals of `n` rows, row `me` being `own`."""
-    first, add, _ = reduction(op, dtype)
-    k = n - 1
-    before = _adding(op, dtype, n - 1) if n > 1 else None
-
-    @cuda.jit(device=True)
-    def only(own, words, me):
-        a, b, c, d = own if me == 0 else words[0]
-        return first(a), first(b), first(c), first(d)
-
-    @cuda.jit(device=True)
-    def combine(own, words, me):
-        p, q, r, s = before(own, words, me)
-        a, b, c, d = own if me == k else words[k]
-        return add(p, a), add(q, b), add(r, c), add(s, d)
-
-    return combine if n > 1 else only

@@ -2,15 +2,16 @@
 values, and sends the sums to the next rank. A rank talks to its two neighbours only, and sends n_ranks - 1
 segments.
 
+It stores totals straight into the next rank's inbox. So it is no method by puts, as the ring of all-reduce
+(``schedules/tree.py``): these copy what lies in memory.
+
 Segments  x is n_ranks segments, one for each rank. Each is handled as words of its own: a segment may begin
-          anywhere. It is cut into as many parts as there are blocks. Block b has part b of all segments, and
-          sends it in chunks
+          anywhere. Block b has part b of all segments, and sends it in chunks
 Inbox     inbox[buffer, s, b], on every rank: part b of what the rank before sends in its hop s, of segment me
           - 2 - s modulo the ranks. float16, bfloat16 and float8 travel as float32
           (``partial_results.py``). Written by the rank before only
-Signals   full[b], on every rank: how much of part b is here: the epoch times STEPS, plus the number of
-          chunks. Only the rank before sets it. Its stores are releases, one for each chunk, and each
-          publishes all chunks before it: one signal is enough for all
+Signals   full[b], on every rank: the epoch times STEPS, plus the number of chunks of part b that are here.
+          Only the rank before sets it. Each release publishes all chunks before it, too
 Epochs    epochs[b], local: of block b; the epoch selects the buffer. Device-resident, so graph-safe
 
   block b, for s = 0 .. n_ranks - 1, with segment k = me - 1 - s modulo the ranks, for each chunk of part b:
@@ -23,14 +24,13 @@ Epochs    epochs[b], local: of block b; the epoch selects the buffer. Device-res
 Segment k begins on rank k + 1 and passes all ranks after it, modulo the ranks, up to rank k. Its elements are
 combined in this order: the bits are the same in every run.
 
-No race. All ranks give part b the same slot and count its epochs alike, whatever the sizes of the calls. A
-rank writes a buffer of the next rank's inbox again two epochs later. In the epoch between, its own segment
-has come around the ring. The next rank has passed it on, in a launch that began after its previous launch had
-ended: it has read the buffer. Within an epoch, each hop has its own slots. out may be the rank's own segment
-of x: it is loaded in the last hop only, each word by the thread that stores it.
+No race: as in the double-buffer lemma (docs/protocols.md). A rank writes a buffer of the next rank's inbox
+again two epochs later. In the epoch between, its own segment has come around the ring. The next rank has
+passed it on, in a launch that began after its previous launch had ended: it has read the buffer. Within an
+epoch, each hop has its own slots. out may be the rank's own segment of x: it is loaded in the last hop only,
+each word by the thread that stores it.
 
-No deadlock: hop 0 waits for no rank, and hop s for a chunk of hop s - 1, in the same order on all ranks. All
-blocks are co-resident.
+No deadlock: hop 0 waits for no rank, and hop s for a chunk of hop s - 1, in the same order on all ranks.
 """
 
 import functools
@@ -49,7 +49,9 @@ from shmemkit.device import (
     wait_block,
 )
 
+from ..chunked_transfer import argument_types
 from ..method import Method
+from ..network import end_epoch
 from ..partial_results import shares, totals
 
 STEPS = 1 << 16  # more than the chunks that a block gets in an epoch
@@ -112,9 +114,7 @@ def ring_kernel(op, dtype):
                         notify(full[b:], following, sent, "set", "sys")
                 start = stop
             s += 1
-        cuda.syncthreads()  # all threads have read the counter
-        if t == 0:
-            epochs[b] = epoch
+        end_epoch(epochs, b, epoch)
 
     return ring_reduce_scatter
 
@@ -155,12 +155,11 @@ class Ring(Method):
         return self.launch(ring_kernel(self.op, dtype.name), -(-words // part), *args)
 
 
-_x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
-_inbox, _one = types.Array(types.uint64, 4, "C"), types.Array(types.uint64, 1, "C")
+_kinds = {"inbox": types.Array(types.uint64, 4, "C"), **dict.fromkeys(("full", "epochs"), types.uint64[::1])}
 GPU_KERNELS = {
     f"ring_reduce_scatter[{op},{dtype},{words}]": (
-        ring_kernel(op, dtype),
-        (*_x[words], types.int64, types.int64, _inbox, _one, _one),
+        kernel := ring_kernel(op, dtype),
+        argument_types(kernel, x=words[::1], out=words[::1], **_kinds),
     )
     for op, dtype, words in (
         ("sum", "bfloat16", types.uint64),
