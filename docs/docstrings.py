@@ -13,7 +13,7 @@ from textwrap import dedent
 ARGUMENT = re.compile(r"(\S+(?: \S+)*?)  +(\S.*)")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 MARKED = re.compile(r"(``.+?``|`[^`]+`|\bdocs/\w+\.md\b)")
-PACKAGES = ("shmemkit.device", "shmemkit.emu", "shmemkit")
+PACKAGES = ("shmemkit.device", "shmemkit.emu", "shmemkit.notebook", "shmemkit")
 
 
 def prose(text, linked):

@@ -4,6 +4,7 @@ from . import collectives as collectives
 from . import device as device
 from . import emu as emu
 from . import kernels as kernels
+from . import notebook as notebook
 from .collectives.all_gather import AllGather as AllGather
 from .collectives.all_reduce import AllReduce as AllReduce
 from .collectives.all_to_all import AllToAll as AllToAll

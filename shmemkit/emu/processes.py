@@ -339,17 +339,18 @@ class Processes:
     def deadlock(self):
         """Put the reports of all stuck ranks together."""
         _write(self.reports[self.rank], explain(self.machine))
+        states = self.state.tolist()  # before the others can raise, for which they wait for this report
         mark = self.reported[self.rank] = self._epoch() + 1
-        stuck = [r for r in range(self.n) if self.state[r] not in (FINISHED, RAISED)]
+        stuck = [r for r, state in enumerate(states) if state not in (FINISHED, RAISED)]
         deadline = time.monotonic() + PATIENCE
         while any(self.reported[r] != mark for r in stuck) and time.monotonic() < deadline:
             time.sleep(1e-3)
         parts = [_text(self.reports[r]) for r in stuck if self.reported[r] == mark]
         for r in range(self.n):
-            if self.state[r] == RAISED:
+            if states[r] == RAISED:
                 why = json.loads(_text(self.causes[r]))[0]
                 parts.append(f"  rank {r}: its host program has raised {why}")
-            elif self.state[r] == FINISHED:
+            elif states[r] == FINISHED:
                 parts.append(f"  rank {r}: its host program has ended")
         error = self.machine.deadlock_error("\n".join(p for p in parts if p))
         error.shown_by = stuck[0]

@@ -4,6 +4,8 @@ import os
 import re
 import sys
 
+from .host_program import current_world
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OLD_NAME = re.compile(r"<ipython-input-(\d+)-")
 
@@ -29,10 +31,14 @@ def hide_our_frames():
     this local variable.) Whoever has a handler of their own keeps it."""
     running = shell()
     if running is not None and not running.custom_exceptions:
-        running.set_custom_exc((Exception,), _show)
+        running.set_custom_exc((Exception, KeyboardInterrupt), _show)
 
 
 def _show(running, kind, error, trace, tb_offset=None):
+    world, shown_by = current_world(), getattr(error, "shown_by", None)
+    if world is not None and shown_by not in (None, world.rank):  # all ranks have it, and that one says all
+        text = f"{kind.__name__}: {error}".partition("\n")[0]
+        error._render_traceback_ = lambda: [f"{text} (rank {shown_by} shows more)"]
     _hide(error, set())
     running.showtraceback((kind, error, trace), tb_offset=tb_offset)
 

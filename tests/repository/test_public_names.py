@@ -14,7 +14,7 @@ import shmemkit.typing
 from shmemkit.compat import libshmem_device, triton_distributed
 from shmemkit.device import swizzle
 
-PACKAGES = (sk, sk.emu, sk.device)
+PACKAGES = (sk, sk.emu, sk.device, sk.notebook)
 
 
 def functions():
