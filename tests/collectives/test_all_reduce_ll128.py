@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from bounded_memory import Memory
+from fast import slow
 from numba import cuda, types
 from ptx import compile_ptx, resources
 from ptx_code import LOAD, STORE, Code, is_lean
@@ -37,27 +38,6 @@ methods = pytest.mark.parametrize("method", ["one_shot_ll128", "two_shot_ll128"]
 # ---- the methods
 
 
-def in_many_turns(method, sizes):
-    """Few warps, and other grids on each rank: a warp has several tiles, on each rank others."""
-    world = sk.init()
-    n, reduce = world.n_ranks, sk.AllReduce.maker(method)(world, 8 * max(sizes), "sum")
-    reduce.threads, blocks = 64, 1 + world.rank
-    for call, size in enumerate(sizes):
-        x = np.arange(size, dtype="uint64") + 1000 * call + world.rank
-        reduce.bind(x, x, True, x.dtype)(None)  # the kernel is there
-        for key in reduce.most:
-            reduce.most[key] = blocks
-        world.synchronize()
-        assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
-
-
-@pytest.mark.each_value
-@methods
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
-def test_several_tiles_for_a_warp(pes, method):
-    pes(3).run(in_many_turns, method, [60, 1000, 61, 1, 999])
-
-
 def in_few_slots(sizes, blocks):
     """Segments of more tiles than there are slots. Ranks have 1, 2 or 3 blocks, or what divides the slots."""
     world = sk.init()
@@ -73,7 +53,7 @@ def in_few_slots(sizes, blocks):
         assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
 
 
-@pytest.mark.parametrize("blocks", [(1, 2, 3), (4, 5, 6), (64, 64, 64)])
+@pytest.mark.parametrize("blocks", [(1, 2, 3), *slow((4, 5, 6), (64, 64, 64))])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
 def test_two_shots_in_few_slots(pes, blocks):
     pes(3, gpu="H200,sms=3").run(in_few_slots, [3600, 200, 1081, 60, 2500], blocks)
@@ -88,14 +68,6 @@ def few_calls(method, sizes, **settings):
         reduce.bind(x, x, True, x.dtype)(None)
         world.synchronize()
         assert (x == 10 * call * n + n * (n - 1) // 2).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method, sizes", [("one_shot_ll128", [1, 1, 1]), ("two_shot_ll128", [1, 1])])
-def test_right_in_every_schedule(method, sizes):
-    """The third call of one shot uses the first half again, the second one of two shots the same lines."""
-    found = sk.emu.explore(few_calls, 2, (method, sizes), exhaustive=True, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
 
 
 @pytest.mark.slow

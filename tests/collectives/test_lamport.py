@@ -1,5 +1,5 @@
-"""Pieces that say themselves that they have arrived: the device functions, and all-reduces by them, on the
-emulator and as PTX. (test_exchange.py has the other collectives.)"""
+"""Pieces that say themselves that they have arrived: the device functions, on the emulator and as
+PTX."""
 
 import contextlib
 import ctypes
@@ -10,23 +10,11 @@ import pytest
 from bounded_memory import Memory
 from numba import cuda, types
 from ptx import compile_ptx, resources
-from test_all_reduce_ll128 import few_calls as reduced
 
 import shmemkit as sk
 from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device import lamport_load, lamport_store, load_piece, rank, store_piece
 from shmemkit.device.packets import lamport
-
-
-@pytest.mark.slow
-def test_a_reduction_is_right_in_every_schedule():
-    found = sk.emu.explore(reduced, 2, ("one_shot_lamport", [1, 1, 1]), exhaustive=True, heap_size=1 << 18)
-    assert found.finished and found.failure is None, str(found)
-
-
-@pytest.mark.schedules(deliveries="unordered", seeds=[0])
-def test_a_reduction_of_more_tiles_than_warps(pes):
-    pes(3).run(reduced, "one_shot_lamport", [600, 1, 195, 384, 599, 2, 600], 0)
 
 
 def test_the_pattern_is_drawn_once_for_all_ranks(pes):
