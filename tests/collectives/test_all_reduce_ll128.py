@@ -53,7 +53,7 @@ def in_few_slots(sizes, blocks):
         assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
 
 
-@pytest.mark.parametrize("blocks", [(1, 2, 3), *slow((4, 5, 6), (64, 64, 64))])
+@pytest.mark.parametrize("blocks", [(1, 2, 3), *slow(((4, 5, 6),), ((64, 64, 64),))])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
 def test_two_shots_in_few_slots(pes, blocks):
     pes(3, gpu="H200,sms=3").run(in_few_slots, [3600, 200, 1081, 60, 2500], blocks)
