@@ -12,15 +12,13 @@ from textwrap import dedent
 
 ARGUMENT = re.compile(r"(\S+(?: \S+)*?)  +(\S.*)")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-MARKED = re.compile(r"(``.+?``|`[^`]+`|\bdocs/\w+\.md\b)")
+MARKED = re.compile(r"(``.+?``|`[^`]+`|\bdocs/\w+\.md\b)", re.S)
 PACKAGES = ("shmemkit.device", "shmemkit.emu", "shmemkit.notebook", "shmemkit")
 
 
-def prose(text, linked):
-    """A line, with links for the names in `linked`."""
-    item = ITEM.match(text)
-    begin = item[0] if item else ""
-    parts = MARKED.split(text[len(begin) :])
+def prose(lines, linked):
+    """-> the lines of a paragraph or list, with links for the names in `linked`"""
+    parts = MARKED.split("\n".join(lines))
     for i, part in enumerate(parts):
         if part.startswith("``"):
             parts[i] = part
@@ -29,11 +27,11 @@ def prose(text, linked):
         elif i % 2:
             parts[i] = f":py:obj:`{part[1:-1]}`" if part[1:-1] in linked else f"`{part}`"
         else:
-            part = re.sub(r"(^|[.:] )-> ", r"\1Returns ", part)
+            part = re.sub(r"(^|[.:]\s)-> ", r"\1Returns ", part, flags=re.M)
             parts[i] = re.sub(r"([\\*_|`])", r"\\\1", part)
         if i % 2 and re.match(r"[\w(\[]", parts[i + 1]):
             parts[i] += "\\ "  # markup ends before a blank or a punctuation mark
-    return begin + "".join(parts)
+    return "".join(parts).splitlines()
 
 
 def blocks(lines):
@@ -73,8 +71,7 @@ def converted(lines, linked):
         if kind == "code":
             done += ["::", "", *(f"    {line}".rstrip() for line in block), ""]
         elif kind == "prose":
-            done += [" " * (len(line) - len(line.lstrip())) + prose(line.lstrip(), linked) for line in block]
-            done.append("")
+            done += [*prose(block, linked), ""]
         else:
             name, text = re.split("  +", block[0], maxsplit=1)
             rest = dedent("\n".join(block[1:])).splitlines()

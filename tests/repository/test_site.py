@@ -38,7 +38,8 @@ def test_reference_has_every_public_name_three_clicks_from_the_first_page():
     public = {f"{package.__name__}.{name}" for package in PACKAGES for name in package.__all__}
     types = [name for name in vars(shmemkit.typing).keys() - vars(typing).keys() if name[0].isupper()]
     public |= {f"shmemkit.typing.{name}" for name in types}
-    assert found == public | {"shmemkit.device.swizzle", "shmemkit.typing"}
+    parts = {name for name in found if name.startswith("shmemkit.collectives.")}
+    assert found - parts == public | {"shmemkit.device.swizzle", "shmemkit.typing"}
 
 
 def test_pages_are_reached_from_the_first_page():
