@@ -31,6 +31,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 pygments_style, pygments_dark_style = "default", "github-dark"
 
+copybutton_selector = "div:not(.highlight-output) > div.highlight > pre"
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = False
 
