@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shmemkit.support.notebook import html_text
+
 
 class EmulatorError(RuntimeError):
     """A kernel or a rank failed on the emulator; the message says where.
@@ -14,6 +16,10 @@ class EmulatorError(RuntimeError):
     delivery: str | None = None
     seed: int | None = None
     tells_its_cause = True  # the message does, and where
+
+    def _repr_html_(self):
+        head, _, text = f"{type(self).__name__}: {self}".partition("\n")
+        return html_text(head, text)
 
 
 class DeadlockError(EmulatorError):
@@ -41,6 +47,11 @@ class RaceError(EmulatorError):
     def __init__(self, races: Sequence):
         self.races = races
         super().__init__(races_text(races))
+
+    def _repr_html_(self):
+        text = races_text(self.races)
+        more = "".join(race._repr_html_() for race in self.races)
+        return html_text(f"RaceError: {text}".partition("\n")[0], str(self).removeprefix(text).strip(), more)
 
 
 def races_text(races):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from shmemkit.support.notebook import html_table, html_text
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import shown
 
@@ -45,6 +46,14 @@ class Exploration:
                 "this Exploration has no `choice`; an exhaustive one that found a failure has it"
             )
         return Replay(self.schedule)
+
+    def _repr_html_(self):
+        if self.failure is None:
+            return html_text(repr(self))
+        kind, seed = type(self.failure).__name__, "" if self.exhaustive else self.seed
+        shown = getattr(self.failure, "_repr_html_", lambda: html_text(kind, str(self.failure)))()
+        row = self.runs, f"{kind} in the last one", seed, repr(self.delivery)
+        return html_table(("schedules", "outcome", "seed", "delivery"), [row]) + shown
 
     def __repr__(self):
         runs = f"{self.runs} schedule{'s' * (self.runs != 1)}"

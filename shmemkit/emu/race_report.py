@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shmemkit.support.agreement import ranks_text
+from shmemkit.support.call_site import shown_place
+from shmemkit.support.notebook import html_table, html_text
 
 from .host_arrays import HostAccess
 from .mbarriers import Load
@@ -85,8 +87,19 @@ class Race:
     also: tuple[int, ...] = ()  # the other ranks on which the same lines race
 
     def __str__(self):
+        return f"{self._where()}\n{self.second}\n{self.first}\n    {self.missing}"
+
+    def _where(self):
         also = f" (the same lines also race on {ranks_text(self.also)})" if self.also else ""
-        return f"race on {self.element}{self.note}{also}\n{self.second}\n{self.first}\n    {self.missing}"
+        return f"race on {self.element}{self.note}{also}"
+
+    def _repr_html_(self):
+        rows = []
+        for a in (self.second, self.first):
+            line = shown_place(a.file, a.line) if a.line else ""
+            rows.append((a.rank, a.block, a.thread, a.kernel, a.what, line, a.source))
+        head = "rank", "block", "thread", "kernel", "access", "line", "source"
+        return html_text(self._where(), self.missing, html_table(head, rows))
 
 
 def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):

@@ -1,5 +1,7 @@
-"""What notebooks are told: lines by their cells, errors without our own frames, and cells that fail."""
+"""What notebooks are told: lines by their cells, errors without our own frames, cells that
+fail, and tables."""
 
+import html
 import os
 import re
 import sys
@@ -83,3 +85,21 @@ def watch_cells(ended):
         running.events.unregister("post_execute", after)
 
     return end
+
+
+def html_table(head, rows):
+    """A table of texts for ``_repr_html_``, in the notebook's style. The last column is code."""
+    left = "style='text-align: left'"
+    titles = "".join(f"<th {left}>{html.escape(title)}</th>" for title in head)
+    lines = ""
+    for row in rows:
+        *cells, code = (html.escape(str(cell)) for cell in row)
+        lines += "<tr>" + "".join(f"<td {left}>{cell}</td>" for cell in cells)
+        lines += f"<td {left}><code>{code}</code></td></tr>"
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def html_text(head, text="", more=""):
+    """A line in bold, and behind it a text as it is; `more` is HTML between them."""
+    text = f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>" if text else ""
+    return f"<div style='margin-top: 1em'><b>{html.escape(head)}</b></div>{more}{text}"
