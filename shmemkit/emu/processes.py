@@ -273,7 +273,8 @@ class Processes:
         if RUNNING in states or HOST not in states:
             return True
         limit, late = timeouts.default(), ranks_text([r for r, s in enumerate(states) if s == HOST])
-        text = f"rank {self.rank} has waited {waited:.3g} s for {late}, still in host code"
+        there = "still in host code" + " or done with their cells" * (shell() is not None)
+        text = f"rank {self.rank} has waited {waited:.3g} s for {late}, {there}"
         if limit is not None and waited > limit and not self.can_go_on:
             raise timeouts.SignalTimeout(f"{text}{_go_on()}\n{explain(self.machine)}", self.rank)
         if waited > min(PATIENCE, limit or PATIENCE) and not self.warned:
