@@ -16,6 +16,7 @@ import contextlib
 import logging
 import signal
 import subprocess
+import tempfile
 import time
 from typing import Any
 
@@ -33,8 +34,9 @@ def __dir__():
 
 
 DEFAULT = 4  # ranks on the emulator
-# Ends the process groups whose numbers it reads, once the notebook's process has ended, however that was.
-GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -- $groups'
+# Ends the process groups whose numbers it reads, once the notebook's process has ended, however that was, and
+# removes their folder.
+GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -- $groups; rm -rf -- "$1"'
 
 
 def cluster(n: int | None = None, timeout: float = 60) -> Engines:
@@ -95,16 +97,17 @@ class Engines:
     def _start(self):
         import ipyparallel
 
+        folder = tempfile.mkdtemp(prefix="shmemkit-notebook-")  # an IPython profile: keys, logs, history
         try:
             self._guard: Any = subprocess.Popen(
-                ["/bin/sh", "-c", GUARD],
+                ["/bin/sh", "-c", GUARD, "sh", folder],
                 stdin=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
             )
             self._cluster = started = ipyparallel.Cluster(
-                engines=_launcher(self._command), log_level=logging.CRITICAL
+                engines=_launcher(self._command), profile_dir=folder, log_level=logging.CRITICAL
             )
             started.start_controller_sync()
             self._watch(started.controller)

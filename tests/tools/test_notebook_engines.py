@@ -56,8 +56,9 @@ def test_shows_what_the_launcher_prints(monkeypatch, tmp_path):
         sk.notebook.cluster(2)
 
 
-def in_notebook(code):
-    """A process that runs `code` with `engines`, two ranks, of which it has printed the process numbers."""
+def in_notebook(folder, code):
+    """A process that runs `code` with `engines`, two ranks, of which it has printed the process numbers. Its
+    temporary files are in `folder`."""
     head = """
     import os, signal, time
     import shmemkit as sk
@@ -65,37 +66,43 @@ def in_notebook(code):
     print(engines.view.apply_sync(os.getpid), flush=True)
     """
     command = [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(code)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=variables
+    )
     return process, json.loads(process.stdout.readline())
 
 
-def wait_for_the_end_of(ranks):
+def wait_for_the_end_of(ranks, folder):
     deadline = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{rank}") for rank in ranks):
-        assert time.monotonic() < deadline, "ranks live on"
+    while any(os.path.exists(f"/proc/{rank}") for rank in ranks) or list(folder.glob("shmemkit-notebook-*")):
+        assert time.monotonic() < deadline, "ranks or their files live on"
         time.sleep(0.1)
 
 
 @needs_mpi
 @pytest.mark.slow
-def test_ranks_end_when_the_notebook_is_killed():
+def test_ranks_end_when_the_notebook_is_killed(tmp_path):
     pytest.importorskip("ipyparallel")
-    process, ranks = in_notebook("time.sleep(600)")
+    process, ranks = in_notebook(tmp_path, "time.sleep(600)")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for_the_end_of(ranks)
+    wait_for_the_end_of(ranks, tmp_path)
 
 
 @needs_mpi
 @pytest.mark.slow
-def test_restart_after_a_rank_has_died():
+def test_restart_after_a_rank_has_died(tmp_path):
     pytest.importorskip("ipyparallel")
-    process, ranks = in_notebook("""
+    process, ranks = in_notebook(
+        tmp_path,
+        """
     os.kill(engines.view.apply_sync(os.getpid)[1], signal.SIGKILL)
     engines.restart()
     engines.view.execute("import shmemkit as sk; world = sk.init(); found = world.host_allgather(world.rank)")
     print(engines.view["found"])
-    """)
+    """,
+    )
     printed, _ = process.communicate(timeout=100)
     assert printed == "[[0, 1], [0, 1]]\n"
-    wait_for_the_end_of(ranks)
+    wait_for_the_end_of(ranks, tmp_path)
