@@ -102,6 +102,7 @@ class Engines:
             self._guard: Any = subprocess.Popen(
                 ["/bin/sh", "-c", GUARD, "sh", folder],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
