@@ -6,8 +6,6 @@ import os
 import re
 import sys
 
-from .host_program import current_world
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OLD_NAME = re.compile(r"<ipython-input-(\d+)-")
 
@@ -37,6 +35,10 @@ def hide_our_frames():
 
 
 def _show(running, kind, error, trace, tb_offset=None):
+    from .host_program import (
+        current_world,
+    )  # not above: mpi_launch.sh reads options where greenlet is missing
+
     world, shown_by = current_world(), getattr(error, "shown_by", None)
     if world is not None and shown_by not in (None, world.rank):  # all ranks have it, and that one says all
         text = f"{kind.__name__}: {error}".partition("\n")[0]

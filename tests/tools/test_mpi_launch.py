@@ -595,3 +595,9 @@ def test_later_starts_add_less_than_300_ms(clone):
         clone()
         times.append(time.perf_counter() - start)
     assert min(times) < 0.3
+
+
+def test_options_are_read_where_nothing_is_installed():
+    """By the Python that makes the environment."""
+    read = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import shmemkit.tools.mpirun"
+    assert subprocess.run([sys.executable, "-I", "-S", "-c", read]).returncode == 0
