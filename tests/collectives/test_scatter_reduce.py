@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from specification import calls
 
 import shmemkit as sk
 
@@ -15,6 +16,13 @@ def test_more_ranks_than_are_polled_at_once(pes, method):
             assert me != 1 or (total == n * np.arange(5) + 5 * n * (n - 1)).all()
 
     pes(17).run(main)
+
+
+@pytest.mark.schedules(deliveries=("eager", "ordered", "unordered"), seeds=[None, 0, 1])
+def test_in_place_with_fewer_tiles_than_warps(pes, small):
+    """Warps without a tile load nothing that another one stores."""
+    small(sk.Reduce, ll128={"threads": 128})
+    pes(2).run(calls, "Reduce", "ll128", [1, 61, 200], "uint64", "sum", 1, 0, "in place")
 
 
 def test_one_liners(pes):

@@ -192,7 +192,8 @@ def to_root_kernel(t, op=None, dtype=None, n=None):
             row = u32((epoch & 1) * ranks)
             base = u32(row * row_units + i)
             if me != root or receive_all is not None:
-                words = load(x, min(i, u32(units - 1)))
+                # Of LL128, what lies beyond the end may be loaded; other warps store the last unit in place.
+                words = load(x, i if receive_all is not None else min(i, u32(units - 1)))
                 if me != root and epoch > 2:
                     if thread & 31 == 0:
                         wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
