@@ -47,7 +47,7 @@ from shmemkit.device import (
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 
 AT_ONCE = 16  # ranks: two words of each, and more, in registers
-MOST_BYTES = 1 << 34  # of slots: units are counted in 32 bits
+MOST_BYTES = 1 << 34  # of slots, and of arrays: units are counted in 32 bits
 
 device = cuda.jit(device=True)
 u32 = types.uint32

@@ -53,6 +53,14 @@ def in_few_slots(sizes, blocks):
         assert (x == n * (np.arange(size) + 1000 * call) + n * (n - 1) // 2).all()
 
 
+def test_two_shots_refuse_arrays_whose_packets_32_bits_do_not_count(pes):
+    def main():
+        with sk.init() as world, pytest.raises(ValueError, match="all_reduce two_shot_ll128: max_nbytes is"):
+            sk.AllReduce(world, (1 << 34) + 1, method="two_shot_ll128")
+
+    pes(2).run(main)
+
+
 @pytest.mark.parametrize("blocks", [(1, 2, 3), *slow(((4, 5, 6),), ((64, 64, 64),))])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
 def test_two_shots_in_few_slots(pes, blocks):

@@ -43,7 +43,7 @@ from numba import cuda, types
 from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, rank, symm_at
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 
-from ..transports import LL128, indexing
+from ..transports import LL128, MOST_BYTES, indexing
 from .packets import PacketMethod, combining, device, kernel_types
 
 u32 = types.uint32
@@ -116,6 +116,11 @@ class TwoShot(PacketMethod):
 
     def prepare(self, max_nbytes, op):
         t, n = self.t, self.world.n_ranks
+        if max_nbytes > MOST_BYTES:
+            raise ValueError(
+                f"{self.name}: max_nbytes is {max_nbytes}; it must be {MOST_BYTES} at most, since "
+                "packets are counted in 32 bits. Take another method"
+            )
         self.op = op
         self.ring_blocks = self.ring * min(self.world.host_allgather(self.world.backend.multiprocessors))
         self.ring_units = self.ring_blocks * self.units_of_block
