@@ -16,8 +16,8 @@ Epochs    epochs[s], local: of slot s. Device-resident, so graph-safe
           4. wait for results[:, s], of all ranks at once; store them to the segments of the output
 
 All units of a slot belong to one warp: if a segment has more units than there are slots, the number of warps
-divides that of the slots. So large messages need no more slots than the GPU has warps in flight, and these
-stay in its L2 cache.
+divides that of the slots. So large messages need no more slots than `ring` for each multiprocessor: three
+times as many as it has warps in flight, so that many numbers of warps divide them.
 
 One rank combines an element, in the order of the ranks: all ranks get the same bits, in every run.
 
@@ -28,6 +28,8 @@ sizes of the calls and the grids.
   results[k, s], which rank k sends after it has read inputs[:, s].
 - A rank writes results[me, s] on rank k again in the next epoch of slot s, after inputs[k, s] has come. Rank
   k sends that after it has read results[:, s]: in the same warp, or in a launch that has ended.
+  Accesses are relaxed, but each send depends on what was loaded: a warp votes that its lanes have all flags,
+  and stores after the branch.
 - x may be out: a warp loads its units of x before it writes the same units of out. What other warps load
   there lies beyond the end of their segments, and is not stored.
 
