@@ -9,6 +9,7 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
+from shmemkit.device import notify, rank, wait
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 
@@ -90,6 +91,16 @@ def test_collectives(pes, kind):
     pes(RANKS).run(main)
 
 
+@cuda.jit
+def wait_until_set(signal):
+    wait(signal, 1, "sys", "acquire")
+
+
+@cuda.jit
+def set_signal(signal):
+    notify(signal, rank(), 1)
+
+
 @kinds
 def test_results_are_there_when_the_call_returns(pes, kind):
     """As those of PyTorch's functions of CPU tensors; but not on a stream that is named, or in a capture."""
@@ -104,10 +115,11 @@ def test_results_are_there_when_the_call_returns(pes, kind):
         assert out.tolist() == wanted.tolist()
         if kind is tensor:
             assert sk.all_reduce(kind(x)).tolist() == wanted.tolist()
-        out = np.zeros(5)
-        reduce(kind(x), out, stream=world.stream)
-        there = out.tolist() == wanted.tolist()
-        assert not all(world.host_allgather(there))  # the first rank that calls does not wait for the others
+        out, go = np.zeros(5), sk.signals(1)
+        wait_until_set[1, 1, world.stream](go)
+        reduce(kind(x), out, stream=world.stream)  # returns, although what is before it waits
+        assert out.tolist() == [0] * 5
+        set_signal[1, 1, cuda.stream()](go)
         world.synchronize()
         assert out.tolist() == wanted.tolist()
         world.stream.begin_capture()
