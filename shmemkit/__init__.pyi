@@ -68,6 +68,7 @@ from .runtime.symmetric_memory import (
 from .runtime.symmetric_memory import (
     zeros as zeros,
 )
+from .runtime.timeline import Timeline as Timeline
 from .runtime.timer import Timer as Timer
 from .runtime.world import World as World
 from .runtime.world import current as current

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shmemkit.emu import launch_hook
+from shmemkit.emu import launch_hook, timeline
 from shmemkit.emu.array_module import ArrayModule
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.grid import Launch
@@ -203,6 +203,22 @@ class EmulatorBackend:
 
     def memory_operations(self, operations):
         return lambda stream: stream.enqueue(memory_operations(stream, operations))
+
+    def record(self, records):
+        """Record a timeline from now on. -> ``stop()``, which ends that and returns what was recorded: the
+        file's dictionary, or None to all but the first of the ranks that share a process."""
+        machine = self.machine
+        running = machine.timeline or timeline.begin(machine, records)
+        running.users += 1
+
+        def stop():
+            running.users -= 1
+            data = running.data() if self.pe == machine.local_pes[0] else None
+            if not running.users and machine.timeline is running:
+                timeline.stop(machine)
+            return data
+
+        return stop
 
     def synchronize(self):
         self.machine.synchronize(self.pe)

@@ -7,6 +7,7 @@ from .cuda import (
     clusters,
     copies,
     float_storage,
+    marks,
     mbarrier,
     mma,
     pdl,
@@ -21,6 +22,7 @@ from .cuda.array_words import *  # noqa: F403
 from .cuda.clusters import *  # noqa: F403
 from .cuda.copies import *  # noqa: F403
 from .cuda.float_storage import *  # noqa: F403
+from .cuda.marks import *  # noqa: F403
 from .cuda.mbarrier import *  # noqa: F403
 from .cuda.mma import *  # noqa: F403
 from .cuda.pdl import *  # noqa: F403
@@ -57,6 +59,7 @@ __all__ += float_storage.__all__
 __all__ += lamport.__all__
 __all__ += ll.__all__
 __all__ += ll128.__all__
+__all__ += marks.__all__
 __all__ += mbarrier.__all__
 __all__ += mma.__all__
 __all__ += multimem.__all__

@@ -47,6 +47,7 @@ def parser():
         metavar="K",
         help="run with the seeds 0 to K - 1 and each delivery, until one fails",
     )
+    result.add_argument("--timeline", metavar="FILE", help="write a timeline, for ui.perfetto.dev")
     result.add_argument("--json", type=_file, metavar="FILE", help="write the outcome there, too")
     result.add_argument(
         "-m",
@@ -124,6 +125,7 @@ def _run(script, options):
         delivery=options.delivery,
         seed=options.seed,
         gpu=options.gpu,
+        timeline=options.timeline,
     )
 
 

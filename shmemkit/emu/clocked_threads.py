@@ -44,6 +44,8 @@ class CheckedThread(Thread):
         """-> the Moment of what I do until my next release or barrier"""
         block = self.block
         launch, time, events = block.launch, block.phase << 32 | self.releases, block.machine.races.events
+        if block.machine.timeline is not None:
+            block.machine.timeline.period(self, time)
         self.moment = Moment(
             block.key, block.phase, self.key, time, launch.stream_key, launch.number, self, events
         )

@@ -145,7 +145,7 @@ def _random(main, n_pes, deliveries, seeds, options):
             for delivery in deliveries:
                 task.done, found.runs = found.runs, found.runs + 1
                 try:
-                    run(main, n_pes, delivery=delivery, seed=seed, **options)
+                    run(main, n_pes, delivery=delivery, seed=seed, timeline=False, **options)
                 except Exception as error:
                     found.failure, found.seed, found.delivery = error, seed, delivery
                     return found
@@ -163,7 +163,7 @@ def _all(main, n_pes, deliveries, max_runs, options):
                     return found
                 task.done, started = started, started + 1
                 try:
-                    run(main, n_pes, delivery=delivery, choice=explorer, **options)
+                    run(main, n_pes, delivery=delivery, choice=explorer, timeline=False, **options)
                     found.runs += 1
                 except Redundant:
                     pass

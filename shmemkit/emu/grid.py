@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 
 import numpy as np
+from greenlet import getcurrent
 
 from shmemkit.support.arrays import as_array
 from shmemkit.support.garbage_collection import uncollected
@@ -83,6 +84,9 @@ class Block(Participation):
         """All live threads are in syncthreads: they go on."""
         if self.open:
             self.check_calls()
+        if self.machine.timeline is not None:
+            here = getcurrent()
+            self.machine.timeline.met([*self.parked, here] if getattr(here, "block", None) is self else self.parked)
         self.scheduler.ready.extend(self.parked)
         self.parked.clear()
 
@@ -105,6 +109,8 @@ class Block(Participation):
         """`thread` has ended."""
         self.scheduler.progress += 1
         self.alive -= 1
+        if self.machine.timeline is not None:
+            self.machine.timeline.thread_ends(thread)
         needed = self.loses(thread)
         if needed is not None:
             self.launch.fail(thread, needed)
@@ -137,7 +143,7 @@ class Launch:
         self.arrays = {name: a for name, a in named if isinstance(a, np.ndarray)}
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
         self.dynamic_shared = shared
-        self.alive = 0
+        self.alive = self.enqueued_at = 0
         self.started = self.done = self.frozen = False
 
     def again(self, _):
@@ -150,6 +156,8 @@ class Launch:
         of_launches.watch(scheduler)
         if self.machine.races is not None:
             self.machine.races.kernel_started(self)
+        if self.machine.timeline is not None:
+            self.machine.timeline.kernel_starts(self)
         self.thread_indices = _indices(self.block)
         indices = _indices(self.grid)
         self.n_blocks, n_threads = len(indices), len(self.thread_indices)
@@ -177,6 +185,8 @@ class Launch:
                         steps = {key: n for key, n in after.clock.items() if key >= STEP}
                         for thread in block.threads if steps else ():
                             thread.learn(steps)
+                    if self.machine.timeline is not None:
+                        self.machine.timeline.block_starts(block, after)
                     self.machine.scheduler.ready.extend(block.threads)
 
     def not_resident(self):

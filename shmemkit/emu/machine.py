@@ -4,6 +4,7 @@ others."""
 import contextlib
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Machine:
         self.network = self.scheduler.network = Network(self, delivery)
         self.races = Races(self) if races else None
         self.block = CheckedBlock if races else Block
+        self.timeline: Any = None  # a Timeline, where one is recorded
         self.writers = Writers(self)
         self.collectives = Collectives(self)
         self.emptied = (
@@ -102,6 +104,8 @@ class Machine:
         """Something was stored at address `key`: whoever waits for it may go on."""
         scheduler = self.scheduler
         scheduler.progress += 1
+        if self.timeline is not None:
+            self.timeline.stored(key)
         if scheduler.waiters or scheduler.choice is not None:
             scheduler.wake(key)
 

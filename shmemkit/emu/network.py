@@ -67,7 +67,7 @@ class Network:
                 self._apply(thread, flag, value, op, operation, by)
 
         if not word:
-            self._send(thread, int(pe), arrive)
+            self._send(thread, int(pe), arrive, here.nbytes)
             return
         messages = min(3, there.size) if self.delivery == "unordered" else 1
         for i in range(messages):
@@ -93,7 +93,7 @@ class Network:
             for key in keys:
                 machine.written(key)
 
-        self._send(thread, pe, arrive)
+        self._send(thread, pe, arrive, here.nbytes)
 
     def get(self, thread, dst, src, pe, nbi, word):
         """Copy min(dst.size, src.size) elements of `src` on `pe` to `dst`. A `word` is read in one piece."""
@@ -153,7 +153,9 @@ class Network:
             self.machine.races.quiet(thread)
 
     # -- delivery
-    def _send(self, thread, target, arrive):
+    def _send(self, thread, target, arrive, n_bytes=0):
+        if self.machine.timeline is not None:
+            arrive = self.machine.timeline.carried(thread, arrive, n_bytes)
         if self.delivery == "eager":
             arrive(thread)
             return
@@ -192,6 +194,8 @@ class Network:
         scheduler.progress += 1
         scheduler.effect(None, "arrive", key)
         message.arrive(None)
+        if self.machine.timeline is not None:
+            self.machine.timeline.completed(key)
         scheduler.wake(key)
 
     # -- arrival

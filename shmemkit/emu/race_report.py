@@ -123,6 +123,8 @@ def describe(races, at, what, access, clock, earlier_what, earlier, kind=None):
         pair.missing() if kind is None else _ATOMIC[kind](pair),
         other_name(races.machine, thread.pe, at) or other_name(races.machine, _thread(earlier[0].of).pe, at),
     )
+    if races.machine.timeline is not None:
+        races.machine.timeline.race(race, earlier[0], access[0])
     return race, pair if kind is None and pair.may_say_more() else None
 
 

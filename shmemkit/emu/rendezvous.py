@@ -1,5 +1,7 @@
 """A rendezvous of threads: each brings a value, the last to arrive computes the result, and all get it."""
 
+from greenlet import getcurrent
+
 CARRIED_OUT = "the thread that carries out "  # the beginning of what the others of a round wait for
 
 
@@ -43,7 +45,12 @@ class Rendezvous:
 
     def _finish(self, now):
         self.round = _Round()  # the function may wait, and others begin the next round meanwhile
+        timeline, here = self.scheduler.timeline, [*now.parked, getcurrent()]
+        if timeline is not None:
+            timeline.met(here)
         now.result.append(now.function({thread_id: value for (thread_id, _), value in now.values.items()}))
+        if timeline is not None:
+            timeline.met(here)
         self.scheduler.ready.extend(now.parked)
 
     def _why(self, now):

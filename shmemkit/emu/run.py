@@ -16,6 +16,7 @@ from shmemkit.support.call_site import Call
 from shmemkit.support.host_program import HostProgram
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import integer, listed, shown, switch
+from shmemkit.support.trace_file import timeline_file
 
 from ..typing import Delivery
 from .errors import DeadlockError, EmulatorError, add_text
@@ -25,6 +26,7 @@ from .machine import Machine
 from .network import DELIVERIES
 from .rendezvous import Rendezvous
 from .schedules import Choice, Seeded
+from .timeline import recorded
 
 T = TypeVar("T")
 MAX_PES = 1024  # host programs, each with a stack
@@ -191,6 +193,7 @@ def run(
     seed: int | None = None,
     choice: Choice | None = None,
     gpu: str | None = None,
+    timeline: str | os.PathLike | bool | None = None,
 ) -> list[T]:
     """Run ``main(*args)`` on `n_pes` ranks in this process. -> the list of what each returned.
 
@@ -207,6 +210,8 @@ def run(
                  first served. The same arguments give the same run
     gpu          the GPU that decides which kernels and how many blocks run, and how many at once: "H200",
                  "A100", "H200,sms=8", ... Default: SHMEMKIT_EMULATED_GPU, or "H200"
+    timeline     a file to write the timeline to, also if the program fails (docs/timeline.md). Default:
+                 SHMEMKIT_TIMELINE, or none; False: none
     choice       instead of `seed`: that of an ``Exploration``, or a schedule of your own (``schedules.py``)
 
     It raises what `main` raises on any rank, ``EmulatorError`` when a kernel fails, and ``DeadlockError``
@@ -215,6 +220,7 @@ def run(
     """
     check_arguments("run()", main, n_pes, local_size, heap_size)
     races, delivery, seed = schedule_of(races, delivery, seed)
+    timeline = timeline_file("run(): timeline", timeline)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
     local_size = n_pes if local_size is None else local_size
     if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__"):
@@ -235,7 +241,8 @@ def run(
         memory, n_pes, range(n_pes), local_size, delivery=delivery, choice=choice, races=races, gpu=gpu
     )
     try:
-        return Program(main, args, machine).run()
+        with recorded(machine, timeline):
+            return Program(main, args, machine).run()
     except EmulatorError as error:
         error.delivery, error.seed = delivery, seed
         if races or isinstance(error, DeadlockError) or (delivery, seed) != ("eager", None):

@@ -46,6 +46,7 @@ class Scheduler:
         self.vain = None  # the progress at which nobody but they could do anything: they do not rest then
         self.idle = None  # () -> True when somebody outside of this process may still act
         self.failure = None  # the first exception of a kernel thread
+        self.timeline: Any = None  # the machine's
 
     # -- for threads
     def park(self):

@@ -67,6 +67,8 @@ class Stream:
             return
         self._follow_blocking()
         self.enqueued += 1
+        if self.machine.timeline is not None:
+            self.machine.timeline.enqueued(self.pe, operation)
         self._append(operation)
         if not isinstance(operation, Background):
             self._wait(can_go_on=True)
@@ -107,6 +109,8 @@ class Stream:
         if self.captured is not None:
             raise RuntimeError("synchronize(): the stream captures a graph. End the capture first")
         self.settle()
+        if self.machine.timeline is not None:
+            self.machine.timeline.synchronized(self)
         if self.machine.races is not None:
             self.machine.races.synchronized(self.pe, self.clock)
 
@@ -138,6 +142,8 @@ class Stream:
             if not head.done:
                 return
             queue.popleft()
+            if self.machine.timeline is not None:
+                self.machine.timeline.operation_ended(self, head)
             if isinstance(head, WaitFor) and self.machine.races is not None:
                 self.machine.races.waited(self, head.marker.clock)
             self.machine.scheduler.wake(id(self))

@@ -27,7 +27,7 @@ LOOKS = 256  # addresses that a thread remembers having looked at
 class Thread(greenlet):
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can synchronize with."""
 
-    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn")
+    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn", "timeline")
 
     def __init__(self, hub, block, index, thread_id):
         greenlet.__init__(self, None, hub)
@@ -95,11 +95,20 @@ class Thread(greenlet):
                 f"{place(self.block.machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}"
                 + other_name(self.block.machine, self.pe, key)
             ),
+            lambda word: holds(word.view(array.dtype).item(0), value),
         )
         return array[index]
 
-    def wait_until(self, key, is_satisfied, why):
-        """Park until ``is_satisfied()``, which looks at the word at address `key`."""
+    def wait_until(self, key, is_satisfied, why, satisfies=None):
+        """Park until ``is_satisfied()``, which looks at the word at address `key`. ``satisfies(bytes)`` says
+        whether these, at that address, would do."""
+        timeline = self.block.machine.timeline
+        if timeline is None:
+            self._park_until(key, is_satisfied, why)
+        else:
+            timeline.wait(self, key, is_satisfied, why, satisfies, self._park_until)
+
+    def _park_until(self, key, is_satisfied, why):
         scheduler = self.block.scheduler
         scheduler.wait_for(self, key, is_satisfied, why)
         while scheduler.choice is not None:
@@ -116,6 +125,7 @@ class Thread(greenlet):
             key,
             lambda: is_satisfied(item(index)),
             lambda: f"{place(self.block.machine, self, key)} {why}, now {shown(item(index))}",
+            lambda word: is_satisfied(word.view(array.dtype).item(0)),
         )
         return item(index)
 
@@ -164,6 +174,8 @@ class Thread(greenlet):
             value = array[index]
             if not self.look(here, value, others_ran):
                 break
+        if self.block.machine.timeline is not None:
+            self.block.machine.timeline.polled(self, here, others_ran)
         return value
 
     def look(self, here, value, others_ran=False):
@@ -222,6 +234,11 @@ class Thread(greenlet):
                 scheduler.hub.switch()
             return None
         return {address for (address, *_), _ in since}
+
+    def tell(self, what, name):
+        """``begin(name)``, ``end(name)`` or ``mark(name)`` of the timeline, where one is recorded."""
+        if self.block.machine.timeline is not None:
+            getattr(self.block.machine.timeline, what)(self, name)
 
     def sleep(self):
         """The others go first, for once: perhaps I look at something in a loop, with ordinary loads."""
@@ -286,7 +303,9 @@ class Thread(greenlet):
         if changed:
             self.block.machine.written(key)
         else:
-            self.look(key, old)
+            spun = self.look(key, old)
+            if self.block.machine.timeline is not None:
+                self.block.machine.timeline.polled(self, key, spun)
 
     def threadfence(self, scope):
         """Memory is sequentially consistent here."""

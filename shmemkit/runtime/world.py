@@ -24,11 +24,13 @@ from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
 from shmemkit.support.settings import integer, listed, one_of, shown
+from shmemkit.support.trace_file import timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
 from .host_barrier import BoundedBarrier
 from .program_end import ExitHandler
 from .symmetric_memory import SymmetricMemory
+from .timeline import Timeline
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
 T = TypeVar("T")
@@ -213,6 +215,7 @@ class World(SymmetricMemory):
 
     def __init__(self, backend: str, comm: Comm | None, local_size: int | None):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
+        self._timeline, self._timeline_file = None, timeline_file("SHMEMKIT_TIMELINE")
         self.finalized = False
         self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
         self.kept = {}  # objects that live as long as the World, by who keeps them
@@ -249,6 +252,8 @@ class World(SymmetricMemory):
         self._init_memory()
         if self._host.n_pes is None:
             self._exit_handler.watch(self)
+            if self._timeline_file is not None:  # emu.run records by itself
+                self._timeline = Timeline(self).__enter__()
 
     def _local_size(self, requested):
         given, size = f"init(): local_size is {requested}", requested
@@ -388,6 +393,7 @@ class World(SymmetricMemory):
             self.abandon()
             return
         self.backend.synchronize()
+        self._end_timeline(None)
         self._gather_all("finalize")
         leaks = self._dropped if self.ends_with_main else self._leaks()
         if leaks:
@@ -406,8 +412,16 @@ class World(SymmetricMemory):
     def abandon(self) -> None:
         """End the World after a failure, without waiting for other ranks."""
         if not self.finalized:
+            self._end_timeline(True)
             self.backend.abandon()
             self._forget()
+
+    def _end_timeline(self, error):
+        """Write the file of SHMEMKIT_TIMELINE."""
+        if self._timeline is not None:
+            timeline, self._timeline = self._timeline, None
+            timeline.__exit__(None, error, None)
+            timeline.save(self._timeline_file)
 
     def _forget(self):
         self.finalized = True

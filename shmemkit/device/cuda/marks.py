@@ -1,0 +1,61 @@
+"""Phases and marks of a timeline (``sk.Timeline``): what a kernel says of its own work.
+
+Where no timeline is recorded, they compile to nothing.
+"""
+
+from __future__ import annotations
+
+from shmemkit.compiler.ptx import TypingError, gpu, types
+from shmemkit.support.settings import shown
+
+from ..emulator import current_thread
+
+__all__ = ["begin", "end", "mark"]
+
+
+def begin(name: str) -> None:
+    """Begin the phase `name`, a literal, of the calling warp. It orders nothing.
+
+    Phases may be nested; each ends with ``end(name)`` of the same name by the same threads, or with the
+    block. One thread of a warp records for all that call together.
+    """
+    _tell("begin", name)
+
+
+def end(name: str) -> None:
+    """End the phase `name` that the calling warp began last. It orders nothing."""
+    _tell("end", name)
+
+
+def mark(name: str) -> None:
+    """Mark this point of time by `name`, a literal. It orders nothing."""
+    _tell("mark", name)
+
+
+def _tell(what, name):
+    thread = current_thread(what)
+    if not isinstance(name, str):
+        raise TypeError(f"{what}(): name is {shown(name)}; it must be a string")
+    thread.tell(what, name)
+
+
+def _on_gpu(what, name):
+    value = name.literal_value if isinstance(name, types.Literal) else None
+    if not isinstance(value, str):
+        raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
+    return lambda name: None
+
+
+@gpu(begin)
+def _(name):
+    return _on_gpu("begin", name)
+
+
+@gpu(end)
+def _(name):
+    return _on_gpu("end", name)
+
+
+@gpu(mark)
+def _(name):
+    return _on_gpu("mark", name)

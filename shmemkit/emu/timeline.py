@@ -1,0 +1,359 @@
+"""The timeline of emulated kernels: what their threads do that others see, in logical time.
+
+Each thread has a clock of its own. Every store, put, signal or atomic that another thread may see takes one
+step of it. A wait ends one step after the action that satisfied it, or one step after it began if that action
+came earlier. Threads that meet in a barrier go on at the time of the last. A kernel begins when the host
+program has launched it and its stream is free. So the picture shows which thread waited for which, and not in
+which order the emulator ran them. A message that is held back arrives after everything that has happened.
+Ordinary loads and stores take no time.
+
+The same program, delivery and seed give the same timeline.
+"""
+
+import contextlib
+import sys
+from collections import Counter, deque
+
+from greenlet import getcurrent
+
+from shmemkit.support.call_site import shown_place
+from shmemkit.support.trace_file import Arrow, Mark, Span, Track, save, trace
+
+from .errors import add_text
+from .report import is_kernel_code
+from .thread import Thread
+
+STORES = 32  # to one word, that are known
+RECORDS = 100_000  # spans and marks of a rank, by default
+
+
+class Clock:
+    """A thread's: its time; how often it has been at each line; its open phases and its last send."""
+
+    __slots__ = ("time", "visits", "phases", "send")
+
+    def __init__(self, time):
+        self.time, self.visits, self.phases, self.send = time, Counter(), [], None
+
+
+class Timeline:
+    def __init__(self, machine, records=RECORDS):
+        self.machine, self.records = machine, records
+        self.users = 0  # who have begun it, and not ended it
+        self.spans, self.marks, self.arrows = [], [], {}
+        self.dropped, self.recorded = Counter(), Counter()  # by rank
+        self.latest = 0
+        self.hosts = dict.fromkeys(machine.local_pes, 0)  # the time of each host program
+        self.streams = Counter()  # id of a stream -> when what it has run was over
+        self.stores = {}  # address -> the last stores there: (span, when, the bytes since then)
+        self.arriving = self.arrived = None  # likewise, of the message that is being delivered; the last one
+        self.merged = {}  # what the threads of a warp do together -> its span
+        self.open = {}  # waits under way -> their spans
+        self.periods = {}  # (thread, time of the race detector) -> when that began
+
+    # -- spans
+    def _room(self, rank):
+        self.recorded[rank] += 1
+        if self.recorded[rank] <= self.records:
+            return True
+        self.dropped[rank] += 1
+        return False
+
+    def _span(self, track, kind, name, begin, **args):
+        span = Span(track, kind, name, begin, begin + 1, args)
+        if self._room(track.rank):
+            self.spans.append(span)
+        return span
+
+    def _together(self, thread, kind, name, begin, **args):
+        """The span of what `thread` does: one for all threads of its warp that come to this line equally
+        often."""
+        block, clock = thread.block, thread.timeline
+        primitive, place = _site()
+        name = name or primitive
+        site = kind, name, place
+        clock.visits[site] += 1
+        key = id(block), thread.thread_id >> 5, *site, clock.visits[site]
+        span = self.merged.get(key)
+        if span is None:
+            if place:
+                args["line"] = shown_place(*place)
+            args["thread"] = thread.thread_id
+            span = self.merged[key] = self._span(self._track(thread), kind, name, begin, **args)
+        else:
+            span.begin = min(span.begin, begin)
+            span.args["threads"] = span.args.get("threads", 1) + 1
+            if "bytes" in args:
+                span.args["bytes"] = span.args.get("bytes", 0) + args["bytes"]
+        return span
+
+    def _track(self, thread):
+        return Track(thread.pe, thread.block.number, thread.thread_id >> 5)
+
+    def _arrow(self, store, span, end):
+        if store is not None and store[0].end > store[0].begin:
+            source, time, _ = store
+            # One of those between the same two spans: of a packet, each of its words.
+            self.arrows[id(source), id(span)] = Arrow(source.name, source, time - 0.5, span, end - 0.5)
+
+    # -- kernels
+    def kernel_starts(self, launch):
+        launch.begins = launch.ends = max(launch.enqueued_at, self.streams[id(launch.stream)])
+
+    def block_starts(self, block, after):
+        """`after`: the thread whose end made room for the block, or None."""
+        begin = block.launch.begins if after is None else after.timeline.time
+        block.span = self._span(Track(block.pe, block.number), "kernel", block.launch.name, begin)
+        for thread in block.threads:
+            thread.timeline = Clock(begin)
+
+    def thread_ends(self, thread):
+        block, clock = thread.block, thread.timeline
+        for span in clock.phases:
+            span.end = max(span.end, clock.time)
+            span.args["not ended"] = True
+        block.span.end = max(block.span.end, clock.time)
+        block.launch.ends = max(block.launch.ends, block.span.end)
+        self.latest = max(self.latest, block.span.end)
+        if not block.alive:
+            for key in [key for key in self.merged if key[0] == id(block)]:
+                del self.merged[key]
+
+    # -- what threads do
+    def send(self, thread, n_bytes=0):
+        """`thread` stores, puts or signals. -> (its span, when)"""
+        clock = thread.timeline
+        clock.time += 1
+        self.latest = max(self.latest, clock.time)
+        before = clock.send
+        site = _site()
+        if before is not None and before[1:] == (site, clock.time - 1):
+            span = before[0]  # the same line again
+            span.end = max(span.end, clock.time)
+            if n_bytes:
+                span.args["bytes"] = span.args.get("bytes", 0) + n_bytes
+        else:
+            more = {"bytes": n_bytes} if n_bytes else {}
+            kind = "copy" if site[1] is None else "send"
+            span = self._together(thread, kind, None, clock.time - 1, **more)
+            span.end = max(span.end, clock.time)
+        clock.send = span, site, clock.time
+        return span, clock.time
+
+    def stored(self, key):
+        """The word at address `key` has been written, by a message or by the thread that runs."""
+        store = self.arriving
+        if store is None and isinstance(thread := getcurrent(), Thread):
+            store = self.send(thread)
+        if store is None:
+            self.stores.pop(key, None)
+            return
+        stores = self.stores.get(key)
+        if stores is None:
+            stores = self.stores[key] = deque(maxlen=STORES)
+        machine = self.machine
+        at = key - machine.memory_address if isinstance(key, int) else -1
+        word = machine.memory[at : at + 8].copy() if 0 <= at < machine.memory.size else None
+        stores.append((*store, word))
+
+    def _satisfying(self, key, satisfies):
+        """-> the store that a wait for the word at `key` has waited for: the first of the last ones that all
+        satisfy it. None if none is known."""
+        found = None
+        for store in reversed(self.stores.get(key, ())):
+            if store[2] is not None and satisfies is not None and not satisfies(store[2]):
+                break
+            found = store
+            if store[2] is None or satisfies is None:
+                break
+        return found
+
+    def carried(self, thread, arrive, n_bytes):
+        """`arrive`, of a message that `thread` sends now."""
+        span, time = self.send(thread, n_bytes)
+
+        def arrives(by):
+            late = by is None  # else it is delivered at once
+            before, self.arriving = self.arriving, (span, max(time, self.latest) if late else time)
+            try:
+                arrive(by)
+                self.arrived = self.arriving
+            finally:
+                self.arriving = before
+
+        return arrives
+
+    def completed(self, key):
+        """The message that has just arrived was among those of `key`."""
+        self.stores[key] = [(*self.arrived, None)]
+
+    def wait(self, thread, key, is_satisfied, why, satisfies, park):
+        """``park(key, is_satisfied, why)``, and the span of it."""
+        clock = thread.timeline
+        clock.send, begin, store = None, clock.time, None
+        what = why().partition(", now ")[0]
+        span = self._together(thread, "wait", None, begin, **{"for": what})
+        self.open[thread] = span
+
+        def satisfied():
+            nonlocal store
+            if not is_satisfied():
+                return False
+            store = self._satisfying(key, satisfies)
+            return True
+
+        park(key, satisfied, why)
+        self._waited(thread, span, store)
+
+    def _waited(self, thread, span, store):
+        clock = thread.timeline
+        clock.time = max(clock.time, 0 if store is None else store[1]) + 1
+        span.end = max(span.end, clock.time)
+        self.latest = max(self.latest, clock.time)
+        self.open.pop(thread, None)
+        self._arrow(store, span, clock.time)
+
+    def polled(self, thread, key, spun):
+        """`thread` has loaded the word at `key`, in a loop if `spun`."""
+        store = self._satisfying(key, None)
+        if spun:
+            begin = thread.timeline.time
+            self._waited(thread, self._together(thread, "wait", None, begin), store)
+        elif store is not None:
+            thread.timeline.time = max(thread.timeline.time, store[1])
+
+    def met(self, those):
+        """Threads, or host programs, have come to a barrier."""
+        threads = [t for t in those if isinstance(t, Thread)]
+        time = max([t.timeline.time for t in threads] + [self.hosts[t.pe] for t in those if t.block is None])
+        for t in those:
+            if t.block is None:
+                self.hosts[t.pe] = time
+            else:
+                t.timeline.time = time
+
+    # -- what kernels say
+    def begin(self, thread, name):
+        clock = thread.timeline
+        clock.send = None
+        clock.phases.append(self._together(thread, "phase", name, clock.time))
+        self._tick(thread)
+
+    def end(self, thread, name):
+        clock = thread.timeline
+        clock.send = None
+        for span in reversed(clock.phases):
+            if span.name == name:
+                clock.phases.remove(span)
+                self._tick(thread)
+                span.end = max(span.end, clock.time)
+                return
+        raise ValueError(f'end("{name}"): this thread has not called begin("{name}") before')
+
+    def mark(self, thread, name):
+        thread.timeline.send = None
+        place = _site()[1]
+        args = {"thread": thread.thread_id, **({"line": shown_place(*place)} if place else {})}
+        if self._room(thread.pe):
+            self.marks.append(Mark(self._track(thread), "mark", name, thread.timeline.time, args))
+        self._tick(thread)
+
+    def _tick(self, thread):
+        thread.timeline.time += 1
+        self.latest = max(self.latest, thread.timeline.time)
+
+    # -- host programs and streams
+    def enqueued(self, pe, operation):
+        begin = self.hosts[pe]
+        operation.enqueued_at = self.hosts[pe] = begin + 1
+        self._span(Track(pe), "host", f"launch {operation.name}", begin)
+
+    def operation_ended(self, stream, operation):
+        at = id(stream)
+        if hasattr(operation, "ends"):  # a kernel or a copy
+            self.streams[at] = max(self.streams[at], operation.ends)
+        elif (marker := getattr(operation, "marker", None)) is not None:
+            self.streams[at] = max(self.streams[at], getattr(marker, "at", 0))
+        else:
+            operation.at = self.streams[at]
+
+    def synchronized(self, stream):
+        pe, begin = stream.pe, self.hosts[stream.pe]
+        self.hosts[pe] = max(begin, self.streams[id(stream)]) + 1
+        span = self._span(Track(pe), "host", "synchronize", begin)
+        span.end = self.hosts[pe]
+
+    # -- races and the end
+    def period(self, thread, time):
+        """The race detector begins a period of `thread`, of which it calls the time `time`."""
+        self.periods[thread.key, time] = thread.timeline.time
+
+    def race(self, race, first, second):
+        """`race` was found, of accesses at these Moments of the race detector."""
+        for access, moment in ((race.first, first), (race.second, second)):
+            of = getattr(moment.of, "thread", moment.of)
+            args = {"array": race.element, "line": shown_place(access.file, access.line), "cure": race.missing}
+            if isinstance(of, Thread):
+                time, track = self.periods.get((of.key, moment.time), 0), self._track(of)
+            else:
+                time, track = self.hosts[of.pe], Track(of.pe)
+            text = f"race: {access.what} {race.element}"
+            self.marks.append(Mark(track, "race", text, time, args))
+
+    def data(self, pes=None):
+        """-> the file's dictionary, of these ranks or all"""
+        end = self.latest + 1
+        for thread, span in self.open.items():
+            span.end, span.args["never ended"] = max(span.end, end), True
+            thread.block.span.end = max(thread.block.span.end, end)
+        ours = lambda each: pes is None or each.track.rank in pes  # noqa: E731
+        known = {id(s) for s in self.spans if ours(s)}
+        return trace(
+            [s for s in self.spans if id(s) in known],
+            list(filter(ours, self.marks)),
+            [a for a in self.arrows.values() if id(a.source) in known and id(a.target) in known],
+            unit="step",
+            dropped={str(pe): n for pe, n in self.dropped.items() if n},
+        )
+
+
+def begin(machine, records=None):
+    """Record the timeline of `machine` from now on. -> the Timeline"""
+    machine.timeline = machine.scheduler.timeline = timeline = Timeline(machine, records or RECORDS)
+    for launch in machine.scheduler.launches:  # that run already
+        timeline.kernel_starts(launch)
+        for block in launch.blocks:
+            timeline.block_starts(block, None)
+    return timeline
+
+
+def stop(machine):
+    machine.timeline = machine.scheduler.timeline = None
+
+
+@contextlib.contextmanager
+def recorded(machine, path):
+    """In it, record the timeline of `machine`, and write it to the file `path`, also if the program fails.
+    None: record nothing."""
+    if path is None:
+        yield
+        return
+    timeline = begin(machine)
+    timeline.users += 1
+    try:
+        yield
+    except Exception as error:
+        save(timeline.data(), path)
+        add_text(error, f"the timeline: {path} (open it at ui.perfetto.dev, or: shmemkit timeline {path})")
+        raise
+    save(timeline.data(), path)
+
+
+def _site():
+    """-> (the primitive, (file, line)) that the thread is in; the line is None for what no kernel does"""
+    frame, name = sys._getframe(1), ""
+    while frame is not None and not is_kernel_code(frame):
+        if not frame.f_code.co_name.startswith(("_", "<")):
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    return (name, None) if frame is None else (name, (frame.f_code.co_filename, frame.f_lineno))

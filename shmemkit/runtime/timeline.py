@@ -1,0 +1,80 @@
+"""Timelines of programs: what blocks did, and for what they waited. docs/timeline.md"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from shmemkit.support import trace_file, trace_picture
+from shmemkit.support.settings import integer, shown
+
+from .symmetric_memory import SymmetricMemory
+
+
+class Timeline:
+    """Records what kernels do, on all ranks.
+
+        with sk.Timeline(world) as timeline:
+            step(x, out)
+        timeline.save("run.json")  # for ui.perfetto.dev
+        print(timeline)
+
+    world    the World
+    records  how many spans and marks each rank keeps; default: 100,000. More are counted, and not kept
+
+    Entering and leaving the ``with`` block are collective; leaving it waits for all work of all ranks. On the
+    emulator everything that kernels do for others to see is recorded, in steps (docs/timeline.md), with an
+    arrow from each store, put and signal to the wait that it satisfied. `begin`, `end` and `mark` of
+    ``shmemkit.device`` add phases and marks of a kernel's own.
+
+    `data` is the dictionary that ``save`` writes: Chrome's trace events. ``print(timeline)`` prints its
+    summary. A notebook shows its picture. TypeError or ValueError for wrong arguments; RuntimeError for what
+    needs a recorded timeline before the block is left, or for a second block.
+    """
+
+    def __init__(self, world: Any, records: int | None = None):
+        if not isinstance(world, SymmetricMemory):
+            raise TypeError(
+                f"Timeline: world is {shown(world)}; it must be the World that shmemkit.init() returns"
+            )
+        self.world: Any = world
+        self._records = None if records is None else integer("Timeline", "records", records, 1)
+        self._stop = self._data = None
+
+    def __enter__(self) -> Timeline:
+        if self._stop is not None or self._data is not None:
+            raise RuntimeError("Timeline: it records one block, and has begun that. Make another Timeline")
+        self._stop = self.world.backend.record(self._records)
+        self.world.host_barrier()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:  # the other ranks may never come
+            self._data = self._stop() or trace_file.merged([])
+            return
+        self.world.synchronize()
+        self.world.host_barrier()
+        self._data = trace_file.merged(self.world.host_allgather(self._stop()))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        if self._data is None:
+            raise RuntimeError("Timeline: nothing is recorded yet. Use it in a with block, and leave that")
+        return self._data
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the file `path`, whole or not at all. Rank 0 does it; on other ranks it does nothing. OSError
+        if that fails."""
+        data, path = self.data, trace_file.timeline_file("save(): path", path)
+        if self.world.rank == 0:
+            trace_file.save(data, path)
+
+    def svg(self) -> str:
+        """-> a picture, as SVG. It needs matplotlib: ``pip install 'shmemkit[bench]'``"""
+        return trace_picture.svg(self.data)
+
+    def __str__(self) -> str:
+        return trace_file.summary(self.data)
+
+    def _repr_svg_(self):
+        return None if self._data is None else self.svg()

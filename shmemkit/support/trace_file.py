@@ -1,0 +1,349 @@
+"""The file of a timeline: Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+A process is a rank; a track is a block, one warp of it, or the rank's host program. What is recorded comes as
+`Span`, `Mark` and `Arrow`. ``trace`` makes the file's dictionary of them; ``summary`` and ``picture``
+(``trace_picture.py``) read that dictionary, so that they also read files.
+
+Times are numbers of the timeline's `unit`: "step" on the emulator, "ns" on GPUs. The file has them as
+microseconds, since the format knows no other unit: one step is shown as 1 us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .settings import shown
+
+UNITS = {"step": 1.0, "ns": 1e-3}  # of a time -> microseconds of the file
+HOST = "host"
+KINDS = ("kernel", "phase", "wait", "send", "copy", HOST, "race")
+
+
+class Track(NamedTuple):
+    """Where something happens: on `rank`, in the block of this number, or -1: in its host program."""
+
+    rank: int
+    block: int = -1
+    warp: int = 0
+    sm: int | None = None  # the multiprocessor, where that is known
+
+    def name(self):
+        if self.block < 0:
+            return "host program"
+        on = "" if self.sm is None else f"SM {self.sm} "
+        return f"{on}block {self.block}" + (f" warp {self.warp}" if self.warp else "")
+
+
+@dataclass
+class Span:
+    """What took from `begin` to `end`. `kind` is one of KINDS."""
+
+    track: Track
+    kind: str
+    name: str
+    begin: float
+    end: float
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+class Mark(NamedTuple):
+    """What happened at one time."""
+
+    track: Track
+    kind: str
+    name: str
+    time: float
+    args: dict[str, Any]
+
+
+class Arrow(NamedTuple):
+    """From a time within a span to a time within another one."""
+
+    name: str
+    source: Span
+    left: float
+    target: Span
+    arrived: float
+
+
+def trace(spans, marks=(), arrows=(), unit="step", **about):
+    """-> the file's dictionary. `about`: what else it says of itself, as {"dropped": 3}"""
+    scale = UNITS[unit]
+    tracks = _Tracks(spans, marks)
+    events = []
+    for span in spans:
+        pid, tid = tracks.of(span)
+        events.append(
+            {
+                **{"name": span.name, "cat": span.kind, "ph": "X", "ts": span.begin * scale},
+                **{"dur": (span.end - span.begin) * scale, "pid": pid, "tid": tid, "args": span.args},
+            }
+        )
+    for mark in marks:
+        pid, tid = tracks.of(mark)
+        what = {"name": mark.name, "cat": mark.kind, "ph": "i", "s": "t", "ts": mark.time * scale}
+        events.append({**what, "pid": pid, "tid": tid, "args": mark.args})
+    for i, arrow in enumerate(arrows):
+        ends = ("s", arrow.source, arrow.left, {}), ("f", arrow.target, arrow.arrived, {"bp": "e"})
+        for ph, span, time, more in ends:
+            pid, tid = tracks.of(span)
+            what = {"name": arrow.name, "cat": "signal", "ph": ph, "id": i + 1, "ts": time * scale}
+            events.append({**what, "pid": pid, "tid": tid, "args": {}, **more})
+    # The longest first of those that begin together: they enclose the others.
+    events.sort(key=lambda e: (e["pid"], e["tid"], e["ts"], -e.get("dur", 0)))
+    return {
+        "traceEvents": [*tracks.names(), *events],
+        "displayTimeUnit": "ns",
+        "otherData": {"unit": unit, **about},
+    }
+
+
+class _Tracks:
+    """The file's numbers of tracks. Spans of one track are nested or apart: those that are not, as the waits
+    of two threads that diverge, have further tracks beside it."""
+
+    def __init__(self, spans, marks):
+        self._of, self._names = {}, {}
+        by_track = defaultdict(list)
+        for each in (*spans, *marks):
+            by_track[each.track].append(each)
+        numbers = defaultdict(int)
+        for track in sorted(by_track, key=lambda t: (t.rank, t.block, t.warp, -1 if t.sm is None else t.sm)):
+            for lane, those in enumerate(_lanes(by_track[track])):
+                number = numbers[track.rank]
+                numbers[track.rank] += 1
+                self._names[track.rank, number] = track.name() + (f" ({lane + 1})" if lane else "")
+                for each in those:
+                    self._of[id(each)] = track.rank, number
+
+    def of(self, each):
+        return self._of[id(each)]
+
+    def names(self):
+        ranks = sorted({rank for rank, _ in self._names})
+        for rank in ranks:
+            yield _metadata(rank, 0, "process_name", {"name": f"rank {rank}"})
+            yield _metadata(rank, 0, "process_sort_index", {"sort_index": rank})
+        for (rank, number), name in self._names.items():
+            yield _metadata(rank, number, "thread_name", {"name": name})
+            yield _metadata(rank, number, "thread_sort_index", {"sort_index": number})
+
+
+def _metadata(pid, tid, name, args):
+    return {"name": name, "cat": "__metadata", "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
+
+
+def _lanes(those):
+    """Spans, and marks, of a track, in lists of which each has spans that are nested or apart."""
+    marks = [m for m in those if isinstance(m, Mark)]
+    lanes = []  # (its spans, the ends of those that are open)
+    for span in sorted((s for s in those if isinstance(s, Span)), key=lambda s: (s.begin, -s.end)):
+        for inside, ends in lanes:
+            while ends and ends[-1] <= span.begin:
+                ends.pop()
+            if not ends or span.end <= ends[-1]:
+                break
+        else:
+            inside, ends = [], []
+            lanes.append((inside, ends))
+        inside.append(span)
+        ends.append(span.end)
+    if marks and not lanes:
+        lanes.append(([], []))
+    if marks:
+        lanes[0][0].extend(marks)
+    return [inside for inside, _ in lanes]
+
+
+def merged(parts):
+    """-> one dictionary of those of several processes, of other ranks each; None is left out"""
+    parts = [part for part in parts if part is not None]
+    result = trace([]) if not parts else {**parts[0], "otherData": {**parts[0]["otherData"], "dropped": {}}}
+    result["traceEvents"] = [event for part in parts for event in part["traceEvents"]]
+    for part in parts:
+        result["otherData"]["dropped"].update(part["otherData"].get("dropped", {}))
+    return result
+
+
+# ---- files
+
+
+def timeline_file(source, given=None):
+    """-> the path `given`, or that of SHMEMKIT_TIMELINE; None if there is none, or if `given` is False. It is
+    checked now, not when a long program has ended: TypeError, or OSError if no file can be written there.
+    `source` is who gives it."""
+    if given is False:
+        return None
+    if given is None:
+        source, given = "SHMEMKIT_TIMELINE", os.environ.get("SHMEMKIT_TIMELINE", "").strip() or None
+        if given is None:
+            return None
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"{source} is {shown(given)}; it must be the path of a file")
+    path = os.path.abspath(given)
+    folder = os.path.dirname(path)
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise OSError(f"{source} is {given!r}; it must be the path of a file in a folder that you can write to")
+    return os.fspath(given)
+
+
+def save(data, path):
+    """Write `data` to the file `path`, whole or not at all."""
+    path = os.path.abspath(os.fspath(path))
+    folder, name = os.path.split(path)
+    handle, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, separators=(",", ":"))
+            file.write("\n")
+        os.chmod(partial, 0o666 & ~_umask())
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def load(path):
+    """-> the dictionary in the file. ValueError if it has no timeline of shmemkit."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            data = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path} is no timeline: {error}") from None
+    if not isinstance(data, dict) or data.get("otherData", {}).get("unit") not in UNITS:
+        raise ValueError(f"{path} is no timeline of shmemkit; sk.Timeline and SHMEMKIT_TIMELINE write them")
+    return data
+
+
+def check(data):
+    """ValueError unless `data` is a valid file: every event has its fields, times grow on each track, spans
+    of a track are nested or apart, arrows have both ends, and all ranks and tracks have names."""
+    last, open_spans, arrows, named, used = {}, defaultdict(list), defaultdict(list), set(), set()
+    for event in data["traceEvents"]:
+        missing = {"name", "ph", "ts", "pid", "tid"} - set(event)
+        needed = {"X": {"dur"}, "s": {"id"}, "f": {"id"}}.get(event.get("ph"), set())
+        if missing := missing | needed - set(event):
+            raise ValueError(f"event {shown(event)} lacks {', '.join(sorted(missing))}")
+        track = event["pid"], event["tid"]
+        if event["ph"] == "M":
+            if event["name"] == "thread_name":
+                named.add(track)
+            elif event["name"] == "process_name":
+                named.add(event["pid"])
+            continue
+        used.update((track, event["pid"]))
+        if event["ts"] < last.get(track, float("-inf")):
+            raise ValueError(f"event {shown(event)} comes after a later one of its track")
+        last[track] = event["ts"]
+        if event["ph"] == "X":
+            end, ends = event["ts"] + event["dur"], open_spans[track]
+            while ends and ends[-1] <= event["ts"] + 1e-9:
+                ends.pop()
+            if event["dur"] < 0 or ends and end > ends[-1] + 1e-9:
+                raise ValueError(f"event {shown(event)} ends after the one that encloses it")
+            ends.append(end)
+        elif event["ph"] in "sf":
+            arrows[event["id"]].append(event["ph"])
+    if half := [i for i, ends in arrows.items() if sorted(ends) != ["f", "s"]]:
+        raise ValueError(f"arrow {half[0]} has {arrows[half[0]]}; it must have one s and one f")
+    if nameless := used - named:
+        raise ValueError(f"{sorted(map(str, nameless))[0]} has no name")
+
+
+# ---- what it says
+
+
+class Total(NamedTuple):
+    """All spans of one kind and name on a rank. Times in the file's unit; `busy` is the union over all
+    tracks, `waiting` is in waits."""
+
+    rank: int
+    kind: str
+    name: str
+    count: int
+    busy: float
+    waiting: float
+    n_bytes: int
+
+
+def totals(data):
+    """-> [Total], in the order of ranks and of their first spans"""
+    groups = defaultdict(list)
+    waits = defaultdict(list)
+    for event in data["traceEvents"]:
+        if event["ph"] == "X":
+            groups[event["pid"], event["cat"], event["name"]].append(event)
+            if event["cat"] == "wait":
+                waits[event["pid"], event["tid"]].append(event)
+    found = []
+    for (rank, kind, name), events in sorted(groups.items(), key=lambda g: (g[0][0], g[1][0]["ts"])):
+        waiting = 0.0
+        if kind == "wait":
+            waiting = sum(e["dur"] for e in events)
+        elif kind in ("kernel", "phase"):
+            for e in events:
+                end = e["ts"] + e["dur"]
+                inside = waits[rank, e["tid"]]
+                waiting += sum(w["dur"] for w in inside if e["ts"] <= w["ts"] and w["ts"] + w["dur"] <= end)
+        n_bytes = sum(e["args"].get("bytes", 0) for e in events)
+        found.append(Total(rank, kind, name, len(events), union(events), waiting, n_bytes))
+    return found
+
+
+def union(events):
+    """How long at least one of the spans was under way."""
+    length, until = 0.0, float("-inf")
+    for e in sorted(events, key=lambda e: e["ts"]):
+        end = e["ts"] + e["dur"]
+        if end > until:
+            length += end - max(e["ts"], until)
+            until = end
+    return length
+
+
+def overlap(data, rank):
+    """The overlap efficiency of a rank: the time of its longest phase or copy over the time of all of them,
+    first begin to last end; None with less than two."""
+    groups = defaultdict(list)
+    for e in data["traceEvents"]:
+        if e["ph"] == "X" and e["pid"] == rank and e["cat"] in ("phase", "copy"):
+            groups[e["name"]].append(e)
+    if len(groups) < 2:
+        return None
+    every = [e for events in groups.values() for e in events]
+    whole = max(e["ts"] + e["dur"] for e in every) - min(e["ts"] for e in every)
+    return max(map(union, groups.values())) / whole if whole else None
+
+
+def summary(data):
+    """-> the summary as text: a table, and what the file says of itself"""
+    about = data["otherData"]
+    unit = "steps" if about["unit"] == "step" else "us"
+    head = ("rank", "what", "name", "times", f"busy, {unit}", f"waiting, {unit}", "bytes")
+    rows = [head]
+    for t in totals(data):
+        numbers = f"{t.busy:.6g}", f"{t.waiting:.6g}" if t.waiting else "", str(t.n_bytes) if t.n_bytes else ""
+        rows.append((str(t.rank), t.kind, t.name, str(t.count), *numbers))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    for rank in sorted({e["pid"] for e in data["traceEvents"]}):
+        if (ratio := overlap(data, rank)) is not None:
+            lines.append(f"rank {rank}: overlap {ratio:.2f} (its longest phase or copy over all of them)")
+    if about["unit"] == "step":
+        lines.append("a step: one action of a kernel that others can see; steps are no measure of time")
+    if "uncertainty_ns" in about:
+        lines.append(f"the clocks of the ranks agree within {about['uncertainty_ns'] / 1e3:.2f} us")
+    for rank, n in sorted(about.get("dropped", {}).items()):
+        lines.append(f"rank {rank}: {n} records had no room; give Timeline more with records=")
+    return "\n".join(lines)

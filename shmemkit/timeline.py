@@ -1,0 +1,46 @@
+"""``shmemkit timeline run.json``: what a timeline says, and a picture of it. See docs/timeline.md."""
+
+import argparse
+import os
+import sys
+
+from .support import command_line, trace_file
+
+
+def parser():
+    result = argparse.ArgumentParser(
+        prog=command_line.name_of("shmemkit.timeline"),
+        description="Print the summary of a timeline and draw it. Perfetto (ui.perfetto.dev) opens the file, "
+        "too.",
+        allow_abbrev=False,
+    )
+    result.add_argument("file", help="what sk.Timeline, SHMEMKIT_TIMELINE or shmemkit emu --timeline wrote")
+    result.add_argument("--svg", metavar="FILE", help="the picture; default: beside the file, as .svg")
+    return result
+
+
+def main(argv=None):
+    """-> the exit status"""
+    options_of = parser()
+    options = options_of.parse_args(argv)
+    try:
+        data = trace_file.load(options.file)
+    except (OSError, ValueError) as error:
+        options_of.error(str(error))
+    print(trace_file.summary(data))
+    path = options.svg or os.path.splitext(options.file)[0] + ".svg"
+    try:
+        from .support.trace_picture import svg
+
+        text = svg(data)
+    except ImportError as error:
+        print(f"no picture: {error}; pip install 'shmemkit[bench]'", file=sys.stderr)
+        return 0 if options.svg is None else 1
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    print(f"picture: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
