@@ -1,4 +1,5 @@
-"""Kernels compiled a second time, with waits that give up, besides what Numba has compiled of them.
+"""Kernels compiled a second time, with waits that give up or that record themselves for a timeline, besides
+what Numba has compiled of them.
 
 Numba keeps what it compiles with the dispatcher of each function, and what it finds for each primitive with
 its typing context. So an armed kernel has a dispatcher of its own, its twin, and so has every device function
@@ -8,6 +9,7 @@ stands for its twin. Nothing that is compiled otherwise sees any of it.
 
 import contextlib
 import functools
+import os
 import weakref
 
 from numba.cuda.core.compiler_lock import global_compiler_lock
@@ -17,33 +19,38 @@ from numba.cuda.target import CUDATargetContext, CUDATypingContext
 
 from shmemkit.support import timeouts
 
-_kernels = weakref.WeakKeyDictionary()  # kernel -> {seconds: twin}
-_functions = weakref.WeakKeyDictionary()  # device function -> twin
-_forced = []  # not empty: what is being compiled is armed
+_kernels = weakref.WeakKeyDictionary()  # kernel -> {(seconds, recorded): twin}
+_functions = {recorded: weakref.WeakKeyDictionary() for recorded in (False, True)}  # device function -> twin
+_forced = []  # not empty: what is being compiled is armed; and whether it is recorded
 
 
-def compile_armed(kernel, argument_types, seconds):
+def compile_armed(kernel, argument_types, seconds, recorded=False):
     """`kernel`, a dispatcher, compiled and loaded for these Numba types, with waits of `seconds`. -> a Numba
     kernel. Kernels with different limits are different modules, since the limit is one of the module."""
-    with arming():
+    with arming(recorded):
         twins = _kernels.setdefault(kernel, {})
-        if seconds not in twins:
-            twins[seconds] = CUDADispatcher(kernel.py_func, kernel.targetoptions)
-        return twins[seconds].compile(argument_types)
+        if (seconds, recorded) not in twins:
+            twins[seconds, recorded] = CUDADispatcher(kernel.py_func, kernel.targetoptions)
+        return twins[seconds, recorded].compile(argument_types)
 
 
 def armed():
-    """Whether what is being compiled now has a limit for its waits."""
-    return bool(_forced) or timeouts.default() is not None
+    """Whether what is being compiled now has a limit for its waits, perhaps only to record them."""
+    return bool(_forced) or timeouts.default() is not None or recording()
+
+
+def recording():
+    """Whether what is being compiled now records itself for a timeline."""
+    return _forced[-1] if _forced else bool(os.environ.get("SHMEMKIT_TIMELINE", "").strip())
 
 
 @contextlib.contextmanager
-def arming():
+def arming(recorded=False):
     """What this thread compiles meanwhile is armed; no other thread compiles meanwhile."""
     with global_compiler_lock:
         contexts = cuda_target.typing_context, cuda_target.target_context
-        cuda_target._typingctx, cuda_target._targetctx = _contexts()
-        _forced.append(True)
+        cuda_target._typingctx, cuda_target._targetctx = _contexts(recorded)
+        _forced.append(recorded)
         try:
             yield
         finally:
@@ -52,20 +59,23 @@ def arming():
 
 
 @functools.cache
-def _contexts():
+def _contexts(recorded):
     typing_context = _ArmedTyping()
+    typing_context.recorded = recorded
     return typing_context, CUDATargetContext(typing_context)
 
 
 class _ArmedTyping(CUDATypingContext):
+    recorded = False
+
     def resolve_value_type(self, value):
         if hasattr(value, "py_func") and hasattr(value, "targetoptions"):  # also one of numba.jit
-            value = _twin(value)
+            value = _twin(value, _functions[self.recorded])
         return super().resolve_value_type(value)
 
 
-def _twin(function):
-    if function not in _functions:
+def _twin(function, twins):
+    if function not in twins:
         options = function.targetoptions | {"device": True, "opt": function.targetoptions.get("opt", True)}
-        _functions[function] = CUDADispatcher(function.py_func, options)
-    return _functions[function]
+        twins[function] = CUDADispatcher(function.py_func, options)
+    return twins[function]

@@ -27,6 +27,7 @@ from shmemkit.backends.streams import address_of_stream
 from shmemkit.compiler import jit_cache
 from shmemkit.compiler.bounded_compile import compile_armed
 from shmemkit.compiler.numba_internals import CUDADispatcher
+from shmemkit.device.cuda.timeline_records import modules
 from shmemkit.device.shmem import bounded_waits
 from shmemkit.support import gpus, timeouts
 from shmemkit.support.arrays import as_array, is_tensor
@@ -347,8 +348,9 @@ class _GpuLaunch(Launch):
     @uncollected()  # it would take a tenth of the time
     def _compile(self, timeout):
         argument_types = self._types_to_compile()
-        if timeout is not None:
-            return compile_armed(self.kernel, argument_types, timeout)
+        recorded = modules.active
+        if timeout is not None or recorded:
+            return compile_armed(self.kernel, argument_types, timeout, recorded)
         return self.kernel.compile(argument_types)
 
     def _types_to_compile(self):

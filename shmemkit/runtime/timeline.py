@@ -8,6 +8,7 @@ from typing import Any
 from shmemkit.support import trace_file, trace_picture
 from shmemkit.support.settings import integer, shown
 
+from .gpu_timeline import GpuRecorder
 from .symmetric_memory import SymmetricMemory
 
 
@@ -44,13 +45,17 @@ class Timeline:
     def __enter__(self) -> Timeline:
         if self._stop is not None or self._data is not None:
             raise RuntimeError("Timeline: it records one block, and has begun that. Make another Timeline")
-        self._stop = self.world.backend.record(self._records)
+        if self.world.backend.name == "emulator":
+            self._stop = self.world.backend.record(self._records)
+        else:
+            self._stop = GpuRecorder(self.world, self._records).stop
         self.world.host_barrier()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:  # the other ranks may never come
-            self._data = self._stop() or trace_file.merged([])
+            emulated = self.world.backend.name == "emulator"
+            self._data = (self._stop() if emulated else None) or trace_file.merged([])
             return
         self.world.synchronize()
         self.world.host_barrier()

@@ -38,6 +38,7 @@ LAYERS = (
     "shmemkit.emu.__main__",
     "shmemkit.bench",
     "shmemkit.tools",
+    "shmemkit.timeline",
     "shmemkit.notebook",
     "shmemkit.pytest_plugin",
     "shmemkit.__main__",

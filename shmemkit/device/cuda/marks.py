@@ -5,12 +5,16 @@ Where no timeline is recorded, they compile to nothing.
 
 from __future__ import annotations
 
+from shmemkit.compiler.bounded_compile import recording
 from shmemkit.compiler.ptx import TypingError, gpu, types
 from shmemkit.support.settings import shown
 
 from ..emulator import current_thread
+from . import timeline_records
 
 __all__ = ["begin", "end", "mark"]
+
+_KINDS = {"begin": timeline_records.BEGIN, "end": timeline_records.END, "mark": timeline_records.MARK}
 
 
 def begin(name: str) -> None:
@@ -43,7 +47,10 @@ def _on_gpu(what, name):
     value = name.literal_value if isinstance(name, types.Literal) else None
     if not isinstance(value, str):
         raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
-    return lambda name: None
+    if not recording():
+        return lambda name: None
+    note = timeline_records.noting(_KINDS[what], value)
+    return lambda name: note()
 
 
 @gpu(begin)

@@ -293,11 +293,12 @@ def _look_further(before, address, sentinel):
 
 
 @functools.cache
-def arriving(n, armed):
+def arriving(n, armed, recorded):
     """``arrived(addresses, low, high)``: the packets of `n` slots, when all are full; in an armed kernel what
     is there when its time is up."""
     look, over = folded(n, _look, _look_further), bounded_waits.overdue("lamport_load", types.uint64, "ne")
     first_look, every, clock = bounded_waits.FIRST, bounded_waits.EVERY, bounded_waits.clock
+    waited = bounded_waits.ended("lamport_load")
 
     @gpu_function
     def arrived(addresses, low, high):
@@ -305,6 +306,8 @@ def arriving(n, armed):
         while True:
             pieces, empty, at = look(addresses, (low, high))
             if not empty:
+                if armed:
+                    waited(since, addresses[n - 1])
                 return pieces
             if armed:
                 left -= 1
@@ -326,7 +329,7 @@ def _(lines, places, low, high):
         raise TypingError(_not_places(places))
     n = len(places)
     addresses_of, reset = mapped(n, _address), for_each(n, _reset)
-    arrived = arriving(n, bounded_waits.armed())
+    arrived = arriving(n, bounded_waits.armed(), bounded_waits.recording())
 
     def impl(lines, places, low, high):
         addresses, low, high = addresses_of(places, lines), types.uint64(low), types.uint64(high)

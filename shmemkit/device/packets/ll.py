@@ -354,7 +354,7 @@ def _load_flag(address):
 
 
 @functools.cache
-def arriving(primitive, armed):
+def arriving(primitive, armed, recorded):
     """``arrived(address, flag)``: the two words of a line, when both have the flag; in an armed kernel what
     is there when its time is up."""
     poll = bounded_waits.bounded(primitive, types.uint32, _load_flag, "eq")
@@ -436,7 +436,7 @@ def _implement_recv(recv, thread, threads):
     @gpu(recv)
     def _(dst, lines, flag):
         check_integer(recv.__name__, flag=flag)
-        make = functools.partial(_receiving, arriving(recv.__name__, bounded_waits.armed()))
+        make = functools.partial(_receiving, arriving(recv.__name__, bounded_waits.armed(), bounded_waits.recording()))
         transfer = _transfer(recv.__name__, make, dst, lines)
 
         def impl(dst, lines, flag):
@@ -457,7 +457,7 @@ def implement_forward(forward, store_line, thread, threads):
     def _(there, lines, n_words, flag):
         check_integer(forward.__name__, n_words=n_words, flag=flag)
         check_lines(forward.__name__, there, lines)
-        arrived = arriving(forward.__name__, bounded_waits.armed())
+        arrived = arriving(forward.__name__, bounded_waits.armed(), bounded_waits.recording())
         store = store_unless_stopped if bounded_waits.armed() else store_line
 
         def impl(there, lines, n_words, flag):
@@ -508,7 +508,7 @@ def _(lines, i, value, flag):
 def _(lines, i, flag):
     check_integer("ll_load", i=i, flag=flag)
     check_lines("ll_load", lines)
-    arrived = arriving("ll_load", bounded_waits.armed())
+    arrived = arriving("ll_load", bounded_waits.armed(), bounded_waits.recording())
 
     def impl(lines, i, flag):
         line = arrived(element_address(lines, 2 * i), types.uint32(flag))

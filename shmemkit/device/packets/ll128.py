@@ -410,12 +410,13 @@ def _look_further(before, address, flag):
 
 
 @functools.cache
-def arriving(n, primitive, armed):
+def arriving(n, primitive, armed, recorded):
     """``arrived(addresses, flag)``: the thread's words of `n` tiles, when all threads of the warp see their
     flags; in an armed kernel what is there when its time is up. They poll together: threads without flags
     must not be ahead of those that have them, and a vote orders no memory."""
     look, over = folded(n, _look, _look_further), bounded_waits.overdue(primitive, types.uint32, "eq")
     first_look, every, clock = bounded_waits.FIRST, bounded_waits.EVERY, bounded_waits.clock
+    waited = bounded_waits.ended(primitive)
 
     @gpu_function
     def arrived(addresses, flag):
@@ -425,6 +426,8 @@ def arriving(n, primitive, armed):
             tiles, late, at, seen = look(addresses, flag)
             late = _has_flag() & late
             if not cuda.any_sync(0xFFFFFFFF, late):
+                if armed:
+                    waited(since, addresses[n - 1])
                 return tiles
             if armed:
                 left -= 1
@@ -446,7 +449,7 @@ def _(lines, row, n, i, flag):
         raise TypingError(not_literal("ll128_load_tiles", "n", n, "such as 4"))
     n = n if isinstance(n, int) else n.literal_value
     row_of = _row_of("ll128_load_tiles", lines)
-    arrived = arriving(n, "ll128_load_tiles", bounded_waits.armed())
+    arrived = arriving(n, "ll128_load_tiles", bounded_waits.armed(), bounded_waits.recording())
 
     @device
     def address(k, arguments):
@@ -468,7 +471,7 @@ def _(lines, tiles, flag):
     if not isinstance(tiles, types.BaseTuple) or not all(isinstance(i, types.Integer) for i in tiles):
         raise TypingError(_not_tiles(tiles))
     addresses = mapped(len(tiles), _address)
-    arrived = arriving(len(tiles), "ll128_load_some", bounded_waits.armed())
+    arrived = arriving(len(tiles), "ll128_load_some", bounded_waits.armed(), bounded_waits.recording())
 
     def impl(lines, tiles, flag):
         return arrived(addresses(tiles, lines), types.uint32(flag))

@@ -28,12 +28,14 @@ from typing import Any, NamedTuple
 
 from numba import cuda
 
-from shmemkit.compiler.bounded_compile import armed
+from shmemkit.compiler.bounded_compile import armed, recording
 from shmemkit.compiler.ptx import asm, constant_words, gpu_function, types
 from shmemkit.support import timeouts
 from shmemkit.support.host_program import current_world
 
 from ..cuda.thread_index import warp_threads
+from ..cuda.timeline_records import nanoseconds as _clock
+from ..cuda.timeline_records import waiting
 from ..enums import ComparisonType, comparison_name
 from .ordered_access import load, store
 
@@ -46,6 +48,7 @@ __all__ = [
     "check",
     "checked",
     "clock",
+    "ended",
     "overdue",
     "set_limit",
     "stopped",
@@ -87,7 +90,6 @@ def _what(primitive, dtype, compare=0):
     return compare | _DTYPES.index(dtype) << 8 | PRIMITIVES.index(primitive) << 16
 
 
-_clock = asm("mov.u64 $0, %globaltimer;", types.uint64)  # nanoseconds, the same for all SMs
 _look, _set = load(types.uint64, "relaxed", "gpu"), store(types.uint64, "gpu")
 _take = asm("atom.add.relaxed.gpu.global.u64 $0, [$1], 1;", types.uint64, (types.uint64,))
 _write = asm("st.relaxed.sys.global.u64 [$0], $1;", types.void, (types.uint64, types.uint64))
@@ -164,7 +166,7 @@ def bounded(primitive, dtype, read, compare):
     compare  "ge", ...: what the value must be to `wanted`
     """
     what = _what(primitive, dtype, ComparisonType[f"CMP_{compare.upper()}"].value)
-    holds = getattr(operator, compare)
+    holds, waited = getattr(operator, compare), ended(primitive)
 
     @gpu_function
     def poll(address, wanted):
@@ -179,6 +181,7 @@ def bounded(primitive, dtype, read, compare):
                     since = _clock()
                 left = EVERY
             seen = read(address)
+        waited(since, address)
         return seen
 
     return poll
@@ -209,7 +212,7 @@ def bounded_by_number(primitive, dtype, read):
 def bounded_change(dtype, read):
     """A function ``poll(address, before, arrived, blocks)``: waits, as a grid barrier, for the word at
     `address` to differ from `before`; what it notes is how many of the `blocks` have arrived."""
-    what = _what("grid_barrier", dtype, ComparisonType.CMP_EQ.value)
+    what, waited = _what("grid_barrier", dtype, ComparisonType.CMP_EQ.value), ended("grid_barrier")
 
     @gpu_function
     def poll(address, before, arrived, blocks):
@@ -222,6 +225,7 @@ def bounded_change(dtype, read):
                 if since == 0:
                     since = _clock()
                 left = EVERY
+        waited(since, arrived)
 
     return poll
 
@@ -237,6 +241,17 @@ def overdue(primitive, dtype, compare):
         return _is_over(since, what, address, wanted, seen)
 
     return over
+
+
+def ended(primitive):
+    """A function ``waited(since, address)``, for the end of a wait that began at `since`: it records the wait
+    in kernels that are compiled for a timeline, and is nothing in others."""
+    return waiting(primitive) if recording() else _not_recorded
+
+
+@gpu_function
+def _not_recorded(since, address):
+    pass
 
 
 # ---- on the host

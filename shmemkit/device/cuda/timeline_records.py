@@ -1,0 +1,202 @@
+"""Records of a timeline on GPUs: what a kernel notes of its own work, and where.
+
+Only kernels that are compiled *recorded* have this (``compiler.bounded_compile.recording``): one thread of a
+warp takes the next place in the buffer of its multiprocessor, and stores the time and a tag there, 16 bytes,
+relaxed, without a fence. What finds no place is counted.
+
+  global memory    for each multiprocessor a counter of places taken (64 bytes), then `capacity` records of
+                   WORDS words: time in nanoseconds (%globaltimer), tag. A wait takes two records: its begin and
+                   tag; the address that it waited for and how long it took
+  tag              bits 0-1: kind, 2-17: name, 18-41: block, 42-46: warp, 47-62: number of the module
+  constant memory  of each module: address of the global memory, capacity (0: nothing is recorded), number of
+                   the module
+"""
+
+import threading
+from typing import Any, NamedTuple
+
+from numba import cuda
+
+from shmemkit.compiler.ptx import asm, constant_words, gpu_function, types
+
+from .thread_index import block_thread
+
+BEGIN, END, MARK, WAIT = range(4)
+WORDS, HEAD = 2, 64  # of a record; bytes before the records of a multiprocessor
+_NAME = "shmemkit_timeline"
+
+nanoseconds = asm("mov.u64 $0, %globaltimer;", types.uint64)  # the same clock for all multiprocessors
+_sm = asm("mov.u32 $0, %smid;", types.uint32, pure=True)
+_lower_lanes = asm("mov.u32 $0, %lanemask_lt;", types.uint32, pure=True)
+_active = asm("activemask.b32 $0;", types.uint32)
+_take = asm("atom.add.relaxed.gpu.global.u64 $0, [$1], $2;", types.uint64, (types.uint64, types.uint64))
+_write = asm(
+    "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};", types.void, (types.uint64, types.uint64, types.uint64)
+)
+
+_names = []  # by number; of waits: the primitives
+_lock = threading.Lock()
+
+
+def number_of(name):
+    """-> the number that stands for `name` in tags, when a kernel is compiled"""
+    with _lock:
+        if name not in _names:
+            _names.append(name)
+        return _names.index(name) & 0xFFFF
+
+
+@gpu_function
+def _tag(kind, name):
+    grid, index = cuda.gridDim, cuda.blockIdx
+    block = index.x + grid.x * (index.y + grid.y * index.z)
+    return (
+        types.uint64(kind)
+        | types.uint64(name) << types.uint64(2)
+        | types.uint64(block & 0xFFFFFF) << types.uint64(18)
+        | types.uint64(block_thread() >> 5) << types.uint64(42)
+        | _word(2) << types.uint64(47)
+    )
+
+
+@gpu_function
+def _places(n):
+    """The address of the next `n` records of my multiprocessor; 0 if there is no room."""
+    capacity = _word(1)
+    if capacity == 0:
+        return types.uint64(0)
+    mine = types.uint64(_word(0) + types.uint64(_sm()) * (types.uint64(HEAD) + capacity * types.uint64(16)))
+    place = _take(mine, types.uint64(n))
+    if place + types.uint64(n) > capacity:
+        return types.uint64(0)
+    return types.uint64(mine + types.uint64(HEAD) + place * types.uint64(16))
+
+
+@gpu_function
+def _elected():
+    """Whether I am the first of the threads of my warp that are here."""
+    return (_active() & _lower_lanes()) == 0
+
+
+def noting(kind, name):
+    """A function of a kernel ``note()``: record `kind`, BEGIN, END or MARK, of `name`."""
+    number = number_of(name)
+
+    @gpu_function
+    def note():
+        if _elected():
+            at = _places(1)
+            if at != 0:
+                _write(at, nanoseconds(), _tag(kind, number))
+
+    return note
+
+
+def waiting(primitive):
+    """A function of a kernel ``waited(since, address)``: record a wait that began at `since` (0: it was too
+    short to be recorded), and has just ended."""
+    number = number_of(primitive)
+
+    @gpu_function
+    def waited(since, address):
+        if since != 0 and _elected():
+            at = _places(2)
+            if at != 0:
+                _write(at, since, _tag(WAIT, number))
+                _write(at + types.uint64(16), address, types.uint64(nanoseconds() - since))
+
+    return waited
+
+
+# ---- on the host
+
+
+class Record(NamedTuple):
+    """One that has been read back; `address` and `length` are of waits."""
+
+    sm: int
+    kind: int
+    name: str
+    block: int
+    warp: int
+    module: int
+    time: int
+    address: int = 0
+    length: int = 0
+
+
+class Modules:
+    """The modules whose kernels are recorded, and the buffer that they write to."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._loaded: dict[int, int] = {}  # CUlibrary's address -> number of its module
+        self._count = 0
+        self._buffer = (0, 0)  # address, capacity
+        self.active = False  # kernels that are bound now are recorded
+
+    def loaded(self, module):
+        library = int(module.handle)
+        with self._lock:
+            if library not in self._loaded:
+                self._loaded[library] = self._count & 0x7FFF
+                self._count += 1
+                self._fill(library)
+
+    def unloaded(self, module):
+        with self._lock:
+            self._loaded.pop(int(module.handle), None)
+
+    def point_to(self, address, capacity):
+        """From now on they record there; nothing with a capacity of 0. None of their kernels is running."""
+        with self._lock:
+            self._buffer = (address, capacity)
+            for library in self._loaded:
+                self._fill(library)
+
+    def _fill(self, library):
+        import struct
+
+        from cuda.bindings import driver
+
+        def checked(result):
+            error, *values = result
+            if int(error) != 0:
+                raise RuntimeError(f"the timeline could not be set up on the GPU: {error!r}")
+            return values
+
+        address, _ = checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), _NAME.encode()))
+        values = struct.pack("<3Q", *self._buffer, self._loaded[library])
+        checked(driver.cuMemcpyHtoD(address, values, len(values)))
+
+
+modules: Any = Modules()  # of this process
+_word = constant_words(_NAME, 3, modules.loaded, modules.unloaded)
+
+
+def bytes_of_buffer(sms, capacity):
+    return sms * (HEAD + 16 * capacity)
+
+
+def decoded(words, sms, capacity):
+    """-> ([Record], how many had no room), of the buffer as a 1-D array of uint64"""
+    size = bytes_of_buffer(1, capacity) // 8
+    records, lost = [], 0
+    for sm in range(sms):
+        region = words[sm * size : (sm + 1) * size]
+        taken = int(region[0])
+        lost += max(taken - capacity, 0)
+        i, pairs = 0, region[HEAD // 8 :].reshape(-1, WORDS)
+        while i < min(taken, capacity):
+            time, tag = map(int, pairs[i])
+            i += 1
+            if time == 0:  # taken for a wait that had no room for both
+                continue
+            kind = tag & 3
+            fields = sm, kind, _names[tag >> 2 & 0xFFFF], tag >> 18 & 0xFFFFFF, tag >> 42 & 31, tag >> 47
+            address = length = 0
+            if kind == WAIT:
+                address, length = map(int, pairs[i])
+                i += 1
+            records.append(Record(*fields, time, address, length))
+    return records, lost

@@ -1,0 +1,117 @@
+"""The timeline of kernels on GPUs: their buffer, their clocks, and what was recorded.
+
+GPUs have clocks of their own. Before anything is recorded, each rank and rank 0 send a signal back and forth
+ROUNDS times. In the fastest round, rank 0's clock at its answer belongs to the middle between the rank's send
+and its receipt; it is wrong by at most half of that time, which is the stated uncertainty.
+"""
+
+import numpy as np
+from numba import cuda
+
+from shmemkit.device import notify, rank, wait
+from shmemkit.device.cuda import timeline_records
+from shmemkit.device.cuda.timeline_records import BEGIN, END, MARK, modules
+from shmemkit.device.shmem.bounded_waits import clock
+from shmemkit.support.trace_file import Mark, Span, Track, trace
+
+from .launch import bind
+
+ROUNDS = 100
+RECORDS = 1_000  # of a multiprocessor, by default
+
+
+@cuda.jit
+def ping_pong(signals, times, peer, rounds):
+    """Rank `peer` and rank 0, one thread of each. times: when rank 0 answers; on `peer` when it sends (even
+    places), and when the answer is there."""
+    for i in range(rounds):
+        if rank() == 0:
+            wait(signals[peer:], 1, "sys", "acquire", i + 1)
+            times[i] = clock()
+            notify(signals[peer:], peer, i + 1)
+        else:
+            times[2 * i] = clock()
+            notify(signals[peer:], 0, i + 1)
+            wait(signals[peer:], 1, "sys", "acquire", i + 1)
+            times[2 * i + 1] = clock()
+
+
+def offsets(answered, sent, received):
+    """-> (what to subtract from a rank's clock to get rank 0's, by how much that may be wrong), of arrays of
+    times in nanoseconds"""
+    best = int(np.argmin(received - sent))
+    middle = int(sent[best]) + (int(received[best]) - int(sent[best])) // 2
+    return middle - int(answered[best]), (int(received[best]) - int(sent[best]) + 1) // 2
+
+
+class GpuRecorder:
+    """Records from when it is made until ``stop``. Collective."""
+
+    def __init__(self, world, records):
+        self.world = world
+        self.capacity = records or RECORDS
+        self.sms = world.backend.multiprocessors
+        self.buffer = world.xp.zeros(
+            timeline_records.bytes_of_buffer(self.sms, self.capacity) // 8, "uint64"
+        )
+        self.offset, self.uncertainty = self._offset()
+        world.synchronize()
+        modules.point_to(self.buffer.data.ptr, self.capacity)
+        modules.active = True
+
+    def _offset(self):
+        """-> (my clock less rank 0's, by how much that may be wrong); every rank has a turn with rank 0."""
+        world = self.world
+        signals = world.signals(world.n_ranks, name="timeline.ping_pong")
+        times = world.xp.zeros(2 * ROUNDS, "uint64")
+        call = bind(ping_pong, 1, 1, (signals, times, 0, ROUNDS))
+        mine = (0, 0)
+        for peer in range(1, world.n_ranks):
+            call.set("peer", peer)
+            if world.rank in (0, peer):
+                call()
+            seen = world.asnumpy(times)
+            answered = world.host_allgather(seen[:ROUNDS])[0]
+            if world.rank == peer:
+                mine = offsets(answered, seen[::2], seen[1::2])
+        world.free(signals)
+        return mine
+
+    def stop(self):
+        """-> the file's dictionary of this rank, and the earliest time that it has; None if it has none"""
+        self.world.synchronize()
+        modules.active = False
+        modules.point_to(0, 0)
+        records, lost = timeline_records.decoded(self.world.asnumpy(self.buffer), self.sms, self.capacity)
+        times = [r.time - self.offset for r in records]
+        base = min((t for t in self.world.host_allgather(min(times, default=None)) if t is not None), default=0)
+        spans, marks = self._spans(records, base + self.offset)
+        uncertainty = max(self.world.host_allgather(self.uncertainty))
+        dropped = {str(self.world.rank): lost} if lost else {}
+        return trace(spans, marks, unit="ns", dropped=dropped, uncertainty_ns=uncertainty)
+
+    def _spans(self, records, base):
+        spans, marks, open_phases = [], [], {}
+        last = max((r.time + r.length for r in records), default=base) - base
+        for r in sorted(records, key=lambda r: r.time):
+            track, time = Track(self.world.rank, r.block, r.warp, r.sm), r.time - base
+            phases = open_phases.setdefault((track, r.module), [])
+            if r.kind == BEGIN:
+                phases.append(Span(track, "phase", r.name, time, last, {"not ended": True}))
+                spans.append(phases[-1])
+            elif r.kind == END:
+                found = next((p for p in reversed(phases) if p.name == r.name), None)
+                if found is not None:
+                    phases.remove(found)
+                    found.end, found.args = time, {}
+            elif r.kind == MARK:
+                marks.append(Mark(track, "mark", r.name, time, {}))
+            else:
+                spans.append(Span(track, "wait", r.name, time, time + r.length, self._what(r.address)))
+        return spans, marks
+
+    def _what(self, address):
+        name, index, owner = self.world.locate(address)
+        if name is None:
+            return {"for": f"{address:#x}"}
+        return {"for": f"{name}[{', '.join(map(str, index))}] on rank {owner}"}
