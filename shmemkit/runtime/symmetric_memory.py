@@ -255,11 +255,23 @@ class SymmetricMemory:
         """Return (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not
         collective."""
         self._check_alive("place_of")
+        allocation, offset = self._allocation_of(array)
+        return None if allocation is None else (allocation.name, offset)
+
+    def rest_of(self, array: AnyArray) -> Array | None:
+        """Return the memory from `array` on to the end of the symmetric array that it lies in, as 1-D uint8,
+        or None if it lies in none. Not collective."""
+        self._check_alive("rest_of")
+        allocation, offset = self._allocation_of(array)
+        return None if allocation is None else allocation.raw[offset:]
+
+    def _allocation_of(self, array):
+        """-> the allocation that `array` lies in, and its offset there in bytes; (None, 0) if it is private"""
         at = self.backend.address(self._as_array(array))
         for start, allocation in self._allocations.items():
             if 0 <= at - start < allocation.raw.nbytes:
-                return allocation.name, at - start
-        return None
+                return allocation, at - start
+        return None, 0
 
     def multicast_view(self, array: Array) -> Array:
         """Return `array`, symmetric, as a multicast array of this node's ranks (NVLink SHARP, NVLS).

@@ -127,7 +127,7 @@ def all_to_all_v_kernel(network, least=PART):
 
         x, out          uint8, 1-D: rows * row and room * row bytes; they do not overlap
         splits, landed  int64 (n_ranks,): what each rank gets, and what has come from it; may be the same
-        inbox           uint8, 1-D, symmetric, as large as any rank's out: out, or, if `staged`, apart
+        inbox           uint8, 1-D, symmetric, as large as any rank's out: from out on, or, if `staged`, apart
         outbox, near    for far ranks: uint8, 1-D, symmetric, as large as any rank's x; and uint8 (n_ranks,),
                         1 for those that are not
         shift           gridDim.x is 1 << shift, in all launches
@@ -284,8 +284,10 @@ class PushV(Method):
         return self._bind(*flat, row, len(x), len(out))
 
     def _bind(self, x, splits, out, out_splits, row, rows, room):
-        staged = not self.world.is_symmetric(out)
-        inbox = self.scratch if staged else out
+        # Peers slice their own inbox to find the same bytes here: it is not shorter if their out is.
+        inbox = self.world.rest_of(out)
+        staged = inbox is None
+        inbox = self.scratch if staged else inbox
         return self.launch(
             *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, inbox, staged),
             *(self.outbox, self.near, self.shift, self.table, self.told, self.full, self.epochs),
