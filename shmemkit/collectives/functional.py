@@ -105,7 +105,7 @@ def reduce_scatter(
 
 
 def _kept_for(kind, x, stream, times, *options: Any):
-    world, who = current(required=True), f"{kind.table}()"
+    world, who = current(required=True), f"{kind._table}()"
     array = with_shape(who, "x", x, world.xp)
     if kind in (AllReduce, ReduceScatter) and world.n_nodes > 1 and "float8" in str(array.dtype):
         times = 2  # its totals travel as float32

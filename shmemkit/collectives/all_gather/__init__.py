@@ -69,7 +69,7 @@ class AllGather(Collective):
     `refused`, {method: why}: what "auto" would have taken, but cannot run here.
     """
 
-    table, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
     def __init__(self, world: World, max_nbytes: int, method: AllGatherMethod = "auto"):

@@ -63,7 +63,7 @@ class AllReduce(Collective):
     first call for a dtype compiles its kernel.
     """
 
-    table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
     def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: AllReduceMethod = "auto"):

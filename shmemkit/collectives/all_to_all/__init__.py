@@ -49,7 +49,7 @@ class AllToAll(Collective):
     all ranks. All parts are of the same size; where they are not, ``AllToAllV``.
     """
 
-    table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
     _overlap = "they must lie apart"
 
     def __init__(self, world: World, max_nbytes: int, method: AllToAllMethod = "auto"):

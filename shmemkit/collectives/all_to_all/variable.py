@@ -302,7 +302,7 @@ class AllToAllV(Collective):
     stream, also in graphs, in the same order on all ranks. The host never waits for the splits.
     """
 
-    table, METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
+    _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
     def __init__(self, world: World, max_nbytes: int):
         super().__init__(world, max_nbytes, "push")

@@ -44,7 +44,7 @@ class Broadcast(OfRoot):
     all ranks.
     """
 
-    table, METHODS, methods = "broadcast", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "broadcast", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
     def __init__(self, world: World, max_nbytes: int, root: int = 0, method: BroadcastMethod = "auto"):

@@ -41,7 +41,7 @@ class Gather(OfRoot):
     wait for it.
     """
 
-    table, METHODS, methods = "gather", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
     def __init__(self, world: World, max_nbytes: int, root: int = 0, method: GatherMethod = "auto"):

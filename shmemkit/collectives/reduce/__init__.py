@@ -37,7 +37,7 @@ class Reduce(OfRoot):
     two calls ahead of the root; then they wait for it.
     """
 
-    table, METHODS, methods = "reduce", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
     def __init__(

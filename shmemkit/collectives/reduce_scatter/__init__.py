@@ -56,7 +56,7 @@ class ReduceScatter(Collective):
     The first call for a dtype compiles its kernel.
     """
 
-    table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
     _one_place = False
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 

@@ -36,7 +36,7 @@ class Scatter(OfRoot):
     same order on all ranks. The root may be two calls ahead of the others; then it waits for them.
     """
 
-    table, METHODS, methods = "scatter", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "scatter", METHODS, tuple(METHODS)
     _out_is_alike = True
     _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
 
