@@ -194,23 +194,26 @@ class Collective:
 
     def output(self, shape: Shape, dtype: DType) -> Array:
         """-> a symmetric array for a result, of this shape and dtype on all ranks: CuPy's, on the emulator
-        NumPy's, also where x is a PyTorch tensor. It lives as long as this object, which frees it.
-        Collective."""
+        NumPy's. The object frees it in ``free``. Errors as of ``sk.empty``. Collective.
+        """
         self._check_alive()
         self._outputs.append(self.world.empty(shape, dtype, f"{self._table}.output[{len(self._outputs)}]"))
         return self._outputs[-1]
 
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
-        """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
-        in symmetric memory. TypeError or ValueError for any other `nbytes`."""
+        """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
+        max_nbytes; with `symmetric`, for a result in symmetric memory. TypeError or ValueError for any other
+        `nbytes`.
+        """
         integer(self._name, "nbytes", nbytes, 0, self.max_nbytes)
         if self.method != "auto":
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)
 
     def free(self) -> None:
-        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
-        Collective."""
+        """Give the symmetric memory back, also that of the outputs, when this rank's GPU work has ended.
+        Afterwards neither the object nor graphs that captured its calls can be used. Collective.
+        """
         methods, self._methods = self._methods, None
         self._plans.clear()
         for method in (methods or {}).values():
@@ -248,8 +251,10 @@ class OfRoot(Collective):
         return None
 
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
-        """The method for a full array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
-        ranks do not know."""
+        """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
+        max_nbytes. `symmetric` changes nothing, since other ranks do not know where a result lies. TypeError
+        or ValueError for any other `nbytes`.
+        """
         return super().method_for(nbytes)
 
 
