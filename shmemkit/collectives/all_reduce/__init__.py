@@ -56,7 +56,7 @@ class AllReduce(Collective):
     ValueError for others, as bool and complex. float16, bfloat16 and float8 are combined in float32 and
     rounded once, to nearest even; integers are combined modulo 2**bits. NaN stays NaN (of float8 with the
     bits 0x7F). A float8 result saturates, as PTX's cvt.rn.satfinite does: what is larger than 448 or 57344,
-    or infinite, becomes that number, with its sign.
+    or infinite, becomes that number, with its sign. Infinities count as infinite while they are combined.
 
     Equal calls give equal bits in every run, the same on all ranks. Elements are combined in the order of
     the ranks, by "double_tree" subtree by subtree. The multimem methods have "sum", "max" and "min", of
