@@ -199,9 +199,12 @@ class SymmetricMemory:
         return self._zeros(lambda: (as_shape(n, "signals(): ", "n"), "uint64"), name)
 
     def free(self, array: Array) -> None:
-        """Give the memory of a symmetric array back. Collective.
+        """Give the memory of a symmetric array back, when this rank's kernels have ended and its messages
+        have been delivered. Collective.
 
         array  what zeros, empty, full, array or signals returned, the same array on every rank; not a view
+
+        TypeError or ValueError, on every rank, for anything else.
         """
         self._check_alive("free")
         self.backend.synchronize()  # a kernel may still write into it

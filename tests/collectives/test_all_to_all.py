@@ -195,7 +195,7 @@ def few_variable_calls(calls, symmetric):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = sk.AllToAllV.maker("push")(world, 32, threads=1)
+    exchange = sk.AllToAllV._maker("push")(world, 32, threads=1)
     x, splits, out_splits = np.zeros(4, "uint8"), *np.zeros((2, n), "int64")
     out = world.zeros(4, "uint8") if symmetric else np.zeros(4, "uint8")
     for call in range(calls):

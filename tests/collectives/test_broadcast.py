@@ -9,7 +9,7 @@ import shmemkit as sk
 def two_warps(calls):
     """By LL128, of a block with two warps: the root may not write before both have read their tiles."""
     world, size = sk.init(), 61
-    broadcast = sk.Broadcast.maker("ll128")(world, 8 * size, 0)
+    broadcast = sk.Broadcast._maker("ll128")(world, 8 * size, 0)
     broadcast.threads, broadcast.most = 64, dict.fromkeys(broadcast.most, 1)
     broadcast._launches.clear()
     outs = [np.zeros(size, "uint64") for _ in range(calls)]

@@ -295,16 +295,18 @@ class PushV(Method):
 
 
 class AllToAllV(Collective):
-    """Give each rank some rows of an array, and get some from each; how many, the GPUs know. Collective.
+    """Send rows of an array to each rank; only the GPUs know how many. Collective.
 
-    world       the World; up to 72 ranks
+    ``exchange = sk.AllToAllV(world, max_nbytes)``, then ``exchange(x, splits, out, out_splits)``.
+    ``help(sk.collectives)`` has the rules that all collectives share: arrays, streams, order, graphs, memory
+    and errors. The host never reads the splits. There is one method: stores to ranks within reach, NVSHMEM
+    to all others. It takes symmetric memory of max_nbytes, or twice that if a rank is out of reach.
+
+    world       the World; up to 72 ranks, else ValueError
     max_nbytes  bytes of the largest array on any rank, x or out
-
-    ``exchange(x, splits, out, out_splits)`` enqueues one, as ``gather(x)`` of ``AllGather`` does: on any
-    stream, also in graphs, in the same order on all ranks. The host never waits for the splits.
     """
 
-    table, METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
+    _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
     def __init__(self, world: World, max_nbytes: int):
         super().__init__(world, max_nbytes, "push")
@@ -317,26 +319,22 @@ class AllToAllV(Collective):
         out_splits: ArrayT,
         stream: AnyStream | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Send rows of `x` to all ranks. -> (out, out_splits)
+        """Enqueue one exchange of rows. -> (out, out_splits)
 
-        x           C-contiguous, any dtype, of shape (rows, ...): any number of rows, which may differ from
-                    rank to rank. The first splits[0] rows go to rank 0, the next splits[1] to rank 1, and so
-                    on. What is left over goes nowhere. The rest of the shape is the same on all ranks
-        splits      int64 (n_ranks,), contiguous; less than 0 is 0
-        out         C-contiguous, of x's dtype and shape but for the number of rows, which may differ from
-                    rank to rank: it is the room for what comes here. Apart from x. If it lies in symmetric
-                    memory, then on all ranks, as the same part of the same array: the peers write it
-                    themselves. What lies behind the rows that land stays as it is
-        out_splits  int64 (n_ranks,), contiguous: how many rows each rank has sent here; may be `splits`
+        x           C-contiguous, any dtype, of shape (rows, ...). The number of rows may differ from rank to
+                    rank, the rest of the shape may not. The first splits[0] rows go to rank 0, the next
+                    splits[1] to rank 1, and so on. What is left over goes nowhere
+        splits      int64 (n_ranks,), contiguous, on the GPU; less than 0 is 0
+        out         C-contiguous, of x's dtype and shape but for the number of rows, apart from x
+        out_splits  int64 (n_ranks,), contiguous, on the GPU: how many rows come from each rank; may be
+                    `splits`
         stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Each is an array or tensor, as of ``AllGather``.
-
-        Enqueued: when the stream has run it, the rows of rank 0 are at the beginning of out, those of rank 1
-        behind them, and so on. What one rank sends lands whole or not at all: where out has not enough room
-        left for the m rows of rank k, or that rank's x has not as many, none of them lands, out_splits[k] is
-        -m, and the rows of the next rank take their place. So as many rows of out are valid as the positive
-        numbers of out_splits add up to.
+        When the stream has run it, the rows of rank 0 are at the beginning of out, those of rank 1 follow,
+        and so on. Rows of `out` behind them keep their content. The m rows of rank k land all or not at all.
+        If `out` has no room for them, or rank k has fewer rows than it splits, then out_splits[k] is -m and
+        the rows of the next rank take their place. So the positive out_splits add up to the valid rows of
+        out.
         """
         world = self.world
         stream, waits = call_on(world, stream, x, splits, out, out_splits)
