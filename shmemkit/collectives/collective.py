@@ -13,7 +13,15 @@ from typing import Any
 from shmemkit.device import reduction
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import OutOfReach, World, check_world
-from shmemkit.support.arrays import call_on, converted, keyed, new_output, unlocked, with_shape
+from shmemkit.support.arrays import (
+    call_on,
+    check_writable,
+    converted,
+    keyed,
+    new_output,
+    unlocked,
+    with_shape,
+)
 from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import Array, DType, Shape
 
@@ -142,8 +150,8 @@ class Collective:
             if array.dtype.hasobject:
                 raise TypeError(f"{name}: {argument} has Python objects; it must have numbers, as float32")
             check_contiguous(name, argument, array)
-        if self._writes_out and not getattr(out.flags, "writeable", True):  # NumPy's
-            raise ValueError(f"{name}: the output is a read-only array; give `out`, one that can be written")
+        if self._writes(x, out):
+            check_writable(name, "out", out)
         self._sizes(x, out)
         x, out = unlocked(x), unlocked(out)
         full = self._full(x, out)
@@ -167,6 +175,10 @@ class Collective:
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
         self._plans.keep(key, run)
         return run
+
+    def _writes(self, x, out):
+        """Whether a call writes `out` on this rank."""
+        return self._writes_out
 
     def _shape_of_segment(self, shape):
         """-> the shape of a rank's segment of an array of this shape"""

@@ -36,7 +36,7 @@ from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import as_array, call_on, new_output
+from shmemkit.support.arrays import as_array, call_on, check_writable, new_output, unlocked
 from shmemkit.support.settings import array_text, integer
 from shmemkit.typing import AnyStream, ArrayT, DType
 
@@ -214,8 +214,10 @@ class Queue:
         if outputs is None:
             follow = world.backend.follow
             outputs = new_output(inputs, given.shape, self.dtype, world.xp, stream, follow)
-        self._launch.set("outputs", self._checked("outputs", outputs))
-        self._launch.set("inputs", given)
+        to = self._checked("outputs", outputs)
+        check_writable("Queue", "outputs", to)
+        self._launch.set("outputs", to)
+        self._launch.set("inputs", unlocked(given))
         self._launch(stream=stream)
         if waits:
             world.stream.synchronize()

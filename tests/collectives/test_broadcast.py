@@ -23,3 +23,17 @@ def two_warps(calls):
 def test_two_warps_in_every_schedule():
     found = sk.emu.explore(two_warps, 2, (3,), exhaustive=True, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
+
+
+def test_a_read_only_array_of_the_root(pes):
+    """It writes nothing there."""
+
+    def main():
+        world = sk.init()
+        x = np.full(4, world.rank, "float32")
+        x.flags.writeable = world.rank != 1
+        sk.broadcast(x, root=1)
+        world.synchronize()
+        assert (x == 1).all()
+
+    pes(2).run(main)

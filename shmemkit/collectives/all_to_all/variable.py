@@ -63,7 +63,7 @@ from shmemkit.device import (
     wait_block,
 )
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, converted, keyed
+from shmemkit.support.arrays import call_on, check_writable, converted, keyed, overlap, unlocked
 from shmemkit.typing import AnyArray, AnyStream, ArrayT
 
 from ..chunked_transfer import argument_types
@@ -344,7 +344,7 @@ class AllToAllV(Collective):
         if run is None:
             arrays = converted("AllToAllV", arrays, world.xp)
             self._check(**arrays)
-            run = self._methods["push"].bind(*arrays.values())
+            run = self._methods["push"].bind(*map(unlocked, arrays.values()))
             self._plans.keep(key, run)
         rows = arrays["x"]
         self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
@@ -357,7 +357,9 @@ class AllToAllV(Collective):
         self._check_alive()
         for name, array in (("x", x), ("splits", splits), ("out", out), ("out_splits", out_splits)):
             check_contiguous("AllToAllV", name, array)
-        n, address = self.world.n_ranks, self._address
+            if name.startswith("out"):
+                check_writable("AllToAllV", name, array)
+        n = self.world.n_ranks
         for name, array in (("splits", splits), ("out_splits", out_splits)):
             if array.dtype != "int64" or array.shape != (n,):
                 raise ValueError(
@@ -375,9 +377,10 @@ class AllToAllV(Collective):
                     f"AllToAllV: {name} has {array.nbytes} bytes, more than max_nbytes={self.max_nbytes}. "
                     "Make an AllToAllV with a larger max_nbytes"
                 )
-        apart = address(x) >= address(out) + out.nbytes or address(out) >= address(x) + x.nbytes
-        if x.nbytes and out.nbytes and not apart:
-            raise ValueError("AllToAllV: x and out overlap; they must lie apart")
+        arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
+        for a, b in ("x", "out"), ("x", "out_splits"), ("splits", "out"), ("out", "out_splits"):
+            if overlap(arrays[a], arrays[b]):
+                raise ValueError(f"AllToAllV: {a} and {b} overlap; they must lie apart")
 
 
 _bytes, _numbers = (types.Array(kind, 1, "C") for kind in (types.uint8, types.int64))
