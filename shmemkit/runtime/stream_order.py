@@ -2,7 +2,6 @@
 
 from shmemkit.support.call_site import users_call
 
-
 CAPTURES = 16  # that are known; those that have ended do no harm: no other capture has their number
 
 

@@ -269,7 +269,7 @@ class SymmetricMemory:
         return None if allocation is None else allocation.raw[offset:]
 
     def _allocation_of(self, array):
-        """-> the allocation that `array` lies in, and its offset there in bytes; (None, 0) if it is private"""
+        """-> the allocation that `array` lies in, and its offset there in bytes; or (None, 0)"""
         at = self.backend.address(self._as_array(array))
         for start, allocation in self._allocations.items():
             if 0 <= at - start < allocation.raw.nbytes:

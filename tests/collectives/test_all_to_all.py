@@ -230,7 +230,7 @@ def test_variable_wrong_arrays(pes):
         world = sk.init()
         exchange = sk.AllToAllV(world, 64)
         x, splits = np.zeros((4, 2), "float32"), np.zeros(2, "int64")
-        numbers = np.zeros(4, "int64")
+        four = np.zeros((2, 2), "int64")
         good = {"x": x, "splits": splits, "out": np.zeros((8, 2), "float32"), "out_splits": splits.copy()}
         for wrong, message in [
             ({"splits": np.zeros(3, "int64")}, r"splits is int64 \(3,\); it must be int64 \(2,\)"),
@@ -242,7 +242,7 @@ def test_variable_wrong_arrays(pes):
             ({"out": np.zeros((8, 4), "float32")[:, ::2]}, "out .* it must be C-contiguous"),
             ({"out": x[1:]}, "x and out overlap"),
             ({"out": x}, "x and out overlap"),
-            ({"out": numbers.reshape(2, 2), "x": numbers[:0].reshape(0, 2), "out_splits": numbers[:2]}, "out and out_s"),
+            ({"out": four, "x": four[:0], "out_splits": four[0]}, "out and out_splits overlap"),
             ({"out": read_only(good["out"])}, "out is a read-only array; give one that can be written"),
             ({"out_splits": read_only(splits)}, "out_splits is a read-only array"),
         ]:

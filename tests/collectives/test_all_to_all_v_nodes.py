@@ -61,9 +61,7 @@ def test_any_splits(pes, small_chunks, data, seed, delivery, nodes, symmetric):
         calls.append((splits, *([max(m, 0) for m in ms] for ms in (rows, rooms))))
     shape, dtype = data.draw(st.sampled_from([((), "uint8"), ((3,), "int16"), ((4,), "float32")]))
     ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
-    ranks.run(
-        exchange_rows, calls, shape, dtype, symmetric, data.draw(st.integers(0, 3))
-    )
+    ranks.run(exchange_rows, calls, shape, dtype, symmetric, data.draw(st.integers(0, 3)))
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])

@@ -316,7 +316,7 @@ def test_where_gpus_cannot_copy(driver, backend):
 
 
 class Backend:
-    """Streams 10 to 19 capture one graph, 20 to 29 another; others capture none, until they are in `captures`."""
+    """Streams 10 to 19 capture one graph, 20 to 29 another; others none, until they are in `captures`."""
 
     calls = None
 
@@ -335,7 +335,7 @@ class Backend:
     "streams, wanted",
     [
         ([1, 2, 2, None, 1], [(1, None), (2, 1), (None, 2), (1, None)]),
-        ([10, 11, 1, 12], [(11, 10), (1, None), (12, 11)]),  # a call outside of a capture, in the middle of it
+        ([10, 11, 1, 12], [(11, 10), (1, None), (12, 11)]),  # a call outside of the capture
         ([10, 20, 11, 21, 10], [(11, 10), (21, 20), (10, 11)]),  # two captures in turn
         ([1, 10, 2, 3], [(1, None), (2, 1), (3, 2)]),
         (["begins", 11, 1, 12], [(3, None), (11, 3), (12, 11)]),  # nothing can wait for 3 while it captures
