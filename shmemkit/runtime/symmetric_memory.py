@@ -191,8 +191,9 @@ class SymmetricMemory:
                 result = result.view("uint8")
             result[...] = self.xp.asarray(values)
 
-    def signals(self, n: int, name: str | None = None) -> Array:
-        """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.
+    def signals(self, n: Shape, name: str | None = None) -> Array:
+        """Allocate `n` symmetric signals, or an array of the shape `n`: uint64 zeros, for ``wait``, ``notify``
+        and ``put_signal``.
         Collective; see ``empty``."""
         self._check_alive("signals")
         name = "signals" if name is None else name
@@ -421,7 +422,7 @@ def array(values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: st
     return current_world(required=True).array(values, dtype, name)
 
 
-def signals(n: int, name: str | None = None) -> Array:
+def signals(n: Shape, name: str | None = None) -> Array:
     return current_world(required=True).signals(n, name)
 
 
