@@ -22,7 +22,7 @@ def pass_right(inbox, flag, out):
     right = (rank() + 1) % num_ranks()
     symm_at(inbox, right)[0] = rank()  # a store into the right neighbour's memory
     notify(flag, right, 1)  # release: whoever sees the flag sees the store
-    wait(flag, 1, "sys", "acquire")  # until my flag is 1
+    wait(flag, 1, "sys", "acquire")  # until one signal, flag[0], is 1
     out[0] = inbox[0]
 
 

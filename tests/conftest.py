@@ -133,9 +133,9 @@ def small(monkeypatch):
 
     def set_up(kind, **methods):
         for name, settings in methods.items():
-            entry = kind.METHODS[name]
+            entry = kind._METHODS[name]
             made, transport, *given = entry if isinstance(entry, tuple) else (entry, None)
-            monkeypatch.setitem(kind.METHODS, name, (made, transport, {**dict(*given), **settings}))
+            monkeypatch.setitem(kind._METHODS, name, (made, transport, {**dict(*given), **settings}))
 
     return set_up
 

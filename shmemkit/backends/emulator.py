@@ -173,7 +173,7 @@ class EmulatorBackend:
     def capture_of(self, stream):
         """What identifies the capture that `stream` (None: the World's) takes part in, or None."""
         captured = self.handle(stream).captured
-        return None if captured is None else id(captured)
+        return None if captured is None else captured.number
 
     # -- copies and memory operations of streams: see ``shmemkit.backends.nvshmem``
     def handle(self, stream):

@@ -81,16 +81,18 @@ def barrier_2d(local_size, arrivals, passed, epoch):
 
 
 class Barrier(Method):
-    """A barrier of all ranks on a stream: one kernel, which takes a few microseconds. Collective.
+    """A barrier of all ranks on a stream: one kernel of one block, which takes a few microseconds.
+    Collective.
 
-    ``barrier()`` enqueues it. Work that any rank enqueues after it sees all stores that every rank enqueued
-    before it. Calls may follow each other on any streams, also in CUDA graphs; all ranks make them in the
-    same order. A call on another stream waits for the calls before it, those of collectives included. The
-    program launches graphs in that order itself.
+    ``barrier = sk.Barrier(world)``, then ``barrier()``. Work that any rank enqueues after it sees all stores
+    that every rank enqueued before it. It completes no puts: kernels that make some call `quiet`, or the
+    program calls ``World.barrier``. The rules for streams, order and graphs are those of
+    ``help(sk.collectives)``.
 
-    It does not complete puts: call `quiet` in the kernels that make them, or use ``World.barrier``.
+    Where the memory of all ranks is mapped, each rank signals each by stores. Otherwise the ranks of a node
+    do, and then the nodes, in log2(nodes) rounds of NVSHMEM's signals.
 
-    TypeError if `world` is not a World.
+    world  the World. TypeError, on all ranks, if it is none
     """
 
     def __init__(self, world: World):
@@ -115,7 +117,9 @@ class Barrier(Method):
             self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
 
     def __call__(self, stream: AnyStream | None = None) -> None:
-        """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``."""
+        """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``, or
+        after ``World.finalize``.
+        """
         if not self._arrays:
             raise RuntimeError("Barrier: it was freed; make a new one")
         check_world("Barrier", self.world)

@@ -13,7 +13,15 @@ from typing import Any
 from shmemkit.device import reduction
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import OutOfReach, World, check_world
-from shmemkit.support.arrays import call_on, converted, keyed, new_output, unlocked, with_shape
+from shmemkit.support.arrays import (
+    call_on,
+    check_writable,
+    converted,
+    keyed,
+    new_output,
+    unlocked,
+    with_shape,
+)
 from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import Array, DType, Shape
 
@@ -27,8 +35,8 @@ PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's ke
 class Collective:
     """A subclass has
 
-    table     its name in the tuning table, as "all_gather"
-    METHODS   {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
+    _table    its name in the tuning table, as "all_gather"
+    _METHODS  {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
               class like ``Method``; or (class, None, settings). It is called with the World, the bytes of the
               largest full array, what ``_options`` gives, and the settings. And `methods`, their names
     _shape    (shape of x) -> the shape of a new output
@@ -42,8 +50,8 @@ class Collective:
     The full array is the larger one of a call's two.
     """
 
-    table: str
-    METHODS: dict[str, Any]
+    _table: str
+    _METHODS: dict[str, Any]
     methods: tuple[str, ...]
     max_nbytes: int
     _options: dict[str, Any]
@@ -62,7 +70,7 @@ class Collective:
         self._address, self._array = world.backend.address, world.xp.ndarray
 
         def check():
-            one_of(name, "method", method, (*self.METHODS, "auto"))
+            one_of(name, "method", method, (*self._METHODS, "auto"))
             self.max_nbytes = integer(name, "max_nbytes", max_nbytes, 0)
             self._options = self._checked_options()
             return {"max_nbytes": self.max_nbytes, "method": method, **self._options}
@@ -75,7 +83,7 @@ class Collective:
             if method != "auto":
                 self._methods[method] = self._make(method, self.max_nbytes)
             else:
-                built = tuning.build(world, self.table, self.max_nbytes, self._make)
+                built = tuning.build(world, self._table, self.max_nbytes, self._make)
                 self._methods, self._choices, self.refused = built
         except (ValueError, MemoryError) as error:
             self.free()
@@ -87,18 +95,20 @@ class Collective:
         return {}
 
     def _make(self, name, max_nbytes):
-        if name not in self.METHODS:
+        if name not in self._METHODS:
             raise ValueError("there is no such method")
-        return self.maker(name)(self.world, max_nbytes, *self._options.values())
+        return self._maker(name)(self.world, max_nbytes, *self._options.values())
 
     @classmethod
-    def maker(cls, name: str) -> Callable:
+    def _maker(cls, name: str) -> Callable:
         """-> what makes the method `name`: ``make(world, max_nbytes, *options)``. Collective."""
-        match cls.METHODS[name]:
+        match cls._METHODS[name]:
             case (kind, None, settings):
                 return functools.partial(kind, **settings)
             case (schedule, transport, *settings):
-                return functools.partial(schedule, name=f"{cls.table} {name}", t=transport, **dict(*settings))
+                return functools.partial(
+                    schedule, name=f"{cls._table} {name}", t=transport, **dict(*settings)
+                )
             case kind:
                 return kind
 
@@ -140,8 +150,8 @@ class Collective:
             if array.dtype.hasobject:
                 raise TypeError(f"{name}: {argument} has Python objects; it must have numbers, as float32")
             check_contiguous(name, argument, array)
-        if self._writes_out and not getattr(out.flags, "writeable", True):  # NumPy's
-            raise ValueError(f"{name}: the output is a read-only array; give `out`, one that can be written")
+        if self._writes(x, out):
+            check_writable(name, "out", out)
         self._sizes(x, out)
         x, out = unlocked(x), unlocked(out)
         full = self._full(x, out)
@@ -165,6 +175,10 @@ class Collective:
             run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
         self._plans.keep(key, run)
         return run
+
+    def _writes(self, x, out):
+        """Whether a call writes `out` on this rank."""
+        return self._writes_out
 
     def _shape_of_segment(self, shape):
         """-> the shape of a rank's segment of an array of this shape"""
@@ -192,23 +206,26 @@ class Collective:
 
     def output(self, shape: Shape, dtype: DType) -> Array:
         """-> a symmetric array for a result, of this shape and dtype on all ranks: CuPy's, on the emulator
-        NumPy's, also where x is a PyTorch tensor. It lives as long as this object, which frees it.
-        Collective."""
+        NumPy's. The object frees it in ``free``. Errors as of ``sk.empty``. Collective.
+        """
         self._check_alive()
-        self._outputs.append(self.world.empty(shape, dtype, f"{self.table}.output[{len(self._outputs)}]"))
+        self._outputs.append(self.world.empty(shape, dtype, f"{self._table}.output[{len(self._outputs)}]"))
         return self._outputs[-1]
 
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
-        """The method for a full array of `nbytes` bytes, max_nbytes or fewer; with `symmetric`, for a result
-        in symmetric memory. TypeError or ValueError for any other `nbytes`."""
+        """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
+        max_nbytes; with `symmetric`, for a result in symmetric memory. TypeError or ValueError for any other
+        `nbytes`.
+        """
         integer(self._name, "nbytes", nbytes, 0, self.max_nbytes)
         if self.method != "auto":
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)
 
     def free(self) -> None:
-        """Give the symmetric memory back, that of the outputs too; the object cannot be used any more.
-        Collective."""
+        """Give the symmetric memory back, also that of the outputs, when this rank's GPU work has ended.
+        Afterwards neither the object nor graphs that captured its calls can be used. Collective.
+        """
         methods, self._methods = self._methods, None
         self._plans.clear()
         for method in (methods or {}).values():
@@ -246,8 +263,10 @@ class OfRoot(Collective):
         return None
 
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
-        """The method for a full array of `nbytes` bytes, max_nbytes or fewer, wherever it lies: the other
-        ranks do not know."""
+        """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
+        max_nbytes. `symmetric` changes nothing, since other ranks do not know where a result lies. TypeError
+        or ValueError for any other `nbytes`.
+        """
         return super().method_for(nbytes)
 
 

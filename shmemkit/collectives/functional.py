@@ -1,13 +1,14 @@
-"""Collectives in one line, of the current World: by objects that are made when first needed, and kept.
+"""Collectives in one line, on the current World.
 
-For a size, rounded up to a power of two of at least 64 KB, and an op or root, there is one object, as
-``AllGather`` or ``AllReduce``, of method "auto". To make it is collective and allocates symmetric memory
-that stays until the World ends, several times the rounded size (docs/collectives.md): so the first call of
-each, on all ranks, does not belong into a graph. To choose the method, or to get the memory back, make the
-object: ``sk.ReduceScatter(world, max_nbytes, method="ring")``.
+Each function makes its object (``AllGather``, ``AllReduce`` and so on, with method "auto") when it first
+needs it, and keeps it until the World ends: one for each op or root and each size, rounded up to a power of
+two of at least 64 KB. To make one is collective, and allocates symmetric memory, several times that size. So
+the first call of each must be made on all ranks, and before a capture (RuntimeError in it). To choose the
+method, or to get the memory back, make the object yourself: ``sk.ReduceScatter(world, max_nbytes,
+method="ring")``.
 
-All functions take x as their object does, an array or a tensor, and `out` and `stream`, by name; they
-enqueue, and return out.
+x, `out` and `stream` are those of the object's call, and so are the result, its memory ordering and the
+errors; `out` and `stream` are given by name. RuntimeError without a World.
 """
 
 from __future__ import annotations
@@ -44,51 +45,57 @@ LEAST = 1 << 16  # bytes
 
 
 def all_gather(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-    """Gather the `x` of all ranks: see ``AllGather``. -> out, default a new one (n_ranks, *x.shape), of x's
-    kind"""
+    """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
+    x's kind
+    """
     return _kept_for(AllGather, x, stream, current(required=True).n_ranks)(x, out, stream)
 
 
 def all_reduce(
     x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT:
-    """Combine the `x` of all ranks on each of them: see ``AllReduce``. -> out, default a new one of x's
-    kind"""
+    """Combine the `x` of all ranks on each: see `AllReduce`. -> out, default a new one of x's kind and
+    shape
+    """
     return _kept_for(AllReduce, x, stream, 1, op)(x, out, stream)
 
 
 def all_to_all(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-    """Exchange equal parts of `x` with all ranks: see ``AllToAll``. -> out, default a new one of x's kind"""
+    """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
     return _kept_for(AllToAll, x, stream, 1)(x, out, stream)
 
 
 def broadcast(
     x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT:
-    """Give all ranks the `x` of the root: see ``Broadcast``. -> out, default x"""
+    """Give all ranks the `x` of the root: see `Broadcast`. -> out, default x"""
     return _kept_for(Broadcast, x, stream, 1, root)(x, out, stream)
 
 
 def gather(
     x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT | None:
-    """Gather the `x` of all ranks on the root: see ``Gather``. -> out on the root, default a new one
-    (n_ranks, *x.shape), of x's kind; None on all others"""
+    """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
+    *x.shape) of x's kind; None on all others
+    """
     return _kept_for(Gather, x, stream, current(required=True).n_ranks, root)(x, out, stream)
 
 
 def reduce(
     x: ArrayT, root: int = 0, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT | None:
-    """Combine the `x` of all ranks on the root: see ``Reduce``. -> out on the root, default a new one of x's
-    kind; None on all others"""
+    """Combine the `x` of all ranks on the root: see `Reduce`. -> out on the root, default a new one of x's
+    kind and shape; None on all others
+    """
     return _kept_for(Reduce, x, stream, 1, root, op)(x, out, stream)
 
 
 def scatter(
     x: ArrayT | None = None, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT:
-    """Give each rank its segment of the root's `x`: see ``Scatter``. All other ranks give `out`. -> out"""
+    """Give each rank its segment of the root's `x`: see `Scatter`. All other ranks give `out`. -> out, on
+    the root by default a new one
+    """
     world = current(required=True)
     if x is None and out is None:
         raise ValueError("scatter(): x and out are None; the root gives x, all other ranks give out")
@@ -99,16 +106,17 @@ def scatter(
 def reduce_scatter(
     x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
 ) -> ArrayT:
-    """Combine the `x` of all ranks, a part on each: see ``ReduceScatter``. -> out, default a new one of x's
-    kind"""
+    """Combine the `x` of all ranks, a segment on each: see `ReduceScatter`. -> out, default a new one of x's
+    kind and of x's shape divided by n_ranks
+    """
     return _kept_for(ReduceScatter, x, stream, 1, op)(x, out, stream)
 
 
 def _kept_for(kind, x, stream, times, *options: Any):
-    world, who = current(required=True), f"{kind.table}()"
+    world, who = current(required=True), f"{kind._table}()"
     array = with_shape(who, "x", x, world.xp)
-    if kind in (AllReduce, ReduceScatter) and world.n_nodes > 1 and "float8" in str(array.dtype):
-        times = 2  # its totals travel as float32
+    if kind in (AllReduce, ReduceScatter) and "float8" in str(array.dtype):
+        times = 2  # by some methods its totals travel as float32
     nbytes = array.nbytes
     nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
     argument = "root" if kind in (Broadcast, Gather, Reduce, Scatter) else "op"

@@ -36,7 +36,7 @@ from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import as_array, call_on, new_output
+from shmemkit.support.arrays import as_array, call_on, check_writable, new_output, unlocked
 from shmemkit.support.settings import array_text, integer
 from shmemkit.typing import AnyStream, ArrayT, DType
 
@@ -116,20 +116,26 @@ def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n
 class Queue:
     """A queue from this rank to rank `to`. Every rank sends to one rank and receives from one. Collective.
 
+    ``queue = sk.Queue(world, n_slots, item_size)``, then ``queue(inputs)``, which enqueues one transfer:
+    blocks push rows into slots in the receiver's memory, other blocks pop what arrives here.
+
     world        the World
     n_slots      items that the queue can hold, 1 or more
     item_size    elements of an item, 1 or more
     dtype        of the elements: any that symmetric arrays have
-    to           the receiving rank, another one for each rank. Default: the next rank
+    to           the receiving rank, another one for each rank, within reach of stores. Default: the next
+                 rank
     n_producers  blocks that push, 1 or more
     n_consumers  blocks that pop, 1 or more
     block        threads of each block
+    name         appears in reports
 
-    ``queue(inputs)`` enqueues one transfer. Transfers may follow each other, also in CUDA graphs and with
-    different numbers of items. Enqueue the transfers of one queue on one stream, or order them by events.
+    Transfers may follow each other, also in CUDA graphs and with different numbers of items. The program
+    enqueues the transfers of one queue on one stream, or orders them by events, also with collectives.
+    `sender` is the rank that sends to this one.
 
     TypeError or ValueError, on all ranks, if one rank's arguments are wrong, or its GPU cannot hold all
-    blocks at once; MemoryError on all ranks.
+    blocks at once; MemoryError, on all ranks, if the symmetric heap is full.
     """
 
     def __init__(
@@ -188,18 +194,16 @@ class Queue:
     def __call__(
         self, inputs: ArrayT, outputs: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        """Push the rows of `inputs` to rank `to`, pop the rows that are sent to this rank, and return
-        `outputs`.
+        """Enqueue one transfer: push the rows of `inputs` to rank `to`, and pop what is sent here. ->
+        outputs
 
-        inputs     (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
-        outputs    (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
-        stream     default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+        inputs   (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
+        outputs  (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
+        stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        They are arrays of the World's, PyTorch tensors, or others on the GPU with __cuda_array_interface__ or
-        DLPack.
-
-        The call enqueues the transfer. When the stream has run it, row i of `outputs` is row i of the
-        sender's inputs. TypeError or ValueError for other arrays.
+        Arrays are as of ``help(sk.collectives)``. When the stream has run it, row i of `outputs` is row i of
+        the sender's inputs, and `inputs` may be written again. TypeError or ValueError for other arrays,
+        RuntimeError after ``free``.
         """
         check_world("Queue", self.world)
         if self._launch is None:
@@ -210,8 +214,10 @@ class Queue:
         if outputs is None:
             follow = world.backend.follow
             outputs = new_output(inputs, given.shape, self.dtype, world.xp, stream, follow)
-        self._launch.set("outputs", self._checked("outputs", outputs))
-        self._launch.set("inputs", given)
+        to = self._checked("outputs", outputs)
+        check_writable("Queue", "outputs", to)
+        self._launch.set("outputs", to)
+        self._launch.set("inputs", unlocked(given))
         self._launch(stream=stream)
         if waits:
             world.stream.synchronize()

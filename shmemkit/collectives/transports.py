@@ -238,19 +238,19 @@ def _store_word(out, i, words):
 
 
 @device
-def _flag(epoch):
+def flag_of(epoch):
     """Never 0, as slots hold at first: units that share a counter may be sent in few of its epochs."""
     return u32(epoch | u32(0x80000000))
 
 
 @device
 def _ll_send(channel, slot, words, epoch, rank):
-    ll_store(symm_at(channel[0], rank), slot, words[0], _flag(epoch))
+    ll_store(symm_at(channel[0], rank), slot, words[0], flag_of(epoch))
 
 
 @device
 def _ll_receive(channel, slot, epoch):
-    return (ll_load(channel[0], slot, _flag(epoch)),)
+    return (ll_load(channel[0], slot, flag_of(epoch)),)
 
 
 # ---- LL128
@@ -258,12 +258,12 @@ def _ll_receive(channel, slot, epoch):
 
 @device
 def _ll128_send(channel, slot, words, epoch, rank):
-    ll128_store_tile(channel[0], slot, words, _flag(epoch), rank)
+    ll128_store_tile(channel[0], slot, words, flag_of(epoch), rank)
 
 
 @device
 def _ll128_receive_some(channel, slots, epoch):
-    return ll128_load_some(channel[0], slots, _flag(epoch))
+    return ll128_load_some(channel[0], slots, flag_of(epoch))
 
 
 @device
@@ -275,7 +275,7 @@ def _ll128_receive(channel, slot, epoch):
 def _ll128_send_all(n):
     @device
     def send(channel, row, i, words, epoch, me):
-        ll128_store_tiles(channel[0], 0, u32(row * channel[1] + i), words, _flag(epoch))
+        ll128_store_tiles(channel[0], 0, u32(row * channel[1] + i), words, flag_of(epoch))
 
     return send
 

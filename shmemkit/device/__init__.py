@@ -1,6 +1,7 @@
 """What a kernel may call, on GPUs and on the emulator. docs/primitives.md says which primitive to use, who
 calls it, and what it orders."""
 
+from . import swizzle  # noqa: F401
 from .cuda import (
     accumulators,
     array_words,

@@ -26,6 +26,7 @@ class Exploration:
     schedule     of that run, if the exploration was exhaustive: whose step came when.
                  ``run(main, n_pes, delivery=, choice=exploration.choice)`` does the same again
     runs         the schedules that have been run
+    repeats      how many runs were ended early, since they would have repeated one of these
     finished     whether all schedules that were asked for have been run. If exhaustive and without a failure,
                  this is a proof
     """
@@ -37,6 +38,7 @@ class Exploration:
     delivery: Delivery | None = None
     schedule: list = field(default_factory=list, repr=False)
     runs: int = 0
+    repeats: int = 0
     finished: bool = False
 
     @property
@@ -68,7 +70,8 @@ class Exploration:
         if not self.exhaustive:
             return f"explored {runs}: {clean}; other seeds are other schedules"
         if not self.finished:
-            return f"explored {runs}, no failure among them, but these are not all: raise max_runs"
+            repeats = f" (and {self.repeats} that repeat one of them)" if self.repeats else ""
+            return f"explored {runs}{repeats}, no failure among them, but these are not all: raise max_runs"
         return (
             f"explored all schedules ({self.runs} that {'differ' if self.runs != 1 else 'matters'}): {clean}"
         )
@@ -99,7 +102,7 @@ def explore(
                  without a failure, no schedule of this program deadlocks, races or fails. Steps are accesses
                  to words by which threads signal each other, and arrivals of messages: only programs of few
                  threads, ranks and rounds have few enough. docs/schedules.md says what the proof leaves out
-    max_runs     the most runs, if `exhaustive`
+    max_runs     the most runs, repeats among them, if `exhaustive`
     local_size, heap_size   as in ``run``
 
     The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,
@@ -166,7 +169,7 @@ def _all(main, n_pes, deliveries, max_runs, options):
                     run(main, n_pes, delivery=delivery, choice=explorer, timeline=False, **options)
                     found.runs += 1
                 except Redundant:
-                    pass
+                    found.repeats += 1
                 except TooLong:
                     raise
                 except Exception as error:

@@ -272,7 +272,7 @@ def out_of_bounds(launch, error):
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<access>", "eval")
         return eval(code, frame.f_globals, frame.f_locals)
 
-    for array_node, index_node, wraps in _accesses(frame.f_code.co_filename, lineno):
+    for array_node, index_node, wraps, hint in _accesses(frame.f_code.co_filename, lineno):
         try:
             array, index = value_of(array_node), value_of(index_node)
         except Exception:  # a name that is gone by now: not this one, then
@@ -284,7 +284,8 @@ def out_of_bounds(launch, error):
             if isinstance(i, (int, np.integer)) and not (-n if wraps else 0) <= i < n:
                 name, shown = ast.unparse(array_node), ", ".join(str(i) for i in indices)
                 on = _rank_of(launch, array)
-                return f"{name}[{shown}] is out of bounds: {name} is {array.dtype} {array.shape} on rank {on}"
+                where = f"{name} is {array.dtype} {array.shape} on rank {on}"
+                return f"{name}[{shown}] is out of bounds: {where}{hint}"
     return None
 
 
@@ -304,8 +305,8 @@ _WAITS = "wait wait_warp wait_block".split()
 
 
 def _accesses(file, lineno):
-    """(array, index, whether it may be negative) of the accesses of a line: ``a[i]``, the start of ``a[i:]``,
-    and ``ld_acquire(a, i, ...)`` and the like, the innermost first."""
+    """(array, index, whether it may be negative, a hint for reports) of the accesses of a line: ``a[i]``, the
+    start of ``a[i:]``, and ``ld_acquire(a, i, ...)`` and the like, the innermost first."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -313,7 +314,7 @@ def _accesses(file, lineno):
     found: Any = ast.walk(tree)
     nodes = [n for n in found if hasattr(n, "lineno") and n.lineno <= lineno <= n.end_lineno]
     for node in reversed(nodes):  # ast.walk goes from the outside to the inside
-        wraps = True
+        wraps, hint = True, ""
         if isinstance(node, ast.Subscript):
             array, index = node.value, _start(node.slice)
         elif isinstance(node, ast.Call) and len(node.args) >= 2:
@@ -322,6 +323,7 @@ def _accesses(file, lineno):
             name = getattr(node.func, "attr", getattr(node.func, "id", None))
             if name in _WAITS:
                 index = ast.BinOp(index, ast.Sub(), ast.Constant(1))
+                hint = f". The second argument of {name}() is how many signals; the fifth is the value"
             elif name in _INDEXED:
                 wraps = False
             elif "atomic" not in (getattr(owner, "attr", None), getattr(owner, "id", None)):
@@ -329,7 +331,7 @@ def _accesses(file, lineno):
         else:
             continue
         if _is_pure(array) and _is_pure(index):
-            yield array, index, wraps
+            yield array, index, wraps, hint
 
 
 def _start(index):

@@ -10,6 +10,7 @@ and they for it. A World's stream is non-blocking, and so are those of ``backend
 """
 
 import contextlib
+import itertools
 import time
 from collections import deque
 from typing import Any
@@ -197,7 +198,7 @@ class Stream:
             raise RuntimeError(
                 "begin_capture(): the default stream cannot capture a graph. Use another stream"
             )
-        self.captured = []
+        self.captured = Capture()
 
     def end_capture(self):
         if self.captured is None:
@@ -217,6 +218,16 @@ class Stream:
 
     def is_capturing(self):
         return self.captured is not None
+
+
+class Capture(list):
+    """The operations of a graph that is being captured, with their streams. `number`: no other's."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self):
+        super().__init__()
+        self.number = next(self._numbers)
 
 
 class Marker:

@@ -57,18 +57,18 @@ METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
 
 
 class Gemm:
-    """Matrix products by one method. It keeps compiled and bound kernels by the arrays' addresses, shapes,
-    strides and dtypes: a call for arrays that it has seen only launches a kernel.
+    """Matrix products of one method, in one order of tiles: `matmul` keeps such objects.
 
-    method  "auto" or one of METHODS
+    method  as of `matmul`
     order   the order of the result's tiles: a function (turn, n_m, n_n) -> (m, n), the row and column of the
-            tile that comes after `turn` others, of n_m by n_n tiles. Each tile comes once. The function
-            computes with integers, like those of ``shmemkit.device.swizzle``. It is compiled as a device
-            function, and the host calls it, too, when it binds a call. The method decides the size of a tile.
-            The results are the same in every order. Default: the method's own order
+            tile that comes after `turn` others, of n_m by n_n tiles. Each tile comes once, else a call
+            raises ValueError. The function computes with integers, like those of
+            ``shmemkit.device.swizzle``. It is compiled as a device function, and the host calls it, too. The
+            method decides the size of a tile. The result is the same in every order. Default: the method's
+            own order
 
-    TypeError for an order that is not a function. A call raises ValueError if the order does not give each
-    tile exactly once.
+    It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its
+    calls, and graphs that captured some. TypeError if `order` is not a function.
     """
 
     def __init__(self, method: GemmMethod = "auto", order: Callable | None = None):
@@ -88,24 +88,7 @@ class Gemm:
     ) -> ArrayT:
         """Enqueue ``out = activation(a @ b + bias)``. -> out
 
-        a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or integers, of any
-                    strides; also M, N or K of 0. CuPy arrays, or any with the CUDA Array Interface or DLPack,
-                    as PyTorch's; on the emulator NumPy's. Fastest: rows at multiples of 16 bytes
-        out         (M, N); it must not overlap a, b or bias. Its dtype is bfloat16, float16 or float32 for
-                    bfloat16 and float16 operands, any integer for integers, else the operands' dtype.
-                    Default: a new array of the operands' dtype
-        bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
-        activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
-        stream      default: PyTorch's current stream for PyTorch's tensors, else the World's, or CuPy's
-                    current stream if there is no World
-
-        Sums are in float32 (float64 operands: in float64; integers: modulo 2**64) and are rounded once. Equal
-        calls on one GPU give equal bits. The first call for arrays at new addresses binds a kernel, and may
-        compile it: it cannot be inside the capture of a graph. The caller keeps the arrays and this Gemm
-        alive until the product has been computed, and the arrays of captured calls as long as the graph is
-        used.
-
-        TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
+        Arguments, result, bits, capture and errors are those of `matmul`.
         """
         one_of("Gemm", "activation", activation, ACTIVATIONS)
         world = current()
@@ -177,8 +160,37 @@ def matmul(
     stream: AnyStream | None = None,
     method: GemmMethod = "auto",
 ) -> ArrayT:
-    """Enqueue ``out = activation(a @ b + bias)``. It keeps one ``Gemm`` for each method and calls it: see
-    ``Gemm.__call__``. -> out"""
+    """Enqueue ``out = activation(a @ b + bias)`` on this rank's GPU alone. -> out
+
+    a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or an integer. M, N and
+                K may be 0. Any strides of whole elements, so a weight (N, K) is given as w.T. Rows, or
+                columns, that are contiguous and begin at multiples of 16 bytes are computed fastest
+    out         (M, N), any strides, apart from a, b and bias. bfloat16, float16 or float32 for bfloat16 and
+                float16 operands, any integer for integers, else the operands' dtype. Default: a new array of
+                the operands' dtype and a's kind
+    bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
+    activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
+    stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's, or CuPy's
+                current one without a World. It is not ordered with other streams
+    method      "auto", the first of these that can compute the product (on the emulator "simt"), or
+                  sm90  wgmma and the TMA: compute capability 9.0, bfloat16 or float16, contiguous rows or
+                        columns that begin at multiples of 16 bytes
+                  sm80  mma.sync and cp.async: from 8.0 on, bfloat16 or float16, contiguous rows or columns
+                  simt  ordinary arithmetic: all else
+
+    Arrays are CuPy's (on the emulator NumPy's), PyTorch tensors, or others on this GPU that have
+    __cuda_array_interface__ or DLPack. On a GPU no World is needed, on the emulator one is.
+
+    Sums are in float32 (of float64 in float64, of integers modulo 2**64) and are rounded once. Equal calls
+    on one GPU give equal bits. When the stream has run the call, later work on it sees out.
+
+    The first call for arrays at new addresses binds a kernel, and may compile it, in seconds: it cannot be
+    in the capture of a graph. Later calls with the same arrays only launch, and may be captured. The caller
+    keeps the arrays alive until the stream has run the call, and those of captured calls as long as the
+    graph is used.
+
+    TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
+    """
     return _kept(method, current())(a, b, out, bias=bias, activation=activation, stream=stream)
 
 

@@ -92,8 +92,7 @@ class Products:
             world.stream.synchronize()
 
     def output(self, shape: Shape, dtype: DType) -> Array:
-        """-> a symmetric array, of this shape and dtype on all ranks. This object owns it and frees it.
-        Collective."""
+        """-> a symmetric array, of this shape and dtype on all ranks. ``free`` frees it. Collective."""
         self._check_alive()
         name = f"{type(self).__name__}.output[{len(self._outputs)}]"
         self._outputs.append(self.world.empty(shape, dtype, name))
@@ -101,7 +100,8 @@ class Products:
 
     def free(self) -> None:
         """Free the symmetric memory, also that of the outputs. Afterwards neither the object nor graphs that
-        have captured its calls can be used. Collective."""
+        captured its calls can be used. Collective.
+        """
         self._plans.clear()
         self._of_graphs.clear()
         self._free_parts()

@@ -32,14 +32,7 @@ __all__ = ["ExpertParallel", "Received"]
 
 
 class Received(NamedTuple):
-    """What ``ExpertParallel.dispatch`` returns. The object owns these arrays, and returns the same ones from
-    each call; if `x` is a PyTorch tensor, as tensors that share their memory.
-
-    rows    (n_local_experts, n_ranks * max_tokens, hidden): rows[e, :counts[e]] are the rows of local expert
-            e, in the order of ranks and tokens; the rows after them are undefined
-    counts  int32 (n_local_experts,), on the GPU
-    scales  float32 (n_local_experts, n_ranks * max_tokens, n_scales), of the same rows; None without scales
-    """
+    """What ``ExpertParallel.dispatch`` returns, and describes."""
 
     rows: Any
     counts: Any
@@ -67,6 +60,10 @@ class Sizes(NamedTuple):
 class ExpertParallel:
     """Dispatch tokens to the ranks of their experts, and combine the results of the experts. Collective.
 
+        received = ep.dispatch(x, experts, weights)
+        y = ...               # of received.rows[e, : received.counts[e]], for each local expert e
+        out = ep.combine(y)
+
     world           the World. Its ranks, 72 at most, reach each other over NVLink, as in one node
     max_tokens      the most tokens of a rank in a call: 1 to 65536
     hidden          elements of a token's row; a row is a multiple of 16 bytes
@@ -80,23 +77,19 @@ class ExpertParallel:
     options         numbers of the kernels, for tuning; None: the default. All ranks give the same
                       threads  of a block: a multiple of 32 up to 256
 
-        received = ep.dispatch(x, experts, weights)
-        y = ...               # of received.rows[e, : received.counts[e]], for each local expert e
-        out = ep.combine(y)
-
-    Calls are enqueued, on any stream or in a graph, in the same order on all ranks. The host never waits, and
-    never knows how many tokens go where. ``combine`` belongs to the last ``dispatch`` before it; the next
-    dispatch overwrites the state that it needs. For two batches at a time, use two objects: the experts of
-    one may compute while the other dispatches or combines. All these calls, and those of all collectives, run
-    one after another, on whatever streams, in the order in which the host makes them, which is the same on
-    all ranks. While a kernel waits for those of the other ranks, it holds up to half of each multiprocessor.
+    Calls are enqueued, on any stream or in a graph; ``help(sk.collectives)`` has the rules for arrays,
+    streams, order and graphs. The number of tokens may differ from call to call and from rank to rank. The
+    host never waits, and never knows how many tokens go where. ``combine`` belongs to the last ``dispatch``
+    before it; the next dispatch overwrites the state that it needs. For two batches at a time, use two
+    objects: the experts of one may compute while the other dispatches or combines. While a kernel waits for
+    those of other ranks, it holds up to half of each multiprocessor.
 
     The program may read `received`, `n_local_experts`, and `capacity`: the rows that each expert has room
     for.
 
     It allocates symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of
-    them, and private memory, of `received`, for n_experts * max_tokens. Where one rank has too little, all
-    raise MemoryError.
+    them, and private memory, of `received`, for n_experts * max_tokens. TypeError or ValueError for wrong
+    arguments, MemoryError where one rank has too little memory: on all ranks.
     """
 
     options: dict[str, Any] = {"threads": None}
@@ -165,18 +158,24 @@ class ExpertParallel:
         scales: AnyArray | None = None,
         stream: AnyStream | None = None,
     ) -> Received:
-        """Send the rows of `x` to their experts. -> Received
+        """Enqueue: send the rows of `x` to their experts. -> Received
 
         x        (tokens, hidden), of dispatch_dtype, at an address that is a multiple of 16 bytes. tokens is
                  0 to max_tokens, and may differ between ranks
-        experts  int32 or int64 (tokens, top_k): the experts of each token, all different. A number that is no
-                 expert's, such as -1, stands for none
+        experts  int32 or int64 (tokens, top_k): the experts of each token, all different. A number that is
+                 no expert's, such as -1, stands for none
         weights  float32 (tokens, top_k): the factors of ``combine``; default: ones
         scales   float32 (tokens, n_scales)
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        All are C-contiguous arrays or tensors, as in ``AllGather``. The call is enqueued: when the stream has
-        run it, Received is filled in, and x, experts, weights and scales may be written again.
+        All are C-contiguous. When the stream has run it, later work on it sees Received, and x, experts,
+        weights and scales may be written again. Received has `rows`, (n_local_experts, n_ranks * max_tokens,
+        hidden): rows[e, :counts[e]] are those of local expert e, by rank and token, what follows is
+        undefined; `counts`, int32 (n_local_experts,), on the GPU; and `scales`, float32 (n_local_experts,
+        n_ranks * max_tokens, n_scales), or None. They belong to the object, which has them as `received`,
+        too; each dispatch writes the same arrays. If x is a PyTorch tensor, they are tensors of that memory.
+
+        TypeError or ValueError for wrong arrays; then nothing is enqueued.
         """
         self._check_alive()
         world = self.world
@@ -196,7 +195,7 @@ class ExpertParallel:
         return self._tensors
 
     def combine(self, y: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-        """Bring the experts' rows back to the tokens of the last dispatch, and sum them. -> out
+        """Enqueue: bring the experts' rows back to the tokens of the last dispatch, and sum them. -> out
 
         y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: the results of the experts for
                 ``Received.rows``, at the same positions; it may be ``Received.rows`` itself
@@ -205,11 +204,14 @@ class ExpertParallel:
                 launches of a graph. Default: a new array of y's kind, for the last call of ``dispatch``
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        y and out are C-contiguous, at addresses that are multiples of 16 bytes. The call is enqueued: when
-        the stream has run it, out[t] is the sum of weights[t, j] times the row of expert experts[t, j] for
-        token t. Each rank sums the rows of its own experts in the order of j, in float32, and rounds the sum
-        to dtype. The sums of the ranks are then added in the order of ranks, in float32, and rounded to
-        dtype. A token without experts gets zeros. Equal calls give equal bits.
+        y and out are C-contiguous, at addresses that are multiples of 16 bytes. When the stream has run it,
+        out[t] is the sum of weights[t, j] times the row of expert experts[t, j] for token t, and y may be
+        written again. Each rank sums the rows of its own experts in the order of j, in float32, and rounds
+        the sum to dtype; one row comes back from it. The sums of the ranks are then added in the order of
+        ranks, in float32, and rounded to dtype. A token without experts gets zeros. Equal calls give equal
+        bits.
+
+        TypeError or ValueError for wrong arrays; then nothing is enqueued.
         """
         self._check_alive()
         world = self.world

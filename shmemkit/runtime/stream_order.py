@@ -2,6 +2,8 @@
 
 from shmemkit.support.call_site import users_call
 
+CAPTURES = 16  # that are known; those that have ended do no harm: no other capture has their number
+
 
 class StreamOrder:
     """Makes each call run after those before it, whatever their streams.
@@ -30,10 +32,12 @@ class StreamOrder:
             return
         capture = self._backend.capture_of(stream)
         # A call on the same stream, when it began to capture, was not noticed.
-        earlier = self._last.get(capture, self._stream)
-        if not _same(earlier, stream):
-            self._backend.follow(stream, earlier)
-        self._last = {None: self._last[None], capture: stream}
+        self._last.setdefault(self._backend.capture_of(self._stream), self._stream)
+        if capture in self._last and not _same(self._last[capture], stream):
+            self._backend.follow(stream, self._last[capture])
+        self._last[capture] = stream
+        if len(self._last) > CAPTURES:  # the oldest, after None
+            del self._last[list(self._last)[1]]
         self._stream, self._captured = stream, capture is not None
 
 

@@ -191,17 +191,21 @@ class SymmetricMemory:
                 result = result.view("uint8")
             result[...] = self.xp.asarray(values)
 
-    def signals(self, n: int, name: str | None = None) -> Array:
-        """Allocate `n` symmetric signals: uint64 zeros, for ``wait``, ``notify`` and ``put_signal``.
+    def signals(self, n: Shape, name: str | None = None) -> Array:
+        """Allocate `n` symmetric signals, or an array of the shape `n`: uint64 zeros, for ``wait``, ``notify``
+        and ``put_signal``.
         Collective; see ``empty``."""
         self._check_alive("signals")
         name = "signals" if name is None else name
         return self._zeros(lambda: (as_shape(n, "signals(): ", "n"), "uint64"), name)
 
     def free(self, array: Array) -> None:
-        """Give the memory of a symmetric array back. Collective.
+        """Give the memory of a symmetric array back, when this rank's kernels have ended and its messages
+        have been delivered. Collective.
 
         array  what zeros, empty, full, array or signals returned, the same array on every rank; not a view
+
+        TypeError or ValueError, on every rank, for anything else.
         """
         self._check_alive("free")
         self.backend.synchronize()  # a kernel may still write into it
@@ -255,11 +259,23 @@ class SymmetricMemory:
         """Return (name, offset in bytes) of the symmetric array that `array` lies in, or None. Not
         collective."""
         self._check_alive("place_of")
+        allocation, offset = self._allocation_of(array)
+        return None if allocation is None else (allocation.name, offset)
+
+    def rest_of(self, array: AnyArray) -> Array | None:
+        """Return the memory from `array` on to the end of the symmetric array that it lies in, as 1-D uint8,
+        or None if it lies in none. Not collective."""
+        self._check_alive("rest_of")
+        allocation, offset = self._allocation_of(array)
+        return None if allocation is None else allocation.raw[offset:]
+
+    def _allocation_of(self, array):
+        """-> the allocation that `array` lies in, and its offset there in bytes; or (None, 0)"""
         at = self.backend.address(self._as_array(array))
         for start, allocation in self._allocations.items():
             if 0 <= at - start < allocation.raw.nbytes:
-                return allocation.name, at - start
-        return None
+                return allocation, at - start
+        return None, 0
 
     def multicast_view(self, array: Array) -> Array:
         """Return `array`, symmetric, as a multicast array of this node's ranks (NVLink SHARP, NVLS).
@@ -406,7 +422,7 @@ def array(values: npt.ArrayLike | AnyArray, dtype: DType | None = None, name: st
     return current_world(required=True).array(values, dtype, name)
 
 
-def signals(n: int, name: str | None = None) -> Array:
+def signals(n: Shape, name: str | None = None) -> Array:
     return current_world(required=True).signals(n, name)
 
 

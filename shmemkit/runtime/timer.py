@@ -32,17 +32,19 @@ SMALL = 4 << 20  # bytes; larger calls are long enough to take fewer of them
 
 
 class Timer:
-    """Times calls that enqueue work on the World's stream.
+    """Times calls that enqueue work on the World's stream, in a CUDA graph.
 
         timer = sk.Timer(world)
         us = timer(lambda: gather(x, out))  # microseconds, the same number on all ranks
 
     world    the World
-    iters    calls in a CUDA graph; default 20
-    replays  of the graph; default 20
+    iters    calls in a CUDA graph; default 20, 1 on the emulator
+    replays  of the graph; default 20, 1 on the emulator
 
-    On the emulator there is no GPU and no graph: one call is timed by the host's clock. That number says
-    nothing about GPUs; it lets the same program run there.
+    The time is the median over the replays of the time between two CUDA events, divided by iters, then the
+    maximum over the ranks. A graph must take longer on the GPU than its launch on the host, some
+    microseconds, else the launch is what is timed. On the emulator there is no GPU and no graph: the host's
+    clock times one call. That number says nothing about GPUs; it lets the same program run there.
 
     TypeError if `world` is not a World or a number is not an integer, ValueError for numbers below 1.
     """
@@ -127,8 +129,10 @@ class Timer:
         return torch.cuda.stream(stream)
 
     def time(self, replay: Callable[[], object] | None, iters: int) -> float:
-        """-> microseconds of each of the `iters` calls that ``replay()`` enqueues, the maximum over the
-        ranks. Collective; a rank whose `replay` is None only takes part."""
+        """-> microseconds of each of the `iters` calls that ``replay()`` enqueues on the World's stream, as
+        a CUDA graph of the program's own: the median over the replays, then the maximum over the ranks.
+        Collective; a rank whose `replay` is None only takes part.
+        """
         return self._times(f"iters={iters}", lambda: [self._in_a_row(replay)])[0] / iters
 
     def times(self, replays: Sequence[Callable[[], object]]) -> list[float]:

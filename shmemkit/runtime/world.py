@@ -198,17 +198,23 @@ class OutOfReach(ValueError):
 
 
 class World(SymmetricMemory):
-    """The ranks of this program and what they share.
+    """The ranks of this program and what they share: what ``sk.init()`` returns.
 
     rank, n_ranks      this rank and how many there are
     node, n_nodes      this rank's node and how many there are (logical nodes with `local_size`)
     local_rank         this rank within its node; consecutive ranks share a node
     local_size         ranks per node
     node_ranks         those of this node, a range
-    xp                 the array module: cupy, or on the emulator NumPy, whose asarray copies host arrays, too
+    xp                 the array module: cupy, or on the emulator NumPy, whose asarray copies host arrays,
+                       too
     stream             a non-blocking stream that Numba, CuPy and cuda.core accept; CuPy's current stream
     comm               the mpi4py communicator, or one with its allgather, bcast, gather and barrier
     backend            `.name` is "nvshmem" or "emulator"
+
+    *Collective* methods are called by all ranks, in the same order. If host programs wait in different ones,
+    every rank raises RuntimeError. RuntimeError after ``finalize``. The stream orders what the host program
+    does with arrays and kernels of this rank; between one rank's access and another rank's kernel, call
+    ``barrier``. Use it as a context manager, which finalizes it.
     """
 
     comm: Comm
@@ -302,7 +308,9 @@ class World(SymmetricMemory):
 
     def host_allgather(self, value: T) -> list[T]:
         """Return the list of all ranks' `value`, by rank. A value is a Python object that can be pickled,
-        else all ranks raise TypeError. Does not wait for GPU work. Collective."""
+        else all ranks raise TypeError. Does not wait for GPU work; errors as of ``host_barrier``.
+        Collective.
+        """
         self._check_alive("host_allgather")
         error = None
         try:
@@ -365,9 +373,10 @@ class World(SymmetricMemory):
         return sorted({integer("print()", "a rank", rank, 0, self.n_ranks - 1) for rank in several})
 
     def asnumpy(self, array: AnyArray, stream: AnyStream | None = None) -> np.ndarray:
-        """Return a NumPy copy of `array`, also of a PyTorch tensor, once the work enqueued on `stream` has
-        finished (default: the World's, of a tensor on a GPU PyTorch's current one). SignalTimeout as
-        ``synchronize``."""
+        """Return a NumPy copy of `array`, an array or a PyTorch tensor, once the work enqueued on `stream`
+        has finished (default: the World's, of a tensor on a GPU PyTorch's current one). Errors as of
+        ``synchronize``; TypeError for what is no array.
+        """
         self._check_alive("asnumpy")
         stream = stream_of(stream, array)
         if not isinstance(array, (self.xp.ndarray, np.ndarray)):
@@ -375,17 +384,19 @@ class World(SymmetricMemory):
         return self.backend.to_host(array, stream)
 
     def synchronize(self) -> None:
-        """Wait for all GPU work of this rank. SignalTimeout when waits of its kernels have expired
-        (SHMEMKIT_TIMEOUT, ``bind(timeout=)``)."""
+        """Wait for all GPU work of this rank, on all streams. SignalTimeout when waits of its kernels have
+        expired (SHMEMKIT_TIMEOUT, ``bind(timeout=)``). Not collective.
+        """
         self._check_alive("synchronize")
         self.backend.synchronize()
 
     # -- the end
     def finalize(self) -> None:
         """Wait for this rank's GPU work and for all ranks, free the symmetric arrays, and end the World.
-        Collective; a second call does nothing.
+        Collective; a second call does nothing. At the exit of the program it happens by itself.
 
         Symmetric arrays that the program dropped without ``free`` are reported on standard error.
+        SignalTimeout and RankTimeout as of ``synchronize`` and ``host_barrier``.
         """
         if self.finalized:
             return

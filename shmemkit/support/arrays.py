@@ -239,6 +239,12 @@ def unlocked(array):
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array)).view(array.dtype)
 
 
+def check_writable(who, name, array):
+    """ValueError if `array` is a read-only one of NumPy."""
+    if not getattr(array.flags, "writeable", True):
+        raise ValueError(f"{who}: {name} is a read-only array; give one that can be written")
+
+
 def address_of(array):
     """Of the first element of a CuPy or NumPy array."""
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr

@@ -133,3 +133,23 @@ def test_wrong_words(pes, lines, source, n_words, message):
 
     with pytest.raises(sk.emu.EmulatorError, match=message):
         pes(2, local_size=1).run(main)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_no_flag_is_0(pes, nodes):
+    """As new slots hold: a chunk may be sent for the first time in any epoch."""
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 2 * 8192 * 4, "ll_2d")
+        epochs = gather._methods["ll_2d"].arrays[-1]
+        epochs[...] = (1 << 32) - 2
+        world.host_barrier()
+        for call in range(4):
+            x = np.arange(512) + 1000 * world.rank + call
+            out = gather(x)
+            world.synchronize()
+            for r in range(2):
+                np.testing.assert_array_equal(out[r], np.arange(512) + 1000 * r + call)
+
+    pes(2, local_size=2 // nodes).run(main)

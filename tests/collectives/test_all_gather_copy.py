@@ -137,7 +137,7 @@ def overlap_all(method, calls, size=3, symmetric=True, in_place=False, threads=4
     """Each call: make x, gather it beside a consumer, which does not wait for the `skip` last to come."""
     world = sk.init()
     n = world.n_ranks
-    engine = sk.AllGather.maker(method)(world, n * size * as_dtype(dtype).itemsize)
+    engine = sk.AllGather._maker(method)(world, n * size * as_dtype(dtype).itemsize)
     out, seen = room_for(world, n * size, dtype, symmetric), np.zeros(n * size, as_dtype(dtype))
     x = out[world.rank * size :][:size] if in_place else np.zeros(size, as_dtype(dtype))
     transfer = engine.overlap(x, out)
@@ -191,7 +191,7 @@ def test_the_consumer_has_segments_before_all_have_come(pes, method):
     def main():
         world = sk.init()
         engine, seen, out = (
-            sk.AllGather.maker(method)(world, 3 * 8),
+            sk.AllGather._maker(method)(world, 3 * 8),
             world.signals(1),
             world.zeros(3, "int64"),
         )
@@ -216,7 +216,7 @@ def test_graphs_of_an_overlap(pes, method, symmetric):
     def main():
         world = sk.init()
         n, size, stream = world.n_ranks, 5, world.stream
-        engine = sk.AllGather.maker(method)(world, n * size)
+        engine = sk.AllGather._maker(method)(world, n * size)
         x, out = np.zeros(size, "uint8"), room_for(world, n * size, "uint8", symmetric)
         seen, after = np.zeros(n * size, "uint8"), np.zeros(n * size, "uint8")
         transfer, whole = engine.overlap(x, out), engine.bind(x, out, False)
@@ -310,7 +310,7 @@ def test_wrong_arrays(pes):
 def test_an_engine_that_was_freed(pes, method):
     def main():
         world = sk.init()
-        engine, x, out = sk.AllGather.maker(method)(world, 64), np.zeros(2), np.zeros((world.n_ranks, 2))
+        engine, x, out = sk.AllGather._maker(method)(world, 64), np.zeros(2), np.zeros((world.n_ranks, 2))
         transfers = [engine.overlap(x, out) for _ in range(2)]
         transfers[0].start()
         transfers[0].finish()
@@ -361,7 +361,7 @@ def test_who_is_missing(pes, method):
 def whole_all(method, calls, symmetric):
     world = sk.init()
     n = world.n_ranks
-    engine = sk.AllGather.maker(method)(world, n)
+    engine = sk.AllGather._maker(method)(world, n)
     out, x, seen = room_for(world, n, "uint8", symmetric), np.zeros(1, "uint8"), np.zeros(n, "uint8")
     run = engine.bind(x, out, False)
     for call in range(calls):

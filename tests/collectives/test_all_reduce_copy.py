@@ -64,7 +64,7 @@ def two_calls(symmetric, words):
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
     settings = {"threads": 1, "line": 1, "of_stages": {"threads": 1}}
-    method = sk.AllReduce.maker("copy_engine")(world, 8 * words, "sum", **settings)
+    method = sk.AllReduce._maker("copy_engine")(world, 8 * words, "sum", **settings)
     x = world.empty(words, "uint64") if symmetric else np.zeros(words, "uint64")
     x[:] = np.arange(words) + 100 * me
     world.host_barrier()

@@ -74,7 +74,7 @@ def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
         x = [np.random.default_rng(k).standard_normal(size).astype(as_dtype(dtype)) for k in range(n)]
         out = sk.AllReduce(world, x[0].nbytes, op, "double_tree")(x[world.rank])
         world.synchronize()
-        method = sk.AllReduce.maker("double_tree")(world, x[0].nbytes, op)
+        method = sk.AllReduce._maker("double_tree")(world, x[0].nbytes, op)
         chunk = method.chunks_of(-(-x[0].nbytes // 8))[0] * 8 // x[0].itemsize
         expected = np.empty_like(out)
         for c, begin in enumerate(range(0, size, chunk)):

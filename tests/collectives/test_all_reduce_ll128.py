@@ -41,7 +41,7 @@ methods = pytest.mark.parametrize("method", ["one_shot_ll128", "two_shot_ll128"]
 def in_few_slots(sizes, blocks):
     """Segments of more tiles than there are slots. Ranks have 1, 2 or 3 blocks, or what divides the slots."""
     world = sk.init()
-    n, reduce = world.n_ranks, sk.AllReduce.maker("two_shot_ll128")(world, 8 * max(sizes), "sum", ring=2)
+    n, reduce = world.n_ranks, sk.AllReduce._maker("two_shot_ll128")(world, 8 * max(sizes), "sum", ring=2)
     assert reduce.channel[1] == 6
     for call, size in enumerate(sizes):
         x = np.arange(size, dtype="uint64") + 1000 * call + world.rank
@@ -70,7 +70,7 @@ def test_two_shots_in_few_slots(pes, blocks):
 def few_calls(method, sizes, **settings):
     """Of one warp, which is little enough for all schedules."""
     world = sk.init()
-    n, reduce = world.n_ranks, sk.AllReduce.maker(method)(world, 8 * max(sizes), "sum", **settings)
+    n, reduce = world.n_ranks, sk.AllReduce._maker(method)(world, 8 * max(sizes), "sum", **settings)
     for call, size in enumerate(sizes):
         x = np.full(size, 10 * call + world.rank, "uint64")
         reduce.bind(x, x, True, x.dtype)(None)

@@ -51,7 +51,7 @@ def test_chunks_fit_in_what_was_made(pes, wanted):
     """Whatever the most words, fewer of them need no more chunks, and no larger ones."""
 
     def main():
-        ring = sk.AllReduce.maker("ring")(sk.init(), 8, "sum", blocks=wanted, chunks=1)
+        ring = sk.AllReduce._maker("ring")(sk.init(), 8, "sum", blocks=wanted, chunks=1)
         edges = {ring.most * k + d for k in (1, 5, 208, 832) for d in (-1, 0, 1)}
         room = most = 0
         for words in sorted({*range(1, 3000, 7), *edges}):

@@ -47,6 +47,12 @@ def test_variable_into_one_output_again_and_again(pes, symmetric):
 # ---- variable splits
 
 
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
 def landed(splits, rows, rooms, me):
     """[(from, row of its x, how many), ...] of those that land on rank `me`, and its out_splits."""
     parts, reported, at = [], [], 0
@@ -75,8 +81,8 @@ def exchange_rows(calls, shape=(3,), dtype="int16", symmetric=False, pad=0):
         ]
         size = rooms[me] * (row // dtype.itemsize)
         room = np.zeros(pad + size + 5, dtype)
-        if symmetric:
-            room = exchange.output(room.shape, dtype)
+        if symmetric:  # of one size on all ranks; the outs are parts of it, of as many rows as each wants
+            room = exchange.output(pad + max(rooms) * (row // dtype.itemsize) + 5, dtype)
             room[:] = 0
             world.barrier()
         out = room[pad : pad + size].reshape(rooms[me], *shape)
@@ -107,8 +113,6 @@ def random_calls(n, count, most, seed):
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
 def test_variable(pes, small_chunks, n_pes, symmetric):
     calls = random_calls(n_pes, 4, 20, n_pes)
-    if symmetric:  # of one size on all ranks
-        calls = [(splits, rows, [max(rooms)] * n_pes) for splits, rows, rooms in calls]
     pes(n_pes).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
@@ -197,7 +201,7 @@ def few_variable_calls(calls, symmetric):
     """Of one thread per block: little enough for all schedules."""
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = sk.AllToAllV.maker("push")(world, 32, threads=1)
+    exchange = sk.AllToAllV._maker("push")(world, 32, threads=1)
     x, splits, out_splits = np.zeros(4, "uint8"), *np.zeros((2, n), "int64")
     out = world.zeros(4, "uint8") if symmetric else np.zeros(4, "uint8")
     for call in range(calls):
@@ -226,6 +230,7 @@ def test_variable_wrong_arrays(pes):
         world = sk.init()
         exchange = sk.AllToAllV(world, 64)
         x, splits = np.zeros((4, 2), "float32"), np.zeros(2, "int64")
+        four = np.zeros((2, 2), "int64")
         good = {"x": x, "splits": splits, "out": np.zeros((8, 2), "float32"), "out_splits": splits.copy()}
         for wrong, message in [
             ({"splits": np.zeros(3, "int64")}, r"splits is int64 \(3,\); it must be int64 \(2,\)"),
@@ -237,9 +242,14 @@ def test_variable_wrong_arrays(pes):
             ({"out": np.zeros((8, 4), "float32")[:, ::2]}, "out .* it must be C-contiguous"),
             ({"out": x[1:]}, "x and out overlap"),
             ({"out": x}, "x and out overlap"),
+            ({"out": four, "x": four[:0], "out_splits": four[0]}, "out and out_splits overlap"),
+            ({"out": read_only(good["out"])}, "out is a read-only array; give one that can be written"),
+            ({"out_splits": read_only(splits)}, "out_splits is a read-only array"),
         ]:
             with pytest.raises(ValueError, match=message):
                 exchange(**{**good, **wrong})
+        exchange(**{**good, "x": read_only(x), "splits": read_only(splits)})
+        world.synchronize()
         with pytest.raises(TypeError, match="splits is a list; it must be a NumPy array"):
             exchange(**{**good, "splits": [1, 2]})
         exchange.free()

@@ -48,7 +48,7 @@ def calls_in_a_row(calls):
     """Of two lengths; no host waits between them."""
     world = sk.init()
     n = world.n_ranks
-    exchange, outs = sk.AllToAll.maker(METHOD)(world, 8 * n, threads=2), []
+    exchange, outs = sk.AllToAll._maker(METHOD)(world, 8 * n, threads=2), []
     for call in range(calls):
         size = 8 if call % 3 else 3
         x = (50 * (call % 5) + 10 * world.rank + np.arange(n, dtype="uint8")).repeat(size)

@@ -18,20 +18,13 @@ from shmemkit.emu.stream import Stream
 nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2), (3, 1), (2, 3)])
 
 
-def with_room(calls, symmetric):
-    """Symmetric outs are of one size on all ranks."""
-    return [
-        (splits, rows, [max(rooms)] * len(rooms) if symmetric else rooms) for splits, rows, rooms in calls
-    ]
-
-
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 @nodes_of
 def test_nodes(pes, small_chunks, nodes, local_size, symmetric):
     n = nodes * local_size
-    calls = with_room(random_calls(n, 4, 20, n), symmetric)
+    calls = random_calls(n, 4, 20, n)
     pes(n, local_size=local_size).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
@@ -68,9 +61,7 @@ def test_any_splits(pes, small_chunks, data, seed, delivery, nodes, symmetric):
         calls.append((splits, *([max(m, 0) for m in ms] for ms in (rows, rooms))))
     shape, dtype = data.draw(st.sampled_from([((), "uint8"), ((3,), "int16"), ((4,), "float32")]))
     ranks = pes(n, local_size=nodes[1], seed=seed, delivery=delivery)
-    ranks.run(
-        exchange_rows, with_room(calls, symmetric), shape, dtype, symmetric, data.draw(st.integers(0, 3))
-    )
+    ranks.run(exchange_rows, calls, shape, dtype, symmetric, data.draw(st.integers(0, 3)))
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])

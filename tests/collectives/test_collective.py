@@ -109,7 +109,7 @@ def wrong_calls(what, room):
         yield begin, "x and out overlap; they must lie apart"
     read_only = out.copy()
     read_only.flags.writeable = False
-    yield (x, read_only), "the output is a read-only array; give `out`, one that can be written"
+    yield (x, read_only), "out is a read-only array; give one that can be written"
     if what.scatters and what.kind is not sk.Scatter:
         yield (np.zeros(5, "float32"), None), "number of its elements must be a multiple of 2"
     if what.reduces:

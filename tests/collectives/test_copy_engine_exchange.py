@@ -77,7 +77,7 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
     method, kind = EXCHANGES[kind]
     world = sk.init()
     n, me = world.n_ranks, world.rank
-    exchange = kind.maker(method)(world, max(sizes) * np.dtype(dtype).itemsize * n, threads=threads)
+    exchange = kind._maker(method)(world, max(sizes) * np.dtype(dtype).itemsize * n, threads=threads)
     runs, xs, outs, expected = [], [], [], []
     for call, size in enumerate(sizes):
         given = [
@@ -133,7 +133,7 @@ def test_half_of_the_multiprocessors(pes, multiprocessors, blocks):
     def main():
         world = sk.init()
         world.backend.multiprocessors = multiprocessors
-        exchange = sk.AllToAll.maker("copy_engine")(world, 1 << 20)
+        exchange = sk.AllToAll._maker("copy_engine")(world, 1 << 20)
         return exchange.storing(*[np.zeros(1 << 17, "uint64")] * 2).grid[0]
 
     assert pes(1).run(main) == [blocks]
@@ -149,7 +149,7 @@ def test_what_cannot_be_counted_is_refused(pes, kind, method):
     def main():
         options = ("sum",) * (kind is sk.ReduceScatter)
         with pytest.raises(ValueError, match=f"{method}: its slots would take .*; it is for smaller"):
-            kind.maker(method)(sk.init(), 18 << 30, *options)
+            kind._maker(method)(sk.init(), 18 << 30, *options)
 
     pes(1).run(main)
 
@@ -163,6 +163,6 @@ def test_many_ranks(pes, small_chunks, kind):
 def test_many_ranks_are_not_combined(pes):
     def main():
         with pytest.raises(ValueError, match="copy_engine: there are 17 ranks; it is for 16 at most"):
-            sk.ReduceScatter.maker("copy_engine")(sk.init(), 64, "sum")
+            sk.ReduceScatter._maker("copy_engine")(sk.init(), 64, "sum")
 
     pes(17).run(main)

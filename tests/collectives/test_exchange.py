@@ -7,9 +7,9 @@ from specification import calls
 import shmemkit as sk
 
 KINDS = {
-    "all_gather": (sk.AllGather.maker, ()),
-    "all_to_all": (sk.AllToAll.maker, ()),
-    "reduce_scatter": (sk.ReduceScatter.maker, ("sum",)),
+    "all_gather": (sk.AllGather._maker, ()),
+    "all_to_all": (sk.AllToAll._maker, ()),
+    "reduce_scatter": (sk.ReduceScatter._maker, ("sum",)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 methods = pytest.mark.parametrize("method", ["ll128", "lamport"])
@@ -52,7 +52,7 @@ def test_the_blocks_of_all_rows_fit(pes, method):
 
     def main():
         world = sk.init()
-        exchange = sk.AllToAll.maker(method)(world, 100)
+        exchange = sk.AllToAll._maker(method)(world, 100)
         most = exchange.blocks * world.backend.multiprocessors
         assert exchange.most
         assert all(0 <= most - blocks * rows < 3 for (_, rows, _), blocks in exchange.most.items())

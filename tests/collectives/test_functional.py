@@ -1,5 +1,8 @@
 """sk.all_gather and its kin: right, and one object for each size."""
 
+import json
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -99,3 +102,20 @@ def test_the_first_call_is_not_captured(pes):
         assert (out == 2).all()
 
     pes(2).run(main)
+
+
+@pytest.mark.parametrize("method", ["ring", "double_tree"])
+def test_float8_by_methods_whose_totals_are_float32(pes, method, monkeypatch, tmp_path):
+    """Also on one node: a full power of 2."""
+    row = {"gpu": "emulator", "n_ranks": 2, "n_nodes": 1, "private": [[None, method]]}
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"all_reduce": [{**row, "symmetric": row["private"]}]}))
+    monkeypatch.setenv("SHMEMKIT_TUNING", str(table))
+
+    def main():
+        world = sk.init()
+        total = sk.all_reduce(np.ones(1 << 16, ml_dtypes.float8_e4m3fn))
+        world.synchronize()
+        return set(total.astype("float32").tolist())
+
+    assert pes(2).run(main) == [{2.0}] * 2

@@ -22,7 +22,7 @@ def test_the_pattern_is_drawn_once_for_all_ranks(pes):
 
     def main():
         world = sk.init()
-        patterns = [sk.AllToAll.maker("lamport")(world, 100).channel[2:] for _ in range(2)]
+        patterns = [sk.AllToAll._maker("lamport")(world, 100).channel[2:] for _ in range(2)]
         assert world.host_allgather(patterns) == [patterns] * 3 and patterns[0] != patterns[1]
         assert all(0 <= word < 1 << 63 for pattern in patterns for word in pattern)
 

@@ -219,6 +219,17 @@ def test_wrong_inputs(pes, inputs):
         pes(1).run(main)
 
 
+def test_read_only_arrays(pes):
+    def main():
+        queue, x = Queue(sk.init(), 2, 4), np.ones((3, 4), "float32")
+        x.flags.writeable = False
+        assert (queue(x) == 1).all()
+        with pytest.raises(ValueError, match="outputs is a read-only array; give one that can be written"):
+            queue(x, x)
+
+    pes(2).run(main)
+
+
 @cuda.jit
 def push_and_pop_squares(inputs, outputs, slots, full, empty, receiver, sender):
     """A user's kernel on the queue's pieces: squares on the way in. One producer and one consumer block."""

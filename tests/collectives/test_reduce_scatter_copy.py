@@ -130,7 +130,7 @@ def test_captures_have_a_lane_of_their_own(pes):
 
     def main():
         world = sk.init()
-        method = ReduceScatter.maker("copy_engine")(world, 64, "sum")
+        method = ReduceScatter._maker("copy_engine")(world, 64, "sum")
         x, out = np.ones(2 * world.n_ranks, "uint64"), np.zeros(2, "uint64")
         run = method.bind(x, out, False, x.dtype)
         run(None)
@@ -155,7 +155,7 @@ def few_calls(sizes):
     """Of one thread per block and one block, in one graph."""
     world = sk.init()
     n, me, stream = world.n_ranks, world.rank, world.stream
-    method = ReduceScatter.maker("copy_engine")(world, n * 8 * max(sizes), "sum", threads=1)
+    method = ReduceScatter._maker("copy_engine")(world, n * 8 * max(sizes), "sum", threads=1)
     xs = [100 * call + 10 * me + np.arange(n, dtype="uint64").repeat(size) for call, size in enumerate(sizes)]
     outs = [np.zeros(size, "uint64") for size in sizes]
     runs = [method.bind(x, out, False, x.dtype) for x, out in zip(xs, outs, strict=True)]

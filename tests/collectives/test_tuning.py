@@ -268,7 +268,7 @@ def made(monkeypatch):
     names = ("a", "b", "c", "ll", "ll128", "push_1d")
     monkeypatch.setattr(Recorded, "made", [])
     methods = {name: lambda world, n, name=name: Recorded(world, n, name) for name in names}
-    monkeypatch.setattr(all_gather.AllGather, "METHODS", methods)
+    monkeypatch.setattr(all_gather.AllGather, "_METHODS", methods)
     return Recorded.made
 
 
@@ -571,7 +571,7 @@ def test_what_is_wrong_or_does_not_run_is_not_chosen(methods, status, tmp_path, 
     monkeypatch.setattr(Recorded, "made", [])
     monkeypatch.setattr(Recorded, "refuse", "c")
     kinds = {name: lambda world, n, name=name: Wrong(world, n, name) for name in "abc"}
-    monkeypatch.setattr(all_gather.AllGather, "METHODS", kinds)
+    monkeypatch.setattr(all_gather.AllGather, "_METHODS", kinds)
     monkeypatch.setattr(sk.AllGather, "methods", tuple("abc"))
     path = tmp_path / "t.json"
     tune(2, str(path), "--sizes", "64", "--methods", methods, status=status)

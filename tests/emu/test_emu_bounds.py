@@ -125,7 +125,8 @@ OUT_OF_BOUNDS = {
     index_peer: "symm_at(x, 0)[9] is out of bounds: symm_at(x, 0) is float32 (4,) on rank 0",
     index_slice: "s[5] is out of bounds: s is uint64 (3,) on rank 1",
     index_notify: "s[3] is out of bounds: s is uint64 (3,) on rank 1",
-    index_wait: "s[3] is out of bounds: s is uint64 (3,) on rank 1",
+    index_wait: "s[3] is out of bounds: s is uint64 (3,) on rank 1. "
+    "The second argument of wait() is how many signals; the fifth is the value",
     index_ld: "s[-1] is out of bounds: s is uint64 (3,) on rank 1",
     index_st: "symm_at(s, 0)[3] is out of bounds: symm_at(s, 0) is uint64 (3,) on rank 0",
     index_atomic: "m[1, 4] is out of bounds: m is float32 (2, 3) on rank 1",

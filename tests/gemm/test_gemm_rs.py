@@ -82,7 +82,7 @@ def test_sizes(pes, op, n_pes):
 
 @pytest.mark.each_value
 @late
-@pytest.mark.parametrize("op, n_pes", [("rs", 2), *slow(("rs", 3), ("ar", 3))])
+@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 2), *slow(("rs", 3), ("ar", 3))])
 @pytest.mark.parametrize("chunk", [3, *slow(1)])
 def test_parts_that_are_copied(pes, op, n_pes, chunk):
     main = functools.partial(compute, options={**SMALL, "copied_tiles": chunk})

@@ -14,6 +14,7 @@ import shmemkit as sk
 from shmemkit.backends.nvshmem import NvshmemBackend
 from shmemkit.device import notify, wait
 from shmemkit.device.shmem import peers
+from shmemkit.runtime.stream_order import StreamOrder
 
 
 @cuda.jit
@@ -312,3 +313,51 @@ def test_where_gpus_cannot_copy(driver, backend):
     assert "rank 1 cannot access the memory of rank 0" in backend.no_copies()
     assert "rank 1 cannot access the memory of rank 0" in backend.unreached(nvlink=False, ranks=[1, 0])
     assert backend.unreached(nvlink=False, ranks=[1]) is None
+
+
+class Backend:
+    """Streams 10 to 19 capture one graph, 20 to 29 another; others none, until they are in `captures`."""
+
+    calls = None
+
+    def __init__(self):
+        self.followed, self.captures = [], {}
+
+    def capture_of(self, stream):
+        return self.captures.get(stream, (stream or 0) // 10 or None)
+
+    def follow(self, later, earlier):
+        if self.capture_of(later) == self.capture_of(earlier):
+            self.followed.append((later, earlier))
+
+
+@pytest.mark.parametrize(
+    "streams, wanted",
+    [
+        ([1, 2, 2, None, 1], [(1, None), (2, 1), (None, 2), (1, None)]),
+        ([10, 11, 1, 12], [(11, 10), (1, None), (12, 11)]),  # a call outside of the capture
+        ([10, 20, 11, 21, 10], [(11, 10), (21, 20), (10, 11)]),  # two captures in turn
+        ([1, 10, 2, 3], [(1, None), (2, 1), (3, 2)]),
+        (["begins", 11, 1, 12], [(3, None), (11, 3), (12, 11)]),  # nothing can wait for 3 while it captures
+    ],
+)
+def test_calls_of_interleaved_captures_are_ordered(streams, wanted):
+    backend = Backend()
+    order = StreamOrder(types.SimpleNamespace(backend=backend))
+    if streams[0] == "begins":  # stream 3 begins to capture after its call, and makes another one
+        order.before(3, "a")
+        backend.captures[3] = 1
+        order.before(3, "a")
+        streams = streams[1:]
+    for stream in streams:
+        order.before(stream, "a")
+    assert backend.followed == wanted
+
+
+def test_many_captures():
+    backend = Backend()
+    order = StreamOrder(types.SimpleNamespace(backend=backend))
+    for capture in range(1, 100):
+        order.before(10 * capture, "a")
+        order.before(10 * capture + 1, "a")
+    assert backend.followed == [(10 * c + 1, 10 * c) for c in range(1, 100)]

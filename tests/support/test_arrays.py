@@ -433,8 +433,8 @@ def test_each_rank_has_its_own_grad_mode():
     def main():
         world = sk.init()
         enabled = []
-        for rank in range(RANKS):
-            with torch.set_grad_enabled(world.rank != rank):
+        for without in range(RANKS):
+            with torch.set_grad_enabled(world.rank != without):
                 world.host_barrier()
                 enabled.append(torch.is_grad_enabled())
                 sk.all_reduce(torch.ones(3))

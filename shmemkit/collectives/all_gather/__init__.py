@@ -1,22 +1,4 @@
-"""All-gather: each rank gives an array, and gets those of all ranks, by rank.
-
-The methods, a file each, which says how it works:
-
-  ll        flag-in-data packets of 8 bytes: small messages
-  ll128     lines of 128 bytes with a flag, 94 % of them data: up to a few MB, where NVLink connects all ranks
-  lamport   packets of 16 bytes, all of them data, and a sentinel in empty slots: over NVLink, too
-  push_1d   stores into the peers' memory and a signal for each part: larger ones
-  pull      loads from the peers' memory
-  ll_2d, push_2d
-            likewise, for several nodes: once across nodes, through NVSHMEM, and then inside the node
-  copy_push, copy_pull
-            copies by copy engines, which leave the multiprocessors to others: large ones
-  copy_staged
-            likewise, which blocks store in private memory while the next ones are on their way
-  multimem, ll_2d_multimem
-            one store for all ranks of a node, which the NVSwitch multiplies (NVLink SHARP): only where that
-            is offered and not turned off
-"""
+"""All-gather: the arrays of all ranks, on each of them. Each method has a file, which explains it."""
 
 from __future__ import annotations
 
@@ -54,40 +36,40 @@ METHODS = {
 class AllGather(Collective):
     """Gather the arrays of all ranks on each of them. Collective.
 
+    ``gather = sk.AllGather(world, max_nbytes)``, then ``gather(x)``. ``help(sk.collectives)`` has the rules
+    that all collectives share: arrays, streams, order, graphs, memory and errors.
+
     world       the World
-    max_nbytes  bytes of the largest gathered array: n_ranks times an input
-    method      one of ``AllGather.methods``, or "auto": what was measured as the fastest for the size, on
-                these GPUs (``collectives.tuning``); only those are made that sizes up to max_nbytes need
-
-    ``gather(x)`` enqueues one; any number may follow each other, on any streams, also in CUDA graphs. The
-    ranks make the calls of all such objects in the same order, with inputs of the same size. Calls on another
-    stream wait for those before, also of other collectives, and of products: their blocks wait for those of
-    the other ranks, and may fill the GPU, and two of them at a time might each wait for ever on some ranks.
-    Graphs are launched in that order by whoever launches them (on one stream, or with events), and so are
-    those beside kernels of others that fill GPUs and wait for ranks. ValueError for wrong arguments.
-
-    `refused`, {method: why}: what "auto" would have taken, but cannot run here.
+    max_nbytes  bytes of the largest gathered array: n_ranks times an x
+    method      "auto", or
+                  ll                        small arrays: flag-in-data packets of 8 bytes
+                  ll128                     small and medium ones: lines of 128 bytes with a flag, over
+                                            NVLink
+                  lamport                   medium ones: packets of 16 bytes into empty slots, over NVLink
+                  push_1d, pull             large ones: stores and signals, or loads
+                  copy_push, copy_pull      large ones: copy engines, which leave the multiprocessors to
+                                            others
+                  copy_staged               likewise, into private memory
+                  ll_2d, push_2d            several nodes, through NVSHMEM: small and larger arrays
+                  multimem, ll_2d_multimem  NVLink SHARP; "auto" does not take them
     """
 
-    table, METHODS, methods = "all_gather", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
     def __init__(self, world: World, max_nbytes: int, method: AllGatherMethod = "auto"):
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-        """Gather `x`. -> out
+        """Enqueue one all-gather. -> out
 
-        x        C-contiguous, any dtype and shape, of the same size on all ranks. May be the part of `out`
-                 that it belongs to. A CuPy array (on the emulator NumPy's), a PyTorch tensor, or another
-                 array on the GPU with __cuda_array_interface__ or DLPack, as `out`
-        out      C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new one of shape
-                 (n_ranks, *x.shape), a tensor if x is. If it lies in symmetric memory, of ``output()`` or
-                 other, then on all ranks, as the same part of the same array: the peers write it themselves,
-                 or read from it, where the method can do without a copy between
+        x        C-contiguous, any dtype and shape, of the same size on all ranks. It may be its own part of
+                 `out`, and must not overlap it in any other way
+        out      C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new one of x's
+                 kind and of shape (n_ranks, *x.shape)
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
+        When the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._call(x, out, stream)
 

@@ -25,7 +25,7 @@ Epochs    epochs[z, y, c], local: of chunk c in blocks (.., y, z). The epoch giv
                     count    add 1 to the chunks' epochs
 
 A chunk always has the same slots, whatever the size of the call. So the flags of a word only grow, until
-the 32 bits of LL's flags wrap. It does not matter who has forwarded a word.
+their 31 bits wrap. It does not matter who has forwarded a word.
 
 No race: the double-buffer lemma and the put lemma (docs/protocols.md). Who writes a word, the sender or the
 rank that forwards it, has received the reader's own chunk of the epoch between directly: (i, l) and (j, l)
@@ -55,6 +55,7 @@ from shmemkit.device import (
 
 from ..method import Method
 from ..network import after, device, place
+from ..transports import flag_of
 
 
 @device
@@ -72,7 +73,7 @@ def unpack(out, slots, k, chunk, words, epochs):
     c = cuda.blockIdx.x
     while c * chunk < out.size:
         part = span(out, c * chunk, min(chunk, out.size - c * chunk))
-        ll_recv_block(part, slots[epochs[c] & 1, k, words * c :], epochs[c] + 1)
+        ll_recv_block(part, slots[epochs[c] & 1, k, words * c :], flag_of(epochs[c]))
         c += cuda.gridDim.x
 
 
@@ -108,7 +109,7 @@ def ll_all_gather_2d(x, out, in_place, chunk, words, local_size, slots, epochs):
     while c * chunk < size:
         part = span(x, c * chunk, min(chunk, size - c * chunk))
         epoch, at, n_words = counts[c], words * c, ll_words(part.size * x.itemsize)
-        buffer, flag = epoch & 1, epoch + 1
+        buffer, flag = epoch & 1, flag_of(epoch)
         if z == 0:
             ll_pack_block(peer_slots[buffer, me, at:], part, flag)
             if y == 0:
@@ -137,7 +138,7 @@ def ll_all_gather_2d_multimem(x, out, in_place, chunk, words, local_size, slots,
     while y == 0 and c * chunk < size:
         part = span(x, c * chunk, min(chunk, size - c * chunk))
         epoch, at, n_words = counts[c], words * c, ll_words(part.size * x.itemsize)
-        buffer, flag = epoch & 1, epoch + 1
+        buffer, flag = epoch & 1, flag_of(epoch)
         if z > 0:
             if local_size > 1:
                 arriving = slots[buffer, segment, at:]

@@ -1,20 +1,5 @@
-"""All-reduce: combine the arrays of all ranks element by element; every rank gets the result.
-
-Each method has a file, which explains it:
-
-  one_shot  each rank sends its whole array to all others, by LL: small messages
-  one_shot_ll128, one_shot_lamport
-            likewise, by LL128, or by Lamport packets: over NVLink
-  two_shot_ll128
-            each rank combines a segment and sends the result, all by LL128: middling ones, over NVLink
-  push, copy_engine
-            a reduce-scatter and an all-gather, by stores or by copy engines: the largest ones
-  ring      along the ranks and back, by NVSHMEM's put_signal: over any nodes
-  double_tree
-            up two binary trees and down again, by put_signal: over any nodes, for many ranks
-  multimem_one_shot, multimem_two_shot
-            loads that the NVSwitch combines (NVLink SHARP): only where that is offered and not turned off,
-            and of some ops and dtypes only
+"""All-reduce: the arrays of all ranks, combined on each of them. Each method has a file, which
+explains it.
 """
 
 from __future__ import annotations
@@ -47,23 +32,41 @@ METHODS = {
 
 
 class AllReduce(Collective):
-    """Combine the arrays of all ranks on each of them. Collective.
+    """Combine the arrays of all ranks element by element, on each rank. Collective.
+
+    ``reduce = sk.AllReduce(world, max_nbytes)``, then ``reduce(x)``. ``help(sk.collectives)`` has the rules
+    that all collectives share: arrays, streams, order, graphs, memory and errors.
 
     world       the World
-    max_nbytes  bytes of the largest array
+    max_nbytes  bytes of the largest x. By "ring" and "double_tree" float8 counts twice: totals travel as
+                float32
     op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
-    method      one of ``AllReduce.methods``, or "auto", as of ``AllGather``
+    method      "auto", or
+                  one_shot           small arrays, by LL: each rank sends all of x to all others
+                  one_shot_ll128     likewise, by LL128, over NVLink
+                  one_shot_lamport   likewise, by Lamport packets, over NVLink
+                  two_shot_ll128     medium ones, over NVLink: each rank combines a segment and sends the
+                                     result
+                  push, copy_engine  large ones: a reduce-scatter, then an all-gather
+                  ring, double_tree  several nodes, through NVSHMEM: few, or many, ranks
+                  multimem_one_shot  NVLink SHARP, small arrays
+                  multimem_two_shot  NVLink SHARP, larger ones
 
-    Call the object: ``reduce = sk.AllReduce(...)``, then ``reduce(x)``. Each call enqueues one all-reduce, on
-    any stream, also in graphs, in the same order on all ranks. float16, bfloat16, float8_e4m3fn and
-    float8_e5m2 are combined in float32, and rounded once, to nearest even. Results of float8 saturate: beyond
-    the largest number, and where infinite, they are 448 or 57344. All ranks get the same bits, in every run.
-    Elements are combined in the order of the ranks, but "double_tree" combines subtree by subtree. By
-    multimem, the switch chooses the order in which it adds floating-point numbers (``multimem.py``). The
-    first call for a dtype compiles its kernel.
+    dtypes are float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, and integers of 8 to 64 bits.
+    ValueError for others, as bool and complex. float16, bfloat16 and float8 are combined in float32 and
+    rounded once, to nearest even; integers are combined modulo 2**bits. NaN stays NaN (of float8 with the
+    bits 0x7F). A float8 result saturates, as PTX's cvt.rn.satfinite does: what is larger than 448 or 57344,
+    or infinite, becomes that number, with its sign. Infinities count as infinite while they are combined.
+
+    Equal calls give equal bits in every run, the same on all ranks. Elements are combined in the order of
+    the ranks, by "double_tree" subtree by subtree. The multimem methods have "sum", "max" and "min", of
+    integers of 32 and 64 bits, float16, bfloat16, and for "sum" float32 and float64. There the switch
+    chooses the order, and "multimem_one_shot" may give ranks different last bits.
+
+    The first call for a dtype compiles its kernel, in seconds: make it before a capture.
     """
 
-    table, METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
     def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: AllReduceMethod = "auto"):
@@ -71,15 +74,14 @@ class AllReduce(Collective):
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-        """Combine `x` with those of the other ranks. -> out
+        """Enqueue one all-reduce. -> out
 
-        x        C-contiguous, of a float, bfloat16 and float8 included, or an integer, of the same shape and
-                 dtype on all ranks.
-                 An array or tensor, as of ``AllGather``
-        out      C-contiguous, as large, of the same dtype; it may be x. Default: a new one of x's kind. If it
-                 lies in symmetric memory, of ``output()`` or other, then on all ranks, as the same part of
-                 the same array (not checked): the peers write it themselves, where the method can
+        x        C-contiguous, any shape, of the same size and dtype on all ranks
+        out      C-contiguous, as large, of the same dtype. It may be x, and must not overlap it in any other
+                 way. Default: a new one of x's kind and shape
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        When the stream has run it, out[i] is op over all ranks of x[i].
         """
         return self._call(x, out, stream)
 

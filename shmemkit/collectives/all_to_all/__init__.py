@@ -1,16 +1,5 @@
-"""All-to-all: each rank gives another part of its array to each rank.
-
-The methods, a file each, which says how it works:
-
-  ll        flag-in-data packets of 8 bytes: small messages
-  ll128     lines of 128 bytes with a flag: middling ones
-  lamport   packets of 16 bytes, and a sentinel in empty slots
-  push      stores into the peers' memory and signals: larger ones
-  copy_engine
-            copies by copy engines: large ones
-  push_2d   likewise, for several nodes: first inside the node, and then across nodes, through NVSHMEM
-
-and ``variable.py``, where the ranks give each other different numbers of rows, which only the GPUs know.
+"""All-to-all: each rank gives another part of its array to each rank. Each method has a file, which explains
+it. ``variable.py`` is for different numbers of rows, which only the GPUs know.
 """
 
 from __future__ import annotations
@@ -39,34 +28,39 @@ METHODS = {
 
 
 class AllToAll(Collective):
-    """Give each rank its part of an array, and get one's own from each. Collective.
+    """Give each rank its segment of an array, and get one's own from each. Collective.
+
+    ``exchange = sk.AllToAll(world, max_nbytes)``, then ``exchange(x)``. ``help(sk.collectives)`` has the
+    rules that all collectives share: arrays, streams, order, graphs, memory and errors. All segments have
+    one size; for others, see `AllToAllV`.
 
     world       the World
-    max_nbytes  bytes of the largest array
-    method      one of ``AllToAll.methods``, or "auto", as of ``AllGather``
-
-    ``exchange(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
-    all ranks. All parts are of the same size; where they are not, ``AllToAllV``.
+    max_nbytes  bytes of the largest x
+    method      "auto", or
+                  ll           small arrays: flag-in-data packets of 8 bytes
+                  ll128        medium ones: lines of 128 bytes with a flag, over NVLink
+                  lamport      medium ones: packets of 16 bytes into empty slots, over NVLink
+                  push         larger ones: stores and signals
+                  copy_engine  large ones: copy engines, over NVLink
+                  push_2d      several nodes, through NVSHMEM
     """
 
-    table, METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
     _overlap = "they must lie apart"
 
     def __init__(self, world: World, max_nbytes: int, method: AllToAllMethod = "auto"):
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-        """Exchange `x` for the parts of all ranks. -> out
+        """Enqueue one all-to-all. -> out
 
-        x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks. An
-                 array or tensor, as of ``AllGather``
+        x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks
         out      C-contiguous, as large, of the same dtype, apart from x. Default: a new one of x's kind and
-                 shape. If it lies in symmetric memory, of ``output()`` or other, then on all ranks, as the
-                 same part of the same array: the peers write it themselves, where the method can
+                 shape
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Enqueued: when the stream has run it, out.reshape(n_ranks, -1)[k] is what rank k has in
-        x.reshape(n_ranks, -1)[my rank].
+        When the stream of rank r has run it, out.reshape(n_ranks, -1)[k] is rank k's x.reshape(n_ranks,
+        -1)[r].
         """
         return self._call(x, out, stream)
 

@@ -63,7 +63,7 @@ from shmemkit.device import (
     wait_block,
 )
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, converted, keyed
+from shmemkit.support.arrays import call_on, check_writable, converted, keyed, overlap, unlocked
 from shmemkit.typing import AnyArray, AnyStream, ArrayT
 
 from ..chunked_transfer import argument_types
@@ -127,7 +127,7 @@ def all_to_all_v_kernel(network, least=PART):
 
         x, out          uint8, 1-D: rows * row and room * row bytes; they do not overlap
         splits, landed  int64 (n_ranks,): what each rank gets, and what has come from it; may be the same
-        inbox           uint8, 1-D, symmetric, as large as any rank's out: out, or, if `staged`, apart
+        inbox           uint8, 1-D, symmetric, as large as any rank's out: from out on, or, if `staged`, apart
         outbox, near    for far ranks: uint8, 1-D, symmetric, as large as any rank's x; and uint8 (n_ranks,),
                         1 for those that are not
         shift           gridDim.x is 1 << shift, in all launches
@@ -284,8 +284,10 @@ class PushV(Method):
         return self._bind(*flat, row, len(x), len(out))
 
     def _bind(self, x, splits, out, out_splits, row, rows, room):
-        staged = not self.world.is_symmetric(out)
-        inbox = self.scratch if staged else out
+        # Peers slice their own inbox to find the same bytes here: it is not shorter if their out is.
+        inbox = self.world.rest_of(out)
+        staged = inbox is None
+        inbox = self.scratch if staged else inbox
         return self.launch(
             *(self.kernel, self.blocks, x, splits, out, out_splits, row, rows, room, inbox, staged),
             *(self.outbox, self.near, self.shift, self.table, self.told, self.full, self.epochs),
@@ -293,16 +295,18 @@ class PushV(Method):
 
 
 class AllToAllV(Collective):
-    """Give each rank some rows of an array, and get some from each; how many, the GPUs know. Collective.
+    """Send rows of an array to each rank; only the GPUs know how many. Collective.
 
-    world       the World; up to 72 ranks
+    ``exchange = sk.AllToAllV(world, max_nbytes)``, then ``exchange(x, splits, out, out_splits)``.
+    ``help(sk.collectives)`` has the rules that all collectives share: arrays, streams, order, graphs, memory
+    and errors. The host never reads the splits. There is one method: stores to ranks within reach, NVSHMEM
+    to all others. It takes symmetric memory of max_nbytes, or twice that if a rank is out of reach.
+
+    world       the World; up to 72 ranks, else ValueError
     max_nbytes  bytes of the largest array on any rank, x or out
-
-    ``exchange(x, splits, out, out_splits)`` enqueues one, as ``gather(x)`` of ``AllGather`` does: on any
-    stream, also in graphs, in the same order on all ranks. The host never waits for the splits.
     """
 
-    table, METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
+    _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
     def __init__(self, world: World, max_nbytes: int):
         super().__init__(world, max_nbytes, "push")
@@ -315,26 +319,22 @@ class AllToAllV(Collective):
         out_splits: ArrayT,
         stream: AnyStream | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Send rows of `x` to all ranks. -> (out, out_splits)
+        """Enqueue one exchange of rows. -> (out, out_splits)
 
-        x           C-contiguous, any dtype, of shape (rows, ...): any number of rows, which may differ from
-                    rank to rank. The first splits[0] rows go to rank 0, the next splits[1] to rank 1, and so
-                    on. What is left over goes nowhere. The rest of the shape is the same on all ranks
-        splits      int64 (n_ranks,), contiguous; less than 0 is 0
-        out         C-contiguous, of x's dtype and shape but for the number of rows, which may differ from
-                    rank to rank: it is the room for what comes here. Apart from x. If it lies in symmetric
-                    memory, then on all ranks, as the same part of the same array: the peers write it
-                    themselves. What lies behind the rows that land stays as it is
-        out_splits  int64 (n_ranks,), contiguous: how many rows each rank has sent here; may be `splits`
+        x           C-contiguous, any dtype, of shape (rows, ...). The number of rows may differ from rank to
+                    rank, the rest of the shape may not. The first splits[0] rows go to rank 0, the next
+                    splits[1] to rank 1, and so on. What is left over goes nowhere
+        splits      int64 (n_ranks,), contiguous, on the GPU; less than 0 is 0
+        out         C-contiguous, of x's dtype and shape but for the number of rows, apart from x
+        out_splits  int64 (n_ranks,), contiguous, on the GPU: how many rows come from each rank; may be
+                    `splits`
         stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Each is an array or tensor, as of ``AllGather``.
-
-        Enqueued: when the stream has run it, the rows of rank 0 are at the beginning of out, those of rank 1
-        behind them, and so on. What one rank sends lands whole or not at all: where out has not enough room
-        left for the m rows of rank k, or that rank's x has not as many, none of them lands, out_splits[k] is
-        -m, and the rows of the next rank take their place. So as many rows of out are valid as the positive
-        numbers of out_splits add up to.
+        When the stream has run it, the rows of rank 0 are at the beginning of out, those of rank 1 follow,
+        and so on. Rows of `out` behind them keep their content. The m rows of rank k land all or not at all.
+        If `out` has no room for them, or rank k has fewer rows than it splits, then out_splits[k] is -m and
+        the rows of the next rank take their place. So the positive out_splits add up to the valid rows of
+        out.
         """
         world = self.world
         stream, waits = call_on(world, stream, x, splits, out, out_splits)
@@ -344,7 +344,7 @@ class AllToAllV(Collective):
         if run is None:
             arrays = converted("AllToAllV", arrays, world.xp)
             self._check(**arrays)
-            run = self._methods["push"].bind(*arrays.values())
+            run = self._methods["push"].bind(*map(unlocked, arrays.values()))
             self._plans.keep(key, run)
         rows = arrays["x"]
         self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
@@ -357,7 +357,9 @@ class AllToAllV(Collective):
         self._check_alive()
         for name, array in (("x", x), ("splits", splits), ("out", out), ("out_splits", out_splits)):
             check_contiguous("AllToAllV", name, array)
-        n, address = self.world.n_ranks, self._address
+            if name.startswith("out"):
+                check_writable("AllToAllV", name, array)
+        n = self.world.n_ranks
         for name, array in (("splits", splits), ("out_splits", out_splits)):
             if array.dtype != "int64" or array.shape != (n,):
                 raise ValueError(
@@ -375,9 +377,10 @@ class AllToAllV(Collective):
                     f"AllToAllV: {name} has {array.nbytes} bytes, more than max_nbytes={self.max_nbytes}. "
                     "Make an AllToAllV with a larger max_nbytes"
                 )
-        apart = address(x) >= address(out) + out.nbytes or address(out) >= address(x) + x.nbytes
-        if x.nbytes and out.nbytes and not apart:
-            raise ValueError("AllToAllV: x and out overlap; they must lie apart")
+        arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
+        for a, b in ("x", "out"), ("x", "out_splits"), ("splits", "out"), ("out", "out_splits"):
+            if overlap(arrays[a], arrays[b]):
+                raise ValueError(f"AllToAllV: {a} and {b} overlap; they must lie apart")
 
 
 _bytes, _numbers = (types.Array(kind, 1, "C") for kind in (types.uint8, types.int64))

@@ -1,12 +1,4 @@
-"""Gather: the arrays of all ranks on one of them, the root.
-
-The methods, a file each, which says how it works:
-
-  ll       flag-in-data packets of 8 bytes: small messages
-  ll128    lines of 128 bytes with a flag: middling ones, over NVLink
-  push     stores into the root's memory and signals: larger ones
-  push_2d  from other nodes to the ranks of the root's node, through NVSHMEM, which pass it on: several nodes
-"""
+"""Gather: the arrays of all ranks on one of them, the root. Each method has a file, which explains it."""
 
 from __future__ import annotations
 
@@ -31,17 +23,21 @@ METHODS = {
 class Gather(OfRoot):
     """Gather the arrays of all ranks on the root. Collective.
 
-    world       the World
-    max_nbytes  bytes of the largest gathered array: n_ranks times an input
-    root        the rank that gets it
-    method      one of ``Gather.methods``, or "auto", as of ``AllGather``
+    ``gather = sk.Gather(world, max_nbytes)``, then ``gather(x)``. ``help(sk.collectives)`` has the rules
+    that all collectives share: arrays, streams, order, graphs, memory and errors. The other ranks may be two
+    calls ahead of the root, those of other nodes four; then they wait for it.
 
-    ``gather(x)`` enqueues one, as that of ``AllGather`` does: on any stream, also in graphs, in the same
-    order on all ranks. The others may be two calls ahead of the root, those of other nodes four; then they
-    wait for it.
+    world       the World
+    max_nbytes  bytes of the largest gathered array: n_ranks times an x
+    root        the rank that gets it
+    method      "auto", or
+                  ll       small arrays: flag-in-data packets of 8 bytes
+                  ll128    medium ones: lines of 128 bytes with a flag, over NVLink
+                  push     larger ones: stores and signals
+                  push_2d  several nodes, through NVSHMEM
     """
 
-    table, METHODS, methods = "gather", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
     def __init__(self, world: World, max_nbytes: int, root: int = 0, method: GatherMethod = "auto"):
@@ -50,16 +46,15 @@ class Gather(OfRoot):
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT | None:
-        """Gather `x`. -> out on the root, None on all other ranks
+        """Enqueue one gather. -> out on the root, None on all other ranks
 
-        x        C-contiguous, any dtype and shape, of the same size on all ranks. On the root it may be the
-                 part of `out` that it belongs to. An array or tensor, as of ``AllGather``
+        x        C-contiguous, any dtype and shape, of the same size on all ranks. On the root it may be its
+                 own part of `out`, and must not overlap it in any other way
         out      on the root: C-contiguous, of x's dtype and n_ranks times as many elements. Default: a new
-                 one of x's kind, of shape (n_ranks, *x.shape). On all other ranks: None
+                 one of x's kind and of shape (n_ranks, *x.shape). On all other ranks None, else ValueError
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Enqueued: when the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x. When the
-        stream of another rank has run it, its x may be written again.
+        When the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._to_root(x, out, stream)
 

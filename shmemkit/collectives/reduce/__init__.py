@@ -1,11 +1,4 @@
-"""Reduce: combine the arrays of all ranks element by element; one rank, the root, gets the result.
-
-The methods:
-
-  ll     each rank sends the root all that it has, in packets of 8 bytes: small messages
-  ll128  likewise, in lines of 128 bytes with a flag: middling ones, over NVLink
-  push   a reduce-scatter by push, and a gather of the segments by push: larger ones
-"""
+"""Reduce: the arrays of all ranks, combined element by element; one rank, the root, gets the result."""
 
 from __future__ import annotations
 
@@ -25,19 +18,24 @@ METHODS = {"ll": (ToRoot, LL), "ll128": (ToRoot, LL128), "push": Push}
 class Reduce(OfRoot):
     """Combine the arrays of all ranks on the root. Collective.
 
+    ``reduce = sk.Reduce(world, max_nbytes)``, then ``reduce(x)``. ``help(sk.collectives)`` has the rules
+    that all collectives share: arrays, streams, order, graphs, memory and errors. The other ranks may be two
+    calls ahead of the root; then they wait for it.
+
     world       the World
-    max_nbytes  bytes of the largest array
+    max_nbytes  bytes of the largest x
     root        the rank that gets the result
     op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
-    method      one of ``Reduce.methods``, or "auto", as of ``AllGather``
+    method      "auto", or
+                  ll     small arrays: flag-in-data packets of 8 bytes, to the root
+                  ll128  medium ones: lines of 128 bytes with a flag, over NVLink
+                  push   larger ones: a reduce-scatter and a gather, by stores and signals
 
-    ``reduce(x)`` enqueues one, as ``gather(x)`` of ``AllGather`` does: on any stream, also in graphs, in the
-    same order on all ranks. dtypes and rounding are those of ``AllReduce``. Elements are combined in the
-    order of the ranks, so the bits are the same in every run, and those of ``AllReduce``. The others may be
-    two calls ahead of the root; then they wait for it.
+    dtypes, rounding and the compilation for a dtype are those of `AllReduce`. Elements are combined in the
+    order of the ranks: equal calls give equal bits in every run, the same as `AllReduce` gives.
     """
 
-    table, METHODS, methods = "reduce", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
     def __init__(
@@ -53,15 +51,15 @@ class Reduce(OfRoot):
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT | None:
-        """Combine `x` with those of the other ranks. -> out on the root, None on all other ranks
+        """Enqueue one reduction. -> out on the root, None on all other ranks
 
-        x        C-contiguous, of a float, bfloat16 and float8 included, or an integer, of the same shape and
-                 dtype on all ranks. An array or tensor, as of ``AllGather``
-        out      on the root: C-contiguous, as large, of the same dtype; it may be x. Default: a new one of
-                 x's kind. On all other ranks: None
+        x        C-contiguous, of the same size and dtype on all ranks
+        out      on the root: C-contiguous, as large, of the same dtype. It may be x, and must not overlap it
+                 in any other way. Default: a new one of x's kind and shape. On all other ranks None, else
+                 ValueError
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Enqueued: when the stream of a rank that is not the root has run it, its x may be written again.
+        When the root's stream has run it, out[i] is op over all ranks of x[i].
         """
         return self._to_root(x, out, stream)
 

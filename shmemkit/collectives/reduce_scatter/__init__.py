@@ -1,17 +1,5 @@
-"""Reduce-scatter: combine the arrays of all ranks element by element; each rank gets a segment of the result.
-
-Each method has a file, which explains it:
-
-  ll     each rank sends all others their segments, by LL: small messages
-  ll128  likewise, by LL128: middling ones, over NVLink
-  lamport
-         likewise, by Lamport packets
-  push   each rank stores the others' segments into their memory, and combines its own meanwhile: large ones
-  ring   partial results go around the ring of the ranks, each link carries one neighbour's data: large ones
-  copy_engine
-         copy engines send each rank its segments, and blocks combine them: the largest ones
-  push_2d
-         for several nodes: inside the node first, and then once across nodes, through NVSHMEM
+"""Reduce-scatter: the arrays of all ranks, combined, a segment on each. Each method has a file, which
+explains it.
 """
 
 from __future__ import annotations
@@ -41,22 +29,30 @@ METHODS = {
 
 
 class ReduceScatter(Collective):
-    """Combine the arrays of all ranks, and give each rank its segment of the result. Collective.
+    """Combine the arrays of all ranks element by element, and give each rank its segment. Collective.
+
+    ``scatter = sk.ReduceScatter(world, max_nbytes)``, then ``scatter(x)``. ``help(sk.collectives)`` has the
+    rules that all collectives share: arrays, streams, order, graphs, memory and errors.
 
     world       the World
-    max_nbytes  bytes of the largest x: n_ranks times an output
+    max_nbytes  bytes of the largest x. By "ring" and "push_2d" float8 counts twice: totals travel as float32
     op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
-    method      one of ``ReduceScatter.methods``, or "auto", as of ``AllGather``
+    method      "auto", or
+                  ll           small arrays: flag-in-data packets of 8 bytes
+                  ll128        medium ones: lines of 128 bytes with a flag, over NVLink
+                  lamport      medium ones: packets of 16 bytes into empty slots, over NVLink
+                  push         large ones: stores and signals
+                  copy_engine  the largest ones: copy engines send, blocks combine
+                  ring         large ones, where only neighbours are well connected
+                  push_2d      several nodes, through NVSHMEM
 
-    ``scatter(x)`` enqueues one, as ``gather(x)`` does: on any stream, also in graphs, in the same order on
-    all ranks. float16, bfloat16 and float8 are combined in float32, and rounded once, as of ``AllReduce``.
-    Each method combines in one order, so its bits are the same in every run: "ring" begins segment k with
-    rank k + 1, goes on with those after it, modulo the ranks, and ends with rank k; "push_2d" combines in
-    each node in the order of its ranks, and then in that of the nodes; the others, in the order of the ranks.
-    The first call for a dtype compiles its kernel.
+    dtypes, rounding and the compilation for a dtype are those of `AllReduce`. Equal calls give equal bits in
+    every run. Elements are combined in the order of the ranks. The exceptions: "ring" combines segment k in
+    the order k + 1, k + 2, ..., k, modulo the ranks. "push_2d" combines within each node, then over the
+    nodes.
     """
 
-    table, METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
     _one_place = False
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
@@ -65,17 +61,16 @@ class ReduceScatter(Collective):
         super().__init__(world, max_nbytes, method)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
-        """Combine `x` with those of the other ranks. -> out
+        """Enqueue one reduce-scatter. -> out
 
-        x        C-contiguous, of a float, bfloat16 and float8 included, or an integer, of the same size and
-                 dtype on all ranks: n_ranks segments in a row. An array or tensor, as of ``AllGather``
-        out      C-contiguous, of x's dtype, as large as a segment. It may be the rank's own segment of x.
-                 Default: a new one of x's kind, of shape (d / n_ranks, ...) if x has the shape (d, ...) and
-                 d is a multiple of n_ranks, else of one dimension
+        x        C-contiguous, of the same size and dtype on all ranks: n_ranks segments in a row
+        out      C-contiguous, of x's dtype, as large as a segment. It may be the rank's own segment of x,
+                 and must not overlap x in any other way. Default: a new one of x's kind, of shape (d /
+                 n_ranks, ...) if x has the shape (d, ...) and d is a multiple of n_ranks, else of one
+                 dimension
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k, combined over the
-        ranks.
+        When the stream of rank k has run it, out is op over all ranks of x.reshape(n_ranks, -1)[k].
         """
         return self._call(x, out, stream)
 

@@ -1,11 +1,4 @@
-"""Scatter: each rank gets its segment of the array of one rank, the root.
-
-The methods:
-
-  ll     packets of 8 bytes: small messages
-  ll128  lines of 128 bytes with a flag: middling ones, over NVLink
-  push   stores into the ranks' memory and signals: larger ones
-"""
+"""Scatter: each rank gets its segment of the array of one rank, the root."""
 
 from __future__ import annotations
 
@@ -27,16 +20,21 @@ METHODS = {
 class Scatter(OfRoot):
     """Give each rank its segment of the root's array. Collective.
 
-    world       the World
-    max_nbytes  bytes of the largest array that is scattered: n_ranks segments
-    root        the rank that has it
-    method      one of ``Scatter.methods``, or "auto", as of ``AllGather``
+    ``scatter = sk.Scatter(world, max_nbytes)``, then ``scatter(x, out)`` on the root and ``scatter(None,
+    out)`` on all other ranks. ``help(sk.collectives)`` has the rules that all collectives share: arrays,
+    streams, order, graphs, memory and errors. The root may be two calls ahead of the others; then it waits
+    for them.
 
-    ``scatter(x)`` enqueues one, as ``gather(x)`` of ``AllGather`` does: on any stream, also in graphs, in the
-    same order on all ranks. The root may be two calls ahead of the others; then it waits for them.
+    world       the World
+    max_nbytes  bytes of the largest x: n_ranks segments
+    root        the rank that has x
+    method      "auto", or
+                  ll     small arrays: flag-in-data packets of 8 bytes
+                  ll128  medium ones: lines of 128 bytes with a flag, over NVLink
+                  push   larger ones: stores and signals
     """
 
-    table, METHODS, methods = "scatter", METHODS, tuple(METHODS)
+    _table, _METHODS, methods = "scatter", METHODS, tuple(METHODS)
     _out_is_alike = True
     _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
 
@@ -46,16 +44,16 @@ class Scatter(OfRoot):
     def __call__(
         self, x: ArrayT | None = None, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        """Scatter the root's `x`. -> out
+        """Enqueue one scatter. -> out
 
-        x        on the root: C-contiguous, any dtype, n_ranks segments in a row. On all other ranks: None. An
-                 array or tensor, as of ``AllGather``
-        out      C-contiguous, of x's dtype, as large as a segment. On the root it may be its own segment of
-                 x, and the default is a new one of x's kind, of x's shape divided by n_ranks in the first
-                 dimension, as of ``ReduceScatter``. All other ranks must give it
+        x        on the root: C-contiguous, any dtype, n_ranks segments in a row. On all other ranks: None
+        out      C-contiguous, of x's dtype, as large as a segment; all ranks but the root must give it. On
+                 the root it may be its own segment of x. Default on the root: a new one of x's kind, of
+                 shape (d / n_ranks, ...) if x has the shape (d, ...), as of `ReduceScatter`
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Enqueued: when the stream has run it, out is x.reshape(n_ranks, -1)[k] on rank k.
+        When the stream of rank k has run it, out is x.reshape(n_ranks, -1)[k] of the root. ValueError where
+        x or out is given that must not be, or is not given that must be.
         """
         if self.world.rank == self.root:
             if x is None:

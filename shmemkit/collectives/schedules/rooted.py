@@ -179,7 +179,7 @@ def to_root_kernel(t, op=None, dtype=None, n=None):
         in_place   whether x is the root's part of out
         empty      uint64 (1, chunks of the capacity), symmetric, zeros at first
         epochs     uint64 (rows of the grid, chunks of the capacity), zeros at first
-        grid       (any number, 1, or on a root that gathers n_ranks - 1) of blocks of whole warps, of as many
+        grid       (any number, 1, or on a root that gathers n_ranks) of blocks of whole warps, of as many
                    threads in all launches
         """
         thread, y, me, ranks = cuda.threadIdx.x, cuda.blockIdx.y, rank(), num_ranks()

@@ -151,17 +151,17 @@ def ll_recv_pack_warp(there: Array, lines: Array, n_words: int, flag: int) -> No
 
 
 def ll_put_block(lines: Array, source: Array, n_words: int, pe: int) -> None:
-    """Send `n_words` packed words of `source` to `lines` on PE `pe`, through NVSHMEM: over NVLink or the
+    """Send `n_words` packed words of `source` to `lines` on rank `pe`, through NVSHMEM: over NVLink or the
     network, which divides no word.
 
-    lines     symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes; on PE `pe` they are meant
+    lines     symmetric, uint64, 1-D, contiguous, at a multiple of 16 bytes; on rank `pe` they are meant
     source    likewise, of this rank, where this block has called `ll_pack_block`; often the same part of
               `lines`
     n_words   even: ``ll_words(bytes)``
 
     All threads of the block call it with the same arguments; what they stored before is sent, as in
     `put_nbi_block`. It returns at once and orders nothing. The words may arrive at any time, in any order.
-    `source` is read as late as that: it may be written again after `quiet`, or when something says that PE
+    `source` is read as late as that: it may be written again after `quiet`, or when something says that rank
     `pe` has received all of these words.
     """
     thread = group_thread("block", "ll_put_block", lines, source, n_words, pe)

@@ -51,12 +51,18 @@ COPIES = 20e-6  # seconds that copy engines take longer than the product
 class AllGatherGemm(Products):
     """Gather the rows of all ranks, and multiply them by this rank's weights. Collective.
 
+    ``ag_gemm = sk.AllGatherGemm(world, max_nbytes)``, then ``ag_gemm(x, weight)``. The product begins with
+    this rank's rows while the others arrive. ``help(sk.collectives)`` has the rules for calls, arrays,
+    streams, order, graphs, memory and errors.
+
     world       the World
-    max_nbytes  of the gathered rows: n_ranks times an `x`
-    method      "push", "overlap", "overlap_2d", "sequential", or "auto": on Hopper "sequential" for up to
-                4 MB of gathered rows, "push" for up to 128 MB, "overlap" for more, over several nodes
-                "overlap_2d" for all that is more than 4 MB; elsewhere "sequential", on the emulator, too.
-                See ``method_for``
+    max_nbytes  bytes of the largest gathered rows: n_ranks times an x
+    method      "auto", or (docs/products.md says what each needs and takes, and what "auto" chooses)
+                  push        one kernel, some of whose blocks send the rows: Hopper, bfloat16 or float16,
+                              one node
+                  overlap     copy engines send the rows, one kernel multiplies: Hopper, one node
+                  overlap_2d  as overlap, for several nodes
+                  sequential  `AllGather`, then `matmul`: everywhere
     options     numbers of the methods, for tuning; None: those that are chosen. All ranks give the same
                   tile        (rows, columns) of a tile: 64 or 128, and a multiple of 16 up to 256
                   splits      parts of K
@@ -64,19 +70,6 @@ class AllGatherGemm(Products):
                   senders     "push": blocks that send: 1, 2, 4, 8 or 16
                   part_bytes  "push" by columns: bytes of a row in a part, a multiple of 128
                   chunk       "overlap_2d": bytes of a message, 65536 by default
-
-    A call is enqueued, on any stream or in a graph; the host does not wait. All ranks make the same calls in
-    the same order, with x and weights of the same shapes and dtypes. A call on another stream waits for the
-    calls before it, also for those of other such objects and of collectives, because a running product may
-    hold all multiprocessors while it waits for other ranks. For the same reason the program orders graphs
-    that it launches on several streams by events, in the same order on all ranks.
-
-    "push" allocates symmetric memory for twice the gathered rows; with "auto" for twice 128 MB at most. It
-    computes bfloat16 and float16 only, with K a multiple of 8. "auto" uses "overlap" for other operands, and
-    where a product of few columns would wait for the senders. "overlap" allocates symmetric memory for
-    1 + 1 / n_ranks times the gathered rows. Both need memory that all ranks reach, as in one node. The copies
-    of "overlap_2d" stay in the node: it allocates 1 / nodes, 1 / ranks of a node and 1 / n_ranks of the
-    gathered rows. "auto" also allocates what AllGather needs for 4 MB.
 
     `refused` is {method: the reason why "auto" never uses it here}.
     """
@@ -196,26 +189,26 @@ class AllGatherGemm(Products):
     ) -> ArrayT | tuple[ArrayT, ...]:
         """Enqueue ``out = activation(X @ weight + bias)``, X being the rows x of all ranks, by rank. -> out
 
-        x           (m, K), C-contiguous, of the same shape on all ranks
-        weight      (K, N), of x's dtype, of any strides (fastest: rows or columns at multiples of 16 bytes);
-                    or a tuple of several, of which each has its own N: then out, bias and what is returned
-                    are tuples, too. Of the same shapes on all ranks
-        out         (n_ranks * m, N), as of ``Gemm``. Default, also in a tuple: a new array of x's dtype
-        gathered    (n_ranks * m, K), C-contiguous, of x's dtype: gets the gathered rows. In symmetric memory,
-                    of ``output()`` or other (then on all ranks, as the same part of the same array), or in
-                    private memory on all ranks, which takes longer. x may be its own part of it. Default:
-                    they are kept nowhere
-        bias        (N,), as of ``Gemm``, or None; for several weights a tuple of those
-        activation  None, "relu", "gelu" or "silu"
+        x           (m, K), C-contiguous, of the same shape and dtype on all ranks
+        weight      (K, N), of x's dtype, of any strides, of the same shape on all ranks; or a tuple of
+                    several, each with its own N, which share one gather. Then out, bias and the result are
+                    tuples, too
+        out         (n_ranks * m, N), as of `matmul`. Default, also in a tuple: a new array of x's dtype and
+                    kind
+        gathered    (n_ranks * m, K), C-contiguous, of x's dtype: gets the gathered rows. In symmetric
+                    memory, of ``output()`` or other, on all ranks (the same part of the same array), which
+                    saves a copy, but by "push"; or in private memory on all ranks. Ranks that differ may
+                    wait forever. x may be its own part of it. Default: they are kept nowhere
+        bias        (N,), as of `matmul`, or None; for several weights a tuple of those
+        activation  None, "relu", "gelu" or "silu", as of `matmul`
         stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Arrays are CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator
-        NumPy's. When the stream has run the call, out and gathered are filled in, and x may be written again.
-        The first call for arrays at new addresses binds kernels, and may compile them: it cannot be inside
-        the capture of a graph. The caller keeps the arrays and this object alive until the call has run, and
-        as long as graphs that have captured it are used.
+        When the stream has run it, later work on it sees out and gathered, and x may be written again. The
+        first call for arrays at new addresses binds kernels, and may compile them: it cannot be in the
+        capture of a graph. The caller keeps the arrays and this object alive until the call has run, and as
+        long as graphs that have captured it are used.
 
-        TypeError or ValueError for what this rank can see to be wrong, and nothing is enqueued.
+        TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
         """
         self._check_alive()
         world = self.world
@@ -237,8 +230,9 @@ class AllGatherGemm(Products):
         return tuple(outs) if several else outs[0]
 
     def method_for(self, shape: Shape, dtype: DType, n: int) -> str:
-        """The method for an x of this shape and dtype, and weights of `n` columns in all. ValueError if there
-        is none."""
+        """-> the name of the method for an x of this shape and dtype, and weights of `n` columns in all.
+        ValueError if there is none.
+        """
         who = type(self).__name__
         shape, dtype, n = as_shape(shape, f"{who}: "), as_dtype(dtype, f"{who}: "), integer(who, "n", n, 0)
         if len(shape) != 2:

@@ -15,10 +15,9 @@ Methods:
   fused       GEMM and reduce-scatter in one kernel, which sends a rank's rows to all others as soon as they
               are computed (``gemm/reduce_scatter/fused.py``). For large results; GPUs of compute capability
               9.0 that reach each other's memory
-  copy_engine as fused, but copy engines send (``gemm/reduce_scatter/copy_engine.py``). For the largest
-  results fused_2d    several nodes: "fused_2d" of ``GemmReduceScatter``, then ``sk.AllGather``. For large
-  results sequential  ``sk.matmul``, then ``sk.AllReduce``. Works everywhere, also over several nodes; for
-  other sizes
+  copy_engine as fused, but copy engines send (``gemm/reduce_scatter/copy_engine.py``): the largest results
+  fused_2d    several nodes: "fused_2d" of ``GemmReduceScatter``, then ``sk.AllGather``. For large results
+  sequential  ``sk.matmul``, then ``sk.AllReduce``. Works everywhere, also over several nodes; for other sizes
 """
 
 from __future__ import annotations
@@ -38,11 +37,18 @@ __all__ = ["GemmAllReduce"]
 class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     """Products a @ b, summed over the ranks; every rank gets the sum. Collective.
 
-    The arguments are those of ``GemmReduceScatter``; `options` also have splits, the parts of K, for
-    "one_shot" and "two_shot". Its methods "copy_engine", "fused", "fused_2d" and "sequential" exist here,
-    too. "one_shot" and "two_shot" are for M up to 128. "two_shot_overlap" is for results (as part_dtype, in
-    whole tiles) of up to 32 MiB, on two ranks 8 MiB. These three round all products to part_dtype, and add
-    them in the order of the ranks. All ranks get the same bits.
+    ``product = sk.GemmAllReduce(world, max_m, max_n)``, then ``product(a, b)``. Each rank multiplies its
+    slice of K. Arguments, bits and rules are those of `GemmReduceScatter`, but for these:
+
+    method   "auto", or (docs/products.md says what each needs and takes, and what "auto" chooses)
+               one_shot, two_shot  up to 128 rows: one kernel, by LL128: Hopper, NVLink
+               two_shot_overlap    results of some megabytes: one kernel, by LL128: Hopper, NVLink
+               fused, copy_engine  larger ones: Hopper, one node
+               fused_2d            large ones on several nodes
+               sequential          `matmul`, then `AllReduce`: everywhere, without part_dtype
+    options  also splits, the parts of K, for "one_shot" and "two_shot"
+
+    All ranks get the same bits.
     """
 
     METHODS = {
@@ -61,12 +67,13 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     ) -> ArrayT:
         """Enqueue ``a @ b``, summed over the ranks. -> out, the sum
 
-        a, b    as in ``GemmReduceScatter``. "fused", "copy_engine" and "fused_2d" need an M that is a
+        a, b    as of `GemmReduceScatter`; only "fused", "copy_engine" and "fused_2d" need an M that is a
                 multiple of n_ranks
-        out     (M, N), contiguous; it must not overlap a or b. If it is in symmetric memory, of ``output()``
-                or other, it must be the same part of the same array on all ranks (this is not checked): with
-                "fused" and "copy_engine" the peers write it directly. Default: a new array
+        out     (M, N), C-contiguous, apart from a and b. Symmetric as of ``help(sk.collectives)``: "fused"
+                and "copy_engine" let the peers write it. Default: a new array of a's kind
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        Copies, memory ordering, capture and errors are those of `GemmReduceScatter`.
         """
         return super().__call__(a, b, out, stream)
 

@@ -32,12 +32,20 @@ __all__ = ["GemmReduceScatter"]
 class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     """Products a @ b, summed over the ranks; each rank gets its rows of the sum. Collective.
 
+    ``product = sk.GemmReduceScatter(world, max_m, max_n)``, then ``product(a, b)``. Each rank multiplies its
+    slice of K, and the partial products are summed across ranks while the GEMM is still running.
+    ``help(sk.collectives)`` has the rules for calls, arrays, streams, order, graphs, memory and errors.
+
     world         the World
     max_m, max_n  the largest result, of all ranks
     dtype         of a, b and the result: bfloat16, float16, float32 or float64
-    part_dtype    what the ranks' products are rounded to before they are sent, and added up in float32: dtype
-                  if None, or "float32"
-    method        one of ``GemmReduceScatter.methods``, or "auto"
+    part_dtype    what the ranks' products are rounded to before they are sent, and then added up in float32:
+                  dtype if None, or "float32" for bfloat16 and float16: more bytes, less error
+    method        "auto", or (docs/products.md says what each needs and takes, and what "auto" chooses)
+                    ll128_overlap       results of some megabytes: one kernel, by LL128: Hopper, NVLink
+                    fused, copy_engine  larger ones: Hopper, one node
+                    fused_2d            large ones on several nodes
+                    sequential          `matmul`, then `ReduceScatter`: everywhere, without part_dtype
     options       numbers of the methods, for tuning; None: those that are chosen. All ranks give the same
                     tile          (rows, columns) of a tile: 64 or 128, and a multiple of 16 up to 256; a
                                   method that has no such tile is not made
@@ -45,21 +53,12 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
                     copied_tiles  "copy_engine": tiles of a copy
                     chunk         "fused_2d": words of 8 bytes of a message, 8192 by default
 
-    ``product(a, b)`` enqueues a product, on any stream or in a graph. All ranks make the same calls in the
-    same order. A call on another stream waits for the calls before it, also for those of other objects,
-    GemmAllReduce's and AllGatherGemm's: see AllGatherGemm.
+    Equal calls give equal bits; other methods may give other last bits. "fused" and "copy_engine" start with
+    the rank's own product, which they do not round, and add those of the others in the order of the ranks.
+    "fused_2d" does so in each node, rounds the sum to part_dtype, and adds the sums of the nodes in their
+    order. All other methods round every product to part_dtype, and add them in the order of the ranks.
 
-    Equal calls give equal bits. "fused" starts with the rank's own product, which it does not round, and adds
-    those of the others in the order of the ranks. "fused_2d" does so in each node, rounds the sum to
-    part_dtype, and adds the sums of the nodes in their order. All other methods round every product to
-    part_dtype, and add them in the order of the ranks.
-
-    "ll128_overlap" is for bfloat16 and float16, for ranks that NVLink connects, and for results (of all
-    ranks, as part_dtype, in whole tiles of 128 rows of a rank) of up to 16 MiB, on two ranks 8 MiB.
-
-    Symmetric memory, in elements of part_dtype: "fused" allocates about twice max_m * max_n; "fused_2d"
-    1 / nodes of that, and three times max_m * max_n / ranks of a node; "ll128_overlap" about twice
-    max_m * max_n, in whole tiles, and 36 MiB at most, on two ranks 18 MiB.
+    `refused` is {method: the reason why "auto" never uses it here}.
     """
 
     METHODS = {
@@ -76,20 +75,24 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     ) -> ArrayT:
         """Enqueue ``a @ b``, summed over the ranks. -> out, this rank's rows of the sum
 
-        a       (M, K), of any strides; K is the rank's share
+        a       (M, K), of any strides; K, the rank's share, is 1 or more, M a multiple of n_ranks
         b       (K, N), of any strides
-        out     (M / n_ranks, N), contiguous; it must not overlap a or b. Default: a new array
+        out     (M / n_ranks, N), C-contiguous, apart from a and b. Symmetric as of ``help(sk.collectives)``:
+                "fused" and "copy_engine" let the peers write it. Default: a new array of a's kind
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        All ranks give arrays of the same shapes, with M a multiple of n_ranks; strides may differ. Arrays are
-        CuPy's, or any with the CUDA Array Interface or DLPack, as PyTorch's; on the emulator NumPy's. All
-        methods but "sequential" copy in each call an operand whose rows (or columns, if those are
-        consecutive) do not begin at multiples of 16 bytes, and a result whose rows do not. The first call for
-        arrays at new addresses binds kernels, and may compile them: it cannot be inside the capture of a
-        graph. The caller keeps the arrays alive until the call has run, and as long as graphs that have
+        All are of this object's dtype. M, N and K are the same on all ranks, which the emulator checks, GPUs
+        do not; strides may differ. All methods but "sequential" copy, in each call, an operand whose rows
+        (or columns, if those are consecutive) do not begin at multiples of 16 bytes, and such a result.
+        "fused", "copy_engine" and "fused_2d" also copy an `a` stored by columns if a rank's rows are no
+        multiple of 8.
+
+        When the stream has run it, later work on it sees out, and a and b may be written again. The first
+        call for arrays at new addresses binds kernels, and may compile them: it cannot be in the capture of
+        a graph. The caller keeps the arrays alive until the call has run, and as long as graphs that have
         captured it are used.
 
-        TypeError or ValueError for wrong arguments.
+        TypeError or ValueError for wrong arguments; then nothing is enqueued.
         """
         return super().__call__(a, b, out, stream)
 

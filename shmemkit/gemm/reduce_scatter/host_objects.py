@@ -140,8 +140,10 @@ class GemmCollective(Products, Generic[MethodT]):
         return self._methods[self.method_for(m, k, n)].bind(a, b, out)
 
     def method_for(self, m: int, k: int, n: int) -> str:
-        """The method for A (m, k) and B (k, n), the same on all ranks. ValueError if there is none. It does
-        not check whether max_m, max_n and the number of ranks allow a call of these sizes."""
+        """-> the name of the method for an a (m, k) and a b (k, n), the same on all ranks. ValueError if
+        there is none. It does not check whether max_m, max_n and the number of ranks allow a call of these
+        sizes.
+        """
         for name, size in (("m", m), ("k", k), ("n", n)):
             integer(type(self).__name__, name, size, 0)
         reasons = {name: method.refuses(m, k, n) for name, method in self._methods.items()}
@@ -159,6 +161,7 @@ class GemmCollective(Products, Generic[MethodT]):
         return next((name for name in able if self._methods[name].is_for(m, k, n)), able[-1])
 
     def output(self, shape: Shape) -> Array:
-        """-> a symmetric array for a result, of this shape on all ranks, and of this object's dtype. This
-        object owns it and frees it. Collective."""
+        """-> a symmetric array for a result, of this shape on all ranks, and of this object's dtype.
+        ``free`` frees it. Collective.
+        """
         return super().output(shape, self.dtype)
