@@ -115,6 +115,30 @@ def gpu_moved(primitive):
     return register
 
 
+def gpu_note(primitive):
+    """Decorator as `gpu`, for a primitive that returns nothing. Its typing function returns ``make()``, which is
+    called for each kernel that is compiled. What that returns is a function without parameters, which the
+    kernel calls, or None: then nothing is left in the kernel, not even a symbol."""
+
+    def register(typing_function):
+        @functools.wraps(typing_function)
+        def definition(typing_context, *given):
+            make = typing_function(*given)
+
+            def codegen(context, builder, signature, values):
+                implementation = make()  # Numba keeps this function for all contexts
+                if implementation is not None:
+                    context.compile_internal(builder, implementation, types.void(), [])
+                return context.get_dummy_value()
+
+            return types.void(*given), codegen
+
+        _register_intrinsic(primitive, definition, typing_function)
+        return typing_function
+
+    return register
+
+
 def gpu_part(primitive):
     """Decorator as `gpu`, for a primitive (array, first, size) that returns `size` elements of a 1-D
     contiguous array, from `first` on. Its typing function checks, and returns nothing."""

@@ -86,7 +86,9 @@ class Block(Participation):
             self.check_calls()
         if self.machine.timeline is not None:
             here = getcurrent()
-            self.machine.timeline.met([*self.parked, here] if getattr(here, "block", None) is self else self.parked)
+            self.machine.timeline.met(
+                [*self.parked, here] if getattr(here, "block", None) is self else self.parked
+            )
         self.scheduler.ready.extend(self.parked)
         self.parked.clear()
 

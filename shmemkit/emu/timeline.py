@@ -233,13 +233,13 @@ class Timeline:
                 t.timeline.time = time
 
     # -- what kernels say
-    def begin(self, thread, name):
+    def begin_phase(self, thread, name):
         clock = thread.timeline
         clock.send = None
         clock.phases.append(self._together(thread, "phase", name, clock.time))
         self._tick(thread)
 
-    def end(self, thread, name):
+    def end_phase(self, thread, name):
         clock = thread.timeline
         clock.send = None
         for span in reversed(clock.phases):
@@ -248,7 +248,7 @@ class Timeline:
                 self._tick(thread)
                 span.end = max(span.end, clock.time)
                 return
-        raise ValueError(f'end("{name}"): this thread has not called begin("{name}") before')
+        raise ValueError(f'end_phase("{name}"): this thread has not called begin_phase("{name}") before')
 
     def mark(self, thread, name):
         thread.timeline.send = None
@@ -292,7 +292,11 @@ class Timeline:
         """`race` was found, of accesses at these Moments of the race detector."""
         for access, moment in ((race.first, first), (race.second, second)):
             of = getattr(moment.of, "thread", moment.of)
-            args = {"array": race.element, "line": shown_place(access.file, access.line), "cure": race.missing}
+            args = {
+                "array": race.element,
+                "line": shown_place(access.file, access.line),
+                "cure": race.missing,
+            }
             if isinstance(of, Thread):
                 time, track = self.periods.get((of.key, moment.time), 0), self._track(of)
             else:

@@ -51,6 +51,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, types
 
 from shmemkit.device.cuda.accumulators import fragment_store
+from shmemkit.device.cuda.marks import begin_phase, end_phase
 from shmemkit.device.cuda.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
@@ -473,6 +474,8 @@ def gemm_body(
         while work < works:
             _, m, n, t, split, first, end = work_at(work, n_m, n_n, n_slabs, splits, extra)
             m += 16 * warp
+            if warp == 0:
+                begin_phase("product")
             acc = zeros()
             slab, before = first, slot
             while slab < end:
@@ -493,6 +496,8 @@ def gemm_body(
                     parity ^= 1
             acc = wait_for_products(acc)  # 6
             hand_back(empty, before, lane)
+            if warp == 0:
+                end_phase("product")
             complete = True
             if split_k and splits > 1:
                 acc, complete = add_up(acc, partials, arrivals, t, split, splits, warp, n_warps, lane)

@@ -52,6 +52,8 @@ from shmemkit.collectives.method import Method
 from shmemkit.device import (
     TILE_BYTES,
     TILE_WORDS,
+    begin_phase,
+    end_phase,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
     ll128_load_some,
@@ -115,6 +117,7 @@ def _send(s, step, epoch, x, experts, scales, words, tiles, shape, row_slots, sc
     warp, warps, lane = int32(i >> 5), int32(cuda.blockDim.x >> 5), cuda.laneid
     pairs = (scales.shape[1] + 1) >> 1
     t = int32(s)
+    begin_phase("send")
     while t < tokens:
         row, w, owner = span(x, t * words, words), warp, int32(NONE)
         a, b, c, d = _load_row(row, w, warps)
@@ -149,6 +152,7 @@ def _send(s, step, epoch, x, experts, scales, words, tiles, shape, row_slots, sc
                     q += cuda.blockDim.x
             y += 1
         t = int32(t + step)
+    end_phase("send")
 
 
 @cuda.jit(device=True)

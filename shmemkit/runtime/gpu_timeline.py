@@ -51,9 +51,7 @@ class GpuRecorder:
         self.world = world
         self.capacity = records or RECORDS
         self.sms = world.backend.multiprocessors
-        self.buffer = world.xp.zeros(
-            timeline_records.bytes_of_buffer(self.sms, self.capacity) // 8, "uint64"
-        )
+        self.buffer = world.xp.zeros(timeline_records.bytes_of_buffer(self.sms, self.capacity) // 8, "uint64")
         self.offset, self.uncertainty = self._offset()
         world.synchronize()
         modules.point_to(self.buffer.data.ptr, self.capacity)
@@ -84,7 +82,9 @@ class GpuRecorder:
         modules.point_to(0, 0)
         records, lost = timeline_records.decoded(self.world.asnumpy(self.buffer), self.sms, self.capacity)
         times = [r.time - self.offset for r in records]
-        base = min((t for t in self.world.host_allgather(min(times, default=None)) if t is not None), default=0)
+        base = min(
+            (t for t in self.world.host_allgather(min(times, default=None)) if t is not None), default=0
+        )
         spans, marks = self._spans(records, base + self.offset)
         uncertainty = max(self.world.host_allgather(self.uncertainty))
         dropped = {str(self.world.rank): lost} if lost else {}

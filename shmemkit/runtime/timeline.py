@@ -25,7 +25,7 @@ class Timeline:
 
     Entering and leaving the ``with`` block are collective; leaving it waits for all work of all ranks. On the
     emulator everything that kernels do for others to see is recorded, in steps (docs/timeline.md), with an
-    arrow from each store, put and signal to the wait that it satisfied. `begin`, `end` and `mark` of
+    arrow from each store, put and signal to the wait that it satisfied. `begin_phase`, `end_phase` and `mark` of
     ``shmemkit.device`` add phases and marks of a kernel's own.
 
     `data` is the dictionary that ``save`` writes: Chrome's trace events. ``print(timeline)`` prints its

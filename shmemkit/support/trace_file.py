@@ -188,7 +188,9 @@ def timeline_file(source, given=None):
     path = os.path.abspath(given)
     folder = os.path.dirname(path)
     if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise OSError(f"{source} is {given!r}; it must be the path of a file in a folder that you can write to")
+        raise OSError(
+            f"{source} is {given!r}; it must be the path of a file in a folder that you can write to"
+        )
     return os.fspath(given)
 
 
@@ -333,7 +335,11 @@ def summary(data):
     head = ("rank", "what", "name", "times", f"busy, {unit}", f"waiting, {unit}", "bytes")
     rows = [head]
     for t in totals(data):
-        numbers = f"{t.busy:.6g}", f"{t.waiting:.6g}" if t.waiting else "", str(t.n_bytes) if t.n_bytes else ""
+        numbers = (
+            f"{t.busy:.6g}",
+            f"{t.waiting:.6g}" if t.waiting else "",
+            str(t.n_bytes) if t.n_bytes else "",
+        )
         rows.append((str(t.rank), t.kind, t.name, str(t.count), *numbers))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

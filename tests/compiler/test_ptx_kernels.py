@@ -81,7 +81,7 @@ def test_no_spills_and_no_local_memory(request, kernel, argument_types, cc):
     if "nvshmem" not in ptx:
         assert needed.stack == 0, needed
         assert ".local" not in ptx
-    assert "NRT_" not in ptx
+    assert "NRT_" not in ptx and "shmemkit_timeline" not in ptx
 
 
 @pytest.mark.parametrize("dtypes", [("uint8", "int32"), ("uint64", "int64"), ("int64", "uint64")], ids=str)

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 from numba import cuda
 from numba.cuda import types
+from numba.cuda.core.sigutils import normalize_signature
 from ptx import AMPERE, HOPPER, compile_ptx, instructions, link, resources
 from ptx_in_python import Gpu
 from test_ptx_timeouts import LINES, SIGNALS, TYPES, WAITS
 
 from shmemkit import device as sk
 from shmemkit.collectives import queue
+from shmemkit.collectives.schedules import two_shot
 from shmemkit.compiler.bounded_compile import arming
 from shmemkit.device.cuda import timeline_records
 from shmemkit.device.cuda.timeline_records import BEGIN, END, MARK, WAIT
+from shmemkit.gemm import sm90
+from shmemkit.gemm.all_gather import push
 
 TRACE = "shmemkit_timeline"
 
@@ -36,13 +40,13 @@ def bare(signals, n, value):
 
 
 def with_phases(signals, n, value):
-    sk.begin("all")
+    sk.begin_phase("all")
     for i in range(n):
-        sk.begin("one")
+        sk.begin_phase("one")
         sk.notify(signals[i:], 0, value)
         sk.mark("sent")
-        sk.end("one")
-    sk.end("all")
+        sk.end_phase("one")
+    sk.end_phase("all")
 
 
 def test_phases_and_marks_leave_no_trace():
@@ -70,6 +74,18 @@ def test_registers(cc):
     assert (recorded.spills, recorded.stack) == (0, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module, phase", [(push, "product"), (two_shot, "all-gather"), (sm90, "product")])
+def test_library_kernels_with_records(module, phase):
+    kernel, argument_types = next(iter(module.GPU_KERNELS.values()))
+    if isinstance(argument_types, str):
+        argument_types, _ = normalize_signature(argument_types)
+    recorded = recorded_ptx(kernel, argument_types)
+    needed = resources(recorded, HOPPER, kernel.targetoptions.get("max_registers"))
+    assert (needed.spills, needed.stack) == (0, 0)
+    assert timeline_records.number_of(phase) >= 0 and TRACE in recorded
+
+
 @pytest.mark.parametrize("kernel", [with_phases, LINES[0], LINES[3]], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("lto", [True, False], ids=["lto", "no-lto"])
 def test_linked(kernel, lto):
@@ -83,7 +99,9 @@ def test_names_are_literals():
     def kernel(signals, n, value):
         sk.mark(n)
 
-    with pytest.raises(Exception, match=r"mark\(\): name is a variable of type int64; it must be a literal str"):
+    with pytest.raises(
+        Exception, match=r"mark\(\): name is a variable of type int64; it must be a literal str"
+    ):
         compile_ptx(kernel, TYPES)
 
 

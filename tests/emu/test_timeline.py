@@ -20,8 +20,8 @@ from shmemkit.device import (
     SignalOp,
     atomic_fetch_add,
     barrier_all_block,
-    begin,
-    end,
+    begin_phase,
+    end_phase,
     fence,
     ld_acquire,
     mark,
@@ -46,12 +46,12 @@ def ring(inbox, flags, rounds):
     """Each block passes a number to the right, `rounds` times."""
     block, right = cuda.blockIdx.x, (rank() + 1) % num_ranks()
     for i in range(rounds):
-        begin("round")
+        begin_phase("round")
         symm_at(inbox, right)[block] = i
         notify(flags[block:], right, i + 1)
         wait(flags[block:], 1, "sys", "acquire", i + 1)
         mark("got it")
-        end("round")
+        end_phase("round")
 
 
 def run_ring(blocks=2, rounds=3, leave=None):
@@ -148,9 +148,9 @@ def test_a_wait_points_to_the_store_that_satisfied_it_first(tmp_path):
     def counts(flag):
         if rank() == 0:
             for i in range(1, 4):
-                begin("store")
+                begin_phase("store")
                 notify(flag, 1, i)
-                end("store")
+                end_phase("store")
         else:
             for i in range(1, 4):
                 wait(flag, 1, "sys", "acquire", i)
@@ -240,15 +240,15 @@ def test_threads_of_a_warp_share_a_span():
 def test_phases_that_do_not_match(tmp_path):
     @cuda.jit
     def not_ended(flag):
-        begin("outer")
-        begin("inner")
+        begin_phase("outer")
+        begin_phase("inner")
         notify(flag, rank(), 1)
-        end("inner")
+        end_phase("inner")
 
     @cuda.jit
     def not_begun(flag):
-        begin("a")
-        end("b")
+        begin_phase("a")
+        end_phase("b")
 
     def main(kernel):
         world = sk.init()
@@ -258,7 +258,9 @@ def test_phases_that_do_not_match(tmp_path):
     data = recorded(1, lambda world: not_ended[1, 1, world.stream](sk.signals(1)), tmp_path)
     (outer,) = [e for e in events(data, "X") if e["name"] == "outer"]
     assert outer["args"]["not ended"] and outer["dur"] == 4
-    with pytest.raises(sk.emu.EmulatorError, match=r'end\("b"\): this thread has not called begin\("b"\)'):
+    with pytest.raises(
+        sk.emu.EmulatorError, match=r'end_phase\("b"\): this thread has not called begin_phase\("b"\)'
+    ):
         sk.emu.run(main, 1, (not_begun,), timeline=tmp_path / "b.json")
     with pytest.raises(sk.emu.EmulatorError, match=r"mark\(\): name is 3; it must be a string"):
 

@@ -42,7 +42,14 @@ import functools
 
 from numba import cuda, types
 
-from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, rank, symm_at
+from shmemkit.device import (
+    begin_phase,
+    end_phase,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    rank,
+    symm_at,
+)
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 
 from ..transports import LL128, MOST_BYTES, indexing
@@ -93,13 +100,17 @@ def two_shot_kernel(t, n, op, dtype):
         griddepcontrol_launch_dependents()
         while i < segment:
             epoch = u32(epochs[counter(s)] + 1)
+            begin_phase("reduce-scatter")
             send(channel, me, s, load((x, segment, i)), epoch, me)
             cuda.syncwarp()  # all threads have read the counter
             if leads(s):
                 epochs[counter(s)] = epoch
             words = combine(receive(channel, 0, s, epoch))
+            end_phase("reduce-scatter")
+            begin_phase("all-gather")
             send(channel, n + me, s, copies(words), epoch, me)
             store(receive(channel, n, s, epoch), (out, segment, i))
+            end_phase("all-gather")
             i, s = u32(i + step), u32(s + step)
             if s >= end:
                 s = u32(s - end)

@@ -6,29 +6,33 @@ Where no timeline is recorded, they compile to nothing.
 from __future__ import annotations
 
 from shmemkit.compiler.bounded_compile import recording
-from shmemkit.compiler.ptx import TypingError, gpu, types
+from shmemkit.compiler.ptx import TypingError, gpu_note, types
 from shmemkit.support.settings import shown
 
 from ..emulator import current_thread
 from . import timeline_records
 
-__all__ = ["begin", "end", "mark"]
+__all__ = ["begin_phase", "end_phase", "mark"]
 
-_KINDS = {"begin": timeline_records.BEGIN, "end": timeline_records.END, "mark": timeline_records.MARK}
+_KINDS = {
+    "begin_phase": timeline_records.BEGIN,
+    "end_phase": timeline_records.END,
+    "mark": timeline_records.MARK,
+}
 
 
-def begin(name: str) -> None:
+def begin_phase(name: str) -> None:
     """Begin the phase `name`, a literal, of the calling warp. It orders nothing.
 
-    Phases may be nested; each ends with ``end(name)`` of the same name by the same threads, or with the
+    Phases may be nested; each ends with ``end_phase(name)`` of the same name by the same threads, or with the
     block. One thread of a warp records for all that call together.
     """
-    _tell("begin", name)
+    _tell("begin_phase", name)
 
 
-def end(name: str) -> None:
+def end_phase(name: str) -> None:
     """End the phase `name` that the calling warp began last. It orders nothing."""
-    _tell("end", name)
+    _tell("end_phase", name)
 
 
 def mark(name: str) -> None:
@@ -47,22 +51,19 @@ def _on_gpu(what, name):
     value = name.literal_value if isinstance(name, types.Literal) else None
     if not isinstance(value, str):
         raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
-    if not recording():
-        return lambda name: None
-    note = timeline_records.noting(_KINDS[what], value)
-    return lambda name: note()
+    return lambda: timeline_records.noting(_KINDS[what], value) if recording() else None
 
 
-@gpu(begin)
+@gpu_note(begin_phase)
 def _(name):
-    return _on_gpu("begin", name)
+    return _on_gpu("begin_phase", name)
 
 
-@gpu(end)
+@gpu_note(end_phase)
 def _(name):
-    return _on_gpu("end", name)
+    return _on_gpu("end_phase", name)
 
 
-@gpu(mark)
+@gpu_note(mark)
 def _(name):
     return _on_gpu("mark", name)

@@ -436,7 +436,9 @@ def _implement_recv(recv, thread, threads):
     @gpu(recv)
     def _(dst, lines, flag):
         check_integer(recv.__name__, flag=flag)
-        make = functools.partial(_receiving, arriving(recv.__name__, bounded_waits.armed(), bounded_waits.recording()))
+        make = functools.partial(
+            _receiving, arriving(recv.__name__, bounded_waits.armed(), bounded_waits.recording())
+        )
         transfer = _transfer(recv.__name__, make, dst, lines)
 
         def impl(dst, lines, flag):

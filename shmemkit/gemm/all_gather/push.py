@@ -42,6 +42,7 @@ from numba import cuda, int64, types
 
 from shmemkit.collectives.method import Method
 from shmemkit.device.cuda.copies import copy_block
+from shmemkit.device.cuda.marks import begin_phase, end_phase
 from shmemkit.device.cuda.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait
 from shmemkit.device.cuda.subarrays import span
 from shmemkit.device.cuda.tma import tensormap_acquire
@@ -135,6 +136,7 @@ def send(to, begin, rows, pitch, size, peer, peers, warps):
     lane = cuda.threadIdx.x & 31
     step, pieces = to.senders * warps, (size + PIECE - 1) // PIECE  # of 4 GB, too
     i, count = int64(cuda.blockIdx.x * warps + quotient(cuda.threadIdx.x, 32)), rows * pieces
+    begin_phase("send")
     while i < count:
         final = count - 1
         at0, last0 = vectors_of(i, pieces, begin, pitch, size, lane)
@@ -154,6 +156,7 @@ def send(to, begin, rows, pitch, size, peer, peers, warps):
             if i + 3 * step < count:
                 store_piece(there, slot + at3, slot + last3, piece3)
         i += 4 * step
+    end_phase("send")
 
 
 @inline
