@@ -116,8 +116,8 @@ def gpu_moved(primitive):
 
 
 def gpu_note(primitive):
-    """Decorator as `gpu`, for a primitive that returns nothing. Its typing function returns ``make()``, which is
-    called for each kernel that is compiled. What that returns is a function without parameters, which the
+    """Decorator as `gpu`, for a primitive that returns nothing. Its typing function returns ``make()``, which
+    is called for each kernel that is compiled. What that returns is a function without parameters, which the
     kernel calls, or None: then nothing is left in the kernel, not even a symbol."""
 
     def register(typing_function):

@@ -4,6 +4,7 @@ import enum
 import gc
 import itertools
 from collections import deque
+from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
@@ -85,7 +86,7 @@ class Block(Participation):
         if self.open:
             self.check_calls()
         if self.machine.timeline is not None:
-            here = getcurrent()
+            here: Any = getcurrent()  # it came last, or a thread that is not here has ended
             self.machine.timeline.met(
                 [*self.parked, here] if getattr(here, "block", None) is self else self.parked
             )

@@ -236,7 +236,7 @@ class Thread(greenlet):
         return {address for (address, *_), _ in since}
 
     def tell(self, what, name):
-        """``begin_phase(name)``, ``end_phase(name)`` or ``mark(name)`` of the timeline, where one is recorded."""
+        """Tell the timeline, where one is recorded: begin_phase, end_phase or mark, of this `name`."""
         if self.block.machine.timeline is not None:
             getattr(self.block.machine.timeline, what)(self, name)
 

@@ -13,6 +13,7 @@ The same program, delivery and seed give the same timeline.
 import contextlib
 import sys
 from collections import Counter, deque
+from typing import Any
 
 from greenlet import getcurrent
 
@@ -46,7 +47,8 @@ class Timeline:
         self.hosts = dict.fromkeys(machine.local_pes, 0)  # the time of each host program
         self.streams = Counter()  # id of a stream -> when what it has run was over
         self.stores = {}  # address -> the last stores there: (span, when, the bytes since then)
-        self.arriving = self.arrived = None  # likewise, of the message that is being delivered; the last one
+        self.arriving: Any = None
+        self.arrived: Any = None  # likewise, of the message that is being delivered; the last one
         self.merged = {}  # what the threads of a warp do together -> its span
         self.open = {}  # waits under way -> their spans
         self.periods = {}  # (thread, time of the race detector) -> when that began
@@ -291,14 +293,14 @@ class Timeline:
     def race(self, race, first, second):
         """`race` was found, of accesses at these Moments of the race detector."""
         for access, moment in ((race.first, first), (race.second, second)):
-            of = getattr(moment.of, "thread", moment.of)
+            of: Any = getattr(moment.of, "thread", moment.of)
             args = {
                 "array": race.element,
                 "line": shown_place(access.file, access.line),
                 "cure": race.missing,
             }
             if isinstance(of, Thread):
-                time, track = self.periods.get((of.key, moment.time), 0), self._track(of)
+                time, track = self.periods.get((getattr(of, "key", None), moment.time), 0), self._track(of)
             else:
                 time, track = self.hosts[of.pe], Track(of.pe)
             text = f"race: {access.what} {race.element}"

@@ -76,7 +76,7 @@ class GpuRecorder:
         return mine
 
     def stop(self):
-        """-> the file's dictionary of this rank, and the earliest time that it has; None if it has none"""
+        """-> the file's dictionary of this rank. Its times begin with the first record of any rank."""
         self.world.synchronize()
         modules.active = False
         modules.point_to(0, 0)

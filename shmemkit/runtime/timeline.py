@@ -21,12 +21,15 @@ class Timeline:
         print(timeline)
 
     world    the World
-    records  how many spans and marks each rank keeps; default: 100,000. More are counted, and not kept
+    records  how many spans and marks each rank keeps, on GPUs each multiprocessor; default: 100,000, on GPUs
+             1,000. More are counted, and not kept
 
     Entering and leaving the ``with`` block are collective; leaving it waits for all work of all ranks. On the
     emulator everything that kernels do for others to see is recorded, in steps (docs/timeline.md), with an
-    arrow from each store, put and signal to the wait that it satisfied. `begin_phase`, `end_phase` and `mark` of
-    ``shmemkit.device`` add phases and marks of a kernel's own.
+    arrow from each store, put and signal to the wait that it satisfied. On GPUs the waits of kernels that are
+    bound inside the block are recorded (``sk.bind``, and objects of shmemkit that are made there), in
+    nanoseconds. `begin_phase`, `end_phase` and `mark` of ``shmemkit.device`` add a kernel's own phases and
+    marks.
 
     `data` is the dictionary that ``save`` writes: Chrome's trace events. ``print(timeline)`` prints its
     summary. A notebook shows its picture. TypeError or ValueError for wrong arguments; RuntimeError for what
@@ -70,7 +73,8 @@ class Timeline:
     def save(self, path: str | os.PathLike) -> None:
         """Write the file `path`, whole or not at all. Rank 0 does it; on other ranks it does nothing. OSError
         if that fails."""
-        data, path = self.data, trace_file.timeline_file("save(): path", path)
+        data = self.data
+        trace_file.timeline_file("save(): path", path)
         if self.world.rank == 0:
             trace_file.save(data, path)
 

@@ -429,7 +429,7 @@ class World(SymmetricMemory):
 
     def _end_timeline(self, error):
         """Write the file of SHMEMKIT_TIMELINE."""
-        if self._timeline is not None:
+        if self._timeline is not None and self._timeline_file is not None:
             timeline, self._timeline = self._timeline, None
             timeline.__exit__(None, error, None)
             timeline.save(self._timeline_file)

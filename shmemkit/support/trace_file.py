@@ -143,16 +143,17 @@ def _lanes(those):
     marks = [m for m in those if isinstance(m, Mark)]
     lanes = []  # (its spans, the ends of those that are open)
     for span in sorted((s for s in those if isinstance(s, Span)), key=lambda s: (s.begin, -s.end)):
-        for inside, ends in lanes:
+        for lane in lanes:
+            ends = lane[1]
             while ends and ends[-1] <= span.begin:
                 ends.pop()
             if not ends or span.end <= ends[-1]:
                 break
         else:
-            inside, ends = [], []
-            lanes.append((inside, ends))
-        inside.append(span)
-        ends.append(span.end)
+            lane = ([], [])
+            lanes.append(lane)
+        lane[0].append(span)
+        lane[1].append(span.end)
     if marks and not lanes:
         lanes.append(([], []))
     if marks:
@@ -333,7 +334,7 @@ def summary(data):
     about = data["otherData"]
     unit = "steps" if about["unit"] == "step" else "us"
     head = ("rank", "what", "name", "times", f"busy, {unit}", f"waiting, {unit}", "bytes")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for t in totals(data):
         numbers = (
             f"{t.busy:.6g}",

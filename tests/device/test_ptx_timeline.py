@@ -1,4 +1,4 @@
-"""Records of a timeline, as PTX and on memory: in kernels that are compiled for one, in all others not a trace."""
+"""Records of a timeline, as PTX and on memory: in kernels compiled for one; in all others not a trace."""
 
 import ctypes
 import re
@@ -77,7 +77,7 @@ def test_registers(cc):
 @pytest.mark.slow
 @pytest.mark.parametrize("module, phase", [(push, "product"), (two_shot, "all-gather"), (sm90, "product")])
 def test_library_kernels_with_records(module, phase):
-    kernel, argument_types = next(iter(module.GPU_KERNELS.values()))
+    kernel, argument_types, *_ = next(iter(module.GPU_KERNELS.values()))
     if isinstance(argument_types, str):
         argument_types, _ = normalize_signature(argument_types)
     recorded = recorded_ptx(kernel, argument_types)
@@ -99,9 +99,7 @@ def test_names_are_literals():
     def kernel(signals, n, value):
         sk.mark(n)
 
-    with pytest.raises(
-        Exception, match=r"mark\(\): name is a variable of type int64; it must be a literal str"
-    ):
+    with pytest.raises(Exception, match=r"mark\(\): name is a variable of type int64; it must be a lit"):
         compile_ptx(kernel, TYPES)
 
 

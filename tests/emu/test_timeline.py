@@ -1,4 +1,4 @@
-"""Timelines: what the emulator records, the files, the summary and the picture. On GPUs: test_gpu_timeline.py."""
+"""Timelines: what the emulator records, files, summary and picture. On GPUs: test_gpu_timeline.py."""
 
 import json
 import re

@@ -10,14 +10,14 @@ from shmemkit.compiler.ptx import TypingError, gpu_note, types
 from shmemkit.support.settings import shown
 
 from ..emulator import current_thread
-from . import timeline_records
+from .timeline_records import BEGIN, END, MARK, noting
 
 __all__ = ["begin_phase", "end_phase", "mark"]
 
 _KINDS = {
-    "begin_phase": timeline_records.BEGIN,
-    "end_phase": timeline_records.END,
-    "mark": timeline_records.MARK,
+    "begin_phase": BEGIN,
+    "end_phase": END,
+    "mark": MARK,
 }
 
 
@@ -51,7 +51,7 @@ def _on_gpu(what, name):
     value = name.literal_value if isinstance(name, types.Literal) else None
     if not isinstance(value, str):
         raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
-    return lambda: timeline_records.noting(_KINDS[what], value) if recording() else None
+    return lambda: noting(_KINDS[what], value) if recording() else None
 
 
 @gpu_note(begin_phase)

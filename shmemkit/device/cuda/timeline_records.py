@@ -5,8 +5,8 @@ warp takes the next place in the buffer of its multiprocessor, and stores the ti
 relaxed, without a fence. What finds no place is counted.
 
   global memory    for each multiprocessor a counter of places taken (64 bytes), then `capacity` records of
-                   WORDS words: time in nanoseconds (%globaltimer), tag. A wait takes two records: its begin and
-                   tag; the address that it waited for and how long it took
+                   WORDS words: time in nanoseconds (%globaltimer), tag. A wait takes two records: its begin
+                   and tag; the address that it waited for and how long it took
   tag              bits 0-1: kind, 2-17: name, 18-41: block, 42-46: warp, 47-62: number of the module
   constant memory  of each module: address of the global memory, capacity (0: nothing is recorded), number of
                    the module
