@@ -49,9 +49,8 @@ def figure(data):
             boxes[kind, colour].append(Rectangle((event["ts"], y - height / 2), event["dur"], height))
             legend.setdefault(event["name"] if kind == "phase" else _NAMES.get(kind, kind), colour)
         elif event["ph"] == "i":
-            is_race = event["cat"] == "race"
-            style = {"color": "#e15759", "marker": "X"} if is_race else {"color": "#333333", "marker": "|"}
-            ax.plot([event["ts"]], [y], markersize=7 if is_race else 5, linestyle="", zorder=5, **style)
+            colour, marker, size = ("#e15759", "X", 7) if event["cat"] == "race" else ("#333333", "|", 5)
+            ax.plot([event["ts"]], [y], color=colour, marker=marker, markersize=size, linestyle="", zorder=5)
         else:
             points[event["id"]][event["ph"]] = event["ts"], y
     for kind, colour in sorted(boxes, key=lambda b: -_HEIGHTS.get(b[0], 0.66)):

@@ -20,7 +20,7 @@ HOST = [
     f"docs/{page}.md"
     for page in "host arrays collectives methods overlap products expert_parallel queue".split()
 ]
-PRIMITIVES = [f"docs/{page}.md" for page in "primitives messages packets tensor_cores".split()]
+PRIMITIVES = [f"docs/{page}.md" for page in "primitives messages packets tensor_cores timeline".split()]
 
 
 def text_of(*pages):

@@ -1,0 +1,65 @@
+"""Timelines of kernels on GPUs; on any number of ranks. On the emulator: test_timeline.py."""
+
+import pytest
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit.device import begin_phase, end_phase, mark, notify, num_ranks, rank, wait
+from shmemkit.support import trace_file
+
+pytestmark = pytest.mark.gpu
+ROUNDS = 50
+
+
+@cuda.jit
+def ring(flags, rounds):
+    block, right = cuda.blockIdx.x, (rank() + 1) % num_ranks()
+    for i in range(rounds):
+        begin_phase("round")
+        notify(flags[block:], right, i + 1)
+        wait(flags[block:], 1, "sys", "acquire", i + 1)
+        end_phase("round")
+    mark("done")
+
+
+def test_a_ring(world, tmp_path):
+    flags = world.signals(4, "flags")
+    with sk.Timeline(world) as timeline:
+        sk.bind(ring, 4, 64, (flags, ROUNDS), co_resident=True)()
+    world.free(flags)
+    data = timeline.data
+    trace_file.check(data)
+    totals = {(t.rank, t.name): t for t in trace_file.totals(data)}
+    for r in range(world.n_ranks):
+        assert totals[r, "round"].count == 4 * 2 * ROUNDS  # two warps
+        marks = [e for e in data["traceEvents"] if e["ph"] == "i" and e["pid"] == r]
+        assert len(marks) == 8
+    waits = [e for e in data["traceEvents"] if e.get("cat") == "wait"]
+    assert all(e["args"]["for"].startswith("flags[") for e in waits)
+    if world.n_ranks > 1:
+        assert waits and data["otherData"]["uncertainty_ns"] < 100_000
+    timeline.save(tmp_path / "run.json")
+
+
+def test_what_finds_no_room_is_counted(world):
+    flags = world.signals(4, "flags")
+    with sk.Timeline(world, records=10) as timeline:
+        sk.bind(ring, 4, 64, (flags, ROUNDS), co_resident=True)()
+    world.free(flags)
+    trace_file.check(timeline.data)
+    assert all(n > 100 for n in timeline.data["otherData"]["dropped"].values())
+
+
+def test_collectives_and_products(world):
+    x = world.xp.ones(1 << 20, "float32")
+    with sk.Timeline(world) as timeline:
+        reduce = sk.AllReduce(world, x.nbytes, "sum", "two_shot_ll128")
+        for _ in range(3):
+            total = reduce(x)
+    assert (world.asnumpy(total) == world.n_ranks).all()
+    reduce.free()
+    trace_file.check(timeline.data)
+    assert {"reduce-scatter", "all-gather"} <= {e["name"] for e in timeline.data["traceEvents"]}
+    again = sk.AllReduce(world, x.nbytes, "sum", "two_shot_ll128")  # not recorded: it is made outside
+    assert (world.asnumpy(again(x)) == world.n_ranks).all()
+    again.free()
