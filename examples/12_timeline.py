@@ -2,15 +2,15 @@
 
     ./mpi_launch.sh -n 2 examples/12_timeline.py
 
-Block 0 of each rank sends chunks to its right neighbour. Block 1 adds up each chunk that has come from the left.
-Both mark what they do as phases. The waits and, on the emulator, the signals need no marks. The program prints
-that the sums are right, and writes a timeline, which ui.perfetto.dev opens and this draws:
+Block 0 of each rank sends chunks to its right neighbour. Block 1 adds up each chunk that has come from the
+left. Both mark what they do as phases. The waits and, on the emulator, the signals need no marks. The program
+prints that the sums are right, and writes a timeline, which ui.perfetto.dev opens and this draws:
 
     shmemkit timeline timeline.json
 
-In one process, ``shmemkit emu -n 2 examples/12_timeline.py``, the emulator also draws an arrow from each signal to
-the wait that it satisfied. There are two slots, so block 0 may be two chunks ahead. With ``--slots 1`` the timeline
-shows that it waits for each chunk to be added up.
+In one process, ``shmemkit emu -n 2 examples/12_timeline.py``, the emulator also draws an arrow from each signal
+to the wait that it satisfied. There are two slots, so block 0 may be two chunks ahead. With ``--slots 1`` the
+timeline shows that it waits for each chunk to be added up.
 """
 
 import argparse

@@ -45,8 +45,9 @@ class Rendezvous:
 
     def _finish(self, now):
         self.round = _Round()  # the function may wait, and others begin the next round meanwhile
-        timeline, here = self.scheduler.timeline, [*now.parked, getcurrent()]
+        timeline, here = self.scheduler.timeline, []
         if timeline is not None:
+            here = [*now.parked, getcurrent()]
             timeline.met(here)
         now.result.append(now.function({thread_id: value for (thread_id, _), value in now.values.items()}))
         if timeline is not None:

@@ -1,5 +1,6 @@
 """Timelines of kernels on GPUs; on any number of ranks. On the emulator: test_timeline.py."""
 
+import gpu
 import pytest
 from numba import cuda
 
@@ -9,6 +10,11 @@ from shmemkit.support import trace_file
 
 pytestmark = pytest.mark.gpu
 ROUNDS = 50
+
+
+@pytest.fixture
+def world():
+    return gpu.world()
 
 
 @cuda.jit
