@@ -9,8 +9,8 @@ prints that the sums are right, and writes a timeline, which ui.perfetto.dev ope
     shmemkit timeline timeline.json
 
 In one process (``shmemkit emu -n 2 examples/12_timeline.py``) the emulator also draws an arrow from each
-signal to the wait that it satisfied. There are two slots, so block 0 may be two chunks ahead. With ``--slots 1`` the
-timeline shows that it waits for each chunk to be added up.
+signal to the wait that it satisfied. There are two slots, so block 0 may be two chunks ahead. With
+``--slots 1`` the timeline shows that it waits for each chunk to be added up.
 """
 
 import argparse
