@@ -192,9 +192,8 @@ class SymmetricMemory:
             result[...] = self.xp.asarray(values)
 
     def signals(self, n: Shape, name: str | None = None) -> Array:
-        """Allocate `n` symmetric signals, or an array of the shape `n`: uint64 zeros, for ``wait``, ``notify``
-        and ``put_signal``.
-        Collective; see ``empty``."""
+        """Allocate `n` symmetric signals, or an array of them of shape `n`: uint64 zeros, for ``wait``,
+        ``notify`` and ``put_signal``. Collective; see ``empty``."""
         self._check_alive("signals")
         name = "signals" if name is None else name
         return self._zeros(lambda: (as_shape(n, "signals(): ", "n"), "uint64"), name)
