@@ -233,7 +233,14 @@ class _Pair:
                 missing = self._untold(b, a) or self._untold(a, b)
             else:
                 missing = self._untold(a, b)
+            if missing is None and self.a_what == "read":
+                missing = self._too_early_a_value(self.a, self.b)
         return race if missing is None else replace(race, missing=missing)
+
+    def _too_early_a_value(self, x, y):
+        """A signal tells of `x`, but the rank of `y` waits for an earlier value of it."""
+        signal, wait, sure = self._signal_and_wait(x, y)
+        return f"{self._two_values(x, signal, wait)}: wait for {signal.value}" if wait and sure else None
 
     def _not_waited_for(self, x, y):
         """A signal tells of `x`, but the rank of `y` waits for an earlier value of it, or not at all."""
@@ -332,6 +339,10 @@ class _Pair:
             line = f"line {_line((None, *w.site))}"
             is_later = w.key == y.thread and w.site[0] is y_access[1] and w.site[1] > y_access[2]
             if not before and (is_later or w.phase > y.phase):
+                same = [o for o in y.of.block.waits if o.word == w.word and o.event <= events]
+                given = next((s for s in x.of.block.signals if (s.key, s.time) == (w.by, w.at)), None)
+                if same and given is not None and given.value is not None and same[-1].value < given.value:
+                    return f"{self._two_values(x, given, same[-1])}: wait for {given.value}"
                 return f"{y_line} comes before the wait of {line}, which is for {x_line}: wait first"
             if w.site not in mine and w.phase <= y.phase:  # else it is of another round
                 return (

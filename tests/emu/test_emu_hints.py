@@ -195,3 +195,42 @@ def test_an_array_that_another_rank_calls_otherwise(waits):
 
     with pytest.raises((RaceError, sk.emu.DeadlockError), match=r"\(rank 1 calls this array outbox\)"):
         spmd(2, run, races=True)
+
+
+@cuda.jit
+def mailbox(inbox, full, empty, rounds, late):
+    """Block 0 stores to all ranks, block 1 reads what has come from each. With `late`, block 0 waits for one
+    reading too few."""
+    n = num_ranks()
+    for i in range(rounds):
+        for d in range(n):
+            peer = (rank() + d) % n
+            if cuda.blockIdx.x == 0:
+                wait(empty[peer:], 1, "sys", "acquire", max(i - late, 0))
+                symm_at(inbox, peer)[rank()] = i
+                notify(full[rank() :], peer, i + 1)
+            else:
+                wait(full[peer:], 1, "sys", "acquire", i + 1)
+                inbox[peer]
+                notify(empty[rank() :], peer, i + 1)
+
+
+def test_a_store_that_waits_for_one_reading_too_few():
+    def run(world, late):
+        n = world.n_ranks
+        arrays = sk.zeros(n, "int64", "inbox"), sk.signals(n, "full"), sk.signals(n, "empty")
+        mailbox[2, 1, world.stream](*arrays, 2, late)
+        world.synchronize()
+
+    found, exact = (
+        [],
+        r"the wait of line \d+ on rank \d was satisfied by empty\[\d\] = (\d); rank \d announces this read "
+        r"with empty\[\d\] = (\d) \(line \d+\): wait for \2",
+    )
+    for seed in (None, *range(10)):
+        spmd(2, lambda world: run(world, 0), races=True, seed=seed)
+        with pytest.raises(RaceError) as caught:
+            spmd(2, lambda world: run(world, 1), races=True, seed=seed)
+        found += [race.missing for race in caught.value.races]
+    assert any(re.fullmatch(exact, text) for text in found)  # where the reading comes first
+    assert not [text for text in found if re.search("grid_barrier|wait first", text)]
