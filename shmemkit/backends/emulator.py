@@ -208,12 +208,14 @@ class EmulatorBackend:
         """Record a timeline from now on. -> ``stop()``, which ends that and returns what was recorded: the
         file's dictionary, or None to all but the first of the ranks that share a process."""
         machine = self.machine
-        running = machine.timeline or timeline.begin(machine, records)
+        running = machine.timeline
+        since = (0, 0) if running is None else (len(running.spans), len(running.marks))
+        running = running or timeline.begin(machine, records)
         running.users += 1
 
         def stop():
             running.users -= 1
-            data = running.data() if self.pe == machine.local_pes[0] else None
+            data = running.data(since) if self.pe == machine.local_pes[0] else None
             if not running.users and machine.timeline is running:
                 timeline.stop(machine)
             return data

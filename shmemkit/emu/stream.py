@@ -369,6 +369,8 @@ class Event:
         stream.machine.wait_on_host(
             stream.pe, lambda: marker.done, id(stream), lambda: "an event of its stream", can_go_on=False
         )
+        if stream.machine.timeline is not None:
+            stream.machine.timeline.waited_for_event(stream.pe, marker)
         if marker.clock is not None:
             stream.machine.races.synchronized(stream.pe, marker.clock)
 

@@ -300,12 +300,15 @@ class Thread(greenlet):
 
     def updated(self, key, old, changed):
         """Tell those who wait for the word at `key`."""
+        timeline = self.block.machine.timeline
         if changed:
+            if timeline is not None:
+                timeline.polled(self, key, False)
             self.block.machine.written(key)
         else:
             spun = self.look(key, old)
-            if self.block.machine.timeline is not None:
-                self.block.machine.timeline.polled(self, key, spun)
+            if timeline is not None:
+                timeline.polled(self, key, spun)
 
     def threadfence(self, scope):
         """Memory is sequentially consistent here."""

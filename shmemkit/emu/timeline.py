@@ -11,35 +11,41 @@ The same program, delivery and seed give the same timeline.
 """
 
 import contextlib
+import ctypes
+import functools
 import sys
 from collections import Counter, deque
 from typing import Any
 
+import numpy as np
 from greenlet import getcurrent
 
 from shmemkit.support.call_site import shown_place
+from shmemkit.support.command_line import say
 from shmemkit.support.trace_file import Arrow, Mark, Span, Track, save, trace
 
 from .errors import add_text
 from .report import is_kernel_code
 from .thread import Thread
 
-STORES = 32  # to one word, that are known
+STORES = 256  # to one word, that are known
 RECORDS = 100_000  # spans and marks of a rank, by default
 
 
 class Clock:
-    """A thread's: its time; how often it has been at each line; its open phases and its last send."""
+    """A thread's: its time; how often it has been at each line; its open phases; its last send or poll, which
+    one of the same line continues; whether it ran before anything was recorded."""
 
-    __slots__ = ("time", "visits", "phases", "send")
+    __slots__ = ("time", "visits", "phases", "last", "early")
 
-    def __init__(self, time):
-        self.time, self.visits, self.phases, self.send = time, Counter(), [], None
+    def __init__(self, time, early=False):
+        self.time, self.visits, self.phases, self.last, self.early = time, Counter(), [], None, early
 
 
 class Timeline:
     def __init__(self, machine, records=RECORDS):
         self.machine, self.records = machine, records
+        self.alone = machine.n_pes == len(machine.local_pes)  # no other process stores here
         self.users = 0  # who have begun it, and not ended it
         self.spans, self.marks, self.arrows = [], [], {}
         self.dropped, self.recorded = Counter(), Counter()  # by rank
@@ -49,7 +55,7 @@ class Timeline:
         self.stores = {}  # address -> the last stores there: (span, when, the bytes since then)
         self.arriving: Any = None
         self.arrived: Any = None  # likewise, of the message that is being delivered; the last one
-        self.merged = {}  # what the threads of a warp do together -> its span
+        self.merged = {}  # block -> what the threads of a warp do together -> its span
         self.open = {}  # waits under way -> their spans
         self.periods = {}  # (thread, time of the race detector) -> when that began
 
@@ -63,7 +69,8 @@ class Timeline:
 
     def _span(self, track, kind, name, begin, **args):
         span = Span(track, kind, name, begin, begin + 1, args)
-        if self._room(track.rank):
+        span.kept = self._room(track.rank)
+        if span.kept:
             self.spans.append(span)
         return span
 
@@ -75,13 +82,13 @@ class Timeline:
         name = name or primitive
         site = kind, name, place
         clock.visits[site] += 1
-        key = id(block), thread.thread_id >> 5, *site, clock.visits[site]
-        span = self.merged.get(key)
+        key, merged = (thread.thread_id >> 5, *site, clock.visits[site]), self.merged[block]
+        span = merged.get(key)
         if span is None:
             if place:
-                args["line"] = shown_place(*place)
+                args["line"] = _shown(*place)
             args["thread"] = thread.thread_id
-            span = self.merged[key] = self._span(self._track(thread), kind, name, begin, **args)
+            span = merged[key] = self._span(self._track(thread), kind, name, begin, **args)
         else:
             span.begin = min(span.begin, begin)
             span.args["threads"] = span.args.get("threads", 1) + 1
@@ -93,7 +100,7 @@ class Timeline:
         return Track(thread.pe, thread.block.number, thread.thread_id >> 5)
 
     def _arrow(self, store, span, end):
-        if store is not None and store[0].end > store[0].begin:
+        if store is not None and store[0].kept and span.kept:
             source, time, _ = store
             # One of those between the same two spans: of a packet, each of its words.
             self.arrows[id(source), id(span)] = Arrow(source.name, source, time - 0.5, span, end - 0.5)
@@ -102,12 +109,13 @@ class Timeline:
     def kernel_starts(self, launch):
         launch.begins = launch.ends = max(launch.enqueued_at, self.streams[id(launch.stream)])
 
-    def block_starts(self, block, after):
-        """`after`: the thread whose end made room for the block, or None."""
+    def block_starts(self, block, after, early=False):
+        """`after`: the thread whose end made room for the block, or None. `early`: it runs already."""
         begin = block.launch.begins if after is None else after.timeline.time
         block.span = self._span(Track(block.pe, block.number), "kernel", block.launch.name, begin)
+        self.merged[block] = {}
         for thread in block.threads:
-            thread.timeline = Clock(begin)
+            thread.timeline = Clock(begin, early)
 
     def thread_ends(self, thread):
         block, clock = thread.block, thread.timeline
@@ -118,8 +126,7 @@ class Timeline:
         block.launch.ends = max(block.launch.ends, block.span.end)
         self.latest = max(self.latest, block.span.end)
         if not block.alive:
-            for key in [key for key in self.merged if key[0] == id(block)]:
-                del self.merged[key]
+            self.merged.pop(block, None)
 
     # -- what threads do
     def send(self, thread, n_bytes=0):
@@ -127,7 +134,7 @@ class Timeline:
         clock = thread.timeline
         clock.time += 1
         self.latest = max(self.latest, clock.time)
-        before = clock.send
+        before = clock.last
         site = _site()
         if before is not None and before[1:] == (site, clock.time - 1):
             span = before[0]  # the same line again
@@ -139,7 +146,7 @@ class Timeline:
             kind = "copy" if site[1] is None else "send"
             span = self._together(thread, kind, None, clock.time - 1, **more)
             span.end = max(span.end, clock.time)
-        clock.send = span, site, clock.time
+        clock.last = span, site, clock.time
         return span, clock.time
 
     def stored(self, key):
@@ -153,17 +160,17 @@ class Timeline:
         stores = self.stores.get(key)
         if stores is None:
             stores = self.stores[key] = deque(maxlen=STORES)
-        machine = self.machine
-        at = key - machine.memory_address if isinstance(key, int) else -1
-        word = machine.memory[at : at + 8].copy() if 0 <= at < machine.memory.size else None
+        # Up to the next multiple of 8 bytes: there is no end of an allocation before that.
+        word = ctypes.string_at(int(key), 8 - key % 8) if isinstance(key, (int, np.integer)) else None
         stores.append((*store, word))
 
     def _satisfying(self, key, satisfies):
         """-> the store that a wait for the word at `key` has waited for: the first of the last ones that all
         satisfy it. None if none is known."""
         found = None
-        for store in reversed(self.stores.get(key, ())):
-            if store[2] is not None and satisfies is not None and not satisfies(store[2]):
+        for store in reversed(self.stores.get(key, ()) if self.alone else ()):
+            word = store[2]
+            if word is not None and satisfies is not None and not satisfies(np.frombuffer(word, np.uint8)):
                 break
             found = store
             if store[2] is None or satisfies is None:
@@ -192,7 +199,7 @@ class Timeline:
     def wait(self, thread, key, is_satisfied, why, satisfies, park):
         """``park(key, is_satisfied, why)``, and the span of it."""
         clock = thread.timeline
-        clock.send, begin, store = None, clock.time, None
+        clock.last, begin, store = None, clock.time, None
         what = why().partition(", now ")[0]
         span = self._together(thread, "wait", None, begin, **{"for": what})
         self.open[thread] = span
@@ -207,6 +214,24 @@ class Timeline:
         park(key, satisfied, why)
         self._waited(thread, span, store)
 
+    def already_waits(self, key, thread, is_satisfied):
+        """`thread` has begun to wait before anything was recorded. -> the same for the scheduler"""
+        if not isinstance(thread, Thread):
+            return thread, is_satisfied
+        span = Span(self._track(thread), "wait", "wait", thread.timeline.time, thread.timeline.time)
+        if self._room(thread.pe):
+            self.spans.append(span)
+        self.open[thread] = span
+
+        def satisfied():
+            if not is_satisfied():
+                return False
+            if thread in self.open:
+                self._waited(thread, span, self._satisfying(key, None))
+            return True
+
+        return thread, satisfied
+
     def _waited(self, thread, span, store):
         clock = thread.timeline
         clock.time = max(clock.time, 0 if store is None else store[1]) + 1
@@ -217,12 +242,15 @@ class Timeline:
 
     def polled(self, thread, key, spun):
         """`thread` has loaded the word at `key`, in a loop if `spun`."""
-        store = self._satisfying(key, None)
-        if spun:
-            begin = thread.timeline.time
-            self._waited(thread, self._together(thread, "wait", None, begin), store)
-        elif store is not None:
-            thread.timeline.time = max(thread.timeline.time, store[1])
+        store, clock = self._satisfying(key, None), thread.timeline
+        if not spun:
+            clock.time = max(clock.time, 0 if store is None else store[1])
+            return
+        before, site = clock.last, (_site(), key)
+        again = before is not None and before[1:] == (site, clock.time)
+        span = before[0] if again else self._together(thread, "wait", None, clock.time)
+        self._waited(thread, span, store)
+        clock.last = span, site, clock.time
 
     def met(self, those):
         """Threads, or host programs, have come to a barrier."""
@@ -237,25 +265,27 @@ class Timeline:
     # -- what kernels say
     def begin_phase(self, thread, name):
         clock = thread.timeline
-        clock.send = None
+        clock.last = None
         clock.phases.append(self._together(thread, "phase", name, clock.time))
         self._tick(thread)
 
     def end_phase(self, thread, name):
         clock = thread.timeline
-        clock.send = None
+        clock.last = None
         for span in reversed(clock.phases):
             if span.name == name:
                 clock.phases.remove(span)
                 self._tick(thread)
                 span.end = max(span.end, clock.time)
                 return
+        if clock.early:  # it may have begun before
+            return
         raise ValueError(f'end_phase("{name}"): this thread has not called begin_phase("{name}") before')
 
     def mark(self, thread, name):
-        thread.timeline.send = None
+        thread.timeline.last = None
         place = _site()[1]
-        args = {"thread": thread.thread_id, **({"line": shown_place(*place)} if place else {})}
+        args = {"thread": thread.thread_id, **({"line": _shown(*place)} if place else {})}
         if self._room(thread.pe):
             self.marks.append(Mark(self._track(thread), "mark", name, thread.timeline.time, args))
         self._tick(thread)
@@ -275,15 +305,25 @@ class Timeline:
         if hasattr(operation, "ends"):  # a kernel or a copy
             self.streams[at] = max(self.streams[at], operation.ends)
         elif (marker := getattr(operation, "marker", None)) is not None:
-            self.streams[at] = max(self.streams[at], getattr(marker, "at", 0))
+            self.streams[at] = max(self.streams[at], self._reached(marker))
         else:
-            operation.at = self.streams[at]
+            operation.at = self, self.streams[at]
+
+    def _reached(self, marker):
+        """-> when a stream came to `marker`, an event's, in this timeline"""
+        timeline, time = getattr(marker, "at", (self, 0))
+        return time if timeline is self else 0
+
+    def waited_for_event(self, pe, marker):
+        """The host program of `pe` has."""
+        begin = self.hosts[pe]
+        self.hosts[pe] = max(begin, self._reached(marker)) + 1
+        self._span(Track(pe), "host", "synchronize an event", begin).end = self.hosts[pe]
 
     def synchronized(self, stream):
         pe, begin = stream.pe, self.hosts[stream.pe]
         self.hosts[pe] = max(begin, self.streams[id(stream)]) + 1
-        span = self._span(Track(pe), "host", "synchronize", begin)
-        span.end = self.hosts[pe]
+        self._span(Track(pe), "host", "synchronize", begin).end = self.hosts[pe]
 
     # -- races and the end
     def period(self, thread, time):
@@ -296,7 +336,7 @@ class Timeline:
             of: Any = getattr(moment.of, "thread", moment.of)
             args = {
                 "array": race.element,
-                "line": shown_place(access.file, access.line),
+                "line": _shown(access.file, access.line),
                 "cure": race.missing,
             }
             if isinstance(of, Thread):
@@ -306,17 +346,16 @@ class Timeline:
             text = f"race: {access.what} {race.element}"
             self.marks.append(Mark(track, "race", text, time, args))
 
-    def data(self, pes=None):
-        """-> the file's dictionary, of these ranks or all"""
-        end = self.latest + 1
+    def data(self, since=(0, 0)):
+        """-> the file's dictionary; `since`: without the first so many spans and marks"""
+        end, (spans, marks) = self.latest + 1, since
         for thread, span in self.open.items():
             span.end, span.args["never ended"] = max(span.end, end), True
             thread.block.span.end = max(thread.block.span.end, end)
-        ours = lambda each: pes is None or each.track.rank in pes  # noqa: E731
-        known = {id(s) for s in self.spans if ours(s)}
+        known = {id(span) for span in self.spans[spans:]}
         return trace(
-            [s for s in self.spans if id(s) in known],
-            list(filter(ours, self.marks)),
+            self.spans[spans:],
+            self.marks[marks:],
             [a for a in self.arrows.values() if id(a.source) in known and id(a.target) in known],
             unit="step",
             dropped={str(pe): n for pe, n in self.dropped.items() if n},
@@ -329,7 +368,9 @@ def begin(machine, records=None):
     for launch in machine.scheduler.launches:  # that run already
         timeline.kernel_starts(launch)
         for block in launch.blocks:
-            timeline.block_starts(block, None)
+            timeline.block_starts(block, None, early=True)
+    for key, waiting in machine.scheduler.waiters.items():
+        waiting[:] = [timeline.already_waits(key, *waiter) for waiter in waiting]
     return timeline
 
 
@@ -348,11 +389,20 @@ def recorded(machine, path):
     timeline.users += 1
     try:
         yield
-    except Exception as error:
-        save(timeline.data(), path)
-        add_text(error, f"the timeline: {path} (open it at ui.perfetto.dev, or: shmemkit timeline {path})")
+    except BaseException as error:
+        try:
+            save(timeline.data(), path)
+        except OSError as failure:
+            say(f"shmemkit: the timeline is not written: {failure}")
+        else:
+            if isinstance(error, Exception):
+                how = f"open it at ui.perfetto.dev, or: shmemkit timeline {path}"
+                add_text(error, f"the timeline: {path} ({how})")
         raise
     save(timeline.data(), path)
+
+
+_shown = functools.cache(shown_place)
 
 
 def _site():

@@ -49,6 +49,7 @@ class Span:
     begin: float
     end: float
     args: dict[str, Any] = field(default_factory=dict)
+    kept: bool = True  # there was room for it
 
 
 class Mark(NamedTuple):
