@@ -51,6 +51,21 @@ def agree_on(world, who, check):
     check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")
 
 
+def parts_of(max_nbytes, segments, most, least, unit=128):
+    """-> how many parts a segment has at most, and bytes of the largest, where so many segments have
+    `max_nbytes` at most; `most`, `least` and `unit` as in ``cut``."""
+    segment = max(1, -(-max_nbytes // segments))
+    parts = min(most, -(-segment // least))
+    return parts, max(min(least, segment), -(-segment // parts)) + unit - 1 & -unit
+
+
+def cut(segment, most, least, unit=128):
+    """-> into how many parts a segment of so many bytes is cut, one for each `least` bytes, `most` at most;
+    and bytes of a part, a multiple of `unit`."""
+    parts = min(most, -(-segment // least))
+    return parts, -(-segment // parts) + unit - 1 & -unit
+
+
 class Method:
     """One way to do a collective operation. A subclass has
 
@@ -68,6 +83,7 @@ class Method:
     have allocated.
     """
 
+    name: str  # of it, as "all_gather push": of its arrays, and in its messages
     threads = 512
     prepare: Callable[..., None]
 
@@ -82,6 +98,10 @@ class Method:
     @staticmethod
     def counts(dtype: str) -> int:
         return 1
+
+    def array_name(self, what: str) -> str:
+        """The name of a symmetric array."""
+        return f"{self.name.replace(' ', '.')}.{what}"
 
     def zeros(self, shape: Shape, dtype: DType, name: str) -> Array:
         """A symmetric array that lives as long as the method. Collective."""

@@ -46,6 +46,8 @@ from shmemkit.device import (
 )
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 
+from .network import after
+
 AT_ONCE = 16  # ranks: two words of each, and more, in registers
 MOST_BYTES = 1 << 34  # of slots, and of arrays: units are counted in 32 bits
 
@@ -135,8 +137,7 @@ BYTES = {"complex128": 16, "uint64": 8, "uint8": 1}
 @device
 def rank_after(me, y):
     """The y-th rank after `me`, modulo their number; y is up to that."""
-    k = me + y
-    return k - num_ranks() if k >= num_ranks() else k
+    return after(me, y, num_ranks())
 
 
 # ---- where a thread's units are, and their counters

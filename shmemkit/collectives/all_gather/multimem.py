@@ -30,12 +30,12 @@ from shmemkit.device import (
     multimem_copy_block,
     multimem_fence,
     multimem_store,
-    num_ranks,
     rank,
     wait_block,
 )
 
-from ..method import Method
+from ..method import Method, cut, parts_of
+from ..transports import rank_after
 
 MINIMUM_CC = (9, 0)
 
@@ -55,10 +55,8 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, ful
     epochs       uint64 (n_ranks, parts at most), zeros at first
     grid        (parts, n_ranks), any number of threads
     """
-    me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
-    peer = me + y
-    if peer >= n:
-        peer -= n
+    me, b, y = rank(), cuda.blockIdx.x, cuda.blockIdx.y
+    peer = rank_after(me, y)
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
     mine = out[peer * x.size + begin : peer * x.size + end]
     epoch = epochs[y, b] + 1
@@ -96,9 +94,7 @@ class Multimem(Method):
                 f"{world.n_nodes}. Use 'll_2d_multimem', or a method without multicast"
             )
         n = world.n_ranks
-        segment = max(1, -(-max_nbytes // n))
-        self.blocks = min(self.max_blocks, -(-segment // self.part))
-        capacity = max(min(self.part, segment), -(-segment // self.blocks)) + 15 & -16
+        self.blocks, capacity = parts_of(max_nbytes, n, self.max_blocks, self.part, 16)
         self.scratch = self.empty((2, n, self.blocks, capacity), "uint8", "all_gather.multimem.scratch")
         self.full = self.zeros((n, self.blocks), "uint64", "all_gather.multimem.full")
         self.to_all, self.signal_all = map(world.multicast_view, (self.scratch, self.full))
@@ -108,8 +104,8 @@ class Multimem(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(self.blocks, -(-x.size // self.part))
-        return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 15 & -16)
+        blocks, part = cut(x.size, self.blocks, self.part, 16)
+        return self._bind(blocks, x, out, in_place, part)
 
     def _bind(self, blocks, *args):
         shared = self.to_all, self.scratch, self.signal_all, self.full, self.epochs

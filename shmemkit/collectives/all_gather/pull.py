@@ -23,7 +23,8 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_block
 
-from ..method import Method
+from ..method import Method, cut, parts_of
+from ..transports import rank_after
 
 
 @cuda.jit
@@ -41,9 +42,7 @@ def pull_all_gather(x, out, in_place, part, staged, full, epochs):
     me, n, b, y, thread = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
     epoch = epochs[y, b] + 1
-    peer = me + y
-    if peer >= n:
-        peer -= n
+    peer = rank_after(me, y)
     mine, here = out[peer * x.size + begin : peer * x.size + end], staged[epoch & 1, b, : end - begin]
     if y == 0:
         copy_block(here, x[begin:end])
@@ -75,9 +74,7 @@ class Pull(Method):
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
         world.check_reach("all_gather pull")
-        segment = max(1, -(-max_nbytes // n))
-        self.blocks = max(1, self.max_blocks // n)
-        capacity = max(min(self.part, segment), -(-segment // self.blocks)) + 127 & -128
+        self.blocks, capacity = parts_of(max_nbytes, n, max(1, self.max_blocks // n), self.part)
         self.staged = self.empty((2, self.blocks, capacity), "uint8", "all_gather.pull.staged")
         self.full = self.zeros((n, self.blocks), "uint64", "all_gather.pull.full")
         self.epochs = world.xp.zeros((n, self.blocks), "uint64")
@@ -86,8 +83,8 @@ class Pull(Method):
 
     def bind(self, x, out, in_place):
         x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(self.blocks, -(-x.size // self.part))
-        return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 127 & -128)
+        blocks, part = cut(x.size, self.blocks, self.part)
+        return self._bind(blocks, x, out, in_place, part)
 
     def _bind(self, blocks, *args):
         args += self.staged, self.full, self.epochs

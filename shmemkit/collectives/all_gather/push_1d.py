@@ -4,7 +4,7 @@
 ranks whose memory is not mapped here.
 """
 
-from ..chunked_transfer import cut, parts_of
+from ..method import cut, parts_of
 from ..schedules.push_exchange import PushExchange
 from . import push_network
 

@@ -47,7 +47,6 @@ from shmemkit.device import (
     SignalOp,
     copy_block,
     notify,
-    num_ranks,
     rank,
     signal_op,
     span,
@@ -59,6 +58,7 @@ from shmemkit.device.swizzle import quotient
 from ..chunked_transfer import argument_types, part_of_block
 from ..network import put, wait_for
 from ..schedules.two_level import TwoLevel
+from ..transports import rank_after
 
 ADD = SignalOp.SIGNAL_ADD
 
@@ -82,10 +82,8 @@ def push_gather_2d(
     grid          (parts, n_ranks) on the root, (parts, nodes) on the others of its node, else (parts, 1)
     """
     b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    me, n, size = rank(), num_ranks(), x.size
-    k = me + y * (1 if me == root else local_size)
-    if k >= n:
-        k -= n
+    me, size = rank(), x.size
+    k = rank_after(me, y * (1 if me == root else local_size))
     by = home + k - quotient(k, local_size) * local_size  # who brings it to the root: (i0, l)
     begin, length = part_of_block(part, size)
     epoch = epochs[y, b] + 1

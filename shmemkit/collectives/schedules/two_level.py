@@ -12,8 +12,7 @@ Epochs    epochs[row, b], local: of block b of a row of the grid; the epoch sele
           Device-resident, so graph-safe
 """
 
-from ..chunked_transfer import cut, parts_of
-from ..method import Method
+from ..method import Method, cut, parts_of
 
 
 class TwoLevel(Method):
