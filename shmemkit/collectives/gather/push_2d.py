@@ -122,22 +122,22 @@ def push_gather_2d(
 class Push2D(TwoLevel):
     """The method "push_2d" of ``Gather``."""
 
-    name = "gather.push_2d"
+    name = "gather push_2d"
 
     def prepare(self, max_nbytes, root):
-        world, n, name = self.world, self.world.n_ranks, self.name
+        me, n, local_size, name = self.world.rank, self.world.n_ranks, self.local_size, self.array_name
         parts, capacity = self.cut_in_parts(max_nbytes, n)
-        home = root - root % world.local_size
-        ranks = n if world.rank == root else world.n_nodes if home in world.node_ranks else 1
-        self.epochs = world.xp.zeros((n, parts), "uint64")
+        home = root - root % local_size
+        ranks = n if me == root else self.nodes if home <= me < home + local_size else 1
+        self.epochs = self.world.xp.zeros((n, parts), "uint64")
         self.use(
             push_gather_2d,
             (ranks,),
-            *(root, home, world.local_size),
-            self.empty((2, n, parts, capacity), "uint8", f"{name}.scratch"),
-            self.zeros((2, n, parts), "uint64", f"{name}.full"),
-            self.zeros(parts, "uint64", f"{name}.outbox_empty"),
-            self.zeros((n, parts), "uint64", f"{name}.empty"),
+            *(root, home, local_size),
+            self.empty((2, n, parts, capacity), "uint8", name("scratch")),
+            self.zeros((2, n, parts), "uint64", name("full")),
+            self.zeros(parts, "uint64", name("outbox_empty")),
+            self.zeros((n, parts), "uint64", name("empty")),
             self.epochs,
         )
 

@@ -1,5 +1,6 @@
 """Two levels: stores between the ranks of a node, and puts between nodes (``collectives.network``). A rank
-puts to those of its number on other nodes only. So all ranks use the network alike.
+puts to those of its number on other nodes only. So all ranks use the network alike. Where stores do not reach
+all ranks of each node, as between GPUs without peer access, each rank is a node of its own.
 
 All-gather, all-to-all, broadcast and gather have a file and a kernel each: who relays what to whom is another
 thing in each, and a kernel for all four would be these four kernels. They share this:
@@ -13,25 +14,32 @@ Epochs    epochs[row, b], local: of block b of a row of the grid; the epoch sele
 """
 
 from ..method import Method, cut, parts_of
+from ..network import ranks_in_reach
 
 
 class TwoLevel(Method):
     """A method of this schedule. A subclass has
 
-    name        of it, as "all_gather.push_2d"
+    name        of it, as "all_gather push_2d"
     given       an example of what a call gives: mostly, whether x is in out already
     part        bytes that are worth a block
     max_parts   of a segment
     max_blocks  of a grid, unless there are more segments: one per multiprocessor of A100
+
+    It finds `local_size`, the ranks of a node, and `nodes`.
     """
 
     part, max_parts, max_blocks = 1 << 15, 32, 108
     given: int = False
     name: str
 
+    def __init__(self, world, *args, **settings):
+        self.local_size = ranks_in_reach(world)
+        self.nodes = world.n_ranks // self.local_size
+        super().__init__(world, *args, **settings)
+
     def cut_in_parts(self, max_nbytes, segments):
-        """-> (parts of a segment at most, elements of a part at most), of `segments` segments. Collective."""
-        self.world.check_reach(self.name.replace(".", " "), ranks=self.world.node_ranks)
+        """-> (parts of a segment at most, elements of a part at most), of `segments` segments."""
         most = min(self.max_parts, max(1, self.max_blocks // segments))
         self.parts, capacity = parts_of(max_nbytes, segments, most, self.part)
         return self.parts, capacity
