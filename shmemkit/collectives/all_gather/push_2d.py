@@ -97,9 +97,6 @@ class Push2D(TwoLevel):
             self.world.xp.zeros((nodes, local_size, parts), "uint64"),
         )
 
-    def bind(self, x, out, in_place):
-        return self.bind_parts(x.nbytes, x, out, in_place)
-
 
 _three = types.Array(types.uint64, 3, "C")
 GPU_KERNELS = {

@@ -141,9 +141,6 @@ class Push2D(TwoLevel):
             self.epochs,
         )
 
-    def bind(self, x, out, in_place):
-        return self.bind_parts(x.nbytes, x, out, in_place)
-
 
 _others = {"full": types.Array(types.uint64, 3, "C"), "outbox_empty": types.Array(types.uint64, 1, "C")}
 GPU_KERNELS = {"push_gather_2d": (push_gather_2d, argument_types(push_gather_2d, **_others))}
