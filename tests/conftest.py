@@ -26,8 +26,8 @@ SMALL = {
     sk.AllGather: {
         "ll": {"blocks": 0},
         "pull": {"part": 128, "max_blocks": 6},
-        "push_1d": {"part": 128, "senders": 6, "network_part": 128},
-        "multimem": {"part": 64, "max_blocks": 5},
+        "push_1d": {"part": 128, "senders": 6},
+        "multimem": {"part": 64, "max_parts": 5},
         "ll_2d": {"chunk": 64, "max_blocks": 12},
         "push_2d": {"part": 64, "max_parts": 5},
         "ll_2d_multimem": {"chunk": 64, "max_blocks": 12},

@@ -45,6 +45,7 @@ from shmemkit.runtime.world import World, check_world
 from shmemkit.typing import AnyStream
 
 from .method import Method
+from .network import ranks_in_reach
 
 ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE
 
@@ -101,16 +102,12 @@ class Barrier(Method):
         self._order = shared_order(world)
 
     def prepare(self) -> None:
-        world, n = self.world, self.world.n_ranks
-        near = world.near()
-        reached = world.host_allgather((all(near), all(near[k] for k in world.node_ranks)))
-        everywhere, in_nodes = (all(of_ranks) for of_ranks in zip(*reached, strict=True))
-        size = n if everywhere else world.local_size if in_nodes else 1
+        world, n, size = self.world, self.world.n_ranks, ranks_in_reach(self.world)
         if world.backend.name != "emulator":
             self.threads = min(MAX_THREADS, size)
         arrivals = self.zeros(n, "uint64", "barrier.arrivals")
         self.epoch = world.xp.zeros(1, "uint64")
-        if everywhere:
+        if size == n:
             self._run = self.launch(barrier_kernel, 1, arrivals, self.epoch, pdl=True)
         else:
             passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")

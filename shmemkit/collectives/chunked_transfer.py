@@ -35,7 +35,7 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
 
-from .method import Method
+from .method import Method, cut, parts_of
 from .transports import rank_after
 
 CHUNKS = 32  # of a part, at most
@@ -50,21 +50,6 @@ def senders_of(world, most):
     """-> how many blocks send, alike on all ranks: one for each multiprocessor of the GPU that has fewest,
     `most` at most. Collective."""
     return min(most, *world.host_allgather(world.backend.multiprocessors))
-
-
-def parts_of(max_nbytes, segments, most, least):
-    """-> how many parts a segment has at most, and bytes of the largest, where so many segments have
-    `max_nbytes` at most; `most` and `least` as in ``cut``."""
-    segment = max(1, -(-max_nbytes // segments))
-    parts = min(most, -(-segment // least))
-    return parts, max(min(least, segment), -(-segment // parts)) + 127 & -128
-
-
-def cut(segment, most, least):
-    """-> into how many parts a segment of so many bytes is cut, one for each `least` bytes, `most` at most,
-    and bytes of a part."""
-    parts = min(most, -(-segment // least))
-    return parts, -(-segment // parts) + 127 & -128
 
 
 def chunk_of(part, least, most, unit):
@@ -157,7 +142,6 @@ class ChunkedMethod(Method):
     senders      blocks that send, at most: one for each of H200's multiprocessors
     """
 
-    name: str
     part, chunk, senders = 1 << 13, 1 << 14, 132
 
     def make(self, max_nbytes, segments, blocks, rows, full, empty=0, grid_rows=2):
@@ -181,9 +165,6 @@ class ChunkedMethod(Method):
         parts, part = cut(segment, self.parts, self.part)
         sizes = part, chunk_of(part, self.chunk, *chunks)
         return self.launch(kernel, (parts, rows), *args, *sizes, *self.channel, threads=threads)
-
-    def array_name(self, what):
-        return f"{self.name.replace(' ', '.')}.{what}"
 
 
 KINDS = {

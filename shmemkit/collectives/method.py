@@ -51,6 +51,21 @@ def agree_on(world, who, check):
     check_equal(texts, f"{who} needs the same {listed(differ, 'and')} on all ranks" if differ else "")
 
 
+def parts_of(max_nbytes, segments, most, least, unit=128):
+    """-> how many parts a segment has at most, and bytes of the largest, where so many segments have
+    `max_nbytes` at most; `most`, `least` and `unit` as in ``cut``."""
+    segment = max(1, -(-max_nbytes // segments))
+    parts = min(most, -(-segment // least))
+    return parts, max(min(least, segment), -(-segment // parts)) + unit - 1 & -unit
+
+
+def cut(segment, most, least, unit=128):
+    """-> into how many parts a segment of so many bytes is cut, one for each `least` bytes, `most` at most;
+    and bytes of a part, a multiple of `unit`."""
+    parts = min(most, -(-segment // least))
+    return parts, -(-segment // parts) + unit - 1 & -unit
+
+
 class Method:
     """One way to do a collective operation. A subclass has
 
@@ -68,6 +83,7 @@ class Method:
     have allocated.
     """
 
+    name: str  # of it, as "all_gather push": of its arrays, and in its messages
     threads = 512
     prepare: Callable[..., None]
 
@@ -82,6 +98,10 @@ class Method:
     @staticmethod
     def counts(dtype: str) -> int:
         return 1
+
+    def array_name(self, what: str) -> str:
+        """The name of a symmetric array."""
+        return f"{self.name.replace(' ', '.')}.{what}"
 
     def zeros(self, shape: Shape, dtype: DType, name: str) -> Array:
         """A symmetric array that lives as long as the method. Collective."""
@@ -122,3 +142,43 @@ class Method:
         """Give the symmetric memory back. Collective."""
         while self._arrays:
             self.world.free(self._arrays.pop(0))
+
+
+class InParts(Method):
+    """A method of one kernel: a row of its grid has a block for each part of a segment. A subclass has
+
+    name        of it, as "all_gather pull"
+    given       an example of what a call gives: mostly, whether x is in out already
+    part        bytes that are worth a block
+    max_parts   of a segment
+    max_blocks  of a grid, unless there are more segments: one per multiprocessor of A100
+    unit        elements, of which a part has a multiple
+    """
+
+    given: int = False
+    part, max_parts, max_blocks, unit = 1 << 15, 32, 108, 128
+
+    def cut_in_parts(self, max_nbytes, segments):
+        """-> (parts of a segment at most, elements of a part at most), of `segments` segments."""
+        most = min(self.max_parts, max(1, self.max_blocks // segments))
+        self.parts, capacity = parts_of(max_nbytes, segments, most, self.part, self.unit)
+        return self.parts, capacity
+
+    def use(self, kernel, rows, *arguments):
+        """Calls launch ``kernel(x, out, given, part, *arguments)`` with a grid of (parts, *rows): x and out
+        are uint8, 1-D; `given` is what a call gives; a part has `part` elements."""
+        self.kernel, self.rows, self.arguments = kernel, rows, arguments
+        nothing = self.world.xp.empty(0, "uint8")
+        self._launch(self.parts, nothing, nothing, self.given, 0)
+
+    def bind(self, x, out, in_place):
+        """For those whose x is a segment."""
+        return self.bind_parts(x.nbytes, x, out, in_place)
+
+    def bind_parts(self, segment, x, out, given):
+        """-> run(stream), for segments of so many bytes."""
+        parts, part = cut(segment, self.parts, self.part, self.unit)
+        return self._launch(parts, x.view("uint8"), out.view("uint8"), given, part)
+
+    def _launch(self, parts, *args):
+        return self.launch(self.kernel, (parts, *self.rows), *args, *self.arguments)

@@ -7,6 +7,8 @@ The *put lemma* (docs/protocols.md) says when the source may be written again, w
 buffer has a signal for each buffer.
 
 A node has `local_size` consecutive ranks. Rank (i, l) is the l-th of node i.
+
+On the host, ``ranks_in_reach`` says how many ranks do without it.
 """
 
 from numba import cuda
@@ -64,3 +66,9 @@ def end_epoch(epochs, i, epoch):
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
         epochs[i] = epoch
+
+
+def ranks_in_reach(world):
+    """-> how many consecutive ranks reach each other by stores: those of a node, or 1. Collective."""
+    near = world.near()
+    return world.local_size if all(world.host_allgather(all(near[k] for k in world.node_ranks))) else 1

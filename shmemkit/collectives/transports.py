@@ -46,6 +46,8 @@ from shmemkit.device import (
 )
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 
+from .network import after
+
 AT_ONCE = 16  # ranks: two words of each, and more, in registers
 MOST_BYTES = 1 << 34  # of slots, and of arrays: units are counted in 32 bits
 
@@ -135,70 +137,56 @@ BYTES = {"complex128": 16, "uint64": 8, "uint8": 1}
 @device
 def rank_after(me, y):
     """The y-th rank after `me`, modulo their number; y is up to that."""
-    k = me + y
-    return k - num_ranks() if k >= num_ranks() else k
+    return after(me, y, num_ranks())
 
 
 # ---- where a thread's units are, and their counters
 
 
-@device
-def _warp():
-    return u32(cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5))
+@functools.cache
+def in_block(t):
+    """-> unit_of() and units_of(): a thread's unit in its block, and how many a block has."""
+    shift = t.lanes.bit_length() - 1  # x >> 0 would be a number of 64 bits
+
+    @device
+    def unit_of():
+        return cuda.threadIdx.x >> shift if shift else cuda.threadIdx.x
+
+    @device
+    def units_of():
+        return cuda.blockDim.x >> shift if shift else cuda.blockDim.x
+
+    return unit_of, units_of
 
 
-@device
-def _warps():
-    return u32((cuda.blockDim.x >> 5) * cuda.gridDim.x)
-
-
-@device
-def _thread():
-    return u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-
-
-@device
-def _threads():
-    return u32(cuda.blockDim.x * cuda.gridDim.x)
-
-
-@device
-def _of_warp(i):
-    return i
-
-
-@device
-def _of_thread(i):
-    return i >> 5
-
-
-@device
-def _all(units):
-    return units
-
-
-@device
-def _whole_warps(units):
-    return u32(u32(units) + u32(31)) & u32(0xFFFFFFE0)
-
-
-@device
-def _leads_warp(i):
-    return cuda.threadIdx.x & 31 == 0
-
-
-@device
-def _leads_units(i):
-    return i & 31 == 0
-
-
+@functools.cache
 def indexing(t):
     """-> index() and stride(): a thread's first unit in a one-dimensional grid, and the distance of its next;
     counter(i): the number of unit i's counter; leads(i): whether the thread writes it; end(units): what i
     is below while the thread counts, so that warps stay together."""
-    if t.lanes == 32:
-        return _warp, _warps, _of_warp, _leads_warp, _all
-    return _thread, _threads, _of_thread, _leads_units, _whole_warps
+    lanes, group, others = t.lanes.bit_length() - 1, t.group.bit_length() - 1, t.group - 1
+
+    @device
+    def index():
+        return u32(cuda.blockIdx.x * (cuda.blockDim.x >> lanes) + (cuda.threadIdx.x >> lanes))
+
+    @device
+    def stride():
+        return u32((cuda.blockDim.x >> lanes) * cuda.gridDim.x)
+
+    @device
+    def counter(i):
+        return i >> group
+
+    @device
+    def leads(i):
+        return i & others == 0 if others else cuda.threadIdx.x & 31 == 0
+
+    @device
+    def end(units):
+        return u32(u32(units) + u32(others)) & ~u32(others) if others else units
+
+    return index, stride, counter, leads, end
 
 
 @device

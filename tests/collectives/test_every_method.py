@@ -13,6 +13,7 @@ from numba import cuda
 from specification import ALL, calls, full
 
 import shmemkit as sk
+from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.device.cuda.word_reductions import DTYPES, OPS
 from shmemkit.emu.stream import Stream
 from shmemkit.runtime import symmetric_memory
@@ -25,6 +26,7 @@ OVER_NODES = {
     "AllGather": ("push_1d", "ll_2d", "push_2d", "ll_2d_multimem"),
     "AllReduce": ("ring", "double_tree"),
 }
+WITHOUT_REACH = "AllGather", "AllReduce", "AllToAll", "Broadcast", "Gather", "ReduceScatter"
 ONE_NODE = [(1, 1), (1, 2), (1, 3), (1, 4)]
 NODES = [(2, 1), (2, 2), (3, 1)]
 
@@ -183,6 +185,29 @@ def test_refused_over_nodes(pes, capfd, name, method):
 
     pes(4, local_size=2).run(main)
     assert "without free" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def unreached(monkeypatch):
+    """No rank maps the memory of others, as GPUs without peer access."""
+    monkeypatch.setattr(
+        EmulatorBackend, "mapped", lambda self: [k == self.pe for k in range(self.machine.n_pes)]
+    )
+
+
+@pytest.mark.each_value
+@ways(lambda name, method: name in WITHOUT_REACH and over_nodes(name, method) and "ll_2d" not in method)
+@pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[0])
+@pytest.mark.parametrize("n_pes, local_size, root", [(3, 3, 1), (4, 2, -1)])
+def test_without_reach(pes, unreached, small_chunks, name, method, n_pes, local_size, root):
+    """What is for several nodes is for the ranks of one, too, where stores do not reach them."""
+    sizes = [9, 130, 0, 333, 1]
+    pes(n_pes, local_size=local_size).run(calls, name, method, sizes, "int32", "sum", root % n_pes)
+
+
+@pytest.mark.parametrize("name", WITHOUT_REACH)
+def test_auto_without_reach(pes, unreached, name):
+    pes(4).run(calls, name, "auto", [9, 130, 0], "int32")
 
 
 @pytest.mark.each_value

@@ -21,7 +21,6 @@ MORE = [  # collective, method, ranks, nodes, and what few_calls takes
     *[("AllGather", method, 2, 1, [4, 0, 4, 4], "uint8") for method in ("ll", "pull", "push_1d")],
     ("AllGather", "ll", 3, 1, [1]),
     ("AllGather", "push_1d", 2, 1, [4] * 3, "uint8", 0, True),
-    *[("AllGather", "push_1d", n, 2, [1] * 3) for n in (2, 4)],
     *[
         ("AllGather", method, n, nodes, [4] * calls, "uint8")
         for method in ("ll_2d", "push_2d")

@@ -6,23 +6,31 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AllGatherMethod, AnyStream, ArrayT
 
 from ..collective import Collective
+from ..network import ranks_in_reach
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
+from ..schedules.push_exchange import PushExchange
 from ..schedules.rows import Rows
 from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyPull, CopyPush
 from .ll_2d import LL2D, LL2DMultimem
 from .multimem import Multimem
 from .pull import Pull
-from .push_1d import Push1D
 from .push_2d import Push2D
+
+
+def push_1d(world, max_nbytes, **settings):
+    """By stores into the memory of the peers. Where these do not reach all ranks, it is "push_2d"."""
+    kind = PushExchange if ranks_in_reach(world) == world.n_ranks else Push2D
+    return kind(world, max_nbytes, **settings)
+
 
 METHODS = {
     "ll": (Rows, LL),
     "ll128": (Exchange, LL128),
     "lamport": (Exchange, LAMPORT),
     "pull": Pull,
-    "push_1d": Push1D,
+    "push_1d": (push_1d, None, {"name": "all_gather push_1d"}),
     "ll_2d": LL2D,
     "push_2d": Push2D,
     "copy_push": CopyPush,

@@ -47,15 +47,14 @@ from shmemkit.device import (
     ll_words,
     multimem_ll_pack_block,
     multimem_ll_recv_pack_block,
-    num_ranks,
     rank,
     span,
     symm_at,
 )
 
 from ..method import Method
-from ..network import after, device, place
-from ..transports import flag_of
+from ..network import device, place
+from ..transports import flag_of, rank_after
 
 
 @device
@@ -63,7 +62,7 @@ def put_to_nodes(target, words, n_words, local_size):
     """Put `words` to `target` on the ranks of this one's number on other nodes. A warp for each."""
     hops, nodes = 1 + (cuda.threadIdx.x >> 5), cuda.gridDim.z
     while hops < nodes:
-        ll_put_warp(target, words, n_words, after(rank(), hops * local_size, num_ranks()))
+        ll_put_warp(target, words, n_words, rank_after(rank(), hops * local_size))
         hops += (cuda.blockDim.x + 31) >> 5
 
 

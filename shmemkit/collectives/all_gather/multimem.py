@@ -30,12 +30,12 @@ from shmemkit.device import (
     multimem_copy_block,
     multimem_fence,
     multimem_store,
-    num_ranks,
     rank,
     wait_block,
 )
 
-from ..method import Method
+from ..method import InParts
+from ..transports import rank_after
 
 MINIMUM_CC = (9, 0)
 
@@ -55,10 +55,8 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, ful
     epochs       uint64 (n_ranks, parts at most), zeros at first
     grid        (parts, n_ranks), any number of threads
     """
-    me, n, b, y = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y
-    peer = me + y
-    if peer >= n:
-        peer -= n
+    me, b, y = rank(), cuda.blockIdx.x, cuda.blockIdx.y
+    peer = rank_after(me, y)
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
     mine = out[peer * x.size + begin : peer * x.size + end]
     epoch = epochs[y, b] + 1
@@ -79,41 +77,25 @@ def multimem_all_gather(x, out, in_place, part, to_all, scratch, signal_all, ful
         epochs[y, b] = epoch
 
 
-class Multimem(Method):
-    """The method "multimem" of ``AllGather``.
+class Multimem(InParts):
+    """The method "multimem" of ``AllGather``."""
 
-    part        bytes that are worth a block
-    max_blocks  per rank
-    """
-
-    part, max_blocks = 1 << 15, 32
+    name, unit = "all_gather multimem", 16
+    max_blocks = 1 << 30  # max_parts alone counts
 
     def prepare(self, max_nbytes):
-        world = self.world
+        world, n = self.world, self.world.n_ranks
         if world.n_nodes > 1:
             raise ValueError(
                 f"AllGather: method 'multimem' is for one node, where multicast ends; there are "
                 f"{world.n_nodes}. Use 'll_2d_multimem', or a method without multicast"
             )
-        n = world.n_ranks
-        segment = max(1, -(-max_nbytes // n))
-        self.blocks = min(self.max_blocks, -(-segment // self.part))
-        capacity = max(min(self.part, segment), -(-segment // self.blocks)) + 15 & -16
-        self.scratch = self.empty((2, n, self.blocks, capacity), "uint8", "all_gather.multimem.scratch")
-        self.full = self.zeros((n, self.blocks), "uint64", "all_gather.multimem.full")
-        self.to_all, self.signal_all = map(world.multicast_view, (self.scratch, self.full))
-        self.epochs = world.xp.zeros((n, self.blocks), "uint64")
-        nothing = world.xp.empty(0, "uint8")
-        self._bind(self.blocks, nothing, nothing, False, 0)
-
-    def bind(self, x, out, in_place):
-        x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(self.blocks, -(-x.size // self.part))
-        return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 15 & -16)
-
-    def _bind(self, blocks, *args):
-        shared = self.to_all, self.scratch, self.signal_all, self.full, self.epochs
-        return self.launch(multimem_all_gather, (blocks, self.world.n_ranks), *args, *shared)
+        parts, capacity = self.cut_in_parts(max_nbytes, n)
+        scratch = self.empty((2, n, parts, capacity), "uint8", self.array_name("scratch"))
+        full = self.zeros((n, parts), "uint64", self.array_name("full"))
+        to_all, signal_all = map(world.multicast_view, (scratch, full))
+        epochs = world.xp.zeros((n, parts), "uint64")
+        self.use(multimem_all_gather, (n,), to_all, scratch, signal_all, full, epochs)
 
 
 _bytes, _words = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")

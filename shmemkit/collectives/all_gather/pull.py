@@ -23,7 +23,8 @@ from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_block
 
-from ..method import Method
+from ..method import InParts
+from ..transports import rank_after
 
 
 @cuda.jit
@@ -41,9 +42,7 @@ def pull_all_gather(x, out, in_place, part, staged, full, epochs):
     me, n, b, y, thread = rank(), num_ranks(), cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     begin, end = min(b * part, x.size), min((b + 1) * part, x.size)
     epoch = epochs[y, b] + 1
-    peer = me + y
-    if peer >= n:
-        peer -= n
+    peer = rank_after(me, y)
     mine, here = out[peer * x.size + begin : peer * x.size + end], staged[epoch & 1, b, : end - begin]
     if y == 0:
         copy_block(here, x[begin:end])
@@ -63,35 +62,23 @@ def pull_all_gather(x, out, in_place, part, staged, full, epochs):
         epochs[y, b] = epoch
 
 
-class Pull(Method):
-    """The method "pull" of ``AllGather``.
+class Pull(InParts):
+    """The method "pull" of ``AllGather``."""
 
-    part        bytes that are worth a block
-    max_blocks  of a grid, unless there are more ranks: one per multiprocessor of A100
-    """
-
-    part, max_blocks = 1 << 14, 104
+    name = "all_gather pull"
+    part, max_parts, max_blocks = 1 << 14, 104, 104
 
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
-        world.check_reach("all_gather pull")
-        segment = max(1, -(-max_nbytes // n))
-        self.blocks = max(1, self.max_blocks // n)
-        capacity = max(min(self.part, segment), -(-segment // self.blocks)) + 127 & -128
-        self.staged = self.empty((2, self.blocks, capacity), "uint8", "all_gather.pull.staged")
-        self.full = self.zeros((n, self.blocks), "uint64", "all_gather.pull.full")
-        self.epochs = world.xp.zeros((n, self.blocks), "uint64")
-        nothing = world.xp.empty(0, "uint8")
-        self._bind(self.blocks, nothing, nothing, False, 0)
-
-    def bind(self, x, out, in_place):
-        x, out = x.view("uint8"), out.view("uint8")
-        blocks = min(self.blocks, -(-x.size // self.part))
-        return self._bind(blocks, x, out, in_place, -(-x.size // blocks) + 127 & -128)
-
-    def _bind(self, blocks, *args):
-        args += self.staged, self.full, self.epochs
-        return self.launch(pull_all_gather, (blocks, self.world.n_ranks), *args)
+        world.check_reach(self.name)
+        parts, capacity = self.cut_in_parts(max_nbytes, n)
+        self.use(
+            pull_all_gather,
+            (n,),
+            self.empty((2, parts, capacity), "uint8", self.array_name("staged")),
+            self.zeros((n, parts), "uint64", self.array_name("full")),
+            world.xp.zeros((n, parts), "uint64"),
+        )
 
 
 _bytes, _words = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")

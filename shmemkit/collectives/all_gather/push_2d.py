@@ -83,22 +83,19 @@ def push_all_gather_2d(x, out, in_place, part, local_size, scratch, full, epochs
 class Push2D(TwoLevel):
     """The method "push_2d" of ``AllGather``."""
 
-    name = "all_gather.push_2d"
+    name = "all_gather push_2d"
 
     def prepare(self, max_nbytes):
-        n, nodes, local_size = self.world.n_ranks, self.world.n_nodes, self.world.local_size
+        n, nodes, local_size = self.world.n_ranks, self.nodes, self.local_size
         parts, capacity = self.cut_in_parts(max_nbytes, n)
         self.use(
             push_all_gather_2d,
             (local_size, nodes),
             local_size,
-            self.empty((2, n, parts, capacity), "uint8", f"{self.name}.scratch"),
-            self.zeros((2, n, parts), "uint64", f"{self.name}.full"),
+            self.empty((2, n, parts, capacity), "uint8", self.array_name("scratch")),
+            self.zeros((2, n, parts), "uint64", self.array_name("full")),
             self.world.xp.zeros((nodes, local_size, parts), "uint64"),
         )
-
-    def bind(self, x, out, in_place):
-        return self.bind_parts(x.nbytes, x, out, in_place)
 
 
 _three = types.Array(types.uint64, 3, "C")

@@ -35,10 +35,10 @@ written again.
 
 from shmemkit.device import PIECE_BYTES
 
-from ..all_gather.push_1d import Push1D
 from ..copy_engines import enqueue
 from ..reduce_scatter import ReduceScatter
 from ..schedules.exchange import Exchange
+from ..schedules.push_exchange import PushExchange
 from ..stages import Staged, in_turn
 
 
@@ -58,7 +58,7 @@ class Push(_Composed):
     def make_stages(self, room, op):
         scatter = ReduceScatter._maker("push")(self.world, room, op, **self.of_stages)
         self.stages.append(scatter)
-        self.stages.append(Push1D(self.world, room, shared=scatter, **self.of_stages))
+        self.stages.append(PushExchange(self.world, room, name=self.name, shared=scatter, **self.of_stages))
 
     def bind_stages(self, x, out, in_place, dtype):
         mine, (scatter, gather, _) = self.segment_of(out), self.stages

@@ -76,7 +76,7 @@ from shmemkit.device.packets.multimem import vec16_dtypes
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.settings import listed
 
-from ..method import Method
+from ..method import Method, cut, parts_of
 
 OPS = {"sum": "add", "max": "max", "min": "min"}
 MINIMUM_CC = (9, 0)
@@ -223,9 +223,9 @@ class _Multimem(Method):
                 f"AllReduce: method {self.name!r} is for one node, where multicast ends; there are "
                 f"{world.n_nodes}. Use a method without multicast"
             )
-        self.blocks = max(1, min(self.max_blocks, -(-nbytes // self.part)))
+        self.blocks, room = parts_of(nbytes, 1, self.max_blocks, self.part, 16)
         self.epochs = world.xp.zeros(self.blocks, "uint64")
-        return self.blocks, max(min(self.part, nbytes), -(-nbytes // self.blocks)) + 15 & -16
+        return self.blocks, room
 
     def _multicast(self, make, shape, dtype, name):
         """-> the multicast view of a new symmetric array, and the array. Collective."""
@@ -240,11 +240,6 @@ class _Multimem(Method):
                 f"{listed(allowed)}, which the NVSwitch can do"
             )
 
-    def _parts(self, nbytes):
-        """-> (blocks, bytes of a part) of a call with `nbytes` bytes."""
-        blocks = min(self.blocks, -(-nbytes // self.part))
-        return blocks, -(-nbytes // blocks) + 15 & -16
-
 
 class MultimemOneShot(_Multimem):
     """The method "multimem_one_shot" of ``AllReduce``."""
@@ -252,13 +247,13 @@ class MultimemOneShot(_Multimem):
     name = "multimem_one_shot"
 
     def prepare(self, max_nbytes, op):
-        blocks, room = self._begin(op, max(1, max_nbytes))
+        blocks, room = self._begin(op, max_nbytes)
         self.inputs_all, self.inputs = self._multicast(self.empty, (2, blocks, room), "uint8", "inputs")
         self.inputs_full = self._multicast(self.zeros, (blocks, self.world.n_ranks), "uint64", "inputs_full")
 
     def bind(self, x, out, in_place, dtype):
         self._check(dtype)
-        blocks, part = self._parts(x.nbytes)
+        blocks, part = cut(x.nbytes, self.blocks, self.part, 16)
         args = (
             x.view("uint8"),
             out,
@@ -278,7 +273,7 @@ class MultimemTwoShot(_Multimem):
 
     def prepare(self, max_nbytes, op):
         n = self.world.n_ranks
-        blocks, room = self._begin(op, self._segment(max(1, max_nbytes)))
+        blocks, room = self._begin(op, self._segment(max_nbytes))
         self.scratch_all, self.scratch = self._multicast(self.empty, (n, blocks, room), "uint8", "scratch")
         self.inputs_full = self._multicast(self.zeros, (blocks, n), "uint64", "inputs_full")
         self.results_full = self._multicast(self.zeros, (blocks, n), "uint64", "results_full")
@@ -290,7 +285,7 @@ class MultimemTwoShot(_Multimem):
     def bind(self, x, out, in_place, dtype):
         self._check(dtype)
         segment = self._segment(x.nbytes)
-        blocks, part = self._parts(segment)
+        blocks, part = cut(segment, self.blocks, self.part, 16)
         x, out, scratch_all = x.view("uint8"), out.view("uint8"), self.scratch_all.view(dtype)
         args = (
             x,

@@ -102,22 +102,21 @@ def push_all_to_all_2d(x, out, segment, part, local_size, outgoing, incoming, fu
 class Push2D(TwoLevel):
     """The method "push_2d" of ``AllToAll``."""
 
-    name, given = "all_to_all.push_2d", 0
+    name, given = "all_to_all push_2d", 0
 
     def prepare(self, max_nbytes):
-        world, name = self.world, self.name
-        nodes, local_size = world.n_nodes, world.local_size
-        parts, capacity = self.cut_in_parts(max_nbytes, world.n_ranks)
+        nodes, local_size, name = self.nodes, self.local_size, self.array_name
+        parts, capacity = self.cut_in_parts(max_nbytes, self.world.n_ranks)
         room = local_size * capacity
         self.use(
             push_all_to_all_2d,
             (local_size, nodes),
             local_size,
-            self.empty((2, max(1, nodes - 1), parts, room), "uint8", f"{name}.outgoing"),
-            self.empty((2, nodes, parts, room), "uint8", f"{name}.incoming"),
-            self.zeros((nodes, local_size, parts), "uint64", f"{name}.full_near"),
-            self.zeros((2, nodes, parts), "uint64", f"{name}.full_far"),
-            world.xp.zeros((nodes, local_size, parts), "uint64"),
+            self.empty((2, max(1, nodes - 1), parts, room), "uint8", name("outgoing")),
+            self.empty((2, nodes, parts, room), "uint8", name("incoming")),
+            self.zeros((nodes, local_size, parts), "uint64", name("full_near")),
+            self.zeros((2, nodes, parts), "uint64", name("full_far")),
+            self.world.xp.zeros((nodes, local_size, parts), "uint64"),
         )
 
     def bind(self, x, out, in_place):

@@ -129,24 +129,24 @@ def push_broadcast_2d(x, out, in_place, part, root, home, local_size, scratch, o
 class Push2D(TwoLevel):
     """The method "push_2d" of ``Broadcast``."""
 
-    name = "broadcast.push_2d"
+    name = "broadcast push_2d"
 
     def prepare(self, max_nbytes, root):
-        world, name, local_size = self.world, self.name, self.world.local_size
+        world, local_size, name = self.world, self.local_size, self.array_name
         parts, capacity = self.cut_in_parts(max_nbytes, local_size)
         self.use(
             push_broadcast_2d,
             (local_size,),
             *(root, root - root % local_size, local_size),
-            self.empty((2, local_size, parts, capacity), "uint8", f"{name}.scratch"),
-            self.empty((2, parts, capacity), "uint8", f"{name}.outbox"),
-            self.zeros((2, local_size, parts), "uint64", f"{name}.full"),
-            self.zeros((world.n_ranks, parts), "uint64", f"{name}.empty"),
+            self.empty((2, local_size, parts, capacity), "uint8", name("scratch")),
+            self.empty((2, parts, capacity), "uint8", name("outbox")),
+            self.zeros((2, local_size, parts), "uint64", name("full")),
+            self.zeros((world.n_ranks, parts), "uint64", name("empty")),
             world.xp.zeros((local_size, parts), "uint64"),
         )
 
     def bind(self, x, out, in_place):
-        return self.bind_parts(-(-x.nbytes // self.world.local_size), x, out, in_place)
+        return self.bind_parts(-(-x.nbytes // self.local_size), x, out, in_place)
 
 
 _others = {"full": types.Array(types.uint64, 3, "C"), "outbox": types.Array(types.uint8, 3, "C")}

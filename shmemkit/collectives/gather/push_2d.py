@@ -47,7 +47,6 @@ from shmemkit.device import (
     SignalOp,
     copy_block,
     notify,
-    num_ranks,
     rank,
     signal_op,
     span,
@@ -59,6 +58,7 @@ from shmemkit.device.swizzle import quotient
 from ..chunked_transfer import argument_types, part_of_block
 from ..network import put, wait_for
 from ..schedules.two_level import TwoLevel
+from ..transports import rank_after
 
 ADD = SignalOp.SIGNAL_ADD
 
@@ -82,10 +82,8 @@ def push_gather_2d(
     grid          (parts, n_ranks) on the root, (parts, nodes) on the others of its node, else (parts, 1)
     """
     b, y, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    me, n, size = rank(), num_ranks(), x.size
-    k = me + y * (1 if me == root else local_size)
-    if k >= n:
-        k -= n
+    me, size = rank(), x.size
+    k = rank_after(me, y * (1 if me == root else local_size))
     by = home + k - quotient(k, local_size) * local_size  # who brings it to the root: (i0, l)
     begin, length = part_of_block(part, size)
     epoch = epochs[y, b] + 1
@@ -124,27 +122,24 @@ def push_gather_2d(
 class Push2D(TwoLevel):
     """The method "push_2d" of ``Gather``."""
 
-    name = "gather.push_2d"
+    name = "gather push_2d"
 
     def prepare(self, max_nbytes, root):
-        world, n, name = self.world, self.world.n_ranks, self.name
+        me, n, local_size, name = self.world.rank, self.world.n_ranks, self.local_size, self.array_name
         parts, capacity = self.cut_in_parts(max_nbytes, n)
-        home = root - root % world.local_size
-        ranks = n if world.rank == root else world.n_nodes if home in world.node_ranks else 1
-        self.epochs = world.xp.zeros((n, parts), "uint64")
+        home = root - root % local_size
+        ranks = n if me == root else self.nodes if home <= me < home + local_size else 1
+        self.epochs = self.world.xp.zeros((n, parts), "uint64")
         self.use(
             push_gather_2d,
             (ranks,),
-            *(root, home, world.local_size),
-            self.empty((2, n, parts, capacity), "uint8", f"{name}.scratch"),
-            self.zeros((2, n, parts), "uint64", f"{name}.full"),
-            self.zeros(parts, "uint64", f"{name}.outbox_empty"),
-            self.zeros((n, parts), "uint64", f"{name}.empty"),
+            *(root, home, local_size),
+            self.empty((2, n, parts, capacity), "uint8", name("scratch")),
+            self.zeros((2, n, parts), "uint64", name("full")),
+            self.zeros(parts, "uint64", name("outbox_empty")),
+            self.zeros((n, parts), "uint64", name("empty")),
             self.epochs,
         )
-
-    def bind(self, x, out, in_place):
-        return self.bind_parts(x.nbytes, x, out, in_place)
 
 
 _others = {"full": types.Array(types.uint64, 3, "C"), "outbox_empty": types.Array(types.uint64, 1, "C")}

@@ -67,8 +67,8 @@ from shmemkit.device import (
 )
 
 from ..combine_rows import combining
-from ..method import Method
-from ..network import after, put, wait_for, where
+from ..method import Method, cut, parts_of
+from ..network import after, put, ranks_in_reach, wait_for, where
 from ..partial_results import merging, shares, totals
 
 NETWORK = 50  # GB/s of a GPU, each way: 400 Gb/s
@@ -254,13 +254,12 @@ class Push2D(Method):
 
     def prepare(self, max_nbytes, op):
         world, backend = self.world, self.world.backend
-        world.check_reach("reduce_scatter push_2d", ranks=world.node_ranks)
-        nodes, local_size = world.n_nodes, world.local_size
-        self.op, words = op, max(1, -(-max_nbytes // (8 * world.n_ranks)))
+        self.op, self.local_size = op, ranks_in_reach(world)
+        nodes, local_size = world.n_ranks // self.local_size, self.local_size
         gpu = min(world.host_allgather((backend.compute_capability, backend.multiprocessors)))
         most = self.max_parts or budget(*gpu, nodes, local_size)
-        self.parts = max(1, min(most, -(-8 * words // self.part)))
-        self.room = max(min(self.part // 8, words), -(-words // self.parts)) + 15 & -16
+        self.parts, room = parts_of(max_nbytes, world.n_ranks, most, self.part)
+        self.room = room // 8
         name = "reduce_scatter.push_2d"
         of_parts, of_chunks = (nodes, self.parts), (nodes, self.parts, self.max_chunks)
         self.staged = self.empty((2, *of_parts, local_size * self.room), "uint64", f"{name}.staged")
@@ -272,10 +271,9 @@ class Push2D(Method):
 
     def bind(self, x, out, in_place, dtype):
         words, times = -(-out.nbytes // 8), shares(dtype.name)
-        part = -(-times * words // min(self.parts, -(-8 * times * words // self.part))) + 15 & -16
-        part //= times
+        part = cut(8 * times * words, self.parts, self.part)[1] // (8 * times)
         chunk = max(self.chunk // 8, -(-part // self.max_chunks)) + 15 & -16
-        args = x, out, 8 // x.itemsize, part, chunk, self.world.local_size
+        args = x, out, 8 // x.itemsize, part, chunk, self.local_size
         args += self.staged.view(x.dtype), self.room, self.staged_full
         args += self.outbox, self.inbox, self.inbox_full, self.epochs
         kernel = push_2d_kernel(self.op, dtype.name)

@@ -50,7 +50,7 @@ from shmemkit.device import (
 )
 
 from ..chunked_transfer import argument_types
-from ..method import Method
+from ..method import Method, cut, parts_of
 from ..network import end_epoch
 from ..partial_results import shares, totals
 
@@ -138,18 +138,16 @@ class Ring(Method):
             raise ValueError(
                 f"reduce_scatter ring: there are {n} ranks; it is for {STEPS // self.max_chunks - 1} at most"
             )
-        self.op, words = op, max(1, -(-max_nbytes // (8 * n)))
-        self.blocks = max(1, min(self.max_blocks, -(-8 * words // self.part)))
-        room = max(min(self.part // 8, words), -(-words // self.blocks)) + 15 & -16
-        shape = 2, max(1, n - 1), self.blocks, 2 * room
+        self.op = op
+        self.blocks, room = parts_of(max_nbytes, n, self.max_blocks, self.part)
+        shape = 2, max(1, n - 1), self.blocks, 2 * room // 8
         self.inbox = self.empty(shape, "uint64", "reduce_scatter.ring.inbox")
         self.full = self.zeros(self.blocks, "uint64", "reduce_scatter.ring.full")
         self.epochs = world.xp.zeros(self.blocks, "uint64")
 
     def bind(self, x, out, in_place, dtype):
         words, times = -(-out.nbytes // 8), shares(dtype.name)
-        part = -(-times * words // min(self.blocks, -(-8 * times * words // self.part))) + 15 & -16
-        part //= times
+        part = cut(8 * times * words, self.blocks, self.part)[1] // (8 * times)
         chunk = max(self.chunk // 8, -(-part // self.max_chunks))
         args = x, out, part, chunk, self.inbox, self.full, self.epochs
         return self.launch(ring_kernel(self.op, dtype.name), -(-words // part), *args)

@@ -23,7 +23,6 @@ class PacketMethod(Method):
     blocks     of a grid, at most, for each multiprocessor
     """
 
-    name: str
     t: Transport
     at_once = False
 
@@ -50,9 +49,6 @@ class PacketMethod(Method):
     def units_of_block(self):
         return self.threads // self.t.lanes
 
-    def array_name(self, what):
-        return f"{self.name.replace(' ', '.')}.{what}"
-
     def bind_kinds(self, bind, *args):
         """``bind(x, out, *args)`` of empty arrays of each kind: no kernel is compiled later, while others
         wait."""
@@ -77,6 +73,17 @@ class PacketMethod(Method):
 
 
 @functools.cache
+def repeating(n):
+    """-> ``copies(words)``: the same words, `n` times."""
+
+    @device
+    def same(k, words):
+        return words
+
+    return tuple_of(n, same)
+
+
+@functools.cache
 def sending(t, n, personalized):
     """-> ``send(channel, row, i, x, size, epoch, me)``: send each of `n` ranks, this one too, unit `i` of x,
     or of its segment of x, of `size` elements."""
@@ -87,11 +94,7 @@ def sending(t, n, personalized):
         x, size, i, me = arguments
         return load_unit(span(x, (rank_after(me, k + 1) if rotates else k) * size, size), i)
 
-    @device
-    def same(k, words):
-        return words
-
-    load_all, copies = tuple_of(n, load), tuple_of(n, same)
+    load_all, copies = tuple_of(n, load), repeating(n)
 
     @device
     def send(channel, row, i, x, size, epoch, me):

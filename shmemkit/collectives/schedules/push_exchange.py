@@ -61,7 +61,6 @@ from ..chunked_transfer import (
     ChunkedMethod,
     argument_types,
     block_barrier,
-    cut,
     device,
     notify_all,
     part_of_block,
@@ -71,6 +70,7 @@ from ..chunked_transfer import (
     senders_of,
 )
 from ..combine_rows import combining
+from ..method import cut
 from ..network import end_epoch
 from ..transports import rank_after
 

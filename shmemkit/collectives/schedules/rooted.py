@@ -69,42 +69,17 @@ from shmemkit.device import (
     wait,
 )
 
-from ..transports import AT_ONCE, LL, LL128, rank_after
-from .packets import PacketMethod, combining, combining_one_by_one, device, kernel_types
+from ..transports import AT_ONCE, LL, LL128, in_block, rank_after
+from .packets import PacketMethod, combining, combining_one_by_one, kernel_types
 
 u32 = types.uint32
-
-
-@device
-def _thread():
-    return cuda.threadIdx.x
-
-
-@device
-def _threads():
-    return cuda.blockDim.x
-
-
-@device
-def _warp():
-    return cuda.threadIdx.x >> 5
-
-
-@device
-def _warps():
-    return cuda.blockDim.x >> 5
-
-
-def _in_block(t):
-    """-> a thread's unit in a chunk, and how many a chunk has"""
-    return (_warp, _warps) if t.lanes == 32 else (_thread, _threads)
 
 
 @functools.cache
 def from_root_kernel(t, personalized):
     """-> the kernel of transport `t`; `personalized`: x has a segment for each rank."""
     load, store, send, receive = t.load, t.store, t.send, t.receive
-    unit_of, units_of = _in_block(t)
+    unit_of, units_of = in_block(t)
 
     @cuda.jit
     def from_root(x, out, size, units, slots, row_units, low, high, root, in_place, empty, epochs):
@@ -162,7 +137,7 @@ def to_root_kernel(t, op=None, dtype=None, n=None):
     """-> the kernel of transport `t`. With `op`, as "sum", it combines `dtype`, a name as "float16": of `n`
     ranks all at once, or of any number one after the other."""
     load, store, send, receive = t.load, t.store, t.send, t.receive
-    unit_of, units_of = _in_block(t)
+    unit_of, units_of = in_block(t)
     receive_all = t.receive_all(n) if n else None
     combine = combining(op, dtype, n) if n else combining_one_by_one(t, op, dtype) if op else None
 

@@ -34,7 +34,7 @@ from shmemkit.device import (
     symm_at,
 )
 
-from ..transports import LAMPORT, LL, LL128, indexing
+from ..transports import LAMPORT, LL, LL128, indexing, rank_after
 from .packets import PacketMethod, kernel_types
 
 u32 = types.uint32
@@ -60,9 +60,7 @@ def rows_kernel(t, personalized):
         grid       (any number, n_ranks, or n_ranks - 1 if x is in out) of blocks of whole warps
         """
         me, n = rank(), num_ranks()
-        k = me + 1 + cuda.blockIdx.y
-        if k >= n:  # a remainder would be a division
-            k -= n
+        k = rank_after(me, 1 + cuda.blockIdx.y)
         i, step, end, channel = index(), stride(), end_of(units), (slots, row_units, low, high)
         its, theirs = span(x, k * size, size) if personalized else x, span(out, k * size, size)
         groups = row_units >> shift

@@ -1,5 +1,6 @@
 """Two levels: stores between the ranks of a node, and puts between nodes (``collectives.network``). A rank
-puts to those of its number on other nodes only. So all ranks use the network alike.
+puts to those of its number on other nodes only. So all ranks use the network alike. Where stores do not reach
+all ranks of each node, as between GPUs without peer access, each rank is a node of its own.
 
 All-gather, all-to-all, broadcast and gather have a file and a kernel each: who relays what to whom is another
 thing in each, and a kernel for all four would be these four kernels. They share this:
@@ -12,42 +13,14 @@ Epochs    epochs[row, b], local: of block b of a row of the grid; the epoch sele
           Device-resident, so graph-safe
 """
 
-from ..chunked_transfer import cut, parts_of
-from ..method import Method
+from ..method import InParts
+from ..network import ranks_in_reach
 
 
-class TwoLevel(Method):
-    """A method of this schedule. A subclass has
+class TwoLevel(InParts):
+    """A method of this schedule. It finds `local_size`, the ranks of a node, and `nodes`."""
 
-    name        of it, as "all_gather.push_2d"
-    given       an example of what a call gives: mostly, whether x is in out already
-    part        bytes that are worth a block
-    max_parts   of a segment
-    max_blocks  of a grid, unless there are more segments: one per multiprocessor of A100
-    """
-
-    part, max_parts, max_blocks = 1 << 15, 32, 108
-    given: int = False
-    name: str
-
-    def cut_in_parts(self, max_nbytes, segments):
-        """-> (parts of a segment at most, elements of a part at most), of `segments` segments. Collective."""
-        self.world.check_reach(self.name.replace(".", " "), ranks=self.world.node_ranks)
-        most = min(self.max_parts, max(1, self.max_blocks // segments))
-        self.parts, capacity = parts_of(max_nbytes, segments, most, self.part)
-        return self.parts, capacity
-
-    def use(self, kernel, rows, *arguments):
-        """Calls launch ``kernel(x, out, given, part, *arguments)`` with a grid of (parts, *rows): x and out
-        are uint8, 1-D; `given` is what a call gives; a part has `part` elements, a multiple of 128."""
-        self.kernel, self.rows, self.arguments = kernel, rows, arguments
-        nothing = self.world.xp.empty(0, "uint8")
-        self._launch(self.parts, nothing, nothing, self.given, 0)
-
-    def bind_parts(self, segment, x, out, given):
-        """-> run(stream), for segments of so many bytes."""
-        parts, part = cut(segment, self.parts, self.part)
-        return self._launch(parts, x.view("uint8"), out.view("uint8"), given, part)
-
-    def _launch(self, parts, *args):
-        return self.launch(self.kernel, (parts, *self.rows), *args, *self.arguments)
+    def __init__(self, world, *args, **settings):
+        self.local_size = ranks_in_reach(world)
+        self.nodes = world.n_ranks // self.local_size
+        super().__init__(world, *args, **settings)

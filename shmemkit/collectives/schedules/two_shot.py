@@ -53,7 +53,7 @@ from shmemkit.device import (
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 
 from ..transports import LL128, MOST_BYTES, indexing
-from .packets import PacketMethod, combining, device, kernel_types
+from .packets import PacketMethod, combining, device, kernel_types, repeating
 
 u32 = types.uint32
 
@@ -75,11 +75,7 @@ def two_shot_kernel(t, n, op, dtype):
         out, segment, i = arguments
         store_unit(out, k * segment + i, words)
 
-    @device
-    def same(k, words):
-        return words
-
-    load, store, copies = tuple_of(n, load_of), for_each(n, store_of), tuple_of(n, same)
+    load, store, copies = tuple_of(n, load_of), for_each(n, store_of), repeating(n)
 
     @cuda.jit
     def two_shot(x, out, size, segment, slots, row_units, low, high, epochs):
