@@ -29,6 +29,8 @@ def main(argv=None):
         options_of.error(str(error))
     print(trace_file.summary(data))
     path = options.svg or os.path.splitext(options.file)[0] + ".svg"
+    if os.path.abspath(path) == os.path.abspath(options.file):
+        options_of.error(f"{path} is the timeline; name another file for the picture by --svg")
     try:
         from .support.trace_picture import svg
 
@@ -36,8 +38,11 @@ def main(argv=None):
     except ImportError as error:
         print(f"no picture: {error}; pip install 'shmemkit[bench]'", file=sys.stderr)
         return 0 if options.svg is None else 1
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        options_of.error(str(error))
     print(f"picture: {path}")
     return 0
 

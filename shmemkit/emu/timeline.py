@@ -247,8 +247,10 @@ class Timeline:
             clock.time = max(clock.time, 0 if store is None else store[1])
             return
         before, site = clock.last, (_site(), key)
-        again = before is not None and before[1:] == (site, clock.time)
-        span = before[0] if again else self._together(thread, "wait", None, clock.time)
+        if before is not None and before[1:] == (site, clock.time):
+            span = before[0]  # it polls again
+        else:
+            span = self._together(thread, "wait", None, clock.time)
         self._waited(thread, span, store)
         clock.last = span, site, clock.time
 

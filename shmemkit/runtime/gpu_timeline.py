@@ -5,10 +5,12 @@ ROUNDS times. In the fastest round, rank 0's clock at its answer belongs to the 
 and its receipt; it is wrong by at most half of that time, which is the stated uncertainty.
 """
 
+import functools
+
 import numpy as np
 from numba import cuda
 
-from shmemkit.device import notify, rank, wait
+from shmemkit.device import ComparisonType, SignalOp, notify, rank, signal_op, signal_wait_until
 from shmemkit.device.cuda import timeline_records
 from shmemkit.device.cuda.timeline_records import BEGIN, END, MARK, modules
 from shmemkit.device.shmem.bounded_waits import clock
@@ -20,28 +22,43 @@ ROUNDS = 100
 RECORDS = 1_000  # of a multiprocessor, by default
 
 
-@cuda.jit
-def ping_pong(signals, times, peer, rounds):
-    """Rank `peer` and rank 0, one thread of each. times: when rank 0 answers; on `peer` when it sends (even
-    places), and when the answer is there."""
-    for i in range(rounds):
-        if rank() == 0:
-            wait(signals[peer:], 1, "sys", "acquire", i + 1)
-            times[i] = clock()
-            notify(signals[peer:], peer, i + 1)
+@functools.cache
+def ping_pong_kernel(network):
+    """-> the kernel; `network`: some ranks are not reached by stores"""
+
+    @cuda.jit(device=True)
+    def send(signals, peer, value, to):
+        if network:
+            signal_op(signals[peer:], value, SignalOp.SIGNAL_SET, to)
         else:
-            times[2 * i] = clock()
-            notify(signals[peer:], 0, i + 1)
-            wait(signals[peer:], 1, "sys", "acquire", i + 1)
-            times[2 * i + 1] = clock()
+            notify(signals[peer:], to, value)
+
+    @cuda.jit
+    def ping_pong(signals, times, peer, rounds):
+        """Rank `peer` and rank 0, one thread of each. times: when rank 0 answers; on `peer` when it sends
+        (even places), and when the answer is there."""
+        for i in range(rounds):
+            if rank() == 0:
+                signal_wait_until(signals[peer:], ComparisonType.CMP_GE, i + 1)
+                times[i] = clock()
+                send(signals, peer, i + 1, peer)
+            else:
+                times[2 * i] = clock()
+                send(signals, peer, i + 1, 0)
+                signal_wait_until(signals[peer:], ComparisonType.CMP_GE, i + 1)
+                times[2 * i + 1] = clock()
+
+    return ping_pong
 
 
 def offsets(answered, sent, received):
     """-> (what to subtract from a rank's clock to get rank 0's, by how much that may be wrong), of arrays of
     times in nanoseconds"""
     best = int(np.argmin(received - sent))
-    middle = int(sent[best]) + (int(received[best]) - int(sent[best])) // 2
-    return middle - int(answered[best]), (int(received[best]) - int(sent[best]) + 1) // 2
+    there, back = int(sent[best]), int(received[best])
+    steps = np.diff(np.unique(np.concatenate([sent, received])))
+    tick = int(steps.min()) if steps.size else 0  # of the clock, which may be coarse
+    return (there + back) // 2 - int(answered[best]), (back - there + 1) // 2 + tick
 
 
 class GpuRecorder:
@@ -54,15 +71,16 @@ class GpuRecorder:
         self.buffer = world.xp.zeros(timeline_records.bytes_of_buffer(self.sms, self.capacity) // 8, "uint64")
         self.offset, self.uncertainty = self._offset()
         world.synchronize()
-        modules.point_to(self.buffer.data.ptr, self.capacity)
-        modules.active = True
+        before = modules.record_to(self.buffer, self.buffer.data.ptr, self.capacity, self.sms)
+        self._before, modules.active = (*before, modules.active), True
 
     def _offset(self):
         """-> (my clock less rank 0's, by how much that may be wrong); every rank has a turn with rank 0."""
         world = self.world
         signals = world.signals(world.n_ranks, name="timeline.ping_pong")
         times = world.xp.zeros(2 * ROUNDS, "uint64")
-        call = bind(ping_pong, 1, 1, (signals, times, 0, ROUNDS))
+        unreached = world.host_allgather(world.backend.unreached(nvlink=False))
+        call = bind(ping_pong_kernel(any(unreached)), 1, 1, (signals, times, 0, ROUNDS))
         mine = (0, 0)
         for peer in range(1, world.n_ranks):
             call.set("peer", peer)
@@ -75,11 +93,15 @@ class GpuRecorder:
         world.free(signals)
         return mine
 
+    def end(self):
+        """Kernels record to what they did before. The buffer lives until the GPU is at rest."""
+        *before, modules.active = self._before
+        self.world.synchronize()
+        modules.record_to(*before)
+
     def stop(self):
         """-> the file's dictionary of this rank. Its times begin with the first record of any rank."""
-        self.world.synchronize()
-        modules.active = False
-        modules.point_to(0, 0)
+        self.end()
         records, lost = timeline_records.decoded(self.world.asnumpy(self.buffer), self.sms, self.capacity)
         times = [r.time - self.offset for r in records]
         base = min(

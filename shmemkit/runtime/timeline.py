@@ -43,26 +43,30 @@ class Timeline:
             )
         self.world: Any = world
         self._records = None if records is None else integer("Timeline", "records", records, 1)
-        self._stop = self._data = None
+        self._stop: Any = None
+        self._abandon: Any = None
+        self._data: Any = None
 
     def __enter__(self) -> Timeline:
         if self._stop is not None or self._data is not None:
             raise RuntimeError("Timeline: it records one block, and has begun that. Make another Timeline")
         if self.world.backend.name == "emulator":
-            self._stop = self.world.backend.record(self._records)
+            self._stop = self._abandon = self.world.backend.record(self._records)
         else:
-            self._stop = GpuRecorder(self.world, self._records).stop
+            recorder = GpuRecorder(self.world, self._records)
+            self._stop, self._abandon = recorder.stop, recorder.end
         self.world.host_barrier()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is not None:  # the other ranks may never come
-            emulated = self.world.backend.name == "emulator"
-            self._data = (self._stop() if emulated else None) or trace_file.merged([])
-            return
-        self.world.synchronize()
-        self.world.host_barrier()
-        self._data = trace_file.merged(self.world.host_allgather(self._stop()))
+        try:
+            if error is None:
+                self.world.synchronize()
+                self.world.host_barrier()
+                self._data = trace_file.merged(self.world.host_allgather(self._stop()))
+        finally:
+            if self._data is None:  # the other ranks may never come
+                self._data = trace_file.merged([self._abandon()])
 
     @property
     def data(self) -> dict[str, Any]:

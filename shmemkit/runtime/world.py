@@ -433,6 +433,8 @@ class World(SymmetricMemory):
             timeline, self._timeline = self._timeline, None
             timeline.__exit__(None, error, None)
             timeline.save(self._timeline_file)
+            if self.rank == 0:
+                say(f"shmemkit: the timeline: {self._timeline_file}")
 
     def _forget(self):
         self.finalized = True

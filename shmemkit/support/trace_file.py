@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from .settings import shown
@@ -166,7 +168,12 @@ def merged(parts):
     """-> one dictionary of those of several processes, of other ranks each; None is left out"""
     parts = [part for part in parts if part is not None]
     result = trace([]) if not parts else {**parts[0], "otherData": {**parts[0]["otherData"], "dropped": {}}}
-    result["traceEvents"] = [event for part in parts for event in part["traceEvents"]]
+    result["traceEvents"] = []
+    arrows = 0
+    for part in parts:  # each numbers its arrows from 1
+        events = [{**e, "id": e["id"] + arrows} if "id" in e else e for e in part["traceEvents"]]
+        arrows += sum(e["ph"] == "s" for e in events)
+        result["traceEvents"] += events
     for part in parts:
         result["otherData"]["dropped"].update(part["otherData"].get("dropped", {}))
     return result
@@ -225,7 +232,9 @@ def load(path):
             data = json.load(file)
         except ValueError as error:
             raise ValueError(f"{path} is no timeline: {error}") from None
-    if not isinstance(data, dict) or data.get("otherData", {}).get("unit") not in UNITS:
+    about = data.get("otherData") if isinstance(data, dict) else None
+    known = isinstance(about, dict) and about.get("unit") in UNITS
+    if not known or not isinstance(data.get("traceEvents"), list):
         raise ValueError(f"{path} is no timeline of shmemkit; sk.Timeline and SHMEMKIT_TIMELINE write them")
     return data
 
@@ -258,9 +267,10 @@ def check(data):
                 raise ValueError(f"event {shown(event)} ends after the one that encloses it")
             ends.append(end)
         elif event["ph"] in "sf":
-            arrows[event["id"]].append(event["ph"])
-    if half := [i for i, ends in arrows.items() if sorted(ends) != ["f", "s"]]:
-        raise ValueError(f"arrow {half[0]} has {arrows[half[0]]}; it must have one s and one f")
+            arrows[event["id"]].append((event["ts"], event["ph"]))
+    for i, ends in arrows.items():
+        if [ph for _, ph in sorted(ends, key=lambda e: (e[0], e[1] != "s"))] != ["s", "f"]:
+            raise ValueError(f"arrow {i} has {sorted(ends)}; it must have one s, and then one f")
     if nameless := used - named:
         raise ValueError(f"{sorted(map(str, nameless))[0]} has no name")
 
@@ -269,8 +279,8 @@ def check(data):
 
 
 class Total(NamedTuple):
-    """All spans of one kind and name on a rank. Times in the file's unit; `busy` is the union over all
-    tracks, `waiting` is in waits."""
+    """All spans of one kind and name on a rank. Times in the file's unit. `busy`: the union over all tracks.
+    `waiting`: the waits in them (of a kernel: in its blocks), added up, which may be more."""
 
     rank: int
     kind: str
@@ -283,26 +293,42 @@ class Total(NamedTuple):
 
 def totals(data):
     """-> [Total], in the order of ranks and of their first spans"""
-    groups = defaultdict(list)
-    waits = defaultdict(list)
+    groups, waits = defaultdict(list), defaultdict(list)
+    blocks = {}  # (rank, track) -> the block that it is of
     for event in data["traceEvents"]:
-        if event["ph"] == "X":
+        if event["name"] == "thread_name":
+            name = event["args"]["name"].partition(" warp")[0].partition(" (")[0]
+            blocks[event["pid"], event["tid"]] = event["pid"], name
+        elif event["ph"] == "X":
             groups[event["pid"], event["cat"], event["name"]].append(event)
             if event["cat"] == "wait":
-                waits[event["pid"], event["tid"]].append(event)
+                track = event["pid"], event["tid"]
+                for where in {track, blocks[track]}:
+                    waits[where].append(event)
+    sums = {where: _Sums(events) for where, events in waits.items()}
     found = []
     for (rank, kind, name), events in sorted(groups.items(), key=lambda g: (g[0][0], g[1][0]["ts"])):
         waiting = 0.0
-        if kind == "wait":
-            waiting = sum(e["dur"] for e in events)
-        elif kind in ("kernel", "phase"):
+        if kind in ("kernel", "phase"):
             for e in events:
-                end = e["ts"] + e["dur"]
-                inside = waits[rank, e["tid"]]
-                waiting += sum(w["dur"] for w in inside if e["ts"] <= w["ts"] and w["ts"] + w["dur"] <= end)
+                track = rank, e["tid"]
+                inside = sums.get(blocks[track] if kind == "kernel" else track)
+                waiting += inside.between(e["ts"], e["ts"] + e["dur"]) if inside else 0.0
         n_bytes = sum(e["args"].get("bytes", 0) for e in events)
         found.append(Total(rank, kind, name, len(events), union(events), waiting, n_bytes))
     return found
+
+
+class _Sums:
+    """How long spans took that begin between two times."""
+
+    def __init__(self, events):
+        times = sorted((e["ts"], e["dur"]) for e in events)
+        self.begins = [begin for begin, _ in times]
+        self.sums = list(accumulate((length for _, length in times), initial=0.0))
+
+    def between(self, first, last):
+        return self.sums[bisect_left(self.begins, last)] - self.sums[bisect_left(self.begins, first)]
 
 
 def union(events):
@@ -334,7 +360,7 @@ def summary(data):
     """-> the summary as text: a table, and what the file says of itself"""
     about = data["otherData"]
     unit = "steps" if about["unit"] == "step" else "us"
-    head = ("rank", "what", "name", "times", f"busy, {unit}", f"waiting, {unit}", "bytes")
+    head = ("rank", "what", "name", "times", f"busy, {unit}", f"waits, {unit}", "bytes")
     rows: list[tuple[str, ...]] = [head]
     for t in totals(data):
         numbers = (

@@ -35,7 +35,8 @@ def figure(data):
     unit = "steps" if data["otherData"]["unit"] == "step" else "us"
     fig = Figure(figsize=(11, 1 + 0.17 * max(len(lanes), 4)))
     ax = fig.add_subplot()
-    boxes, points, legend, phases = defaultdict(list), defaultdict(dict), {}, {}
+    boxes, points, marks = defaultdict(list), defaultdict(dict), ([], [])
+    legend, phases = {}, {}
     for event in data["traceEvents"]:
         y = lanes.get((event["pid"], event["tid"]))
         if y is None or event["ph"] == "M":
@@ -49,14 +50,17 @@ def figure(data):
             boxes[kind, colour].append(Rectangle((event["ts"], y - height / 2), event["dur"], height))
             legend.setdefault(event["name"] if kind == "phase" else _NAMES.get(kind, kind), colour)
         elif event["ph"] == "i":
-            colour, marker, size = ("#e15759", "X", 7) if event["cat"] == "race" else ("#333333", "|", 5)
-            ax.plot([event["ts"]], [y], color=colour, marker=marker, markersize=size, linestyle="", zorder=5)
+            marks[event["cat"] == "race"].append((event["ts"], y))
         else:
             points[event["id"]][event["ph"]] = event["ts"], y
     for kind, colour in sorted(boxes, key=lambda b: -_HEIGHTS.get(b[0], 0.66)):
         ax.add_collection(
             PatchCollection(boxes[kind, colour], facecolor=colour, edgecolor="none", match_original=False)
         )
+    for those, colour, marker, size in zip(marks, ("#333333", "#e15759"), "|X", (25, 50), strict=True):
+        if those:
+            x, y = zip(*those, strict=True)
+            ax.scatter(x, y, size, colour, marker=marker, zorder=5)
     segments = [[p["s"], p["f"]] for p in points.values() if len(p) == 2]
     if len(segments) <= ARROWS:
         ax.add_collection(LineCollection(segments, colors="#4e79a7", linewidths=0.5, alpha=0.7, zorder=4))

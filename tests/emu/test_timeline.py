@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -324,7 +325,91 @@ def test_a_kernel_that_runs_already():
     assert {"waits", "sets"} <= {e["name"] for e in events(data, "X", "kernel")}
 
 
+def test_a_phase_that_began_before(tmp_path):
+    """Its end is not an error."""
+
+    @cuda.jit
+    def kernel(flag):
+        begin_phase("a")
+        wait(flag, 1, "sys", "acquire")
+        end_phase("a")
+
+    @cuda.jit
+    def sets(flag):
+        notify(flag, rank(), 1)
+
+    def main():
+        with sk.init() as world:
+            flag, stream = sk.signals(1), cuda.stream()
+            kernel[1, 1, stream](flag)
+            with sk.Timeline(world) as timeline:
+                sets[1, 1, world.stream](flag)
+                world.synchronize()
+            return timeline.data
+
+    data = sk.emu.run(main, 1)[0]
+    trace_file.check(data)
+    (waited,) = events(data, "X", "wait")
+    (stored,) = [e for e in events(data, "X") if e["name"] == "notify"]
+    assert waited["ts"] + waited["dur"] > stored["ts"] + stored["dur"]
+
+
+def test_a_lock_is_held_by_one_at_a_time():
+    @cuda.jit
+    def kernel(lock, flag):
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+            pass
+        begin_phase("held")
+        notify(flag, rank(), 1)
+        end_phase("held")
+        cuda.atomic.exch(lock, 0, 0)
+
+    def main(world):
+        with sk.Timeline(world) as timeline:
+            kernel[4, 1, world.stream](world.xp.zeros(1, "int64"), sk.signals(1))
+        return timeline.data
+
+    for seed in (None, 1, 2):
+        phases = [e for e in events(spmd(1, main, seed=seed)[0], "X") if e["name"] == "held"]
+        times = sorted((e["ts"], e["ts"] + e["dur"]) for e in phases)
+        assert len(times) == 4 and all(a[1] <= b[0] for a, b in pairwise(times)), (seed, times)
+
+
+def test_the_host_waits_for_an_event():
+    @cuda.jit
+    def kernel(flags, n):
+        for i in range(n):
+            notify(flags, rank(), i)
+
+    def main(world):
+        flags, slow = sk.signals(1), cuda.stream()
+        with sk.Timeline(world) as timeline:
+            kernel[1, 1, slow](flags, 9)
+            event = cuda.event()
+            event.record(slow)
+            event.synchronize()
+            kernel[1, 1, world.stream](flags, 1)
+        return timeline.data
+
+    first, second = events(spmd(1, main)[0], "X", "kernel")
+    first, second = (
+        sorted((first, second), key=lambda e: e["tid"]) if first["ts"] == second["ts"] else (first, second)
+    )
+    assert second["ts"] >= first["ts"] + first["dur"]
+
+
 # ---- failures
+
+
+def test_an_interrupt_writes_what_there_is(tmp_path):
+    def main(world):
+        world.barrier()
+        world.synchronize()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spmd(2, main, timeline=tmp_path / "run.json")
+    trace_file.check(trace_file.load(tmp_path / "run.json"))
 
 
 def test_a_deadlock_writes_what_there_is(tmp_path):
@@ -411,6 +496,10 @@ def test_objects(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"^0 +phase +round +6 ", printed, re.M) and "run.svg" in printed
     assert "rank 1 block 1" in (tmp_path / "run.svg").read_text()
+    for where in (file, tmp_path / "none" / "a.svg"):
+        with pytest.raises(SystemExit):
+            shmemkit_timeline([str(file), "--svg", str(where)])
+        assert "is the timeline" in (text := capsys.readouterr().err) or "No such file" in text
     for bad in ("[]", "{", '{"traceEvents": []}'):
         file.write_text(bad)
         with pytest.raises(SystemExit):
@@ -447,7 +536,8 @@ def test_files_are_valid_whatever_overlaps(those, data):
     pick = st.sampled_from(those)
     found = data.draw(st.lists(st.tuples(pick, pick), max_size=5))
     marks = [Mark(s.track, "mark", "m", s.end, {}) for s in those[:3]]
-    arrows_ = [Arrow("a", s, (s.begin + s.end) / 2, f, (f.begin + f.end) / 2) for s, f in found]
+    ends = [sorted([(s.begin + s.end) / 2, (f.begin + f.end) / 2]) for s, f in found]
+    arrows_ = [Arrow("a", s, first, f, last) for (s, f), (first, last) in zip(found, ends, strict=True)]
     for unit in trace_file.UNITS:
         file = json.loads(json.dumps(trace_file.trace(those, marks, arrows_, unit)))
         trace_file.check(file)
@@ -464,7 +554,7 @@ def test_files_are_valid_whatever_overlaps(those, data):
         (lambda es: es[4].pop("dur"), "lacks dur"),
         (lambda es: es[4].update(ts=99), "comes after a later one"),
         (lambda es: es[-2].update(dur=99), "ends after the one that encloses it"),
-        (lambda es: es.pop(), "must have one s and one f"),
+        (lambda es: es.pop(), "must have one s, and then one f"),
         (lambda es: es.pop(2), "has no name"),
     ],
 )
@@ -476,6 +566,19 @@ def test_what_is_not_valid(spoil, message):
     spoil(data["traceEvents"])
     with pytest.raises(ValueError, match=message):
         trace_file.check(data)
+
+
+def test_files_of_several_processes():
+    parts = []
+    for r in range(3):
+        spans = [Span(Track(r, block), "kernel", "k", block, 10) for block in range(3)]
+        arrows_ = [Arrow("a", a, 3, b, 4) for a, b in pairwise(spans)]
+        parts.append(trace_file.trace(spans, [], arrows_, dropped={str(r): r}))
+    whole = trace_file.merged([parts[0], None, *parts[1:]])
+    trace_file.check(whole)
+    assert len(events(whole, "s")) == 6 and len(events(whole, "X")) == 9
+    assert whole["otherData"]["dropped"] == {"0": 0, "1": 1, "2": 2}
+    trace_file.check(trace_file.merged([]))
 
 
 def test_numbers_of_the_summary():

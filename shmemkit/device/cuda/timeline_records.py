@@ -7,11 +7,13 @@ relaxed, without a fence. What finds no place is counted.
   global memory    for each multiprocessor a counter of places taken (64 bytes), then `capacity` records of
                    WORDS words: time in nanoseconds (%globaltimer), tag. A wait takes two records: its begin
                    and tag; the address that it waited for and how long it took
-  tag              bits 0-1: kind, 2-17: name, 18-41: block, 42-46: warp, 47-62: number of the module
+  tag              bits 0-1: kind, 2-17: name, 18-41: block, 42-46: warp, 47-61: number of the module
   constant memory  of each module: address of the global memory, capacity (0: nothing is recorded), number of
-                   the module
+                   the module, number of multiprocessors (PTX lets their numbers have gaps; what is beyond is
+                   not recorded)
 """
 
+import struct
 import threading
 from typing import Any, NamedTuple
 
@@ -62,10 +64,10 @@ def _tag(kind, name):
 @gpu_function
 def _places(n):
     """The address of the next `n` records of my multiprocessor; 0 if there is no room."""
-    capacity = _word(1)
-    if capacity == 0:
+    capacity, sm = _word(1), types.uint64(_sm())
+    if capacity == 0 or sm >= _word(3):
         return types.uint64(0)
-    mine = types.uint64(_word(0) + types.uint64(_sm()) * (types.uint64(HEAD) + capacity * types.uint64(16)))
+    mine = types.uint64(_word(0) + sm * (types.uint64(HEAD) + capacity * types.uint64(16)))
     place = _take(mine, types.uint64(n))
     if place + types.uint64(n) > capacity:
         return types.uint64(0)
@@ -79,17 +81,26 @@ def _elected():
 
 
 def noting(kind, name):
-    """A function of a kernel ``note()``: record `kind`, BEGIN, END or MARK, of `name`."""
+    """A function of a kernel ``note()``: record `kind`, BEGIN, END or MARK, of `name`. A phase does not
+    have the time that recording takes: BEGIN reads the clock last, the others first."""
     number = number_of(name)
 
     @gpu_function
-    def note():
+    def begin():
         if _elected():
             at = _places(1)
             if at != 0:
                 _write(at, nanoseconds(), _tag(kind, number))
 
-    return note
+    @gpu_function
+    def note():
+        if _elected():
+            now = nanoseconds()
+            at = _places(1)
+            if at != 0:
+                _write(at, now, _tag(kind, number))
+
+    return begin if kind == BEGIN else note
 
 
 def waiting(primitive):
@@ -100,10 +111,11 @@ def waiting(primitive):
     @gpu_function
     def waited(since, address):
         if since != 0 and _elected():
+            now = nanoseconds()
             at = _places(2)
             if at != 0:
                 _write(at, since, _tag(WAIT, number))
-                _write(at + types.uint64(16), address, types.uint64(nanoseconds() - since))
+                _write(at + types.uint64(16), address, types.uint64(now - since))
 
     return waited
 
@@ -132,7 +144,9 @@ class Modules:
         self._lock = threading.RLock()
         self._loaded: dict[int, int] = {}  # CUlibrary's address -> number of its module
         self._count = 0
-        self._buffer = (0, 0)  # address, capacity
+        self._buffer: Any = None  # the array; None: nothing is recorded
+        self._words = (0, 0, 0)  # its address, capacity, number of multiprocessors
+        self._stream: Any = None
         self.active = False  # kernels that are bound now are recorded
 
     def loaded(self, module):
@@ -147,16 +161,18 @@ class Modules:
         with self._lock:
             self._loaded.pop(int(module.handle), None)
 
-    def point_to(self, address, capacity):
-        """From now on they record there; nothing with a capacity of 0. None of their kernels is running."""
+    def record_to(self, buffer, address=0, capacity=0, sms=0):
+        """From now on they record to `buffer`, an array that is kept alive for them; if None, nothing. No
+        kernel of theirs is running. -> what they recorded to before, for another call"""
         with self._lock:
-            self._buffer = (address, capacity)
-            for library in self._loaded:
+            before = self._buffer, *self._words
+            self._words = address, capacity, sms
+            for library in list(self._loaded):  # the garbage collector may unload some meanwhile
                 self._fill(library)
+            self._buffer = buffer
+            return before
 
     def _fill(self, library):
-        import struct
-
         from cuda.bindings import driver
 
         def checked(result):
@@ -165,13 +181,17 @@ class Modules:
                 raise RuntimeError(f"the timeline could not be set up on the GPU: {error!r}")
             return values
 
+        if self._stream is None:  # non-blocking, so that a copy waits for no kernel
+            (self._stream,) = checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         address, _ = checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), _NAME.encode()))
-        values = struct.pack("<3Q", *self._buffer, self._loaded[library])
-        checked(driver.cuMemcpyHtoD(address, values, len(values)))
+        at, capacity, sms = self._words
+        values = struct.pack("<4Q", at, capacity, self._loaded.get(library, 0), sms)
+        checked(driver.cuMemcpyHtoDAsync(address, values, len(values), self._stream))
+        checked(driver.cuStreamSynchronize(self._stream))
 
 
 modules: Any = Modules()  # of this process
-_word = constant_words(_NAME, 3, modules.loaded, modules.unloaded)
+_word = constant_words(_NAME, 4, modules.loaded, modules.unloaded)
 
 
 def bytes_of_buffer(sms, capacity):
