@@ -160,8 +160,10 @@ class Timeline:
         stores = self.stores.get(key)
         if stores is None:
             stores = self.stores[key] = deque(maxlen=STORES)
-        # Up to the next multiple of 8 bytes: there is no end of an allocation before that.
-        word = ctypes.string_at(int(key), 8 - key % 8) if isinstance(key, (int, np.integer)) else None
+        end, word = self.machine.memory_address + self.machine.memory.size, None
+        if isinstance(key, (int, np.integer)) and key != end:  # where a put of no elements may go
+            # Up to the next multiple of 8 bytes: there is no end of an allocation before that.
+            word = ctypes.string_at(int(key), 8 - key % 8)
         stores.append((*store, word))
 
     def _satisfying(self, key, satisfies):
