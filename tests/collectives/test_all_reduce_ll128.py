@@ -295,7 +295,7 @@ class Lines(Memory):
         return super().read_memory(address, size)
 
     def receive(self):
-        arrived, first = ll128.arriving(3, "ll128_load_tiles", True), ctypes.addressof(self.words)
+        arrived, first = ll128.arriving(3, "ll128_load_tiles", True, False), ctypes.addressof(self.words)
         return arrived(tuple(types.uint64(first + 32 * row) for row in range(3)), types.uint32(7))
 
 

@@ -19,7 +19,7 @@ PRIMITIVES = [
 ]
 FOR_HOSTS_TOO = {"ll_words", "n_words"}
 DOCS = Path(__file__).parents[2] / "docs"
-TABLES = [DOCS / f"{page}.md" for page in "primitives messages packets tensor_cores".split()]
+TABLES = [DOCS / f"{page}.md" for page in "primitives messages packets tensor_cores timeline".split()]
 
 
 def parameters(function):
