@@ -28,6 +28,7 @@ import ast
 import functools
 import inspect
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,8 @@ def _replace(names):
                     where[name] = names[id(value)][1]
                 elif hasattr(value, "cache_clear"):
                     value.cache_clear()
+                # The emulator keeps functions with the globals that they had when they first ran.
+                vars(getattr(value, "py_func", SimpleNamespace())).pop("__emulated__", None)
 
 
 def _tables(module):
