@@ -60,8 +60,8 @@ def parts_of(max_nbytes, segments, most, least, unit=128):
 
 
 def cut(segment, most, least, unit=128):
-    """-> into how many parts a segment of so many bytes is cut, one for each `least` bytes, `most` at most;
-    and bytes of a part, a multiple of `unit`."""
+    """-> (the number of parts of a segment of `segment` bytes, bytes of a part). There is a part for each
+    `least` bytes, but `most` at most; its size is a multiple of `unit`."""
     parts = min(most, -(-segment // least))
     return parts, -(-segment // parts) + unit - 1 & -unit
 
@@ -176,7 +176,7 @@ class InParts(Method):
         return self.bind_parts(x.nbytes, x, out, in_place)
 
     def bind_parts(self, segment, x, out, given):
-        """-> run(stream), for segments of so many bytes."""
+        """-> run(stream), for segments of `segment` bytes."""
         parts, part = cut(segment, self.parts, self.part, self.unit)
         return self._launch(parts, x.view("uint8"), out.view("uint8"), given, part)
 

@@ -550,6 +550,8 @@ def test_as_many_schedules_as_allowed():
     found = every_schedule(through_a_queue, 2, max_runs=3)
     assert (found.runs, found.finished, found.failure) == (3, False, None)
     assert str(found) == "explored 3 schedules, no failure among them, but these are not all: raise max_runs"
+    found = every_schedule(through_a_queue, 2, max_runs=20)
+    assert found.runs + found.repeats == 20 and f"(and {found.repeats} that repeat one of them)" in str(found)
 
 
 def test_a_loop_that_counts_its_polls_forever():
