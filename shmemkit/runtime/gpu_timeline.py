@@ -21,6 +21,7 @@ from .launch import bind
 
 ROUNDS = 100
 RECORDS = 1_000  # of a multiprocessor, by default
+MOST = 20_000  # calls of the host program, and copies
 
 
 @functools.cache
@@ -79,6 +80,7 @@ class GpuRecorder:
         self._ahead, self._event, self._seen = self._host_clock()
         self.calls = []  # of the host program: (name, begin, end), by its clock
         self.copies = []  # (address, bytes, event before it, event behind it)
+        self.lost = 0  # calls and copies beyond MOST
         world.synchronize()
         before = modules.record_to(self.buffer, self.buffer.data.ptr, self.capacity, self.sms)
         self._before, modules.recorder = (*before, modules.recorder), self
@@ -117,6 +119,16 @@ class GpuRecorder:
         _, middle, seen, event = min(rounds, key=lambda r: r[0])
         return middle - seen, event, seen
 
+    def called(self, name, begin, end):
+        """The host program has, between these times of its clock."""
+        if self.has_room(self.calls):
+            self.calls.append((name, begin, end))
+
+    def has_room(self, those):
+        full = len(those) >= MOST
+        self.lost += full
+        return not full
+
     def launching(self, name, on):
         """`on`, stream -> launch(), of the kernel `name`; its calls are recorded."""
 
@@ -132,7 +144,7 @@ class GpuRecorder:
         event = self.world.backend.timed_event
 
         def recorded(handle):
-            if modules.recorder is not self:
+            if modules.recorder is not self or not self.has_room(self.copies):
                 enqueue(handle)
                 return
             begin = event(handle)
@@ -160,6 +172,7 @@ class GpuRecorder:
             span.begin, span.end = span.begin - base, span.end - base
         marks = [mark._replace(time=mark.time - base) for mark in marks]
         uncertainty = max(self.world.host_allgather(self.uncertainty))
+        lost += self.lost
         dropped = {str(self.world.rank): lost} if lost else {}
         return trace(spans, marks, unit="ns", dropped=dropped, uncertainty_ns=uncertainty)
 

@@ -208,7 +208,7 @@ def host_call(name):
     recorder, begin = modules.recorder, time_ns()
     yield
     if recorder is not None:
-        recorder.calls.append((name, begin, time_ns()))
+        recorder.called(name, begin, time_ns())
 
 
 _word = constant_words(_NAME, 4, modules.loaded, modules.unloaded)
