@@ -30,6 +30,7 @@ from . import (
     layers,
     p2p,
     report,
+    rms_norm,
     tune,
 )
 from .cases import CASES
@@ -72,18 +73,19 @@ def _is_first():
     return True
 
 
-def _sizes(text):
-    try:
-        return parse_sizes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _checked(parse):
+    """`parse`, for an option: its ValueError becomes the parser's."""
+
+    def parsed(text):
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
-def _shapes(text):
-    try:
-        return parse_shapes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+_sizes, _shapes = _checked(parse_sizes), _checked(parse_shapes)
 
 
 def _positive(text):
@@ -251,6 +253,16 @@ def _parser():
         meaning = "the whole layer, of which each rank has a part of N"
         methods, peers = gemm_reduce.methods(op), gemm_reduce.PEERS[op]
         of_shapes(command(gemm_reduce.run, op, text), meaning, layers, methods, peers)
+
+    text = "every method of AllReduceRMSNorm, AllReduce alone, and PyTorch's all-reduces and then rms_norm"
+    norms = command(rms_norm.run, "all_reduce_rms_norm", text)
+    known, text = _checked(rms_norm.parse_shapes), "tokens and elements of a row; default %(default)s"
+    norms.add_argument("--shapes", type=known, default=rms_norm.SHAPES, metavar="TxH,..", help=text)
+    norms.add_argument("--dtype", choices=rms_norm.DTYPES, default="bfloat16", help="default %(default)s")
+    known, text = _some_of(lambda: rms_norm.METHODS), f"some of {', '.join(rms_norm.METHODS)}; default all"
+    norms.add_argument("--methods", type=known, metavar="A,B", help=text)
+    versus(norms, rms_norm.PEERS, ", ".join(rms_norm.PEERS), ",".join(rms_norm.PEERS))
+    norms.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
 
     barriers = command(barrier.run, "barrier", "how long a barrier of the streams of all ranks takes")
     text = f"{', '.join(NCCL_WAYS)} (NCCL's all-reduce of one element) and nvshmem"
