@@ -103,8 +103,8 @@ class _Torch(TorchCall):
         self._given, self._residual, self._weight, self._out = (
             torch.from_dlpack(array.view("int16")).view(dtype) for array in arrays
         )
-        self._x = self.place(self._given)
-        self._x.copy_(self._given)
+        self._x = x = self.place(self._given)
+        x.copy_(self._given)
 
     def place(self, x):
         return x.clone()
