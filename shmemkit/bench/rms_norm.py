@@ -93,6 +93,7 @@ class _Torch(TorchCall):
 
     sums: Callable
     out: Any = None
+    _out: Any = None
     _x: Any
 
     def prepare(self):
