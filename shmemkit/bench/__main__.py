@@ -26,6 +26,7 @@ from . import (
     expert_parallel,
     gemm,
     gemm_reduce,
+    grouped_gemm,
     launch,
     layers,
     p2p,
@@ -82,6 +83,13 @@ def _sizes(text):
 def _shapes(text):
     try:
         return parse_shapes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _grouped_shapes(text):
+    try:
+        return grouped_gemm.parse_shapes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -242,6 +250,22 @@ def _parser():
     of_shapes(products, "the products", gemm, gemm.METHODS, gemm.PEERS, default="auto,sm80")
     text = "tn: both operands by rows of K, as in a linear layer; nn: both by rows; default %(default)s"
     products.add_argument("--layout", choices=gemm.LAYOUTS, default="tn", help=text)
+
+    text = "GroupedGemm, torch._grouped_mm, a loop of cuBLAS, and one dense product, on each rank's GPU"
+    experts = command(grouped_gemm.run, "grouped_gemm", text)
+    text = "experts, rows of each, N, K; with zipf, rows of a mean expert; default %(default)s"
+    experts.add_argument(
+        "--shapes", type=_grouped_shapes, default=grouped_gemm.SHAPES, metavar="ExROWSxNxK[zipf],..", help=text
+    )
+    experts.add_argument("--dtype", choices=grouped_gemm.DTYPES, default="bfloat16", help="default %(default)s")
+    text = f"some of {', '.join(grouped_gemm.METHODS)}; default auto"
+    known = _some_of(lambda: grouped_gemm.METHODS)
+    experts.add_argument("--methods", type=known, default="auto", metavar="A,B", help=text)
+    text = "sm90 by these tiles, too, as 64x256,128x256; default: none"
+    experts.add_argument("--tiles", type=grouped_gemm.parse_tiles, default="", metavar="MxN,..", help=text)
+    versus(experts, grouped_gemm.PEERS, ", ".join(grouped_gemm.PEERS.values()), ",".join(grouped_gemm.PEERS))
+    text = "calls in a CUDA graph (by their size, 2 to 50)"
+    experts.add_argument("--iters", type=_positive, metavar="N", help=text)
 
     text = "every method of AllGatherGemm, and NCCL's all-gather and then cuBLAS"
     meaning = "the whole layer, of which each rank has a part of M and N"

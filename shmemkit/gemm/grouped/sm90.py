@@ -39,6 +39,7 @@ from ..sm90_host import (
 )
 
 FEW = 64  # rows of an expert, on average: up to so many the tiles have 64 rows
+GROUP = 16  # rows of tiles that are computed column after column
 BOX = {64: 16, 128: 64}  # rows of a tile: of a box of A
 
 
@@ -183,8 +184,8 @@ class GroupedSm90(Sm90):
     def __init__(self, problem, gpu, tile=None):
         x, w, counts, out, bias, activation, report = problem
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
-        m, columns = tile or choose(rows, n_experts, n, sms)
-        tile = Tile(m, columns, loaded=BOX[m])
+        m, columns, *more = tile or choose(rows, n_experts, n, sms)
+        tile = Tile(m, columns, more[0] if more else GROUP, loaded=more[1] if more[1:] else BOX[m])
         bias_step = n if bias is not None and bias.ndim == 2 else 0
         dense = Problem(x, one_matrix(w).T, out, None if bias is None else bias.reshape(-1), activation)
         most = min(rows, rows // tile.m + n_experts)  # rows of tiles
