@@ -255,9 +255,15 @@ def _parser():
     experts = command(grouped_gemm.run, "grouped_gemm", text)
     text = "experts, rows of each, N, K; with zipf, rows of a mean expert; default %(default)s"
     experts.add_argument(
-        "--shapes", type=_grouped_shapes, default=grouped_gemm.SHAPES, metavar="ExROWSxNxK[zipf],..", help=text
+        "--shapes",
+        type=_grouped_shapes,
+        default=grouped_gemm.SHAPES,
+        metavar="ExROWSxNxK[zipf],..",
+        help=text,
     )
-    experts.add_argument("--dtype", choices=grouped_gemm.DTYPES, default="bfloat16", help="default %(default)s")
+    experts.add_argument(
+        "--dtype", choices=grouped_gemm.DTYPES, default="bfloat16", help="default %(default)s"
+    )
     text = f"some of {', '.join(grouped_gemm.METHODS)}; default auto"
     known = _some_of(lambda: grouped_gemm.METHODS)
     experts.add_argument("--methods", type=known, default="auto", metavar="A,B", help=text)

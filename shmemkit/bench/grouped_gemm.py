@@ -1,12 +1,12 @@
-"""``bench grouped_gemm``: ``sk.grouped_matmul`` on one GPU, compared with PyTorch's grouped product, a loop of
-cuBLAS, and cuBLAS on one dense product of as many operations.
+"""``bench grouped_gemm``: ``sk.grouped_matmul`` on one GPU, compared with PyTorch's grouped product, a loop
+of cuBLAS, and cuBLAS on one dense product of as many operations.
 
 A shape is ExROWSxNxK: E experts with so many rows each, on average. "zipf" behind it: expert i has a number
 of rows proportional to 1 / i, in random order. Random operands; w (E, N, K). Checked against float32, by some
 rows of each expert. All contenders of a shape are timed in the same rounds.
 
-The dense product is the limit where the tensor cores are busy. With few rows for each expert it is that of the
-memory: the column of GB/s is for the weights alone.
+The dense product is the limit where the tensor cores are busy. With few rows for each expert the memory is,
+and the column of GB/s counts the weights alone.
 """
 
 import math
@@ -35,11 +35,14 @@ PEERS = {
 }
 DTYPES = ("bfloat16", "float16")
 SPREADS = ("", "zipf")
-SHAPES = ",".join(
-    f"{experts}x1024x{n}x{k}{spread}"
-    for n, k, spread in ((4096, 4096, ""), (4096, 4096, "zipf"), (7168, 2048, ""))
-    for experts in (8, 16, 32, 64)
-) + ",32x4x4096x4096,32x4x7168x2048,128x16x4096x2048zipf"
+SHAPES = (
+    ",".join(
+        f"{experts}x1024x{n}x{k}{spread}"
+        for n, k, spread in ((4096, 4096, ""), (4096, 4096, "zipf"), (7168, 2048, ""))
+        for experts in (8, 16, 32, 64)
+    )
+    + ",32x4x4096x4096,32x4x7168x2048,128x16x4096x2048zipf"
+)
 SAMPLES = 8  # rows of each expert that are checked
 
 
@@ -71,7 +74,9 @@ def parse_shapes(text):
         spread = "zipf" if given.endswith("zipf") else ""
         sizes = given.removesuffix(spread).split("x")
         if len(sizes) != 4 or not all(size.strip().isdecimal() and int(size) for size in sizes):
-            raise ValueError(f"it has {part!r}; it must be ExROWSxNxK, of integers of 1 or more, perhaps with zipf")
+            raise ValueError(
+                f"it has {part!r}; it must be ExROWSxNxK, of integers of 1 or more, perhaps with zipf"
+            )
         shapes.append(Shape(*map(int, sizes), spread))
     return shapes
 
@@ -213,8 +218,8 @@ def run(world, results, options, progress):
     cases = [GroupedCase(world, shape, dtype) for shape in options.shapes]
     if emulated and max(case.operations for case in cases) > EMULATED:
         raise SystemExit(
-            f"grouped_gemm: --shapes has one that is too large for the emulator; it must have up to {EMULATED} "
-            "operations, as 8x16x128x128"
+            "grouped_gemm: --shapes has one that is too large for the emulator; it must have up to "
+            f"{EMULATED} operations, as 8x16x128x128"
         )
     if not emulated:
         results.method = METHOD_OF_ROUNDS
@@ -239,9 +244,7 @@ def _measure(world, results, options, step, case, contenders):
     except Refused as reason:
         measured = [(None, f"refused: {reason}")] * len(pairs)
     else:
-        measured = measure_all(
-            world, timer, pairs, lambda i: step(f"{name}, {contenders[i].method}")
-        )
+        measured = measure_all(world, timer, pairs, lambda i: step(f"{name}, {contenders[i].method}"))
     for (each, contender), (us, note) in zip(pairs, measured, strict=True):
         about = contender.about if us else {}
         about |= {"shape": name, "tflops": us and case.operations / us * 1e-6}

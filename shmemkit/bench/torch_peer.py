@@ -29,8 +29,8 @@ class TorchCall(Contender):
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 
-    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run(); `distributed` is
-    False if it needs no process group.
+    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run();
+    `distributed` is False if it needs no process group.
     """
 
     method: str

@@ -65,8 +65,8 @@ class Product:
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def _enqueue(self, given, shape_of, bind, activation, stream):
-        """Enqueue a product of the arrays `given`, {name: array}. -> that named "out": a new one, where None is
-        given, of the kind and the dtype of the first.
+        """Enqueue a product of the arrays `given`, {name: array}. -> that named "out": a new one, where None
+        is given, of the kind and the dtype of the first.
 
         shape_of(*arrays)   -> the shape of such a result, by the arrays that are neither `out` nor `bias`
         bind(arrays, gpu)   -> run(stream), for arrays of `gpu.arrays`

@@ -1,5 +1,5 @@
-"""What kernels report to the host program, which raises it where it looks for waits that have expired: when it
-synchronizes, and before a bound launch."""
+"""What kernels report to the host program, which raises it where it looks for waits that have expired: when
+it synchronizes, and before a bound launch."""
 
 CHECKS = []
 """Functions that raise what a kernel of this process has reported, if one has."""

@@ -14,7 +14,9 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 pytestmark = pytest.mark.gpu
 
 
-def product(method, counts, n, k, dtype="bfloat16", out_dtype=None, columns=False, bias=None, rows=0, **options):
+def product(
+    method, counts, n, k, dtype="bfloat16", out_dtype=None, columns=False, bias=None, rows=0, **options
+):
     """Compute one, in a poisoned out; the relative error of each expert must be that of one rounding."""
     if method == "sm90" and gpu_of(world()).compute_capability[0] != 9:
         pytest.skip("needs compute capability 9.0")
@@ -59,7 +61,9 @@ def test_counts(method, counts, shape):
     product(method, counts, *shape, rows=sum(counts) + 3)
 
 
-@pytest.mark.parametrize("tile", [(64, 256), (64, 128), (64, 64), (64, 32), (128, 256), (128, 224), (128, 96)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [(64, 256), (64, 128), (64, 64), (64, 32), (128, 256), (128, 224), (128, 96)], ids=str
+)
 @pytest.mark.parametrize("counts", COUNTS, ids=lambda counts: str(counts)[:24])
 def test_sm90_tiles(tile, counts):
     product("sm90", counts, 520, 1032, tile=tile)

@@ -28,11 +28,12 @@ from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemm
 from .. import Product, check_memory, kept
 from ..problem import HALVES, Problem
 from .expert_tiles import MAX_EXPERTS, MAX_ROWS, report_address
+from .sm80 import GroupedSm80
 from .sm90 import GroupedSm90
 
 __all__ = ["METHODS", "GroupedGemm", "grouped_matmul"]
 
-METHODS = {"sm90": GroupedSm90}
+METHODS = {"sm90": GroupedSm90, "sm80": GroupedSm80}
 
 
 class GroupedProblem(NamedTuple):
@@ -57,8 +58,8 @@ class GroupedGemm(Product):
     """Grouped products of one method: `grouped_matmul` keeps such objects.
 
     method   as of `grouped_matmul`
-    options  {"tile": (m, n)} of "sm90": 64 or 128 rows, and a multiple of 16 columns up to 256. Default: by the
-             sizes
+    options  {"tile": (m, n)} of "sm90": 64 or 128 rows, and a multiple of 16 columns up to 256; of "sm80"
+             what its Tile has. Default: by the sizes
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its calls,
     and graphs that captured some.
@@ -101,7 +102,8 @@ class GroupedGemm(Product):
         report = 0 if emulated else report_address()
         problem = GroupedProblem(**arrays, activation=activation, report=report)
         reasons = {}
-        for method in METHODS if self.method == "auto" else [self.method]:
+        methods = ["sm80"] if emulated else METHODS
+        for method in methods if self.method == "auto" else [self.method]:
             reason = METHODS[method].unsupported(problem, gpu)
             if reason is None:
                 return METHODS[method](problem, gpu, **self.options)
@@ -121,14 +123,15 @@ def grouped_matmul(
     stream: AnyStream | None = None,
     method: GroupedGemmMethod = "auto",
 ) -> ArrayT:
-    """Enqueue ``out[r] = activation(x[r] @ w[e].T + bias[e])``, e the expert of row r, on this rank's GPU. -> out
+    """Enqueue ``out[r] = activation(x[r] @ w[e].T + bias[e])``, e the expert of row r, on this rank's GPU.
+    -> out
 
     x           (rows, K), sorted by expert: the rows of expert 0, then those of expert 1, ...; bfloat16 or
-                float16. Rows, or columns, are contiguous; rows that begin at multiples of 16 bytes are fastest
+                float16. Rows, or columns, are contiguous; rows at multiples of 16 bytes are fastest
     w           (E, N, K), x's dtype: the weight of each expert, as of a linear layer. Rows, or columns, of an
-                expert are contiguous, so that (E, K, N) is given as w.transpose(0, 2, 1); E is up to 32768
-    counts      int32 (E,), contiguous, on the GPU: how many rows each expert has; 0 or more. The host does not
-                read it, so a kernel before may write it, and a graph that is replayed sees what is there then
+                expert are contiguous: (E, K, N) is given as w.transpose(0, 2, 1). E is up to 32768
+    counts      int32 (E,), contiguous, on the GPU: how many rows each expert has, 0 or more. The host does
+                not read it: a kernel before may write it, and a replayed graph sees what is there then
     out         (rows, N), contiguous rows, apart from all others: bfloat16, float16 or float32. Rows behind
                 those of the last expert are left as they are. Default: a new array of x's dtype and kind
     bias        (E, N), a row for each expert, or (N,) for all; contiguous, of out's dtype or float32
@@ -143,9 +146,9 @@ def grouped_matmul(
 
     Arrays, streams, capture, sums and bits are as of `matmul`.
 
-    If counts add up to more than the rows of x, or one is negative, nothing is written, and ValueError is
-    raised when the program next synchronizes with the GPU (`World.synchronize`, `World.asnumpy`, ..), or
-    launches a kernel through shmemkit.
+    If counts add up to more than the rows of x, or one is negative, nothing is written. ValueError is raised
+    when the program next synchronizes with the GPU (`World.synchronize`, `World.asnumpy`, ...) or launches a
+    kernel through shmemkit; the emulator raises EmulatorError.
 
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
@@ -176,8 +179,8 @@ def _check(x, w, counts, out, bias):
     (n_experts, n, k), rows = w.shape, x.shape[0]
     if not 1 <= n_experts <= MAX_EXPERTS or rows > MAX_ROWS or n_experts * max(n, k) > MAX_ROWS:
         raise ValueError(
-            f"GroupedGemm: x is {x.shape} and w is {w.shape}; w must have 1 to {MAX_EXPERTS} experts, x less than "
-            "2**31 rows, and w less than 2**31 rows and columns of all experts"
+            f"GroupedGemm: x is {x.shape} and w is {w.shape}; w must have 1 to {MAX_EXPERTS} experts, with "
+            "less than 2**31 rows and columns together, and x less than 2**31 rows"
         )
     if not k:
         raise ValueError(f"GroupedGemm: x is {x.shape}; K must be 1 or more")
@@ -192,7 +195,8 @@ def _check(x, w, counts, out, bias):
         allowed = list(dict.fromkeys((out.dtype.name, "float32")))
         if bias.shape not in ((n_experts, n), (n,)) or bias.dtype.name not in allowed:
             raise ValueError(
-                f"GroupedGemm: bias is {array_text(bias)}; it must be {listed(allowed)}, {(n_experts, n)} or {(n,)}"
+                f"GroupedGemm: bias is {array_text(bias)}; it must be {listed(allowed)}, {(n_experts, n)} or "
+                f"{(n,)}"
             )
         check_contiguous("GroupedGemm", "bias", bias)
     check_memory("GroupedGemm", out, x=x, w=w, counts=counts, bias=bias)

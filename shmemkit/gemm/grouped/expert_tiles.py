@@ -1,11 +1,11 @@
 """Tiles of a grouped product: rows that are sorted by expert, whose numbers only the GPU knows.
 
-Expert e has the next counts[e] rows. A tile has rows of one expert alone, so an expert's last row of tiles may
-be ragged. An expert's tiles come one after another, in the order of ``grouped``.
+Expert e has the next counts[e] rows. A tile has rows of one expert alone, so an expert's last row of tiles
+may be ragged. An expert's tiles come one after another, in the order of ``grouped``.
 
 Each block finds its tiles in a table, in shared memory, that its first warp makes by prefix sums: the first
-row, and the first row of tiles, of every `step`-th expert. To find a tile, a thread halves the table, and then
-goes on through the counts of the experts in between.
+row, and the first row of tiles, of every `step`-th expert. To find a tile, a thread halves the table, and
+then goes on through the counts of the experts in between.
 
 A row of tiles that has been found is one integer, from which kernels take what they need: the row it begins
 at (32 bits; a number below 2**32 may be added to it), how many rows it has (16 bits), its expert.
@@ -28,7 +28,7 @@ from ..epilogue import inline
 SLOTS = 64  # of the table: the first rows of so many experts,
 TILES = SLOTS  # from here on, their first rows of tiles,
 TOTAL = 2 * SLOTS  # and here how many rows of tiles there are
-TABLE = TOTAL + 1
+TABLE = 3 * SLOTS  # a multiple of 128 bytes, behind which dynamic shared memory may begin
 MAX_EXPERTS = 1 << 15
 MAX_ROWS = (1 << 31) - 1
 ALL = 0xFFFFFFFF
@@ -57,9 +57,10 @@ def expert_of(found):
 class ExpertTiles(NamedTuple):
     """Device functions for tiles of so many rows.
 
-    plan(counts, rows, table, report)  -> how many rows of tiles there are: called by all threads of the block,
-                                       which meet. It fills in the table, TABLE int32 in shared memory. If
-                                       the counts do not fit `rows`, it reports that, and there are no tiles
+    plan(counts, rows, table, report)  -> how many rows of tiles there are: called by all threads of the
+                                       block, which meet. It fills in the table, TABLE int32 in shared memory.
+                                       If the counts do not fit `rows`, it reports that, and there are no
+                                       tiles
     find(t, n_n, counts, table)        -> (the row of tiles, the column): the t-th tile, where a row of tiles
                                        has n_n. By any thread
     """

@@ -24,7 +24,6 @@ from shmemkit.device.cuda.accumulators import ROW_BITS
 from shmemkit.device.cuda.tma import tma_store
 
 from ..epilogue import inline
-from .expert_tiles import TABLE, expert_of, expert_tiles, row_of, rows_in
 from ..problem import Problem, arrays_of, flat, not_of_tensor_cores
 from ..sm90 import ALONE, ITEMSIZE, WARPGROUP, Kinds, Layout, Tile, gemm_body, signature
 from ..sm90_host import (
@@ -37,6 +36,7 @@ from ..sm90_host import (
     rows_that_cannot_be_stored,
     taken,
 )
+from .expert_tiles import TABLE, expert_of, expert_tiles, row_of, rows_in
 
 FEW = 64  # rows of an expert, on average: up to so many the tiles have 64 rows
 GROUP = 16  # rows of tiles that are computed column after column
@@ -89,13 +89,13 @@ def grouped_kernel(tile, kinds):
             if lane == 0:
                 tma_store(map_out, n, row_of(found), piece)
         else:
-            row, unit = lane >> log_units, lane & (units - 1)
+            unit = lane & (units - 1)
             to = n * itemsize + 16 * unit
-            while row < left:
-                if to < size_n * itemsize:
+            for i in range(units // 2):
+                row = (lane >> log_units) + i * (32 // units)
+                if row < left and to < size_n * itemsize:
                     words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
                     store_vec16(out, (row_of(found) + row) * pitch + to, words)
-                row += 32 // units
 
     gemm = gemm_body(
         tile,
@@ -111,7 +111,21 @@ def grouped_kernel(tile, kinds):
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def grouped_gemm_sm90(
-        map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, counts, bias_step, out, pitch, report
+        map_a,
+        map_b,
+        map_out,
+        bias,
+        m,
+        n,
+        k,
+        splits,
+        partials,
+        arrivals,
+        counts,
+        bias_step,
+        out,
+        pitch,
+        report,
     ):
         """map_a to arrivals  as of ``gemm_kernel``, where m is the number of x's rows, map_b that of w as one
                            matrix, and K is not split
@@ -146,8 +160,8 @@ def one_matrix(w):
 
 
 def choose(rows, n_experts, n, sms):
-    """-> (m, n) of a tile, for so many rows of all experts: 64 where a mean expert has no more, and then as wide
-    as leaves tiles for all multiprocessors; otherwise the largest one."""
+    """-> (m, n) of a tile, for so many rows of all experts: 64 where a mean expert has no more, and then as
+    wide as leaves tiles for all multiprocessors; otherwise the largest one."""
     widths = [w for w in (256, 224, 192, 160, 128, 96, 64) if w < n + 32] or [32]
     if rows > FEW * n_experts:
         return 128, widths[0]
@@ -168,16 +182,16 @@ class GroupedSm90(Sm90):
         matrix = one_matrix(w)
         if matrix is None or not taken(matrix if matrix.strides[1] == w.itemsize else matrix.T):
             return (
-                f"w has strides {w.strides}; its experts must lie one after another, with rows or columns that "
-                f"are contiguous and begin at multiples of {ALIGNED} bytes"
+                f"w has strides {w.strides}; its experts must lie one after another, with rows or columns "
+                f"that are contiguous and begin at multiples of {ALIGNED} bytes"
             )
         if major(matrix) == "mn" and w.shape[2] % SLAB:
             return f"K is {w.shape[2]}, and w's columns are contiguous; then K must be a multiple of {SLAB}"
         for name, array in (("x", x), ("out", out)):
             if not taken(array):
                 return (
-                    f"{name} has strides {array.strides}; its rows must be contiguous, and begin at multiples "
-                    f"of {ALIGNED} bytes"
+                    f"{name} has strides {array.strides}; its rows must be contiguous, and begin at "
+                    f"multiples of {ALIGNED} bytes"
                 )
         return None
 
