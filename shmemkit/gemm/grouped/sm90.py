@@ -39,7 +39,7 @@ from ..sm90_host import (
 from .expert_tiles import TABLE, expert_of, expert_tiles, row_of, rows_in
 
 FEW = 64  # rows of an expert, on average: up to so many the tiles have 64 rows
-GROUP = 16  # rows of tiles that are computed column after column
+GROUP = 8  # rows of tiles that are computed column after column
 BOX = {64: 16, 128: 64}  # rows of a tile: of a box of A
 
 
@@ -198,8 +198,7 @@ class GroupedSm90(Sm90):
     def __init__(self, problem, gpu, tile=None):
         x, w, counts, out, bias, activation, report = problem
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
-        m, columns, *more = tile or choose(rows, n_experts, n, sms)
-        tile = Tile(m, columns, more[0] if more else GROUP, loaded=more[1] if more[1:] else BOX[m])
+        tile = tile_of(*(tile or choose(rows, n_experts, n, sms)))
         bias_step = n if bias is not None and bias.ndim == 2 else 0
         dense = Problem(x, one_matrix(w).T, out, None if bias is None else bias.reshape(-1), activation)
         most = min(rows, rows // tile.m + n_experts)  # rows of tiles
@@ -216,22 +215,26 @@ class GroupedSm90(Sm90):
         self._kept = self._emulated(gpu)
 
 
+def tile_of(m, n):
+    return Tile(m, n, GROUP, loaded=BOX[m])
+
+
 def pitch_of(out):
     """Bytes from row to row."""
     return out.strides[0] if out.shape[0] > 1 else out.shape[1] * out.itemsize
 
 
 def _listed(tile, *kinds):
-    tile, kinds = Tile(*tile), Kinds(*kinds)
+    tile, kinds = tile_of(*tile), Kinds(*kinds)
     more = types.int32[::1], types.int64, types.uint8[::1], types.int64, types.int64
     return grouped_kernel(tile, kinds), signature(kinds, *more)
 
 
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
-    "128x256": _listed((128, 256, 16, False, 64), "bfloat16", "k", "k", "bfloat16"),
-    "128x256 columns": _listed((128, 256, 16, False, 64), "float16", "k", "mn", "float32", "float16", "gelu"),
-    "128x224": _listed((128, 224, 16, False, 64), "bfloat16", "k", "k", "float16", "float32", "relu"),
-    "64x256": _listed((64, 256, 16, False, 16), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
-    "64x128": _listed((64, 128, 16, False, 16), "bfloat16", "k", "k", "bfloat16"),
+    "128x256": _listed((128, 256), "bfloat16", "k", "k", "bfloat16"),
+    "128x256 columns": _listed((128, 256), "float16", "k", "mn", "float32", "float16", "gelu"),
+    "128x224": _listed((128, 224), "bfloat16", "k", "k", "float16", "float32", "relu"),
+    "64x256": _listed((64, 256), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
+    "64x128": _listed((64, 128), "bfloat16", "k", "k", "bfloat16"),
 }
