@@ -94,14 +94,14 @@ class GroupedSm80:
             )
         return out_that_cannot_be_stored(problem.out)
 
-    def __init__(self, problem, gpu, tile=None):
+    def __init__(self, problem, gpu):
         x, w, counts, out, bias, activation, report = problem
         (n_experts, n, k), rows = w.shape, x.shape[0]
         a_layout, b_layout = layout_of_rows(x), layout_of_experts(w)
         gpu = gpu._replace(shared_bytes=gpu.shared_bytes - 4 * TABLE)
         narrow = 2 in (a_layout.width, b_layout.width)
         of_mean = -(-rows // n_experts), n_experts * n, k
-        tile = Tile(*tile) if tile else choose_tile(*of_mean, gpu, NARROW if narrow else None)
+        tile = choose_tile(*of_mean, gpu, NARROW if narrow else None)
         to, width, ldo = stored(out)
         bias_dtype = None if bias is None else bias.dtype.name
         operands = flat(x, "uint16"), flat(w, "uint16")
