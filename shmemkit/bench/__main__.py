@@ -80,18 +80,16 @@ def _sizes(text):
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _shapes(text):
-    try:
-        return parse_shapes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _by(parse):
+    """-> `parse`, whose ValueError says what is wrong with an option"""
 
+    def parsed(text):
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _grouped_shapes(text):
-    try:
-        return grouped_gemm.parse_shapes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parsed
 
 
 def _positive(text):
@@ -237,7 +235,9 @@ def _parser():
 
     def of_shapes(found, meaning, module, methods, peers, default=None):
         text = f"M, N and K of {meaning}; default %(default)s"
-        found.add_argument("--shapes", type=_shapes, default=module.SHAPES, metavar="MxNxK,..", help=text)
+        found.add_argument(
+            "--shapes", type=_by(parse_shapes), default=module.SHAPES, metavar="MxNxK,..", help=text
+        )
         found.add_argument("--dtype", choices=module.DTYPES, default="bfloat16", help="default %(default)s")
         text = f"some of {', '.join(methods)}; default {default or 'auto, and all for so many nodes'}"
         known = _some_of(lambda: methods)
@@ -256,7 +256,7 @@ def _parser():
     text = "experts, rows of each, N, K; with zipf, rows of a mean expert; default %(default)s"
     experts.add_argument(
         "--shapes",
-        type=_grouped_shapes,
+        type=_by(grouped_gemm.parse_shapes),
         default=grouped_gemm.SHAPES,
         metavar="ExROWSxNxK[zipf],..",
         help=text,
@@ -268,7 +268,9 @@ def _parser():
     known = _some_of(lambda: grouped_gemm.METHODS)
     experts.add_argument("--methods", type=known, default="auto", metavar="A,B", help=text)
     text = "sm90 by these tiles, too, as 64x256,128x256; default: none"
-    experts.add_argument("--tiles", type=grouped_gemm.parse_tiles, default="", metavar="MxN,..", help=text)
+    experts.add_argument(
+        "--tiles", type=_by(grouped_gemm.parse_tiles), default="", metavar="MxN,..", help=text
+    )
     versus(experts, grouped_gemm.PEERS, ", ".join(grouped_gemm.PEERS.values()), ",".join(grouped_gemm.PEERS))
     text = "calls in a CUDA graph (by their size, 2 to 50)"
     experts.add_argument("--iters", type=_positive, metavar="N", help=text)

@@ -83,7 +83,15 @@ def parse_shapes(text):
 
 def parse_tiles(text):
     """ "MxN,MxN" -> [(m, n), ...]"""
-    return [tuple(map(int, part.split("x"))) for part in text.split(",") if part]
+    tiles = []
+    for part in text.split(",") if text else []:
+        sizes = part.strip().lower().split("x")
+        known = len(sizes) == 2 and all(map(str.isdecimal, sizes))
+        rows, columns = map(int, sizes) if known else (0, 0)
+        if rows not in (64, 128) or columns not in range(16, 257, 16):
+            raise ValueError(f"it has {part!r}; it must be MxN, 64 or 128 rows by a multiple of 16 up to 256")
+        tiles.append((rows, columns))
+    return tiles
 
 
 class GroupedCase(Checked):
