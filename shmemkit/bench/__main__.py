@@ -73,13 +73,6 @@ def _is_first():
     return True
 
 
-def _sizes(text):
-    try:
-        return parse_sizes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _by(parse):
     """-> `parse`, whose ValueError says what is wrong with an option"""
 
@@ -187,7 +180,7 @@ def _parser():
     def sized(found, meaning):
         usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
         text = f"bytes {meaning}: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; {usual}"
-        found.add_argument("--sizes", type=_sizes, metavar="SIZES", help=text)
+        found.add_argument("--sizes", type=_by(parse_sizes), metavar="SIZES", help=text)
         text = "calls in a CUDA graph (20 up to 4 MB, 5 above)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
         text = f"plot time against size; the suffix is the format: {', '.join(PLOTS)}"

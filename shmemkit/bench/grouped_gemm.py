@@ -77,7 +77,8 @@ def parse_shapes(text):
             raise ValueError(
                 f"it has {part!r}; it must be ExROWSxNxK, of integers of 1 or more, perhaps with zipf"
             )
-        shapes.append(Shape(*map(int, sizes), spread))
+        experts, rows, n, k = map(int, sizes)
+        shapes.append(Shape(experts, rows, n, k, spread))
     return shapes
 
 

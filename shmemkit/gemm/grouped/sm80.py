@@ -4,6 +4,7 @@ A tile's A is zero beyond its expert's rows, and nothing is stored there. Its B 
 """
 
 import functools
+from typing import Any
 
 from numba import cuda, types
 
@@ -97,7 +98,8 @@ class GroupedSm80:
     def __init__(self, problem, gpu):
         x, w, counts, out, bias, activation, report = problem
         (n_experts, n, k), rows = w.shape, x.shape[0]
-        a_layout, b_layout = layout_of_rows(x), layout_of_experts(w)
+        a_layout: Any = layout_of_rows(x)
+        b_layout: Any = layout_of_experts(w)
         gpu = gpu._replace(shared_bytes=gpu.shared_bytes - 4 * TABLE)
         narrow = 2 in (a_layout.width, b_layout.width)
         of_mean = -(-rows // n_experts), n_experts * n, k

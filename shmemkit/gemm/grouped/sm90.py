@@ -16,6 +16,7 @@ group for each piece, perhaps an empty one, so that they are counted alike.
 """
 
 import functools
+from typing import Any
 
 from numba import cuda, types
 
@@ -200,7 +201,8 @@ class GroupedSm90(Sm90):
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
         tile = tile_of(*(tile or choose(rows, n_experts, n, sms)))
         bias_step = n if bias is not None and bias.ndim == 2 else 0
-        dense = Problem(x, one_matrix(w).T, out, None if bias is None else bias.reshape(-1), activation)
+        matrix: Any = one_matrix(w)
+        dense = Problem(x, matrix.T, out, None if bias is None else bias.reshape(-1), activation)
         most = min(rows, rows // tile.m + n_experts)  # rows of tiles
         self._launch = bind_gemm(
             grouped_kernel,
