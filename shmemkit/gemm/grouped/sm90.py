@@ -55,7 +55,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def order(t, n_m, n_n, extra):
-        (counts, firsts), _, _, _, _, _ = extra
+        (counts, firsts), _, _ = extra
         return find(t, n_n, counts, firsts)
 
     @inline
@@ -68,14 +68,14 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def b_at(found, n, map_b, extra):
-        _, size_n, size_k, _, _, _ = extra
+        _, (size_n, size_k, _), _ = extra
         if by_k:
             return map_b, 0, expert_of(found) * size_n + n
         return map_b, expert_of(found) * size_k, n
 
     @inline
     def bias_at(found, extra):
-        _, _, _, bias_step, _, _ = extra
+        _, (_, _, bias_step), _ = extra
         return expert_of(found) * bias_step
 
     @inline
@@ -84,7 +84,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def send(piece, map_out, found, n, lane, extra):
-        _, size_n, _, _, out, pitch = extra
+        _, (size_n, _, _), (out, pitch) = extra
         left = rows_in(found) - 16 * ((cuda.threadIdx.x - WARPGROUP) >> 5)
         if left >= 16:
             if lane == 0:
@@ -137,7 +137,7 @@ def grouped_kernel(tile, kinds):
         """
         firsts = cuda.shared.array(TABLE, types.int32)
         n_m = plan(counts, m, firsts, report)
-        extra = (counts, firsts), n, k, bias_step, out, pitch
+        extra = (counts, firsts), (n, k, bias_step), (out, pitch)
         gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
 
     return grouped_gemm_sm90
@@ -146,7 +146,7 @@ def grouped_kernel(tile, kinds):
 # ---- on the host
 
 
-def one_matrix(w):
+def stacked(w):
     """w (E, N, K) as B's transpose (N, K) in ``bind_gemm``: (E * N, K) where K is contiguous, or (N, E * K)
     where N is; None if it is neither, or experts lie apart."""
     (n_experts, n, k), steps = w.shape, w.strides
@@ -180,7 +180,7 @@ class GroupedSm90(Sm90):
         x, w, out = problem.x, problem.w, problem.out
         if reason := not_of_tensor_cores(problem.dense) or rows_that_cannot_be_stored(out):
             return reason
-        matrix = one_matrix(w)
+        matrix = stacked(w)
         if matrix is None or not taken(matrix if matrix.strides[1] == w.itemsize else matrix.T):
             return (
                 f"w has strides {w.strides}; its experts must lie one after another, with rows or columns "
@@ -201,7 +201,7 @@ class GroupedSm90(Sm90):
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
         tile = tile_of(*(tile or choose(rows, n_experts, n, sms)))
         bias_step = n if bias is not None and bias.ndim == 2 else 0
-        matrix: Any = one_matrix(w)
+        matrix: Any = stacked(w)
         dense = Problem(x, matrix.T, out, None if bias is None else bias.reshape(-1), activation)
         most = min(rows, rows // tile.m + n_experts)  # rows of tiles
         self._launch = bind_gemm(
