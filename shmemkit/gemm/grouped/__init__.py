@@ -135,16 +135,17 @@ def grouped_matmul(
                 expert are contiguous: (E, K, N) is given as w.transpose(0, 2, 1). E is up to 32768
     counts      int32 (E,), contiguous, on the GPU: how many rows each expert has, 0 or more. The host does
                 not read it: a kernel before may write it, and a replayed graph sees what is there then
-    out         (rows, N), contiguous rows, apart from all others: bfloat16, float16 or float32. Rows behind
-                those of the last expert are left as they are. Default: a new array of x's dtype and kind
+    out         (rows, N), contiguous rows, which overlaps no other argument: bfloat16, float16 or float32.
+                Rows from the sum of the counts on are left as they are. Default: a new array of x's dtype and
+                kind, where these rows may hold anything
     bias        (E, N), a row for each expert, or (N,) for all; contiguous, of out's dtype or float32
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch
     stream      as of `matmul`
     method      "auto", the first of these that can compute the product (on the emulator the last), or
-                  sm90  wgmma and the TMA: compute capability 9.0; rows of x, out, and rows or columns of w
-                        begin at multiples of 16 bytes, rows of x and out are contiguous and those of out as
-                        long. The experts of w lie one after another. If columns are contiguous, K is a
-                        multiple of 64
+                  sm90  wgmma and the TMA: compute capability 9.0. Rows of x and out, which are contiguous,
+                        and rows or columns of w begin at multiples of 16 bytes; a row of out has a multiple
+                        of 16 bytes. The experts of w lie one after another. If the columns of an expert are
+                        contiguous, K is a multiple of 64
                   sm80  mma.sync and cp.async: from 8.0 on
 
     Arrays, streams, capture, sums and bits are as of `matmul`.
