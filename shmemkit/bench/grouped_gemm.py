@@ -34,7 +34,6 @@ PEERS = {
     "torch": "torch (torch._grouped_mm)",
 }
 DTYPES = ("bfloat16", "float16")
-SPREADS = ("", "zipf")
 SHAPES = ",".join(
     [
         *(f"{experts}x1024x4096x4096" for experts in (8, 16, 32, 64)),
