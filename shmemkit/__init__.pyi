@@ -45,6 +45,8 @@ from .gemm import Gemm as Gemm
 from .gemm import matmul as matmul
 from .gemm.all_gather import AllGatherGemm as AllGatherGemm
 from .gemm.all_reduce import GemmAllReduce as GemmAllReduce
+from .gemm.grouped import GroupedGemm as GroupedGemm
+from .gemm.grouped import grouped_matmul as grouped_matmul
 from .gemm.reduce_scatter import GemmReduceScatter as GemmReduceScatter
 from .moe import ExpertParallel as ExpertParallel
 from .runtime.launch import bind as bind

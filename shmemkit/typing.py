@@ -142,6 +142,7 @@ ReduceScatterMethod: TypeAlias = Literal[
     "auto", "ll", "ll128", "lamport", "push", "ring", "copy_engine", "push_2d"
 ]
 GemmMethod: TypeAlias = Literal["auto", "sm90", "sm80", "simt"]
+GroupedGemmMethod: TypeAlias = Literal["auto", "sm90", "sm80"]
 AllGatherGemmMethod: TypeAlias = Literal["auto", "push", "overlap", "overlap_2d", "sequential"]
 GemmReduceScatterMethod: TypeAlias = Literal[
     "auto", "ll128_overlap", "copy_engine", "fused", "fused_2d", "sequential"

@@ -26,6 +26,7 @@ from . import (
     expert_parallel,
     gemm,
     gemm_reduce,
+    grouped_gemm,
     launch,
     layers,
     p2p,
@@ -73,8 +74,8 @@ def _is_first():
     return True
 
 
-def _checked(parse):
-    """`parse`, for an option: its ValueError becomes the parser's."""
+def _by(parse):
+    """-> `parse`, whose ValueError says what is wrong with an option"""
 
     def parsed(text):
         try:
@@ -83,9 +84,6 @@ def _checked(parse):
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parsed
-
-
-_sizes, _shapes = _checked(parse_sizes), _checked(parse_shapes)
 
 
 def _positive(text):
@@ -183,7 +181,7 @@ def _parser():
     def sized(found, meaning):
         usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
         text = f"bytes {meaning}: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; {usual}"
-        found.add_argument("--sizes", type=_sizes, metavar="SIZES", help=text)
+        found.add_argument("--sizes", type=_by(parse_sizes), metavar="SIZES", help=text)
         text = "calls in a CUDA graph (20 up to 4 MB, 5 above)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
         text = f"plot time against size; the suffix is the format: {', '.join(PLOTS)}"
@@ -231,7 +229,9 @@ def _parser():
 
     def of_shapes(found, meaning, module, methods, peers, default=None):
         text = f"M, N and K of {meaning}; default %(default)s"
-        found.add_argument("--shapes", type=_shapes, default=module.SHAPES, metavar="MxNxK,..", help=text)
+        found.add_argument(
+            "--shapes", type=_by(parse_shapes), default=module.SHAPES, metavar="MxNxK,..", help=text
+        )
         found.add_argument("--dtype", choices=module.DTYPES, default="bfloat16", help="default %(default)s")
         text = f"some of {', '.join(methods)}; default {default or 'auto, and all for so many nodes'}"
         known = _some_of(lambda: methods)
@@ -245,6 +245,30 @@ def _parser():
     text = "tn: both operands by rows of K, as in a linear layer; nn: both by rows; default %(default)s"
     products.add_argument("--layout", choices=gemm.LAYOUTS, default="tn", help=text)
 
+    text = "GroupedGemm, torch._grouped_mm, a loop of cuBLAS, and one dense product, on each rank's GPU"
+    experts = command(grouped_gemm.run, "grouped_gemm", text)
+    text = "experts, rows of each, N, K; with zipf, rows of a mean expert; default %(default)s"
+    experts.add_argument(
+        "--shapes",
+        type=_by(grouped_gemm.parse_shapes),
+        default=grouped_gemm.SHAPES,
+        metavar="ExROWSxNxK[zipf],..",
+        help=text,
+    )
+    experts.add_argument(
+        "--dtype", choices=grouped_gemm.DTYPES, default="bfloat16", help="default %(default)s"
+    )
+    text = f"some of {', '.join(grouped_gemm.METHODS)}; default auto"
+    known = _some_of(lambda: grouped_gemm.METHODS)
+    experts.add_argument("--methods", type=known, default="auto", metavar="A,B", help=text)
+    text = "sm90 by these tiles, too, as 64x256,128x256; default: none"
+    experts.add_argument(
+        "--tiles", type=_by(grouped_gemm.parse_tiles), default="", metavar="MxN,..", help=text
+    )
+    versus(experts, grouped_gemm.PEERS, ", ".join(grouped_gemm.PEERS.values()), ",".join(grouped_gemm.PEERS))
+    text = "calls in a CUDA graph (by their size, 2 to 50)"
+    experts.add_argument("--iters", type=_positive, metavar="N", help=text)
+
     text = "every method of AllGatherGemm, and NCCL's all-gather and then cuBLAS"
     meaning = "the whole layer, of which each rank has a part of M and N"
     of_shapes(command(ag_gemm.run, "ag_gemm", text), meaning, layers, ag_gemm.METHODS, ag_gemm.PEERS)
@@ -256,7 +280,7 @@ def _parser():
 
     text = "every method of AllReduceRMSNorm, AllReduce alone, and PyTorch's all-reduces and then rms_norm"
     norms = command(rms_norm.run, "all_reduce_rms_norm", text)
-    known, text = _checked(rms_norm.parse_shapes), "tokens and elements of a row; default %(default)s"
+    known, text = _by(rms_norm.parse_shapes), "tokens and elements of a row; default %(default)s"
     norms.add_argument("--shapes", type=known, default=rms_norm.SHAPES, metavar="TxH,..", help=text)
     norms.add_argument("--dtype", choices=rms_norm.DTYPES, default="bfloat16", help="default %(default)s")
     known, text = _some_of(lambda: rms_norm.METHODS), f"some of {', '.join(rms_norm.METHODS)}; default all"

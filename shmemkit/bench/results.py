@@ -32,7 +32,9 @@ ON_EMULATOR = "emulator: times mean nothing"
 NCCL_WAYS = NCCL, NCCL_GRAPH, NCCL_WINDOW, NCCL_CE = "nccl", "nccl_graph", "nccl_window", "nccl_ce"
 TORCH_NCCL = "nccl through torch"
 CUBLAS = "cuBLAS"
+CUBLAS_LOOP = "cuBLAS, a loop"
 NCCL_CUBLAS = "NCCL and cuBLAS"  # one after the other
+TORCH_GROUPED = "torch._grouped_mm"
 TORCH_AG_GEMM = "torch fused_all_gather_matmul, no graph"
 TORCH_GEMM_RS = "torch fused_matmul_reduce_scatter, no graph"
 TORCH_SYMMETRIC = "torch symm_mem", "torch symm_mem one_shot", "torch symm_mem two_shot"
@@ -48,8 +50,9 @@ RATIOS = {  # a field of a row: the methods whose shortest time is compared with
     "vs_nccl": (*NCCL_WAYS, *NCCL_CUBLAS_WAYS),
     "vs_plain": (NCCL, NCCL_CUBLAS),
     "vs_torch_nccl": (TORCH_NCCL,),
-    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS),
+    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED),
     "vs_cublas": (CUBLAS,),
+    "vs_loop": (CUBLAS_LOOP,),
 }
 DRIVER = "cuLaunchKernel, arguments packed before"
 NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"
@@ -66,7 +69,7 @@ class Row:
     """One method at one size.
 
     op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU), "first_launch", "gemm",
-                   "ag_gemm", "gemm_rs" or "gemm_ar"
+                   "grouped_gemm", "ag_gemm", "gemm_rs" or "gemm_ar"
     method         its name
     bytes          of the gathered buffer (all_gather), or sent to the peer (p2p), or of all operands (gemm);
                    None where there are none
@@ -82,9 +85,11 @@ class Row:
     blocks         of the kernel, where that was varied
     out            "symmetric" where the result went to symmetric memory
     took           the method that "auto" took
-    shape          gemm: "MxNxK"
+    shape          gemm: "MxNxK"; grouped_gemm: "ExROWSxNxK"
     tflops         gemm: 10**12 operations per second, 2 M N K in all
-    vs_cublas      gemm: cuBLAS's time in the same run over this one
+    weights_GBps   grouped_gemm: 10**9 bytes of the weights of experts with rows, per second
+    vs_cublas      gemm: cuBLAS's time in the same run over this one; grouped_gemm: of one dense product
+    vs_loop        grouped_gemm: the same of a product for each expert
     alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole
     vs_torch       the shortest time of PyTorch's symmetric memory, or fused operation, in the same run over
                    this one
@@ -118,6 +123,8 @@ class Row:
     ran: str | None = None
     version: str | None = None
     runs: list[float] | None = None
+    vs_loop: float | None = None
+    weights_GBps: float | None = None
 
     @property
     def wrong(self):
@@ -185,11 +192,11 @@ class Results:
             return
         row.note = row.note or new.note
         if row.us is None or new.us is None:
-            row.us = row.bus_GBps = row.tflops = row.runs = None
+            row.us = row.bus_GBps = row.tflops = row.weights_GBps = row.runs = None
             return
         row.runs = [*(row.runs or [row.us]), new.us]
         median = statistics.median(row.runs)
-        for rate in ("bus_GBps", "tflops"):
+        for rate in ("bus_GBps", "tflops", "weights_GBps"):
             if getattr(row, rate) is not None:
                 setattr(row, rate, getattr(row, rate) * row.us / median)
         row.us = median

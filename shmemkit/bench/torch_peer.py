@@ -29,10 +29,12 @@ class TorchCall(Contender):
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 
-    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run().
+    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run();
+    `distributed` is False if it needs no process group.
     """
 
     method: str
+    distributed = True
     prepare: Callable
     run: Callable
     _torch: Any = None
@@ -41,7 +43,7 @@ class TorchCall(Contender):
 
     def start(self, case):
         if self.world.backend.name == "emulator":
-            raise ValueError("PyTorch's collectives need GPUs")
+            raise ValueError("what PyTorch is compared for needs GPUs")
         try:
             import torch
             import torch.distributed
@@ -49,7 +51,7 @@ class TorchCall(Contender):
             raise ValueError(f"PyTorch is not installed ({error}): pip install torch") from error
         self._torch, self._case = torch, case
         with refusing():
-            if not torch.distributed.is_initialized():
+            if self.distributed and not torch.distributed.is_initialized():
                 self._connect()
             self._stream = stream_of(torch, self.world)
             with torch.cuda.stream(self._stream):

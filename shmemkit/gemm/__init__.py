@@ -56,7 +56,57 @@ PLANS = 512  # bound calls that a Gemm keeps
 METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
 
 
-class Gemm:
+class Product:
+    """What Gemm and GroupedGemm have in common: calls that are bound to arrays, and kept."""
+
+    _who: str  # in errors
+
+    def __init__(self):
+        self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
+
+    def _enqueue(self, given, shape_of, bind, activation, stream):
+        """Enqueue a product of the arrays `given`, {name: array}. -> that named "out": a new one, where None
+        is given, of the kind and the dtype of the first.
+
+        shape_of(*arrays)   -> the shape of such a result, by the arrays that are neither `out` nor `bias`
+        bind(arrays, gpu)   -> run(stream), for arrays of `gpu.arrays`
+        """
+        one_of(self._who, "activation", activation, ACTIVATIONS)
+        world = current()
+        gpu = gpu_of(world)
+        if world is None:
+            stream, waits = stream_of(stream, *given.values()), False
+        else:
+            stream, waits = call_on(world, stream, *given.values())
+        like, out = next(iter(given.values())), given["out"]
+        operands = {
+            name: with_shape(self._who, name, x, gpu.arrays)
+            for name, x in given.items()
+            if name not in ("out", "bias")
+        }
+        if out is None:
+            shape = shape_of(*operands.values())
+            after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
+            out = new_output(like, shape, next(iter(operands.values())).dtype, gpu.arrays, stream, after)
+        key, arrays = keyed(self._who, {**given, **operands, "out": out}, gpu.arrays, "bias")
+        key = activation, world, *key
+        run = self._plans.get(key)
+        if run is None:
+            run = bind(converted(self._who, arrays, gpu.arrays, "bias"), gpu)
+        if stream is None and world is None:
+            stream = _cupy().cuda.get_current_stream()
+        capturing = _captures(world, stream)
+        if key not in self._plans:
+            self._plans.keep(key, run, capturing)
+        if capturing:
+            self._of_graphs.add(run)  # the graph uses what it has
+        run(stream)
+        if waits and world is not None:
+            world.stream.synchronize()
+        return out
+
+
+class Gemm(Product):
     """Matrix products of one method, in one order of tiles: `matmul` keeps such objects.
 
     method  as of `matmul`
@@ -71,10 +121,12 @@ class Gemm:
     calls, and graphs that captured some. TypeError if `order` is not a function.
     """
 
+    _who = "Gemm"
+
     def __init__(self, method: GemmMethod = "auto", order: Callable | None = None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
+        super().__init__()
         self.method, self.order = method, _device_function(order)
-        self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def __call__(
         self,
@@ -90,38 +142,12 @@ class Gemm:
 
         Arguments, result, bits, capture and errors are those of `matmul`.
         """
-        one_of("Gemm", "activation", activation, ACTIVATIONS)
-        world = current()
-        gpu = gpu_of(world)
-        if world is None:
-            stream, waits = stream_of(stream, a, b, out, bias), False
-        else:
-            stream, waits = call_on(world, stream, a, b, out, bias)
-        x, y = with_shape("Gemm", "a", a, gpu.arrays), with_shape("Gemm", "b", b, gpu.arrays)
-        if out is None:
-            if not x.ndim == y.ndim == 2:
-                raise ValueError(_shapes(x, y))
-            shape = x.shape[0], y.shape[1]
-            after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
-            out = new_output(a, shape, x.dtype, gpu.arrays, stream, after)
-        given = {"a": x, "b": y, "out": out, "bias": bias}
-        key, arrays = keyed("Gemm", given, gpu.arrays, "bias")
-        key = activation, world, *key
-        run = self._plans.get(key)
-        if run is None:
-            problem = Problem(**converted("Gemm", arrays, gpu.arrays, "bias"), activation=activation)
-            run = bind_product(problem, gpu, self.method, self.order)
-        if stream is None and world is None:
-            stream = _cupy().cuda.get_current_stream()
-        capturing = _captures(world, stream)
-        if key not in self._plans:
-            self._plans.keep(key, run, capturing)
-        if capturing:
-            self._of_graphs.add(run)  # the graph uses what it has
-        run(stream)
-        if waits and world is not None:
-            world.stream.synchronize()
-        return out
+        given = {"a": a, "b": b, "out": out, "bias": bias}
+
+        def bind(arrays, gpu):
+            return bind_product(Problem(**arrays, activation=activation), gpu, self.method, self.order)
+
+        return self._enqueue(given, _shape_of, bind, activation, stream)
 
 
 def _device_function(order):
@@ -191,16 +217,17 @@ def matmul(
 
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
-    return _kept(method, current())(a, b, out, bias=bias, activation=activation, stream=stream)
-
-
-def _kept(method, world):
     one_of("matmul()", "method", method, ("auto", *METHODS))
-    kept = _without_world if world is None else world.kept
-    key = Gemm, method
-    if key not in kept:
-        kept[key] = Gemm(method)
-    return kept[key]
+    return kept(Gemm, method)(a, b, out, bias=bias, activation=activation, stream=stream)
+
+
+def kept(kind, method):
+    """-> the Gemm, or another `kind` of Product, of that method that calls without an object use"""
+    world, key = current(), (kind, method)
+    found = _without_world if world is None else world.kept
+    if key not in found:
+        found[key] = kind(method)
+    return found[key]
 
 
 _without_world = {}
@@ -264,6 +291,12 @@ def _cupy():
     return cupy
 
 
+def _shape_of(a, b):
+    if not a.ndim == b.ndim == 2:
+        raise ValueError(_shapes(a, b))
+    return a.shape[0], b.shape[1]
+
+
 def _shapes(a, b):
     shapes: list[Any] = [getattr(x, "shape", ()) for x in (a, b)]
     given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
@@ -298,15 +331,20 @@ def check(problem):
     if activation not in ACTIVATIONS or (integers and activation in ("gelu", "silu")):
         activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
         one_of("Gemm", "activation", activation, activations)
-    for name, array in (("a", a), ("b", b), ("out", out), ("bias", bias)):
+    check_memory("Gemm", out, a=a, b=b, bias=bias)
+
+
+def check_memory(who, out, **operands):
+    """ValueError for arrays that lie where no kernel can take them."""
+    for name, array in {**operands, "out": out}.items():
         if array is not None and not is_aligned(array):
             raise ValueError(
-                f"Gemm: {name} has strides {array.strides} and address {address_of(array):#x}; they must be "
+                f"{who}: {name} has strides {array.strides} and address {address_of(array):#x}; they must be "
                 f"multiples of its elements' {array.dtype.itemsize} bytes. Give a copy"
             )
-    for name, array in (("a", a), ("b", b), ("bias", bias)):
+    for name, array in operands.items():
         if array is not None and overlap(array, out):
-            raise ValueError(f"Gemm: out overlaps {name}; it must be another array")
+            raise ValueError(f"{who}: out overlaps {name}; it must be another array")
     steps = zip(out.strides, out.shape, strict=True)
     if out.size and any(stride == 0 and size > 1 for stride, size in steps):
-        raise ValueError("Gemm: out is a broadcast array, whose elements share memory; it must not be one")
+        raise ValueError(f"{who}: out is a broadcast array, whose elements share memory; it must not be one")

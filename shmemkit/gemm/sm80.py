@@ -234,44 +234,46 @@ def _chunk_copy(width):
 
 @functools.cache
 def _storing(columns, out_dtype, width, bias_dtype, activation, whole):
-    """``store(acc, (out, bias, at, step, row, column, m, n))``: a warp's part of out, of `columns` columns,
-    `width` elements at once. row and column are those of the lane's first element; out[at] is where it stores
-    first, and step is from row to row, in units of `width`. `whole`: all of it is there."""
+    """``store(acc, (out, bias, start, at, step, row, column, m, n))``: a warp's part of out, of `columns`
+    columns, `width` elements at once. row and column are those of the lane's first element; out[at] is where
+    it stores first, and step is from row to row, in units of `width`; bias[start] is that of column 0.
+    `whole`: all of it is there."""
     finish, out_element = finishing(bias_dtype, activation), element(out_dtype)
     narrow, pack = out_element.narrow, out_element.pack
     per_row = columns // 16
 
     @inline
-    def one(out, bias, at, row, column, m, n, x):
+    def one(out, bias, start, at, row, column, m, n, x):
         if whole or (row < m and column < n):
-            out[types.uint64(at)] = narrow(finish(x, bias, column))
+            out[types.uint64(at)] = narrow(finish(x, bias, start + column))
 
     @inline
-    def two(bias, column, n, x, y):
+    def two(bias, start, column, n, x, y):
         if not whole:
             column = min(column, n - 2)  # beyond the last column there is no bias
+        column += start
         return pack(finish(x, bias, column), finish(y, bias, column + 1))
 
     # w, x are of two columns, y, z of those 8 columns further.
     @inline
-    def singly(out, bias, at, row, column, m, n, w, x, y, z):
-        one(out, bias, at, row, column, m, n, w)
-        one(out, bias, at + 1, row, column + 1, m, n, x)
-        one(out, bias, at + 8, row, column + 8, m, n, y)
-        one(out, bias, at + 9, row, column + 9, m, n, z)
+    def singly(out, bias, start, at, row, column, m, n, w, x, y, z):
+        one(out, bias, start, at, row, column, m, n, w)
+        one(out, bias, start, at + 1, row, column + 1, m, n, x)
+        one(out, bias, start, at + 8, row, column + 8, m, n, y)
+        one(out, bias, start, at + 9, row, column + 9, m, n, z)
 
     @inline
-    def by_two(out, bias, at, row, column, m, n, w, x, y, z):
+    def by_two(out, bias, start, at, row, column, m, n, w, x, y, z):
         if whole or (row < m and column < n):
-            out[types.uint64(at)] = two(bias, column, n, w, x)
+            out[types.uint64(at)] = two(bias, start, column, n, w, x)
         if whole or (row < m and column + 8 < n):
-            out[types.uint64(at + 4)] = two(bias, column + 8, n, y, z)
+            out[types.uint64(at + 4)] = two(bias, start, column + 8, n, y, z)
 
     @inline
-    def by_four(out, bias, at, row, column, m, n, w, x, y, z):
+    def by_four(out, bias, start, at, row, column, m, n, w, x, y, z):
         # Of two neighbours the even lane takes what both have of the first columns, the odd one the second.
         odd = cuda.threadIdx.x & 1
-        first, second = two(bias, column, n, w, x), two(bias, column + 8, n, y, z)
+        first, second = two(bias, start, column, n, w, x), two(bias, start, column + 8, n, y, z)
         given = types.int32(first if odd else second)
         got = types.uint32(cuda.shfl_xor_sync(0xFFFFFFFF, given, 1))
         low, high = (got, second) if odd else (first, got)
@@ -282,11 +284,11 @@ def _storing(columns, out_dtype, width, bias_dtype, activation, whole):
 
     @inline
     def store(part, i, arguments):
-        out, bias, at, step, row, column, m, n = arguments
+        out, bias, start, at, step, row, column, m, n = arguments
         down, right = 16 * (i // per_row), 16 * (i % per_row)
         row, column, at = row + down, column + right, at + down * step + right // width
-        put(out, bias, at, row, column, m, n, part[0], part[1], part[4], part[5])
-        put(out, bias, at + 8 * step, row + 8, column, m, n, part[2], part[3], part[6], part[7])
+        put(out, bias, start, at, row, column, m, n, part[0], part[1], part[4], part[5])
+        put(out, bias, start, at + 8 * step, row + 8, column, m, n, part[2], part[3], part[6], part[7])
 
     return for_each_part(8, store)
 
@@ -303,13 +305,14 @@ def grouping(group):
 
 
 @functools.cache
-def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_dtype=None, activation=None):
-    """-> the kernel
+def gemm_body(dtype, out_dtype, width, a_layout, b_layout, tile, place, bias_dtype=None, activation=None):
+    """-> the kernel as a device function, which takes what the kernel does, then how many rows of tiles there
+    are, and `extra`, a tuple for `place`. See ``sm80_kernel`` for the other arguments.
 
-    a_layout, b_layout   (major, width): "k" or "mn", and the bytes that are copied at once: 16, 4 or 2, of
-                         which the array's address and its rows' distance are multiples
-    width                1, or the elements of out in 8 bytes: n, and the distance of its rows, are multiples
-    order                the tiles' order, a device function (turn, n_m, n_n) -> (m, n), as of ``grouping``
+    place(turn, n_m, n_n, m, extra)  -> (row, end, column, first of B, first of the bias): a device function:
+                                     where the tile begins that comes after `turn` others, of n_m by n_n; the
+                                     row at which its rows end; how many elements its B, and its bias, are
+                                     behind the first ones. Each block has a tile
     """
     tile_m, tile_n, tile_k, stages, warps_m, warps_n = tile
     threads, steps = tile.threads, tile_k // 16
@@ -336,10 +339,11 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
         fill_b(shared, slab + to, b, ldb, first, left, part)
 
     @inline
-    def begin(shared, a, b, lda, ldb, m, n, k, row, column):
+    def begin(shared, a, b, lda, ldb, n, k, row, end, column, first_b):
         """Ask for the first slabs of a tile. -> what is to be asked for next"""
-        from_a, left_a, to_a = begin_a(lda, row, m)
+        from_a, left_a, to_a = begin_a(lda, row, end)
         from_b, left_b, to_b = begin_b(ldb, column, n)
+        from_b += first_b
         to_b += a_bytes
         whole = whole_slabs(k)
         end_a(shared, to_a, a, lda, from_a + whole * along_a(lda), left_a, k - whole)
@@ -359,21 +363,17 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
     def whole_slabs(k):
         return (k - 1 >> log_tile_k) << log_tile_k
 
-    @cuda.jit(launch_bounds=(threads, 1))
-    def gemm_sm80(a, b, out, bias, m, n, k, lda, ldb, ldo):
-        """a, b   uint16, 1-D: from the first element to the last, lda and ldb elements from line to line
-        out    1-D: uint16, float32 or uint64 (`width` elements), ldo elements from row to row
-        bias   uint16 or float32; not used without one
-        """
+    @inline
+    def gemm(a, b, out, bias, m, n, k, lda, ldb, ldo, n_m, extra):
         shared = cuda.shared.array(0, types.uint16, alignment=128)
-        n_m, n_n = (m + tile_m - 1) // tile_m, (n + tile_n - 1) // tile_n
+        n_n = (n + tile_n - 1) // tile_n
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         warp_row, warp_column = (warp & (warps_m - 1)) * rows, (warp >> log_warps_m) * columns
         my_a, my_b = offset_a(lane, warp_row), offset_b(lane, warp_column) + a_bytes
         whole = whole_slabs(k)
         turn = cuda.blockIdx.x
-        i, j = order(turn, n_m, n_n)
-        mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
+        row0, end, column0, first_b, _ = place(turn, n_m, n_n, m, extra)
+        mine_a, mine_b = begin(shared, a, b, lda, ldb, n, k, row0, end, column0, first_b)
         while turn < n_m * n_n:
             from_a, left_a, to_a = mine_a
             from_b, left_b, to_b = mine_b
@@ -415,26 +415,58 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
                 empty, here = here, following
                 left -= tile_k
             cuda.syncthreads()
-            i, j = order(turn, n_m, n_n)  # again: to keep it would take registers
-            row0, column0 = i * tile_m, j * tile_n
+            # Again: to keep it would take registers.
+            row0, end, column0, _, start = place(turn, n_m, n_n, m, extra)
             turn += cuda.gridDim.x
             if turn < n_m * n_n:
-                i, j = order(turn, n_m, n_n)
-                mine_a, mine_b = begin(shared, a, b, lda, ldb, m, n, k, i * tile_m, j * tile_n)
+                row, row_end, column, first_b, _ = place(turn, n_m, n_n, m, extra)
+                mine_a, mine_b = begin(shared, a, b, lda, ldb, n, k, row, row_end, column, first_b)
             row, column = row0 + warp_row + (lane >> 2), column0 + warp_column + 2 * (lane & 3)
             first = row * ldo + column
             if width == 4:
                 first += 6 * (lane & 1)
-            to = (out, bias, first // width, ldo // width, row, column, m, n)
-            if row0 + tile_m <= m and column0 + tile_n <= n:
+            to = (out, bias, start, first // width, ldo // width, row, column, end, n)
+            if row0 + tile_m <= end and column0 + tile_n <= n:
                 store(acc, to)
             else:
                 store_edge(acc, to)
+
+    return gemm
+
+
+@functools.cache
+def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_dtype=None, activation=None):
+    """-> the kernel
+
+    a_layout, b_layout   (major, width): "k" or "mn", and the bytes that are copied at once: 16, 4 or 2, of
+                         which the array's address and its rows' distance are multiples
+    width                1, or the elements of out in 8 bytes: n, and the distance of its rows, are multiples
+    order                the tiles' order, a device function (turn, n_m, n_n) -> (m, n), as of ``grouping``
+    """
+    tile_m, tile_n, *_ = tile
+
+    @inline
+    def place(turn, n_m, n_n, m, extra):
+        i, j = order(turn, n_m, n_n)
+        return i * tile_m, m, j * tile_n, 0, 0
+
+    gemm = gemm_body(dtype, out_dtype, width, a_layout, b_layout, tile, place, bias_dtype, activation)
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def gemm_sm80(a, b, out, bias, m, n, k, lda, ldb, ldo):
+        """a, b   uint16, 1-D: from the first element to the last, lda and ldb elements from line to line
+        out    1-D: uint16, float32 or uint64 (`width` elements), ldo elements from row to row
+        bias   uint16 or float32; not used without one
+        """
+        gemm(a, b, out, bias, m, n, k, lda, ldb, ldo, (m + tile_m - 1) // tile_m, ())
 
     return gemm_sm80
 
 
 # ---- on the host
+
+
+NARROW = 64 * 128  # elements of a tile whose operands come by 2 bytes, through registers: others need all
 
 
 class _Choice(NamedTuple):
@@ -452,16 +484,18 @@ _CHOICES = (
 )
 
 
-def choose_tile(m, n, k, gpu, narrow=False):
+def choose_tile(m, n, k, gpu, largest=None):
     """-> the Tile for a product of that size: the one by which the busiest multiprocessor is done first.
-    `narrow`: operands are copied by 2 bytes, through registers, which larger tiles need all."""
+    `largest`: elements of a tile at most."""
 
     def time(choice):
         tile = choice.tile
         tiles = -(-m // tile.m) * -(-n // tile.n)
         return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * (choice.per_element * k + choice.end)
 
-    tile, blocks, *_ = min((c for c in _CHOICES if c.tile.m == 64 or not narrow), key=time)
+    tile, blocks, *_ = min(
+        (c for c in _CHOICES if largest is None or c.tile.m * c.tile.n <= largest), key=time
+    )
     room = (gpu.shared_bytes + RESERVED) // blocks - RESERVED
     for depth in (tile.k, 32):
         stages = min(tile.stages, room // (2 * depth * (tile.m + tile.n)))
@@ -482,7 +516,7 @@ class _Layout(NamedTuple):
     ld: int  # elements from a line to the next one
 
 
-def _layout(array):
+def layout_of(array):
     """-> the _Layout of an operand whose rows are those of its tiles, and whose columns are K; None if
     neither is contiguous"""
     rows, columns = array.shape
@@ -503,6 +537,23 @@ def _layout(array):
     return None
 
 
+def stored(out):
+    """-> (out as the kernel takes it, 1-D, width, ldo)"""
+    (m, n), itemsize = out.shape, out.dtype.itemsize
+    ldo, width = out.strides[0] // itemsize if m > 1 else n, 8 // itemsize
+    if (n | ldo) % width or address_of(out) % 8:
+        width = 1
+    return flat(out, "uint64" if width > 1 else element(out.dtype.name).stored), width, ldo
+
+
+def out_that_cannot_be_stored(out):
+    """-> why not, or None."""
+    rows, columns = out.shape
+    if rows > 1 and out.strides[0] < 0 or columns > 1 and out.strides[1] != out.dtype.itemsize:
+        return f"out has strides {out.strides}; it must have contiguous rows"
+    return None
+
+
 class Sm80:
     """A product that is bound to the kernel: call it with a stream."""
 
@@ -514,29 +565,22 @@ class Sm80:
             return f"the GPU has compute capability {gpu.capability}; it must be 8.0 or newer"
         if reason := not_of_tensor_cores(problem):
             return reason
-        if _layout(a) is None or _layout(b.T) is None:
+        if layout_of(a) is None or layout_of(b.T) is None:
             return f"a and b have strides {a.strides} and {b.strides}; rows or columns must be contiguous"
-        rows, columns = out.shape
-        if rows > 1 and out.strides[0] < 0 or columns > 1 and out.strides[1] != out.dtype.itemsize:
-            return f"out has strides {out.strides}; it must have contiguous rows"
-        return None
+        return out_that_cannot_be_stored(out)
 
     def __init__(self, problem, gpu, tile=None, order=None):
         a, b, out, bias, activation = problem
         m, n, k = problem.size
-        a_layout: Any = _layout(a)
-        b_layout: Any = _layout(b.T)
-        tile = tile or choose_tile(m, n, k, gpu, 2 in (a_layout.width, b_layout.width))
+        a_layout: Any = layout_of(a)
+        b_layout: Any = layout_of(b.T)
+        narrow = 2 in (a_layout.width, b_layout.width)
+        tile = tile or choose_tile(m, n, k, gpu, NARROW if narrow else None)
         tiles = -(-m // tile.m), -(-n // tile.n)
         check_order(order, *tiles)
         order = order or grouping(GROUP_ROWS // tile.m)
         out_dtype = out.dtype.name
-        to = element(out_dtype)
-        ldo = out.strides[0] // out.dtype.itemsize if m > 1 else n
-        width = 8 // out.dtype.itemsize
-        if (n | ldo) % width or address_of(out) % 8:
-            width = 1
-        out = flat(out, "uint64" if width > 1 else to.stored)
+        out, width, ldo = stored(out)
         bias_dtype = None if bias is None else bias.dtype.name
         operands = flat(a, "uint16"), flat(b, "uint16")
         bias = operands[0] if bias is None else bias.view(element(bias_dtype).stored)

@@ -92,8 +92,8 @@ class Tile(NamedTuple):
     m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
-    loaded  rows of a K-major A that are loaded, a multiple of 8, if it has no more; None: m. To load rows
-            that A does not have takes longer
+    loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. A box is loaded, or as
+            many as ``gemm_body`` is told to. To load rows that nobody needs takes longer
     """
 
     m: int
@@ -190,9 +190,10 @@ def hand_back(empty, slot, lane):
 
 
 @functools.cache
-def storing(n_columns, row_bytes, columns, out_dtype, bias_dtype, activation, copies=1):
-    """-> ``store(acc, (pieces, map_out, bias, m, n, last, lane))``: a warp stores its rows, from row m,
-    column n of out on, whose last column is `last`."""
+def storing(n_columns, row_bytes, columns, out_dtype, bias_dtype, activation, send):
+    """-> ``store(acc, (pieces, map_out, bias, first, m, n, last, lane, extra))``: a warp stores its rows,
+    from row m, column n of out on, whose last column is `last`; bias[first] is that of column 0. `send`: see
+    ``gemm_body``."""
     finish = finishing(bias_dtype, activation)
     store_fragment = fragment_store(out_dtype, row_bytes)
     piece_bytes = max(16 * row_bytes, ALIGNMENT)
@@ -200,9 +201,10 @@ def storing(n_columns, row_bytes, columns, out_dtype, bias_dtype, activation, co
 
     @inline
     def store_16_columns(part, i, arguments):
-        piece, bias, n, last, lane = arguments
+        piece, bias, first, n, last, lane = arguments
         n += 16 * i + 2 * (lane & 3)
-        n0, n1, n8, n9 = min(n, last), min(n + 1, last), min(n + 8, last), min(n + 9, last)
+        n0, n1 = first + min(n, last), first + min(n + 1, last)
+        n8, n9 = first + min(n + 8, last), first + min(n + 9, last)
         finished = (
             finish(part[0], bias, n0),
             finish(part[1], bias, n1),
@@ -219,7 +221,7 @@ def storing(n_columns, row_bytes, columns, out_dtype, bias_dtype, activation, co
 
     @inline
     def store_piece(part, i, arguments):
-        pieces, map_out, bias, m, n, last, lane = arguments
+        pieces, map_out, bias, first, m, n, last, lane, extra = arguments
         n += i * columns
         piece = span(pieces, (i & 1) * piece_bytes, piece_bytes)
         if odd and i == 0:
@@ -227,12 +229,11 @@ def storing(n_columns, row_bytes, columns, out_dtype, bias_dtype, activation, co
         else:
             bulk_wait_group_read(1)
         cuda.syncwarp()
-        store_columns(part, (piece, bias, n, last, lane))
+        store_columns(part, (piece, bias, first, n, last, lane))
         fence_proxy_async()
         cuda.syncwarp()
+        send(piece, map_out, m, n, lane, extra)
         if lane == 0:
-            for j in range(copies):
-                tma_store(span(map_out, 16 * j, 16), n, m, piece)
             bulk_commit_group()
 
     return for_each_part(columns // 2, store_piece)
@@ -312,6 +313,36 @@ def where_it_is(m, map_a, extra):
     return map_a, m
 
 
+@inline
+def one_matrix(m, n, map_b, extra):
+    """B is the same for all rows."""
+    return map_b, 0, n
+
+
+@inline
+def one_vector(m, extra):
+    """So is the bias."""
+    return 0
+
+
+@inline
+def one_box(m, extra):
+    return 1
+
+
+@functools.cache
+def to_copies(copies):
+    """All rows of a piece go to each of so many results."""
+
+    @inline
+    def send(piece, map_out, m, n, lane, extra):
+        if lane == 0:
+            for j in range(copies):
+                tma_store(span(map_out, 16 * j, 16), n, m, piece)
+
+    return send
+
+
 class Exchange(NamedTuple):
     """Device functions for ``gemm_body`` of kernels whose blocks get parts of results, and send them. `extra`
     is what the kernel was given, t a tile's number in the `order`, `ring` (memory, full, empty): the slots
@@ -387,6 +418,10 @@ def gemm_body(
     exchange=ALONE,
     copies=1,
     blocks=all_blocks,
+    b_at=one_matrix,
+    bias_at=one_vector,
+    boxes=one_box,
+    send=None,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
@@ -400,21 +435,33 @@ def gemm_body(
     a_at(m, map_a, extra)        -> (tensor map, row): where the loader finds row m of A, and the rest of the
                                  tile; a tensor map other than map_a `before_loads` has acquired
     before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile exchange
-    an Exchange; one that uses the ring has K not split copies                       tensor maps that follow
-    each other in map_out: each is given the result blocks(extra)                -> (the number of this block,
-    how many there are), int64, of those that call it
+    exchange                     an Exchange; one that uses the ring has K not split
+    copies                       tensor maps that follow each other in map_out: each is given the result
+    blocks(extra)                -> (the number of this block, how many there are), int64, of those that call
+                                 it
+    b_at(m, n, map_b, extra)     -> (tensor map, K, column): where the loader finds column n of B, and what
+                                 follows it, for the tile at row m, and at which K it begins
+    bias_at(m, extra)            -> where in the bias that of column 0 is, for the tile at row m
+    boxes(m, extra)              -> how many boxes of A, of the tile's `loaded` rows, are loaded for a slab
+    send(piece, map_out, m, n, lane, extra)
+                                 called by a warp: start to store its 16 rows of a piece to out, at row m and
+                                 column n. A thread commits a group then. None: to all `copies`
+
+    m is what ``exchange.rows`` gives, for A or for out; the body adds 16 for each warp to that for out, and
+    takes it for a row of A and out where no function does.
     """
     layout = Layout(tile, kinds)
     tile_m, tile_n, split_k, n_warps = tile.m, tile.n, tile.split, tile.warps
     stages, a_bytes, b_bytes = layout.stages, layout.a, layout.b
     at_b, at_pieces, n_bytes = layout.at_b, layout.at_pieces, layout.bytes
     warp_pieces = PIECES * layout.piece
-    slab_bytes = bytes_of_slab(kinds.a_major, tile.rows_of_a) + b_bytes
+    box_bytes, box_rows_of_a = bytes_of_slab(kinds.a_major, tile.rows_of_a), tile.rows_of_a
     load_a, load_b = loading(kinds.a_major, tile.rows_of_a), loading(kinds.b_major, tile_n)
     products = warpgroup_mma(tile_n, kinds.dtype, kinds.a_major, kinds.b_major)
     zeros, multiply, wait_for_products = products
     store = storing(
-        tile_n, layout.row_bytes, layout.columns, kinds.out_dtype, kinds.bias_dtype, kinds.activation, copies
+        *(tile_n, layout.row_bytes, layout.columns, kinds.out_dtype, kinds.bias_dtype, kinds.activation),
+        to_copies(copies) if send is None else send,
     )
     add_up = adding_up(tile_n)
     order = grouping(tile.group) if order is None else order
@@ -445,13 +492,19 @@ def gemm_body(
             m, _, n, t, _, slab, end = work_at(work, n_m, n_n, n_slabs, splits, extra)
             before_loads(m, n, extra)
             from_a, row = a_at(m, map_a, extra)
+            from_b, first_k, column = b_at(m, n, map_b, extra)
+            n_boxes = boxes(m, extra)
             while slab < end:
                 before_slab(m, slab, extra)
                 mbarrier_wait(empty, slot, parity)  # 1
-                mbarrier_arrive_expect_tx(full, slot, slab_bytes)  # 2
+                mbarrier_arrive_expect_tx(full, slot, n_boxes * box_bytes + b_bytes)  # 2
                 k = slab * SLAB
-                load_a(span(memory, slot * a_bytes, a_bytes), from_a, k, row, full, slot)
-                load_b(span(memory, at_b + slot * b_bytes, b_bytes), map_b, k, n, full, slot)
+                slab_of_a = span(memory, slot * a_bytes, a_bytes)
+                for i in range(n_boxes):
+                    box = span(slab_of_a, i * box_bytes, box_bytes)
+                    load_a(box, from_a, k, row + i * box_rows_of_a, full, slot)
+                slab_of_b = span(memory, at_b + slot * b_bytes, b_bytes)
+                load_b(slab_of_b, from_b, first_k + k, column, full, slot)
                 slab += 1
                 slot += 1
                 if slot == stages:
@@ -506,7 +559,8 @@ def gemm_body(
                     acc, t, ring, slot, parity, state, pieces, warp, lane, extra
                 )
             if complete:
-                store(acc, (pieces, map_out, bias, m, n, size_n - 1, lane))  # 7
+                first = bias_at(m, extra)
+                store(acc, (pieces, map_out, bias, first, m, n, size_n - 1, lane, extra))  # 7
                 if lane == 0:
                     after_store(m, n, extra)
             work += step

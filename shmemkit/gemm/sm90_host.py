@@ -126,13 +126,27 @@ def choose(m, n, k, sms=132, tile=None, splits=None):
 
 
 def bind_gemm(
-    kernel_of, problem, choice, sms, *more, m=None, outs=None, sources=None, beside=0, co_resident=False
+    kernel_of,
+    problem,
+    choice,
+    sms,
+    *more,
+    m=None,
+    n=None,
+    k=None,
+    n_tiles=None,
+    outs=None,
+    sources=None,
+    beside=0,
+    co_resident=False,
 ):
     """-> the launch of ``kernel_of(tile, kinds)``, which takes what ``gemm_kernel`` does, and then `more`.
 
     problem   a Problem of arrays that the TMA takes; rows of out may be longer than those of b
     sms       multiprocessors that it may take
     m         rows that it goes through; None: those of a
+    n, k      what the kernel gets; None: columns and rows of b
+    n_tiles   at most; None: those of m by n
     outs      the arrays that the kernel gets the tensor maps of, one after another; None: out alone
     sources   likewise for a
     beside    blocks that do something else
@@ -142,9 +156,10 @@ def bind_gemm(
     a, b, out, bias, activation = problem
     arrays: Any = arrays_of(out)
     tile, splits = choice
-    m, k, n = m or a.shape[0], *b.shape
+    m, k, n = m or a.shape[0], k or b.shape[0], n or b.shape[1]
+    n_tiles = tile.count(m, n) if n_tiles is None else n_tiles
     bias_dtype = None if bias is None else bias.dtype.name
-    if m <= FEW and major(a) == "k":
+    if tile.loaded is None and m <= FEW and major(a) == "k":
         tile = tile._replace(loaded=next(rows for rows in (8, 16, FEW) if m <= rows))
     kinds = Kinds(a.dtype.name, major(a), major(b.T), out.dtype.name, bias_dtype, activation)
     box = 16, Layout(tile, kinds).columns
@@ -159,7 +174,7 @@ def bind_gemm(
     maps = map_a, map_of_operand(b.T, tile.n), map_out
     launch = bind(
         kernel_of(tile, kinds),
-        min(tile.count(m, n) * splits, sms) + beside,
+        min(n_tiles * splits, sms) + beside,
         tile.threads,
         (*maps, bias, m, n, k, splits, partials, arrivals, *more),
         shared=shared_bytes(tile, kinds),
@@ -202,7 +217,12 @@ class Sm90:
         self._launch = bind_gemm(
             functools.partial(gemm_kernel, order=order), problem, choice, gpu.multiprocessors
         )
-        self._kept = gpu.arrays.ndarray is np.ndarray  # what the emulator captures has its arguments
+        self._kept = self._emulated(gpu)
+
+    @staticmethod
+    def _emulated(gpu):
+        """What the emulator captures has its arguments."""
+        return gpu.arrays.ndarray is np.ndarray
 
     def __call__(self, stream=None):
         if not self._kept and self._captures(stream):

@@ -102,6 +102,7 @@ WORDS = {
     "ScatterMethod": lambda world: sk.Scatter(world, 8, method="no such"),
     "ReduceMethod": lambda world: sk.Reduce(world, 8, method="no such"),
     "GemmMethod": lambda world: sk.Gemm("no such"),
+    "GroupedGemmMethod": lambda world: sk.GroupedGemm("no such"),
     "AllGatherGemmMethod": lambda world: sk.AllGatherGemm(world, 8, method="no such"),
     "GemmReduceScatterMethod": lambda world: sk.GemmReduceScatter(world, 8, 8, method="no such"),
     "GemmAllReduceMethod": lambda world: sk.GemmAllReduce(world, 8, 8, method="no such"),

@@ -100,12 +100,12 @@ _store_matrices = asm(
 )
 _store_two = asm("st.shared.v2.f32 [$0], {$1, $2};", types.void, (_U32, _F32, _F32))
 # Which bits of the row are exchanged into the number of a 16-byte unit: (shift, mask)
-_ROW_BITS = {128: (0, 7), 64: (1, 3), 32: (2, 1)}
+ROW_BITS = {128: (0, 7), 64: (1, 3), 32: (2, 1)}
 
 
 def _of_halves(dtype, row_bytes):
     pack = element(dtype).pack
-    shift, mask = _ROW_BITS[row_bytes]
+    shift, mask = ROW_BITS[row_bytes]
 
     def impl(tile, i, part):
         # The four 8 by 8 matrices: rows 0-7 and 8-15 of the first 8 columns, then of the others; lane l names
@@ -125,7 +125,7 @@ def _of_halves(dtype, row_bytes):
 
 
 def _of_floats(row_bytes):
-    shift, mask = _ROW_BITS[row_bytes]
+    shift, mask = ROW_BITS[row_bytes]
 
     def impl(tile, i, part):
         lane = _lane()

@@ -30,7 +30,7 @@ from numba import cuda
 
 from shmemkit.compiler.bounded_compile import armed, recording
 from shmemkit.compiler.ptx import asm, constant_words, gpu_function, types
-from shmemkit.support import timeouts
+from shmemkit.support import kernel_reports, timeouts
 from shmemkit.support.host_program import current_world
 
 from ..cuda.thread_index import warp_threads
@@ -381,13 +381,15 @@ class ExpiredWaits:
         self.check()
 
     def check(self, cause=None):
-        """Raise the SignalTimeout of the waits that have expired, if any have. Otherwise, one look at a word.
+        """Raise the SignalTimeout of the waits that have expired, if any have, or what kernels have reported.
+        Otherwise, one look at a word.
 
         Waits then for what is enqueued (its waits end at once), and clears the table, so that what is
         launched from now on waits again.
         """
         if self.table is not None and self.table.words[0]:
             raise self._collect(cause) from cause
+        kernel_reports.check()
 
     def _collect(self, cause):
         world, table, trouble = current_world(), self.table, ""  # a World knows the names of symmetric arrays
