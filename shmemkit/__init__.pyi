@@ -5,6 +5,7 @@ from . import device as device
 from . import emu as emu
 from . import kernels as kernels
 from . import notebook as notebook
+from .attention.flash_decode import FlashDecode as FlashDecode
 from .collectives.all_gather import AllGather as AllGather
 from .collectives.all_reduce import AllReduce as AllReduce
 from .collectives.all_reduce.rms_norm import AllReduceRMSNorm as AllReduceRMSNorm

@@ -308,8 +308,8 @@ class _Combine(PacketMethod):
 class AttentionCombine:
     """Combine partial attention over the ranks. Collective.
 
-    ``op = sk.AttentionCombine(world, max_batch, heads, head_dim)``, then ``out = op(partial, lse)``. Each rank
-    has attended to its part of the KV cache by any kernel, and has the log-sum-exp of each row:
+    ``op = sk.AttentionCombine(world, max_batch, heads, head_dim)``, then ``out = op(partial, lse)``. Each
+    rank has attended to its part of the KV cache by any kernel, and has the log-sum-exp of each row:
 
         m   = max of lse over the ranks
         out = sum of exp(lse - m) * partial / sum of exp(lse - m)
@@ -382,12 +382,13 @@ class AttentionCombine:
             raise RuntimeError(f"{WHO}: it was freed; make a new one")
         check_world(WHO, world)
         stream, waits = call_on(world, stream, partial, lse, out)
-        partial = with_shape(WHO, "partial", partial, world.xp)
+        like: Any = with_shape(WHO, "partial", partial, world.xp)
+        result: Any = out
         if out is None:
             heads = self.heads if self.form == "all_gather" else self.heads // world.n_ranks
-            shape = (*partial.shape[:1], heads, self.head_dim)
-            out = new_output(partial, shape, partial.dtype, world.xp, stream, world.backend.follow)
-        key, known = keyed(WHO, {"partial": partial, "lse": lse, "out": out}, world.xp)
+            shape = (*like.shape[:1], heads, self.head_dim)
+            result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
+        key, known = keyed(WHO, {"partial": like, "lse": lse, "out": result}, world.xp)
         run = self._plans.get(key)
         if run is None:
             run = self._plan(**converted(WHO, known, world.xp))
@@ -396,7 +397,7 @@ class AttentionCombine:
         run(stream)
         if waits:
             world.stream.synchronize()
-        return out
+        return result
 
     def _plan(self, partial, lse, out):
         batch = partial.shape[0] if partial.ndim == 3 else 0
