@@ -6,6 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from emulated import spmd
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shmemkit as sk
 
@@ -129,3 +131,110 @@ def test_races_and_delivery(form):
 def test_few_blocks_share_the_units():
     """Of more tiles than blocks: they have parts of several units."""
     check(Case([[170, 0, 100], [20, 33, 64]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("scale", [None, 0.0, 0.5])
+def test_scores(scale, soft_cap):
+    check(Case([[30], [11]], 1, 4), scale=scale, soft_cap=soft_cap)
+
+
+def test_heads_before_tokens():
+    check(Case([[30, 5], [11, 0]], 2, 2), heads_first=True)
+    check(Case([[30, 5], [11, 0]], 2, 2), 16, heads_first=True)
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda n: st.integers(1, 3).flatmap(
+            lambda batch: st.lists(
+                st.lists(st.integers(0, 40), min_size=batch, max_size=batch), min_size=n, max_size=n
+            )
+        )
+    ),
+    st.sampled_from([None, 1, 3, 16]),
+    st.integers(0, 99),
+)
+def test_any_lengths(lengths, page_size, seed):
+    check(Case(lengths, 1, 2, seed=seed), page_size, gpu="H200,sms=2,blocks=1", seed=seed)
+
+
+@pytest.mark.slow
+def test_in_many_orders():
+    """Of two ranks, of which one has no tokens, and two calls."""
+    case = Case([[0], [20]], 1, 2)
+
+    def main():
+        with sk.init() as world:
+            op = sk.FlashDecode(world, 1, 2, 1, 64)
+            k, v, _ = case.cache(world.rank)
+            found = [op(case.q.copy(), k, v, case.lengths[world.rank].copy()) for _ in range(2)]
+            world.synchronize()
+            op.free()
+            for out in found:
+                assert np.abs(out.astype("float64") - case.expected()).max() < 0.02
+
+    found = sk.emu.explore(main, 2, runs=20)
+    assert found.failure is None, str(found)
+
+
+def test_a_graph_of_other_lengths():
+    case = Case([[40, 3], [20, 64]], 1, 2)
+    turns = [[[40, 3], [20, 64]], [[0, 0], [20, 1]], [[1, 3], [0, 0]]]
+
+    def main(world):
+        op = sk.FlashDecode(world, 2, 2, 1, 64)
+        k, v, table = case.cache(world.rank, 16)
+        q, lengths = case.q.copy(), case.lengths[world.rank].copy()
+        world.stream.begin_capture()
+        out = op(q, k, v, lengths, table)
+        graph = world.stream.end_capture()
+        found = []
+        for turn in turns:
+            lengths[:] = turn[world.rank]
+            graph.launch(world.stream)
+            found.append(world.asnumpy(out).astype("float64"))
+        op.free()
+        return found
+
+    for found in spmd(2, main):
+        for turn, out in zip(turns, found, strict=True):
+            part = Case([[40, 3], [20, 64]], 1, 2)
+            part.lengths = np.array(turn)
+            assert np.abs(out - part.expected()).max() < 0.02
+
+
+def test_a_wrong_call():
+    def main(world):
+        with pytest.raises(ValueError, match="dtype is bfloat16, head_dim 32; they must be"):
+            sk.FlashDecode(world, 1, 2, 1, 32)
+        with pytest.raises(ValueError, match="there are 34 heads of q and 2 of k and v"):
+            sk.FlashDecode(world, 1, 34, 2)
+        with pytest.raises(ValueError, match="the same kv_heads on all ranks"):
+            sk.FlashDecode(world, 1, 4, 1 + world.rank)
+        op = sk.FlashDecode(world, 1, 2, 1, 64, "float16")
+        q, k, lengths = np.ones((1, 2, 64), "float16"), np.ones((1, 8, 1, 64), "float16"), np.ones(1, "int32")
+        table = np.zeros((1, 1), "int32")
+        for changed, said in (
+            ({"q": np.ones((2, 2, 64), "float16")}, "q has 2 sequences, more than max_batch=1"),
+            ({"q": q[:, :1]}, r"q is float16 \(1, 1, 64\); it must be float16 \(1, 2, 64\)"),
+            ({"k": k.astype("float32")}, "k is float32"),
+            ({"k": np.ones((2, 8, 1, 64), "float16")}, "it must be float16 \\(batch, 1, tokens, 1, 64\\)"),
+            ({"v": k[:, :4]}, "k is .* they must be the same"),
+            ({"k": k[..., ::-1]}, "has strides"),
+            ({"lengths": lengths.astype("int64")}, "lengths is int64"),
+            ({"block_table": table[0]}, "block_table is int32 \\(1,\\)"),
+            ({"scale": -1.0}, "scale is -1.0; it must be 0 or more"),
+            ({"soft_cap": 0.0}, "soft_cap is 0.0; it must be positive"),
+            ({"out": q}, "out and q overlap"),
+        ):
+            arguments = {"q": q, "k": k, "v": k.copy(), "lengths": lengths} | changed
+            with pytest.raises(ValueError, match=said):
+                op(**arguments)
+        with pytest.raises(TypeError, match="scale is True; it must be a number"):
+            op(q, k, k, lengths, scale=True)
+        op.free()
+        with pytest.raises(RuntimeError, match="it was freed"):
+            op(q, k, k, lengths)
+
+    spmd(2, main)
