@@ -174,7 +174,7 @@ def test_in_many_orders():
             for out in found:
                 assert np.abs(out.astype("float64") - case.expected()).max() < 0.02
 
-    found = sk.emu.explore(main, 2, runs=20)
+    found = sk.emu.explore(main, 2, seeds=range(10))
     assert found.failure is None, str(found)
 
 
