@@ -24,6 +24,7 @@ from . import (
     collectives,
     compare,
     expert_parallel,
+    flash_decode,
     gemm,
     gemm_reduce,
     grouped_gemm,
@@ -287,6 +288,20 @@ def _parser():
     norms.add_argument("--methods", type=known, metavar="A,B", help=text)
     versus(norms, rms_norm.PEERS, ", ".join(rms_norm.PEERS), ",".join(rms_norm.PEERS))
     norms.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
+
+    decode = command(flash_decode.run, "flash_decode", "FlashDecode, PyTorch's attention, and a copy")
+    text = "tokens of a rank, heads of k and v, heads of q for each of them; default %(default)s"
+    decode.add_argument(
+        "--shapes", type=_by(parse_shapes), default=flash_decode.SHAPES, metavar="TxHxG,..", help=text
+    )
+    decode.add_argument("--batch", type=_positive, default=1, metavar="N", help="sequences; default 1")
+    text = "default %(default)s"
+    decode.add_argument("--head-dim", type=int, choices=flash_decode.HEAD_DIMS, default=128, help=text)
+    decode.add_argument("--dtype", choices=flash_decode.DTYPES, default="bfloat16", help=text)
+    text = "sdpa (PyTorch's attention to a rank's part) and copy (of half of k and v)"
+    versus(decode, flash_decode.PEERS, text, ",".join(flash_decode.PEERS), "both")
+    text = "calls in a CUDA graph (by their size, 2 to 50)"
+    decode.add_argument("--iters", type=_positive, metavar="N", help=text)
 
     barriers = command(barrier.run, "barrier", "how long a barrier of the streams of all ranks takes")
     text = f"{', '.join(NCCL_WAYS)} (NCCL's all-reduce of one element) and nvshmem"

@@ -63,6 +63,7 @@ TITLES = {
     "ag_gemm": "ag_gemm, all-gather and matrix product (shape: MxNxK of the layer; size: gathered)",
     "gemm_rs": "gemm_rs, matrix product and reduce-scatter (shape: MxNxK of the layer; size: of M by K)",
     "gemm_ar": "gemm_ar, matrix product and all-reduce (shape: MxNxK of the layer; size: of M by K)",
+    "flash_decode": "flash_decode (shape: tokens, heads of k, heads of q for each; size: a rank's k and v)",
     "latency": "latency, one way, to a signal that another rank waits for",
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",

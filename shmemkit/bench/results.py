@@ -56,7 +56,8 @@ RATIOS = {  # a field of a row: the methods whose shortest time is compared with
 }
 DRIVER = "cuLaunchKernel, arguments packed before"
 NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"
-COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE}
+SDPA, COPY = "sdpa", "copy"
+COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE, SDPA, COPY}
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
     "shmemkit numpy numba numba-cuda cuda-bindings cuda-core mpi4py torch nvshmem4py-cu12 nvshmem4py-cu13 "
@@ -69,12 +70,13 @@ class Row:
     """One method at one size.
 
     op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU), "first_launch", "gemm",
-                   "grouped_gemm", "ag_gemm", "gemm_rs" or "gemm_ar"
+                   "grouped_gemm", "ag_gemm", "gemm_rs", "gemm_ar" or "flash_decode"
     method         its name
     bytes          of the gathered buffer (all_gather), or sent to the peer (p2p), or of all operands (gemm);
                    None where there are none
     us             per call: the maximum over the ranks; None when it did not run
-    bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
+    bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather;
+                   flash_decode: from memory
     vs_nccl        the time of NCCL (of a layer: of NCCL and then cuBLAS) in the same run over this one; NCCL
                    in the fastest of NCCL_WAYS. None if no way but plain buffers ran
     vs_plain       the same of NCCL with plain buffers
@@ -85,7 +87,7 @@ class Row:
     blocks         of the kernel, where that was varied
     out            "symmetric" where the result went to symmetric memory
     took           the method that "auto" took
-    shape          gemm: "MxNxK"; grouped_gemm: "ExROWSxNxK"
+    shape          gemm: "MxNxK"; grouped_gemm: "ExROWSxNxK"; flash_decode: "TOKENSxKV_HEADSxGROUP"
     tflops         gemm: 10**12 operations per second, 2 M N K in all
     weights_GBps   grouped_gemm: 10**9 bytes of the weights of experts with rows, per second
     vs_cublas      gemm: cuBLAS's time in the same run over this one; grouped_gemm: of one dense product

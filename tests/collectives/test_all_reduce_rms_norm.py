@@ -142,7 +142,7 @@ def test_in_every_schedule(method):
             for (x, residual, weight), (_, new) in zip(given, found, strict=True):
                 assert (expected(x, residual, weight, 1e-6)[1] == new).all()
 
-    found = sk.emu.explore(main, 2)
+    found = sk.emu.explore(main, 2, exhaustive=True)
     assert found.finished and found.failure is None, str(found)
 
 
