@@ -3,13 +3,13 @@
 from sys import _getframe
 
 import numpy as np
-from greenlet import getcurrent
 
 from shmemkit.support.dtypes import numpy_dtype
 
 from .cuda_integers import CASTS, Int32, Unsigned, wrap
 from .device_arrays import device_view, uninitialised
 from .thread import group_thread
+from .workers import current
 
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
@@ -36,7 +36,7 @@ class _Shared(Namespace):
     def array(self, shape, dtype, alignment=None):
         """One array per call site, function and block; shape 0 is the dynamic shared memory of the launch."""
         frame = _getframe(1)
-        block = getcurrent().block
+        block = current().thread.block
         # The globals tell functions apart that a factory made from the same code.
         site = id(frame.f_globals), frame.f_code, frame.f_lasti
         return block.launch.shared_array(block, site, shape, _dtype(dtype))
@@ -72,7 +72,7 @@ class _Atomic(Namespace):
                 )
             *outer, index = index
             array = array[tuple(outer)] if outer else array
-        return getcurrent().atomic(array, index + len(array) if index < 0 else index, function)
+        return current().thread.atomic(array, index + len(array) if index < 0 else index, function)
 
     def add(self, array, index, value):
         return self._update(array, index, lambda old: old + value)
@@ -146,7 +146,7 @@ def _warp(function):
     memory."""
 
     def operation(self, mask, value, *arguments):
-        thread = getcurrent()
+        thread = current().thread
         values = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match").join(
             thread, value, lambda values: {thread_id % WARP_SIZE: v for thread_id, v in values.items()}
         )
@@ -167,11 +167,11 @@ def _shuffle(source):
 class Cuda:
     """`cuda.` names of kernels. What is missing raises NotImplementedError."""
 
-    threadIdx = property(lambda self: getcurrent().threadIdx)
-    blockIdx = property(lambda self: getcurrent().block.blockIdx)
-    blockDim = property(lambda self: getcurrent().block.blockDim)
-    gridDim = property(lambda self: getcurrent().block.gridDim)
-    laneid = property(lambda self: getcurrent().lane)
+    threadIdx = property(lambda self: current().thread.threadIdx)
+    blockIdx = property(lambda self: current().thread.block.blockIdx)
+    blockDim = property(lambda self: current().thread.block.blockDim)
+    gridDim = property(lambda self: current().thread.block.gridDim)
+    laneid = property(lambda self: current().thread.lane)
     warpsize = WARP_SIZE
     shared, local, const = _Shared("cuda.shared"), _Local("cuda.local"), _Const("cuda.const")
     atomic, cg = _Atomic("cuda.atomic"), _CooperativeGroups("cuda.cg")
@@ -183,7 +183,7 @@ class Cuda:
         raise NotImplementedError(f"cuda.{name} is not emulated. {LISTED}")
 
     def grid(self, ndim):
-        thread = getcurrent()
+        thread = current().thread
         block, index = thread.block, thread.threadIdx
         x = block.blockIdx.x * block.blockDim.x + index.x
         if ndim == 1:
@@ -194,14 +194,14 @@ class Cuda:
         return x, y, block.blockIdx.z * block.blockDim.z + index.z
 
     def gridsize(self, ndim):
-        block = getcurrent().block
+        block = current().thread.block
         sizes = tuple(g * b for g, b in zip(block.gridDim, block.blockDim, strict=True))
         return sizes[0] if ndim == 1 else sizes[:ndim]
 
     # -- synchronisation
     @staticmethod
     def syncthreads():  # Thread.syncthreads, with a call less: most switches are made here
-        thread = getcurrent()
+        thread = current().thread
         block, frame = thread.block, _getframe(1)
         if frame.f_lasti != block.at or frame.f_code is not block.code:
             block.comes(thread, "syncthreads", frame)
@@ -212,7 +212,7 @@ class Cuda:
             block.park()
 
     def _vote_block(self, kind, predicate, function):
-        thread = getcurrent()
+        thread = current().thread
         block = thread.block
         block.comes(thread, kind, _getframe(2), block.meeting(thread, "block", what=kind))
         return thread.rendezvous("block", bool(predicate), lambda votes: function(votes.values()), what=kind)
@@ -227,28 +227,28 @@ class Cuda:
         return self._vote_block("syncthreads_or", predicate, lambda votes: int(any(votes)))
 
     def syncwarp(self, mask=_FULL):
-        getcurrent().rendezvous("warp", None, lambda values: None, mask & _FULL)
+        current().thread.rendezvous("warp", None, lambda values: None, mask & _FULL)
 
     def threadfence(self):
-        getcurrent().threadfence("gpu")
+        current().thread.threadfence("gpu")
 
     def threadfence_block(self):
-        getcurrent().threadfence("block")
+        current().thread.threadfence("block")
 
     def threadfence_system(self):
-        getcurrent().threadfence("sys")
+        current().thread.threadfence("sys")
 
     def nanosleep(self, nanoseconds):
-        getcurrent().sleep()
+        current().thread.sleep()
 
     # -- warps
     def activemask(self):
         """All lanes of the warp: which of them a GPU would run together cannot be known. Unsigned, as Numba
         has it."""
-        return Unsigned((1 << getcurrent().warp_size()) - 1)
+        return Unsigned((1 << current().thread.warp_size()) - 1)
 
     def lanemask_lt(self):
-        return Unsigned((1 << getcurrent().lane) - 1)
+        return Unsigned((1 << current().thread.lane) - 1)
 
     shfl_sync = _shuffle(lambda lane, source: source % WARP_SIZE)
     shfl_up_sync = _shuffle(lambda lane, delta: lane - delta)

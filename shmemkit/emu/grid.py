@@ -4,10 +4,8 @@ import enum
 import gc
 import itertools
 from collections import deque
-from typing import Any
 
 import numpy as np
-from greenlet import getcurrent
 
 from shmemkit.support.arrays import as_array
 from shmemkit.support.garbage_collection import uncollected
@@ -25,6 +23,7 @@ from .tensor_maps import Async
 from .thread import Thread
 from .vector_clock import STEP
 from .watchdog import of_launches
+from .workers import running
 
 MANY = 1000  # threads, at which the collector does not look while they run
 
@@ -78,18 +77,15 @@ class Block(Participation):
         # Live lanes of each warp.
         self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]
         Participation.__init__(self)
-        hub = self.scheduler.hub
-        self.threads = [self.thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
+        self.threads = [self.thread(self, index, i) for i, index in enumerate(launch.thread_indices)]
 
     def release(self):
         """All live threads are in syncthreads: they go on."""
         if self.open:
             self.check_calls()
         if self.machine.timeline is not None:
-            here: Any = getcurrent()  # it came last, or a thread that is not here has ended
-            self.machine.timeline.met(
-                [*self.parked, here] if getattr(here, "block", None) is self else self.parked
-            )
+            here = running()  # it came last, or a thread that is not here has ended
+            self.machine.timeline.met([*self.parked, here] if here.block is self else self.parked)
         self.scheduler.ready.extend(self.parked)
         self.parked.clear()
 

@@ -8,7 +8,6 @@ as long.
 import inspect
 
 import numpy as np
-from greenlet import getcurrent
 from numba import cuda
 
 from shmemkit.compiler.numba_internals import CUDADispatcher, normalize_kernel_dimensions
@@ -19,6 +18,7 @@ from .grid import Launch
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 from .translation import rebind, use_device_modules
+from .workers import running
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_SHARED = 227 << 10  # bytes of a block, of Hopper
@@ -155,7 +155,7 @@ def install(device_modules):
     def call(kernel, *args, **kwargs):
         """A device function that a kernel reached through a module or a tuple, which rebind does not look
         into."""
-        if isinstance(getcurrent(), Thread):
+        if isinstance(running(), Thread):
             return rebind(kernel.py_func)(*args, **kwargs)
         return unconfigured(kernel, *args, **kwargs)
 

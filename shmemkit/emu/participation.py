@@ -382,7 +382,7 @@ class Participation:
             return "is at", line
         if thread.dead or thread is current:
             return "returned", None
-        if not thread:
+        if thread.worker is None:
             return "has not started yet", None
         line = kernel_line(thread.gr_frame)
         if thread in at_barrier:

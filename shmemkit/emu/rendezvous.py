@@ -1,6 +1,6 @@
 """A rendezvous of threads: each brings a value, the last to arrive computes the result, and all get it."""
 
-from greenlet import getcurrent
+from .workers import running
 
 CARRIED_OUT = "the thread that carries out "  # the beginning of what the others of a round wait for
 
@@ -47,7 +47,7 @@ class Rendezvous:
         self.round = _Round()  # the function may wait, and others begin the next round meanwhile
         timeline, here = self.scheduler.timeline, []
         if timeline is not None:
-            here = [*now.parked, getcurrent()]
+            here = [*now.parked, running()]
             timeline.met(here)
         now.result.append(now.function({thread_id: value for (thread_id, _), value in now.values.items()}))
         if timeline is not None:

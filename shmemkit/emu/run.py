@@ -45,6 +45,11 @@ class Host(greenlet, HostProgram):
         self.grad = program.grad
         self.result: Any = None
 
+    @property
+    def worker(self):
+        """What runs it, as of a thread: itself, once it has begun."""
+        return self if self else None
+
     def switch(self, *args):
         if self.process is not None:
             self.process.enter()

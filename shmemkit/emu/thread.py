@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from greenlet import getcurrent, greenlet
 
 from shmemkit.support.settings import shown
 
@@ -19,19 +18,24 @@ from .device_arrays import address
 from .report import other_name, place
 from .scheduler import COMPARE
 from .spin_loops import state_of
+from .workers import begin, current, running
 
 _getframe = sys._getframe
 LOOKS = 256  # addresses that a thread remembers having looked at
 
 
-class Thread(greenlet):
+class Thread:
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can synchronize with."""
 
-    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn", "timeline")
+    __slots__ = (
+        *("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn", "timeline"),
+        *("worker", "dead", "__weakref__"),
+    )
+    timeline: Any  # its Clock, where one is recorded
 
-    def __init__(self, hub, block, index, thread_id):
-        greenlet.__init__(self, None, hub)
+    def __init__(self, block, index, thread_id):
         self.block, self.pe, self.threadIdx, self.thread_id = block, block.pe, index, thread_id
+        self.worker, self.dead = None, False  # the greenlet that runs it, while it has begun and not ended
         self.why = None  # () -> what it waits for, while it waits
         self.looks = None  # address -> value seen there by a poll
         self.polls = -1, {}  # with a choice: my block's effects; (address, my state) -> writes there so far
@@ -47,10 +51,21 @@ class Thread(greenlet):
         if block.launch.to_start:
             self.turn("write", ("room for blocks", self.pe))
         block.leave(self)
+        self.worker, self.dead = None, True
+
+    def switch(self):
+        """Begin, or go on."""
+        if self.worker is None:
+            begin(self)
+        else:
+            self.worker.switch()
+
+    # where I am, if I wait
+    gr_frame = property(lambda self: self.worker and self.worker.gr_frame)
 
     def let_go(self):
         """I was ended: I keep nothing."""
-        self.why = self.looks = None
+        self.worker = self.why = self.looks = None
 
     # -- who and where
     n_pes = property(lambda self: self.block.machine.n_pes)
@@ -222,7 +237,7 @@ class Thread(greenlet):
         poll = here, *state_of(sys._getframe(2), exact)
         if exact:
             poll += tuple(
-                tuple(state_of(t.gr_frame, True)) for t in self.block.threads if t and t is not self
+                tuple(state_of(t.gr_frame, True)) for t in self.block.threads if t.worker and t is not self
             )
         since = []
         if poll in polls:
@@ -430,8 +445,9 @@ def address_of(array, index):
 def group_thread(scope, name, *arguments, meets=True) -> Any:
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
-    thread, frame = getcurrent(), _getframe(2)
+    frame = _getframe(2)
     try:
+        thread = current().thread
         call, i = thread.block.only, thread.thread_id
     except AttributeError:
         current_thread(name)  # says where it may be called
@@ -448,7 +464,7 @@ def group_thread(scope, name, *arguments, meets=True) -> Any:
 
 def current_thread(name) -> Any:
     """The emulated thread that is running, for primitive `name`."""
-    thread = getcurrent()
+    thread = running()
     if isinstance(thread, Thread):
         return thread
     raise RuntimeError(
