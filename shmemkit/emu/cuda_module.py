@@ -1,8 +1,10 @@
 """The stand-in for ``numba.cuda`` inside emulated kernels."""
 
+from collections import defaultdict
 from sys import _getframe
 
 import numpy as np
+from numba import cuda as numba_cuda
 
 from shmemkit.support.dtypes import numpy_dtype
 
@@ -141,27 +143,40 @@ class _CooperativeGroups(Namespace):
         return _Grid("grid_group")
 
 
-def _warp(function):
-    """A warp operation on the lanes' values: `function(me, values by lane, mine, *arguments)`. It orders no
-    memory."""
-
-    def operation(self, mask, value, *arguments):
-        thread = current().thread
-        values = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match").join(
-            thread, value, lambda values: {thread_id % WARP_SIZE: v for thread_id, v in values.items()}
-        )
-        return function(thread.lane, values, value, *arguments)
-
-    return operation
+def _exchange(mask, value, function):
+    """The lanes of `mask` bring a value each; ``function(values by thread_id)`` runs once. -> its result. It
+    orders no memory."""
+    thread = current().thread
+    part = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match")
+    return part.join(thread, value, function)
 
 
-def _mask(lanes):
-    return Int32(sum(1 << lane for lane in lanes))
+def _vote(function):
+    """A warp operation with one result for all lanes."""
+    return lambda self, mask, value: _exchange(mask, value, function)
+
+
+def _lanes(threads):
+    return Int32(sum([1 << i % WARP_SIZE for i in threads]))
+
+
+def _match_any(values):
+    """-> value -> the lanes that have it"""
+    threads = defaultdict(list)
+    for i, value in values.items():
+        threads[value].append(i)
+    return {value: _lanes(those) for value, those in threads.items()}
 
 
 def _shuffle(source):
     """Take the value of lane ``source(me, argument)``; my own where that lane takes no part."""
-    return _warp(lambda lane, values, value, argument: values.get(source(lane, argument), value))
+
+    def shuffle(self, mask, value, argument):
+        values, thread = _exchange(mask, value, dict), current().thread
+        lane = thread.thread_id % WARP_SIZE
+        return values.get(thread.thread_id - lane + source(lane, argument), value)
+
+    return shuffle
 
 
 class Cuda:
@@ -176,11 +191,6 @@ class Cuda:
     shared, local, const = _Shared("cuda.shared"), _Local("cuda.local"), _Const("cuda.const")
     atomic, cg = _Atomic("cuda.atomic"), _CooperativeGroups("cuda.cg")
     libdevice, fp16, bf16 = Namespace("cuda.libdevice"), Namespace("cuda.fp16"), Namespace("cuda.bf16")
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise NotImplementedError(f"cuda.{name} is not emulated. {LISTED}")
 
     def grid(self, ndim):
         thread = current().thread
@@ -254,16 +264,17 @@ class Cuda:
     shfl_up_sync = _shuffle(lambda lane, delta: lane - delta)
     shfl_down_sync = _shuffle(lambda lane, delta: lane + delta)
     shfl_xor_sync = _shuffle(lambda lane, mask: lane ^ mask)
-    all_sync = _warp(lambda lane, values, value: all(values.values()))
-    any_sync = _warp(lambda lane, values, value: any(values.values()))
-    eq_sync = _warp(lambda lane, values, value: len({bool(v) for v in values.values()}) == 1)
-    ballot_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v))
-    match_any_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v == value))
-    match_all_sync = _warp(
-        lambda lane, values, value: (
-            (_mask(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
-        )
-    )
+    all_sync = _vote(lambda values: all(values.values()))
+    any_sync = _vote(lambda values: any(values.values()))
+    eq_sync = _vote(lambda values: len({bool(v) for v in values.values()}) == 1)
+    ballot_sync = _vote(lambda values: _lanes([i for i, v in values.items() if v]))
+
+    def match_any_sync(self, mask, value):
+        return _exchange(mask, value, _match_any)[value]
+
+    def match_all_sync(self, mask, value):
+        values = _exchange(mask, value, dict)
+        return (_lanes(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
 
     # -- integers and arithmetic
     def popc(self, x):
@@ -282,6 +293,18 @@ class Cuda:
         return a if predicate else b
 
 
+class _Missing:
+    """A name of numba.cuda that is not emulated. (A `__getattr__` of Cuda would cost time at each name.)"""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __get__(self, cuda, _):
+        if cuda is None:
+            return None
+        raise NotImplementedError(f"cuda.{self.name} is not emulated. {LISTED}")
+
+
 class Lazy:
     """`threadIdx` and the like, imported by name: their components are looked up when they are used."""
 
@@ -296,3 +319,6 @@ for _name, _cast in CASTS.items():
     setattr(Cuda, _name, _cast)
 for _name in ("float32", "float64"):
     setattr(Cuda, _name, getattr(np, _name))
+for _name in dir(numba_cuda):
+    if not hasattr(Cuda, _name):
+        setattr(Cuda, _name, _Missing(_name))

@@ -121,7 +121,10 @@ class Block(Participation):
                 rendezvous.left()
         if not self.alive and (left := self.asynchronous.in_use()):
             self.launch.fail(thread, EmulatorError(f"a block has ended before {left}"))
-        self.launch.left(thread)
+        launch = self.launch
+        launch.alive -= 1
+        if not self.alive or launch.rendezvous.round.values:
+            launch.left(thread)
 
 
 class Launch:
@@ -163,7 +166,8 @@ class Launch:
         self.fit, self.limit = self.machine.gpu.fit(n_threads, self.dynamic_shared, self.cluster)
         self.blocks, self.to_start, self.ended = [], deque(enumerate(indices)), 0
         self.alive = self.n_blocks * n_threads
-        if self.alive >= MANY and not gc.get_freeze_count():  # else what others have frozen would thaw, too
+        # What others have frozen would thaw, too. (To count it takes long.)
+        if self.alive >= MANY and not (any(la.frozen for la in scheduler.launches) or gc.get_freeze_count()):
             gc.freeze()
             self.frozen = True
         self.rendezvous = Rendezvous(scheduler, lambda: self.alive, "a grid barrier")
@@ -199,7 +203,7 @@ class Launch:
         )
 
     def left(self, thread):
-        self.alive -= 1
+        """`thread` has ended, the last of its block, or while others are in a barrier of the grid."""
         if not thread.block.alive:
             self.ended += 1
             if self.to_start:

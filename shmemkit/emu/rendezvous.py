@@ -27,14 +27,16 @@ class Rendezvous:
         now = self.round
         now.values[thread.thread_id, thread.block] = value
         now.function = function
+        if len(now.values) == self.expected():
+            self._finish(now)
+            return now.result[0]
         while not now.result:
+            now.parked.append(thread)
+            thread.why = lambda: self._why(now)
+            self.scheduler.park()
+            thread.why = None
             if now is self.round and len(now.values) == self.expected():
                 self._finish(now)
-            else:
-                now.parked.append(thread)
-                thread.why = lambda: self._why(now)
-                self.scheduler.park()
-                thread.why = None
         return now.result[0]
 
     def left(self):

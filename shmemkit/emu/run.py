@@ -106,8 +106,7 @@ class Program:
         scheduler, races = self.machine.scheduler, self.machine.races
         scheduler.ready.extend(self.hosts)
         thresholds = gc.get_threshold()
-        if races is not None:
-            gc.set_threshold(200_000, *thresholds[1:])  # the record of all accesses is no garbage
+        gc.set_threshold(200_000, *thresholds[1:])  # threads, and the record of all accesses, are no garbage
         try:
             with showing(self.machine.under_way):
                 while not scheduler.run_until(lambda: not self.running):

@@ -18,9 +18,9 @@ from .device_arrays import address
 from .report import other_name, place
 from .scheduler import COMPARE
 from .spin_loops import state_of
-from .workers import begin, current, running
+from .workers import begin, current
 
-_getframe = sys._getframe
+_getframe, _get, _set = sys._getframe, np.ndarray.__getitem__, np.ndarray.__setitem__
 LOOKS = 256  # addresses that a thread remembers having looked at
 
 
@@ -42,13 +42,13 @@ class Thread:
         self.at_turn = False  # I am about to do what others may see, but they may go first
 
     def run(self):
-        block = self.block
+        block, launch = self.block, self.block.launch
         try:
-            if (result := block.launch.function(*block.launch.arguments)) is not None:
+            if (result := launch.function(*launch.arguments)) is not None:
                 raise TypeError(f"the kernel returns {shown(result)}; a kernel must return nothing")
         except Exception as error:
-            block.launch.fail(self, error)
-        if block.launch.to_start:
+            launch.fail(self, error)
+        if launch.to_start:
             self.turn("write", ("room for blocks", self.pe))
         block.leave(self)
         self.worker, self.dead = None, True
@@ -163,7 +163,12 @@ class Thread:
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
         if isinstance(dst, SharedArray):
             dst.reshape(-1).stored(slice(first, last))
-        np.asarray(dst).reshape(-1)[first:last] = np.asarray(src).reshape(-1)[first:last]
+        if dst.ndim != 1:
+            dst = np.ndarray.reshape(dst, -1)
+        if src.ndim != 1:
+            src = np.ndarray.reshape(src, -1)
+        part = slice(first, last)
+        _set(dst, part, _get(src, part))
 
     def bytes_of(self, what, array, first, last):
         """Bytes `first` to `last` of a contiguous array, as uint8, which I read or write."""
@@ -377,10 +382,10 @@ class Thread:
     def together(self, scope, function=None):
         """A barrier of all threads of the warp or block; the last to arrive calls `function`. -> its result,
         for all of them."""
-        if scope == "thread":
-            return function() if function else None
         if scope == "block" and function is None:
             return self.syncthreads()
+        if scope == "thread":
+            return function() if function else None
         return self.rendezvous(scope, None, lambda values: function() if function else None)
 
     def rendezvous(self, scope, value, function, mask=0xFFFFFFFF, what=None):
@@ -445,30 +450,29 @@ def address_of(array, index):
 def group_thread(scope, name, *arguments, meets=True) -> Any:
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
-    frame = _getframe(2)
     try:
         thread = current().thread
-        call, i = thread.block.only, thread.thread_id
     except AttributeError:
-        current_thread(name)  # says where it may be called
-        raise
+        thread = current_thread(name)  # says where it may be called
+    block, i, frame = thread.block, thread.thread_id, _getframe(2)
+    call = block.only
     # Mostly it is as the thread before.
     if call is not None and call.next == i and i & 31 and i > 7 and call.left > 1:
         if frame.f_lasti == call.at and frame.f_code is call.code and arguments[call.n_arrays :] == call.rest:
             call.next = i + 1
             call.left -= 1
             return thread
-    thread.block.enters(thread, scope, name, arguments, meets, frame)
+    block.enters(thread, scope, name, arguments, meets, frame)
     return thread
 
 
 def current_thread(name) -> Any:
     """The emulated thread that is running, for primitive `name`."""
-    thread = running()
-    if isinstance(thread, Thread):
-        return thread
-    raise RuntimeError(
-        f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with "
-        "kernel[grid, block](...), on a GPU or in an emulated world (shmemkit.init(backend='emulator') or "
-        "shmemkit.emu.run)"
-    )
+    try:
+        return current().thread
+    except AttributeError:
+        raise RuntimeError(
+            f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with "
+            "kernel[grid, block](...), on a GPU or in an emulated world (shmemkit.init(backend='emulator') "
+            "or shmemkit.emu.run)"
+        ) from None

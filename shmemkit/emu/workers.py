@@ -29,19 +29,19 @@ class Worker(greenlet):
 
     def _run_threads(self):
         """Run my thread, then those of its block that are next and that nobody has begun."""
-        block = self.thread.block
-        scheduler = block.scheduler
-        ready = scheduler.ready
+        thread = self.thread
+        block, scheduler = thread.block, thread.block.scheduler
+        ready, alone = scheduler.ready, scheduler.choice is not None
         while True:
-            self.thread.run()
-            if not ready or scheduler.choice is not None or scheduler.failure is not None:
+            thread.run()
+            if alone or not ready or scheduler.failure is not None:
                 break
-            following = ready[0]
-            if following.block is not block or following.worker is not None:
+            thread = ready[0]
+            if thread.block is not block or thread.worker is not None:
                 break
             ready.popleft()
-            following.worker = self
-            self.thread = following
+            thread.worker = self
+            self.thread = thread
         self.thread = None  # an idle worker keeps nothing
 
 
@@ -59,7 +59,8 @@ def begin(thread):
     """Run `thread` for the first time."""
     idle, hub = _idle.workers, thread.block.scheduler.hub
     worker = idle.pop() if idle else Worker()
-    worker.parent = hub
+    if worker.parent is not hub:
+        worker.parent = hub
     worker.thread = thread
     thread.worker = worker
     worker.switch()

@@ -709,7 +709,6 @@ NOT_EMULATED = {
     "cuda.fp16.hadd": lambda x: cuda.fp16.hadd(x[0], x[0]),
     "cuda.atomic.sometimes": lambda x: cuda.atomic.sometimes(x, 0, 1),
     "cuda.shared.something": lambda x: cuda.shared.something(),
-    "cuda.whatever": lambda x: cuda.whatever(x),
 }
 
 
@@ -717,6 +716,12 @@ NOT_EMULATED = {
 def test_what_is_not_emulated_says_so(name):
     kernel = cuda.jit(NOT_EMULATED[name])
     with pytest.raises(sk.emu.EmulatorError, match=f"NotImplementedError: {name} is not emulated"):
+        launch(kernel, 1, 1, np.zeros(1))
+
+
+def test_what_numba_does_not_have_is_no_name_of_cuda():
+    kernel = cuda.jit(lambda x: cuda.whatever(x))
+    with pytest.raises(sk.emu.EmulatorError, match="no attribute 'whatever'"):
         launch(kernel, 1, 1, np.zeros(1))
 
 

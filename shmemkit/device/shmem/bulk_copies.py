@@ -52,7 +52,7 @@ def bulk_copy_warp(dst: Array, src: Array, buffer: Array) -> None:
     """
     thread = group_thread("warp", "bulk_copy_warp", dst, src, buffer)
     _check_buffer("bulk_copy_warp", buffer)
-    copy_share("bulk_copy_warp", dst, src, thread.lane, thread.warp_size())
+    copy_share("bulk_copy_warp", thread, dst, src, thread.lane, thread.warp_size())
     thread.syncwarp()
 
 
@@ -80,7 +80,8 @@ def bulk_put_warp(
     there, n, begin = thread.peer(dst, peer), min(dst.size, src.size), 0
     while begin < n or begin == 0:
         until = min(begin + step, n)
-        copy_share("bulk_put_warp", there[begin:until], src[begin:until], thread.lane, thread.warp_size())
+        here = src[begin:until]
+        copy_share("bulk_put_warp", thread, there[begin:until], here, thread.lane, thread.warp_size())
         thread.syncwarp()
         value += 1
         if thread.lane == 0:

@@ -145,7 +145,10 @@ def wait_block(
     enough. It returns the last value that the calling thread itself read, or `value` if it read none.
     """
     thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
-    first, step = thread.thread_id, thread.n_threads
+    first, step = thread.thread_id, thread.block.n_threads
+    if n <= first > 0:  # none is this thread's
+        thread.syncthreads()
+        return value
     return _share("wait_block", thread, first, step, signals, n, scope, semantic, value, compare, "block")
 
 
@@ -156,10 +159,10 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
 
 def _share(primitive, thread, first, step, signals, n, scope, semantic, value, compare, group):
     """In the emulator: wait for every step-th signal, then synchronize."""
-    if (scope, semantic, compare) not in _WAITS:
-        _explain_wait(primitive, scope, semantic, compare)
     mine, seen = range(first, n, step), value
-    if mine:
+    if first == 0:  # the others have the same arguments
+        if (scope, semantic, compare) not in _WAITS:
+            _explain_wait(primitive, scope, semantic, compare)
         check_emulated_words(primitive, "signals", signals)
     for i in mine:
         seen = thread.wait(signals, i, compare, value, scope, semantic)
