@@ -190,9 +190,17 @@ def check_emulated_words(primitive, name, array, allowed=INTEGERS):
     raise TypeError(_wrong_array(primitive, name, array, 1, allowed, False))
 
 
-@functools.cache
 def _numpy_dtypes(allowed):
+    return _BY_IDENTITY.get(id(allowed)) or _as_numpy(allowed)
+
+
+@functools.cache
+def _as_numpy(allowed):
     return frozenset(np.dtype(str(dtype)) for dtype in allowed)
+
+
+# Numba's types take long to hash.
+_BY_IDENTITY = {id(dtypes): _as_numpy(dtypes) for dtypes in (INTEGERS, SIGNALS, NUMBERS)}
 
 
 def check_aligned(primitive, name, array, alignment):

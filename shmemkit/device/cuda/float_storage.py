@@ -67,8 +67,8 @@ def _emulated(dtype, stored, pair):
 
     def narrow(number):
         current_thread("narrow")
-        if dtype == np.float32 and type(number) is np.float32:
-            return number
+        if type(number) is np.float32 and dtype != np.float16:  # that one may warn
+            return from_scalar(dtype.type(number).view(stored))
         with np.errstate(all="ignore"):
             return from_scalar(np.array([number], np.float32).astype(dtype).view(stored)[0])
 
