@@ -104,11 +104,12 @@ def _cast(name):
     it."""
     dtype = np.dtype(name)
     limits = np.iinfo(dtype)
-    mask, values = (1 << limits.bits) - 1, range(int(limits.min), int(limits.max) + 1)
+    mask, least, most = (1 << limits.bits) - 1, int(limits.min), int(limits.max)
 
     def signed(value=0):
-        value = int(value)
-        return value if value in values else wrap(value, dtype)
+        if type(value) is not int:
+            value = int(value)
+        return value if least <= value <= most else wrap(value, dtype)
 
     def unsigned(value=0):
         return Unsigned(int(value) & mask)

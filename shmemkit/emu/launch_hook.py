@@ -132,6 +132,18 @@ def _pinned_array(shape, dtype=np.float64, strides=None, order="C"):
     return np.empty(shape, dtype, order)
 
 
+def _mapped_array(shape, dtype=np.float64, strides=None, order="C", stream=0, portable=False, wc=False):
+    return _device_array(shape, dtype, strides, order)
+
+
+def _managed_array(shape, dtype=np.float64, strides=None, order="C", stream=0, attach_global=True):
+    return _device_array(shape, dtype, strides, order)
+
+
+def _mapped_array_like(ary, stream=0, portable=False, wc=False):
+    return _device_array_like(ary)
+
+
 def _new_stream(*_, **__):
     default = default_stream()
     return Stream(default.machine, default.pe)
@@ -181,6 +193,10 @@ def install(device_modules):
     replace(cuda, "device_array", _device_array)
     replace(cuda, "device_array_like", _device_array_like)
     replace(cuda, "pinned_array", _pinned_array)
+    replace(cuda, "pinned_array_like", np.empty_like)
+    replace(cuda, "mapped_array", _mapped_array)
+    replace(cuda, "mapped_array_like", _mapped_array_like)
+    replace(cuda, "managed_array", _managed_array)
 
 
 def uninstall():

@@ -752,6 +752,24 @@ def test_host_side_of_numba_cuda(world):
     assert (host == 2).all() and cuda.device_array((2, 3), np.int8).shape == (2, 3)
 
 
+def test_arrays_that_host_and_kernels_share():
+    @cuda.jit
+    def double(x):
+        x[cuda.threadIdx.x] *= 2
+
+    def main():
+        sk.init()
+        arrays = [make(4, np.float32) for make in (cuda.mapped_array, cuda.managed_array, cuda.pinned_array)]
+        arrays += [cuda.mapped_array_like(arrays[0]), cuda.pinned_array_like(arrays[0])]
+        for x in arrays:
+            x[:] = 3
+            double[1, 4](x)
+        cuda.synchronize()
+        return [(x.dtype.name, x.tolist()) for x in arrays]
+
+    assert sk.emu.run(main, 1) == [[("float32", [6, 6, 6, 6])] * 5]
+
+
 def test_numba_is_itself_again_after_the_world(world):
     inside = cuda.stream, cuda.to_device
     world.finalize()

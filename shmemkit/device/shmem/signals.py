@@ -19,6 +19,7 @@ from shmemkit.typing import Array, Comparison, Scope, SigOp, WaitSemantic
 
 from ..argument_checks import (
     COMPARES,
+    OFFSETS,
     SCOPES,
     SIGNALS,
     check_choice,
@@ -326,7 +327,7 @@ def notify_at(array: Array, index: int, offsets: Array, rank: int, value: int, s
     thread = current_thread("notify_at")
     check_choice("notify_at", "sig_op", sig_op, _SIG_OPS)
     check_emulated_words("notify_at", "array", array)
-    check_emulated_words("notify_at", "offsets", offsets, (types.int64,))
+    check_emulated_words("notify_at", "offsets", offsets, OFFSETS)
     theirs = thread.peer(array, rank)
     if sig_op == "set":
         thread.store(theirs, index, value, "sys")
@@ -337,7 +338,7 @@ def notify_at(array: Array, index: int, offsets: Array, rank: int, value: int, s
 @gpu(notify_at)
 def _(array, index, offsets, rank, value, sig_op="set"):
     check_words("notify_at", "array", array)
-    check_words("notify_at", "offsets", offsets, (types.int64,))
+    check_words("notify_at", "offsets", offsets, OFFSETS)
     check_integer("notify_at", index=index, rank=rank, value=value)
     dtype = array.dtype
     write = {"set": store, "add": add}[literal_choice("notify_at", "sig_op", sig_op, _SIG_OPS)](dtype, "sys")
