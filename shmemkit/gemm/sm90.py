@@ -422,6 +422,7 @@ def gemm_body(
     bias_at=one_vector,
     boxes=one_box,
     send=None,
+    beside=0,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
@@ -443,6 +444,8 @@ def gemm_body(
                                  follows it, for the tile at row m, and at which K it begins
     bias_at(m, extra)            -> where in the bias that of column 0 is, for the tile at row m
     boxes(m, extra)              -> how many boxes of A, of the tile's `loaded` rows, are loaded for a slab
+    beside                       arrivals that end a phase of full[s] besides the loader's: of those that load
+                                 A, or more of it, in ``exchange.watch``
     send(piece, map_out, m, n, lane, extra)
                                  called by a warp: start to store its 16 rows of a piece to out, at row m and
                                  column n. A thread commits a group then. None: to all `copies`
@@ -575,7 +578,7 @@ def gemm_body(
         empty = cuda.shared.array(stages, types.uint64)
         if cuda.threadIdx.x == 0:
             for i in range(stages):
-                mbarrier_init(full, i, 1)
+                mbarrier_init(full, i, 1 + beside)
                 mbarrier_init(empty, i, n_warps)
             fence_mbarrier_init()
         cuda.syncthreads()
