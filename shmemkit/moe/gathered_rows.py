@@ -32,7 +32,8 @@ is waited for. Step 1 waits for copies that wait for no kernel.
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, int64
+import numpy as np
+from numba import cuda, int32, int64
 
 from shmemkit.device import load_vec16, store_vec16
 from shmemkit.device.cuda.accumulators import ROW_BITS
@@ -55,6 +56,7 @@ from .expert_index import expert_of, row_of, rows_in, source_of
 WARPS = BESIDE  # that copy rows
 AT_ONCE = 4  # rows that a warp copies with one instruction
 UNIT = 8  # elements of 16 bytes
+REGISTERS = 64, 224  # as of sm90.py: the warps that copy keep where their rows are
 
 
 class Rows(NamedTuple):
@@ -93,7 +95,7 @@ def gathering(tile, kinds, order, others):
     layout = Layout(tile, kinds)
     stages, a_bytes = layout.stages, layout.a
     count = -(-tile.m // (AT_ONCE * WARPS))  # groups of a warp
-    zeros = (0,) * count
+    zeros = (np.int32(0),) * count
     if stages < 3:
         raise ValueError(f"tiles of {tile} have {stages} slots; they must have 3 or more")
 
@@ -104,20 +106,19 @@ def gathering(tile, kinds, order, others):
         row = quotient(int64(extra.pairs[row_of(tile) + row]), extra.topk)
         begin, end = extra.rows_of_x
         if others and (row < begin or row >= end):
-            return (~row,)
-        return (row - begin,)
+            return (int32(~row),)
+        return (int32(row - begin),)
 
     @inline
     def copy(part, i, arguments):
-        memory, to, first, column, n_bytes, end, extra = arguments
-        if first + i * AT_ONCE * WARPS < end:
-            row = part[0]
+        memory, to, left, column, n_bytes, k, extra = arguments
+        if i * AT_ONCE * WARPS < left:
+            source, row = extra.x, part[0]
+            if others and row < 0:
+                source, row = extra.gathered, ~row
             to += i * (AT_ONCE * WARPS * 2 * SLAB)
             to ^= (i & 1) * (AT_ONCE << 4)  # the row's number modulo 8 is another one
-            if others and row < 0:
-                cp_async(memory, to, extra.gathered, ~row * extra.size_k + column, n_bytes, 16)
-            else:
-                cp_async(memory, to, extra.x, row * extra.size_k + column, n_bytes, 16)
+            cp_async(memory, to, source, int64(row) * int64(k) + column, n_bytes, 16)
 
     find_all, copy_all = map_parts(1, find), for_each_part(1, copy)
 
@@ -155,6 +156,7 @@ def gathering(tile, kinds, order, others):
             if others:
                 known = await_sources(source_of(tile), known, lane, extra)
             rows, slab = find_all(zeros, (tile, first, extra)), 0  # 2
+            left = int32(rows_in(tile) - first)
             while slab < n_slabs:
                 if before >= 0:
                     cp_async_wait(1)
@@ -163,7 +165,7 @@ def gathering(tile, kinds, order, others):
                 column = slab * SLAB + UNIT * unit
                 n_bytes = 16 if column < extra.size_k else 0
                 to = slot * a_bytes + first * (2 * SLAB) + ((unit ^ (first & 7)) << 4)
-                copy_all(rows, (memory, to, first, column, n_bytes, rows_in(tile), extra))  # 4
+                copy_all(rows, (memory, to, left, column, n_bytes, int32(extra.size_k), extra))  # 4
                 cp_async_commit()
                 before, last = last, slot
                 slab += 1
@@ -230,6 +232,7 @@ def gathered_body(tile, kinds, order, others, after_store=nothing):
         boxes=no_box,
         send=send,
         beside=WARPS,
+        registers=REGISTERS,
     )
 
 
