@@ -215,6 +215,7 @@ class ExpertIndex:
                 "most"
             )
         self.tokens, self.topk = self._ids.shape
+        self.ids = self._ids.reshape(-1)
         n_pairs, xp = self._ids.size, world.xp
         self.tile_m = 64 if n_pairs <= FEW * self.n_experts else 128
         self.max_tiles = min(n_pairs, n_pairs // self.tile_m + self.n_experts)
@@ -223,7 +224,7 @@ class ExpertIndex:
         self._make: Any = None
         if n_pairs:
             n_bins = self.n_experts * n_ranks
-            args = self._ids.reshape(-1), self.n_experts, self.topk, n_ranks, world.rank, self.tile_m
+            args = self.ids, self.n_experts, self.topk, n_ranks, world.rank, self.tile_m
             threads = 1024 if xp.ndarray is not np.ndarray else 64
             args = *args, self.pairs, self.counts, self.tiles, self.sizes
             self._make = bind(index_experts, 1, threads, args, shared=4 * (n_bins + 1))

@@ -47,7 +47,7 @@ from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.sm90 import one_matrix
-from shmemkit.gemm.sm90 import ALONE, BESIDE, ITEMSIZE, WARPGROUP, WATCHING, Layout, gemm_body, nothing
+from shmemkit.gemm.sm90 import ALONE, BESIDE, ITEMSIZE, WARPGROUP, WATCHING, Layout, all_blocks, gemm_body
 from shmemkit.gemm.sm90_host import ALIGNED, as_rows, major, taken
 from shmemkit.support.arrays import address_of
 
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     topk              pairs of a row
     arrived           uint64 (n_ranks,): 1 where a rank's rows are there
     out, pitch        uint8; bytes from row to row
-    more              of the `order`, and of `after_store`
+    more              of the `order`, the `exchange` and `blocks`
     """
 
     pairs: Any
@@ -186,8 +186,9 @@ def gathering(tile, kinds, order, others):
 
 
 @functools.cache
-def gathered_body(tile, kinds, order, others, after_store=nothing):
-    """-> ``gemm_body`` of such a product: the kernel gives it `m` of ``extra.n_m * tile.m``."""
+def gathered_body(tile, kinds, order, others, exchange=ALONE, blocks=all_blocks):
+    """-> ``gemm_body`` of such a product: the kernel gives it `m` of ``extra.n_m * tile.m``. `exchange`: of
+    which ``take`` and ``settle`` are used"""
     layout, itemsize = Layout(tile, kinds), ITEMSIZE[kinds.out_dtype]
     row_bytes, (shift, mask) = layout.row_bytes, ROW_BITS[layout.row_bytes]
     units, by_k = row_bytes // 16, kinds.b_major == "k"
@@ -219,15 +220,14 @@ def gathered_body(tile, kinds, order, others, after_store=nothing):
                 words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
                 pair = int64(extra.pairs[row_of(tile) + row])
                 store_vec16(extra.out, pair * extra.pitch + to, words)
-        cuda.syncwarp()  # for ``after_store``
 
-    exchange = ALONE._replace(rows=first_rows, watch=gathering(tile, kinds, order, others))
+    exchange = exchange._replace(rows=first_rows, watch=gathering(tile, kinds, order, others))
     return gemm_body(
         tile,
         kinds,
         order,
-        after_store=after_store,
         exchange=exchange,
+        blocks=blocks,
         b_at=b_at,
         boxes=no_box,
         send=send,
