@@ -31,7 +31,7 @@ from shmemkit.collectives.all_gather.push_ahead import PushAhead
 from shmemkit.gemm import check_memory, gpu_of
 from shmemkit.gemm.distributed import Products, multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import GROUP, choose, one_matrix
+from shmemkit.gemm.grouped.sm90 import one_matrix
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import Kinds, Tile, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
@@ -42,7 +42,7 @@ from shmemkit.support.settings import array_text, integer, listed
 from shmemkit.typing import AllGatherGroupedGemmMethod, AnyArray, AnyStream, ArrayT
 
 from .expert_index import ExpertIndex, index_of
-from .gathered_rows import Rows, gathered_body, refused
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
 from .moved_rows import moved_product
 
 __all__ = ["AllGatherGroupedGemm"]
@@ -120,21 +120,31 @@ class AllGatherGroupedGemm(Products):
                               are multiples of 8
                   sequential  `AllGather`, then `grouped_matmul` of rows that are copied to their experts
                               first: everywhere
+    options     {"columns": of a tile, a multiple of 16 up to 256}: for tuning, of "overlap"; the same on all
+                ranks. None: it is chosen
 
     `used` is the method's name; `refused` is {method: the reason why it cannot be used here}.
     """
 
     methods = ("overlap", "sequential")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"columns": None}
     alike = ("x",)
     max_nbytes: int
 
-    def __init__(self, world: World, max_nbytes: int, method: AllGatherGroupedGemmMethod = "auto"):
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        method: AllGatherGroupedGemmMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
+    ):
         def check():
+            check_columns("AllGatherGroupedGemm", self.options["columns"])
             self.max_nbytes = integer("AllGatherGroupedGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
 
-        super().__init__(world, method, None, check)
+        super().__init__(world, method, options, check)
         self._gpu, self.refused = gpu_of(world), {}
         self.used = "sequential"
         if method == "overlap" or (method == "auto" and world.backend.name != "emulator"):
@@ -240,7 +250,7 @@ class AllGatherGroupedGemm(Products):
             return _Sequential(self._gather, x, whole, steps)
         if reason := refused(k, n, w, x=x, out=out):
             raise ValueError(f"{who}: {reason}. Or use method='sequential', on all ranks")
-        return _Overlapped(self._ahead, x, whole, w, index, steps, out, self._gpu)
+        return _Overlapped(self._ahead, x, whole, w, index, steps, out, self._gpu, self.options["columns"])
 
 
 def _shapes(who, x, w, ids):
@@ -263,11 +273,10 @@ class _Sequential:
 class _Overlapped:
     """A bound call: `steps` make the index while copy engines are at work."""
 
-    def __init__(self, engine, x, whole, w, index, steps, out, gpu):
+    def __init__(self, engine, x, whole, w, index, steps, out, gpu, columns):
         (m, k), (n_experts, n, _) = x.shape, w.shape
         me, n_ranks = engine.me, engine.n_ranks
-        _, columns = choose(index.pairs.size, n_experts, n, gpu.multiprocessors)
-        tile = Tile(index.tile_m, columns, GROUP)
+        tile = tile_of(index, n_experts, n, gpu.multiprocessors, columns)
         product = bind_gemm(
             functools.partial(_kernel, n_ranks > 1),
             *(Problem(x, one_matrix(w).T, out, None, None), Choice(tile, 1), gpu.multiprocessors),

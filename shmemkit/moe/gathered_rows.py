@@ -46,8 +46,8 @@ from shmemkit.device.cuda.wgmma import SLAB
 from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import one_matrix
-from shmemkit.gemm.sm90 import ALONE, BESIDE, ITEMSIZE, WARPGROUP, WATCHING, Layout, all_blocks, gemm_body
+from shmemkit.gemm.grouped.sm90 import GROUP, choose, one_matrix
+from shmemkit.gemm.sm90 import ALONE, BESIDE, ITEMSIZE, WARPGROUP, WATCHING, Layout, Tile, all_blocks, gemm_body
 from shmemkit.gemm.sm90_host import ALIGNED, as_rows, major, taken
 from shmemkit.support.arrays import address_of
 
@@ -255,3 +255,15 @@ def refused(k, n, w, **arrays):
         if not taken(array):
             return f"{name} is at {address_of(array):#x}; it must be at a multiple of {ALIGNED} bytes"
     return None
+
+
+def tile_of(index, n_experts, n, sms, columns):
+    """-> the Tile of a product of n columns, on so many multiprocessors; `columns` of it: None if chosen"""
+    if columns is None:
+        _, columns = choose(index.pairs.size, n_experts, n, sms)
+    return Tile(index.tile_m, columns, GROUP)
+
+
+def check_columns(who, columns):
+    if columns is not None and columns not in range(16, 257, 16):
+        raise ValueError(f"{who}: options['columns'] is {columns}; it must be a multiple of 16 up to 256")

@@ -46,7 +46,7 @@ from shmemkit.device.swizzle import grouped, quotient
 from shmemkit.gemm import check_memory, gpu_of
 from shmemkit.gemm.distributed import Products, multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import GROUP, choose, one_matrix
+from shmemkit.gemm.grouped.sm90 import one_matrix
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
@@ -58,7 +58,7 @@ from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, GroupedGemmReduceScatterMethod, Shape
 
 from .expert_index import ExpertIndex, index_of
-from .gathered_rows import Rows, gathered_body, refused
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
 from .moved_rows import moved_product, threads_of
 from .weighted_rows import CHUNKS, Sums, steps_of
 
@@ -134,6 +134,7 @@ def grouped_rs_kernel(tile, kinds):
         x,
         n_pairs,
         y,
+        out,
         weights,
         ids,
         n_experts,
@@ -162,7 +163,7 @@ def grouped_rs_kernel(tile, kinds):
         if cuda.blockIdx.x < senders:
             chunk_bytes = columns * tile_n * 2
             sums = Sums(
-                *(y, y, 2 * n, weights, ids, n_experts, topk, tokens, chunk_bytes, y_full, n_m * warps),
+                *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, chunk_bytes, y_full, n_m * warps),
                 *(columns, n_n, staged, room, full, sent, offsets, epochs[0] + 1, me, n_ranks),
             )
             run(0, until, True, cuda.blockIdx.x, senders, sums)  # 3
@@ -206,7 +207,7 @@ def last_steps_kernel(dtype):
         begin,
         end,
     ):
-        """As of ``grouped_rs_kernel``, after it; `out`: uint8; ended: int32 (1,), 0
+        """As of ``grouped_rs_kernel``, after it; ended: int32 (1,), 0
 
         grid     any number of blocks, which must be resident, and threads
         """
@@ -261,8 +262,10 @@ def sum_kernel(dtype):
 class Fused(Method):
     """The method "fused"."""
 
-    def prepare(self, max_tokens, topk, max_n, dtype):
-        world = self.world
+    options: dict[str, Any] = {"columns": None, "chunks": None, "senders": None}
+
+    def prepare(self, max_tokens, topk, max_n, dtype, options):
+        world, self.options = self.world, options
         world.check_reach("fused")
         self.multiprocessors = multiprocessors_of_all(world, "fused")
         if self.multiprocessors < 2:
@@ -282,20 +285,19 @@ class Fused(Method):
         (n_pairs, k), (n_experts, n, _) = x.shape, w.shape
         if reason := refused(k, n, w, x=x, out=out):
             raise ValueError(f"GroupedGemmReduceScatter: {reason}. Or use method='sequential', on all ranks")
-        senders = max(1, min(SENDERS, sms // 8))
-        _, width = choose(n_pairs, n_experts, n, sms - senders)
-        tile, y = Tile(index.tile_m, width, GROUP), self.y[: n_pairs * n]
-        n_n = -(-n // width)
-        columns = -(-n_n // CHUNKS)
+        senders = min(self.options["senders"] or max(1, min(SENDERS, sms // 8)), sms - 1)
+        tile = tile_of(index, n_experts, n, sms - senders, self.options["columns"])
+        y, n_n = self.y[: n_pairs * n], -(-n // tile.n)
+        columns = -(-n_n // (self.options["chunks"] or CHUNKS))
         n_steps = 2 * -(-n_n // columns)
         until = max(0, n_steps - 3)
-        of_y = y.view("uint8")
+        of_y, of_out = y.view("uint8"), out.reshape(-1).view("uint8")
         of_tokens = weights.reshape(-1), index.ids, n_experts, index.topk, out.shape[0]
         exchange = self.y_full, self.staged, self.room, self.full, self.sent, self.offsets, self.epochs
         product = bind_gemm(
             grouped_rs_kernel,
             *(Problem(x, one_matrix(w).T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
-            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs, of_y),
+            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs, of_y, of_out),
             *(*of_tokens, columns, *exchange, world.rank, world.n_ranks, senders, until),
             m=index.max_tiles * tile.m,
             n=n,
@@ -307,7 +309,7 @@ class Fused(Method):
         last = self.launch(
             last_steps_kernel(out.dtype.name),
             2 * sms,
-            *(n, of_y, out.reshape(-1).view("uint8"), *of_tokens, width, columns, *exchange, self.ended),
+            *(n, of_y, of_out, *of_tokens, tile.n, columns, *exchange, self.ended),
             *(world.rank, world.n_ranks, until, n_steps),
         )
         return [*steps, product, last]
@@ -364,6 +366,10 @@ class GroupedGemmReduceScatter(Products):
                                      of 8
                          sequential  `grouped_matmul` of rows that are copied to their experts first, sums,
                                      `ReduceScatter`: everywhere
+    options            numbers of "fused", for tuning; None: those that are chosen. All ranks give the same
+                         columns  of a tile: a multiple of 16 up to 256
+                         chunks   of columns, 1 to 8, that travel while the next are computed
+                         senders  blocks that send beside the product
 
     Products are rounded to dtype. The weighted sum of a token's products is added up in float32, in the order
     of j, and rounded; the sums of the ranks are added up in float32, in the order of the ranks, and rounded.
@@ -374,7 +380,7 @@ class GroupedGemmReduceScatter(Products):
 
     METHODS = {"fused": Fused, "sequential": Sequential}
     methods = tuple(METHODS)
-    options: dict[str, Any] = {}
+    options = Fused.options
     alike = "x", "out"
     max_tokens: int
     topk: int
@@ -389,17 +395,21 @@ class GroupedGemmReduceScatter(Products):
         max_n: int,
         dtype: DType = "bfloat16",
         method: GroupedGemmReduceScatterMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
     ):
         who = "GroupedGemmReduceScatter"
 
         def check():
             self.dtype = as_dtype(dtype, f"{who}: ")
             one_of(who, "dtype", self.dtype.name, HALVES)
+            check_columns(who, self.options["columns"])
+            integer(who, "options['chunks']", self.options["chunks"] or 1, 1, CHUNKS)
             sizes = {"max_tokens": max_tokens, "topk": topk, "max_n": max_n}
             vars(self).update({name: integer(who, name, size, 1) for name, size in sizes.items()})
             return {name: getattr(self, name) for name in sizes} | {"dtype": self.dtype.name}
 
-        super().__init__(world, method, None, check)
+        super().__init__(world, method, options, check)
         self.refused = {}
         sizes = self.max_tokens, self.topk, self.max_n, self.dtype
         self.used = method
@@ -408,7 +418,7 @@ class GroupedGemmReduceScatter(Products):
         self._method: Any = None
         if self.used == "fused":
             try:
-                self._method = self._part(Fused, world, *sizes)
+                self._method = self._part(Fused, world, *sizes, self.options)
             except (ValueError, MemoryError) as error:  # on all ranks
                 if method != "auto":
                     raise
@@ -528,7 +538,7 @@ def _listed(tile, *kinds):
     kinds, words, number, ints = Kinds(*kinds), types.uint16[::1], types.int64, types.int32[::1]
     signals, bytes_ = types.uint64[::1], types.uint8[::1]
     more = (
-        *(ints, number[::1], ints, words, number, bytes_, types.float32[::1], ints, *(number,) * 4),
+        *(ints, number[::1], ints, words, number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 4),
         *(signals, bytes_, number, signals, ints, number[::1], number[::1], *(number,) * 4),
     )
     return grouped_rs_kernel(Tile(*tile), kinds), signature(kinds, *more), (9, 0)
