@@ -62,6 +62,8 @@ TITLES = {
     "ag_gemm": "ag_gemm, all-gather and matrix product (shape: MxNxK of the layer; size: gathered)",
     "gemm_rs": "gemm_rs, matrix product and reduce-scatter (shape: MxNxK of the layer; size: of M by K)",
     "gemm_ar": "gemm_ar, matrix product and all-reduce (shape: MxNxK of the layer; size: of M by K)",
+    "ag_grouped_gemm": "ag_grouped_gemm (shape: MxNxKxExTOPK of the layer; size: gathered)",
+    "grouped_gemm_rs": "grouped_gemm_rs (shape: MxNxKxExTOPK of the layer; size: of M by N)",
     "latency": "latency, one way, to a signal that another rank waits for",
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",
