@@ -296,7 +296,11 @@ def _parser():
         ("grouped_gemm_rs", "GroupedGemmReduceScatter"),
     ):
         text = f"every method of {host}, and NCCL with torch._grouped_mm and with a loop of cuBLAS"
-        layer, methods, peers = command(expert_layers.run, op, text), expert_layers.METHODS[op], expert_layers.PEERS
+        layer, methods, peers = (
+            command(expert_layers.run, op, text),
+            expert_layers.METHODS[op],
+            expert_layers.PEERS,
+        )
         text = "of the whole layer, experts, and experts of a token; default %(default)s"
         layer.add_argument(
             "--shapes", type=_layer_shapes, default=expert_layers.SHAPES, metavar=f"{LAYER},..", help=text

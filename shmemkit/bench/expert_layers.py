@@ -126,7 +126,8 @@ class FirstLayer(Layer):
         experts = products.on_cpu.reshape(-1)[self.checked]
         self._expected = xp.stack(
             [
-                products.w[int(expert)].astype("float32") @ products.whole[int(pair) // products.topk].astype("float32")
+                products.w[int(expert)].astype("float32")
+                @ products.whole[int(pair) // products.topk].astype("float32")
                 for pair, expert in zip(self.checked, experts, strict=True)
             ]
         )
@@ -267,7 +268,9 @@ class TorchSecond(_Torch):
         self._sorted = self._x.index_select(0, self._order)  # as the first layer leaves them
         self._factors = torch.from_dlpack(case.weights)[..., None].to(self._x.dtype)
         self._sums = torch.empty(
-            (case.products.m // self.world.n_ranks, case.products.shape.n), dtype=self._x.dtype, device=self._x.device
+            (case.products.m // self.world.n_ranks, case.products.shape.n),
+            dtype=self._x.dtype,
+            device=self._x.device,
         )
 
     def run(self):

@@ -22,7 +22,9 @@ def parse_shapes(text, names="MxNxK"):
     shapes = []
     for part in text.split(","):
         sizes = part.lower().split("x")
-        if len(sizes) != len(names.split("x")) or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        if len(sizes) != len(names.split("x")) or not all(
+            size.strip().isdecimal() and int(size) for size in sizes
+        ):
             raise ValueError(f"it has {part!r}; it must be {names}, of integers of 1 or more")
         shapes.append(tuple(map(int, sizes)))
     return shapes

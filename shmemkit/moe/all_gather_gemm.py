@@ -28,6 +28,7 @@ from numba import cuda, int64, types
 
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
+from shmemkit.device.swizzle import grouped
 from shmemkit.gemm import check_memory, gpu_of
 from shmemkit.gemm.distributed import Products, multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
@@ -35,7 +36,6 @@ from shmemkit.gemm.grouped.sm90 import one_matrix
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import Kinds, Tile, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
-from shmemkit.device.swizzle import grouped
 from shmemkit.runtime.world import World
 from shmemkit.support.arrays import call_on, new_output, with_shape
 from shmemkit.support.settings import array_text, integer, listed
@@ -203,8 +203,7 @@ class AllGatherGroupedGemm(Products):
         ids = topk_ids if index is None else index.topk_ids
         stream, waits = call_on(world, stream, x, w, ids, out)
         rows, experts, of_tokens = (
-            with_shape(who, name, array, world.xp)
-            for name, array in (("x", x), ("w", w), ("topk_ids", ids))
+            with_shape(who, name, array, world.xp) for name, array in (("x", x), ("w", w), ("topk_ids", ids))
         )
         if out is None:
             if rows.ndim != 2 or experts.ndim != 3 or of_tokens.ndim != 2:
@@ -275,11 +274,12 @@ class _Overlapped:
 
     def __init__(self, engine, x, whole, w, index, steps, out, gpu, columns):
         (m, k), (n_experts, n, _) = x.shape, w.shape
-        me, n_ranks = engine.me, engine.n_ranks
+        me, n_ranks, matrix = engine.me, engine.n_ranks, one_matrix(w)
+        assert matrix is not None  # or it was refused
         tile = tile_of(index, n_experts, n, gpu.multiprocessors, columns)
         product = bind_gemm(
             functools.partial(_kernel, n_ranks > 1),
-            *(Problem(x, one_matrix(w).T, out, None, None), Choice(tile, 1), gpu.multiprocessors),
+            *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), gpu.multiprocessors),
             *(index.pairs, index.tiles, index.sizes, _flat(x), (me * m, (me + 1) * m), _flat(whole)),
             *(index.topk, engine.arrived, me, n_ranks),
             *(out.reshape(-1).view("uint8"), n * out.itemsize),

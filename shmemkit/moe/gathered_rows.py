@@ -47,7 +47,17 @@ from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.sm90 import GROUP, choose, one_matrix
-from shmemkit.gemm.sm90 import ALONE, BESIDE, ITEMSIZE, WARPGROUP, WATCHING, Layout, Tile, all_blocks, gemm_body
+from shmemkit.gemm.sm90 import (
+    ALONE,
+    BESIDE,
+    ITEMSIZE,
+    WARPGROUP,
+    WATCHING,
+    Layout,
+    Tile,
+    all_blocks,
+    gemm_body,
+)
 from shmemkit.gemm.sm90_host import ALIGNED, as_rows, major, taken
 from shmemkit.support.arrays import address_of
 

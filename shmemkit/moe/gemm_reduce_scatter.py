@@ -494,7 +494,9 @@ class GroupedGemmReduceScatter(Products):
         shape = self._shape(x, w, ids, weights)
         for name, array in (("x", x), ("w", w), ("out", out)):
             if array.dtype != self.dtype:
-                raise ValueError(f"{who}: {name} is {array.dtype}; it must be {self.dtype}, this object's dtype")
+                raise ValueError(
+                    f"{who}: {name} is {array.dtype}; it must be {self.dtype}, this object's dtype"
+                )
         if weights.dtype.name != "float32":
             raise ValueError(f"{who}: weights is {weights.dtype}; it must be float32")
         for name, array in (("x", x), ("weights", weights), ("out", out)):

@@ -13,7 +13,6 @@ import shmemkit as sk
 from shmemkit.emu import EmulatorError
 from shmemkit.moe import gemm_reduce_scatter, weighted_rows
 
-
 SMALL = {"columns": 32}
 
 
@@ -148,7 +147,10 @@ def test_a_layer_in_a_graph():
         for call in range(3):
             whole = integers(call, tokens, k)
             x[:] = whole[world.rank * m :][:m]
-            ids[:], weights[:] = routing(CHANGING[call], tokens, topk, experts, call), factors(call, tokens, topk)
+            ids[:], weights[:] = (
+                routing(CHANGING[call], tokens, topk, experts, call),
+                factors(call, tokens, topk),
+            )
             h[:] = POISON
             graph.launch(world.stream)
             world.synchronize()
@@ -188,7 +190,10 @@ def test_refusals():
         for method in ("fused", "sequential"):
             second = sk.GroupedGemmReduceScatter(world, 8, 2, 8, method=method)
             for arguments, text in [
-                ((x[:8], w, ids, weights), r"must be \(M \* topk, K\), \(E, N, K\), \(M, topk\) and \(M, topk\)"),
+                (
+                    (x[:8], w, ids, weights),
+                    r"must be \(M \* topk, K\), \(E, N, K\), \(M, topk\) and \(M, topk\)",
+                ),
                 ((x, w[0], ids, weights), r"x, w, topk_ids and weights are \(16, 16\), \(8, 16\)"),
                 ((x, w, ids, weights[:4]), "they must be"),
                 ((x[:6], w, ids[:3], weights[:3]), "M a multiple of the number of ranks, 2"),
