@@ -2,14 +2,14 @@
 ``sk.GroupedGemmReduceScatter``, the layers of a tensor-parallel mixture of experts, compared with NCCL and
 PyTorch's grouped product, and with NCCL and a loop of cuBLAS, both through PyTorch.
 
-A shape is MxNxKxExTOPK: tokens of all ranks, columns of the whole weights and their inner dimension, experts,
-and experts of a token. For ag_grouped_gemm a rank has M / n_ranks tokens and N / n_ranks columns; for
-grouped_gemm_rs it has K / n_ranks. Each token's experts are random, all different. Alone, in the same rounds:
-the products of rows that are gathered and sorted already, and what travels between the ranks. One rank alone
-works, too: then nothing travels.
+A shape is MxNxKxExTOPK: tokens of all ranks, columns of the whole weights and their inner dimension,
+experts, and experts of a token. For ag_grouped_gemm a rank has M / n_ranks tokens and N / n_ranks columns;
+for grouped_gemm_rs it has K / n_ranks. Each token's experts are random, all different. Alone, in the same
+rounds: the products of rows that are gathered and sorted already, and what travels between the ranks. One
+rank alone works, too: then nothing travels.
 
-The peers know how many rows each expert has, and the order of the rows, in advance. Their results of the first
-layer, and operands of the second, are sorted by expert: they move no rows for that.
+The peers know how many rows each expert has, and the order of the rows, in advance. Their results of the
+first layer, and operands of the second, are sorted by expert: they move no rows for that.
 """
 
 import functools
@@ -54,8 +54,8 @@ class Products(grouped_gemm.GroupedCase):
         sizes = {"M": self.m, **({"N": n} if op == "ag_grouped_gemm" else {"K": k})}
         if any(size % ranks for size in sizes.values()) or self.topk > experts:
             raise SystemExit(
-                f"--shapes has {'x'.join(map(str, shape))}; {' and '.join(sizes)} must be multiples of {ranks}, "
-                "the number of ranks, and TOPK must be E at most"
+                f"--shapes has {'x'.join(map(str, shape))}; {' and '.join(sizes)} must be multiples of "
+                f"{ranks}, the number of ranks, and TOPK must be E at most"
             )
         self.of_first = op == "ag_grouped_gemm"
         n, k = (n // ranks, k) if self.of_first else (n, k // ranks)
@@ -107,6 +107,7 @@ class Layer(Checked):
     """Both."""
 
     x: Any
+    _expected: Any
 
     def __init__(self, op, products, n_bytes):
         self.op, self.products, self.world, self.dtype = op, products, products.world, products.dtype
@@ -206,6 +207,9 @@ class _Torch(TorchCall):
 
     _result: Any = None
     _back: Any = None  # from sorted rows to those of our result
+    _w: Any = None
+    _made: Any = None
+    _order: Any = None
 
     def __init__(self, world, loop=False):
         super().__init__(world)
@@ -244,6 +248,9 @@ class _Torch(TorchCall):
 
 
 class TorchFirst(_Torch):
+    _whole: Any = None
+    _tokens: Any = None
+
     def prepare(self):
         super().prepare()
         products = self._case.products
@@ -262,6 +269,10 @@ class TorchFirst(_Torch):
 
 
 class TorchSecond(_Torch):
+    _sorted: Any = None
+    _factors: Any = None
+    _sums: Any = None
+
     def prepare(self):
         super().prepare()
         case, torch = self._case, self._torch

@@ -32,7 +32,7 @@ from shmemkit.device.swizzle import grouped
 from shmemkit.gemm import check_memory, gpu_of
 from shmemkit.gemm.distributed import Products, multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import one_matrix
+from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import Kinds, Tile, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
@@ -61,7 +61,7 @@ def in_groups(group):
 
 @functools.cache
 def ag_grouped_kernel(tile, kinds, others):
-    """-> the kernel for tiles like `tile` of products like `kinds`; `others`: whether there are other ranks"""
+    """-> the kernel for tiles like `tile` of products like `kinds`; `others`: whether other ranks exist"""
     gemm = gathered_body(tile, kinds, in_groups(tile.group), others)
     tile_m, tile_n = tile.m, tile.n
 
@@ -90,8 +90,8 @@ def ag_grouped_kernel(tile, kinds, others):
         out,
         pitch,
     ):
-        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a and
-        map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Rows``"""
+        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
+        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Rows``"""
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
         extra = Rows(
             *(pairs, tiles, n_m, n_n, n, k, x, rows_of_x, gathered, topk, arrived, me, n_ranks, out, pitch),
@@ -274,8 +274,8 @@ class _Overlapped:
 
     def __init__(self, engine, x, whole, w, index, steps, out, gpu, columns):
         (m, k), (n_experts, n, _) = x.shape, w.shape
-        me, n_ranks, matrix = engine.me, engine.n_ranks, one_matrix(w)
-        assert matrix is not None  # or it was refused
+        me, n_ranks = engine.me, engine.n_ranks
+        matrix: Any = stacked(w)
         tile = tile_of(index, n_experts, n, gpu.multiprocessors, columns)
         product = bind_gemm(
             functools.partial(_kernel, n_ranks > 1),

@@ -1,5 +1,5 @@
-"""Grouped products of rows that lie anywhere: hooks for the Hopper kernel (``shmemkit.gemm.sm90``), which load
-the rows of a tile one by one, and store its results one by one.
+"""Grouped products of rows that lie anywhere: hooks for the Hopper kernel (``shmemkit.gemm.sm90``), which
+load the rows of a tile one by one, and store its results one by one.
 
     out[pairs[i]] = a[row of pairs[i]] @ w[e].T   for each i, e the expert of that pair (``expert_index.py``)
 
@@ -46,7 +46,7 @@ from shmemkit.device.cuda.wgmma import SLAB
 from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import GROUP, choose, one_matrix
+from shmemkit.gemm.grouped.sm90 import GROUP, choose, stacked
 from shmemkit.gemm.sm90 import (
     ALONE,
     BESIDE,
@@ -253,7 +253,7 @@ def refused(k, n, w, **arrays):
     """-> why the kernels do not take these arrays, or None. `arrays`: x and out, C-contiguous"""
     if k % UNIT or n % UNIT:
         return f"K is {k} and N is {n}; they must be multiples of {UNIT}"
-    matrix = one_matrix(w)
+    matrix = stacked(w)
     if matrix is None or not taken(as_rows(matrix)):
         return (
             f"w has strides {w.strides}; its experts must lie one after another, with rows or columns that "

@@ -6,8 +6,8 @@ mixture of experts.
 
 Methods:
 
-  fused       one kernel multiplies, and a few of its blocks add up and send the columns that are ready. Another
-              one does that for the last columns, on all multiprocessors. Hopper, one node
+  fused       one kernel multiplies, and a few of its blocks add up and send the columns that are ready.
+              Another one does that for the last columns, on all multiprocessors. Hopper, one node
   sequential  sorted rows, ``GroupedGemm``, rows that are put back, sums, ``ReduceScatter``
 
 "fused": rows that are sorted by expert are of all tokens, so no rank's tokens are ready before all others
@@ -46,7 +46,7 @@ from shmemkit.device.swizzle import grouped, quotient
 from shmemkit.gemm import check_memory, gpu_of
 from shmemkit.gemm.distributed import Products, multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import one_matrix
+from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
@@ -153,8 +153,8 @@ def grouped_rs_kernel(tile, kinds):
         senders,
         until,
     ):
-        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a and
-        map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Sums``, and
+        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
+        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Sums``, and
 
         senders, until   the first blocks, which do the steps up to that one
         grid             all blocks must be resident
@@ -288,6 +288,7 @@ class Fused(Method):
         senders = min(self.options["senders"] or max(1, min(SENDERS, sms // 8)), sms - 1)
         tile = tile_of(index, n_experts, n, sms - senders, self.options["columns"])
         y, n_n = self.y[: n_pairs * n], -(-n // tile.n)
+        matrix: Any = stacked(w)
         columns = -(-n_n // (self.options["chunks"] or CHUNKS))
         n_steps = 2 * -(-n_n // columns)
         until = max(0, n_steps - 3)
@@ -296,7 +297,7 @@ class Fused(Method):
         exchange = self.y_full, self.staged, self.room, self.full, self.sent, self.offsets, self.epochs
         product = bind_gemm(
             grouped_rs_kernel,
-            *(Problem(x, one_matrix(w).T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
+            *(Problem(x, matrix.T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
             *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs, of_y, of_out),
             *(*of_tokens, columns, *exchange, world.rank, world.n_ranks, senders, until),
             m=index.max_tiles * tile.m,
@@ -445,8 +446,8 @@ class GroupedGemmReduceScatter(Products):
         ranks. -> out, the sums of this rank's tokens
 
         x         (M * topk, K), C-contiguous; K is the rank's share. M is a multiple of n_ranks
-        w         (E, N, K): this rank's part of each expert's weight. "fused" wants experts that lie one after
-                  another, with contiguous rows; or contiguous columns, where K is a multiple of 64
+        w         (E, N, K): this rank's part of each expert's weight. "fused" wants experts that lie one
+                  after another, with contiguous rows; or contiguous columns, where K is a multiple of 64
         topk_ids  int32 or int64 (M, topk), C-contiguous, on the GPU, the same on all ranks: the experts of
                   each token; or an `ExpertIndex` of it. -1, and any number that is no expert's, stands for
                   none: nothing is added, whatever x and weights have there

@@ -1,5 +1,5 @@
-"""The rows of a token's experts, times their weights, are added up, and travel to the rank that has the token;
-there the sums of all ranks are added up. All in float32, in the order of j, then of the ranks.
+"""The rows of a token's experts, times their weights, are added up, and travel to the rank that has the
+token; there the sums of all ranks are added up. All in float32, in the order of j, then of the ranks.
 
 Results go through in `n_chunks` chunks of columns, so that those of a chunk travel while the next chunk is
 computed (``gemm_reduce_scatter.py``).
@@ -90,8 +90,8 @@ def columns_of(c, columns, n_columns):
 
 @functools.cache
 def steps_of(dtype):
-    """-> ``run(begin, end, awaits, block, blocks, sums)``: the steps from number `begin` to `end`, by one of so
-    many blocks; `awaits`: whether chunks of y may still be computed"""
+    """-> ``run(begin, end, awaits, block, blocks, sums)``: the steps from number `begin` to `end`, by one of
+    so many blocks; `awaits`: whether chunks of y may still be computed"""
     zero, add, result = weighted_sum(dtype)
 
     @inline

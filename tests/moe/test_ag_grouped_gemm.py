@@ -1,5 +1,6 @@
-"""All-gather and grouped product on the emulator: routings of all kinds that change from call to call, graphs,
-an index of several layers, errors, and what goes wrong without one of its waits, fences or barriers."""
+"""All-gather and grouped product on the emulator: routings of all kinds that change from call to call,
+graphs, an index of several layers, errors, and what goes wrong without one of its waits, fences or
+barriers."""
 
 import numpy as np
 import pytest

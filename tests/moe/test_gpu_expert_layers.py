@@ -96,7 +96,7 @@ def test_second_layer(world, method, shape, dtype, columns):
     for call, kind in enumerate(KINDS):
         chosen = routing(kind, tokens, topk, experts, call)
         factors = np.random.default_rng(call).random((tokens, topk), "float32")
-        want = 0
+        want = np.zeros(1)
         for rank, w in enumerate(ws):
             rows = random([call, rank], tokens * topk, k, dtype=dtype)
             products = np.nan_to_num(pairs_product(rows, w, chosen, 1)).reshape(tokens, topk, n)
@@ -160,7 +160,7 @@ def test_a_layer_in_a_graph(world):
         for _ in range(20):
             graph.launch(stream)
         world.synchronize()
-        want = 0
+        want = np.zeros(1)
         for first_w, second_w in of_ranks:
             hidden = np.nan_to_num(pairs_product(whole, first_w, chosen, topk)).astype(as_dtype("bfloat16"))
             products = np.nan_to_num(pairs_product(hidden, second_w, chosen, 1))

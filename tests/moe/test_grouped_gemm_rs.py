@@ -1,5 +1,5 @@
-"""Grouped product, top-k sum and reduce-scatter on the emulator: routings of all kinds that change from call to
-call, graphs, a whole layer, errors, and what goes wrong without one of its waits, fences or barriers."""
+"""Grouped product, top-k sum and reduce-scatter on the emulator: routings of all kinds that change from call
+to call, graphs, a whole layer, errors, and what goes wrong without one of its waits, fences or barriers."""
 
 import numpy as np
 import pytest
