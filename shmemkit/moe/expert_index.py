@@ -236,11 +236,11 @@ class ExpertIndex:
         """
         check_world("ExpertIndex", self.world)
         stream, waits = call_on(self.world, stream, self.topk_ids)
-        self(stream)
+        self._enqueue(stream)
         if waits:
             self.world.stream.synchronize()
 
-    def __call__(self, stream):
+    def _enqueue(self, stream):
         if self._make is not None:
             self._make(stream)
 
@@ -249,7 +249,7 @@ def index_of(who, world, topk_ids, n_experts):
     """-> an ExpertIndex that was given instead of topk_ids, or a new one; and the steps that make it"""
     if not isinstance(topk_ids, ExpertIndex):
         index = ExpertIndex(world, topk_ids, n_experts)
-        return index, [index]
+        return index, [index._enqueue]
     if topk_ids.world is not world or topk_ids.n_experts != n_experts:
         raise ValueError(
             f"{who}: the ExpertIndex is of {topk_ids.n_experts} experts; it must be of {n_experts}, those of "

@@ -226,7 +226,7 @@ def is_wrong(k):
         (argument("wait", 3, "'relaxed'"), 72),
         (omit("cuda.syncwarp", inside="await_sources"), 72),
         (omit("fence_proxy_async"), 72),
-        (argument("cp_async_wait", 0, "2"), 20 * 64),  # more slabs than slots
+        (argument("cp_async_wait", 0, "7"), 20 * 64),  # more slabs than slots
         (omit("mbarrier_wait"), 20 * 64),
     ],
 )
