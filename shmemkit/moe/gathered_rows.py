@@ -184,13 +184,13 @@ def gathering(tile, kinds, order, others):
                     slot = 0
                     parity ^= 1
             t += step
-        if others:
-            await_sources(extra.n_ranks - 1, known, lane, extra)
         cp_async_wait(0)
         if before >= 0:
             tell(full, before, lane)
         if last >= 0:
             tell(full, last, lane)
+        if others:  # also for ranks that no tile has rows of: their signals are of this call
+            await_sources(extra.n_ranks - 1, known, lane, extra)
 
     return watch
 

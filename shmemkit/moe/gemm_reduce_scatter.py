@@ -309,7 +309,7 @@ class Fused(Method):
         )
         last = self.launch(
             last_steps_kernel(out.dtype.name),
-            2 * sms,
+            sms,
             *(n, of_y, of_out, *of_tokens, tile.n, columns, *exchange, self.ended),
             *(world.rank, world.n_ranks, until, n_steps),
         )

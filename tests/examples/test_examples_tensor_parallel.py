@@ -1,5 +1,5 @@
-"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 13_moe_tensor_parallel.py: they print what they say;
-other sizes; no races."""
+"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 13_moe_tensor_parallel.py: they print what they
+say; other sizes; no races."""
 
 import re
 import sys
