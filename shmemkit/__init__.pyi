@@ -54,6 +54,9 @@ from .gemm.grouped import GroupedGemm as GroupedGemm
 from .gemm.grouped import grouped_matmul as grouped_matmul
 from .gemm.reduce_scatter import GemmReduceScatter as GemmReduceScatter
 from .moe import ExpertParallel as ExpertParallel
+from .moe.all_gather_gemm import AllGatherGroupedGemm as AllGatherGroupedGemm
+from .moe.expert_index import ExpertIndex as ExpertIndex
+from .moe.gemm_reduce_scatter import GroupedGemmReduceScatter as GroupedGemmReduceScatter
 from .runtime.launch import bind as bind
 from .runtime.symmetric_memory import (
     array as array,

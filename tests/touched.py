@@ -34,7 +34,7 @@ OTHER_OBJECTS = [
     "ExpertParallel.combine",
     "Gemm.__call__",
 ]
-OTHER_OBJECTS += ["GroupedGemm.__call__", "Queue.__init__"]
+OTHER_OBJECTS += ["GroupedGemm.__call__", "ExpertIndex.update", "Queue.__init__"]
 PRIMITIVES = {
     name: value
     for name, value in vars(device).items()

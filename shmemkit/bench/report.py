@@ -64,6 +64,8 @@ TITLES = {
     "gemm_rs": "gemm_rs, matrix product and reduce-scatter (shape: MxNxK of the layer; size: of M by K)",
     "gemm_ar": "gemm_ar, matrix product and all-reduce (shape: MxNxK of the layer; size: of M by K)",
     "flash_decode": "flash_decode (shape: tokens, heads of k, heads of q for each; size: a rank's k and v)",
+    "ag_grouped_gemm": "ag_grouped_gemm (shape: MxNxKxExTOPK of the layer; size: gathered)",
+    "grouped_gemm_rs": "grouped_gemm_rs (shape: MxNxKxExTOPK of the layer; size: of M by N)",
     "latency": "latency, one way, to a signal that another rank waits for",
     "p2p": "p2p, every rank to the next",
     "launch": "launch, time on the host",

@@ -35,6 +35,8 @@ CUBLAS = "cuBLAS"
 CUBLAS_LOOP = "cuBLAS, a loop"
 NCCL_CUBLAS = "NCCL and cuBLAS"  # one after the other
 TORCH_GROUPED = "torch._grouped_mm"
+TORCH_EXPERTS = "torch, NCCL and _grouped_mm"
+TORCH_EXPERTS_LOOP = "torch, NCCL and a loop of cuBLAS"
 TORCH_AG_GEMM = "torch fused_all_gather_matmul, no graph"
 TORCH_GEMM_RS = "torch fused_matmul_reduce_scatter, no graph"
 TORCH_SYMMETRIC = "torch symm_mem", "torch symm_mem one_shot", "torch symm_mem two_shot"
@@ -50,9 +52,9 @@ RATIOS = {  # a field of a row: the methods whose shortest time is compared with
     "vs_nccl": (*NCCL_WAYS, *NCCL_CUBLAS_WAYS),
     "vs_plain": (NCCL, NCCL_CUBLAS),
     "vs_torch_nccl": (TORCH_NCCL,),
-    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED),
+    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED, TORCH_EXPERTS),
     "vs_cublas": (CUBLAS,),
-    "vs_loop": (CUBLAS_LOOP,),
+    "vs_loop": (CUBLAS_LOOP, TORCH_EXPERTS_LOOP),
 }
 DRIVER = "cuLaunchKernel, arguments packed before"
 NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"

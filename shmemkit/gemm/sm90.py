@@ -83,6 +83,7 @@ WARPGROUP = 128  # threads
 BESIDE = 3  # warps beside the loader's in its warpgroup
 WATCHING = 32  # their first thread
 SETTLED = 8  # slabs after which what a tile before has sent is there, mostly
+REGISTERS = 40, 232  # of a thread that loads, and of one that multiplies, of tiles of ``moves_registers``
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -422,6 +423,8 @@ def gemm_body(
     bias_at=one_vector,
     boxes=one_box,
     send=None,
+    beside=0,
+    registers=REGISTERS,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
@@ -443,6 +446,9 @@ def gemm_body(
                                  follows it, for the tile at row m, and at which K it begins
     bias_at(m, extra)            -> where in the bias that of column 0 is, for the tile at row m
     boxes(m, extra)              -> how many boxes of A, of the tile's `loaded` rows, are loaded for a slab
+    beside                       arrivals that end a phase of full[s] besides the loader's: of those that load
+                                 A, or more of it, in ``exchange.watch``
+    registers                    as REGISTERS
     send(piece, map_out, m, n, lane, extra)
                                  called by a warp: start to store its 16 rows of a piece to out, at row m and
                                  column n. A thread commits a group then. None: to all `copies`
@@ -467,7 +473,8 @@ def gemm_body(
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a = 64 * 2 * SLAB  # bytes of a warpgroup's rows of A's slab
-    registers = moves_registers(tile)
+    moves = moves_registers(tile)
+    of_loader, of_others = registers
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):
@@ -575,7 +582,7 @@ def gemm_body(
         empty = cuda.shared.array(stages, types.uint64)
         if cuda.threadIdx.x == 0:
             for i in range(stages):
-                mbarrier_init(full, i, 1)
+                mbarrier_init(full, i, 1 + beside)
                 mbarrier_init(empty, i, n_warps)
             fence_mbarrier_init()
         cuda.syncthreads()
@@ -589,15 +596,15 @@ def gemm_body(
         work, step = blocks(extra)
         first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of this warp
         if first < WARPGROUP:
-            if registers:
-                setmaxnreg_dec(40)
+            if moves:
+                setmaxnreg_dec(of_loader)
             if cuda.threadIdx.x == 0:
                 load_tiles(ring, map_a, map_b, work, works, step, shape, extra)
             elif first > 0:
                 watch(work, works, step, ring, extra)
         else:
-            if registers:
-                setmaxnreg_inc(232)
+            if moves:
+                setmaxnreg_inc(of_others)
             multiply_tiles(ring, map_out, bias, partials, arrivals, work, works, step, shape, size_n, extra)
 
     return gemm

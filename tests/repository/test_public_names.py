@@ -105,6 +105,10 @@ WORDS = {
     "GemmMethod": lambda world: sk.Gemm("no such"),
     "GroupedGemmMethod": lambda world: sk.GroupedGemm("no such"),
     "AllGatherGemmMethod": lambda world: sk.AllGatherGemm(world, 8, method="no such"),
+    "AllGatherGroupedGemmMethod": lambda world: sk.AllGatherGroupedGemm(world, 8, method="no such"),
+    "GroupedGemmReduceScatterMethod": lambda world: sk.GroupedGemmReduceScatter(
+        world, 8, 8, 8, method="no such"
+    ),
     "GemmReduceScatterMethod": lambda world: sk.GemmReduceScatter(world, 8, 8, method="no such"),
     "GemmAllReduceMethod": lambda world: sk.GemmAllReduce(world, 8, 8, method="no such"),
 }
