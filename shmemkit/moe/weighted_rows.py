@@ -34,12 +34,11 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint32
 
 from shmemkit.device import load_vec16, span, store_vec16, wait
+from shmemkit.device.cuda.weighted_sums import weighted_sum
 from shmemkit.device.shmem.ordered_access import peer_at
 from shmemkit.device.shmem.signals import notify_at
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
-
-from .weighted_sums import weighted_sum
 
 TOKENS = 16  # of a group
 CHUNKS = 8  # at most
