@@ -2,12 +2,12 @@
 
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
 
-The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"); the
-sums are float32. The grid is persistent: block b computes tiles b, b + gridDim.x, .. in the order of a
+The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"), or
+float8 (block_scales.py); the sums are float32. The grid is persistent: block b computes tiles b, b + gridDim.x, .. in the order of a
 swizzle. In a block, one warpgroup loads; the others, one for each 64 rows of the tile, multiply.
 
-Slots     `stages` slots in shared memory, each for a slab of A's and of B's tile, 64 of K deep; used in a
-          ring through all tiles
+Slots     `stages` slots in shared memory, each for a slab of A's and of B's tile, 128 bytes of K deep;
+          used in a ring through all tiles
 Barriers  full[s]: a slab is in slot s. One arrival per phase, and the bytes of the slab. empty[s]: slot s may
           be overwritten. One arrival of each warp that reads it, per phase
 Out       two pieces of shared memory per warp, for its 16 rows of some columns of the result
@@ -71,7 +71,14 @@ from shmemkit.device.cuda.tma import (
     tma_load,
     tma_store,
 )
-from shmemkit.device.cuda.wgmma import SLAB, setmaxnreg_dec, setmaxnreg_inc, warpgroup_mma, wgmma_wait_group
+from shmemkit.device.cuda.wgmma import (
+    ROW_BYTES,
+    SLAB,
+    setmaxnreg_dec,
+    setmaxnreg_inc,
+    warpgroup_mma,
+    wgmma_wait_group,
+)
 from shmemkit.device.swizzle import grouped, quotient
 
 from .epilogue import finishing, inline
@@ -83,7 +90,7 @@ WARPGROUP = 128  # threads
 BESIDE = 3  # warps beside the loader's in its warpgroup
 WATCHING = 32  # their first thread
 SETTLED = 8  # slabs after which what a tile before has sent is there, mostly
-ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Tile(NamedTuple):
@@ -136,6 +143,11 @@ class Kinds(NamedTuple):
     bias_dtype: str | None = None
     activation: str | None = None
 
+    @property
+    def depth(self):
+        """Of K, of a slab."""
+        return ROW_BYTES // ITEMSIZE[self.dtype]
+
 
 class Layout:
     """Where things are in a block's shared memory, in bytes."""
@@ -153,14 +165,14 @@ class Layout:
 
 
 def box_rows(major, extent):
-    """A slab of `extent` rows or columns of an operand comes in boxes of 64 elements by so many rows: K-major
+    """A slab of `extent` rows or columns of an operand comes in boxes of 128 bytes by so many rows: K-major
     in one, of its own rows; otherwise in one for each 64 columns, of rows of K."""
     return extent if major == "k" else SLAB
 
 
 def bytes_of_slab(major, extent):
     rows = box_rows(major, extent)
-    return -(-extent // rows) * rows * 2 * SLAB
+    return -(-extent // rows) * rows * ROW_BYTES
 
 
 # ---- the pieces
@@ -171,7 +183,7 @@ def loading(major, extent):
     """-> ``load(slab, tensor_map, k, first, barriers, i)``: ask for a slab, from K `k` and row or column
     `first` on."""
     rows = box_rows(major, extent)
-    k_major, count, box_bytes = major == "k", -(-extent // rows), rows * 2 * SLAB
+    k_major, count, box_bytes = major == "k", -(-extent // rows), rows * ROW_BYTES
 
     @inline
     def load(slab, tensor_map, k, first, barriers, i):
@@ -187,6 +199,50 @@ def hand_back(empty, slot, lane):
     """A warp has read a slot."""
     if lane == 0:
         mbarrier_arrive(empty, slot)
+
+
+class Accumulation(NamedTuple):
+    """Device functions that add up a tile's products, called by the warps that multiply.
+
+    zeros()                           -> sums
+    before(m, n, slab, lane, extra)   -> what `add` gets, called before the slab is waited for; m is the warp's
+                                      first row in out, n the tile's column
+    add(sums, a, b, given, first, empty, slot, last, lane)
+                                      -> sums, to which the products of slot `slot` come, the `first` ones of
+                                      the tile or those after slot `last`. It hands slots back
+    finish(sums, empty, last, lane)   -> sums, complete; all slots are handed back
+    """
+
+    zeros: Any
+    before: Any
+    add: Any
+    finish: Any
+
+
+@functools.cache
+def one_level(tile, kinds):
+    """-> the Accumulation of the tensor cores alone"""
+    zeros, multiply, wait = warpgroup_mma(tile.n, kinds.dtype, kinds.a_major, kinds.b_major)
+
+    @inline
+    def before(m, n, slab, lane, extra):
+        return 0
+
+    @inline
+    def add(sums, a, b, given, first, empty, slot, last, lane):
+        sums = multiply(sums, a, b, not first)  # 4
+        wgmma_wait_group(1)  # 5
+        if not first:
+            hand_back(empty, last, lane)
+        return sums
+
+    @inline
+    def finish(sums, empty, last, lane):
+        sums = wait(sums)  # 6
+        hand_back(empty, last, lane)
+        return sums
+
+    return Accumulation(zeros, before, add, finish)
 
 
 @functools.cache
@@ -422,6 +478,7 @@ def gemm_body(
     bias_at=one_vector,
     boxes=one_box,
     send=None,
+    accumulation=None,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
@@ -446,6 +503,7 @@ def gemm_body(
     send(piece, map_out, m, n, lane, extra)
                                  called by a warp: start to store its 16 rows of a piece to out, at row m and
                                  column n. A thread commits a group then. None: to all `copies`
+    accumulation                 an Accumulation; None: ``one_level``
 
     m is what ``exchange.rows`` gives, for A or for out; the body adds 16 for each warp to that for out, and
     takes it for a row of A and out where no function does.
@@ -457,8 +515,7 @@ def gemm_body(
     warp_pieces = PIECES * layout.piece
     box_bytes, box_rows_of_a = bytes_of_slab(kinds.a_major, tile.rows_of_a), tile.rows_of_a
     load_a, load_b = loading(kinds.a_major, tile.rows_of_a), loading(kinds.b_major, tile_n)
-    products = warpgroup_mma(tile_n, kinds.dtype, kinds.a_major, kinds.b_major)
-    zeros, multiply, wait_for_products = products
+    zeros, before_products, add_products, finish = accumulation or one_level(tile, kinds)
     store = storing(
         *(tile_n, layout.row_bytes, layout.columns, kinds.out_dtype, kinds.bias_dtype, kinds.activation),
         to_copies(copies) if send is None else send,
@@ -466,7 +523,7 @@ def gemm_body(
     add_up = adding_up(tile_n)
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
-    rows_of_a = 64 * 2 * SLAB  # bytes of a warpgroup's rows of A's slab
+    rows_of_a, depth = 64 * ROW_BYTES, kinds.depth  # bytes of a warpgroup's rows of A's slab
     registers = moves_registers(tile)
 
     @inline
@@ -498,7 +555,7 @@ def gemm_body(
                 before_slab(m, slab, extra)
                 mbarrier_wait(empty, slot, parity)  # 1
                 mbarrier_arrive_expect_tx(full, slot, n_boxes * box_bytes + b_bytes)  # 2
-                k = slab * SLAB
+                k = slab * depth
                 slab_of_a = span(memory, slot * a_bytes, a_bytes)
                 for i in range(n_boxes):
                     box = span(slab_of_a, i * box_bytes, box_bytes)
@@ -532,13 +589,11 @@ def gemm_body(
             acc = zeros()
             slab, before = first, slot
             while slab < end:
+                given = before_products(m, n, slab, lane, extra)
                 mbarrier_wait(full, slot, parity)  # 3
                 a = span(memory, slot * a_bytes + warpgroup * rows_of_a, rows_of_a)
                 b = span(memory, at_b + slot * b_bytes, b_bytes)
-                acc = multiply(acc, a, b, slab > first)  # 4
-                wgmma_wait_group(1)  # 5
-                if slab > first:
-                    hand_back(empty, before, lane)
+                acc = add_products(acc, a, b, given, slab == first, empty, slot, before, lane)  # 4, 5
                 if slab == first + SETTLED:
                     state = settle(state, lane, extra)
                 before = slot
@@ -547,8 +602,7 @@ def gemm_body(
                 if slot == stages:
                     slot = 0
                     parity ^= 1
-            acc = wait_for_products(acc)  # 6
-            hand_back(empty, before, lane)
+            acc = finish(acc, empty, before, lane)  # 6
             if warp == 0:
                 end_phase("product")
             complete = True
@@ -582,7 +636,7 @@ def gemm_body(
 
         ring = memory, full, empty
         n_m, n_n = quotient(size_m + tile_m - 1, tile_m), quotient(size_n + tile_n - 1, tile_n)
-        shape = n_m, n_n, quotient(size_k + SLAB - 1, SLAB), splits
+        shape = n_m, n_n, quotient(size_k + depth - 1, depth), splits
         works = n_m * n_n
         if split_k:
             works *= splits

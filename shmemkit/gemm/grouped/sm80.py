@@ -93,7 +93,7 @@ class GroupedSm80:
         return out_that_cannot_be_stored(problem.out)
 
     def __init__(self, problem, gpu, tile=None):
-        x, w, counts, out, bias, activation, report = problem
+        x, w, counts, out, bias, activation, report, _ = problem
         (n_experts, n, k), rows = w.shape, x.shape[0]
         a_layout, b_layout = layout_of_rows(x), layout_of_experts(w)
         gpu = gpu._replace(shared_bytes=gpu.shared_bytes - 4 * TABLE)
