@@ -69,8 +69,8 @@ class Product:
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def _enqueue(self, given, scales, shape_of, bind, activation, stream):
-        """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named "out": a new one, where None
-        is given, of the kind and the dtype of the first.
+        """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named "out":
+        where None is given, a new one of the kind and the dtype of the first, of float8 bfloat16.
 
         shape_of(*arrays)          -> the shape of such a result, by the operands
         bind(arrays, scales, gpu)  -> run(stream), for arrays of `gpu.arrays`; scales: two of them or None
@@ -203,8 +203,9 @@ def matmul(
     """Enqueue ``out = activation(a @ b + bias)`` on this rank's GPU alone. -> out
 
     a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64, an integer, or
-                float8_e4m3fn with `scales`. M, N and K may be 0. Any strides of whole elements, so a weight (N, K) is given as w.T. Rows, or
-                columns, that are contiguous and begin at multiples of 16 bytes are computed fastest
+                float8_e4m3fn with `scales`. M, N and K may be 0. Any strides of whole elements, so a weight
+                (N, K) is given as w.T. Rows, or columns, that are contiguous and begin at multiples of 16
+                bytes are computed fastest
     out         (M, N), any strides, apart from all others. bfloat16, float16 or float32 for operands of these
                 two or float8, any integer for integers, else the operands' dtype. Default: a new array of a's
                 kind and dtype, of float8 bfloat16
@@ -366,7 +367,7 @@ def _pair(who, scales):
 
 
 def check_scales(who, operand, scales, shape_of_a, shape_of_b, out):
-    """ValueError unless `scales` are what operands like `operand` have: None, or two arrays of these shapes."""
+    """ValueError unless `scales` are what operands like `operand` have: None, or arrays of these shapes."""
     needed = f"float32 {shape_of_a} and {shape_of_b}, one of each block of {BLOCK}"
     if (operand.dtype.name == FLOAT8) != (scales is not None):
         given = "None" if scales is None else "given"

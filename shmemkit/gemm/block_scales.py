@@ -7,8 +7,8 @@
 A and B are float8_e4m3fn, stored by rows. A scale of A is for 128 of K of a row, one of B for 128 of K by 128
 columns of the result.
 
-Sums are in two levels. The tensor cores add up a block of K: their sums of float8 keep about 14 bits, and lose
-what is less. The threads then multiply these sums by both scales, and add them to float32 registers:
+Sums are in two levels. The tensor cores add up a block of K: their sums of float8 keep about 14 bits, and
+lose what is less. The threads then multiply these sums by both scales, and add them to float32 registers:
 
   a warpgroup, for each slab, which is a block of K:
           1. load the scales
@@ -17,14 +17,13 @@ what is less. The threads then multiply these sums by both scales, and add them 
           3. wait for the products; behind the last ones of the slab: arrive at empty of its slot
           4. multiply by the scales, and add to the second level: 128 registers of 64 x 256
 
-The tensor cores have no work of this warpgroup during 4. They have that of the other one, which is ahead of it
-or behind: products take longer than 4.
+The tensor cores have no work of this warpgroup during 4. They have that of the other one, which is ahead of
+it or behind: products take longer than 4.
 
 Tiles begin at multiples of 128 columns or lie in 128, so a part of one has one scale of B.
 """
 
 import functools
-from typing import Any, NamedTuple
 
 from numba import cuda, types, uint32, uint64
 
@@ -166,7 +165,7 @@ def scale_arguments(of_rows, of_columns):
 
 # ---- for tests
 
-_ints = types.int64,
+_ints = (types.int64,)
 SCALES = types.Tuple(
     (types.Tuple((types.float32[::1], *_ints * 3)), types.Tuple((types.float32[::1], *_ints * 4)))
 )

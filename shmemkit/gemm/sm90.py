@@ -3,8 +3,9 @@
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
 
 The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"), or
-float8 (block_scales.py); the sums are float32. The grid is persistent: block b computes tiles b, b + gridDim.x, .. in the order of a
-swizzle. In a block, one warpgroup loads; the others, one for each 64 rows of the tile, multiply.
+float8 (block_scales.py); the sums are float32. The grid is persistent: block b computes tiles b,
+b + gridDim.x, .. in the order of a swizzle. In a block, one warpgroup loads; the others, one for each 64 rows
+of the tile, multiply.
 
 Slots     `stages` slots in shared memory, each for a slab of A's and of B's tile, 128 bytes of K deep;
           used in a ring through all tiles
@@ -205,8 +206,8 @@ class Accumulation(NamedTuple):
     """Device functions that add up a tile's products, called by the warps that multiply.
 
     zeros()                           -> sums
-    before(m, n, slab, lane, extra)   -> what `add` gets, called before the slab is waited for; m is the warp's
-                                      first row in out, n the tile's column
+    before(m, n, slab, lane, extra)   -> what `add` is given, called before the slab is waited for; m is the
+                                      warp's first row in out, n the tile's column
     add(sums, a, b, given, first, empty, slot, last, lane)
                                       -> sums, to which the products of slot `slot` come, the `first` ones of
                                       the tile or those after slot `last`. It hands slots back

@@ -348,8 +348,8 @@ def _(tensor_map):
 def tensor_map(array: Array, box: tuple[int, int]) -> Array:
     """Make a tensor map of `array`, on the host, for kernels. -> uint64 (16,), where the array is
 
-    array   2-D, of 2- or 4-byte floats or float8_e4m3fn, with rows of consecutive elements (an array whose columns are
-            consecutive: give its transpose). Rows and the array begin at multiples of 16 bytes
+    array   2-D, of 2- or 4-byte floats or float8_e4m3fn, with rows of consecutive elements (an array whose
+            columns are consecutive: give its transpose). Rows and the array begin at multiples of 16 bytes
     box     (rows, columns) that one `tma_load` or `tma_store` moves; rows of 128, 64 or 32 bytes, at most 256
             of them
 

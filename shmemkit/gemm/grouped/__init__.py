@@ -133,7 +133,8 @@ def grouped_matmul(
     -> out
 
     x           (rows, K), sorted by expert: the rows of expert 0, then those of expert 1, ...; bfloat16,
-                float16, or float8_e4m3fn with `scales`. Rows, or columns, are contiguous; rows at multiples of 16 bytes are fastest
+                float16, or float8_e4m3fn with `scales`. Rows, or columns, are contiguous; rows at multiples
+                of 16 bytes are fastest
     w           (E, N, K), x's dtype: the weight of each expert, as of a linear layer. Rows, or columns, of an
                 expert are contiguous: (E, K, N) is given as w.transpose(0, 2, 1). E is up to 32768
     counts      int32 (E,), contiguous, on the GPU: how many rows each expert has, 0 or more. The host does
