@@ -279,7 +279,7 @@ def _entries_of_float8(world, options):
     def half(shape):
         return GroupedCase(world, shape, as_dtype(HALF))
 
-    entries = [(Ours(world, "auto", suffix=f", {HALF}"), half)]
+    entries: list[Any] = [(Ours(world, "auto", suffix=f", {HALF}"), half)]
     if "cublas" in options.vs:
         entries.append((ScaledMm(world, CUBLAS, True), dense))
     if "torch" in options.vs:

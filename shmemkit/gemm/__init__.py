@@ -69,8 +69,8 @@ class Product:
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def _enqueue(self, given, scales, shape_of, bind, activation, stream):
-        """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named "out":
-        where None is given, a new one of the kind and the dtype of the first, of float8 bfloat16.
+        """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named
+        "out": where None is given, a new one of the kind and the dtype of the first, of float8 bfloat16.
 
         shape_of(*arrays)          -> the shape of such a result, by the operands
         bind(arrays, scales, gpu)  -> run(stream), for arrays of `gpu.arrays`; scales: two of them or None

@@ -98,7 +98,7 @@ def two_levels(tile, scale_of_a, scale_of_b):
         return none(), none()
 
     @inline
-    def add_one(sums, a, b, scales, first, empty, slot, last, lane):
+    def add_one(sums, a, b, scales, more, empty, slot, last, lane):
         sums, products = sums
         low, high, scale, _ = scales
         products = wait(multiply(products, a, b, 0))  # 2, 3
@@ -114,7 +114,7 @@ def two_levels(tile, scale_of_a, scale_of_b):
         return none(), none(), none()
 
     @inline
-    def add_two(sums, a, b, scales, first, empty, slot, last, lane):
+    def add_two(sums, a, b, scales, more, empty, slot, last, lane):
         left_sums, right_sums, products = sums
         low, high, left, right = scales
         products = wait(multiply(products, a, b, 0))

@@ -208,9 +208,9 @@ class Accumulation(NamedTuple):
     zeros()                           -> sums
     before(m, n, slab, lane, extra)   -> what `add` is given, called before the slab is waited for; m is the
                                       warp's first row in out, n the tile's column
-    add(sums, a, b, given, first, empty, slot, last, lane)
-                                      -> sums, to which the products of slot `slot` come, the `first` ones of
-                                      the tile or those after slot `last`. It hands slots back
+    add(sums, a, b, given, more, empty, slot, last, lane)
+                                      -> sums, to which the products of slot `slot` come: the first ones of
+                                      the tile, or `more`, after those of slot `last`. It hands slots back
     finish(sums, empty, last, lane)   -> sums, complete; all slots are handed back
     """
 
@@ -230,10 +230,10 @@ def one_level(tile, kinds):
         return 0
 
     @inline
-    def add(sums, a, b, given, first, empty, slot, last, lane):
-        sums = multiply(sums, a, b, not first)  # 4
+    def add(sums, a, b, given, more, empty, slot, last, lane):
+        sums = multiply(sums, a, b, more)  # 4
         wgmma_wait_group(1)  # 5
-        if not first:
+        if more:
             hand_back(empty, last, lane)
         return sums
 
@@ -594,7 +594,7 @@ def gemm_body(
                 mbarrier_wait(full, slot, parity)  # 3
                 a = span(memory, slot * a_bytes + warpgroup * rows_of_a, rows_of_a)
                 b = span(memory, at_b + slot * b_bytes, b_bytes)
-                acc = add_products(acc, a, b, given, slab == first, empty, slot, before, lane)  # 4, 5
+                acc = add_products(acc, a, b, given, slab > first, empty, slot, before, lane)  # 4, 5
                 if slab == first + SETTLED:
                     state = settle(state, lane, extra)
                 before = slot
