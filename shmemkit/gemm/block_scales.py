@@ -25,7 +25,7 @@ Tiles begin at multiples of 128 columns or lie in 128, so a part of one has one 
 
 import functools
 
-from numba import cuda, types, uint32, uint64
+from numba import cuda, types, uint32
 
 from shmemkit.device.cuda.register_tuples import combine_parts
 from shmemkit.device.cuda.subarrays import span
@@ -37,53 +37,50 @@ from .sm90 import Accumulation, Kinds, Tile, gemm_body, hand_back, ordered, sign
 
 BLOCK = 128  # of K, and columns, that a scale is for
 MAX_SCALES = 1 << 30
-WIDTHS = (256, 128, 64, 32)  # columns of a tile
+WIDTHS = (256, 192, 128, 64, 32)  # columns of a tile
 
 
 # ---- in the kernel. `scales` is what ``scale_arguments`` returns
 
 
 @inline
-def scale_of_row(m, slab, scales):
-    """Of A; of the last row for those behind it, which are in no result."""
-    (of_a, rows, row_step, slab_step), _ = scales
-    return of_a[uint64(uint32(min(m, rows - 1) * row_step)) + uint64(slab * slab_step)]
+def first_scales(row, expert, n, slab, scales):
+    """Where in the arrays those are for this row, that 8 below, and for two blocks of columns, from that of
+    column `n` on; the last ones for what lies behind, which is in no result."""
+    (_, rows, row_step, slab_step), (_, blocks, expert_step, block_step, step) = scales
+    of_expert, of_slab = expert * expert_step, slab * slab_step
+    return (
+        uint32(min(row, rows - 1) * row_step + of_slab),
+        uint32(min(row + 8, rows - 1) * row_step + of_slab),
+        uint32(of_expert + min(n >> 7, blocks - 1) * block_step + slab * step),
+        uint32(of_expert + min((n >> 7) + 1, blocks - 1) * block_step + slab * step),
+    )
 
 
 @inline
-def scale_of_columns(expert, n, slab, scales):
-    """Of B; of the last block for columns behind it."""
-    _, (of_b, blocks, expert_step, block_step, slab_step) = scales
-    block = expert * expert_step + min(n >> 7, blocks - 1) * block_step
-    return of_b[uint64(uint32(block)) + uint64(slab * slab_step)]
+def next_scales(at, rest, scales):
+    """Those of the next slab, if there are `rest` slabs."""
+    (_, _, _, of_a), (_, _, _, _, of_b) = scales
+    of_a, of_b = uint32(of_a if rest > 0 else 0), uint32(of_b if rest > 0 else 0)
+    return uint32(at[0] + of_a), uint32(at[1] + of_a), uint32(at[2] + of_b), uint32(at[3] + of_b)
+
+
+@inline
+def load_scales(at, scales):
+    (of_a, _, _, _), (of_b, _, _, _, _) = scales
+    return of_a[at[0]], of_a[at[1]], of_b[at[2]], of_b[at[3]]
 
 
 @functools.cache
-def two_levels(tile, scale_of_a, scale_of_b):
-    """-> the Accumulation, where device functions find the scales:
-
-    scale_of_a(m, slab, extra)     of row m of out
-    scale_of_b(m, n, slab, extra)  of the columns from n on, for the tile with row m
-
-    The sums are a tuple of the second level, in parts of up to 128 columns, and of the first one of a part,
-    which is the last element. So the first levels of all parts are in the same registers.
-    """
-    width = min(tile.n, BLOCK)
-    none, multiply, wait = warpgroup_mma(width, FLOAT8)
+def promotion(first):
+    """-> ``promote(sums, products, (scales, end))``, sums with a part's products from column `first` of the
+    tile on, of which those from `end` on are in the second block."""
 
     @inline
-    def before(m, n, slab, lane, extra):
-        row = m + (lane >> 2)
-        return (  # 1
-            scale_of_a(row, slab, extra),
-            scale_of_a(row + 8, slab, extra),
-            scale_of_b(m, n, slab, extra),
-            scale_of_b(m, n + BLOCK, slab, extra),
-        )
-
-    @inline
-    def add_scaled(sums, products, i, scales):
-        low, high = scales
+    def add_scaled(sums, products, i, given):
+        (low, high, left, right), end = given
+        of_columns = left if (first + 8 * i & ~31) < end else right
+        low, high = low * of_columns, high * of_columns
         return (
             sums[0] + products[0] * low,
             sums[1] + products[1] * low,
@@ -91,56 +88,114 @@ def two_levels(tile, scale_of_a, scale_of_b):
             sums[3] + products[3] * high,
         )
 
-    promote = combine_parts(4, add_scaled)
+    return combine_parts(4, add_scaled)
+
+
+@functools.cache
+def two_levels(tile, place, scales_of, sets=None):
+    """-> the Accumulation
+
+    place(m, extra)    -> (row, expert) of row m of out, for scales
+    scales_of(extra)   -> what ``scale_arguments`` returns
+    sets               of registers for first levels, of tiles of two parts
+    """
+    parts = 1 if tile.n <= BLOCK else 2
+    width = tile.n // parts
+    sets = sets or (2 if parts == 2 and tile.n < 256 else 1)
+    none, multiply, wait = warpgroup_mma(width, FLOAT8)
+    whole, of_b = tile.n % BLOCK == 0 or parts == 1, width * ROW_BYTES
+    promote_left, promote_right = promotion(0), promotion(width)
 
     @inline
-    def zeros_of_one():
-        return none(), none()
+    def begin_scales(m, n, slab, lane, extra):
+        scales, (row, expert) = scales_of(extra), place(m, extra)
+        at = first_scales(row + (lane >> 2), expert, n, slab, scales)
+        end = BLOCK if whole else BLOCK - (n & BLOCK - 1)
+        return at, load_scales(at, scales), end
 
     @inline
-    def add_one(sums, a, b, scales, more, empty, slot, last, lane):
-        sums, products = sums
-        low, high, scale, _ = scales
-        products = wait(multiply(products, a, b, 0))  # 2, 3
+    def begin_one(m, n, slab, lane, extra):
+        at, now, end = begin_scales(m, n, slab, lane, extra)
+        return none(), none(), at, now, end
+
+    @inline
+    def add_one(state, a, b, more, rest, empty, slot, last, lane, extra):
+        sums, products, at, now, end = state
+        scales = scales_of(extra)
+        products = multiply(products, a, b, 0)
+        at = next_scales(at, rest, scales)
+        coming = load_scales(at, scales)
+        products = wait(products)
         hand_back(empty, slot, lane)
-        return promote(sums, products, (low * scale, high * scale)), products  # 4
+        return promote_left(sums, products, (now, end)), products, at, coming, end
 
     @inline
-    def finish_one(sums, empty, last, lane):
-        return sums[0]
+    def finish_one(state, empty, last, lane):
+        return state[0]
 
     @inline
-    def zeros_of_two():
-        return none(), none(), none()
+    def begin_two(m, n, slab, lane, extra):
+        at, now, end = begin_scales(m, n, slab, lane, extra)
+        return none(), none(), none(), at, now, end
 
     @inline
-    def add_two(sums, a, b, scales, more, empty, slot, last, lane):
-        left_sums, right_sums, products = sums
-        low, high, left, right = scales
-        products = wait(multiply(products, a, b, 0))
-        left_sums = promote(left_sums, products, (low * left, high * left))
-        products = wait(multiply(products, a, span(b, BLOCK * ROW_BYTES, BLOCK * ROW_BYTES), 0))
+    def add_two(state, a, b, more, rest, empty, slot, last, lane, extra):
+        left_sums, right_sums, products, at, now, end = state
+        scales = scales_of(extra)
+        products = multiply(products, a, b, 0)
+        at = next_scales(at, rest, scales)
+        coming = load_scales(at, scales)
+        products = wait(products)
+        left_sums = promote_left(left_sums, products, (now, end))
+        products = wait(multiply(products, a, span(b, of_b, of_b), 0))
         hand_back(empty, slot, lane)
-        return left_sums, promote(right_sums, products, (low * right, high * right)), products
+        return left_sums, promote_right(right_sums, products, (now, end)), products, at, coming, end
 
     @inline
-    def finish_two(sums, empty, last, lane):
-        return sums[0] + sums[1]
+    def finish_two(state, empty, last, lane):
+        return state[0] + state[1]
 
-    if tile.n > BLOCK:
-        return Accumulation(zeros_of_two, before, add_two, finish_two)
-    return Accumulation(zeros_of_one, before, add_one, finish_one)
+    @inline
+    def begin_sets(m, n, slab, lane, extra):
+        at, now, end = begin_scales(m, n, slab, lane, extra)
+        return none(), none(), none(), none(), at, now, end
+
+    @inline
+    def add_sets(state, a, b, more, rest, empty, slot, last, lane, extra):
+        left_sums, right_sums, left, right, at, now, end = state
+        scales = scales_of(extra)
+        left = multiply(left, a, b, 0)
+        right = multiply(right, a, span(b, of_b, of_b), 0)
+        at = next_scales(at, rest, scales)
+        coming = load_scales(at, scales)
+        left = wait(left, 1)
+        left_sums = wait(promote_left(left_sums, left, (now, end)), 1)  # before right is waited for
+        right = wait(right)
+        hand_back(empty, slot, lane)
+        return left_sums, promote_right(right_sums, right, (now, end)), left, right, at, coming, end
+
+    if sets == 2:
+        return Accumulation(begin_sets, add_sets, finish_two)
+    if parts == 2:
+        return Accumulation(begin_two, add_two, finish_two)
+    return Accumulation(begin_one, add_one, finish_one)
+
+
+@inline
+def as_in_out(m, extra):
+    return m, 0
+
+
+@inline
+def all_of_them(extra):
+    return extra
 
 
 @functools.cache
 def scaled_kernel(tile, kinds, order=None):
     """-> the kernel for tiles like `tile` of products like `kinds`, in an `order` as of ``ordered``."""
 
-    @inline
-    def scale_of_b(m, n, slab, scales):
-        return scale_of_columns(0, n, slab, scales)
-
-    gemm = gemm_body(tile, kinds, ordered(order), accumulation=two_levels(tile, scale_of_row, scale_of_b))
+    gemm = gemm_body(tile, kinds, ordered(order), accumulation=two_levels(tile, as_in_out, all_of_them))
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
     def scaled_gemm_sm90(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, scales):
@@ -179,6 +234,8 @@ def _listed(tile, *kinds):
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
     "128x256": _listed((128, 256), FLOAT8, "k", "k", "bfloat16"),
+    "128x192": _listed((128, 192), FLOAT8, "k", "k", "bfloat16"),
+    "192x128": _listed((192, 128), FLOAT8, "k", "k", "bfloat16"),
     "128x128 split": _listed((128, 128, 8, True), FLOAT8, "k", "k", "float32"),
     "128x64": _listed((128, 64), FLOAT8, "k", "k", "float16", "float16", "silu"),
     "64x128": _listed((64, 128), FLOAT8, "k", "k", "bfloat16", "float32", "gelu"),

@@ -91,13 +91,14 @@ WARPGROUP = 128  # threads
 BESIDE = 3  # warps beside the loader's in its warpgroup
 WATCHING = 32  # their first thread
 SETTLED = 8  # slabs after which what a tile before has sent is there, mostly
+REGISTERS = {128: (40, 232), 192: (32, 160)}  # rows of a tile: of threads that load, and that multiply
 ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Tile(NamedTuple):
     """What a block computes at a time.
 
-    m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
+    m, n    rows, 64, 128 or 192, and columns, a multiple of 16 up to 256
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
     loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. A box is loaded, or as
@@ -130,7 +131,7 @@ class Tile(NamedTuple):
 
 def moves_registers(tile):
     """Whether the warpgroup that loads gives registers to those that multiply; otherwise there are enough."""
-    return tile.m == 128 and tile.n > 128
+    return tile.m == 192 or tile.m == 128 and tile.n > 128
 
 
 class Kinds(NamedTuple):
@@ -205,17 +206,16 @@ def hand_back(empty, slot, lane):
 class Accumulation(NamedTuple):
     """Device functions that add up a tile's products, called by the warps that multiply.
 
-    zeros()                           -> sums
-    before(m, n, slab, lane, extra)   -> what `add` is given, called before the slab is waited for; m is the
-                                      warp's first row in out, n the tile's column
-    add(sums, a, b, given, more, empty, slot, last, lane)
-                                      -> sums, to which the products of slot `slot` come: the first ones of
-                                      the tile, or `more`, after those of slot `last`. It hands slots back
-    finish(sums, empty, last, lane)   -> sums, complete; all slots are handed back
+    begin(m, n, slab, lane, extra)   -> state: no sums; `slab` is the first one, m the warp's first row in
+                                     out, n the tile's column
+    add(state, a, b, more, rest, empty, slot, last, lane, extra)
+                                     -> state, to whose sums the products of slot `slot` come: the first ones
+                                     of the tile, or `more`, after those of slot `last`; `rest` slabs follow.
+                                     It hands slots back
+    finish(state, empty, last, lane) -> sums, complete; all slots are handed back
     """
 
-    zeros: Any
-    before: Any
+    begin: Any
     add: Any
     finish: Any
 
@@ -226,11 +226,11 @@ def one_level(tile, kinds):
     zeros, multiply, wait = warpgroup_mma(tile.n, kinds.dtype, kinds.a_major, kinds.b_major)
 
     @inline
-    def before(m, n, slab, lane, extra):
-        return 0
+    def begin(m, n, slab, lane, extra):
+        return zeros()
 
     @inline
-    def add(sums, a, b, given, more, empty, slot, last, lane):
+    def add(sums, a, b, more, rest, empty, slot, last, lane, extra):
         sums = multiply(sums, a, b, more)  # 4
         wgmma_wait_group(1)  # 5
         if more:
@@ -243,7 +243,7 @@ def one_level(tile, kinds):
         hand_back(empty, last, lane)
         return sums
 
-    return Accumulation(zeros, before, add, finish)
+    return Accumulation(begin, add, finish)
 
 
 @functools.cache
@@ -516,7 +516,7 @@ def gemm_body(
     warp_pieces = PIECES * layout.piece
     box_bytes, box_rows_of_a = bytes_of_slab(kinds.a_major, tile.rows_of_a), tile.rows_of_a
     load_a, load_b = loading(kinds.a_major, tile.rows_of_a), loading(kinds.b_major, tile_n)
-    zeros, before_products, add_products, finish = accumulation or one_level(tile, kinds)
+    begin, add_products, finish = accumulation or one_level(tile, kinds)
     store = storing(
         *(tile_n, layout.row_bytes, layout.columns, kinds.out_dtype, kinds.bias_dtype, kinds.activation),
         to_copies(copies) if send is None else send,
@@ -525,7 +525,7 @@ def gemm_body(
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a, depth = 64 * ROW_BYTES, kinds.depth  # bytes of a warpgroup's rows of A's slab
-    registers = moves_registers(tile)
+    registers, (few, many) = moves_registers(tile), REGISTERS[max(tile.m, 128)]
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):
@@ -587,14 +587,14 @@ def gemm_body(
             m += 16 * warp
             if warp == 0:
                 begin_phase("product")
-            acc = zeros()
+            sums = begin(m, n, first, lane, extra)
             slab, before = first, slot
             while slab < end:
-                given = before_products(m, n, slab, lane, extra)
                 mbarrier_wait(full, slot, parity)  # 3
                 a = span(memory, slot * a_bytes + warpgroup * rows_of_a, rows_of_a)
                 b = span(memory, at_b + slot * b_bytes, b_bytes)
-                acc = add_products(acc, a, b, given, slab > first, empty, slot, before, lane)  # 4, 5
+                more, rest = slab > first, end - slab - 1
+                sums = add_products(sums, a, b, more, rest, empty, slot, before, lane, extra)  # 4, 5
                 if slab == first + SETTLED:
                     state = settle(state, lane, extra)
                 before = slot
@@ -603,7 +603,7 @@ def gemm_body(
                 if slot == stages:
                     slot = 0
                     parity ^= 1
-            acc = finish(acc, empty, before, lane)  # 6
+            acc = finish(sums, empty, before, lane)  # 6
             if warp == 0:
                 end_phase("product")
             complete = True
@@ -645,14 +645,14 @@ def gemm_body(
         first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of this warp
         if first < WARPGROUP:
             if registers:
-                setmaxnreg_dec(40)
+                setmaxnreg_dec(few)
             if cuda.threadIdx.x == 0:
                 load_tiles(ring, map_a, map_b, work, works, step, shape, extra)
             elif first > 0:
                 watch(work, works, step, ring, extra)
         else:
             if registers:
-                setmaxnreg_inc(232)
+                setmaxnreg_inc(many)
             multiply_tiles(ring, map_out, bias, partials, arrivals, work, works, step, shape, size_n, extra)
 
     return gemm

@@ -48,7 +48,8 @@ class WarpgroupMma(NamedTuple):
     multiply(acc, a, b, add)  -> accumulators of a product that is under way: acc + a b, or, if `add` is
                               false, a b. Only the next `multiply` and `wait` may use them. The product may
                               read `a` and `b` at any time until then
-    wait(acc)                 -> the accumulators, when all products are done
+    wait(acc, n=0)            -> the accumulators, when all products but the last `n`, a literal, are done;
+                              theirs must be among these
     """
 
     zeros: Callable
@@ -96,9 +97,9 @@ def warpgroup_mma(
             operands.append(emulated.Operand(tile, descriptor, _STEP[major], major, extent, dtype))
         return emulated.multiply(thread, acc, operands[0], operands[1], add, n)
 
-    def wait(acc):
-        thread = group_thread("warpgroup", "wgmma wait", meets=False)
-        emulated.wait_group(thread, 0)
+    def wait(acc, n=0):
+        thread = group_thread("warpgroup", "wgmma wait", n, meets=False)
+        emulated.wait_group(thread, n)
         return emulated.settled(thread, acc)
 
     _register(zeros, multiply, wait, n, DTYPES[dtype], a_major, b_major)
@@ -178,7 +179,6 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
         (accumulators, _I64, _I64, _U32),
         tied=True,
     )
-    all_done = asm("wgmma.wait_group.sync.aligned 0;", accumulators, (accumulators,), tied=True)
     a_base, b_base = _I64(_DESCRIPTOR[a_major]), _I64(_DESCRIPTOR[b_major])
     a_step, b_step = _I64(_STEP[a_major]), _I64(_STEP[b_major])
     none = float_zeros(count)
@@ -212,9 +212,12 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
         return impl
 
     @gpu(wait)
-    def _(acc):
-        def impl(acc):
-            return all_done(acc)
+    def _(acc, n=0):
+        n = literal_integer("wait", "n", n) if n != 0 else 0
+        done = asm(f"wgmma.wait_group.sync.aligned {n};", accumulators, (accumulators,), tied=True)
+
+        def impl(acc, n=0):
+            return done(acc)
 
         return impl
 

@@ -23,7 +23,7 @@ from shmemkit.device import load_vec16, store_vec16
 from shmemkit.device.cuda.accumulators import ROW_BITS
 from shmemkit.device.cuda.tma import tma_store
 
-from ..block_scales import SCALES, WIDTHS, scale_arguments, scale_of_columns, scale_of_row, two_levels
+from ..block_scales import SCALES, WIDTHS, scale_arguments, two_levels
 from ..epilogue import inline
 from ..problem import FLOAT8, Problem, arrays_of, flat, not_of_tensor_cores
 from ..sm90 import ALONE, ITEMSIZE, WARPGROUP, Kinds, Layout, Tile, gemm_body, signature
@@ -101,14 +101,13 @@ def grouped_kernel(tile, kinds):
                     store_vec16(out, (row_of(found) + row) * pitch + to, words)
 
     @inline
-    def scale_of_x(found, slab, extra):
-        _, _, _, _, _, _, scales = extra
-        return scale_of_row(row_of(found), slab, scales)
+    def place(found, extra):
+        return row_of(found), expert_of(found)
 
     @inline
-    def scale_of_w(found, n, slab, extra):
+    def scales_of(extra):
         _, _, _, _, _, _, scales = extra
-        return scale_of_columns(expert_of(found), n, slab, scales)
+        return scales
 
     gemm = gemm_body(
         tile,
@@ -120,7 +119,7 @@ def grouped_kernel(tile, kinds):
         bias_at=bias_at,
         boxes=boxes,
         send=send,
-        accumulation=two_levels(tile, scale_of_x, scale_of_w) if kinds.dtype == FLOAT8 else None,
+        accumulation=two_levels(tile, place, scales_of) if kinds.dtype == FLOAT8 else None,
     )
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
