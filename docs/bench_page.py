@@ -24,6 +24,7 @@ TITLES = {
     "barrier": "Barrier",
     "expert_parallel": "Expert parallelism",
     "gemm": "Matrix products",
+    "grouped_gemm": "Grouped products",
     "ag_gemm": "All-gather and matrix product",
     "gemm_rs": "Matrix product and reduce-scatter",
     "gemm_ar": "Matrix product and all-reduce",
@@ -145,6 +146,17 @@ def of_products(results):
     return table(["M x N x K", *methods.values()], cells)
 
 
+def of_grouped_products(rows):
+    """A table with a line for each row of grouped products."""
+    header = "E x rows x N x K|method|us|TFLOP/s|weights GB/s|x dense|x loop|x PyTorch".split("|")
+    cells = []
+    for row in rows:
+        weights = f"{row.weights_GBps:.0f}" if row.weights_GBps is not None else ""
+        ratios = map(ratio_text, (row.vs_cublas, row.vs_loop, row.vs_torch))
+        cells.append([row.shape, f"`{row.method}`", us_text(row.us), f"{row.tflops:.0f}", weights, *ratios])
+    return without_empty_columns(header, cells)
+
+
 def of_layers(results, op):
     """Tables: a line for each shape and method; and of the parts alone, a line for each shape."""
     whole, alone, parts = [], {}, {}
@@ -196,6 +208,8 @@ def body(results):
             parts.append(f"us ({OVER}):\n\n" + of_experts(results))
         elif op == "gemm":
             parts.append("TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):\n\n" + of_products(results))
+        elif op == "grouped_gemm":
+            parts.append(of_grouped_products(right(results.rows)))
         elif op in LAYERS:
             parts += of_layers(results, op)
         elif op == "p2p":
@@ -249,7 +263,7 @@ def products_by_auto(results):
 
 def has_plot(results):
     """Whether it has times of several sizes."""
-    return not any(row.op in (*EXPERTS, *LAYERS, "barrier", "gemm") for row in results.rows)
+    return not any(row.op in (*EXPERTS, *LAYERS, "barrier", "gemm", "grouped_gemm") for row in results.rows)
 
 
 def read(path):
@@ -292,6 +306,8 @@ def overview(folder):
             parts += [f"{results.heading()}:", *picture_of(path, results)]
             if op == "gemm" or op in LAYERS:
                 parts.append(products_by_auto(results))
+            elif op == "grouped_gemm":
+                parts.append(of_grouped_products(row for row in right(results.rows) if row.method == "auto"))
             elif not has_plot(results):
                 parts += body(results)
         parts.append(f"[All rows](results/{op}.md)")

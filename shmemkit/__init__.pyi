@@ -7,6 +7,7 @@ from . import kernels as kernels
 from . import notebook as notebook
 from .collectives.all_gather import AllGather as AllGather
 from .collectives.all_reduce import AllReduce as AllReduce
+from .collectives.all_reduce.rms_norm import AllReduceRMSNorm as AllReduceRMSNorm
 from .collectives.all_to_all import AllToAll as AllToAll
 from .collectives.all_to_all import AllToAllV as AllToAllV
 from .collectives.barrier import Barrier as Barrier

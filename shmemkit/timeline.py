@@ -16,6 +16,13 @@ def parser():
     )
     result.add_argument("file", help="what sk.Timeline, SHMEMKIT_TIMELINE or shmemkit emu --timeline wrote")
     result.add_argument("--svg", metavar="FILE", help="the picture; default: beside the file, as .svg")
+    result.add_argument(
+        "--between",
+        nargs=2,
+        type=float,
+        metavar=("FIRST", "LAST"),
+        help="only what is between these times: microseconds, or steps of the emulator",
+    )
     return result
 
 
@@ -27,6 +34,11 @@ def main(argv=None):
         data = trace_file.load(options.file)
     except (OSError, ValueError) as error:
         options_of.error(str(error))
+    if options.between is not None:
+        first, last = options.between
+        if not first < last:
+            options_of.error(f"--between {first:g} {last:g}: the first time must be before the last")
+        data = trace_file.between(data, first, last)
     print(trace_file.summary(data))
     path = options.svg or os.path.splitext(options.file)[0] + ".svg"
     if os.path.abspath(path) == os.path.abspath(options.file):

@@ -132,6 +132,7 @@ AllReduceMethod: TypeAlias = Literal[
     "multimem_one_shot",
     "multimem_two_shot",
 ]
+AllReduceRMSNormMethod: TypeAlias = Literal["auto", "one_shot", "two_shot"]
 AllToAllMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "push", "copy_engine", "push_2d"]
 BroadcastMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "scatter", "push_2d"]
 GatherMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "push_2d"]

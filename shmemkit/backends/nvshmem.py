@@ -6,6 +6,7 @@ import os
 import threading
 
 from shmemkit.compiler import jit_cache
+from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import by_text, check_equal, ranks_text
@@ -339,6 +340,23 @@ class NvshmemBackend:
 
         return driver.CUstream(address_of_stream(self.stream if stream is None else stream))
 
+    def timed_event(self, handle):
+        """-> an event, recorded now; in the capture of a graph, whenever that runs"""
+        from cuda.bindings import driver
+
+        capturing = int(_checked(driver.cuStreamGetCaptureInfo(handle))[0])
+        external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
+        (event,) = _checked(driver.cuEventCreate(0))
+        _checked(driver.cuEventRecordWithFlags(event, handle, external if capturing else 0))
+        return event
+
+    def elapsed_ns(self, first, last):
+        """-> nanoseconds between two events of work that has ended, or None if one was never recorded"""
+        from cuda.bindings import driver
+
+        error, milliseconds = driver.cuEventElapsedTime(first, last)
+        return None if int(error) else round(milliseconds * 1e6)
+
     def new_stream(self):
         """-> a stream of this rank's GPU, which no other waits for by itself."""
         return self.xp.cuda.Stream(non_blocking=True)
@@ -378,7 +396,7 @@ class NvshmemBackend:
 
         to, at = (driver.CUdeviceptr(self.address(array)) for array in (dst, src))
         size = src.nbytes
-        return lambda handle: _checked(driver.cuMemcpyDtoDAsync(to, at, size, handle))
+        return self._recorded(dst, lambda handle: _checked(driver.cuMemcpyDtoDAsync(to, at, size, handle)))
 
     def copy_pieces(self, places, src, empty):
         """As ``copy``, to `places` that are empty (``shmemkit.device.packets.lamport``), of whole pieces at a
@@ -397,7 +415,12 @@ class NvshmemBackend:
         parameters.srcDevice, parameters.srcPitch = self.address(src), src.strides[0]
         parameters.dstDevice, parameters.dstPitch = self.address(dst), dst.strides[0]
         parameters.Height, parameters.WidthInBytes = src.shape
-        return lambda handle: _checked(driver.cuMemcpy2DAsync(parameters, handle))
+        return self._recorded(dst, lambda handle: _checked(driver.cuMemcpy2DAsync(parameters, handle)))
+
+    def _recorded(self, dst, enqueue):
+        """`enqueue`, of a copy to `dst`; in a timeline, it is recorded."""
+        recorder = modules.recorder
+        return enqueue if recorder is None else recorder.copying(self.address(dst), dst.nbytes, enqueue)
 
     def memory_operations(self, operations):
         """-> ``enqueue(handle)``: the stream itself does `operations`, one after the other.
@@ -428,7 +451,7 @@ class NvshmemBackend:
         return enqueue
 
     def synchronize(self):
-        with bounded_waits.checked():
+        with host_call("synchronize"), bounded_waits.checked():
             self.xp.cuda.runtime.deviceSynchronize()
 
     def to_host(self, array, stream=None):

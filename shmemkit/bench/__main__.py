@@ -31,6 +31,7 @@ from . import (
     layers,
     p2p,
     report,
+    rms_norm,
     tune,
 )
 from .cases import CASES
@@ -73,25 +74,16 @@ def _is_first():
     return True
 
 
-def _sizes(text):
-    try:
-        return parse_sizes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _by(parse):
+    """-> `parse`, whose ValueError says what is wrong with an option"""
 
+    def parsed(text):
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _shapes(text):
-    try:
-        return parse_shapes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _grouped_shapes(text):
-    try:
-        return grouped_gemm.parse_shapes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parsed
 
 
 def _positive(text):
@@ -189,7 +181,7 @@ def _parser():
     def sized(found, meaning):
         usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
         text = f"bytes {meaning}: 8K:256M (by factors of 8), 8K:1M:2, 8K,1M; {usual}"
-        found.add_argument("--sizes", type=_sizes, metavar="SIZES", help=text)
+        found.add_argument("--sizes", type=_by(parse_sizes), metavar="SIZES", help=text)
         text = "calls in a CUDA graph (20 up to 4 MB, 5 above)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
         text = f"plot time against size; the suffix is the format: {', '.join(PLOTS)}"
@@ -237,7 +229,9 @@ def _parser():
 
     def of_shapes(found, meaning, module, methods, peers, default=None):
         text = f"M, N and K of {meaning}; default %(default)s"
-        found.add_argument("--shapes", type=_shapes, default=module.SHAPES, metavar="MxNxK,..", help=text)
+        found.add_argument(
+            "--shapes", type=_by(parse_shapes), default=module.SHAPES, metavar="MxNxK,..", help=text
+        )
         found.add_argument("--dtype", choices=module.DTYPES, default="bfloat16", help="default %(default)s")
         text = f"some of {', '.join(methods)}; default {default or 'auto, and all for so many nodes'}"
         known = _some_of(lambda: methods)
@@ -258,7 +252,7 @@ def _parser():
     text = "experts, rows of each, N, K; with zipf, rows of a mean expert; default %(default)s"
     experts.add_argument(
         "--shapes",
-        type=_grouped_shapes,
+        type=_by(grouped_gemm.parse_shapes),
         default=grouped_gemm.SHAPES,
         metavar="ExROWSxNxK[zipf],..",
         help=text,
@@ -270,7 +264,9 @@ def _parser():
     known = _some_of(lambda: grouped_gemm.METHODS)
     experts.add_argument("--methods", type=known, default="auto", metavar="A,B", help=text)
     text = "sm90 by these tiles, too, as 64x256,128x256; default: none"
-    experts.add_argument("--tiles", type=grouped_gemm.parse_tiles, default="", metavar="MxN,..", help=text)
+    experts.add_argument(
+        "--tiles", type=_by(grouped_gemm.parse_tiles), default="", metavar="MxN,..", help=text
+    )
     versus(experts, grouped_gemm.PEERS, ", ".join(grouped_gemm.PEERS.values()), ",".join(grouped_gemm.PEERS))
     text = "calls in a CUDA graph (by their size, 2 to 50)"
     experts.add_argument("--iters", type=_positive, metavar="N", help=text)
@@ -283,6 +279,16 @@ def _parser():
         meaning = "the whole layer, of which each rank has a part of N"
         methods, peers = gemm_reduce.methods(op), gemm_reduce.PEERS[op]
         of_shapes(command(gemm_reduce.run, op, text), meaning, layers, methods, peers)
+
+    text = "every method of AllReduceRMSNorm, AllReduce alone, and PyTorch's all-reduces and then rms_norm"
+    norms = command(rms_norm.run, "all_reduce_rms_norm", text)
+    known, text = _by(rms_norm.parse_shapes), "tokens and elements of a row; default %(default)s"
+    norms.add_argument("--shapes", type=known, default=rms_norm.SHAPES, metavar="TxH,..", help=text)
+    norms.add_argument("--dtype", choices=rms_norm.DTYPES, default="bfloat16", help="default %(default)s")
+    known, text = _some_of(lambda: rms_norm.METHODS), f"some of {', '.join(rms_norm.METHODS)}; default all"
+    norms.add_argument("--methods", type=known, metavar="A,B", help=text)
+    versus(norms, rms_norm.PEERS, ", ".join(rms_norm.PEERS), ",".join(rms_norm.PEERS))
+    norms.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
 
     barriers = command(barrier.run, "barrier", "how long a barrier of the streams of all ranks takes")
     text = f"{', '.join(NCCL_WAYS)} (NCCL's all-reduce of one element) and nvshmem"

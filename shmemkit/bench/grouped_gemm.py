@@ -27,7 +27,7 @@ from .measure import Contender, measure_all
 from .refusal import Refused, agreed
 from .results import CUBLAS, CUBLAS_LOOP, METHOD_OF_ROUNDS, TORCH_GROUPED
 from .shapes import EMULATED, LEAST, MOST, WORK
-from .torch_peer import TorchCall, refusing, stream_of, tensor_of
+from .torch_peer import TorchCall, tensor_of
 
 METHODS = ("auto", *grouped.METHODS)
 PEERS = {
@@ -36,14 +36,13 @@ PEERS = {
     "torch": "torch (torch._grouped_mm)",
 }
 DTYPES = ("bfloat16", "float16", FLOAT8)
-SPREADS = ("", "zipf")
-SHAPES = (
-    ",".join(
-        f"{experts}x1024x{n}x{k}{spread}"
-        for n, k, spread in ((4096, 4096, ""), (4096, 4096, "zipf"), (7168, 2048, ""))
-        for experts in (8, 16, 32, 64)
-    )
-    + ",32x4x4096x4096,32x4x7168x2048,128x16x4096x2048zipf"
+SHAPES = ",".join(
+    [
+        *(f"{experts}x1024x4096x4096" for experts in (8, 16, 32, 64)),
+        *(f"{experts}x1024x4096x4096zipf" for experts in (8, 16, 32, 64)),
+        *(f"{experts}x1024x7168x2048" for experts in (8, 16, 32)),
+        *("32x4x4096x4096", "32x4x7168x2048", "128x16x4096x2048zipf"),
+    ]
 )
 SAMPLES = 8  # rows of each expert that are checked
 
@@ -79,13 +78,22 @@ def parse_shapes(text):
             raise ValueError(
                 f"it has {part!r}; it must be ExROWSxNxK, of integers of 1 or more, perhaps with zipf"
             )
-        shapes.append(Shape(*map(int, sizes), spread))
+        experts, rows, n, k = map(int, sizes)
+        shapes.append(Shape(experts, rows, n, k, spread))
     return shapes
 
 
 def parse_tiles(text):
     """ "MxN,MxN" -> [(m, n), ...]"""
-    return [tuple(map(int, part.split("x"))) for part in text.split(",") if part]
+    tiles = []
+    for part in text.split(",") if text else []:
+        sizes = part.strip().lower().split("x")
+        known = len(sizes) == 2 and all(map(str.isdecimal, sizes))
+        rows, columns = map(int, sizes) if known else (0, 0)
+        if rows not in (64, 128) or columns not in range(16, 257, 16):
+            raise ValueError(f"it has {part!r}; it must be MxN, 64 or 128 rows by a multiple of 16 up to 256")
+        tiles.append((rows, columns))
+    return tiles
 
 
 class GroupedCase(Checked):
@@ -159,37 +167,27 @@ class Ours(Contender):
         self._grouped = None
 
 
-class Loop(Contender):
+class Loop(TorchCall):
     """A product of cuBLAS for each expert, through PyTorch. The host knows the counts."""
 
-    method = CUBLAS_LOOP
-    _run: Any = None
+    method, distributed = CUBLAS_LOOP, False
+    out = None
+    _parts: Any = None
 
-    def start(self, case):
-        if self.world.backend.name == "emulator":
-            raise ValueError("cuBLAS needs a GPU")
-        try:
-            import torch
-        except ImportError as error:
-            raise ValueError(f"PyTorch is not installed ({error}): pip install torch") from error
-        super().start(case)
-        stream, x, out = stream_of(torch, self.world), tensor_of(torch, case.x), tensor_of(torch, self.out)
-        parts = x.split(case.on_host), [tensor_of(torch, w).T for w in case.w], out.split(case.on_host)
-        parts = [part for part in zip(*parts, strict=True) if len(part[0])]
+    def prepare(self):
+        torch, case = self._torch, self._case
+        self.out = case.output()
+        x, out = tensor_of(torch, case.x), tensor_of(torch, self.out)
+        experts = zip(x.split(case.on_host), case.w, out.split(case.on_host), strict=True)
+        self._parts = [(rows, tensor_of(torch, w).T, to) for rows, w, to in experts if len(rows)]
 
-        def run():
-            with refusing(), torch.cuda.stream(stream):
-                for rows, w, to in parts:
-                    torch.mm(rows, w, out=to)
-
-        self._run = run
-
-    def call(self):
-        self._run()
+    def run(self):
+        for rows, w, to in self._parts:
+            self._torch.mm(rows, w, out=to)
 
     def stop(self):
         super().stop()
-        self._run = None
+        self.out = self._parts = None
 
 
 class TorchGrouped(TorchCall):

@@ -47,6 +47,7 @@ COLUMNS = (
 TITLES = {
     "all_gather": "all_gather (size: gathered)",
     "all_reduce": "all_reduce, sum",
+    "all_reduce_rms_norm": "all_reduce_rms_norm, with the residual (shape: tokens x hidden; size: of x)",
     "reduce_scatter": "reduce_scatter, sum (size: the full array)",
     "all_to_all": "all_to_all (size: the full array)",
     "broadcast": "broadcast, from rank 0",

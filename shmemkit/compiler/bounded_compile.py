@@ -9,6 +9,7 @@ stands for its twin. Nothing that is compiled otherwise sees any of it.
 
 import contextlib
 import functools
+import inspect
 import os
 import weakref
 
@@ -24,14 +25,29 @@ _functions = {recorded: weakref.WeakKeyDictionary() for recorded in (False, True
 _forced = []  # not empty: what is being compiled is armed; and whether it is recorded
 
 
-def compile_armed(kernel, argument_types, seconds, recorded=False):
+def compile_armed(kernel, argument_types, seconds, around=None):
     """`kernel`, a dispatcher, compiled and loaded for these Numba types, with waits of `seconds`. -> a Numba
-    kernel. Kernels with different limits are different modules, since the limit is one of the module."""
+    kernel. Kernels with different limits are different modules, since the limit is one of the module.
+
+    around  (begin, end), if it is recorded for a timeline: primitives that each thread calls at its begin and
+            end, with the kernel's name
+    """
+    recorded = around is not None
     with arming(recorded):
         twins = _kernels.setdefault(kernel, {})
         if (seconds, recorded) not in twins:
-            twins[seconds, recorded] = CUDADispatcher(kernel.py_func, kernel.targetoptions)
+            function = surrounded(kernel, *around) if recorded else kernel.py_func
+            twins[seconds, recorded] = CUDADispatcher(function, kernel.targetoptions)
         return twins[seconds, recorded].compile(argument_types)
+
+
+def surrounded(kernel, begin, end):
+    """A function that calls `begin`, what `kernel` does, and `end`."""
+    name, parameters = kernel.py_func.__name__, ", ".join(inspect.signature(kernel.py_func).parameters)
+    body = CUDADispatcher(kernel.py_func, kernel.targetoptions | {"device": True, "forceinline": True})
+    names = {"_begin_": begin, "_body_": body, "_end_": end}
+    exec(f"def {name}({parameters}):\n _begin_({name!r})\n _body_({parameters})\n _end_({name!r})\n", names)
+    return names[name]
 
 
 def armed():

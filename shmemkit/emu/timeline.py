@@ -195,8 +195,10 @@ class Timeline:
         return arrives
 
     def completed(self, key):
-        """The message that has just arrived was among those of `key`."""
-        self.stores[key] = [(*self.arrived, None)]
+        """The message that has just arrived was among those of `key`; it may be older than the timeline."""
+        arrived, self.arrived = self.arrived, None
+        if arrived is not None:
+            self.stores[key] = [(*arrived, None)]
 
     def wait(self, thread, key, is_satisfied, why, satisfies, park):
         """``park(key, is_satisfied, why)``, and the span of it."""

@@ -415,9 +415,8 @@ def gemm_body(dtype, out_dtype, width, a_layout, b_layout, tile, place, bias_dty
                 empty, here = here, following
                 left -= tile_k
             cuda.syncthreads()
-            row0, end, column0, _, start = place(
-                turn, n_m, n_n, m, extra
-            )  # again: to keep it takes registers
+            # Again: to keep it would take registers.
+            row0, end, column0, _, start = place(turn, n_m, n_n, m, extra)
             turn += cuda.gridDim.x
             if turn < n_m * n_n:
                 row, row_end, column, first_b, _ = place(turn, n_m, n_n, m, extra)
@@ -467,6 +466,9 @@ def sm80_kernel(dtype, out_dtype, width, a_layout, b_layout, tile, order, bias_d
 # ---- on the host
 
 
+NARROW = 64 * 128  # elements of a tile whose operands come by 2 bytes, through registers: others need all
+
+
 class _Choice(NamedTuple):
     tile: Tile  # with as many stages as there is room for
     blocks: int  # that share a multiprocessor: one computes while another one stores
@@ -482,16 +484,18 @@ _CHOICES = (
 )
 
 
-def choose_tile(m, n, k, gpu, narrow=False):
+def choose_tile(m, n, k, gpu, largest=None):
     """-> the Tile for a product of that size: the one by which the busiest multiprocessor is done first.
-    `narrow`: operands are copied by 2 bytes, through registers, which larger tiles need all."""
+    `largest`: elements of a tile at most."""
 
     def time(choice):
         tile = choice.tile
         tiles = -(-m // tile.m) * -(-n // tile.n)
         return -(-tiles // gpu.multiprocessors) * tile.m * tile.n * (choice.per_element * k + choice.end)
 
-    tile, blocks, *_ = min((c for c in _CHOICES if c.tile.m == 64 or not narrow), key=time)
+    tile, blocks, *_ = min(
+        (c for c in _CHOICES if largest is None or c.tile.m * c.tile.n <= largest), key=time
+    )
     room = (gpu.shared_bytes + RESERVED) // blocks - RESERVED
     for depth in (tile.k, 32):
         stages = min(tile.stages, room // (2 * depth * (tile.m + tile.n)))
@@ -570,7 +574,8 @@ class Sm80:
         m, n, k = problem.size
         a_layout: Any = layout_of(a)
         b_layout: Any = layout_of(b.T)
-        tile = tile or choose_tile(m, n, k, gpu, 2 in (a_layout.width, b_layout.width))
+        narrow = 2 in (a_layout.width, b_layout.width)
+        tile = tile or choose_tile(m, n, k, gpu, NARROW if narrow else None)
         tiles = -(-m // tile.m), -(-n // tile.n)
         check_order(order, *tiles)
         order = order or grouping(GROUP_ROWS // tile.m)

@@ -27,6 +27,7 @@ from shmemkit.backends.streams import address_of_stream
 from shmemkit.compiler import jit_cache
 from shmemkit.compiler.bounded_compile import compile_armed
 from shmemkit.compiler.numba_internals import CUDADispatcher
+from shmemkit.device.cuda.marks import begin_kernel, end_kernel
 from shmemkit.device.cuda.timeline_records import modules
 from shmemkit.device.shmem import bounded_waits
 from shmemkit.support import gpus, timeouts
@@ -348,9 +349,10 @@ class _GpuLaunch(Launch):
     @uncollected()  # it would take a tenth of the time
     def _compile(self, timeout):
         argument_types = self._types_to_compile()
-        recorded = modules.active
+        recorded = modules.recorder is not None
         if timeout is not None or recorded:
-            return compile_armed(self.kernel, argument_types, timeout, recorded)
+            around = (begin_kernel, end_kernel) if recorded else None
+            return compile_armed(self.kernel, argument_types, timeout, around)
         return self.kernel.compile(argument_types)
 
     def _types_to_compile(self):
@@ -502,6 +504,8 @@ class _GpuLaunch(Launch):
                 handle = driver.CUstream(stream)
                 return functools.partial(driver.cuLaunchKernel, self._function, *dims, handle, parameters, 0)
 
+        if modules.recorder is not None:
+            on = modules.recorder.launching(self.name, on)
         self._on, self._default = on, on(address_of_stream(stream))
 
     def __call__(self, stream=None):

@@ -26,10 +26,10 @@ class Timeline:
 
     Entering and leaving the ``with`` block are collective; leaving it waits for all work of all ranks. On the
     emulator everything that kernels do for others to see is recorded, in steps (docs/timeline.md), with an
-    arrow from each store, put and signal to the wait that it satisfied. On GPUs the waits of kernels that are
-    bound inside the block are recorded (``sk.bind``, and objects of shmemkit that are made there), in
-    nanoseconds. `begin_phase`, `end_phase` and `mark` of ``shmemkit.device`` add a kernel's own phases and
-    marks.
+    arrow from each store, put and signal to the wait that it satisfied. On GPUs, in nanoseconds: the blocks,
+    waits and launches of kernels that are bound inside the block (``sk.bind``, and objects of shmemkit that
+    are made there), and their copies by copy engines. `begin_phase`, `end_phase` and `mark` of
+    ``shmemkit.device`` add a kernel's own phases and marks.
 
     `data` is the dictionary that ``save`` writes: Chrome's trace events. ``print(timeline)`` prints its
     summary. A notebook shows its picture. TypeError or ValueError for wrong arguments; RuntimeError for what

@@ -23,11 +23,13 @@ from .settings import shown
 
 UNITS = {"step": 1.0, "ns": 1e-3}  # of a time -> microseconds of the file
 HOST = "host"
+COPIES = -2  # as a block: copy engines
 KINDS = ("kernel", "phase", "wait", "send", "copy", HOST, "race")
 
 
 class Track(NamedTuple):
-    """Where something happens: on `rank`, in the block of this number, or -1: in its host program."""
+    """Where something happens: on `rank`, in the block of this number, or -1: in its host program, or
+    COPIES."""
 
     rank: int
     block: int = -1
@@ -36,7 +38,7 @@ class Track(NamedTuple):
 
     def name(self):
         if self.block < 0:
-            return "host program"
+            return "copies" if self.block == COPIES else "host program"
         on = "" if self.sm is None else f"SM {self.sm} "
         return f"{on}block {self.block}" + (f" warp {self.warp}" if self.warp else "")
 
@@ -177,6 +179,29 @@ def merged(parts):
     for part in parts:
         result["otherData"]["dropped"].update(part["otherData"].get("dropped", {}))
     return result
+
+
+def between(data, first, last):
+    """-> what of the dictionary `data` is between two times of the file: spans are cut off there, arrows that
+    leave it and tracks without anything are left out"""
+    events, ends = [], defaultdict(int)
+    for event in data["traceEvents"]:
+        begin, end = event["ts"], event["ts"] + event.get("dur", 0)
+        if event["ph"] == "X" and begin < last and end > first:
+            begin, end = max(begin, first), min(end, last)
+            events.append({**event, "ts": begin, "dur": end - begin})
+        elif event["ph"] in "isf" and first <= begin <= last:
+            events.append(event)
+            ends[event.get("id")] += 1
+    kept = [e for e in events if e["ph"] not in "sf" or ends[e["id"]] == 2]
+    used = {(e["pid"], e["tid"]) for e in kept}
+    ranks = {rank for rank, _ in used}
+    about = [
+        e
+        for e in data["traceEvents"]
+        if e["ph"] == "M" and (e["pid"] in ranks if "process" in e["name"] else (e["pid"], e["tid"]) in used)
+    ]
+    return {**data, "traceEvents": about + kept}
 
 
 # ---- files

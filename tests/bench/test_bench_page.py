@@ -130,6 +130,30 @@ def test_the_overview_has_plots_or_what_auto_takes(pages, tmp_path):
     ]
 
 
+def test_grouped_products(pages, tmp_path):
+    about = {"op": "grouped_gemm", "bytes": 8, "shape": "2x3x4x5", "tflops": 450}
+    write(
+        tmp_path / "grouped.json",
+        about | {"method": "cuBLAS", "us": 1.0},
+        about | {"method": "cuBLAS, a loop", "note": "refused: no"},
+        about | {"method": "torch._grouped_mm", "us": 3.0, "weights_GBps": 2800},
+        about | {"method": "auto", "us": 2.0, "weights_GBps": 4200.2},
+    )
+    header = (
+        "| E x rows x N x K | method | us | TFLOP/s | weights GB/s | x dense | x PyTorch |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    dense = "| 2x3x4x5 | `cuBLAS` | 1.00 | 450 |  | 1.00 | 3.00 |\n"
+    torch = "| 2x3x4x5 | `torch._grouped_mm` | 3.00 | 450 | 2800 | 0.33 | 1.00 |\n"
+    auto = "| 2x3x4x5 | `auto` | 2.00 | 450 | 4200 | 0.50 | 1.50 |"
+    assert pages[0].overview(tmp_path).split("\n\n")[2] == header + auto
+    assert pages[0].text(tmp_path).split("\n\n")[-3:] == [
+        header + dense + torch + auto,
+        "Without a figure:",
+        "- `cuBLAS, a loop`, 2x3x4x5: refused: no",
+    ]
+
+
 def test_each_result_has_a_page(pages):
     shown = {pages[0].op_of(results) for results in pages[0].files(pages[1].RESULTS).values()}
     assert shown == {page.stem for page in (DOCS / "results").glob("*.md")}

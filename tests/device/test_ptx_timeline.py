@@ -13,8 +13,9 @@ from test_ptx_timeouts import LINES, TYPES, WAITS
 from shmemkit import device as sk
 from shmemkit.collectives import queue
 from shmemkit.collectives.schedules import two_shot
-from shmemkit.compiler.bounded_compile import arming
+from shmemkit.compiler.bounded_compile import arming, surrounded
 from shmemkit.device.cuda import timeline_records
+from shmemkit.device.cuda.marks import begin_kernel, end_kernel
 from shmemkit.device.cuda.timeline_records import BEGIN, END, MARK, WAIT
 from shmemkit.gemm import sm90
 from shmemkit.gemm.all_gather import push
@@ -23,6 +24,9 @@ TRACE = "shmemkit_timeline"
 
 
 def recorded_ptx(kernel, argument_types=TYPES, cc=HOPPER):
+    """As a kernel that is bound while a timeline is recorded."""
+    if hasattr(kernel, "py_func"):
+        kernel = cuda.jit(**kernel.targetoptions)(surrounded(kernel, begin_kernel, end_kernel))
     with arming(recorded=True):
         return compile_ptx(kernel, argument_types, cc)
 
@@ -93,6 +97,19 @@ def test_linked(kernel, lto):
     assert TRACE.encode() in recorded and TRACE.encode() not in plain
 
 
+def test_kernels_keep_their_parameters():
+    """Whatever those are called."""
+
+    @cuda.jit
+    def kernel(begin, end, body):
+        for i in range(end):
+            sk.notify(begin[i:], 0, body)
+
+    recorded, bounded = recorded_ptx(kernel), compile_ptx(kernel, TYPES)
+    assert recorded.count(".param .u64 kernel_param") == bounded.count(".param .u64 kernel_param")
+    assert recorded.count("%globaltimer") == 2 and TRACE not in bounded
+
+
 def test_names_are_literals():
     def kernel(signals, n, value):
         sk.mark(n)
@@ -152,7 +169,7 @@ def types_of(value):
 
 def test_records(monkeypatch):
     gpu = Recording(monkeypatch)
-    note = {kind: timeline_records.noting(kind, f"name {kind}") for kind in (BEGIN, END, MARK)}
+    note = {kind: timeline_records.noting(f"name {kind}", kind) for kind in (BEGIN, END, MARK)}
     waited = timeline_records.waiting("wait_block")
     note[BEGIN]()
     waited(np.uint64(0), np.uint64(77))  # too short
@@ -175,7 +192,7 @@ def test_records(monkeypatch):
 
 def test_what_finds_no_room_is_counted(monkeypatch):
     gpu = Recording(monkeypatch)
-    note, waited = timeline_records.noting(MARK, "m"), timeline_records.waiting("wait")
+    note, waited = timeline_records.noting("m", MARK), timeline_records.waiting("wait")
     for _ in range(7):
         note()
     waited(np.uint64(1), np.uint64(2))  # there is room for one of its two records

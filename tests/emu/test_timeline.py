@@ -354,6 +354,32 @@ def test_a_phase_that_began_before(tmp_path):
     assert waited["ts"] + waited["dur"] > stored["ts"] + stored["dur"]
 
 
+@pytest.mark.parametrize("delivery", ["ordered", "unordered"])
+def test_a_message_that_was_sent_before(delivery):
+    """It arrives in the timeline, and has no arrow."""
+
+    @cuda.jit
+    def sends(x):
+        put_nbi(x, x[1:], rank())
+
+    @cuda.jit
+    def waits():
+        quiet()
+
+    def main():
+        with sk.init() as world:
+            x = sk.zeros(2, "int64")
+            sends[1, 1, world.stream](x)
+            with sk.Timeline(world) as timeline:
+                waits[1, 1, world.stream]()
+                world.synchronize()
+            return timeline.data
+
+    data = sk.emu.run(main, 1, delivery=delivery)[0]
+    trace_file.check(data)
+    assert not arrows(data)
+
+
 def test_a_lock_is_held_by_one_at_a_time():
     @cuda.jit
     def kernel(lock, flag):
@@ -500,6 +526,11 @@ def test_objects(tmp_path, capsys):
         with pytest.raises(SystemExit):
             shmemkit_timeline([str(file), "--svg", str(where)])
         assert "is the timeline" in (text := capsys.readouterr().err) or "No such file" in text
+    assert shmemkit_timeline([str(file), "--between", "0", "3"]) == 0
+    assert not re.search(r"^0 +phase +round +6 ", capsys.readouterr().out, re.M)
+    with pytest.raises(SystemExit):
+        shmemkit_timeline([str(file), "--between", "3", "0"])
+    assert "the first time must be before the last" in capsys.readouterr().err
     for bad in ("[]", "{", '{"traceEvents": []}'):
         file.write_text(bad)
         with pytest.raises(SystemExit):
@@ -533,6 +564,7 @@ spans = st.builds(
 
 @given(st.lists(spans, min_size=1, max_size=20), st.data())
 def test_files_are_valid_whatever_overlaps(those, data):
+    """And so is a part of them."""
     pick = st.sampled_from(those)
     found = data.draw(st.lists(st.tuples(pick, pick), max_size=5))
     marks = [Mark(s.track, "mark", "m", s.end, {}) for s in those[:3]]
@@ -545,6 +577,11 @@ def test_files_are_valid_whatever_overlaps(those, data):
         scale = trace_file.UNITS[unit]
         assert kept == sorted((s.name, round((s.end - s.begin) * scale, 6)) for s in those)
         trace_file.summary(file)
+        part = trace_file.between(file, 10 * scale, 30 * scale)
+        trace_file.check(part)
+        inside = [(e["ts"] / scale, (e["ts"] + e["dur"]) / scale) for e in events(part, "X")]
+        assert all(9.99 <= begin <= end <= 30.01 for begin, end in inside)
+        assert len(inside) == sum(s.begin < 30 and s.end > 10 for s in those)
 
 
 @pytest.mark.parametrize(

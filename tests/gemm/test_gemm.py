@@ -14,7 +14,7 @@ from shmemkit.emu import RaceError
 from shmemkit.emu.stream import Stream
 from shmemkit.gemm import METHODS, PLANS, Gemm, gpu_of, simt, sm80, sm90_host
 from shmemkit.gemm.problem import Gpu, Problem
-from shmemkit.gemm.sm80 import Sm80, Tile, choose_tile, grouping, resident
+from shmemkit.gemm.sm80 import NARROW, Sm80, Tile, choose_tile, grouping, resident
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.gpus import n_gpus
 
@@ -338,7 +338,7 @@ def test_tiles_fit_the_gpu():
     assert tile(8192, 8192, 4096) == (256, 128, 32, 6, 4, 2)
     assert tile(8192, 8192, 1024) == (128, 128, 32, 6, 2, 2)  # by two blocks, of which one stores
     assert tile(64, 7168, 8192)[:2] == (64, 64)  # enough blocks for all multiprocessors
-    assert choose_tile(8192, 8192, 4095, Gpu((9, 0), 132, 232448, np), narrow=True).m == 64
+    assert choose_tile(8192, 8192, 4095, Gpu((9, 0), 132, 232448, np), NARROW).m == 64
     alone = (256, 128), (64, 64)  # on its multiprocessor
     for shared in (232448, 166912, 101376):
         for m in (1, 64, 300, 4096):

@@ -15,7 +15,7 @@ from shmemkit.emu import EmulatorError
 from shmemkit.gemm.grouped import METHODS, expert_tiles, sm90
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-SMALL = {"sm90": {"tile": (64, 64)}, "sm80": {"tile": (64, 64, 32, 3, 2, 2)}}
+SMALL = {"sm90": {"tile": (64, 64)}}
 ROOM = 3  # rows of out that no expert has
 
 
@@ -64,7 +64,7 @@ def run(method, *args, tile=None, races=False, **options):
     spmd(1, main, races=races)
 
 
-COUNTS = [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0], [64, 128], [i % 2 for i in range(70)]]
+COUNTS = [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0], [64, 128], [i % 8 // 7 for i in range(70)]]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,6 +198,20 @@ def test_what_is_refused(change, text):
     arrays = {"x": zeros(4, 16), "w": zeros(2, 8, 16), "counts": zeros(2, dtype="int32"), **change}
     with pytest.raises(ValueError, match=text):
         spmd(1, lambda world: sk.grouped_matmul(**arrays))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "text"),
+    [
+        ("auto", {"tile": (64, 300)}, r"options\['tile'\] is \(64, 300\); it must be \(rows, columns\)"),
+        ("sm90", {"stages": 3}, "stages"),
+        ("sm80", {"tile": (64, 64)}, "method 'sm80' has no options"),
+        ("sm70", None, "method is 'sm70'"),
+    ],
+)
+def test_options_that_are_refused(method, options, text):
+    with pytest.raises(ValueError, match=text):
+        sk.GroupedGemm(method, options=options)
 
 
 def test_overlaps_and_lists_are_refused():

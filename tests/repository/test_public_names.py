@@ -94,6 +94,7 @@ WORDS = {
     "FenceSemantic": _launched(lambda x: sk.device.threadfence("gpu", "no such")),
     "AllGatherMethod": lambda world: sk.AllGather(world, 8, method="no such"),
     "AllReduceMethod": lambda world: sk.AllReduce(world, 8, method="no such"),
+    "AllReduceRMSNormMethod": lambda world: sk.AllReduceRMSNorm(world, 8, 8, method="no such"),
     "AllToAllMethod": lambda world: sk.AllToAll(world, 8, method="no such"),
     "BroadcastMethod": lambda world: sk.Broadcast(world, 8, method="no such"),
     "GatherMethod": lambda world: sk.Gather(world, 8, method="no such"),

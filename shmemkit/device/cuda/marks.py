@@ -15,9 +15,11 @@ from .timeline_records import BEGIN, END, MARK, noting
 __all__ = ["begin_phase", "end_phase", "mark"]
 
 _KINDS = {
-    "begin_phase": BEGIN,
-    "end_phase": END,
-    "mark": MARK,
+    "begin_kernel": (BEGIN, "kernel"),
+    "end_kernel": (END, "kernel"),
+    "begin_phase": (BEGIN, "phase"),
+    "end_phase": (END, "phase"),
+    "mark": (MARK, "mark"),
 }
 
 
@@ -40,6 +42,14 @@ def mark(name: str) -> None:
     _tell("mark", name)
 
 
+def begin_kernel(name):
+    """What a kernel that is recorded calls first; on GPUs alone."""
+
+
+def end_kernel(name):
+    """And what it calls last."""
+
+
 def _tell(what, name):
     thread = current_thread(what)
     if not isinstance(name, str):
@@ -51,7 +61,17 @@ def _on_gpu(what, name):
     value = name.literal_value if isinstance(name, types.Literal) else None
     if not isinstance(value, str):
         raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
-    return lambda: noting(_KINDS[what], value) if recording() else None
+    return lambda: noting(value, *_KINDS[what]) if recording() else None
+
+
+@gpu_note(begin_kernel)
+def _(name):
+    return _on_gpu("begin_kernel", name)
+
+
+@gpu_note(end_kernel)
+def _(name):
+    return _on_gpu("end_kernel", name)
 
 
 @gpu_note(begin_phase)

@@ -13,8 +13,10 @@ relaxed, without a fence. What finds no place is counted.
                    not recorded)
 """
 
+import contextlib
 import struct
 import threading
+from time import time_ns
 from typing import Any, NamedTuple
 
 from numba import cuda
@@ -36,16 +38,16 @@ _write = asm(
     "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};", types.void, (types.uint64, types.uint64, types.uint64)
 )
 
-_names = []  # by number; of waits: the primitives
+_names = []  # by number: (category, name); of waits: the primitives
 _lock = threading.Lock()
 
 
-def number_of(name):
+def number_of(name, category="phase"):
     """-> the number that stands for `name` in tags, when a kernel is compiled"""
     with _lock:
-        if name not in _names:
-            _names.append(name)
-        return _names.index(name) & 0xFFFF
+        if (category, name) not in _names:
+            _names.append((category, name))
+        return _names.index((category, name)) & 0xFFFF
 
 
 @gpu_function
@@ -80,21 +82,27 @@ def _elected():
     return (_active() & _lower_lanes()) == 0
 
 
-def noting(kind, name):
-    """A function of a kernel ``note()``: record `kind`, BEGIN, END or MARK, of `name`. A phase does not
-    have the time that recording takes: BEGIN reads the clock last, the others first."""
-    number = number_of(name)
+@gpu_function
+def _first_thread():
+    return block_thread() == 0
+
+
+def noting(name, kind, category="phase"):
+    """A function of a kernel ``note()``: record `name` as `kind`, BEGIN, END or MARK, for the threads of a
+    warp that call it together; of a "kernel" for the block. A phase does not have the time that recording
+    takes: BEGIN reads the clock last, the others first."""
+    number, elected = number_of(name, category), _first_thread if category == "kernel" else _elected
 
     @gpu_function
     def begin():
-        if _elected():
+        if elected():
             at = _places(1)
             if at != 0:
                 _write(at, nanoseconds(), _tag(kind, number))
 
     @gpu_function
     def note():
-        if _elected():
+        if elected():
             now = nanoseconds()
             at = _places(1)
             if at != 0:
@@ -106,7 +114,7 @@ def noting(kind, name):
 def waiting(primitive):
     """A function of a kernel ``waited(since, address)``: record a wait that began at `since` (0: it was too
     short to be recorded), and has just ended."""
-    number = number_of(primitive)
+    number = number_of(primitive, "wait")
 
     @gpu_function
     def waited(since, address):
@@ -128,6 +136,7 @@ class Record(NamedTuple):
 
     sm: int
     kind: int
+    category: str
     name: str
     block: int
     warp: int
@@ -147,7 +156,7 @@ class Modules:
         self._buffer: Any = None  # the array; None: nothing is recorded
         self._words = (0, 0, 0)  # its address, capacity, number of multiprocessors
         self._stream: Any = None
-        self.active = False  # kernels that are bound now are recorded
+        self.recorder: Any = None  # of what is bound now: kernels, launches and copies
 
     def loaded(self, module):
         library = int(module.handle)
@@ -191,6 +200,17 @@ class Modules:
 
 
 modules: Any = Modules()  # of this process
+
+
+@contextlib.contextmanager
+def host_call(name):
+    """What the host program does in it is recorded, if anything is."""
+    recorder, begin = modules.recorder, time_ns()
+    yield
+    if recorder is not None:
+        recorder.called(name, begin, time_ns())
+
+
 _word = constant_words(_NAME, 4, modules.loaded, modules.unloaded)
 
 
@@ -213,10 +233,11 @@ def decoded(words, sms, capacity):
             if time == 0:  # taken for a wait that had no room for both
                 continue
             kind = tag & 3
-            fields = sm, kind, _names[tag >> 2 & 0xFFFF], tag >> 18 & 0xFFFFFF, tag >> 42 & 31, tag >> 47
+            category, name = _names[tag >> 2 & 0xFFFF]
+            block, warp, module = tag >> 18 & 0xFFFFFF, tag >> 42 & 31, tag >> 47
             address = length = 0
             if kind == WAIT:
                 address, length = map(int, pairs[i])
                 i += 1
-            records.append(Record(*fields, time, address, length))
+            records.append(Record(sm, kind, category, name, block, warp, module, time, address, length))
     return records, lost

@@ -22,11 +22,12 @@ import numpy as np
 
 from shmemkit.collectives.collective import check_contiguous
 from shmemkit.device.cuda.float_storage import ELEMENTS
-from shmemkit.support.settings import array_text, listed, one_of, options_of
+from shmemkit.support.settings import array_text, listed, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 
 from .. import Product, check_memory, check_scales, kept
 from ..block_scales import BLOCK
+from ..distributed import checked_options
 from ..problem import FLOAT8, HALVES, Problem
 from .expert_tiles import MAX_EXPERTS, MAX_ROWS, report_address
 from .sm80 import GroupedSm80
@@ -60,8 +61,8 @@ class GroupedGemm(Product):
     """Grouped products of one method: `grouped_matmul` keeps such objects.
 
     method   as of `grouped_matmul`
-    options  {"tile": (m, n)} of "sm90": 64 or 128 rows, and a multiple of 16 columns up to 256; of "sm80"
-             what its Tile has. Default: by the sizes
+    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256.
+             Default: by the sizes
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its calls,
     and graphs that captured some.
@@ -74,7 +75,9 @@ class GroupedGemm(Product):
         one_of("GroupedGemm", "method", method, ("auto", *METHODS))
         super().__init__()
         self.method = method
-        self.options = options_of("GroupedGemm", self.options, options)
+        self.options = checked_options("GroupedGemm", self.options, options)
+        if method == "sm80" and self.options["tile"]:
+            raise ValueError("GroupedGemm: options['tile'] is given; method 'sm80' has no options")
 
     def __call__(
         self,
@@ -111,7 +114,7 @@ class GroupedGemm(Product):
         for method in methods if self.method == "auto" else [self.method]:
             reason = METHODS[method].unsupported(problem, gpu)
             if reason is None:
-                return METHODS[method](problem, gpu, **self.options)
+                return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
             reasons[method] = reason
         why = ". ".join(f"Method {method!r} cannot be used: {reason}" for method, reason in reasons.items())
         raise ValueError(f"GroupedGemm: {why}" + (". Use method='auto'" if self.method != "auto" else ""))
@@ -139,19 +142,19 @@ def grouped_matmul(
                 expert are contiguous: (E, K, N) is given as w.transpose(0, 2, 1). E is up to 32768
     counts      int32 (E,), contiguous, on the GPU: how many rows each expert has, 0 or more. The host does
                 not read it: a kernel before may write it, and a replayed graph sees what is there then
-    out         (rows, N), contiguous rows, apart from all others: bfloat16, float16 or float32. Rows behind
-                those of the last expert are left as they are. Default: a new array of x's kind and dtype, of
-                float8 bfloat16
+    out         (rows, N), contiguous rows, which overlaps no other argument: bfloat16, float16 or float32.
+                Rows from the sum of the counts on are left as they are. Default: a new array of x's kind and
+                dtype, of float8 bfloat16, where these rows may hold anything
     bias        (E, N), a row for each expert, or (N,) for all; contiguous, of out's dtype or float32
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch
     scales      of float8: those of x, (rows, ceil(K / 128)), and of w, (E, ceil(N / 128), ceil(K / 128)),
                 float32, strides of 0 or more, as of `matmul`
     stream      as of `matmul`
     method      "auto", the first of these that can compute the product (on the emulator the last), or
-                  sm90  wgmma and the TMA: compute capability 9.0; rows of x, out, and rows or columns of w
-                        begin at multiples of 16 bytes, rows of x and out are contiguous and those of out as
-                        long. The experts of w lie one after another. If columns are contiguous, K is a
-                        multiple of 64. float8, where rows of K are contiguous
+                  sm90  wgmma and the TMA: compute capability 9.0. Rows of x and out, which are contiguous,
+                        and rows or columns of w begin at multiples of 16 bytes; a row of out has a multiple
+                        of 16 bytes. The experts of w lie one after another. If the columns of an expert are
+                        contiguous, K is a multiple of 64. float8, where rows of K are contiguous
                   sm80  mma.sync and cp.async: from 8.0 on
 
     Arrays, streams, capture, sums and bits are as of `matmul`.

@@ -16,6 +16,7 @@ group for each piece, perhaps an empty one, so that they are counted alike.
 """
 
 import functools
+from typing import Any
 
 from numba import cuda, types
 
@@ -42,7 +43,7 @@ from ..sm90_host import (
 from .expert_tiles import TABLE, expert_of, expert_tiles, row_of, rows_in
 
 FEW = 64  # rows of an expert, on average: up to so many the tiles have 64 rows
-GROUP = 16  # rows of tiles that are computed column after column
+GROUP = 8  # rows of tiles that are computed column after column
 BOX = {64: 16, 128: 64}  # rows of a tile: of a box of A
 
 
@@ -57,7 +58,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def order(t, n_m, n_n, extra):
-        (counts, firsts), _, _, _, _, _, _ = extra
+        (counts, firsts), _, _, _ = extra
         return find(t, n_n, counts, firsts)
 
     @inline
@@ -70,14 +71,14 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def b_at(found, n, map_b, extra):
-        _, size_n, size_k, _, _, _, _ = extra
+        _, (size_n, size_k, _), _, _ = extra
         if by_k:
             return map_b, 0, expert_of(found) * size_n + n
         return map_b, expert_of(found) * size_k, n
 
     @inline
     def bias_at(found, extra):
-        _, _, _, bias_step, _, _, _ = extra
+        _, (_, _, bias_step), _, _ = extra
         return expert_of(found) * bias_step
 
     @inline
@@ -86,7 +87,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def send(piece, map_out, found, n, lane, extra):
-        _, size_n, _, _, out, pitch, _ = extra
+        _, (size_n, _, _), (out, pitch), _ = extra
         left = rows_in(found) - 16 * ((cuda.threadIdx.x - WARPGROUP) >> 5)
         if left >= 16:
             if lane == 0:
@@ -106,7 +107,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def scales_of(extra):
-        _, _, _, _, _, _, scales = extra
+        _, _, _, scales = extra
         return scales
 
     gemm = gemm_body(
@@ -151,7 +152,7 @@ def grouped_kernel(tile, kinds):
         """
         firsts = cuda.shared.array(TABLE, types.int32)
         n_m = plan(counts, m, firsts, report)
-        extra = (counts, firsts), n, k, bias_step, out, pitch, scales
+        extra = (counts, firsts), (n, k, bias_step), (out, pitch), scales
         gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
 
     return grouped_gemm_sm90
@@ -160,7 +161,7 @@ def grouped_kernel(tile, kinds):
 # ---- on the host
 
 
-def one_matrix(w):
+def stacked(w):
     """w (E, N, K) as B's transpose (N, K) in ``bind_gemm``: (E * N, K) where K is contiguous, or (N, E * K)
     where N is; None if it is neither, or experts lie apart."""
     (n_experts, n, k), steps = w.shape, w.strides
@@ -194,7 +195,7 @@ class GroupedSm90(Sm90):
         x, w, out = problem.x, problem.w, problem.out
         if reason := not_of_tensor_cores(problem.dense, DTYPES) or rows_that_cannot_be_stored(out):
             return reason
-        matrix = one_matrix(w)
+        matrix = stacked(w)
         if matrix is None or not taken(matrix if matrix.strides[1] == w.itemsize else matrix.T):
             return (
                 f"w has strides {w.strides}; its experts must lie one after another, with rows or columns "
@@ -216,10 +217,10 @@ class GroupedSm90(Sm90):
         x, w, counts, out, bias, activation, report, scales = problem
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
         of_widths = (WIDTHS,) if scales else ()
-        m, columns, *more = tile or choose(rows, n_experts, n, sms, *of_widths)
-        tile = Tile(m, columns, more[0] if more else GROUP, loaded=more[1] if more[1:] else BOX[m])
+        tile = tile_of(*(tile or choose(rows, n_experts, n, sms, *of_widths)))
         bias_step = n if bias is not None and bias.ndim == 2 else 0
-        dense = Problem(x, one_matrix(w).T, out, None if bias is None else bias.reshape(-1), activation)
+        matrix: Any = stacked(w)
+        dense = Problem(x, matrix.T, out, None if bias is None else bias.reshape(-1), activation)
         most = min(rows, rows // tile.m + n_experts)  # rows of tiles
         self._launch = bind_gemm(
             grouped_kernel,
@@ -235,13 +236,17 @@ class GroupedSm90(Sm90):
         self._kept = self._emulated(gpu)
 
 
+def tile_of(m, n):
+    return Tile(m, n, GROUP, loaded=BOX[m])
+
+
 def pitch_of(out):
     """Bytes from row to row."""
     return out.strides[0] if out.shape[0] > 1 else out.shape[1] * out.itemsize
 
 
 def _listed(tile, *kinds):
-    tile, kinds = Tile(*tile), Kinds(*kinds)
+    tile, kinds = tile_of(*tile), Kinds(*kinds)
     more = types.int32[::1], types.int64, types.uint8[::1], types.int64, types.int64
     more += (SCALES if kinds.dtype == FLOAT8 else types.Tuple(()),)
     return grouped_kernel(tile, kinds), signature(kinds, *more)
@@ -249,11 +254,11 @@ def _listed(tile, *kinds):
 
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
-    "128x256": _listed((128, 256, 16, False, 64), "bfloat16", "k", "k", "bfloat16"),
-    "128x256 columns": _listed((128, 256, 16, False, 64), "float16", "k", "mn", "float32", "float16", "gelu"),
-    "128x224": _listed((128, 224, 16, False, 64), "bfloat16", "k", "k", "float16", "float32", "relu"),
-    "64x256": _listed((64, 256, 16, False, 16), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
-    "64x128": _listed((64, 128, 16, False, 16), "bfloat16", "k", "k", "bfloat16"),
-    "128x256 float8": _listed((128, 256, 16, False, 64), FLOAT8, "k", "k", "bfloat16"),
-    "64x128 float8": _listed((64, 128, 16, False, 16), FLOAT8, "k", "k", "float32", "float32", "relu"),
+    "128x256": _listed((128, 256), "bfloat16", "k", "k", "bfloat16"),
+    "128x256 columns": _listed((128, 256), "float16", "k", "mn", "float32", "float16", "gelu"),
+    "128x224": _listed((128, 224), "bfloat16", "k", "k", "float16", "float32", "relu"),
+    "64x256": _listed((64, 256), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
+    "64x128": _listed((64, 128), "bfloat16", "k", "k", "bfloat16"),
+    "128x256 float8": _listed((128, 256), FLOAT8, "k", "k", "bfloat16"),
+    "64x128 float8": _listed((64, 128), FLOAT8, "k", "k", "float32", "float32", "relu"),
 }

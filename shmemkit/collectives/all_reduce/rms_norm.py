@@ -1,0 +1,420 @@
+"""All-reduce with what follows it in every decoder layer: the residual is added, and the sum normalized.
+
+    total    = sum of x over the ranks, as of AllReduce: in float32, in the order of the ranks, rounded once
+    residual = residual + total, rounded
+    out      = residual / sqrt(mean(residual**2) + eps) * weight, in float32, rounded once; by rows
+
+A block has a row. The row stays in registers from its arrival to its last store. Packets are Lamport's.
+
+Slots     one shot: inputs[buffer, k, r]: row r of rank k's x. Two shots: rank r % n combines row r, its
+          inputs[buffer, k, r // n], and sends results[buffer, r]
+Epochs    epochs[r], local: of row r; it selects the buffer. Device-resident, so graph-safe
+
+  a block, for its rows r in ascending order:
+          1. send row r of x to inputs on all ranks; of two shots, on rank r % n
+          2. add 1 to the row's epoch
+          3. of two shots, on rank r % n: wait for the row of all ranks, combine them, and send the sum to
+             results on all ranks
+          4. wait for the row of all ranks, and combine them; of two shots, wait for the result
+          5. add the residual and store it; sum up the squares over the block; store the normalized row
+
+All ranks combine in the same order, and sum squares alike: they get the same bits, in every run.
+
+No race: the double-buffer lemma (docs/protocols.md), of each row; to consume a slot includes to reset it. A
+rank writes results[buffer, r] again two epochs later, when it has inputs of the epoch between from all ranks,
+which these sent in a later launch than the one that reset it. out may be x, and the new residual the old one:
+a block alone loads and stores its rows. No deadlock: ascending-order progress; a row's inputs are sent before
+anything of it is waited for, and all blocks are resident.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+
+from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, rank, symm_at
+from shmemkit.device.cuda.float_storage import element
+from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
+from shmemkit.runtime.stream_order import shared_order
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import World, check_world
+from shmemkit.support.arrays import call_on, check_writable, converted, keyed, new_output, overlap, with_shape
+from shmemkit.support.settings import array_text, integer, listed, one_of, shown
+from shmemkit.typing import AllReduceRMSNormMethod, AnyArray, AnyStream, ArrayT, DType
+
+from ..collective import check_contiguous, plans_of
+from ..method import agree_on
+from ..schedules.packets import PacketMethod, combining, repeating
+from ..transports import LAMPORT
+
+DTYPES = ("bfloat16", "float16")
+PIECE = LAMPORT.unit_bytes
+THREADS, MOST_PIECES = 512, 8  # of a block; of a thread
+ONE_SHOT = 1 << 19  # bytes that a rank sends, up to which "auto" takes one shot: a guess
+
+device = cuda.jit(device=True)
+u32, u64, f32 = types.uint32, types.uint64, types.float32
+ALL = 0xFFFFFFFF
+load, store, receive = LAMPORT.load, LAMPORT.store, LAMPORT.receive
+
+
+@functools.cache
+def norm_kernel(n, pieces, dtype, two_shots):
+    """-> the kernel for `n` ranks, and threads that have `pieces` of a row each"""
+    send, send_all, receive_all = LAMPORT.send, LAMPORT.send_all(n), LAMPORT.receive_all(n)
+    combine, add, copies = combining("sum", dtype, n), combining("sum", dtype, 2), repeating(n)
+    widen, pack = element(dtype).widen, element(dtype).pack
+
+    @device
+    def place(k):
+        return u32(cuda.threadIdx.x + k * cuda.blockDim.x)
+
+    @device
+    def send_piece(k, _, arguments):
+        x, r, count, inputs, buffer, epoch, me = arguments
+        i = place(k)
+        if i < count:
+            words, row = load(x, r * count + i), u32(buffer * n + me)
+            if two_shots:
+                slot = u32(row * inputs[1] + (r // n) * count + i)
+                send(inputs, slot, words, epoch, r % n)
+            else:
+                send_all(inputs, row, u32(r * count + i), copies(words), epoch, me)
+
+    @device
+    def combine_piece(k, _, arguments):
+        r, count, inputs, results, buffer, epoch, me = arguments
+        i = place(k)
+        if i < count:
+            words = combine(receive_all(inputs, u32(buffer * n), u32((r // n) * count + i), epoch))
+            send_all(results, u32(buffer), u32(r * count + i), copies(words), epoch, me)
+
+    @device
+    def total_of(k, arguments):
+        """The sum of all ranks, and the residual: the new residual, which it stores. Zeros beyond the row."""
+        r, count, inputs, results, buffer, epoch, residual, new_residual = arguments
+        i, words = place(k), (u64(0), u64(0))
+        if i < count:
+            at = u32(r * count + i)
+            if two_shots:
+                words = receive(results, u32(buffer * results[1] + at), epoch)
+            else:
+                words = combine(receive_all(inputs, u32(buffer * n), at, epoch))
+            words = add((words, load(residual, at)))
+            store(new_residual, at, words)
+        return words
+
+    @device
+    def part(word, k):
+        return widen(types.uint16(word >> u64(16 * k) & u64(0xFFFF)))
+
+    @device
+    def squares_of_word(word):
+        a, b, c, d = part(word, 0), part(word, 1), part(word, 2), part(word, 3)
+        return f32(f32(a * a + b * b) + f32(c * c + d * d))
+
+    @device
+    def squares(words, _):
+        return f32(squares_of_word(words[0]) + squares_of_word(words[1]))
+
+    @device
+    def add_squares(total, words, _):
+        return f32(total + squares(words, _))
+
+    @device
+    def normal_word(word, scale, weight):
+        low = pack(f32(part(word, 0) * scale) * part(weight, 0), f32(part(word, 1) * scale) * part(weight, 1))
+        high = pack(
+            f32(part(word, 2) * scale) * part(weight, 2), f32(part(word, 3) * scale) * part(weight, 3)
+        )
+        return u64(low) | u64(high) << u64(32)
+
+    @device
+    def store_normal(k, words, arguments):
+        r, count, scale, weight, out = arguments
+        i = place(k)
+        if i < count:
+            factors = load(weight, i)
+            done = normal_word(words[0], scale, factors[0]), normal_word(words[1], scale, factors[1])
+            store(out, u32(r * count + i), done)
+
+    nothing = (0,) * pieces
+    send_pieces, combine_pieces = for_each(pieces, send_piece), for_each(pieces, combine_piece)
+    totals_of, store_normals = tuple_of(pieces, total_of), for_each(pieces, store_normal)
+    all_squares = folded(pieces, squares, add_squares)
+
+    @device
+    def sum_of_block(x, shared):
+        """The sum of all threads' x, the same bits in all of them."""
+        for lanes in (16, 8, 4, 2, 1):
+            x = f32(x + cuda.shfl_xor_sync(ALL, x, lanes))
+        if cuda.threadIdx.x & 31 == 0:
+            shared[cuda.threadIdx.x >> 5] = x
+        cuda.syncthreads()
+        total, warp = shared[0], 1
+        while warp < cuda.blockDim.x >> 5:
+            total = f32(total + shared[warp])
+            warp += 1
+        return total
+
+    @cuda.jit
+    def all_reduce_rms_norm(
+        x, residual, weight, new_residual, out, rows, count, size, eps, inputs, results, epochs
+    ):
+        """Of the arrays of all ranks.
+
+        x, residual, new_residual, out
+                         complex128, rows of `count` pieces: of `size` elements
+        weight           complex128, a row
+        inputs, results  channels: of 2 * n rows of units, and of 2; results: of two shots
+        epochs           uint32, of each row, zeros at first
+        grid             any number of blocks of whole warps, one-dimensional, as the blocks are
+        """
+        shared = cuda.shared.array(32, f32)
+        r, me = u32(cuda.blockIdx.x), rank()
+        griddepcontrol_wait(x, residual, weight, symm_at(inputs[0], 0), epochs, me, r)
+        griddepcontrol_launch_dependents()
+        while r < rows:
+            epoch = u32(epochs[r] + 1)
+            buffer = epoch & 1
+            send_pieces(nothing, (x, r, count, inputs, buffer, epoch, me))
+            cuda.syncthreads()  # all threads have read the epoch, and the sums of the row before
+            if cuda.threadIdx.x == 0:
+                epochs[r] = epoch
+            if two_shots and r % n == me:
+                combine_pieces(nothing, (r, count, inputs, results, buffer, epoch, me))
+            words = totals_of((r, count, inputs, results, buffer, epoch, residual, new_residual))
+            mean = f32(sum_of_block(all_squares(words, 0), shared) / f32(size))
+            scale = f32(f32(1) / f32(math.sqrt(f32(mean + eps))))
+            store_normals(words, (r, count, scale, weight, out))
+            r = u32(r + cuda.gridDim.x)
+
+    return all_reduce_rms_norm
+
+
+class RowMethod(PacketMethod):
+    """One shot, or two."""
+
+    at_once, t = True, LAMPORT
+
+    def prepare(self, max_tokens, hidden, dtype, two_shots):
+        world, n = self.world, self.world.n_ranks
+        self.check_ranks()
+        self.size, self.count = hidden, hidden * dtype.itemsize // PIECE
+        emulated = world.backend.name == "emulator"
+        most = max(32, -(-self.count // MOST_PIECES)) if emulated else min(THREADS, self.count)
+        self.threads = -(-most // 32) * 32
+        rows = -(-max_tokens // n) if two_shots else max_tokens
+        self.inputs = LAMPORT.channel(self, 2 * n, rows * self.count * PIECE, self.array_name("inputs"))
+        self.results = self.inputs
+        if two_shots:
+            n_bytes = max_tokens * self.count * PIECE
+            self.results = LAMPORT.channel(self, 2, n_bytes, self.array_name("results"))
+        self.epochs = world.xp.zeros(max_tokens, "uint32")
+        self.kernel = norm_kernel(n, -(-self.count // self.threads), dtype.name, two_shots)
+        nothing = world.xp.empty(0, dtype)
+        self.bind(*[nothing] * 5, 0.0)
+
+    def bind(self, x, residual, weight, new_residual, out, eps):
+        arrays = [
+            a.reshape(-1).view("uint8").view("complex128") for a in (x, residual, weight, new_residual, out)
+        ]
+        rows = x.size // self.size
+        args = *arrays, rows, self.count, self.size, np.float32(eps), self.inputs, self.results, self.epochs
+        fit = self.launch(self.kernel, 1, *args, pdl=True).resident_blocks
+        return self.launch(self.kernel, max(1, min(rows, fit)), *args, pdl=True)
+
+
+class AllReduceRMSNorm:
+    """All-reduce rows, add them to a residual, and normalize the sum by RMSNorm, in one kernel. Collective.
+
+    ``op = sk.AllReduceRMSNorm(world, max_tokens, hidden)``, then ``out, residual = op(x, residual, weight)``:
+
+        residual = residual + sum of x over the ranks
+        out      = residual / sqrt(mean(residual**2) + eps) * weight        mean: of a row
+
+    ``help(sk.collectives)`` has the rules for calls, streams, order, graphs, memory and errors.
+
+    world       the World; its ranks, 16 at most, reach each other over NVLink, as in one node
+    max_tokens  the most rows of a call
+    hidden      elements of a row: a multiple of 8, 32768 at most
+    dtype       of all arrays: bfloat16 or float16
+    method      "auto", or
+                  one_shot   few rows: each rank sends all of x to all others
+                  two_shot   more rows: rank r % n_ranks combines row r, and sends the sum
+
+    The sum has the bits of `AllReduce`, and is rounded to dtype, as is the new residual. The squares are of
+    the rounded residual, and summed up in float32. All ranks get the same bits, in every run, by each method.
+
+    It allocates symmetric memory: of one_shot 2 * n_ranks * max_tokens rows, of two_shot 4 * max_tokens.
+    """
+
+    METHODS = {"one_shot": False, "two_shot": True}
+    methods = tuple(METHODS)
+
+    def __init__(
+        self,
+        world: World,
+        max_tokens: int,
+        hidden: int,
+        dtype: DType = "bfloat16",
+        method: AllReduceRMSNormMethod = "auto",
+    ):
+        check_world(WHO, world)
+        self._methods: Any = None
+        kind: Any = None
+
+        def check():
+            nonlocal kind
+            integer(WHO, "max_tokens", max_tokens, 1, 1 << 20)
+            integer(WHO, "hidden", hidden, 8, THREADS * MOST_PIECES * PIECE // 2)
+            kind = as_dtype(dtype, WHO)
+            if kind.name not in DTYPES:
+                raise ValueError(f"{WHO}: dtype is {kind.name}; it must be {listed(DTYPES)}")
+            if hidden % 8:
+                raise ValueError(f"{WHO}: hidden is {hidden}; it must be a multiple of 8")
+            one_of(WHO, "method", method, (*self.METHODS, "auto"))
+            return {"max_tokens": max_tokens, "hidden": hidden, "dtype": kind.name, "method": method}
+
+        agree_on(world, WHO, check)
+        self.world, self.max_tokens, self.hidden, self.dtype, self.method = (
+            *(world, int(max_tokens), int(hidden)),
+            *(kind, method),
+        )
+        self._plans, self._order, self._methods = plans_of(world), shared_order(world), {}
+        first, last = self.method_for(1), self.method_for(self.max_tokens)
+        try:
+            for name in dict.fromkeys((first, last)):
+                tokens = self.max_tokens if name == last else self._most_of_one_shot()
+                self._methods[name] = RowMethod(
+                    *(world, tokens, self.hidden, kind, self.METHODS[name]),
+                    name=f"all_reduce_rms_norm {name}",
+                )
+        except (ValueError, MemoryError):
+            self.free()
+            raise
+
+    def _most_of_one_shot(self):
+        """Rows up to which "auto" takes one shot: to two ranks, two shots send as many bytes."""
+        peers = self.world.n_ranks - 1
+        row = self.hidden * self.dtype.itemsize
+        return self.max_tokens if peers <= 1 else min(self.max_tokens, max(1, ONE_SHOT // (row * peers)))
+
+    def method_for(self, tokens: int) -> str:
+        """-> the method for so many rows, up to max_tokens. TypeError or ValueError for others."""
+        integer(WHO, "tokens", tokens, 0, self.max_tokens)
+        if self.method != "auto":
+            return self.method
+        return "one_shot" if tokens <= self._most_of_one_shot() else "two_shot"
+
+    def __call__(
+        self,
+        x: ArrayT,
+        residual: AnyArray,
+        weight: AnyArray,
+        eps: float = 1e-6,
+        out: ArrayT | None = None,
+        new_residual: AnyArray | None = None,
+        stream: AnyStream | None = None,
+    ) -> tuple[ArrayT, Any]:
+        """Enqueue one. -> (out, new_residual)
+
+        x             (tokens, hidden), of the same shape on all ranks; tokens is 0 to max_tokens
+        residual      (tokens, hidden), the same on all ranks
+        weight        (hidden,), the same on all ranks
+        eps           a number of 0 or more, the same on all ranks
+        out           (tokens, hidden). It may be x. Default: a new one of x's kind
+        new_residual  (tokens, hidden). It may be the residual. Default: a new one of x's kind
+        stream        default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        All are of dtype and C-contiguous, at addresses that are multiples of 16 bytes. Those that are not the
+        same do not overlap. When the stream has run it, later work on it sees the results.
+        """
+        world = self.world
+        if self._methods is None:
+            raise RuntimeError(f"{WHO}: it was freed; make a new one")
+        check_world(WHO, world)
+        stream, waits = call_on(world, stream, x, residual, weight, out, new_residual)
+        x = with_shape(WHO, "x", x, world.xp)
+        new = new_output, (x, x.shape, x.dtype, world.xp, stream, world.backend.follow)
+        out = new[0](*new[1]) if out is None else out
+        new_residual = new[0](*new[1]) if new_residual is None else new_residual
+        arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual, "out": out}
+        key, known = keyed(WHO, arrays, world.xp)
+        key = *key, eps
+        run = self._plans.get(key)
+        if run is None:
+            run = self._plan(converted(WHO, known, world.xp), eps)
+            self._plans.keep(key, run)
+        self._order.before(stream, WHO, known["x"])
+        run(stream)
+        if waits:
+            world.stream.synchronize()
+        return out, new_residual
+
+    def _plan(self, arrays, eps):
+        x = arrays["x"]
+        if isinstance(eps, bool) or not isinstance(eps, (int, float, np.floating)) or not 0 <= eps < math.inf:
+            raise ValueError(f"{WHO}: eps is {shown(eps)}; it must be a number of 0 or more")
+        tokens = x.shape[0] if x.ndim == 2 else -1
+        for name, array in arrays.items():
+            shape = (self.hidden,) if name == "weight" else (max(tokens, 0), self.hidden)
+            if array.shape != shape or array.dtype != self.dtype:
+                needed = shape if name != "x" else f"(tokens, {self.hidden})"
+                raise ValueError(
+                    f"{WHO}: {name} is {array_text(array)}; it must be {self.dtype.name} {needed}"
+                )
+            check_contiguous(WHO, name, array)
+            if array.size and (at := self.world.backend.address(array)) % PIECE:
+                raise ValueError(
+                    f"{WHO}: {name} begins at address {at:#x}; it must be a multiple of {PIECE}. Give a copy"
+                )
+        if tokens > self.max_tokens:
+            raise ValueError(
+                f"{WHO}: x has {tokens} rows, more than max_tokens={self.max_tokens}. Make an {WHO} with a "
+                "larger max_tokens"
+            )
+        for name, other in (("out", "x"), ("new_residual", "residual")):
+            check_writable(WHO, name, arrays[name])
+            for against, array in arrays.items():
+                same = against == other and self._at(array) == self._at(arrays[name])
+                if against != name and not same and overlap(arrays[name], array):
+                    raise ValueError(f"{WHO}: {name} and {against} overlap; they must lie apart")
+        if not tokens:
+            return lambda stream: None
+        return self._methods[self.method_for(tokens)].bind(*arrays.values(), eps)
+
+    def _at(self, array):
+        return self.world.backend.address(array)
+
+    def free(self) -> None:
+        """Free the symmetric memory; the object cannot be used afterwards. Collective."""
+        methods, self._methods = self._methods or {}, None
+        self._plans.clear()
+        for method in methods.values():
+            method.free()
+
+
+WHO = AllReduceRMSNorm.__name__
+_channel = types.Tuple((types.Array(types.uint64, 1, "C"), *[types.int64] * 3))
+_types = (
+    *[types.Array(types.complex128, 1, "C")] * 5,
+    *[types.int64] * 3,
+    types.float32,
+    _channel,
+    _channel,
+    types.Array(types.uint32, 1, "C"),
+)
+GPU_KERNELS = {
+    f"[{n},{pieces},{dtype},{two_shots}]": (norm_kernel(n, pieces, dtype, two_shots), _types)
+    for n, pieces, dtype, two_shots in (
+        (2, 1, "bfloat16", False),
+        (4, 2, "bfloat16", True),
+        (8, 1, "float16", False),
+        (8, 2, "bfloat16", False),
+    )
+}

@@ -1,0 +1,51 @@
+"""All-reduce with residual and RMSNorm on GPUs; on any number of ranks. On the emulator:
+test_all_reduce_rms_norm.py."""
+
+import gpu
+import ml_dtypes
+import numpy as np
+import pytest
+from test_all_reduce_rms_norm import expected, inputs
+
+import shmemkit as sk
+
+pytestmark = pytest.mark.gpu
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+@pytest.fixture
+def world():
+    return gpu.world()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("hidden", [8, 4096, 8192, 32768])
+def test_rows(world, hidden, method, dtype):
+    """Eagerly, and in a graph that is launched again, with the residual in place."""
+    rng, xp, stream = np.random.default_rng(0), world.xp, world.stream
+    op = sk.AllReduceRMSNorm(world, 300, hidden, dtype, method)
+    for tokens in (1, 7, 300) if hidden < 32768 else (3,):
+        x, residual, weight = inputs(rng, world.n_ranks, tokens, hidden, DTYPES[dtype])
+        given = [xp.asarray(array) for array in (x[world.rank], residual, weight)]
+        wanted, new = expected(x, residual, weight, 1e-5)
+        out, found = op(*given, 1e-5)
+        check(world, out, found, wanted, new)
+        stream.begin_capture()
+        for _ in range(3):
+            op(*given, 1e-5, out=out, new_residual=given[1])
+        graph = stream.end_capture()
+        graph.launch(stream)
+        for _ in range(3):
+            wanted, new = expected(x, residual, weight, 1e-5)
+            residual = new
+        check(world, out, given[1], wanted, new)
+    op.free()
+
+
+def check(world, out, found, wanted, new):
+    assert (world.asnumpy(found).view("uint16") == new.view("uint16")).all()
+    out = world.asnumpy(out)
+    eps = 2.0**-8 if out.dtype != np.float16 else 2.0**-11
+    assert (np.abs(out.astype("float64") - wanted) <= 1.01 * eps * np.abs(wanted) + 1e-6).all()
+    assert len({out.tobytes() for out in world.host_allgather(out)}) == 1
