@@ -36,6 +36,15 @@ def test_it_runs(n, options, tmp_path):
             assert "note" not in row and row["us"] > 0 and row["tflops"] > 0
 
 
+def test_float8(tmp_path):
+    path = tmp_path / "f.json"
+    given = [*SMALL, "--dtype", "float8_e4m3fn", "--methods", "auto,sm80,sm90", "--json", str(path)]
+    assert sk.emu.run(main, 1, (given,)) == [0]
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["shape"] for row in rows} == {"24x16x32", "8x40x8"}
+    print([(row["shape"], row["method"], row.get("note"), row["us"]) for row in rows])
+
+
 def test_ratios():
     results = Results.__new__(Results)
     times = {CUBLAS: 10.0, "auto": 8.0}
