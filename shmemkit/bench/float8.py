@@ -10,8 +10,7 @@ from shmemkit.gemm.block_scales import BLOCK
 from shmemkit.gemm.problem import FLOAT8
 from shmemkit.support.dtypes import numpy_dtype
 
-from .gemm import ERROR, GemmCase, found, random
-from .grouped_gemm import GroupedCase
+from .product_cases import ERROR, GemmCase, found, random
 from .torch_peer import TorchCall, tensor_of
 
 LARGEST, DEVIATION = 448, 100
@@ -77,39 +76,6 @@ class Float8Case(GemmCase):
         xp, step = self.world.xp, max(1, self.shape[0] // 64)
         reference = scaled(xp, self.x[::step], self.of_x[::step]) @ scaled(xp, self.b.T, self.of_w).T
         return found(xp, out[::step], reference, ALLOWED if not self.ones else 1)
-
-
-class GroupedFloat8Case(GroupedCase):
-    """A grouped product of float8, whose scales are random, or `ones`."""
-
-    def __init__(self, world, shape, ones=False):
-        super().__init__(world, shape, numpy_dtype(FLOAT8))
-        self.ones = ones
-        self.bytes += self.rows * shape.n
-
-    def make(self):
-        xp, (experts, _, n, k, _) = self.world.xp, self.shape
-        self.make_counts()
-        self.x, _ = (narrowed(xp, DEVIATION * x) for x in random(xp, 0, "float32", (self.rows, k), (1, k)))
-        self.w = xp.empty((experts, n, k), numpy_dtype(FLOAT8))
-        for i in range(experts):
-            (w,) = random(xp, i + 1, "float32", (n, k))
-            self.w.view("uint8")[i] = narrowed(xp, DEVIATION * w).view("uint8")
-        self.of_x = random_scales(xp, (self.rows, blocks(k)), self.ones)
-        self.of_w = random_scales(xp, (experts, blocks(n), blocks(k)), self.ones)
-        self.options = {"scales": (self.of_x, self.of_w)}
-        self.allowed = 1 if self.ones else ALLOWED
-
-    def output(self, empty=None):
-        return (empty or self.world.xp.empty)((self.rows, self.shape.n), numpy_dtype("bfloat16"))
-
-    def reference(self, rows, expert):
-        """In float32, of these rows of an expert."""
-        xp = self.world.xp
-        return (
-            scaled(xp, self.x.view("uint8")[rows], self.of_x[rows])
-            @ scaled(xp, self.w[expert], self.of_w[expert]).T
-        )
 
 
 class _Scaled(TorchCall):

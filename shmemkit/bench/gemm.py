@@ -14,8 +14,9 @@ from shmemkit.gemm.sm90 import Tile
 from shmemkit.gemm.sm90_host import Choice
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-from .cases import Checked, negate
+from .float8 import CUBLAS_TWO_LEVELS, Float8Case, ScaledMm
 from .measure import Contender
+from .product_cases import GemmCase
 from .results import CUBLAS
 from .shapes import Entry, measure_shapes
 from .torch_peer import refusing, stream_of, tensor_of
@@ -29,54 +30,6 @@ SHAPES = (
     "4096x4096x4096,8192x8192x8192,8192x8192x1024,4096x14336x4096,8192x3584x4096,8192x2048x8192,"
     "512x7168x8192,64x7168x8192"
 )
-ERROR = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-17}
-"""Relative, of the norm, that is allowed: twice what rounding once gives; of float32, adding."""
-
-
-def random(xp, seed, dtype, *shapes):
-    """-> arrays of `shapes`, the same of one seed on all ranks"""
-    rng = xp.random.default_rng(seed)
-    return [rng.standard_normal(shape, dtype="float32").astype(dtype) for shape in shapes]
-
-
-def found(xp, out, reference, allowed):
-    """-> "", or what is wrong with `out`"""
-    error = float(xp.linalg.norm(out.astype(reference.dtype) - reference) / xp.linalg.norm(reference))
-    return "" if error <= allowed else f"wrong: relative error {error:.1e}"
-
-
-class GemmCase(Checked):
-    """A product of one shape, like the cases of ``cases.py``: `x`, (M, K), and `b`, (K, N)."""
-
-    op = "gemm"
-    x: Any
-    b: Any
-    options: dict[str, Any] = {}  # of ours
-
-    def __init__(self, world, shape, dtype: Any, layout="tn"):
-        self.world, self.shape, self.dtype, self.layout = world, shape, dtype, layout
-        m, n, k = shape
-        self.operations = 2 * m * n * k
-        self.bytes = (m * k + n * k + m * n) * dtype.itemsize
-
-    def make(self):
-        (m, n, k), by_k = self.shape, self.layout == "tn"
-        shapes = (m, k), (n, k) if by_k else (k, n)
-        self.x, b = random(self.world.xp, self.world.rank, self.dtype, *shapes)
-        self.b = b.T if by_k else b
-
-    def output(self, empty=None):
-        return (empty or self.world.xp.empty)(self.shape[:2], self.dtype)
-
-    def flip(self):
-        """All signs change."""
-        negate(self.x)
-
-    def _found(self, out):
-        """By some of the rows, from all over it."""
-        wide, step = "float64" if self.dtype.name == "float32" else "float32", max(1, self.shape[0] // 64)
-        reference = self.x[::step].astype(wide) @ self.b.astype(wide)
-        return found(self.world.xp, out[::step], reference, ERROR[self.dtype.name])
 
 
 class Ours(Contender):
@@ -167,8 +120,6 @@ def run(world, results, options, progress):
     def cases_of(shape, dtype):
         if options.dtype != FLOAT8:
             return {None: GemmCase(world, shape, dtype, options.layout)}
-        from .float8 import Float8Case
-
         return {
             None: Float8Case(world, shape, options.layout),
             "ones": Float8Case(world, shape, options.layout, ones=True),
@@ -179,8 +130,6 @@ def run(world, results, options, progress):
 
 
 def _peers_of_float8(world, options):
-    from .float8 import CUBLAS_TWO_LEVELS, ScaledMm
-
     entries = [Entry(Ours(world, "auto"), name=f"auto, {HALF}", case=HALF)]
     if "cublas" in options.vs:
         entries += [

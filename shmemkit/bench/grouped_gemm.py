@@ -22,8 +22,20 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.timer import Timer
 
 from .cases import Checked, negate
-from .gemm import ERROR, HALF, Cublas, GemmCase, found, random
+from .float8 import (
+    ALLOWED,
+    DEVIATION,
+    Float8Case,
+    ScaledGroupedMm,
+    ScaledMm,
+    blocks,
+    narrowed,
+    random_scales,
+    scaled,
+)
+from .gemm import HALF, Cublas
 from .measure import Contender, measure_all
+from .product_cases import ERROR, GemmCase, found, random
 from .refusal import Refused, agreed
 from .results import CUBLAS, CUBLAS_LOOP, METHOD_OF_ROUNDS, TORCH_GROUPED
 from .shapes import EMULATED, LEAST, MOST, WORK
@@ -145,6 +157,39 @@ class GroupedCase(Checked):
         return self.x[rows].astype("float32") @ self.w[expert].astype("float32").T
 
 
+class GroupedFloat8Case(GroupedCase):
+    """A grouped product of float8, whose scales are random, or `ones`."""
+
+    def __init__(self, world, shape, ones=False):
+        super().__init__(world, shape, as_dtype(FLOAT8))
+        self.ones = ones
+        self.bytes += self.rows * shape.n
+
+    def make(self):
+        xp, (experts, _, n, k, _) = self.world.xp, self.shape
+        self.make_counts()
+        self.x, _ = (narrowed(xp, DEVIATION * x) for x in random(xp, 0, "float32", (self.rows, k), (1, k)))
+        self.w = xp.empty((experts, n, k), as_dtype(FLOAT8))
+        for i in range(experts):
+            (w,) = random(xp, i + 1, "float32", (n, k))
+            self.w.view("uint8")[i] = narrowed(xp, DEVIATION * w).view("uint8")
+        self.of_x = random_scales(xp, (self.rows, blocks(k)), self.ones)
+        self.of_w = random_scales(xp, (experts, blocks(n), blocks(k)), self.ones)
+        self.options = {"scales": (self.of_x, self.of_w)}
+        self.allowed = 1 if self.ones else ALLOWED
+
+    def output(self, empty=None):
+        return (empty or self.world.xp.empty)((self.rows, self.shape.n), as_dtype(HALF))
+
+    def reference(self, rows, expert):
+        """In float32, of these rows of an expert."""
+        xp = self.world.xp
+        return (
+            scaled(xp, self.x.view("uint8")[rows], self.of_x[rows])
+            @ scaled(xp, self.w[expert], self.of_w[expert]).T
+        )
+
+
 class Ours(Contender):
     """``sk.GroupedGemm``, by default tiles or others."""
 
@@ -262,8 +307,6 @@ def _ours(world, options):
 
 
 def _entries_of_float8(world, options):
-    from .float8 import Float8Case, GroupedFloat8Case, ScaledGroupedMm, ScaledMm
-
     @functools.lru_cache(1)
     def case(shape):
         return GroupedFloat8Case(world, shape)

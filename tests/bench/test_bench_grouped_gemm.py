@@ -39,7 +39,10 @@ def test_float8(tmp_path):
     given = [*SMALL, "--dtype", "float8_e4m3fn", "--json", str(path)]
     assert sk.emu.run(main, 1, (given,)) == [0]
     rows = json.loads(path.read_text())["rows"]
-    print([(row["shape"], row["method"], row.get("note"), row["us"]) for row in rows])
+    names = ["auto, bfloat16", CUBLAS, "torch._scaled_grouped_mm", "auto"]
+    assert [row["method"] for row in rows] == names * 2
+    for row in rows:
+        assert ("us" in row) == row["method"].startswith("auto")
 
 
 def test_shapes():
