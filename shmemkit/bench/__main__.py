@@ -245,6 +245,8 @@ def _parser():
 
     products = command(gemm.run, "gemm", "every method of Gemm, and cuBLAS, on each rank's GPU")
     of_shapes(products, "the products", gemm, gemm.METHODS, gemm.PEERS, default="auto,sm80")
+    text = "sm90 by these tiles, too, as 64x256,128x256; default: none"
+    products.add_argument("--tiles", type=grouped_gemm.parse_tiles, default="", metavar="MxN,..", help=text)
     text = "tn: both operands by rows of K, as in a linear layer; nn: both by rows; default %(default)s"
     products.add_argument("--layout", choices=gemm.LAYOUTS, default="tn", help=text)
 

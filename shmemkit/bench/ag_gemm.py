@@ -11,7 +11,7 @@ from typing import Any
 import shmemkit as sk
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
 
-from . import gemm, layers
+from . import gemm, layers, product_cases
 from .cases import AllGatherCase, negate
 from .layers import NCCL_PEERS, Step, by_nccl
 from .measure import Contender
@@ -23,14 +23,14 @@ METHODS = ("auto", *sk.AllGatherGemm.methods)
 PEERS = {**NCCL_PEERS, "torch": "torch (fused_all_gather_matmul)"}  # what --vs takes
 
 
-class Product(gemm.GemmCase):
+class Product(product_cases.GemmCase):
     """The product alone: of all rows, as if they were here already."""
 
     def make(self):
         (m, n, k), world, ranks = self.shape, self.world, self.world.n_ranks
-        parts = [gemm.random(world.xp, rank, self.dtype, (m // ranks, k)) for rank in range(ranks)]
+        parts = [product_cases.random(world.xp, rank, self.dtype, (m // ranks, k)) for rank in range(ranks)]
         self.x = world.xp.concatenate([x for (x,) in parts])
-        (b,) = gemm.random(world.xp, ranks + world.rank, self.dtype, (n, k))
+        (b,) = product_cases.random(world.xp, ranks + world.rank, self.dtype, (n, k))
         self.b = b.T
 
     @property

@@ -22,8 +22,8 @@ import shmemkit as sk
 from . import collectives, grouped_gemm
 from .ag_gemm import Copies, Gathering
 from .cases import CASES, Checked, negate
-from .gemm import ERROR, found, random
 from .measure import Contender
+from .product_cases import ERROR, found, random
 from .results import TORCH_EXPERTS, TORCH_EXPERTS_LOOP
 from .shapes import Entry, measure_shapes
 from .torch_peer import TorchCall, tensor_of

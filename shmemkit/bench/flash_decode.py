@@ -16,8 +16,8 @@ import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 from .cases import Checked, negate
-from .gemm import found, random
 from .measure import Contender, measure_all
+from .product_cases import found, random
 from .refusal import Refused, agreed
 from .results import COPY, METHOD_OF_ROUNDS, SDPA
 from .torch_peer import refusing, stream_of, tensor_of

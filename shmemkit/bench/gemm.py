@@ -2,16 +2,21 @@
 
 Random operands, which lie as ``--layout`` says: "tn", as in a linear layer of PyTorch (both by rows of K), or
 "nn" (both by rows, as they are). Checked against float32 (float64 for float32), by the relative error of the
-norm. All methods of a shape are timed in the same rounds.
+norm. All methods of a shape are timed in the same rounds. Float8 has scales of blocks (float8.py).
 """
 
 from typing import Any
 
 import shmemkit as sk
 from shmemkit import gemm
+from shmemkit.gemm.problem import FLOAT8, Problem
+from shmemkit.gemm.sm90 import Tile
+from shmemkit.gemm.sm90_host import Choice
+from shmemkit.runtime.symmetric_memory import as_dtype
 
-from .cases import Checked, negate
+from .float8 import CUBLAS_TWO_LEVELS, Float8Case, ScaledMm
 from .measure import Contender
+from .product_cases import GemmCase
 from .results import CUBLAS
 from .shapes import Entry, measure_shapes
 from .torch_peer import refusing, stream_of, tensor_of
@@ -19,58 +24,12 @@ from .torch_peer import refusing, stream_of, tensor_of
 METHODS = ("auto", *gemm.METHODS)
 PEERS = {"cublas": "cublas (through PyTorch where it is installed, else CuPy)"}  # what --vs takes
 LAYOUTS = ("tn", "nn")
-DTYPES = ("bfloat16", "float16", "float32")
+HALF = "bfloat16"  # what float8 is compared with
+DTYPES = ("bfloat16", "float16", "float32", FLOAT8)
 SHAPES = (
     "4096x4096x4096,8192x8192x8192,8192x8192x1024,4096x14336x4096,8192x3584x4096,8192x2048x8192,"
     "512x7168x8192,64x7168x8192"
 )
-ERROR = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-17}
-"""Relative, of the norm, that is allowed: twice what rounding once gives; of float32, adding."""
-
-
-def random(xp, seed, dtype, *shapes):
-    """-> arrays of `shapes`, the same of one seed on all ranks"""
-    rng = xp.random.default_rng(seed)
-    return [rng.standard_normal(shape, dtype="float32").astype(dtype) for shape in shapes]
-
-
-def found(xp, out, reference, allowed):
-    """-> "", or what is wrong with `out`"""
-    error = float(xp.linalg.norm(out.astype(reference.dtype) - reference) / xp.linalg.norm(reference))
-    return "" if error <= allowed else f"wrong: relative error {error:.1e}"
-
-
-class GemmCase(Checked):
-    """A product of one shape, like the cases of ``cases.py``: `x`, (M, K), and `b`, (K, N)."""
-
-    op = "gemm"
-    x: Any
-    b: Any
-
-    def __init__(self, world, shape, dtype: Any, layout="tn"):
-        self.world, self.shape, self.dtype, self.layout = world, shape, dtype, layout
-        m, n, k = shape
-        self.operations = 2 * m * n * k
-        self.bytes = (m * k + n * k + m * n) * dtype.itemsize
-
-    def make(self):
-        (m, n, k), by_k = self.shape, self.layout == "tn"
-        shapes = (m, k), (n, k) if by_k else (k, n)
-        self.x, b = random(self.world.xp, self.world.rank, self.dtype, *shapes)
-        self.b = b.T if by_k else b
-
-    def output(self, empty=None):
-        return (empty or self.world.xp.empty)(self.shape[:2], self.dtype)
-
-    def flip(self):
-        """All signs change."""
-        negate(self.x)
-
-    def _found(self, out):
-        """By some of the rows, from all over it."""
-        wide, step = "float64" if self.dtype.name == "float32" else "float32", max(1, self.shape[0] // 64)
-        reference = self.x[::step].astype(wide) @ self.b.astype(wide)
-        return found(self.world.xp, out[::step], reference, ERROR[self.dtype.name])
 
 
 class Ours(Contender):
@@ -85,7 +44,7 @@ class Ours(Contender):
         self._gemm = sk.Gemm(self.method)
 
     def call(self):
-        self._gemm(self._case.x, self._case.b, self.out)
+        self._gemm(self._case.x, self._case.b, self.out, **self._case.options)
 
     def stop(self):
         super().stop()
@@ -129,12 +88,53 @@ class Cublas(Contender):
             self.world.xp.matmul(self._case.x, self._case.b, out=self.out)
 
 
+class Tiled(Contender):
+    """The method sm90, by a tile."""
+
+    def __init__(self, world, tile):
+        super().__init__(world)
+        self.method, self._tile = f"sm90 {'x'.join(map(str, tile))}", Tile(*tile)
+
+    def start(self, case):
+        super().start(case)
+        problem = Problem(case.x, case.b, self.out, None, None, case.options.get("scales"))
+        gpu = gemm.gpu_of(self.world)
+        if reason := gemm.METHODS["sm90"].unsupported(problem, gpu):
+            raise ValueError(reason)
+        self.call = gemm.METHODS["sm90"](problem, gpu, Choice(self._tile, 1))
+
+    def stop(self):
+        super().stop()
+        self.__dict__.pop("call", None)
+
+
 def run(world, results, options, progress):
     """Fill in the rows. Collective: each rank computes on its GPU, and the slowest counts."""
     entries = [Entry(Cublas(world))] if "cublas" in options.vs else []
-    entries += [Entry(Ours(world, method)) for method in options.methods]
+    methods = options.methods
+    if options.dtype == FLOAT8:
+        entries, methods = _peers_of_float8(world, options), [x for x in methods if x in ("auto", "sm90")]
+    entries += [Entry(Ours(world, method)) for method in methods]
+    entries += [Entry(Tiled(world, tile)) for tile in options.tiles]
 
     def cases_of(shape, dtype):
-        return {None: GemmCase(world, shape, dtype, options.layout)}
+        if options.dtype != FLOAT8:
+            return {None: GemmCase(world, shape, dtype, options.layout)}
+        return {
+            None: Float8Case(world, shape, options.layout),
+            "ones": Float8Case(world, shape, options.layout, ones=True),
+            HALF: GemmCase(world, shape, as_dtype(HALF), options.layout),
+        }
 
     measure_shapes(world, results, options, progress, entries, cases_of)
+
+
+def _peers_of_float8(world, options):
+    entries = [Entry(Ours(world, "auto"), name=f"auto, {HALF}", case=HALF)]
+    if "cublas" in options.vs:
+        entries += [
+            Entry(Cublas(world), name=f"{CUBLAS}, {HALF}", case=HALF),
+            Entry(ScaledMm(world, CUBLAS, True), case="ones"),
+            Entry(ScaledMm(world, CUBLAS_TWO_LEVELS, False), case="ones"),
+        ]
+    return entries

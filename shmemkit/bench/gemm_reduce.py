@@ -9,7 +9,7 @@ Alone, in the same rounds: the products (``Gemm``, cuBLAS) and the reduction (ou
 
 import shmemkit as sk
 
-from . import collectives, gemm, layers
+from . import collectives, gemm, layers, product_cases
 from .cases import CASES, Checked, negate
 from .layers import NCCL_PEERS, Step, by_nccl
 from .nccl import Nccl
@@ -49,7 +49,7 @@ class Both(Checked):
         self._checked = slice(None, None, max(1, len(self._rows) // 64))
         rows, self._expected = self._rows[self._checked], 0
         for rank in range(world.n_ranks):
-            a, b = gemm.random(world.xp, rank, self.dtype, (m, k), (n, k))
+            a, b = product_cases.random(world.xp, rank, self.dtype, (m, k), (n, k))
             if rank == world.rank:
                 self.x, self.b = a, b.T
             part = a[rows.start : rows.stop : rows.step].astype("float32") @ b.T.astype("float32")
@@ -69,8 +69,8 @@ class Both(Checked):
         yield Nccl, Step(product, self.output(empty), nccl=self.reduction.nccl)
 
     def _found(self, out):
-        allowed = ERROR * gemm.ERROR[self.dtype.name]
-        return gemm.found(self.world.xp, out[self._checked], self._expected, allowed)
+        allowed = ERROR * product_cases.ERROR[self.dtype.name]
+        return product_cases.found(self.world.xp, out[self._checked], self._expected, allowed)
 
 
 class Ours(layers.Ours):
@@ -102,7 +102,7 @@ def run(world, results, options, progress):
 
     def cases_of(shape, dtype):
         m, n, k = layers.share(world, op, shape)
-        alone = gemm.GemmCase(world, (m, k, n), dtype)
+        alone = product_cases.GemmCase(world, (m, k, n), dtype)
         reduction = CASES[collective](world, m * k * dtype.itemsize, dtype, unit=1)
         return {"product": alone, "reduction": reduction, None: Both(op, alone, reduction)}
 

@@ -9,6 +9,7 @@ The dense product is the limit where the tensor cores are busy. With few rows fo
 and the column of GB/s counts the weights alone.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,14 +17,27 @@ import numpy as np
 
 import shmemkit as sk
 from shmemkit.gemm import grouped
+from shmemkit.gemm.problem import FLOAT8
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.timer import Timer
 
 from .cases import Checked, negate
-from .gemm import ERROR, Cublas, GemmCase, found, random
+from .float8 import (
+    ALLOWED,
+    DEVIATION,
+    Float8Case,
+    ScaledGroupedMm,
+    ScaledMm,
+    blocks,
+    narrowed,
+    random_scales,
+    scaled,
+)
+from .gemm import HALF, Cublas
 from .measure import Contender, measure_all
+from .product_cases import ERROR, GemmCase, found, random
 from .refusal import Refused, agreed
-from .results import CUBLAS_LOOP, METHOD_OF_ROUNDS, TORCH_GROUPED
+from .results import CUBLAS, CUBLAS_LOOP, METHOD_OF_ROUNDS, TORCH_GROUPED
 from .shapes import EMULATED, LEAST, MOST, WORK
 from .torch_peer import TorchCall, tensor_of
 
@@ -33,7 +47,7 @@ PEERS = {
     "loop": "loop (a product of cuBLAS for each expert, through PyTorch)",
     "torch": "torch (torch._grouped_mm)",
 }
-DTYPES = ("bfloat16", "float16")
+DTYPES = ("bfloat16", "float16", FLOAT8)
 SHAPES = ",".join(
     [
         *(f"{experts}x1024x4096x4096" for experts in (8, 16, 32, 64)),
@@ -100,6 +114,7 @@ class GroupedCase(Checked):
     op = "grouped_gemm"
     x: Any
     w: Any
+    options: dict[str, Any] = {}  # of ours
 
     def __init__(self, world, shape, dtype: Any):
         self.world, self.shape, self.dtype, self.on_host = world, shape, dtype, shape.counts
@@ -113,6 +128,11 @@ class GroupedCase(Checked):
         sizes = (self.rows, shape.k), (shape.experts * shape.n, shape.k)
         self.x, w = random(xp, self.world.rank, self.dtype, *sizes)
         self.w = w.reshape(shape.experts, shape.n, shape.k)
+        self.make_counts()
+        self.allowed = ERROR[self.dtype.name]
+
+    def make_counts(self):
+        xp = self.world.xp
         self.counts = xp.asarray(np.array(self.on_host, "int32"))
         self.ends = xp.asarray(np.cumsum(self.on_host).astype("int32"))
 
@@ -127,19 +147,56 @@ class GroupedCase(Checked):
         xp, first, parts, rows = self.world.xp, 0, [], []
         for expert, count in enumerate(self.on_host):
             some = np.unique(np.linspace(first, first + count - 1, SAMPLES).astype(int)) if count else []
-            parts.append(self.x[some].astype("float32") @ self.w[expert].astype("float32").T)
+            parts.append(self.reference(some, expert))
             rows += list(some)
             first += count
-        return found(xp, out[np.array(rows)], xp.concatenate(parts), ERROR[self.dtype.name])
+        return found(xp, out[np.array(rows)], xp.concatenate(parts), self.allowed)
+
+    def reference(self, rows, expert):
+        """In float32, of these rows of an expert."""
+        return self.x[rows].astype("float32") @ self.w[expert].astype("float32").T
+
+
+class GroupedFloat8Case(GroupedCase):
+    """A grouped product of float8, whose scales are random, or `ones`."""
+
+    def __init__(self, world, shape, ones=False):
+        super().__init__(world, shape, as_dtype(FLOAT8))
+        self.ones = ones
+        self.bytes += self.rows * shape.n
+
+    def make(self):
+        xp, (experts, _, n, k, _) = self.world.xp, self.shape
+        self.make_counts()
+        self.x, _ = (narrowed(xp, DEVIATION * x) for x in random(xp, 0, "float32", (self.rows, k), (1, k)))
+        self.w = xp.empty((experts, n, k), as_dtype(FLOAT8))
+        for i in range(experts):
+            (w,) = random(xp, i + 1, "float32", (n, k))
+            self.w.view("uint8")[i] = narrowed(xp, DEVIATION * w).view("uint8")
+        self.of_x = random_scales(xp, (self.rows, blocks(k)), self.ones)
+        self.of_w = random_scales(xp, (experts, blocks(n), blocks(k)), self.ones)
+        self.options = {"scales": (self.of_x, self.of_w)}
+        self.allowed = 1 if self.ones else ALLOWED
+
+    def output(self, empty=None):
+        return (empty or self.world.xp.empty)((self.rows, self.shape.n), as_dtype(HALF))
+
+    def reference(self, rows, expert):
+        """In float32, of these rows of an expert."""
+        xp = self.world.xp
+        return (
+            scaled(xp, self.x.view("uint8")[rows], self.of_x[rows])
+            @ scaled(xp, self.w[expert], self.of_w[expert]).T
+        )
 
 
 class Ours(Contender):
     """``sk.GroupedGemm``, by default tiles or others."""
 
-    def __init__(self, world, method, tile=None):
+    def __init__(self, world, method, tile=None, suffix=""):
         super().__init__(world)
         self._given = (method, tile)
-        self.method = method if tile is None else f"{method} {'x'.join(map(str, tile))}"
+        self.method = method + suffix if tile is None else f"{method} {'x'.join(map(str, tile))}"
 
     def start(self, case):
         super().start(case)
@@ -148,7 +205,7 @@ class Ours(Contender):
 
     def call(self):
         case = self._case
-        self._grouped(case.x, case.w, case.counts, self.out)
+        self._grouped(case.x, case.w, case.counts, self.out, **case.options)
 
     def stop(self):
         super().stop()
@@ -208,33 +265,74 @@ class TorchGrouped(TorchCall):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective: each rank computes on its GPU, and the slowest counts."""
-    emulated, dtype = world.backend.name == "emulator", as_dtype(options.dtype)
-    peers = {"cublas": Cublas, "loop": Loop, "torch": TorchGrouped}
-    contenders = [kind(world) for name, kind in peers.items() if name in options.vs]
-    contenders += [Ours(world, method) for method in options.methods]
-    contenders += [Ours(world, "sm90", tile) for tile in options.tiles]
-    cases = [GroupedCase(world, shape, dtype) for shape in options.shapes]
-    if emulated and max(case.operations for case in cases) > EMULATED:
+    emulated = world.backend.name == "emulator"
+    entries = _entries_of_float8(world, options) if options.dtype == FLOAT8 else _entries(world, options)
+    if emulated and max(_operations(shape) for shape in options.shapes) > EMULATED:
         raise SystemExit(
             "grouped_gemm: --shapes has one that is too large for the emulator; it must have up to "
             f"{EMULATED} operations, as 8x16x128x128"
         )
     if not emulated:
         results.method = METHOD_OF_ROUNDS
-    with progress(len(cases) * len(contenders)) as step:
-        while cases:  # the data of one go before those of the next come
-            _measure(world, results, options, step, cases.pop(0), contenders)
-    for contender in contenders:
+    with progress(len(options.shapes) * len(entries)) as step:
+        for shape in options.shapes:  # the data of one go before those of the next come
+            _measure(world, results, options, step, shape, entries)
+    for contender, _ in entries:
         contender.close()
 
 
-def _measure(world, results, options, step, case, contenders):
-    name = str(case.shape)
-    dense = GemmCase(world, (case.rows, *case.shape[2:4]), case.dtype)
-    pairs = [(dense if isinstance(contender, Cublas) else case, contender) for contender in contenders]
+def _operations(shape):
+    return 2 * sum(shape.counts) * shape.n * shape.k
+
+
+def _entries(world, options):
+    """-> [(contender, shape -> its case), ...]"""
+    dtype = as_dtype(options.dtype)
+
+    @functools.lru_cache(1)
+    def case(shape):
+        return GroupedCase(world, shape, dtype)
+
+    def dense(shape):
+        return GemmCase(world, (sum(shape.counts), shape.n, shape.k), dtype)
+
+    peers = {"cublas": (Cublas, dense), "loop": (Loop, case), "torch": (TorchGrouped, case)}
+    entries = [(kind(world), of) for name, (kind, of) in peers.items() if name in options.vs]
+    return entries + [(each, case) for each in _ours(world, options)]
+
+
+def _ours(world, options):
+    by_method = [Ours(world, method) for method in options.methods]
+    return by_method + [Ours(world, "sm90", tile) for tile in options.tiles]
+
+
+def _entries_of_float8(world, options):
+    @functools.lru_cache(1)
+    def case(shape):
+        return GroupedFloat8Case(world, shape)
+
+    def ones(shape):
+        return GroupedFloat8Case(world, shape, ones=True)
+
+    def dense(shape):
+        return Float8Case(world, (sum(shape.counts), shape.n, shape.k), "tn", ones=True)
+
+    def half(shape):
+        return GroupedCase(world, shape, as_dtype(HALF))
+
+    entries: list[Any] = [(Ours(world, "auto", suffix=f", {HALF}"), half)]
+    if "cublas" in options.vs:
+        entries.append((ScaledMm(world, CUBLAS, True), dense))
+    if "torch" in options.vs:
+        entries.append((ScaledGroupedMm(world), ones))
+    return entries + [(each, case) for each in _ours(world, options)]
+
+
+def _measure(world, results, options, step, shape, entries):
+    pairs, name, operations = [(case(shape), each) for each, case in entries], str(shape), _operations(shape)
     iters = 1
     if world.backend.name != "emulator":
-        iters = min(max(math.ceil(WORK / case.operations), LEAST), MOST)
+        iters = min(max(math.ceil(WORK / operations), LEAST), MOST)
     timer = Timer(world, options.iters or iters, options.replays)
     try:
         for each in dict.fromkeys(each for each, _ in pairs):
@@ -242,9 +340,10 @@ def _measure(world, results, options, step, case, contenders):
     except Refused as reason:
         measured = [(None, f"refused: {reason}")] * len(pairs)
     else:
-        measured = measure_all(world, timer, pairs, lambda i: step(f"{name}, {contenders[i].method}"))
-    for (each, contender), (us, note) in zip(pairs, measured, strict=True):
+        measured = measure_all(world, timer, pairs, lambda i: step(f"{name}, {entries[i][0].method}"))
+    ours = pairs[-1][0]
+    for (case, contender), (us, note) in zip(pairs, measured, strict=True):
         about = contender.about if us else {}
-        about |= {"shape": name, "tflops": us and case.operations / us * 1e-6}
-        about["weights_GBps"] = us and each is case and case.weight_bytes / us * 1e-3 or None
-        results.add("grouped_gemm", contender.method, case.bytes, us, note=note, **about)
+        about |= {"shape": name, "tflops": us and operations / us * 1e-6}
+        about["weights_GBps"] = us and case is ours and case.weight_bytes / us * 1e-3 or None
+        results.add("grouped_gemm", contender.method, ours.bytes, us, note=note, **about)

@@ -9,7 +9,7 @@ from typing import Any
 import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-from . import collectives, gemm
+from . import collectives, product_cases
 from .cases import AllReduceCase, Checked, negate
 from .measure import Contender, measure_all
 from .torch_peer import TorchCall
@@ -58,7 +58,7 @@ class NormCase(Checked):
             negate(array)
 
     def _found(self, out):
-        return gemm.found(self.world.xp, out, self.expected, ERROR)
+        return product_cases.found(self.world.xp, out, self.expected, ERROR)
 
 
 class Ours(Contender):

@@ -31,11 +31,13 @@ def parse_shapes(text, names="MxNxK"):
 
 
 class Entry(NamedTuple):
-    """A contender, the part that it does alone (None: all), and its name, if not that of its method."""
+    """A contender, the part that it does alone (None: all), its name, if not that of its method, and its
+    case, if not that of its part."""
 
     contender: Contender
     alone: str | None = None
     name: str | None = None
+    case: str | None = None
 
     @property
     def method(self):
@@ -85,4 +87,6 @@ def _measure(world, timer, shape, cases, entries, step):
             agreed(world, case.make)
     except Refused as reason:
         return [(None, f"refused: {reason}")] * len(entries)
-    return measure_all(world, timer, [(cases[entry.alone], entry.contender) for entry in entries], tell)
+    return measure_all(
+        world, timer, [(cases[entry.case or entry.alone], entry.contender) for entry in entries], tell
+    )

@@ -170,37 +170,41 @@ def gpu_part(primitive):
     return register
 
 
-def gpu_parts(primitive, size, function, mapped):
+def gpu_parts(primitive, size, function, mapped, tuples=1):
     """Make `primitive`, of (values, arguments), on the GPU: ``function(part, i, arguments)`` for each part of
     `size` elements of the tuple `values`, i being its number, a constant. If `mapped`, the parts that the
-    function returns, as one tuple again.
+    function returns, as one tuple again. Of two `tuples` both take (values, others, arguments), (part, other,
+    i, arguments).
 
     The code is there once for each part, as nothing else keeps a tuple in registers.
     """
 
-    def definition(typing_context, values, arguments):
-        if not isinstance(values, types.UniTuple) or values.count % size:
-            raise TypingError(
-                f"{primitive.__name__}(): the values are of type {values}; they must be a tuple of one type, "
-                f"with a multiple of {size} elements"
-            )
-        part = types.UniTuple(values.dtype, size)
-        signature = (part if mapped else types.void)(part, types.int64, arguments)
+    def definition(typing_context, *given):
+        *values, arguments = given
+        for kind in values:
+            if not isinstance(kind, types.UniTuple) or kind.count % size or kind != values[0]:
+                raise TypingError(
+                    f"{primitive.__name__}(): the values are of type {kind}; they must be a tuple of one "
+                    f"type, with a multiple of {size} elements"
+                )
+        part = types.UniTuple(values[0].dtype, size)
+        signature = (part if mapped else types.void)(*(part,) * tuples, types.int64, arguments)
 
         def codegen(context, builder, _, given):
-            elements = cgutils.unpack_tuple(builder, given[0])
+            elements = [cgutils.unpack_tuple(builder, values) for values in given[:-1]]
             changed = []
-            for i in range(values.count // size):
-                piece = cgutils.pack_array(builder, elements[i * size : (i + 1) * size])
-                operands = [piece, ir.Constant(_I64, i), given[1]]
+            for i in range(0, len(elements[0]), size):
+                pieces = [cgutils.pack_array(builder, part[i : i + size]) for part in elements]
+                operands = [*pieces, ir.Constant(_I64, i // size), given[-1]]
                 out = context.compile_internal(builder, function, signature, operands)
                 if mapped:
                     changed += cgutils.unpack_tuple(builder, out)
             return cgutils.pack_array(builder, changed) if mapped else context.get_dummy_value()
 
-        return (values if mapped else types.void)(values, arguments), codegen
+        return (values[0] if mapped else types.void)(*given), codegen
 
-    _register_intrinsic(primitive, definition, lambda values, arguments: None)
+    parameters = {1: lambda values, arguments: None, 2: lambda values, others, arguments: None}
+    _register_intrinsic(primitive, definition, parameters[tuples])
 
 
 def _register_intrinsic(primitive, definition, typing_function):

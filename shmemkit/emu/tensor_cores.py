@@ -16,7 +16,10 @@ from .errors import EmulatorError
 from .participation import WARPGROUP, Part
 from .tensor_maps import Snapshot, check_fenced, swizzled, tile_bytes, under_way
 
-ROWS, SLAB, TILE = 64, 64, 8192  # rows; depth; bytes of 64 rows of 64 elements
+ROWS, TILE = 64, 8192  # rows; bytes of 64 of them
+ROW_BYTES, DEPTH_BYTES = 128, 32  # of a row; and of those that an instruction multiplies
+COLUMNS = 64  # that the BLAS library gets at a time
+KEPT = 13  # bits behind the first one of the largest number, of sums of float8
 
 
 @functools.cache
@@ -28,46 +31,47 @@ def _rows_and_columns(n):
 
 class Operand:
     """A tile and how the tensor cores are told of it: `descriptor`, a matrix descriptor (see
-    ``shmemkit.device.cuda.wgmma``), in which `step` leads to the next 16 of K.
+    ``shmemkit.device.cuda.wgmma``), in which `step` leads to what the next instruction multiplies.
 
     They take no more than the descriptor: what it describes is read, and must lie in `tile`.
     """
 
-    def __init__(self, tile, descriptor, step, major, extent):
+    def __init__(self, tile, descriptor, step, major, extent, dtype):
         self.descriptor, self.step, self.major, self.extent = descriptor, step, major, extent
-        n_bytes = extent * 2 * SLAB if major == "k" else -(-extent // SLAB) * TILE
+        self.dtype = numpy_dtype(dtype)
+        n_bytes = extent * ROW_BYTES if major == "k" else -(-extent // ROWS) * TILE
         self.view = tile_bytes(tile, n_bytes, 1024, "wgmma")
 
     def under_way(self):
         self.snapshot = Snapshot(self.view, "a product")
         return self
 
-    def matrix(self, dtype):
-        """-> (extent, 64), float32"""
-        first = ((self.descriptor & 0x3FFF) << 4) - address(self.view) & 0x3FFFF
-        of_elements, end = _of_elements(self.descriptor & ~0x3FFF, self.step, self.major, self.extent)
-        view = self.snapshot.read().view(numpy_dtype(dtype))
+    def matrix(self):
+        """-> (extent, 64), of float8 (extent, 128), float32"""
+        first, size = ((self.descriptor & 0x3FFF) << 4) - address(self.view) & 0x3FFFF, self.dtype.itemsize
+        of_elements, end = _of_elements(self.descriptor & ~0x3FFF, self.step, self.major, self.extent, size)
+        view = self.snapshot.read().view(self.dtype)
         if first + end > self.view.nbytes:
             raise EmulatorError(
                 f"wgmma: the matrix descriptor {self.descriptor:#x} of a tile of {self.view.nbytes} bytes "
                 f"leads to byte {first + end - 1} of it"
             )
-        return view[of_elements + first // 2].astype(np.float32)
+        return view[of_elements + first // size].astype(np.float32)
 
 
 @functools.cache
-def _of_elements(descriptor, step, major, extent):
-    """-> for an operand at address 0, which 2-byte element of shared memory each is: (extent, 64); and where
-    they end, in bytes."""
+def _of_elements(descriptor, step, major, extent, size):
+    """-> for an operand at address 0, which element, of `size` bytes, of shared memory each is: (extent, 64)
+    or (extent, 128); and where they end, in bytes."""
     leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
-    row, k = np.arange(extent)[:, None], np.arange(SLAB)[None, :]
-    at, k = k // 16 * (step << 4), k % 16
+    row, k, depth = np.arange(extent)[:, None], np.arange(ROW_BYTES // size)[None, :], DEPTH_BYTES // size
+    at, k = k // depth * (step << 4), k % depth
     if major == "k":
-        at = at + row // 8 * stride + row % 8 * 128 + k * 2
+        at = at + row // 8 * stride + row % 8 * ROW_BYTES + k * size
     else:
-        at = at + row // SLAB * leading + k // 8 * stride + k % 8 * 128 + row % SLAB * 2
-    at = swizzled(at, 2 * SLAB)
-    return at // 2, int(at.max()) + 2
+        at = at + row // ROWS * leading + k // 8 * stride + k % 8 * ROW_BYTES + row % ROWS * size
+    at = swizzled(at, ROW_BYTES)
+    return at // size, int(at.max()) + size
 
 
 def shared_address(thread, tile):
@@ -79,20 +83,37 @@ def shared_address(thread, tile):
 class Product:
     """One `multiply`: its result is there when it is `done`."""
 
-    def __init__(self, before, a, b, n, dtype):
-        self.before, self.n, self.dtype = before, n, dtype
+    def __init__(self, before, a, b, n):
+        self.before, self.n = before, n
         self.a: Any = a.under_way()
         self.b: Any = b.under_way()
         self.result = None
 
     def compute(self):
-        a, b = self.a.matrix(self.dtype), self.b.matrix(self.dtype)
         before = self.before.result if isinstance(self.before, Product) else self.before
+        add_product = _add_product if self.a.dtype.itemsize > 1 else _add_product_of_float8
         with np.errstate(all="ignore"):
-            # In slabs, for which the BLAS library takes no threads: they would wait for each other longer.
-            slabs = [a @ b[i : i + SLAB].T for i in range(0, self.n, SLAB)]
-            self.result = before + np.concatenate(slabs, axis=1)
+            self.result = add_product(before, self.a.matrix(), self.b.matrix())
         self.before = self.a = self.b = None
+
+
+def _add_product(before, a, b):
+    # In parts, for which the BLAS library takes no threads: they would wait for each other longer.
+    parts = [a @ b[i : i + COLUMNS].T for i in range(0, len(b), COLUMNS)]
+    return before + np.concatenate(parts, axis=1)
+
+
+def _add_product_of_float8(before, a, b):
+    """Each instruction adds up 32 products and what was there as fixed-point numbers: they have KEPT bits
+    behind the first one of the largest of them, and lose the others."""
+    sums = before
+    for k in range(0, a.shape[1], DEPTH_BYTES):
+        terms = a[:, None, k : k + DEPTH_BYTES] * b[None, :, k : k + DEPTH_BYTES]
+        terms = np.concatenate([terms, sums[:, :, None]], axis=2)
+        _, exponents = np.frexp(np.abs(terms).max(axis=2))
+        unit = np.ldexp(np.float32(1), np.maximum(exponents - 1 - KEPT, -126))
+        sums = np.trunc(terms / unit[:, :, None]).sum(axis=2) * unit
+    return sums
 
 
 class UnderWay:
@@ -120,8 +141,8 @@ def _warpgroup(thread):
     return thread.thread_id // WARPGROUP
 
 
-def multiply(thread, acc, a, b, add, n, dtype):
-    """`a`, `b`: Operands."""
+def multiply(thread, acc, a, b, add, n):
+    """`a`, `b`: Operands; `acc` is used if `add`."""
     block, group = thread.block, _warpgroup(thread)
     key = "warpgroup", group
     if key not in block.rendezvous:
@@ -132,7 +153,7 @@ def multiply(thread, acc, a, b, add, n, dtype):
         before = _before(accumulators, bool(add), n)
         for operand in a, b:
             check_fenced(block, operand.view, "wgmma")
-        product = Product(before, a, b, n, dtype)
+        product = Product(before, a, b, n)
         products = block.asynchronous.products[group]
 
         def arrive(_):

@@ -8,12 +8,12 @@
 
 Methods, of which "auto" takes the first that can compute what is given:
 
-  sm90   wgmma, TMA: GPUs of compute capability 9.0, float16 and bfloat16, rows at multiples of 16 bytes, and
-         those of out as long as that, too
+  sm90   wgmma, TMA: GPUs of compute capability 9.0, float16, bfloat16 and float8 (block_scales.py), rows at
+         multiples of 16 bytes, and those of out as long as that, too
   sm80   mma.sync, cp.async: from 8.0 on, float16 and bfloat16, contiguous rows or columns
   simt   ordinary arithmetic: every GPU, dtype and stride
 
-On the emulator "auto" is simt, which is emulated fastest; the others by name.
+On the emulator "auto" is simt, which is emulated fastest, but for float8; the others by name.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from shmemkit.support.arrays import (
     stream_of,
     with_shape,
 )
-from shmemkit.support.settings import listed, one_of, shown
+from shmemkit.support.dtypes import numpy_dtype
+from shmemkit.support.settings import array_text, listed, one_of, shown
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GemmMethod
 
+from .block_scales import BLOCK, MAX_SCALES
 from .epilogue import ACTIVATIONS
-from .problem import HALVES, Gpu, Problem, is_aligned
+from .problem import FLOAT8, HALVES, Gpu, Problem, is_aligned
 from .simt import DTYPES, Simt
 from .sm80 import Sm80
 from .sm90_host import Sm90
@@ -54,6 +56,8 @@ __all__ = ["METHODS", "Gemm", "bind_product", "check", "gpu_of", "matmul"]
 
 PLANS = 512  # bound calls that a Gemm keeps
 METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
+SCALES = "scales[0]", "scales[1]"  # arguments, in errors
+OPTIONAL = "bias", "scales"  # what the names of arrays begin with that may be None
 
 
 class Product:
@@ -64,14 +68,15 @@ class Product:
     def __init__(self):
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
-    def _enqueue(self, given, shape_of, bind, activation, stream):
-        """Enqueue a product of the arrays `given`, {name: array}. -> that named "out": a new one, where None
-        is given, of the kind and the dtype of the first.
+    def _enqueue(self, given, scales, shape_of, bind, activation, stream):
+        """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named
+        "out": where None is given, a new one of the kind and the dtype of the first, of float8 bfloat16.
 
-        shape_of(*arrays)   -> the shape of such a result, by the arrays that are neither `out` nor `bias`
-        bind(arrays, gpu)   -> run(stream), for arrays of `gpu.arrays`
+        shape_of(*arrays)          -> the shape of such a result, by the operands
+        bind(arrays, scales, gpu)  -> run(stream), for arrays of `gpu.arrays`; scales: two of them or None
         """
         one_of(self._who, "activation", activation, ACTIVATIONS)
+        given = {**given, **dict(zip(SCALES, _pair(self._who, scales), strict=True))}
         world = current()
         gpu = gpu_of(world)
         if world is None:
@@ -82,17 +87,22 @@ class Product:
         operands = {
             name: with_shape(self._who, name, x, gpu.arrays)
             for name, x in given.items()
-            if name not in ("out", "bias")
+            if name not in ("out", "bias") and not name.startswith("scales")
         }
         if out is None:
             shape = shape_of(*operands.values())
             after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
-            out = new_output(like, shape, next(iter(operands.values())).dtype, gpu.arrays, stream, after)
-        key, arrays = keyed(self._who, {**given, **operands, "out": out}, gpu.arrays, "bias")
+            dtype: Any = next(iter(operands.values())).dtype
+            if str(dtype).endswith(FLOAT8):
+                dtype = numpy_dtype("bfloat16")
+            out = new_output(like, shape, dtype, gpu.arrays, stream, after)
+        key, arrays = keyed(self._who, {**given, **operands, "out": out}, gpu.arrays, OPTIONAL)
         key = activation, world, *key
         run = self._plans.get(key)
         if run is None:
-            run = bind(converted(self._who, arrays, gpu.arrays, "bias"), gpu)
+            arrays = converted(self._who, arrays, gpu.arrays, OPTIONAL)
+            scales = [arrays.pop(name) for name in SCALES]
+            run = bind(arrays, None if scales[0] is None else tuple(scales), gpu)
         if stream is None and world is None:
             stream = _cupy().cuda.get_current_stream()
         capturing = _captures(world, stream)
@@ -136,6 +146,7 @@ class Gemm(Product):
         *,
         bias: AnyArray | None = None,
         activation: Activation | None = None,
+        scales: tuple[AnyArray, AnyArray] | None = None,
         stream: AnyStream | None = None,
     ) -> ArrayT:
         """Enqueue ``out = activation(a @ b + bias)``. -> out
@@ -144,10 +155,11 @@ class Gemm(Product):
         """
         given = {"a": a, "b": b, "out": out, "bias": bias}
 
-        def bind(arrays, gpu):
-            return bind_product(Problem(**arrays, activation=activation), gpu, self.method, self.order)
+        def bind(arrays, scales, gpu):
+            problem = Problem(**arrays, activation=activation, scales=scales)
+            return bind_product(problem, gpu, self.method, self.order)
 
-        return self._enqueue(given, _shape_of, bind, activation, stream)
+        return self._enqueue(given, scales, _shape_of, bind, activation, stream)
 
 
 def _device_function(order):
@@ -170,10 +182,11 @@ def bind_product(problem, gpu, method="auto", order=None):
         if reason := METHODS[method].unsupported(problem, gpu):
             raise ValueError(f"Gemm: method {method!r} cannot be used: {reason}. Use method='auto'")
         return METHODS[method](problem, gpu, order=order)
-    for kind in METHODS.values() if gpu.arrays.ndarray is not np.ndarray else [Simt]:
+    for kind in METHODS.values() if problem.scales or gpu.arrays.ndarray is not np.ndarray else [Simt]:
         if kind.unsupported(problem, gpu) is None:
             return kind(problem, gpu, order=order)
-    raise AssertionError("simt computes what was checked")
+    reason = Sm90.unsupported(problem, gpu)
+    raise ValueError(f"Gemm: operands of {FLOAT8} need method 'sm90', which cannot be used: {reason}")
 
 
 def matmul(
@@ -183,24 +196,31 @@ def matmul(
     *,
     bias: AnyArray | None = None,
     activation: Activation | None = None,
+    scales: tuple[AnyArray, AnyArray] | None = None,
     stream: AnyStream | None = None,
     method: GemmMethod = "auto",
 ) -> ArrayT:
     """Enqueue ``out = activation(a @ b + bias)`` on this rank's GPU alone. -> out
 
-    a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64 or an integer. M, N and
-                K may be 0. Any strides of whole elements, so a weight (N, K) is given as w.T. Rows, or
-                columns, that are contiguous and begin at multiples of 16 bytes are computed fastest
-    out         (M, N), any strides, apart from a, b and bias. bfloat16, float16 or float32 for bfloat16 and
-                float16 operands, any integer for integers, else the operands' dtype. Default: a new array of
-                the operands' dtype and a's kind
+    a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64, an integer, or
+                float8_e4m3fn with `scales`. M, N and K may be 0. Any strides of whole elements, so a weight
+                (N, K) is given as w.T. Rows, or columns, that are contiguous and begin at multiples of 16
+                bytes are computed fastest
+    out         (M, N), any strides, apart from all others. bfloat16, float16 or float32 for operands of these
+                two or float8, any integer for integers, else the operands' dtype. Default: a new array of a's
+                kind and dtype, of float8 bfloat16
     bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
+    scales      of float8: those of a, (M, ceil(K / 128)), and of b, (ceil(K / 128), ceil(N / 128)), float32,
+                strides of 0 or more: that of block i of 128 of K multiplies 128 products of a row, that of b
+                128 of K by 128 columns. Of a weight w.T they are scales.T, too. One scale for all:
+                ``numpy.broadcast_to``. See docs/float8.md
     stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's, or CuPy's
                 current one without a World. It is not ordered with other streams
     method      "auto", the first of these that can compute the product (on the emulator "simt"), or
                   sm90  wgmma and the TMA: compute capability 9.0, bfloat16 or float16, contiguous rows or
-                        columns that begin at multiples of 16 bytes
+                        columns that begin at multiples of 16 bytes; float8, where rows of a and columns of b
+                        are contiguous, M, N and K 1 or more, and rows of out a multiple of 16 bytes
                   sm80  mma.sync and cp.async: from 8.0 on, bfloat16 or float16, contiguous rows or columns
                   simt  ordinary arithmetic: all else
 
@@ -218,7 +238,8 @@ def matmul(
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
     one_of("matmul()", "method", method, ("auto", *METHODS))
-    return kept(Gemm, method)(a, b, out, bias=bias, activation=activation, stream=stream)
+    gemm = kept(Gemm, method)
+    return gemm(a, b, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 
 def kept(kind, method):
@@ -307,17 +328,20 @@ def _shapes(a, b):
 
 def check(problem):
     """ValueError for a Problem that no method can compute."""
-    a, b, out, bias, activation = problem
+    a, b, out, bias, activation, scales = problem
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(_shapes(a, b))
     dtype = a.dtype.name
-    if b.dtype != a.dtype or dtype not in DTYPES:
-        raise ValueError(f"Gemm: a is {a.dtype} and b is {b.dtype}; both must be one of {listed(DTYPES)}")
+    allowed = (*DTYPES, FLOAT8)
+    if b.dtype != a.dtype or dtype not in allowed:
+        raise ValueError(f"Gemm: a is {a.dtype} and b is {b.dtype}; both must be one of {listed(allowed)}")
+    k_blocks, n_blocks = (-(-size // BLOCK) for size in b.shape)
+    check_scales("Gemm", a, scales, (a.shape[0], k_blocks), (k_blocks, n_blocks), out)
     shape = a.shape[0], b.shape[1]
     if out.shape != shape:
         raise ValueError(f"Gemm: out is {out.shape}; it must be {shape}")
     integers = a.dtype.kind in "iu"
-    allowed = list(ELEMENTS) if dtype in HALVES else [dtype]
+    allowed = list(ELEMENTS) if dtype in (*HALVES, FLOAT8) else [dtype]
     if integers:
         allowed = [name for name in DTYPES if "int" in name]
     if out.dtype.name not in allowed:
@@ -332,6 +356,34 @@ def check(problem):
         activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
         one_of("Gemm", "activation", activation, activations)
     check_memory("Gemm", out, a=a, b=b, bias=bias)
+
+
+def _pair(who, scales):
+    if scales is None:
+        return None, None
+    if not isinstance(scales, (tuple, list)) or len(scales) != 2 or any(x is None for x in scales):
+        raise TypeError(f"{who}: scales is {shown(scales)}; it must be a tuple of two arrays, or None")
+    return scales
+
+
+def check_scales(who, operand, scales, shape_of_a, shape_of_b, out):
+    """ValueError unless `scales` are what operands like `operand` have: None, or arrays of these shapes."""
+    needed = f"float32 {shape_of_a} and {shape_of_b}, one of each block of {BLOCK}"
+    if (operand.dtype.name == FLOAT8) != (scales is not None):
+        given = "None" if scales is None else "given"
+        needed = f"of {FLOAT8} they must be {needed}" if scales is None else f"only {FLOAT8} has some"
+        raise ValueError(f"{who}: the operands are {operand.dtype} and scales is {given}; {needed}")
+    if scales is None:
+        return
+    (a, b), shapes = scales, (shape_of_a, shape_of_b)
+    if (a.shape, b.shape) != shapes or {a.dtype.name, b.dtype.name} != {"float32"}:
+        raise ValueError(f"{who}: scales are {array_text(a)} and {array_text(b)}; they must be {needed}")
+    if min(*a.strides, *b.strides) < 0 or max(a.size, b.size) > MAX_SCALES:
+        raise ValueError(
+            f"{who}: scales have strides {a.strides} and {b.strides}; they must be 0 or more, and scales "
+            f"less than {MAX_SCALES}. Give copies"
+        )
+    check_memory(who, out, **dict(zip(SCALES, scales, strict=True)))
 
 
 def check_memory(who, out, **operands):

@@ -10,17 +10,19 @@ from shmemkit.support.arrays import address_of
 from shmemkit.support.settings import listed
 
 HALVES = ("bfloat16", "float16")
+FLOAT8 = "float8_e4m3fn"
 
 
 class Problem(NamedTuple):
     """out = activation(a @ b + bias): arrays (m, k), (k, n), (m, n), (n,) or None, of any strides, on which
-    ``Gemm`` has checked shapes and dtypes."""
+    ``Gemm`` has checked shapes and dtypes; of float8, the scales of a and b, as of `matmul`."""
 
     a: Any
     b: Any
     out: Any
     bias: Any
     activation: str | None
+    scales: tuple[Any, Any] | None = None
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -28,12 +30,12 @@ class Problem(NamedTuple):
         return *self.out.shape, self.a.shape[1]
 
 
-def not_of_tensor_cores(problem):
-    """-> why tensor cores do not compute it, or None."""
+def not_of_tensor_cores(problem, dtypes=HALVES):
+    """-> why tensor cores do not compute it, of operands that are one of `dtypes`, or None."""
     given, result = problem.a.dtype.name, problem.out.dtype.name
-    if given not in HALVES or result not in ELEMENTS:
+    if given not in dtypes or result not in ELEMENTS:
         return (
-            f"the operands are {given} and the result is {result}; they must be {listed(HALVES)}, and the "
+            f"the operands are {given} and the result is {result}; they must be {listed(dtypes)}, and the "
             f"result {listed(ELEMENTS)}"
         )
     if not all(problem.size):

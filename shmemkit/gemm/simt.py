@@ -194,7 +194,7 @@ class Simt:
         return None if dtype in DTYPES else f"the dtype is {dtype}; it must be {listed(DTYPES)}"
 
     def __init__(self, problem, gpu, order=None):
-        a, b, out, bias, activation = problem
+        a, b, out, bias, activation, _ = problem
         (m, n, _), dtype = problem.size, a.dtype.name
         a_by_k = abs(a.strides[1]) <= abs(a.strides[0])
         b_by_k = abs(b.strides[0]) <= abs(b.strides[1])

@@ -560,7 +560,7 @@ class Sm80:
     @staticmethod
     def unsupported(problem, gpu):
         """-> why it cannot compute `problem`, or None."""
-        a, b, out, _, _ = problem
+        a, b, out, *_ = problem
         if gpu.compute_capability < (8, 0):
             return f"the GPU has compute capability {gpu.capability}; it must be 8.0 or newer"
         if reason := not_of_tensor_cores(problem):
@@ -570,7 +570,7 @@ class Sm80:
         return out_that_cannot_be_stored(out)
 
     def __init__(self, problem, gpu, tile=None, order=None):
-        a, b, out, bias, activation = problem
+        a, b, out, bias, activation, _ = problem
         m, n, k = problem.size
         a_layout: Any = layout_of(a)
         b_layout: Any = layout_of(b.T)

@@ -2,12 +2,13 @@
 
     out[M, N] = activation(A[M, K] @ B[N, K].T + bias[N])
 
-The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"); the
-sums are float32. The grid is persistent: block b computes tiles b, b + gridDim.x, .. in the order of a
-swizzle. In a block, one warpgroup loads; the others, one for each 64 rows of the tile, multiply.
+The operands are float16 or bfloat16, each stored by rows ("k": K is contiguous) or by columns ("mn"), or
+float8 (block_scales.py); the sums are float32. The grid is persistent: block b computes tiles b,
+b + gridDim.x, .. in the order of a swizzle. In a block, one warpgroup loads; the others, one for each 64 rows
+of the tile, multiply.
 
-Slots     `stages` slots in shared memory, each for a slab of A's and of B's tile, 64 of K deep; used in a
-          ring through all tiles
+Slots     `stages` slots in shared memory, each for a slab of A's and of B's tile, 128 bytes of K deep;
+          used in a ring through all tiles
 Barriers  full[s]: a slab is in slot s. One arrival per phase, and the bytes of the slab. empty[s]: slot s may
           be overwritten. One arrival of each warp that reads it, per phase
 Out       two pieces of shared memory per warp, for its 16 rows of some columns of the result
@@ -71,7 +72,14 @@ from shmemkit.device.cuda.tma import (
     tma_load,
     tma_store,
 )
-from shmemkit.device.cuda.wgmma import SLAB, setmaxnreg_dec, setmaxnreg_inc, warpgroup_mma, wgmma_wait_group
+from shmemkit.device.cuda.wgmma import (
+    ROW_BYTES,
+    SLAB,
+    setmaxnreg_dec,
+    setmaxnreg_inc,
+    warpgroup_mma,
+    wgmma_wait_group,
+)
 from shmemkit.device.swizzle import grouped, quotient
 
 from .epilogue import finishing, inline
@@ -83,14 +91,14 @@ WARPGROUP = 128  # threads
 BESIDE = 3  # warps beside the loader's in its warpgroup
 WATCHING = 32  # their first thread
 SETTLED = 8  # slabs after which what a tile before has sent is there, mostly
-REGISTERS = 40, 232  # of a thread that loads, and of one that multiplies, of tiles of ``moves_registers``
-ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+REGISTERS = {128: (40, 232), 192: (32, 160)}  # rows of a tile: of threads that load, and that multiply
+ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Tile(NamedTuple):
     """What a block computes at a time.
 
-    m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
+    m, n    rows, 64, 128 or 192, and columns, a multiple of 16 up to 256
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
     loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. A box is loaded, or as
@@ -123,7 +131,7 @@ class Tile(NamedTuple):
 
 def moves_registers(tile):
     """Whether the warpgroup that loads gives registers to those that multiply; otherwise there are enough."""
-    return tile.m == 128 and tile.n > 128
+    return tile.m == 192 or tile.m == 128 and tile.n > 128
 
 
 class Kinds(NamedTuple):
@@ -136,6 +144,11 @@ class Kinds(NamedTuple):
     out_dtype: str
     bias_dtype: str | None = None
     activation: str | None = None
+
+    @property
+    def depth(self):
+        """Of K, of a slab."""
+        return ROW_BYTES // ITEMSIZE[self.dtype]
 
 
 class Layout:
@@ -154,14 +167,14 @@ class Layout:
 
 
 def box_rows(major, extent):
-    """A slab of `extent` rows or columns of an operand comes in boxes of 64 elements by so many rows: K-major
+    """A slab of `extent` rows or columns of an operand comes in boxes of 128 bytes by so many rows: K-major
     in one, of its own rows; otherwise in one for each 64 columns, of rows of K."""
     return extent if major == "k" else SLAB
 
 
 def bytes_of_slab(major, extent):
     rows = box_rows(major, extent)
-    return -(-extent // rows) * rows * 2 * SLAB
+    return -(-extent // rows) * rows * ROW_BYTES
 
 
 # ---- the pieces
@@ -172,7 +185,7 @@ def loading(major, extent):
     """-> ``load(slab, tensor_map, k, first, barriers, i)``: ask for a slab, from K `k` and row or column
     `first` on."""
     rows = box_rows(major, extent)
-    k_major, count, box_bytes = major == "k", -(-extent // rows), rows * 2 * SLAB
+    k_major, count, box_bytes = major == "k", -(-extent // rows), rows * ROW_BYTES
 
     @inline
     def load(slab, tensor_map, k, first, barriers, i):
@@ -188,6 +201,49 @@ def hand_back(empty, slot, lane):
     """A warp has read a slot."""
     if lane == 0:
         mbarrier_arrive(empty, slot)
+
+
+class Accumulation(NamedTuple):
+    """Device functions that add up a tile's products, called by the warps that multiply.
+
+    begin(m, n, slab, lane, extra)   -> state: no sums; `slab` is the first one, m the warp's first row in
+                                     out, n the tile's column
+    add(state, a, b, more, rest, empty, slot, last, lane, extra)
+                                     -> state, to whose sums the products of slot `slot` come: the first ones
+                                     of the tile, or `more`, after those of slot `last`; `rest` slabs follow.
+                                     It hands slots back
+    finish(state, empty, last, lane) -> sums, complete; all slots are handed back
+    """
+
+    begin: Any
+    add: Any
+    finish: Any
+
+
+@functools.cache
+def one_level(tile, kinds):
+    """-> the Accumulation of the tensor cores alone"""
+    zeros, multiply, wait = warpgroup_mma(tile.n, kinds.dtype, kinds.a_major, kinds.b_major)
+
+    @inline
+    def begin(m, n, slab, lane, extra):
+        return zeros()
+
+    @inline
+    def add(sums, a, b, more, rest, empty, slot, last, lane, extra):
+        sums = multiply(sums, a, b, more)  # 4
+        wgmma_wait_group(1)  # 5
+        if more:
+            hand_back(empty, last, lane)
+        return sums
+
+    @inline
+    def finish(sums, empty, last, lane):
+        sums = wait(sums)  # 6
+        hand_back(empty, last, lane)
+        return sums
+
+    return Accumulation(begin, add, finish)
 
 
 @functools.cache
@@ -424,7 +480,8 @@ def gemm_body(
     boxes=one_box,
     send=None,
     beside=0,
-    registers=REGISTERS,
+    registers=None,
+    accumulation=None,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
     arguments. Its last, `extra`, is a tuple, which the functions given here get, device functions all:
@@ -452,6 +509,7 @@ def gemm_body(
     send(piece, map_out, m, n, lane, extra)
                                  called by a warp: start to store its 16 rows of a piece to out, at row m and
                                  column n. A thread commits a group then. None: to all `copies`
+    accumulation                 an Accumulation; None: ``one_level``
 
     m is what ``exchange.rows`` gives, for A or for out; the body adds 16 for each warp to that for out, and
     takes it for a row of A and out where no function does.
@@ -463,8 +521,7 @@ def gemm_body(
     warp_pieces = PIECES * layout.piece
     box_bytes, box_rows_of_a = bytes_of_slab(kinds.a_major, tile.rows_of_a), tile.rows_of_a
     load_a, load_b = loading(kinds.a_major, tile.rows_of_a), loading(kinds.b_major, tile_n)
-    products = warpgroup_mma(tile_n, kinds.dtype, kinds.a_major, kinds.b_major)
-    zeros, multiply, wait_for_products = products
+    begin, add_products, finish = accumulation or one_level(tile, kinds)
     store = storing(
         *(tile_n, layout.row_bytes, layout.columns, kinds.out_dtype, kinds.bias_dtype, kinds.activation),
         to_copies(copies) if send is None else send,
@@ -472,9 +529,8 @@ def gemm_body(
     add_up = adding_up(tile_n)
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
-    rows_of_a = 64 * 2 * SLAB  # bytes of a warpgroup's rows of A's slab
-    moves = moves_registers(tile)
-    of_loader, of_others = registers
+    rows_of_a, depth = 64 * ROW_BYTES, kinds.depth  # bytes of a warpgroup's rows of A's slab
+    moves, (few, many) = moves_registers(tile), registers or REGISTERS[max(tile.m, 128)]
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):
@@ -505,7 +561,7 @@ def gemm_body(
                 before_slab(m, slab, extra)
                 mbarrier_wait(empty, slot, parity)  # 1
                 mbarrier_arrive_expect_tx(full, slot, n_boxes * box_bytes + b_bytes)  # 2
-                k = slab * SLAB
+                k = slab * depth
                 slab_of_a = span(memory, slot * a_bytes, a_bytes)
                 for i in range(n_boxes):
                     box = span(slab_of_a, i * box_bytes, box_bytes)
@@ -536,16 +592,14 @@ def gemm_body(
             m += 16 * warp
             if warp == 0:
                 begin_phase("product")
-            acc = zeros()
+            sums = begin(m, n, first, lane, extra)
             slab, before = first, slot
             while slab < end:
                 mbarrier_wait(full, slot, parity)  # 3
                 a = span(memory, slot * a_bytes + warpgroup * rows_of_a, rows_of_a)
                 b = span(memory, at_b + slot * b_bytes, b_bytes)
-                acc = multiply(acc, a, b, slab > first)  # 4
-                wgmma_wait_group(1)  # 5
-                if slab > first:
-                    hand_back(empty, before, lane)
+                more, rest = slab > first, end - slab - 1
+                sums = add_products(sums, a, b, more, rest, empty, slot, before, lane, extra)  # 4, 5
                 if slab == first + SETTLED:
                     state = settle(state, lane, extra)
                 before = slot
@@ -554,8 +608,7 @@ def gemm_body(
                 if slot == stages:
                     slot = 0
                     parity ^= 1
-            acc = wait_for_products(acc)  # 6
-            hand_back(empty, before, lane)
+            acc = finish(sums, empty, before, lane)  # 6
             if warp == 0:
                 end_phase("product")
             complete = True
@@ -589,7 +642,7 @@ def gemm_body(
 
         ring = memory, full, empty
         n_m, n_n = quotient(size_m + tile_m - 1, tile_m), quotient(size_n + tile_n - 1, tile_n)
-        shape = n_m, n_n, quotient(size_k + SLAB - 1, SLAB), splits
+        shape = n_m, n_n, quotient(size_k + depth - 1, depth), splits
         works = n_m * n_n
         if split_k:
             works *= splits
@@ -597,14 +650,14 @@ def gemm_body(
         first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of this warp
         if first < WARPGROUP:
             if moves:
-                setmaxnreg_dec(of_loader)
+                setmaxnreg_dec(few)
             if cuda.threadIdx.x == 0:
                 load_tiles(ring, map_a, map_b, work, works, step, shape, extra)
             elif first > 0:
                 watch(work, works, step, ring, extra)
         else:
             if moves:
-                setmaxnreg_inc(of_others)
+                setmaxnreg_inc(many)
             multiply_tiles(ring, map_out, bias, partials, arrivals, work, works, step, shape, size_n, extra)
 
     return gemm

@@ -9,15 +9,17 @@ import numpy as np
 
 from shmemkit.backends.streams import address_of_stream
 from shmemkit.device.cuda.tma import tensor_map
-from shmemkit.device.cuda.wgmma import SLAB
+from shmemkit.device.cuda.wgmma import ROW_BYTES, SLAB
 from shmemkit.runtime.launch import bind
 from shmemkit.support.arrays import address_of
 
-from .problem import Problem, arrays_of, check_order, not_of_tensor_cores
+from .block_scales import WIDTHS, scale_arguments, scaled_kernel
+from .problem import FLOAT8, HALVES, Problem, arrays_of, check_order, not_of_tensor_cores
 from .sm90 import Kinds, Layout, Tile, arrival_elements, box_rows, gemm_kernel, partial_elements, shared_bytes
 
 CLOCK = 1.5e9  # cycles of ``estimate``, per second
 FEW = 32  # rows of A: of so many no more are loaded
+DTYPES = (*HALVES, FLOAT8)
 ALIGNED = 16  # bytes: at multiples of them rows begin, and so many the TMA writes at a time
 
 
@@ -52,9 +54,18 @@ def rows_that_cannot_be_stored(out):
     return None
 
 
+def rows_that_are_not_of_k(*operands):
+    """-> why the tensor cores do not take operands of float8, (rows, K), or None."""
+    if any(major(operand) != "k" for operand in operands):
+        strides = " and ".join(str(operand.strides) for operand in operands)
+        return f"the operands are {FLOAT8}, of strides {strides}, K last; rows of K must be contiguous"
+    return None
+
+
 def map_of_operand(operand, extent):
     """-> the tensor map of A (M, K), or of B's transpose (N, K), of which a tile has `extent` rows."""
-    return tensor_map(as_rows(operand), (box_rows(major(operand), extent), SLAB))
+    by_rows = as_rows(operand)
+    return tensor_map(by_rows, (box_rows(major(operand), extent), ROW_BYTES // by_rows.itemsize))
 
 
 class Choice(NamedTuple):
@@ -109,7 +120,7 @@ def choices_of(tiles, m, n, k, sms, splits=None):
     return choices
 
 
-def choose(m, n, k, sms=132, tile=None, splits=None):
+def choose(m, n, k, sms=132, tile=None, splits=None, widths=(256, 224, 192, 160, 128, 96, 64)):
     """-> the Choice of tile and parts of K for an M by N by K product on `sms` multiprocessors: the least
     ``estimate``, over tiles of 128 rows (64 for M up to 64) and widths, or over what is given, `tile`, (rows,
     columns), and `splits`.
@@ -118,8 +129,10 @@ def choose(m, n, k, sms=132, tile=None, splits=None):
     the multiprocessors, as in large products. Otherwise the last round is mostly idle, and what counts is how
     the tiles of the result fit their number: 512 by 7168 is 112 tiles of 256 columns, but 128 of 224. Where
     the whole result has fewer tiles than there are multiprocessors, K may be split.
+
+    Of float8 half of K takes as long: give that.
     """
-    widths = [w for w in (256, 224, 192, 160, 128, 96, 64) if w < n + 32] or [32]
+    widths = [w for w in widths if w < n + 32] or [32]
     tiles = [Tile(*tile)] if tile else [Tile(64 if m <= 64 else 128, w) for w in widths]
     choices = choices_of(tiles, m, n, k, sms, splits)
     return min(choices, key=lambda choice: estimate(m, n, k, choice, sms))
@@ -153,7 +166,7 @@ def bind_gemm(
 
     The caller keeps the arrays alive: tensor maps hold addresses only.
     """
-    a, b, out, bias, activation = problem
+    a, b, out, bias, activation, _ = problem
     arrays: Any = arrays_of(out)
     tile, splits = choice
     m, k, n = m or a.shape[0], k or b.shape[0], n or b.shape[1]
@@ -197,10 +210,12 @@ class Sm90:
     @staticmethod
     def unsupported(problem, gpu):
         """-> why it cannot compute `problem`, or None."""
-        a, b, out, _, _ = problem
+        a, b, out, *_ = problem
         if gpu.compute_capability[0] != 9:
             return f"the GPU has compute capability {gpu.capability}; it must be 9.0"
-        if reason := not_of_tensor_cores(problem) or rows_that_cannot_be_stored(out):
+        if reason := not_of_tensor_cores(problem, DTYPES) or rows_that_cannot_be_stored(out):
+            return reason
+        if problem.scales and (reason := rows_that_are_not_of_k(a, b.T)):
             return reason
         for array, by_rows in (a, as_rows(a)), (b, as_rows(b.T)), (out, out):
             if not taken(by_rows):
@@ -211,12 +226,15 @@ class Sm90:
         return None
 
     def __init__(self, problem: Problem, gpu, choice=None, order=None):
-        choice = choice or choose(*problem.size, gpu.multiprocessors)
-        (m, n, _), tile = problem.size, choice.tile
+        kernel_of, more, (m, n, k) = gemm_kernel, (), problem.size
+        if problem.scales:
+            kernel_of, more = scaled_kernel, (scale_arguments(problem.scales[0], problem.scales[1].T),)
+            choice = choice or choose(m, n, -(-k // 2), gpu.multiprocessors, widths=WIDTHS)
+        choice = choice or choose(m, n, k, gpu.multiprocessors)
+        tile = choice.tile
         check_order(order, -(-m // tile.m), -(-n // tile.n))
-        self._launch = bind_gemm(
-            functools.partial(gemm_kernel, order=order), problem, choice, gpu.multiprocessors
-        )
+        kernel_of = functools.partial(kernel_of, order=order)
+        self._launch = bind_gemm(kernel_of, problem, choice, gpu.multiprocessors, *more)
         self._kept = self._emulated(gpu)
 
     @staticmethod

@@ -202,14 +202,15 @@ def call_on(world, stream, *arrays):
 
 
 def new_output(like: T, shape, dtype, module, stream, follow) -> T:
-    """-> a new array, PyTorch's (and of its dtype) if `like` is, else of `module`. What is enqueued on
+    """-> a new array of `dtype`, PyTorch's if `like` is, else of `module`. What is enqueued on
     `stream` (None: the World's, or CuPy's current one) from now on runs after what may have used its memory
     before: that is on the stream that such arrays are made on.
 
     follow  (later stream, earlier stream): orders them
     """
     if is_tensor(like):
-        out, made_on = like.new_empty(shape), stream_of(None, like)
+        name = str(dtype).removeprefix("torch.")
+        out, made_on = like.new_empty(shape, dtype=getattr(sys.modules["torch"], name)), stream_of(None, like)
     else:
         out, made_on = module.empty(shape, dtype), None
     made_there = stream is None if made_on is None else stream == made_on

@@ -36,6 +36,27 @@ def test_it_runs(n, options, tmp_path):
             assert "note" not in row and row["us"] > 0 and row["tflops"] > 0
 
 
+def test_float8(tmp_path):
+    path = tmp_path / "f.json"
+    given = [
+        "gemm",
+        "--shapes",
+        "24x16x32",
+        "--dtype",
+        "float8_e4m3fn",
+        "--methods",
+        "auto,sm80,sm90",
+        "--json",
+        str(path),
+    ]
+    assert sk.emu.run(main, 1, (given,)) == [0]
+    rows = json.loads(path.read_text())["rows"]
+    names = [CUBLAS, "cuBLAS, bfloat16", "cuBLAS, no fast accumulation", "auto", "auto, bfloat16", "sm90"]
+    assert sorted(row["method"] for row in rows) == sorted(names)
+    for row in rows:
+        assert ("us" in row) == (CUBLAS not in row["method"])
+
+
 def test_ratios():
     results = Results.__new__(Results)
     times = {CUBLAS: 10.0, "auto": 8.0}

@@ -34,6 +34,17 @@ def test_it_runs(tmp_path):
             assert "note" not in row and row["tflops"] > 0 and row["weights_GBps"] > 0
 
 
+def test_float8(tmp_path):
+    path = tmp_path / "f.json"
+    given = [*SMALL, "--dtype", "float8_e4m3fn", "--json", str(path)]
+    assert sk.emu.run(main, 1, (given,)) == [0]
+    rows = json.loads(path.read_text())["rows"]
+    names = ["auto, bfloat16", CUBLAS, "torch._scaled_grouped_mm", "auto"]
+    assert [row["method"] for row in rows] == names * 2
+    for row in rows:
+        assert ("us" in row) == row["method"].startswith("auto")
+
+
 def test_shapes():
     even, uneven = parse_shapes("4x16x8x32, 4X25x8x32zipf")
     assert (str(even), str(uneven)) == ("4x16x8x32", "4x25x8x32 zipf")

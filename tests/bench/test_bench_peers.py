@@ -11,7 +11,7 @@ import pytest
 from fast import slow
 
 import shmemkit as sk
-from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure, results
+from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure, product_cases, results
 from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl, nodes_of
 from shmemkit.bench.torch_peer import TorchGatherProduct, TorchNccl, TorchProductScatter, TorchSymmetric
@@ -599,7 +599,7 @@ def layers(op, way, path):
             both = ag_gemm.Both(product, between)
             ours = [ag_gemm.Ours(world, "sequential"), TorchGatherProduct(gpus)]
         else:
-            product = gemm.GemmCase(world, (6, 5, 12), dtype)
+            product = product_cases.GemmCase(world, (6, 5, 12), dtype)
             between = cases.CASES[gemm_reduce.OPS[op][0]](world, 60, dtype, unit=1)
             both = gemm_reduce.Both(op, product, between)
             ours = [gemm_reduce.Ours(world, "sequential"), TorchProductScatter(gpus)]

@@ -18,7 +18,7 @@ from shmemkit.tools import mpirun
 
 HOST = [
     f"docs/{page}.md"
-    for page in "host arrays collectives methods overlap products expert_parallel queue".split()
+    for page in "host arrays collectives methods overlap products float8 expert_parallel queue".split()
 ]
 PRIMITIVES = [f"docs/{page}.md" for page in "primitives messages packets tensor_cores timeline".split()]
 

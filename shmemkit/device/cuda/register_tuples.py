@@ -16,7 +16,7 @@ from shmemkit.compiler.ptx import gpu_parts
 
 from ..emulator import current_thread, rebind
 
-__all__ = ["for_each_part", "map_parts"]
+__all__ = ["combine_parts", "for_each_part", "map_parts"]
 
 
 @functools.cache
@@ -54,4 +54,21 @@ def map_parts(size: int, function: Callable) -> Callable:
         return changed
 
     gpu_parts(run, size, function.py_func, mapped=True)
+    return run
+
+
+@functools.cache
+def combine_parts(size: int, function: Callable) -> Callable:
+    """-> ``run(values, others, arguments)``, as by ``map_parts``, of two tuples of one type: it calls
+    ``function(part, other, i, arguments)``."""
+
+    def run(values, others, arguments):
+        current_thread("combine_parts")
+        call, changed = rebind(function.py_func), ()
+        for i in range(len(values) // size):
+            part = slice(i * size, (i + 1) * size)
+            changed += tuple(call(values[part], others[part], i, arguments))
+        return changed
+
+    gpu_parts(run, size, function.py_func, mapped=True, tuples=2)
     return run

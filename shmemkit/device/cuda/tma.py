@@ -22,6 +22,7 @@ import functools
 import numpy as np
 
 from shmemkit.compiler.ptx import TypingError, asm, data_address, gpu, itemsize, shared_address, types
+from shmemkit.support.settings import listed
 from shmemkit.typing import Array
 
 from ..argument_checks import check_contiguous, check_integer, check_words, not_literal
@@ -44,6 +45,7 @@ __all__ = [
     "tma_store",
 ]
 
+DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 SWIZZLED_ROWS = (128, 64, 32)  # bytes of a box's rows
 
 
@@ -346,8 +348,8 @@ def _(tensor_map):
 def tensor_map(array: Array, box: tuple[int, int]) -> Array:
     """Make a tensor map of `array`, on the host, for kernels. -> uint64 (16,), where the array is
 
-    array   2-D, of 2- or 4-byte floats, with rows of consecutive elements (an array whose columns are
-            consecutive: give its transpose). Rows and the array begin at multiples of 16 bytes
+    array   2-D, of 2- or 4-byte floats or float8_e4m3fn, with rows of consecutive elements (an array whose
+            columns are consecutive: give its transpose). Rows and the array begin at multiples of 16 bytes
     box     (rows, columns) that one `tma_load` or `tma_store` moves; rows of 128, 64 or 32 bytes, at most 256
             of them
 
@@ -364,6 +366,7 @@ def tensor_map(array: Array, box: tuple[int, int]) -> Array:
         "bfloat16": enum.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "float16": enum.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         "float32": enum.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        "float8_e4m3fn": enum.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }[str(array.dtype)]
     swizzle = driver.CUtensorMapSwizzle
     swizzles = dict(
@@ -400,10 +403,8 @@ def tensor_map(array: Array, box: tuple[int, int]) -> Array:
 def _checked(array, box):
     """-> rows, columns, bytes from row to row, bytes per element, address"""
     given = f"of {array.dtype}, shape {array.shape} and strides {array.strides}"
-    if array.ndim != 2 or str(array.dtype) not in ("bfloat16", "float16", "float32"):
-        raise ValueError(
-            f"tensor_map(): array is {given}; it must be a 2-D array of bfloat16, float16 or float32"
-        )
+    if array.ndim != 2 or str(array.dtype) not in DTYPES:
+        raise ValueError(f"tensor_map(): array is {given}; it must be a 2-D array of {listed(DTYPES)}")
     rows, columns = array.shape
     itemsize = array.dtype.itemsize
     pitch = array.strides[0] if rows > 1 else -(-columns * itemsize // 16) * 16

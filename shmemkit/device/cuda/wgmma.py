@@ -35,8 +35,9 @@ __all__ = [
     "wgmma_wait_group",
 ]
 
-SLAB = 64  # of the inner dimension: what rows of 128 bytes hold
-DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+ROW_BYTES = 128  # of a tile
+SLAB = 64  # of the inner dimension: what such rows hold, of elements of 2 bytes
+DTYPES = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 MAJORS = ("k", "mn")
 
 
@@ -47,7 +48,8 @@ class WarpgroupMma(NamedTuple):
     multiply(acc, a, b, add)  -> accumulators of a product that is under way: acc + a b, or, if `add` is
                               false, a b. Only the next `multiply` and `wait` may use them. The product may
                               read `a` and `b` at any time until then
-    wait(acc)                 -> the accumulators, when all products are done
+    wait(acc, n=0)            -> the accumulators, when all products but the last `n`, a literal, are done;
+                              theirs must be among these
     """
 
     zeros: Callable
@@ -59,13 +61,14 @@ class WarpgroupMma(NamedTuple):
 def warpgroup_mma(
     n: int, dtype: str, a_major: Literal["k", "mn"] = "k", b_major: Literal["k", "mn"] = "k"
 ) -> WarpgroupMma:
-    """-> the WarpgroupMma of 64 rows of a matrix A by `n` columns of B, 64 deep.
+    """-> the WarpgroupMma of 64 rows of a matrix A by `n` columns of B, 64 deep, of float8 128.
 
     n         8 to 256, a multiple of 8
-    dtype     "bfloat16" or "float16", of both
-    a_major   "k": in the tile `a`, 8192 bytes, a row of A is a row (64 rows of 64 elements, 128 bytes). "mn":
-              a column of A is
-    b_major   "k": in the tile `b` a column of B is a row (n rows of 64 elements). "mn": a row of B is; n / 64
+    dtype     "bfloat16", "float16" or "float8_e4m3fn", of both. Sums of float8 keep about 14 bits (see
+              ``shmemkit.gemm.block_scales``), and both operands are "k"
+    a_major   "k": in the tile `a`, 8192 bytes, a row of A is a row (64 rows of 128 bytes). "mn": a column of
+              A is
+    b_major   "k": in the tile `b` a column of B is a row (n rows of 128 bytes). "mn": a row of B is; n / 64
               such tiles of 64 columns, one after another, 8192 bytes each, the last one perhaps not all used
 
     Tiles are swizzled, as `tma_load` of boxes with rows of 128 bytes leaves them, and begin at a multiple of
@@ -77,6 +80,10 @@ def warpgroup_mma(
     check_choice("warpgroup_mma", "dtype", dtype, tuple(DTYPES))
     check_choice("warpgroup_mma", "a_major", a_major, tuple(MAJORS))
     check_choice("warpgroup_mma", "b_major", b_major, tuple(MAJORS))
+    if dtype == "float8_e4m3fn" and (a_major, b_major) != ("k", "k"):
+        raise ValueError(
+            f"warpgroup_mma(): a_major is {a_major!r} and b_major {b_major!r}; of {dtype} both must be 'k'"
+        )
 
     def zeros():
         current_thread("wgmma zeros")
@@ -87,12 +94,12 @@ def warpgroup_mma(
         thread, operands = group_thread("warpgroup", "wgmma multiply", None, a, b, add), []
         for tile, major, extent in (a, a_major, emulated.ROWS), (b, b_major, n):
             descriptor = at_address(_DESCRIPTOR[major], emulated.shared_address(thread, tile))
-            operands.append(emulated.Operand(tile, descriptor, _STEP[major], major, extent))
-        return emulated.multiply(thread, acc, operands[0], operands[1], add, n, dtype)
+            operands.append(emulated.Operand(tile, descriptor, _STEP[major], major, extent, dtype))
+        return emulated.multiply(thread, acc, operands[0], operands[1], add, n)
 
-    def wait(acc):
-        thread = group_thread("warpgroup", "wgmma wait", meets=False)
-        emulated.wait_group(thread, 0)
+    def wait(acc, n=0):
+        thread = group_thread("warpgroup", "wgmma wait", n, meets=False)
+        emulated.wait_group(thread, n)
         return emulated.settled(thread, acc)
 
     _register(zeros, multiply, wait, n, DTYPES[dtype], a_major, b_major)
@@ -145,7 +152,7 @@ _DESCRIPTOR = {
     "k": 1 << 62 | 1024 >> 4 << 32 | 1 << 16,
     "mn": 1 << 62 | 1024 >> 4 << 32 | 8192 >> 4 << 16,
 }
-# From the first 16 of the slab to the next: 32 bytes in each row, or 16 rows of 128 bytes.
+# From what one instruction multiplies to what the next does: 32 bytes in each row, or 16 rows of 128 bytes.
 _STEP = {"k": 32 >> 4, "mn": 16 * 128 >> 4}
 
 
@@ -161,16 +168,17 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
     accumulators = types.UniTuple(types.float32, count)
     registers = ", ".join(f"${i}" for i in range(count))
     a, b, add = (f"${2 * count + i}" for i in range(3))
-    transposed = f"{a_major == 'mn':d}, {b_major == 'mn':d}"
+    depth, transposed = 16, f", {a_major == 'mn':d}, {b_major == 'mn':d}"
+    if dtype == "e4m3":
+        depth, transposed = 32, ""
     product = asm(
         f"{{ .reg .pred add; setp.ne.b32 add, {add}, 0; "
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
-        f"{{{registers}}}, {a}, {b}, add, 1, 1, {transposed}; }}",
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{dtype}.{dtype} "
+        f"{{{registers}}}, {a}, {b}, add, 1, 1{transposed}; }}",
         accumulators,
         (accumulators, _I64, _I64, _U32),
         tied=True,
     )
-    all_done = asm("wgmma.wait_group.sync.aligned 0;", accumulators, (accumulators,), tied=True)
     a_base, b_base = _I64(_DESCRIPTOR[a_major]), _I64(_DESCRIPTOR[b_major])
     a_step, b_step = _I64(_STEP[a_major]), _I64(_STEP[b_major])
     none = float_zeros(count)
@@ -204,9 +212,12 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
         return impl
 
     @gpu(wait)
-    def _(acc):
-        def impl(acc):
-            return all_done(acc)
+    def _(acc, n=0):
+        n = literal_integer("wait", "n", n) if n != 0 else 0
+        done = asm(f"wgmma.wait_group.sync.aligned {n};", accumulators, (accumulators,), tied=True)
+
+        def impl(acc, n=0):
+            return done(acc)
 
         return impl
 

@@ -25,9 +25,10 @@ from shmemkit.device.cuda.float_storage import ELEMENTS
 from shmemkit.support.settings import array_text, listed, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 
-from .. import Product, check_memory, kept
+from .. import Product, check_memory, check_scales, kept
+from ..block_scales import BLOCK
 from ..distributed import checked_options
-from ..problem import HALVES, Problem
+from ..problem import FLOAT8, HALVES, Problem
 from .expert_tiles import MAX_EXPERTS, MAX_ROWS, report_address
 from .sm80 import GroupedSm80
 from .sm90 import GroupedSm90
@@ -47,12 +48,13 @@ class GroupedProblem(NamedTuple):
     bias: Any
     activation: str | None
     report: int
+    scales: tuple[Any, Any] | None = None
 
     @property
     def dense(self):
         """The Problem of one expert that has all rows."""
         bias = self.bias if self.bias is None or self.bias.ndim == 1 else self.bias[0]
-        return Problem(self.x, self.w[0].T, self.out, bias, self.activation)
+        return Problem(self.x, self.w[0].T, self.out, bias, self.activation, self.scales)
 
 
 class GroupedGemm(Product):
@@ -86,6 +88,7 @@ class GroupedGemm(Product):
         *,
         bias: AnyArray | None = None,
         activation: Activation | None = None,
+        scales: tuple[AnyArray, AnyArray] | None = None,
         stream: AnyStream | None = None,
     ) -> ArrayT:
         """Enqueue ``out[r] = activation(x[r] @ w[e].T + bias[e])``, e the expert of row r. -> out
@@ -93,19 +96,21 @@ class GroupedGemm(Product):
         Arguments, result, bits, capture and errors are those of `grouped_matmul`.
         """
         given = {"x": x, "w": w, "counts": counts, "out": out, "bias": bias}
-        return self._enqueue(
-            given, _shape_of, lambda arrays, gpu: self._bind(arrays, gpu, activation), activation, stream
-        )
 
-    def _bind(self, arrays, gpu, activation):
-        _check(**arrays)
+        def bind(arrays, scales, gpu):
+            return self._bind(arrays, scales, gpu, activation)
+
+        return self._enqueue(given, scales, _shape_of, bind, activation, stream)
+
+    def _bind(self, arrays, scales, gpu, activation):
+        _check(**arrays, scales=scales)
         if not arrays["out"].size:
             return lambda stream: None
         emulated = gpu.arrays.ndarray is np.ndarray
         report = 0 if emulated else report_address()
-        problem = GroupedProblem(**arrays, activation=activation, report=report)
+        problem = GroupedProblem(**arrays, activation=activation, report=report, scales=scales)
         reasons = {}
-        methods = ["sm80"] if emulated else METHODS
+        methods = ["sm80"] if emulated and scales is None else METHODS
         for method in methods if self.method == "auto" else [self.method]:
             reason = METHODS[method].unsupported(problem, gpu)
             if reason is None:
@@ -123,29 +128,33 @@ def grouped_matmul(
     *,
     bias: AnyArray | None = None,
     activation: Activation | None = None,
+    scales: tuple[AnyArray, AnyArray] | None = None,
     stream: AnyStream | None = None,
     method: GroupedGemmMethod = "auto",
 ) -> ArrayT:
     """Enqueue ``out[r] = activation(x[r] @ w[e].T + bias[e])``, e the expert of row r, on this rank's GPU.
     -> out
 
-    x           (rows, K), sorted by expert: the rows of expert 0, then those of expert 1, ...; bfloat16 or
-                float16. Rows, or columns, are contiguous; rows at multiples of 16 bytes are fastest
+    x           (rows, K), sorted by expert: the rows of expert 0, then those of expert 1, ...; bfloat16,
+                float16, or float8_e4m3fn with `scales`. Rows, or columns, are contiguous; rows at multiples
+                of 16 bytes are fastest
     w           (E, N, K), x's dtype: the weight of each expert, as of a linear layer. Rows, or columns, of an
                 expert are contiguous: (E, K, N) is given as w.transpose(0, 2, 1). E is up to 32768
     counts      int32 (E,), contiguous, on the GPU: how many rows each expert has, 0 or more. The host does
                 not read it: a kernel before may write it, and a replayed graph sees what is there then
     out         (rows, N), contiguous rows, which overlaps no other argument: bfloat16, float16 or float32.
-                Rows from the sum of the counts on are left as they are. Default: a new array of x's dtype and
-                kind, where these rows may hold anything
+                Rows from the sum of the counts on are left as they are. Default: a new array of x's kind and
+                dtype, of float8 bfloat16, where these rows may hold anything
     bias        (E, N), a row for each expert, or (N,) for all; contiguous, of out's dtype or float32
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch
+    scales      of float8: those of x, (rows, ceil(K / 128)), and of w, (E, ceil(N / 128), ceil(K / 128)),
+                float32, strides of 0 or more, as of `matmul`
     stream      as of `matmul`
     method      "auto", the first of these that can compute the product (on the emulator the last), or
                   sm90  wgmma and the TMA: compute capability 9.0. Rows of x and out, which are contiguous,
                         and rows or columns of w begin at multiples of 16 bytes; a row of out has a multiple
                         of 16 bytes. The experts of w lie one after another. If the columns of an expert are
-                        contiguous, K is a multiple of 64
+                        contiguous, K is a multiple of 64. float8, where rows of K are contiguous
                   sm80  mma.sync and cp.async: from 8.0 on
 
     Arrays, streams, capture, sums and bits are as of `matmul`.
@@ -158,7 +167,7 @@ def grouped_matmul(
     """
     one_of("grouped_matmul()", "method", method, ("auto", *METHODS))
     grouped = kept(GroupedGemm, method)
-    return grouped(x, w, counts, out, bias=bias, activation=activation, stream=stream)
+    return grouped(x, w, counts, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 
 def _shape_of(x, w, counts):
@@ -174,12 +183,13 @@ def _shapes(x, w):
     return f"GroupedGemm: x and w are {x.shape} and {w.shape}; they must be (rows, K) and (E, N, K){hint}"
 
 
-def _check(x, w, counts, out, bias):
+def _check(x, w, counts, out, bias, scales):
     """ValueError for arrays that no method can compute with."""
     if x.ndim != 2 or w.ndim != 3 or x.shape[1] != w.shape[2]:
         raise ValueError(_shapes(x, w))
-    if w.dtype != x.dtype or x.dtype.name not in HALVES:
-        raise ValueError(f"GroupedGemm: x is {x.dtype} and w is {w.dtype}; both must be {listed(HALVES)}")
+    allowed = (*HALVES, FLOAT8)
+    if w.dtype != x.dtype or x.dtype.name not in allowed:
+        raise ValueError(f"GroupedGemm: x is {x.dtype} and w is {w.dtype}; both must be {listed(allowed)}")
     (n_experts, n, k), rows = w.shape, x.shape[0]
     if not 1 <= n_experts <= MAX_EXPERTS or rows > MAX_ROWS or n_experts * max(n, k) > MAX_ROWS:
         raise ValueError(
@@ -195,6 +205,8 @@ def _check(x, w, counts, out, bias):
             f"GroupedGemm: out is {array_text(out)}; it must be {(rows, n)}, of {listed(ELEMENTS)}"
         )
     check_contiguous("GroupedGemm", "counts", counts)
+    n_blocks, k_blocks = (-(-size // BLOCK) for size in (n, k))
+    check_scales("GroupedGemm", x, scales, (rows, k_blocks), (n_experts, n_blocks, k_blocks), out)
     if bias is not None:
         allowed = list(dict.fromkeys((out.dtype.name, "float32")))
         if bias.shape not in ((n_experts, n), (n,)) or bias.dtype.name not in allowed:

@@ -96,7 +96,7 @@ class GroupedSm80:
         return out_that_cannot_be_stored(problem.out)
 
     def __init__(self, problem, gpu):
-        x, w, counts, out, bias, activation, report = problem
+        x, w, counts, out, bias, activation, report, _ = problem
         (n_experts, n, k), rows = w.shape, x.shape[0]
         a_layout: Any = layout_of_rows(x)
         b_layout: Any = layout_of_experts(w)

@@ -24,16 +24,19 @@ from shmemkit.device import load_vec16, store_vec16
 from shmemkit.device.cuda.accumulators import ROW_BITS
 from shmemkit.device.cuda.tma import tma_store
 
+from ..block_scales import SCALES, WIDTHS, scale_arguments, two_levels
 from ..epilogue import inline
-from ..problem import Problem, arrays_of, flat, not_of_tensor_cores
+from ..problem import FLOAT8, Problem, arrays_of, flat, not_of_tensor_cores
 from ..sm90 import ALONE, ITEMSIZE, WARPGROUP, Kinds, Layout, Tile, gemm_body, signature
 from ..sm90_host import (
     ALIGNED,
+    DTYPES,
     SLAB,
     Choice,
     Sm90,
     bind_gemm,
     major,
+    rows_that_are_not_of_k,
     rows_that_cannot_be_stored,
     taken,
 )
@@ -55,7 +58,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def order(t, n_m, n_n, extra):
-        (counts, firsts), _, _ = extra
+        (counts, firsts), _, _, _ = extra
         return find(t, n_n, counts, firsts)
 
     @inline
@@ -68,14 +71,14 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def b_at(found, n, map_b, extra):
-        _, (size_n, size_k, _), _ = extra
+        _, (size_n, size_k, _), _, _ = extra
         if by_k:
             return map_b, 0, expert_of(found) * size_n + n
         return map_b, expert_of(found) * size_k, n
 
     @inline
     def bias_at(found, extra):
-        _, (_, _, bias_step), _ = extra
+        _, (_, _, bias_step), _, _ = extra
         return expert_of(found) * bias_step
 
     @inline
@@ -84,7 +87,7 @@ def grouped_kernel(tile, kinds):
 
     @inline
     def send(piece, map_out, found, n, lane, extra):
-        _, (size_n, _, _), (out, pitch) = extra
+        _, (size_n, _, _), (out, pitch), _ = extra
         left = rows_in(found) - 16 * ((cuda.threadIdx.x - WARPGROUP) >> 5)
         if left >= 16:
             if lane == 0:
@@ -98,6 +101,15 @@ def grouped_kernel(tile, kinds):
                     words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
                     store_vec16(out, (row_of(found) + row) * pitch + to, words)
 
+    @inline
+    def place(found, extra):
+        return row_of(found), expert_of(found)
+
+    @inline
+    def scales_of(extra):
+        _, _, _, scales = extra
+        return scales
+
     gemm = gemm_body(
         tile,
         kinds,
@@ -108,6 +120,7 @@ def grouped_kernel(tile, kinds):
         bias_at=bias_at,
         boxes=boxes,
         send=send,
+        accumulation=two_levels(tile, place, scales_of) if kinds.dtype == FLOAT8 else None,
     )
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
@@ -127,6 +140,7 @@ def grouped_kernel(tile, kinds):
         out,
         pitch,
         report,
+        scales,
     ):
         """map_a to arrivals  as of ``gemm_kernel``, where m is the number of x's rows, map_b that of w as one
                            matrix, and K is not split
@@ -134,10 +148,11 @@ def grouped_kernel(tile, kinds):
         bias_step          elements from one expert's bias to the next one's; 0 for one of all
         out, pitch         uint8, 1-D: from its first byte to its last; bytes from row to row
         report             as of ``report_counts``
+        scales             as of ``scale_arguments``; () without
         """
         firsts = cuda.shared.array(TABLE, types.int32)
         n_m = plan(counts, m, firsts, report)
-        extra = (counts, firsts), (n, k, bias_step), (out, pitch)
+        extra = (counts, firsts), (n, k, bias_step), (out, pitch), scales
         gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
 
     return grouped_gemm_sm90
@@ -160,10 +175,10 @@ def stacked(w):
     return None
 
 
-def choose(rows, n_experts, n, sms):
+def choose(rows, n_experts, n, sms, widths=(256, 224, 192, 160, 128, 96, 64)):
     """-> (m, n) of a tile, for so many rows of all experts: 64 where a mean expert has no more, and then as
     wide as leaves tiles for all multiprocessors; otherwise the largest one."""
-    widths = [w for w in (256, 224, 192, 160, 128, 96, 64) if w < n + 32] or [32]
+    widths = [w for w in widths if w < n + 32] or [32]
     if rows > FEW * n_experts:
         return 128, widths[0]
     return 64, next((width for width in widths if n_experts * -(-n // width) >= sms), widths[-1])
@@ -178,7 +193,7 @@ class GroupedSm90(Sm90):
         if gpu.compute_capability[0] != 9:
             return f"the GPU has compute capability {gpu.capability}; it must be 9.0"
         x, w, out = problem.x, problem.w, problem.out
-        if reason := not_of_tensor_cores(problem.dense) or rows_that_cannot_be_stored(out):
+        if reason := not_of_tensor_cores(problem.dense, DTYPES) or rows_that_cannot_be_stored(out):
             return reason
         matrix = stacked(w)
         if matrix is None or not taken(matrix if matrix.strides[1] == w.itemsize else matrix.T):
@@ -186,6 +201,8 @@ class GroupedSm90(Sm90):
                 f"w has strides {w.strides}; its experts must lie one after another, with rows or columns "
                 f"that are contiguous and begin at multiples of {ALIGNED} bytes"
             )
+        if problem.scales and (reason := rows_that_are_not_of_k(x, matrix)):
+            return reason
         if major(matrix) == "mn" and w.shape[2] % SLAB:
             return f"K is {w.shape[2]}, and w's columns are contiguous; then K must be a multiple of {SLAB}"
         for name, array in (("x", x), ("out", out)):
@@ -197,9 +214,10 @@ class GroupedSm90(Sm90):
         return None
 
     def __init__(self, problem, gpu, tile=None):
-        x, w, counts, out, bias, activation, report = problem
+        x, w, counts, out, bias, activation, report, scales = problem
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
-        tile = tile_of(*(tile or choose(rows, n_experts, n, sms)))
+        of_widths = (WIDTHS,) if scales else ()
+        tile = tile_of(*(tile or choose(rows, n_experts, n, sms, *of_widths)))
         bias_step = n if bias is not None and bias.ndim == 2 else 0
         matrix: Any = stacked(w)
         dense = Problem(x, matrix.T, out, None if bias is None else bias.reshape(-1), activation)
@@ -210,6 +228,7 @@ class GroupedSm90(Sm90):
             Choice(tile, 1),
             sms,
             *(counts, bias_step, flat(out, "uint8"), pitch_of(out), report),
+            scale_arguments(*scales) if scales else (),
             n=n,
             k=k,
             n_tiles=most * -(-n // tile.n),
@@ -229,6 +248,7 @@ def pitch_of(out):
 def _listed(tile, *kinds):
     tile, kinds = tile_of(*tile), Kinds(*kinds)
     more = types.int32[::1], types.int64, types.uint8[::1], types.int64, types.int64
+    more += (SCALES if kinds.dtype == FLOAT8 else types.Tuple(()),)
     return grouped_kernel(tile, kinds), signature(kinds, *more)
 
 
@@ -239,4 +259,6 @@ GPU_KERNELS = {
     "128x224": _listed((128, 224), "bfloat16", "k", "k", "float16", "float32", "relu"),
     "64x256": _listed((64, 256), "bfloat16", "k", "k", "bfloat16", "bfloat16", "silu"),
     "64x128": _listed((64, 128), "bfloat16", "k", "k", "bfloat16"),
+    "128x256 float8": _listed((128, 256), FLOAT8, "k", "k", "bfloat16"),
+    "64x128 float8": _listed((64, 128), FLOAT8, "k", "k", "float32", "float32", "relu"),
 }

@@ -1,0 +1,54 @@
+"""Products that are measured: random operands, and whether a result is right."""
+
+from typing import Any
+
+from .cases import Checked, negate
+
+ERROR = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-17}
+"""Relative, of the norm, that is allowed: twice what rounding once gives; of float32, adding."""
+
+
+def random(xp, seed, dtype, *shapes):
+    """-> arrays of `shapes`, the same of one seed on all ranks"""
+    rng = xp.random.default_rng(seed)
+    return [rng.standard_normal(shape, dtype="float32").astype(dtype) for shape in shapes]
+
+
+def found(xp, out, reference, allowed):
+    """-> "", or what is wrong with `out`"""
+    error = float(xp.linalg.norm(out.astype(reference.dtype) - reference) / xp.linalg.norm(reference))
+    return "" if error <= allowed else f"wrong: relative error {error:.1e}"
+
+
+class GemmCase(Checked):
+    """A product of one shape, like the cases of ``cases.py``: `x`, (M, K), and `b`, (K, N)."""
+
+    op = "gemm"
+    x: Any
+    b: Any
+    options: dict[str, Any] = {}  # of ours
+
+    def __init__(self, world, shape, dtype: Any, layout="tn"):
+        self.world, self.shape, self.dtype, self.layout = world, shape, dtype, layout
+        m, n, k = shape
+        self.operations = 2 * m * n * k
+        self.bytes = (m * k + n * k + m * n) * dtype.itemsize
+
+    def make(self):
+        (m, n, k), by_k = self.shape, self.layout == "tn"
+        shapes = (m, k), (n, k) if by_k else (k, n)
+        self.x, b = random(self.world.xp, self.world.rank, self.dtype, *shapes)
+        self.b = b.T if by_k else b
+
+    def output(self, empty=None):
+        return (empty or self.world.xp.empty)(self.shape[:2], self.dtype)
+
+    def flip(self):
+        """All signs change."""
+        negate(self.x)
+
+    def _found(self, out):
+        """By some of the rows, from all over it."""
+        wide, step = "float64" if self.dtype.name == "float32" else "float32", max(1, self.shape[0] // 64)
+        reference = self.x[::step].astype(wide) @ self.b.astype(wide)
+        return found(self.world.xp, out[::step], reference, ERROR[self.dtype.name])
