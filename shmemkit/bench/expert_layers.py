@@ -83,8 +83,7 @@ class Products(grouped_gemm.GroupedCase):
             self.x = self.whole[order // self.topk]
         else:
             self.x = self.mine[order]
-        self.counts = xp.asarray(np.array(self.on_host, "int32"))
-        self.ends = xp.asarray(np.cumsum(self.on_host).astype("int32"))
+        self.make_counts()
 
 
 class First:

@@ -122,6 +122,7 @@ class GroupedCase(Checked):
         self.operations = 2 * self.rows * shape.n * shape.k
         self.weight_bytes = sum(map(bool, self.on_host)) * shape.n * shape.k * dtype.itemsize
         self.bytes = (self.rows * (shape.n + shape.k) + self.weights) * dtype.itemsize
+        self.allowed = ERROR.get(dtype.name, 0.0)
 
     def make(self):
         xp, shape = self.world.xp, self.shape
@@ -129,7 +130,6 @@ class GroupedCase(Checked):
         self.x, w = random(xp, self.world.rank, self.dtype, *sizes)
         self.w = w.reshape(shape.experts, shape.n, shape.k)
         self.make_counts()
-        self.allowed = ERROR[self.dtype.name]
 
     def make_counts(self):
         xp = self.world.xp
