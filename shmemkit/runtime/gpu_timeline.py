@@ -179,8 +179,8 @@ class GpuRecorder:
     def stop(self):
         """-> the file's dictionary of this rank. Its times begin with the first record of any rank. Kernels
         record to what they did before. Collective."""
-        self.world.synchronize()
         self._leave()
+        self.world.synchronize()
         modules.record_to(*self._before[:-1])
         spans, marks, lost = self._recorded(self.world.asnumpy(self.buffer))
         times = [each.begin for each in spans] + [mark.time for mark in marks]
