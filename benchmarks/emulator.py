@@ -1,8 +1,9 @@
-"""What the search for races costs on the emulator.
+"""What kernels, and the search for races, cost on the emulator.
 
     python benchmarks/emulator.py --json benchmarks/results/emulator.json
 
-Seconds for one launch on 4 PEs, with and without races=True, in turn; the smallest of several.
+Processor seconds for one launch on 4 ranks (elementwise: on one), with and without races=True, in turn; the
+smallest of several.
 """
 
 import argparse
@@ -44,20 +45,46 @@ def ring(total, part, flags):
 def run_ring(n, grid, block):
     world = sk.init()
     arrays = sk.zeros(n, "float32"), np.ones(n, "float32"), sk.signals(grid)
-    start = time.perf_counter()
+    start = time.process_time()
     ring[grid, block](*arrays)
-    return time.perf_counter() - start if world.rank == 0 else 0
+    return time.process_time() - start if world.rank == 0 else 0
 
 
 def run_queue(items, size):
     world = sk.init()
     queue, inputs = sk.Queue(world, 32, size), np.ones((items, size), "float32")
-    start = time.perf_counter()
+    start = time.process_time()
     queue(inputs)
-    return time.perf_counter() - start
+    return time.process_time() - start
+
+
+@cuda.jit
+def add(x, y, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = x[i] + y[i]
+
+
+def run_elementwise(n):
+    world = sk.init()
+    arrays = np.ones(n, "float32"), np.ones(n, "float32"), np.empty(n, "float32")
+    start = time.process_time()
+    add[-(-n // 256), 256](*arrays)
+    return time.process_time() - start if world.rank == 0 else 0
+
+
+def run_gemm(size):
+    world = sk.init()
+    a, gemm = np.ones((size, size), "float32"), sk.Gemm(method="simt")
+    start = time.process_time()
+    gemm(a, a)
+    world.stream.synchronize()
+    return time.process_time() - start
 
 
 PROGRAMS = {
+    "elementwise, 1 rank, 1000000 elements in blocks of 256": (run_elementwise, (1_000_000,)),
+    "sk.Gemm, 128 x 128 x 128, float32": (run_gemm, (128,)),
     "ring, 65536 elements, 32 blocks of 32 threads": (run_ring, (65536, 32, 32)),
     "ring, 65536 elements, 32 blocks of 128 threads": (run_ring, (65536, 32, 128)),
     "ring, 1024 elements, 32 blocks of 32 threads": (run_ring, (1024, 32, 32)),
@@ -75,7 +102,8 @@ def main():
         times = {"without": [], "with": []}
         for _ in range(options.repeats):
             for label, races in (("without", False), ("with", True)):
-                times[label].append(max(sk.emu.run(program, 4, args, races=races)))
+                ranks = 1 if program is run_elementwise else 4
+                times[label].append(max(sk.emu.run(program, ranks, args, races=races)))
         seconds[name] = {label: min(t) for label, t in times.items()}
         print(f"{name}: " + ", ".join(f"{label} {t:.3f} s" for label, t in seconds[name].items()), flush=True)
     if options.json:

@@ -97,7 +97,7 @@ def races():
     ]
     about = data["machine"]
     where = f"4 ranks, one core ({about['cpu']}), Python {about['python']}, {about['date'][:10]}."
-    return table(["one launch, s", "without", "with races", "ratio"], rows) + "\n\n" + where
+    return table(["one launch, CPU s", "without", "with races", "ratio"], rows) + "\n\n" + where
 
 
 def race_cases():

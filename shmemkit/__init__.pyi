@@ -5,11 +5,13 @@ from . import device as device
 from . import emu as emu
 from . import kernels as kernels
 from . import notebook as notebook
+from .attention.flash_decode import FlashDecode as FlashDecode
 from .collectives.all_gather import AllGather as AllGather
 from .collectives.all_reduce import AllReduce as AllReduce
 from .collectives.all_reduce.rms_norm import AllReduceRMSNorm as AllReduceRMSNorm
 from .collectives.all_to_all import AllToAll as AllToAll
 from .collectives.all_to_all import AllToAllV as AllToAllV
+from .collectives.attention_combine import AttentionCombine as AttentionCombine
 from .collectives.barrier import Barrier as Barrier
 from .collectives.broadcast import Broadcast as Broadcast
 from .collectives.functional import (
@@ -20,6 +22,9 @@ from .collectives.functional import (
 )
 from .collectives.functional import (
     all_to_all as all_to_all,
+)
+from .collectives.functional import (
+    attention_combine as attention_combine,
 )
 from .collectives.functional import (
     broadcast as broadcast,
@@ -49,6 +54,9 @@ from .gemm.grouped import GroupedGemm as GroupedGemm
 from .gemm.grouped import grouped_matmul as grouped_matmul
 from .gemm.reduce_scatter import GemmReduceScatter as GemmReduceScatter
 from .moe import ExpertParallel as ExpertParallel
+from .moe.all_gather_gemm import AllGatherGroupedGemm as AllGatherGroupedGemm
+from .moe.expert_index import ExpertIndex as ExpertIndex
+from .moe.gemm_reduce_scatter import GroupedGemmReduceScatter as GroupedGemmReduceScatter
 from .runtime.launch import bind as bind
 from .runtime.symmetric_memory import (
     array as array,

@@ -134,6 +134,7 @@ AllReduceMethod: TypeAlias = Literal[
 ]
 AllReduceRMSNormMethod: TypeAlias = Literal["auto", "one_shot", "two_shot"]
 AllToAllMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "push", "copy_engine", "push_2d"]
+AttentionForm: TypeAlias = Literal["all_gather", "all_to_all"]
 BroadcastMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "scatter", "push_2d"]
 GatherMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "push_2d"]
 ScatterMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
@@ -144,6 +145,8 @@ ReduceScatterMethod: TypeAlias = Literal[
 GemmMethod: TypeAlias = Literal["auto", "sm90", "sm80", "simt"]
 GroupedGemmMethod: TypeAlias = Literal["auto", "sm90", "sm80"]
 AllGatherGemmMethod: TypeAlias = Literal["auto", "push", "overlap", "overlap_2d", "sequential"]
+AllGatherGroupedGemmMethod: TypeAlias = Literal["auto", "overlap", "sequential"]
+GroupedGemmReduceScatterMethod: TypeAlias = Literal["auto", "fused", "sequential"]
 GemmReduceScatterMethod: TypeAlias = Literal[
     "auto", "ll128_overlap", "copy_engine", "fused", "fused_2d", "sequential"
 ]

@@ -27,8 +27,14 @@ from shmemkit.emu import launch_hook
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OBJECTS = [getattr(sk, name) for name in sk.__all__ if hasattr(getattr(sk, name), "methods")]
-OTHER_OBJECTS = ["Barrier.__call__", "ExpertParallel.dispatch", "ExpertParallel.combine", "Gemm.__call__"]
-OTHER_OBJECTS += ["GroupedGemm.__call__", "Queue.__init__"]
+OTHER_OBJECTS = [
+    "AttentionCombine.__call__",
+    "Barrier.__call__",
+    "ExpertParallel.dispatch",
+    "ExpertParallel.combine",
+    "Gemm.__call__",
+]
+OTHER_OBJECTS += ["GroupedGemm.__call__", "ExpertIndex.update", "Queue.__init__"]
 PRIMITIVES = {
     name: value
     for name, value in vars(device).items()

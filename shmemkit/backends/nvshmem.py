@@ -355,7 +355,8 @@ class NvshmemBackend:
         from cuda.bindings import driver
 
         error, milliseconds = driver.cuEventElapsedTime(first, last)
-        return None if int(error) else round(milliseconds * 1e6)
+        never = driver.CUresult.CUDA_ERROR_INVALID_HANDLE
+        return None if error == never else round(_checked((error, milliseconds))[0] * 1e6)
 
     def new_stream(self):
         """-> a stream of this rank's GPU, which no other waits for by itself."""
@@ -419,8 +420,15 @@ class NvshmemBackend:
 
     def _recorded(self, dst, enqueue):
         """`enqueue`, of a copy to `dst`; in a timeline, it is recorded."""
-        recorder = modules.recorder
-        return enqueue if recorder is None else recorder.copying(self.address(dst), dst.nbytes, enqueue)
+        address, n_bytes = self.address(dst), dst.nbytes
+
+        def run(handle):
+            if modules.recorder is None:
+                enqueue(handle)
+            else:
+                modules.recorder.copied(address, n_bytes, enqueue, handle)
+
+        return run
 
     def memory_operations(self, operations):
         """-> ``enqueue(handle)``: the stream itself does `operations`, one after the other.

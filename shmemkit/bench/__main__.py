@@ -23,7 +23,9 @@ from . import (
     barrier,
     collectives,
     compare,
+    expert_layers,
     expert_parallel,
+    flash_decode,
     gemm,
     gemm_reduce,
     grouped_gemm,
@@ -51,6 +53,7 @@ NO_MULTICAST = {
 # What the collectives' commands measure unless it is said.
 USUAL = {"sizes": SIZES, "vs": list(NCCL_WAYS), "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
+LAYER = "MxNxKxExTOPK"  # of a mixture of experts
 USERS = object()  # what --tune is without a FILE
 
 
@@ -289,6 +292,45 @@ def _parser():
     norms.add_argument("--methods", type=known, metavar="A,B", help=text)
     versus(norms, rms_norm.PEERS, ", ".join(rms_norm.PEERS), ",".join(rms_norm.PEERS))
     norms.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
+
+    decode = command(flash_decode.run, "flash_decode", "FlashDecode, PyTorch's attention, and a copy")
+    text = "tokens of a rank, heads of k and v, heads of q for each of them; default %(default)s"
+    decode.add_argument(
+        "--shapes", type=_by(parse_shapes), default=flash_decode.SHAPES, metavar="TxHxG,..", help=text
+    )
+    decode.add_argument("--batch", type=_positive, default=1, metavar="N", help="sequences; default 1")
+    text = "default %(default)s"
+    decode.add_argument("--head-dim", type=int, choices=flash_decode.HEAD_DIMS, default=128, help=text)
+    decode.add_argument("--dtype", choices=flash_decode.DTYPES, default="bfloat16", help=text)
+    text = "sdpa (PyTorch's attention to a rank's part) and copy (of half of k and v)"
+    versus(decode, flash_decode.PEERS, text, ",".join(flash_decode.PEERS), "both")
+    text = "calls in a CUDA graph (by their size, 2 to 50)"
+    decode.add_argument("--iters", type=_positive, metavar="N", help=text)
+
+    layer_shapes = _by(functools.partial(parse_shapes, names=LAYER))
+    for op, host in (
+        ("ag_grouped_gemm", "AllGatherGroupedGemm"),
+        ("grouped_gemm_rs", "GroupedGemmReduceScatter"),
+    ):
+        text = f"every method of {host}, and NCCL with torch._grouped_mm and with a loop of cuBLAS"
+        layer, methods, peers = (
+            command(expert_layers.run, op, text),
+            expert_layers.METHODS[op],
+            expert_layers.PEERS,
+        )
+        text = "of the whole layer, experts, and experts of a token; default %(default)s"
+        layer.add_argument(
+            "--shapes", type=layer_shapes, default=expert_layers.SHAPES, metavar=f"{LAYER},..", help=text
+        )
+        layer.add_argument(
+            "--dtype", choices=expert_layers.DTYPES, default="bfloat16", help="default %(default)s"
+        )
+        text = f"some of {', '.join(methods)}; default auto, and all for so many nodes"
+        known = _some_of(functools.partial(expert_layers.METHODS.get, op))
+        layer.add_argument("--methods", type=known, metavar="A,B", help=text)
+        versus(layer, peers, ", ".join(peers.values()), ",".join(peers))
+        text = "calls in a CUDA graph (by their size, 2 to 50)"
+        layer.add_argument("--iters", type=_positive, metavar="N", help=text)
 
     barriers = command(barrier.run, "barrier", "how long a barrier of the streams of all ranks takes")
     text = f"{', '.join(NCCL_WAYS)} (NCCL's all-reduce of one element) and nvshmem"

@@ -23,7 +23,7 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import load_vec16, store_vec16
-from shmemkit.moe.weighted_sums import weighted_sum
+from shmemkit.device.cuda.weighted_sums import weighted_sum
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 

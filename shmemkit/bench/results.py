@@ -35,6 +35,8 @@ CUBLAS = "cuBLAS"
 CUBLAS_LOOP = "cuBLAS, a loop"
 NCCL_CUBLAS = "NCCL and cuBLAS"  # one after the other
 TORCH_GROUPED = "torch._grouped_mm"
+TORCH_EXPERTS = "torch, NCCL and _grouped_mm"
+TORCH_EXPERTS_LOOP = "torch, NCCL and a loop of cuBLAS"
 TORCH_AG_GEMM = "torch fused_all_gather_matmul, no graph"
 TORCH_GEMM_RS = "torch fused_matmul_reduce_scatter, no graph"
 TORCH_SYMMETRIC = "torch symm_mem", "torch symm_mem one_shot", "torch symm_mem two_shot"
@@ -50,13 +52,14 @@ RATIOS = {  # a field of a row: the methods whose shortest time is compared with
     "vs_nccl": (*NCCL_WAYS, *NCCL_CUBLAS_WAYS),
     "vs_plain": (NCCL, NCCL_CUBLAS),
     "vs_torch_nccl": (TORCH_NCCL,),
-    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED),
+    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED, TORCH_EXPERTS),
     "vs_cublas": (CUBLAS,),
-    "vs_loop": (CUBLAS_LOOP,),
+    "vs_loop": (CUBLAS_LOOP, TORCH_EXPERTS_LOOP),
 }
 DRIVER = "cuLaunchKernel, arguments packed before"
 NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"
-COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE}
+SDPA, COPY = "sdpa", "copy"
+COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE, SDPA, COPY}
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
     "shmemkit numpy numba numba-cuda cuda-bindings cuda-core mpi4py torch nvshmem4py-cu12 nvshmem4py-cu13 "
@@ -69,12 +72,13 @@ class Row:
     """One method at one size.
 
     op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU), "first_launch", "gemm",
-                   "grouped_gemm", "ag_gemm", "gemm_rs" or "gemm_ar"
+                   "grouped_gemm", "ag_gemm", "gemm_rs", "gemm_ar" or "flash_decode"
     method         its name
     bytes          of the gathered buffer (all_gather), or sent to the peer (p2p), or of all operands (gemm);
                    None where there are none
     us             per call: the maximum over the ranks; None when it did not run
-    bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather
+    bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather;
+                   flash_decode: from memory
     vs_nccl        the time of NCCL (of a layer: of NCCL and then cuBLAS) in the same run over this one; NCCL
                    in the fastest of NCCL_WAYS. None if no way but plain buffers ran
     vs_plain       the same of NCCL with plain buffers
@@ -85,7 +89,7 @@ class Row:
     blocks         of the kernel, where that was varied
     out            "symmetric" where the result went to symmetric memory
     took           the method that "auto" took
-    shape          gemm: "MxNxK"; grouped_gemm: "ExROWSxNxK"
+    shape          gemm: "MxNxK"; grouped_gemm: "ExROWSxNxK"; flash_decode: "TOKENSxKV_HEADSxGROUP"
     tflops         gemm: 10**12 operations per second, 2 M N K in all
     weights_GBps   grouped_gemm: 10**9 bytes of the weights of experts with rows, per second
     vs_cublas      gemm: cuBLAS's time in the same run over this one; grouped_gemm: of one dense product

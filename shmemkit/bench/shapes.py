@@ -17,13 +17,15 @@ LEAST, MOST = 2, 50  # calls in a graph
 EMULATED = 1 << 24  # operations that are emulated without waiting too long
 
 
-def parse_shapes(text):
-    """ "MxNxK,MxNxK" -> [(m, n, k), ...]"""
+def parse_shapes(text, names="MxNxK"):
+    """ "MxNxK,MxNxK" -> [(m, n, k), ...]; likewise with other `names`"""
     shapes = []
     for part in text.split(","):
         sizes = part.lower().split("x")
-        if len(sizes) != 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
-            raise ValueError(f"it has {part!r}; it must be MxNxK, of integers of 1 or more")
+        if len(sizes) != len(names.split("x")) or not all(
+            size.strip().isdecimal() and int(size) for size in sizes
+        ):
+            raise ValueError(f"it has {part!r}; it must be {names}, of integers of 1 or more")
         shapes.append(tuple(map(int, sizes)))
     return shapes
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import current
 from shmemkit.support.arrays import as_array, stream_of, with_shape
 from shmemkit.support.settings import shown
-from shmemkit.typing import AnyStream, ArrayT, Op
+from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, Op
 
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .all_to_all import AllToAll
+from .attention_combine import AttentionCombine
 from .broadcast import Broadcast
 from .collective import checked_root
 from .gather import Gather
@@ -34,6 +36,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "attention_combine",
     "broadcast",
     "gather",
     "reduce",
@@ -63,6 +66,31 @@ def all_reduce(
 def all_to_all(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
     """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
     return _kept_for(AllToAll, x, stream, 1)(x, out, stream)
+
+
+def attention_combine(
+    partial: ArrayT,
+    lse: AnyArray,
+    form: AttentionForm = "all_gather",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+) -> ArrayT:
+    """Combine the partial attention of all ranks: see `AttentionCombine`. Its object is for the heads,
+    head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
+    partial's kind
+    """
+    world, who = current(required=True), "attention_combine()"
+    array = with_shape(who, "partial", partial, world.xp)
+    if array.ndim != 3:
+        raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
+    batch, heads, head_dim = array.shape
+    of = heads, head_dim, as_dtype(array.dtype, who).name, form
+    most = 1 << max(0, batch - 1).bit_length()
+    key = AttentionCombine, most, of
+    return _kept(
+        key, who, f"{most} batch entries", partial, stream, lambda: AttentionCombine(world, most, *of)
+    )(partial, lse, out, stream)
 
 
 def broadcast(
@@ -125,12 +153,18 @@ def _kept_for(kind, x, stream, times, *options: Any):
     if argument == "root":  # True and 1.0 have the hash of 1
         options = checked_root(who, world, options[0]), *options[1:]
     key = kind, nbytes, options
+    return _kept(key, who, f"{nbytes} bytes", x, stream, lambda: kind(world, nbytes, *options))
+
+
+def _kept(key, who, size, x, stream, make):
+    """-> what ``make()`` has made for the key."""
+    world = current(required=True)
     if key not in world.kept:
         as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
         if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):
             raise RuntimeError(
-                f"{who}: the stream captures a graph, and the first call for up to {nbytes} bytes allocates "
-                "memory. Make one call before the capture"
+                f"{who}: the stream captures a graph, and the first call for up to {size} allocates memory. "
+                "Make one call before the capture"
             )
-        world.kept[key] = kind(world, nbytes, *options)
+        world.kept[key] = make()
     return world.kept[key]

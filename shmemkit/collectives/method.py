@@ -121,18 +121,24 @@ class Method:
         return world.xp.array([0] * ranks.start + offsets, "int64")
 
     def launch(
-        self, kernel: Callable, grid: Shape, *args: Any, pdl: bool = False, threads: int | None = None
+        self,
+        kernel: Callable,
+        grid: Shape,
+        *args: Any,
+        pdl: bool = False,
+        threads: int | None = None,
+        shared: int = 0,
     ) -> Launch:
         """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
         With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little. `threads` of a block,
-        if not those of the method.
+        if not those of the method; `shared`: bytes of dynamic shared memory.
 
         The caller keeps the arrays alive: bound calls outlive what users gather.
         """
         threads = threads or self.threads
         key = kernel, grid, threads, tuple(getattr(arg, "dtype", None) for arg in args)
         if key not in self._launches:
-            self._launches[key] = bind(kernel, grid, threads, args, co_resident=True, pdl=pdl)
+            self._launches[key] = bind(kernel, grid, threads, args, shared=shared, co_resident=True, pdl=pdl)
             self._launches[key].forget_arrays()
         bound = self._launches[key].with_args(*args)
         bound.forget_arrays()

@@ -45,9 +45,12 @@ def surrounded(kernel, begin, end):
     """A function that calls `begin`, what `kernel` does, and `end`."""
     name, parameters = kernel.py_func.__name__, ", ".join(inspect.signature(kernel.py_func).parameters)
     body = CUDADispatcher(kernel.py_func, kernel.targetoptions | {"device": True, "forceinline": True})
-    names = {"_begin_": begin, "_body_": body, "_end_": end}
-    exec(f"def {name}({parameters}):\n _begin_({name!r})\n _body_({parameters})\n _end_({name!r})\n", names)
-    return names[name]
+    names = {"_sk_begin": begin, "_sk_body": body, "_sk_end": end}
+    lines = f"_sk_begin({name!r})", f"_sk_body({parameters})", f"_sk_end({name!r})"
+    exec("\n ".join([f"def _sk_kernel({parameters}):", *lines]), names)
+    function = names["_sk_kernel"]
+    function.__name__ = function.__qualname__ = name
+    return function
 
 
 def armed():

@@ -17,6 +17,8 @@ from .enums import ComparisonType, SignalOp, members
 SCOPES, COMPARES = get_args(Scope), get_args(Comparison)
 
 INTEGERS = (types.int32, types.uint32, types.int64, types.uint64)
+OFFSETS = (types.int64,)
+WORDS = (types.uint64,)
 SIGNALS = (types.uint64, types.int64)  # of NVSHMEM
 NUMBERS = (*INTEGERS, types.float32, types.float64)
 
@@ -190,8 +192,22 @@ def check_emulated_words(primitive, name, array, allowed=INTEGERS):
     raise TypeError(_wrong_array(primitive, name, array, 1, allowed, False))
 
 
-@functools.cache
+# By the id of a tuple, which it keeps: Numba's types take long to hash.
+_known = {}
+
+
 def _numpy_dtypes(allowed):
+    known = _known.get(id(allowed))
+    if known is not None:
+        return known[1]
+    dtypes = _as_numpy(allowed)
+    if len(_known) < 256:
+        _known[id(allowed)] = allowed, dtypes
+    return dtypes
+
+
+@functools.cache
+def _as_numpy(allowed):
     return frozenset(np.dtype(str(dtype)) for dtype in allowed)
 
 

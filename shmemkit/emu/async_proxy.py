@@ -11,11 +11,11 @@ import types
 from typing import Any
 
 import numpy as np
-from greenlet import getcurrent
 
 from shmemkit.compiler.numba_internals import CUDADispatcher
 
 from .device_arrays import IntegerArray, address
+from .workers import current
 
 
 def reads_shared(function):
@@ -35,7 +35,7 @@ class SharedArray(IntegerArray):
 
     def stored(self, index):
         """The running thread stores what `index` names."""
-        noted = unfenced(getcurrent())
+        noted = unfenced(current().thread)
         if type(index) is int and self.ndim == 1:
             noted.add(address(self) + (index if index >= 0 else index + len(self)) * self.strides[0])
             return

@@ -24,8 +24,8 @@ class CheckedThread(Thread):
         *("known_write", "known_read", "noted", "proxy", "reads_again", "looks_at", "was"),
     )
 
-    def __init__(self, hub, block, index, thread_id):
-        Thread.__init__(self, hub, block, index, thread_id)
+    def __init__(self, block, index, thread_id):
+        Thread.__init__(self, block, index, thread_id)
         self.key = block.key + 1 + thread_id
         self.clock = block.launch.clock  # others may have the same dictionary
         self.releases = 1  # so far, and one: times begin at 1

@@ -99,18 +99,24 @@ class Int32(int):
         return super().__new__(cls, mask - (1 << 32) if mask >> 31 else mask)
 
 
-class _Cast:
+def _cast(name):
     """A Numba or NumPy integer type as kernels use it: called, it casts; given as a dtype, NumPy understands
     it."""
+    dtype = np.dtype(name)
+    limits = np.iinfo(dtype)
+    mask, least, most = (1 << limits.bits) - 1, int(limits.min), int(limits.max)
 
-    def __init__(self, dtype):
-        self.dtype = np.dtype(dtype)
+    def signed(value=0):
+        if type(value) is not int:
+            value = int(value)
+        return value if least <= value <= most else wrap(value, dtype)
 
-    def __call__(self, value=0):
-        return wrap(int(value), self.dtype)
+    def unsigned(value=0):
+        return Unsigned(int(value) & mask)
 
-    def __repr__(self):
-        return self.dtype.name
+    cast: Any = unsigned if dtype.kind == "u" else signed
+    cast.dtype, cast.__name__ = dtype, name
+    return cast
 
 
 def wrap(value, dtype):
@@ -122,14 +128,18 @@ def wrap(value, dtype):
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
+_FROM_SCALAR: dict[type, Any] = {np.bool_: bool}
+_FROM_SCALAR |= {np.dtype(code).type: int for code in "bhilq"} | {
+    np.dtype(code).type: Unsigned for code in "BHILQ"
+}
+
+
 def from_scalar(value) -> Any:
     """A NumPy scalar as a kernel computes with it: integers in 64 bits, floats as they are."""
-    if isinstance(value, np.unsignedinteger):
-        return Unsigned(value)
-    if isinstance(value, np.signedinteger):
-        return int(value)
-    return bool(value) if isinstance(value, np.bool_) else value
+    convert = _FROM_SCALAR.get(type(value))
+    return value if convert is None else convert(value)
 
 
-CASTS = {name: _Cast(name) for name in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()}
+CASTS = {name: _cast(name) for name in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()}
 CASTS |= {"intp": CASTS["int64"], "uintp": CASTS["uint64"], "uint": CASTS["uint64"]}
+FLOATS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}

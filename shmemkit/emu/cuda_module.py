@@ -1,15 +1,17 @@
 """The stand-in for ``numba.cuda`` inside emulated kernels."""
 
+from collections import defaultdict
 from sys import _getframe
 
 import numpy as np
-from greenlet import getcurrent
+from numba import cuda as numba_cuda
 
 from shmemkit.support.dtypes import numpy_dtype
 
 from .cuda_integers import CASTS, Int32, Unsigned, wrap
 from .device_arrays import device_view, uninitialised
 from .thread import group_thread
+from .workers import current
 
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
@@ -36,7 +38,7 @@ class _Shared(Namespace):
     def array(self, shape, dtype, alignment=None):
         """One array per call site, function and block; shape 0 is the dynamic shared memory of the launch."""
         frame = _getframe(1)
-        block = getcurrent().block
+        block = current().thread.block
         # The globals tell functions apart that a factory made from the same code.
         site = id(frame.f_globals), frame.f_code, frame.f_lasti
         return block.launch.shared_array(block, site, shape, _dtype(dtype))
@@ -72,7 +74,7 @@ class _Atomic(Namespace):
                 )
             *outer, index = index
             array = array[tuple(outer)] if outer else array
-        return getcurrent().atomic(array, index + len(array) if index < 0 else index, function)
+        return current().thread.atomic(array, index + len(array) if index < 0 else index, function)
 
     def add(self, array, index, value):
         return self._update(array, index, lambda old: old + value)
@@ -141,49 +143,57 @@ class _CooperativeGroups(Namespace):
         return _Grid("grid_group")
 
 
-def _warp(function):
-    """A warp operation on the lanes' values: `function(me, values by lane, mine, *arguments)`. It orders no
-    memory."""
-
-    def operation(self, mask, value, *arguments):
-        thread = getcurrent()
-        values = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match").join(
-            thread, value, lambda values: {thread_id % WARP_SIZE: v for thread_id, v in values.items()}
-        )
-        return function(thread.lane, values, value, *arguments)
-
-    return operation
+def _exchange(mask, value, function):
+    """The lanes of `mask` bring a value each; ``function(values by thread_id)`` runs once. -> its result. It
+    orders no memory."""
+    thread = current().thread
+    part = thread.block.meeting(thread, "warp", mask & _FULL, "a shuffle, vote or match")
+    return part.join(thread, value, function)
 
 
-def _mask(lanes):
-    return Int32(sum(1 << lane for lane in lanes))
+def _vote(function):
+    """A warp operation with one result for all lanes."""
+    return lambda self, mask, value: _exchange(mask, value, function)
+
+
+def _lanes(threads):
+    return Int32(sum([1 << i % WARP_SIZE for i in threads]))
+
+
+def _match_any(values):
+    """-> value -> the lanes that have it"""
+    threads = defaultdict(list)
+    for i, value in values.items():
+        threads[value].append(i)
+    return {value: _lanes(those) for value, those in threads.items()}
 
 
 def _shuffle(source):
     """Take the value of lane ``source(me, argument)``; my own where that lane takes no part."""
-    return _warp(lambda lane, values, value, argument: values.get(source(lane, argument), value))
+
+    def shuffle(self, mask, value, argument):
+        values, thread = _exchange(mask, value, dict), current().thread
+        lane = thread.thread_id % WARP_SIZE
+        return values.get(thread.thread_id - lane + source(lane, argument), value)
+
+    return shuffle
 
 
 class Cuda:
     """`cuda.` names of kernels. What is missing raises NotImplementedError."""
 
-    threadIdx = property(lambda self: getcurrent().threadIdx)
-    blockIdx = property(lambda self: getcurrent().block.blockIdx)
-    blockDim = property(lambda self: getcurrent().block.blockDim)
-    gridDim = property(lambda self: getcurrent().block.gridDim)
-    laneid = property(lambda self: getcurrent().lane)
+    threadIdx = property(lambda self: current().thread.threadIdx)
+    blockIdx = property(lambda self: current().thread.block.blockIdx)
+    blockDim = property(lambda self: current().thread.block.blockDim)
+    gridDim = property(lambda self: current().thread.block.gridDim)
+    laneid = property(lambda self: current().thread.lane)
     warpsize = WARP_SIZE
     shared, local, const = _Shared("cuda.shared"), _Local("cuda.local"), _Const("cuda.const")
     atomic, cg = _Atomic("cuda.atomic"), _CooperativeGroups("cuda.cg")
     libdevice, fp16, bf16 = Namespace("cuda.libdevice"), Namespace("cuda.fp16"), Namespace("cuda.bf16")
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise NotImplementedError(f"cuda.{name} is not emulated. {LISTED}")
-
     def grid(self, ndim):
-        thread = getcurrent()
+        thread = current().thread
         block, index = thread.block, thread.threadIdx
         x = block.blockIdx.x * block.blockDim.x + index.x
         if ndim == 1:
@@ -194,14 +204,14 @@ class Cuda:
         return x, y, block.blockIdx.z * block.blockDim.z + index.z
 
     def gridsize(self, ndim):
-        block = getcurrent().block
+        block = current().thread.block
         sizes = tuple(g * b for g, b in zip(block.gridDim, block.blockDim, strict=True))
         return sizes[0] if ndim == 1 else sizes[:ndim]
 
     # -- synchronisation
     @staticmethod
     def syncthreads():  # Thread.syncthreads, with a call less: most switches are made here
-        thread = getcurrent()
+        thread = current().thread
         block, frame = thread.block, _getframe(1)
         if frame.f_lasti != block.at or frame.f_code is not block.code:
             block.comes(thread, "syncthreads", frame)
@@ -212,7 +222,7 @@ class Cuda:
             block.park()
 
     def _vote_block(self, kind, predicate, function):
-        thread = getcurrent()
+        thread = current().thread
         block = thread.block
         block.comes(thread, kind, _getframe(2), block.meeting(thread, "block", what=kind))
         return thread.rendezvous("block", bool(predicate), lambda votes: function(votes.values()), what=kind)
@@ -227,43 +237,44 @@ class Cuda:
         return self._vote_block("syncthreads_or", predicate, lambda votes: int(any(votes)))
 
     def syncwarp(self, mask=_FULL):
-        getcurrent().rendezvous("warp", None, lambda values: None, mask & _FULL)
+        current().thread.rendezvous("warp", None, lambda values: None, mask & _FULL)
 
     def threadfence(self):
-        getcurrent().threadfence("gpu")
+        current().thread.threadfence("gpu")
 
     def threadfence_block(self):
-        getcurrent().threadfence("block")
+        current().thread.threadfence("block")
 
     def threadfence_system(self):
-        getcurrent().threadfence("sys")
+        current().thread.threadfence("sys")
 
     def nanosleep(self, nanoseconds):
-        getcurrent().sleep()
+        current().thread.sleep()
 
     # -- warps
     def activemask(self):
         """All lanes of the warp: which of them a GPU would run together cannot be known. Unsigned, as Numba
         has it."""
-        return Unsigned((1 << getcurrent().warp_size()) - 1)
+        return Unsigned((1 << current().thread.warp_size()) - 1)
 
     def lanemask_lt(self):
-        return Unsigned((1 << getcurrent().lane) - 1)
+        return Unsigned((1 << current().thread.lane) - 1)
 
     shfl_sync = _shuffle(lambda lane, source: source % WARP_SIZE)
     shfl_up_sync = _shuffle(lambda lane, delta: lane - delta)
     shfl_down_sync = _shuffle(lambda lane, delta: lane + delta)
     shfl_xor_sync = _shuffle(lambda lane, mask: lane ^ mask)
-    all_sync = _warp(lambda lane, values, value: all(values.values()))
-    any_sync = _warp(lambda lane, values, value: any(values.values()))
-    eq_sync = _warp(lambda lane, values, value: len({bool(v) for v in values.values()}) == 1)
-    ballot_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v))
-    match_any_sync = _warp(lambda lane, values, value: _mask(i for i, v in values.items() if v == value))
-    match_all_sync = _warp(
-        lambda lane, values, value: (
-            (_mask(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
-        )
-    )
+    all_sync = _vote(lambda values: all(values.values()))
+    any_sync = _vote(lambda values: any(values.values()))
+    eq_sync = _vote(lambda values: len({bool(v) for v in values.values()}) == 1)
+    ballot_sync = _vote(lambda values: _lanes([i for i, v in values.items() if v]))
+
+    def match_any_sync(self, mask, value):
+        return _exchange(mask, value, _match_any)[value]
+
+    def match_all_sync(self, mask, value):
+        values = _exchange(mask, value, dict)
+        return (_lanes(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
 
     # -- integers and arithmetic
     def popc(self, x):
@@ -282,6 +293,18 @@ class Cuda:
         return a if predicate else b
 
 
+class _Missing:
+    """A name of numba.cuda that is not emulated. (A `__getattr__` of Cuda would cost time at each name.)"""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __get__(self, cuda, _):
+        if cuda is None:
+            return None
+        raise NotImplementedError(f"cuda.{self.name} is not emulated. {LISTED}")
+
+
 class Lazy:
     """`threadIdx` and the like, imported by name: their components are looked up when they are used."""
 
@@ -296,3 +319,6 @@ for _name, _cast in CASTS.items():
     setattr(Cuda, _name, _cast)
 for _name in ("float32", "float64"):
     setattr(Cuda, _name, getattr(np, _name))
+for _name in dir(numba_cuda):
+    if not hasattr(Cuda, _name):
+        setattr(Cuda, _name, _Missing(_name))

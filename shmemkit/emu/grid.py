@@ -4,10 +4,8 @@ import enum
 import gc
 import itertools
 from collections import deque
-from typing import Any
 
 import numpy as np
-from greenlet import getcurrent
 
 from shmemkit.support.arrays import as_array
 from shmemkit.support.garbage_collection import uncollected
@@ -25,6 +23,7 @@ from .tensor_maps import Async
 from .thread import Thread
 from .vector_clock import STEP
 from .watchdog import of_launches
+from .workers import running
 
 MANY = 1000  # threads, at which the collector does not look while they run
 
@@ -78,18 +77,15 @@ class Block(Participation):
         # Live lanes of each warp.
         self.warps = [(1 << min(32, self.n_threads - first)) - 1 for first in range(0, self.n_threads, 32)]
         Participation.__init__(self)
-        hub = self.scheduler.hub
-        self.threads = [self.thread(hub, self, index, i) for i, index in enumerate(launch.thread_indices)]
+        self.threads = [self.thread(self, index, i) for i, index in enumerate(launch.thread_indices)]
 
     def release(self):
         """All live threads are in syncthreads: they go on."""
         if self.open:
             self.check_calls()
         if self.machine.timeline is not None:
-            here: Any = getcurrent()  # it came last, or a thread that is not here has ended
-            self.machine.timeline.met(
-                [*self.parked, here] if getattr(here, "block", None) is self else self.parked
-            )
+            here = running()  # it came last, or a thread that is not here has ended
+            self.machine.timeline.met([*self.parked, here] if here.block is self else self.parked)
         self.scheduler.ready.extend(self.parked)
         self.parked.clear()
 
@@ -125,7 +121,10 @@ class Block(Participation):
                 rendezvous.left()
         if not self.alive and (left := self.asynchronous.in_use()):
             self.launch.fail(thread, EmulatorError(f"a block has ended before {left}"))
-        self.launch.left(thread)
+        launch = self.launch
+        launch.alive -= 1
+        if not self.alive or launch.rendezvous.round.values:
+            launch.left(thread)
 
 
 class Launch:
@@ -167,7 +166,8 @@ class Launch:
         self.fit, self.limit = self.machine.gpu.fit(n_threads, self.dynamic_shared, self.cluster)
         self.blocks, self.to_start, self.ended = [], deque(enumerate(indices)), 0
         self.alive = self.n_blocks * n_threads
-        if self.alive >= MANY and not gc.get_freeze_count():  # else what others have frozen would thaw, too
+        # What others have frozen would thaw, too. (To count it takes long.)
+        if self.alive >= MANY and not (any(la.frozen for la in scheduler.launches) or gc.get_freeze_count()):
             gc.freeze()
             self.frozen = True
         self.rendezvous = Rendezvous(scheduler, lambda: self.alive, "a grid barrier")
@@ -203,7 +203,7 @@ class Launch:
         )
 
     def left(self, thread):
-        self.alive -= 1
+        """`thread` has ended, the last of its block, or while others are in a barrier of the grid."""
         if not thread.block.alive:
             self.ended += 1
             if self.to_start:

@@ -9,13 +9,13 @@ What reaches the memory by other ways (``np.asarray``, buffers, DLPack) is not s
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 
 from shmemkit.support.host_program import current_world
 
 from .report import user_frame
 from .thread import Thread
 from .vector_clock import Moment
+from .workers import running
 
 
 class HostAccess:
@@ -72,7 +72,7 @@ def _is_view(array, index):
 def perform(function, reads=(), writes=(), stream=None):
     """-> ``function()``, which reads and writes those (array, index), on `stream` (None: the current one).
     Where it only writes and the stream is held up, it is done later."""
-    world = None if isinstance(getcurrent(), Thread) else current_world()
+    world = None if isinstance(running(), Thread) else current_world()
     machine = getattr(world and world.backend, "machine", None)
     if machine is None or machine.races is None:
         return _wrapped(function())

@@ -8,7 +8,6 @@ as long.
 import inspect
 
 import numpy as np
-from greenlet import getcurrent
 from numba import cuda
 
 from shmemkit.compiler.numba_internals import CUDADispatcher, normalize_kernel_dimensions
@@ -19,6 +18,7 @@ from .grid import Launch
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 from .translation import rebind, use_device_modules
+from .workers import running
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_SHARED = 227 << 10  # bytes of a block, of Hopper
@@ -132,6 +132,18 @@ def _pinned_array(shape, dtype=np.float64, strides=None, order="C"):
     return np.empty(shape, dtype, order)
 
 
+def _mapped_array(shape, dtype=np.float64, strides=None, order="C", stream=0, portable=False, wc=False):
+    return _device_array(shape, dtype, strides, order)
+
+
+def _managed_array(shape, dtype=np.float64, strides=None, order="C", stream=0, attach_global=True):
+    return _device_array(shape, dtype, strides, order)
+
+
+def _mapped_array_like(ary, stream=0, portable=False, wc=False):
+    return _device_array_like(ary)
+
+
 def _new_stream(*_, **__):
     default = default_stream()
     return Stream(default.machine, default.pe)
@@ -155,7 +167,7 @@ def install(device_modules):
     def call(kernel, *args, **kwargs):
         """A device function that a kernel reached through a module or a tuple, which rebind does not look
         into."""
-        if isinstance(getcurrent(), Thread):
+        if isinstance(running(), Thread):
             return rebind(kernel.py_func)(*args, **kwargs)
         return unconfigured(kernel, *args, **kwargs)
 
@@ -181,6 +193,10 @@ def install(device_modules):
     replace(cuda, "device_array", _device_array)
     replace(cuda, "device_array_like", _device_array_like)
     replace(cuda, "pinned_array", _pinned_array)
+    replace(cuda, "pinned_array_like", np.empty_like)
+    replace(cuda, "mapped_array", _mapped_array)
+    replace(cuda, "mapped_array_like", _mapped_array_like)
+    replace(cuda, "managed_array", _managed_array)
 
 
 def uninstall():

@@ -120,7 +120,10 @@ class Part(Rendezvous):
         return [thread_id for thread_id, _ in self.round.values]
 
     def join(self, thread, value, function):
-        self.block.comes_to_part(thread, self)
+        block = self.block
+        # Mostly it follows the lane before, and nothing else is under way.
+        if not self.round.values or block.open or block.waiting != [self] or not self.takes(thread.thread_id):
+            block.comes_to_part(thread, self)
         return super().join(thread, value, function)
 
     def _finish(self, now):
@@ -150,6 +153,7 @@ class Participation:
         # (code, at) then, and nothing else is under way; or warp -> position.
         self.code, self.at, self.common, self.sites = None, 0, None, {}
         self.torn = 0  # warps of which some lanes have ended
+        self.whole_warps = tuple(self.warps)
 
     # -- calls of a whole warp, warpgroup or block
     def enters(self, thread, scope, name, arguments, meets, frame):
@@ -307,19 +311,21 @@ class Participation:
     def loses(self, thread):
         """`thread` has ended. -> EmulatorError if others need it, or None"""
         i = thread.thread_id
-        warp, first = i >> 5, i & ~31
+        warp = i >> 5
         live = self.warps[warp]
-        self.warps[warp] = live & ~(1 << (i & 31))
-        if live.bit_count() == thread.warp_size():
+        self.warps[warp] = left = live & ~(1 << (i & 31))
+        if live == self.whole_warps[warp]:
             self.torn += 1
-        if not self.warps[warp]:
+        if not left:
             self.torn -= 1
         self.code = None
+        if not (self.open or self.parked or self.barrier):
+            return None
         for call in self.open:
             if call.lacks(i):
                 return self._of_call(call, thread, f"{self._me(thread)} has returned without it")
         kind, threads = self._at_barrier()
-        if any(first <= t.thread_id < first + 32 for t in threads):
+        if any(t.thread_id >> 5 == warp for t in threads):
             return self._of_barrier(thread, kind, "some lanes of the warp have returned")
         return None
 
@@ -382,7 +388,7 @@ class Participation:
             return "is at", line
         if thread.dead or thread is current:
             return "returned", None
-        if not thread:
+        if thread.worker is None:
             return "has not started yet", None
         line = kernel_line(thread.gr_frame)
         if thread in at_barrier:

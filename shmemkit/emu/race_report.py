@@ -605,7 +605,8 @@ class _Pair:
         for key, time in sorted(clock.items(), key=lambda entry: (entry[0] != a.key, -entry[1])):
             if key <= self.a.block or key >= self.a.block + BLOCK or time >> 32 != self.a.phase:
                 continue
-            releaser: Any = next((t for t in a.block.threads if t.key == key), None)
+            # One that has ended gives no other signal.
+            releaser: Any = next((t for t in a.block.threads if t.key == key and not t.dead), None)
             release = releaser and next((r for r in reversed(releaser.noted) if r[0] <= time), None)
             if not release:
                 continue

@@ -1,6 +1,6 @@
 """A rendezvous of threads: each brings a value, the last to arrive computes the result, and all get it."""
 
-from greenlet import getcurrent
+from .workers import running
 
 CARRIED_OUT = "the thread that carries out "  # the beginning of what the others of a round wait for
 
@@ -27,14 +27,16 @@ class Rendezvous:
         now = self.round
         now.values[thread.thread_id, thread.block] = value
         now.function = function
+        if len(now.values) == self.expected():
+            self._finish(now)
+            return now.result[0]
         while not now.result:
+            now.parked.append(thread)
+            thread.why = lambda: self._why(now)
+            self.scheduler.park()
+            thread.why = None
             if now is self.round and len(now.values) == self.expected():
                 self._finish(now)
-            else:
-                now.parked.append(thread)
-                thread.why = lambda: self._why(now)
-                self.scheduler.park()
-                thread.why = None
         return now.result[0]
 
     def left(self):
@@ -47,7 +49,7 @@ class Rendezvous:
         self.round = _Round()  # the function may wait, and others begin the next round meanwhile
         timeline, here = self.scheduler.timeline, []
         if timeline is not None:
-            here = [*now.parked, getcurrent()]
+            here = [*now.parked, running()]
             timeline.met(here)
         now.result.append(now.function({thread_id: value for (thread_id, _), value in now.values.items()}))
         if timeline is not None:

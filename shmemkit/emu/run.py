@@ -45,6 +45,11 @@ class Host(greenlet, HostProgram):
         self.grad = program.grad
         self.result: Any = None
 
+    @property
+    def worker(self):
+        """What runs it, as of a thread: itself, once it has begun."""
+        return self if self else None
+
     def switch(self, *args):
         if self.process is not None:
             self.process.enter()
@@ -101,8 +106,7 @@ class Program:
         scheduler, races = self.machine.scheduler, self.machine.races
         scheduler.ready.extend(self.hosts)
         thresholds = gc.get_threshold()
-        if races is not None:
-            gc.set_threshold(200_000, *thresholds[1:])  # the record of all accesses is no garbage
+        gc.set_threshold(200_000, *thresholds[1:])  # threads, and the record of all accesses, are no garbage
         try:
             with showing(self.machine.under_way):
                 while not scheduler.run_until(lambda: not self.running):

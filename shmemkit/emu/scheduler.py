@@ -1,11 +1,12 @@
 """The scheduler: which emulated thread runs next.
 
-Every CUDA thread is a greenlet, and so is each PE's host program when several PEs share a process. A thread
-runs until it waits: for a value in memory (`wait_for`), for the other threads of its block or warp (`park`),
-or for a turn in a spin loop (`spin`). Then the next runnable thread goes on, first come, first served; the
-same program gives the same schedule. A `choice` (``schedules.py``) makes other schedules: it picks who goes
-on, threads give it a chance before everything that others may see (`turn`), messages under way are delivered
-when it says so, and spin loops rest until something that they look at is written.
+Every CUDA thread runs in a greenlet (``workers.py``), and so does each PE's host program when several PEs
+share a process. A thread runs until it waits: for a value in memory (`wait_for`), for the other threads of
+its block or warp (`park`), or for a turn in a spin loop (`spin`). Then the next runnable thread goes on,
+first come, first served; the same program gives the same schedule. A `choice` (``schedules.py``) makes other
+schedules: it picks who goes on, threads give it a chance before everything that others may see (`turn`),
+messages under way are delivered when it says so, and spin loops rest until something that they look at is
+written.
 
 When no thread can run, or only spin loops can, a message that is under way is delivered. When there is none,
 the waits are polled once more (memory may have been written by an ordinary store, or by another process),
@@ -54,8 +55,8 @@ class Scheduler:
         self.progress += 1
         ready = self.ready
         if ready and self.choice is None:
-            following = ready[0]
-            if following:  # has started: switch to it directly, without the loop
+            following = ready[0].worker
+            if following is not None:  # it has begun: switch to it directly, without the loop
                 ready.popleft()
                 return following.switch()
         self.hub.switch()
@@ -206,8 +207,8 @@ class Scheduler:
         launches = list(self.launches)
         self.launches.clear()
         for thread in threads:
-            if thread:
-                thread.throw()
+            if thread.worker is not None:
+                thread.worker.throw()
         for launch in launches:
             launch.thaw()
             launch.let_go()

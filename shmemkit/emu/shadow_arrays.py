@@ -13,11 +13,11 @@ import sys
 import zlib
 
 import numpy as np
-from greenlet import getcurrent
 
 from .device_arrays import DeviceView, address, device_view
 from .report import is_kernel_code
 from .vector_clock import Moment
+from .workers import current
 
 _view, _set = np.ndarray.view, np.ndarray.__setitem__
 _getframe = sys._getframe
@@ -313,7 +313,7 @@ class Tracked(DeviceView):
         if at is None:
             self._all("read", index)
         else:
-            thread = getcurrent()
+            thread = current().thread
             self.region.read_cell(at, thread, thread.moment or thread.now(), frame)
         return value
 
@@ -332,7 +332,7 @@ class Tracked(DeviceView):
         at = self._cell(index)
         if at is not None:
             self._store(index, value)
-            thread = getcurrent()
+            thread = current().thread
             self.region.write_cell(at, thread, thread.moment or thread.now(), frame)
             return
         if isinstance(value, Tracked):
@@ -348,7 +348,7 @@ class Tracked(DeviceView):
         before = np.array(self.plain[index])
         self.plain[index] = value
         if not np.array_equal(before, self.plain[index]):
-            getcurrent().block.effects += 1  # a spin loop that does this is not where it was
+            current().thread.block.effects += 1  # a spin loop that does this is not where it was
 
     def _cell(self, index):
         """The cell of the element that `index` names; None when it is not one cell."""
@@ -377,7 +377,7 @@ class Tracked(DeviceView):
 
     def _all(self, what, index=...):
         """An ordinary access of the running thread to all that `index` names."""
-        thread = getcurrent()
+        thread = current().thread
         access = (thread.moment or thread.now(), *kernel_site())
         self.touch(what, thread.clock, access, index)
 
@@ -437,7 +437,7 @@ class TrackedVector(Tracked):
             return self._get(index, _getframe(1))
         value = self.take(index)
         at = self.cell + index * self.step
-        thread = getcurrent()
+        thread = current().thread
         moment = thread.moment or thread.now()
         write = region.writes[at]
         if write is not None:
@@ -482,7 +482,7 @@ class TrackedVector(Tracked):
         except OverflowError:
             self.plain[index] = value  # wraps
         at = self.cell + index * self.step
-        thread = getcurrent()
+        thread = current().thread
         moment = thread.moment or thread.now()
         write = region.writes[at]
         if write is not None:

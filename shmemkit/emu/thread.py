@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from greenlet import getcurrent, greenlet
 
 from shmemkit.support.settings import shown
 
@@ -19,38 +18,54 @@ from .device_arrays import address
 from .report import other_name, place
 from .scheduler import COMPARE
 from .spin_loops import state_of
+from .workers import begin, current
 
-_getframe = sys._getframe
+_getframe, _get, _set = sys._getframe, np.ndarray.__getitem__, np.ndarray.__setitem__
 LOOKS = 256  # addresses that a thread remembers having looked at
 
 
-class Thread(greenlet):
+class Thread:
     """One CUDA thread of a block. `block` has the PE, the grid and the threads it can synchronize with."""
 
-    __slots__ = ("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn", "timeline")
+    __slots__ = (
+        *("block", "pe", "threadIdx", "thread_id", "why", "looks", "polls", "at_turn", "timeline"),
+        *("worker", "dead", "__weakref__"),
+    )
+    timeline: Any  # its Clock, where one is recorded
 
-    def __init__(self, hub, block, index, thread_id):
-        greenlet.__init__(self, None, hub)
+    def __init__(self, block, index, thread_id):
         self.block, self.pe, self.threadIdx, self.thread_id = block, block.pe, index, thread_id
+        self.worker, self.dead = None, False  # the greenlet that runs it, while it has begun and not ended
         self.why = None  # () -> what it waits for, while it waits
         self.looks = None  # address -> value seen there by a poll
         self.polls = -1, {}  # with a choice: my block's effects; (address, my state) -> writes there so far
         self.at_turn = False  # I am about to do what others may see, but they may go first
 
     def run(self):
-        block = self.block
+        block, launch = self.block, self.block.launch
         try:
-            if (result := block.launch.function(*block.launch.arguments)) is not None:
+            if (result := launch.function(*launch.arguments)) is not None:
                 raise TypeError(f"the kernel returns {shown(result)}; a kernel must return nothing")
         except Exception as error:
-            block.launch.fail(self, error)
-        if block.launch.to_start:
+            launch.fail(self, error)
+        if launch.to_start:
             self.turn("write", ("room for blocks", self.pe))
         block.leave(self)
+        self.worker, self.dead = None, True
+
+    def switch(self):
+        """Begin, or go on."""
+        if self.worker is None:
+            begin(self)
+        else:
+            self.worker.switch()
+
+    # where I am, if I wait
+    gr_frame = property(lambda self: self.worker and self.worker.gr_frame)
 
     def let_go(self):
         """I was ended: I keep nothing."""
-        self.why = self.looks = None
+        self.worker = self.why = self.looks = None
 
     # -- who and where
     n_pes = property(lambda self: self.block.machine.n_pes)
@@ -88,6 +103,8 @@ class Thread(greenlet):
         value = converted(value, array.dtype)
         holds, item = COMPARE[compare], array.item
         key = address_of(array, index)
+        if self._passes() and holds(item(index), value):
+            return array[index]
         self.wait_until(
             key,
             lambda: holds(item(index), value),
@@ -98,6 +115,11 @@ class Thread(greenlet):
             lambda word: holds(word.view(array.dtype).item(0), value),
         )
         return array[index]
+
+    def _passes(self):
+        """Whether nobody is told of a wait that is satisfied already."""
+        scheduler = self.block.scheduler
+        return scheduler.choice is None and scheduler.timeline is None
 
     def wait_until(self, key, is_satisfied, why, satisfies=None):
         """Park until ``is_satisfied()``, which looks at the word at address `key`. ``satisfies(bytes)`` says
@@ -121,6 +143,8 @@ class Thread(greenlet):
         """Park until ``is_satisfied(array[index])``, relaxed: nothing else is known then. -> the element.
         ``shown(element)`` is what a report says of it."""
         item, key = array.item, address_of(array, index)
+        if self._passes() and is_satisfied(item(index)):
+            return item(index)
         self.wait_until(
             key,
             lambda: is_satisfied(item(index)),
@@ -148,7 +172,12 @@ class Thread(greenlet):
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
         if isinstance(dst, SharedArray):
             dst.reshape(-1).stored(slice(first, last))
-        np.asarray(dst).reshape(-1)[first:last] = np.asarray(src).reshape(-1)[first:last]
+        if dst.ndim != 1:
+            dst = np.ndarray.reshape(dst, -1)
+        if src.ndim != 1:
+            src = np.ndarray.reshape(src, -1)
+        part = slice(first, last)
+        _set(dst, part, _get(src, part))
 
     def bytes_of(self, what, array, first, last):
         """Bytes `first` to `last` of a contiguous array, as uint8, which I read or write."""
@@ -222,7 +251,7 @@ class Thread(greenlet):
         poll = here, *state_of(sys._getframe(2), exact)
         if exact:
             poll += tuple(
-                tuple(state_of(t.gr_frame, True)) for t in self.block.threads if t and t is not self
+                tuple(state_of(t.gr_frame, True)) for t in self.block.threads if t.worker and t is not self
             )
         since = []
         if poll in polls:
@@ -362,10 +391,10 @@ class Thread(greenlet):
     def together(self, scope, function=None):
         """A barrier of all threads of the warp or block; the last to arrive calls `function`. -> its result,
         for all of them."""
-        if scope == "thread":
-            return function() if function else None
         if scope == "block" and function is None:
             return self.syncthreads()
+        if scope == "thread":
+            return function() if function else None
         return self.rendezvous(scope, None, lambda values: function() if function else None)
 
     def rendezvous(self, scope, value, function, mask=0xFFFFFFFF, what=None):
@@ -430,29 +459,29 @@ def address_of(array, index):
 def group_thread(scope, name, *arguments, meets=True) -> Any:
     """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
     the same `arguments`. `meets`: whether there is a barrier inside."""
-    thread, frame = getcurrent(), _getframe(2)
     try:
-        call, i = thread.block.only, thread.thread_id
+        thread = current().thread
     except AttributeError:
-        current_thread(name)  # says where it may be called
-        raise
+        thread = current_thread(name)  # says where it may be called
+    block, i, frame = thread.block, thread.thread_id, _getframe(2)
+    call = block.only
     # Mostly it is as the thread before.
     if call is not None and call.next == i and i & 31 and i > 7 and call.left > 1:
         if frame.f_lasti == call.at and frame.f_code is call.code and arguments[call.n_arrays :] == call.rest:
             call.next = i + 1
             call.left -= 1
             return thread
-    thread.block.enters(thread, scope, name, arguments, meets, frame)
+    block.enters(thread, scope, name, arguments, meets, frame)
     return thread
 
 
 def current_thread(name) -> Any:
     """The emulated thread that is running, for primitive `name`."""
-    thread = getcurrent()
-    if isinstance(thread, Thread):
-        return thread
-    raise RuntimeError(
-        f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with "
-        "kernel[grid, block](...), on a GPU or in an emulated world (shmemkit.init(backend='emulator') or "
-        "shmemkit.emu.run)"
-    )
+    try:
+        return current().thread
+    except AttributeError:
+        raise RuntimeError(
+            f"{name}() runs inside a kernel: call it from a @cuda.jit function launched with "
+            "kernel[grid, block](...), on a GPU or in an emulated world (shmemkit.init(backend='emulator') "
+            "or shmemkit.emu.run)"
+        ) from None

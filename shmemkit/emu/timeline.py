@@ -18,7 +18,6 @@ from collections import Counter, deque
 from typing import Any
 
 import numpy as np
-from greenlet import getcurrent
 
 from shmemkit.support.call_site import shown_place
 from shmemkit.support.command_line import say
@@ -27,6 +26,7 @@ from shmemkit.support.trace_file import Arrow, Mark, Span, Track, save, trace
 from .errors import add_text
 from .report import is_kernel_code
 from .thread import Thread
+from .workers import running
 
 STORES = 256  # to one word, that are known
 RECORDS = 100_000  # spans and marks of a rank, by default
@@ -152,7 +152,7 @@ class Timeline:
     def stored(self, key):
         """The word at address `key` has been written, by a message or by the thread that runs."""
         store = self.arriving
-        if store is None and isinstance(thread := getcurrent(), Thread):
+        if store is None and isinstance(thread := running(), Thread):
             store = self.send(thread)
         if store is None:
             self.stores.pop(key, None)

@@ -15,7 +15,7 @@ import numpy as np
 from numba import cuda as numba_cuda
 
 from .async_proxy import names_in
-from .cuda_integers import CASTS, from_scalar
+from .cuda_integers import CASTS, FLOATS, from_scalar
 from .cuda_module import Cuda, Lazy, Namespace
 from .device_arrays import device_view
 
@@ -39,13 +39,13 @@ def _stand_ins():
         "numba.cuda": cuda,
         "numpy": types.SimpleNamespace(**{**vars(np), **CASTS}),
         "numba": types.SimpleNamespace(
-            **{**vars(numba), **CASTS, "cuda": cuda, "types": _types(numba.types)}
+            **{**vars(numba), **CASTS, **FLOATS, "cuda": cuda, "types": _types(numba.types)}
         ),
     }
 
 
 def _types(module):
-    return types.SimpleNamespace(**{**vars(module), **CASTS})
+    return types.SimpleNamespace(**{**vars(module), **CASTS, **FLOATS})
 
 
 def _module(module):
@@ -71,6 +71,8 @@ def _translate(value, name):
         return CASTS[np.dtype(value).name]
     if isinstance(value, numba.types.Integer) and not isinstance(value, numba.types.IntegerLiteral):
         return CASTS[value.name]
+    if isinstance(value, numba.types.Float):
+        return FLOATS[value.name]
     if isinstance(value, np.ndarray):
         constant = value.copy()
         constant.flags.writeable = False

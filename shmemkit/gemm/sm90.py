@@ -479,6 +479,8 @@ def gemm_body(
     bias_at=one_vector,
     boxes=one_box,
     send=None,
+    beside=0,
+    registers=None,
     accumulation=None,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
@@ -501,6 +503,9 @@ def gemm_body(
                                  follows it, for the tile at row m, and at which K it begins
     bias_at(m, extra)            -> where in the bias that of column 0 is, for the tile at row m
     boxes(m, extra)              -> how many boxes of A, of the tile's `loaded` rows, are loaded for a slab
+    beside                       arrivals that end a phase of full[s] besides the loader's: of those that load
+                                 A, or more of it, in ``exchange.watch``
+    registers                    as REGISTERS
     send(piece, map_out, m, n, lane, extra)
                                  called by a warp: start to store its 16 rows of a piece to out, at row m and
                                  column n. A thread commits a group then. None: to all `copies`
@@ -525,7 +530,7 @@ def gemm_body(
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a, depth = 64 * ROW_BYTES, kinds.depth  # bytes of a warpgroup's rows of A's slab
-    registers, (few, many) = moves_registers(tile), REGISTERS[max(tile.m, 128)]
+    moves, (few, many) = moves_registers(tile), registers or REGISTERS[max(tile.m, 128)]
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):
@@ -630,7 +635,7 @@ def gemm_body(
         empty = cuda.shared.array(stages, types.uint64)
         if cuda.threadIdx.x == 0:
             for i in range(stages):
-                mbarrier_init(full, i, 1)
+                mbarrier_init(full, i, 1 + beside)
                 mbarrier_init(empty, i, n_warps)
             fence_mbarrier_init()
         cuda.syncthreads()
@@ -644,14 +649,14 @@ def gemm_body(
         work, step = blocks(extra)
         first = cuda.shfl_sync(0xFFFFFFFF, cuda.threadIdx.x, 0)  # of this warp
         if first < WARPGROUP:
-            if registers:
+            if moves:
                 setmaxnreg_dec(few)
             if cuda.threadIdx.x == 0:
                 load_tiles(ring, map_a, map_b, work, works, step, shape, extra)
             elif first > 0:
                 watch(work, works, step, ring, extra)
         else:
-            if registers:
+            if moves:
                 setmaxnreg_inc(many)
             multiply_tiles(ring, map_out, bias, partials, arrivals, work, works, step, shape, size_n, extra)
 

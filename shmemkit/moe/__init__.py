@@ -16,6 +16,7 @@ import numpy as np
 from shmemkit.collectives.collective import check_contiguous, plans_of
 from shmemkit.collectives.method import agree, agree_on
 from shmemkit.device import TILE_BYTES
+from shmemkit.device.cuda.weighted_sums import DTYPES
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
@@ -26,7 +27,6 @@ from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
 from .combine import Combine
 from .dispatch import Dispatch
 from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS, THREADS
-from .weighted_sums import DTYPES
 
 __all__ = ["ExpertParallel", "Received"]
 

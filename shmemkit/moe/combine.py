@@ -38,7 +38,7 @@ No deadlock: blocks that send wait for no rank; all blocks are co-resident. The 
 
 import functools
 
-from numba import cuda, float32, int32, types, uint32, uint64
+from numba import cuda, float32, int32, types, uint32
 
 from shmemkit.collectives.method import Method
 from shmemkit.device import (
@@ -57,26 +57,11 @@ from shmemkit.device import (
     store_tile,
     symm_at,
 )
+from shmemkit.device.cuda.weighted_sums import four_words, two_words, weighted_sum
 
 from .routing import ALL, NONE, THREADS, divide_blocks, divided, peer_at, unit_of, without_first
-from .weighted_sums import weighted_sum
 
 SENDING = 0.66  # of the blocks
-
-
-@cuda.jit(device=True)
-def _four(pair):
-    """Two words of a tile as those of ``Weighted``."""
-    low, high = pair
-    shift = uint64(32)
-    return uint32(low), uint32(low >> shift), uint32(high), uint32(high >> shift)
-
-
-@cuda.jit(device=True)
-def _two(words):
-    """The inverse of ``_four``."""
-    shift = uint64(32)
-    return uint64(words[1]) << shift | uint64(words[0]), uint64(words[3]) << shift | uint64(words[2])
 
 
 @cuda.jit(device=True)
@@ -110,13 +95,13 @@ def combine_kernel(dtype):
                 share0, share1 = cuda.shfl_sync(ALL, share, j0), cuda.shfl_sync(ALL, share, j1)
                 a0, a1 = load_tile(row0, w), load_tile(row0, w1)
                 b0, b1 = load_tile(row1, w), load_tile(row1, w1)
-                total0, total1 = add(total0, _four(a0), share0), add(total1, _four(a1), share0)
+                total0, total1 = add(total0, four_words(a0), share0), add(total1, four_words(a1), share0)
                 if left:
-                    total0, total1 = add(total0, _four(b0), share1), add(total1, _four(b1), share1)
+                    total0, total1 = add(total0, four_words(b0), share1), add(total1, four_words(b1), share1)
                     left = without_first(left)
-            ll128_store_tile(slots, int32(first + w), _two(result(total0)), epoch, k)
+            ll128_store_tile(slots, int32(first + w), two_words(result(total0)), epoch, k)
             if w1 < tiles:
-                ll128_store_tile(slots, int32(first + w1), _two(result(total1)), epoch, k)
+                ll128_store_tile(slots, int32(first + w1), two_words(result(total1)), epoch, k)
             w = int32(w1 + warps)
 
     @cuda.jit(device=True)
@@ -135,15 +120,15 @@ def combine_kernel(dtype):
                 unit_of(buffer, k3 if k3 < n else k, t, max_tokens, tiles, w),
             )
             a, b, c, d = ll128_load_some(slots, some, epoch)
-            total = add(total, _four(a), float32(1))
+            total = add(total, four_words(a), float32(1))
             if k1 < n:
-                total = add(total, _four(b), float32(1))
+                total = add(total, four_words(b), float32(1))
             if k2 < n:
-                total = add(total, _four(c), float32(1))
+                total = add(total, four_words(c), float32(1))
             if k3 < n:
-                total = add(total, _four(d), float32(1))
+                total = add(total, four_words(d), float32(1))
             k = _next_of(owner, k3 + 1)
-        return _two(result(total))
+        return two_words(result(total))
 
     @cuda.jit(max_registers=64)  # see THREADS
     def expert_combine(

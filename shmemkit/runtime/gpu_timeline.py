@@ -6,14 +6,15 @@ and its receipt; it is wrong by at most half of that time, which is the stated u
 """
 
 import functools
-from time import time_ns
+from collections import defaultdict
+from time import perf_counter_ns
 
 import numpy as np
 from numba import cuda
 
 from shmemkit.device import ComparisonType, SignalOp, notify, rank, signal_op, signal_wait_until
 from shmemkit.device.cuda import timeline_records
-from shmemkit.device.cuda.timeline_records import BEGIN, MARK, WAIT, host_call, modules
+from shmemkit.device.cuda.timeline_records import BEGIN, MARK, WAIT, modules
 from shmemkit.device.shmem.bounded_waits import clock
 from shmemkit.support.trace_file import COPIES, Mark, Span, Track, trace
 
@@ -68,6 +69,42 @@ def read_clock(time):
     time[0] = clock()
 
 
+def spans_of(records, rank, what):
+    """-> (spans, marks) of these records of a rank, by its GPU's clock; ``what(address)``: what a wait for it
+    says.
+
+    Of launches in a row, the next one may begin before the last one has ended: an end is that of the span
+    that began first. A block's first thread may end before its others.
+    """
+    spans, marks, kernels, newest, opened = [], [], defaultdict(list), {}, defaultdict(list)
+    last = max((r.time + r.length for r in records), default=0)
+    for r in sorted(records, key=lambda r: r.time):
+        track = Track(rank, r.block, r.warp, r.sm)
+        block, phases = (r.module, r.block, r.sm), opened[track, r.module]
+        if r.category == "kernel" and r.kind == BEGIN:
+            newest[block] = Span(track, "kernel", r.name, r.time, r.time)
+            kernels[block].append(newest[block])
+            spans.append(newest[block])
+            continue
+        ended = r.category == "kernel" and kernels[block]
+        of = kernels[block].pop(0) if ended else newest.get(block)
+        if of is not None:
+            of.end = max(of.end, r.time + r.length)
+        if r.kind == WAIT:
+            spans.append(Span(track, "wait", r.name, r.time, r.time + r.length, what(r.address)))
+        elif r.kind == MARK:
+            marks.append(Mark(track, "mark", r.name, r.time, {}))
+        elif r.category == "phase" and r.kind == BEGIN:
+            phases.append(Span(track, "phase", r.name, r.time, last, {"not ended": True}))
+            spans.append(phases[-1])
+        elif r.category == "phase":
+            found = next((p for p in reversed(phases) if p.name == r.name), None)
+            if found is not None:
+                phases.remove(found)
+                found.end, found.args = r.time, {}
+    return spans, marks
+
+
 class GpuRecorder:
     """Records from when it is made until ``stop``. Collective."""
 
@@ -110,11 +147,11 @@ class GpuRecorder:
         time = world.xp.zeros(1, "uint64")
         call = bind(read_clock, 1, 1, (time,))
         for _ in range(20):
-            sent = time_ns()
+            sent = perf_counter_ns()
             call()
             event = world.backend.timed_event(world.backend.handle(None))
             world.synchronize()
-            took = time_ns() - sent
+            took = perf_counter_ns() - sent
             rounds.append((took, sent + took // 2, int(world.asnumpy(time)[0]), event))
         _, middle, seen, event = min(rounds, key=lambda r: r[0])
         return middle - seen, event, seen
@@ -124,91 +161,68 @@ class GpuRecorder:
         if self.has_room(self.calls):
             self.calls.append((name, begin, end))
 
+    def copied(self, address, n_bytes, enqueue, handle):
+        """Enqueue a copy to `address` between two events: copy engines may work where no multiprocessor is
+        free. Of a graph's copies the last run is known."""
+        if not self.has_room(self.copies):
+            enqueue(handle)
+            return
+        begin = self.world.backend.timed_event(handle)
+        enqueue(handle)
+        self.copies.append((address, n_bytes, begin, self.world.backend.timed_event(handle)))
+
     def has_room(self, those):
         full = len(those) >= MOST
         self.lost += full
         return not full
 
-    def launching(self, name, on):
-        """`on`, stream -> launch(), of the kernel `name`; its calls are recorded."""
-
-        def recorded(launch):
-            with host_call(f"launch {name}"):
-                return launch()
-
-        return lambda stream: functools.partial(recorded, on(stream))
-
-    def copying(self, address, n_bytes, enqueue):
-        """``enqueue(handle)``, of a copy to `address`, which is recorded between two events: copy engines may
-        work where no multiprocessor is free. Of a graph's copies the last run is known."""
-        event = self.world.backend.timed_event
-
-        def recorded(handle):
-            if modules.recorder is not self or not self.has_room(self.copies):
-                enqueue(handle)
-                return
-            begin = event(handle)
-            enqueue(handle)
-            self.copies.append((address, n_bytes, begin, event(handle)))
-
-        return recorded
-
-    def end(self):
-        """Kernels record to what they did before. The buffer lives until the GPU is at rest."""
-        *before, modules.recorder = self._before
-        self.world.synchronize()
-        modules.record_to(*before)
-
     def stop(self):
-        """-> the file's dictionary of this rank. Its times begin with the first record of any rank."""
-        self.end()
-        records, lost = timeline_records.decoded(self.world.asnumpy(self.buffer), self.sms, self.capacity)
-        spans, marks = self._of_kernels(records)
-        spans += [*self._of_copies(), *self._of_host()]
-        times = [span.begin for span in spans] + [mark.time for mark in marks]
+        """-> the file's dictionary of this rank. Its times begin with the first record of any rank. Kernels
+        record to what they did before. Collective."""
+        self.world.synchronize()
+        self._leave()
+        modules.record_to(*self._before[:-1])
+        spans, marks, lost = self._recorded(self.world.asnumpy(self.buffer))
+        times = [each.begin for each in spans] + [mark.time for mark in marks]
         firsts = self.world.host_allgather(min(times) - self.offset if times else None)
         base = min((t for t in firsts if t is not None), default=0) + self.offset
+        uncertainty = max(self.world.host_allgather(self.uncertainty))
+        return self._trace(spans, marks, lost, base, uncertainty_ns=uncertainty)
+
+    def abandon(self):
+        """-> likewise, of what there is, by the rank's own clock, without waiting for other ranks or kernels.
+        These go on recording, where nobody will read it."""
+        self._leave()
+        spans, marks, lost = self._recorded(modules.read())
+        times = [each.begin for each in spans] + [mark.time for mark in marks]
+        return self._trace(spans, marks, lost, min(times, default=0))
+
+    def _leave(self):
+        if modules.recorder is self:  # else an outer one has ended before
+            modules.recorder = self._before[-1]
+
+    def _recorded(self, words):
+        records, lost = timeline_records.decoded(words, self.sms, self.capacity)
+        spans, marks = spans_of(records, self.world.rank, self._what)
+        return [*spans, *self._of_copies(), *self._of_host()], marks, lost + self.lost
+
+    def _trace(self, spans, marks, lost, base, **about):
         for span in spans:
             span.begin, span.end = span.begin - base, span.end - base
         marks = [mark._replace(time=mark.time - base) for mark in marks]
-        uncertainty = max(self.world.host_allgather(self.uncertainty))
-        lost += self.lost
         dropped = {str(self.world.rank): lost} if lost else {}
-        return trace(spans, marks, unit="ns", dropped=dropped, uncertainty_ns=uncertainty)
-
-    def _of_kernels(self, records):
-        spans, marks, kernels, opened = [], [], {}, {}
-        last = max((r.time + r.length for r in records), default=0)
-        for r in sorted(records, key=lambda r: r.time):
-            track, block = Track(self.world.rank, r.block, r.warp, r.sm), (r.module, r.block)
-            phases = opened.setdefault((track, r.module), [])
-            if r.category == "kernel" and r.kind == BEGIN:
-                kernels[block] = Span(track, "kernel", r.name, r.time, last)
-                spans.append(kernels[block])
-                continue
-            if block in kernels:  # its first thread may end before the others
-                kernels[block].end = max(r.time + r.length, kernels[block].begin)
-            if r.kind == WAIT:
-                args = self._what(r.address)
-                spans.append(Span(track, "wait", r.name, r.time, r.time + r.length, args))
-            elif r.kind == MARK:
-                marks.append(Mark(track, "mark", r.name, r.time, {}))
-            elif r.category == "phase" and r.kind == BEGIN:
-                phases.append(Span(track, "phase", r.name, r.time, last, {"not ended": True}))
-                spans.append(phases[-1])
-            elif found := next((p for p in reversed(phases) if p.name == r.name), None):
-                phases.remove(found)
-                found.end, found.args = r.time, {}
-        return spans, marks
+        return trace(spans, marks, unit="ns", dropped=dropped, **about)
 
     def _of_copies(self):
         for address, n_bytes, begin, end in self.copies:
-            times = [self.world.backend.elapsed_ns(self._event, event) for event in (begin, end)]
-            if None not in times:  # else it is of a graph that has not run
+            since, took = (self.world.backend.elapsed_ns(*p) for p in ((self._event, begin), (begin, end)))
+            if since is not None and took is not None:  # else it has not run, as those of a graph
                 owner = self.world.locate(address)[2]
                 name = "copy" if owner in (None, self.world.rank) else f"copy to rank {owner}"
-                first, last = (self._seen + t for t in times)
-                yield Span(Track(self.world.rank, COPIES), "copy", name, first, last, {"bytes": n_bytes})
+                first = self._seen + since
+                yield Span(
+                    Track(self.world.rank, COPIES), "copy", name, first, first + took, {"bytes": n_bytes}
+                )
 
     def _of_host(self):
         for name, begin, end in self.calls:

@@ -28,7 +28,7 @@ from shmemkit.compiler import jit_cache
 from shmemkit.compiler.bounded_compile import compile_armed
 from shmemkit.compiler.numba_internals import CUDADispatcher
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
-from shmemkit.device.cuda.timeline_records import modules
+from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits
 from shmemkit.support import gpus, timeouts
 from shmemkit.support.arrays import as_array, is_tensor
@@ -324,6 +324,7 @@ class _GpuLaunch(Launch):
 
         _prepare_process()
         self._driver, self._module = driver, sys.modules.get("cupy")
+        self._recorded = modules.recorder is not None
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         compiled = self._compile(timeout)
         self._types = list(compiled.argument_types)
@@ -349,9 +350,8 @@ class _GpuLaunch(Launch):
     @uncollected()  # it would take a tenth of the time
     def _compile(self, timeout):
         argument_types = self._types_to_compile()
-        recorded = modules.recorder is not None
-        if timeout is not None or recorded:
-            around = (begin_kernel, end_kernel) if recorded else None
+        if timeout is not None or self._recorded:
+            around = (begin_kernel, end_kernel) if self._recorded else None
             return compile_armed(self.kernel, argument_types, timeout, around)
         return self.kernel.compile(argument_types)
 
@@ -504,13 +504,16 @@ class _GpuLaunch(Launch):
                 handle = driver.CUstream(stream)
                 return functools.partial(driver.cuLaunchKernel, self._function, *dims, handle, parameters, 0)
 
-        if modules.recorder is not None:
-            on = modules.recorder.launching(self.name, on)
         self._on, self._default = on, on(address_of_stream(stream))
 
     def __call__(self, stream=None):
         bounded_waits.check()
-        result = self._default() if stream is None else self._on(address_of_stream(stream))()
+        launch = self._default if stream is None else self._on(address_of_stream(stream))
+        if self._recorded:
+            with host_call(f"launch {self.name}"):
+                result = launch()
+        else:
+            result = launch()
         if result[0]:
             self._fail(result[0])
 

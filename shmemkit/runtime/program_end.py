@@ -6,6 +6,7 @@ that fails, the exit status says so.
 """
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -89,6 +90,9 @@ class ExitHandler:
             say(f"shmemkit: {of}\n{told(error)}")
         else:
             time.sleep(2.0)  # another rank shows it
+        if self.world is not None:
+            with contextlib.suppress(Exception):
+                self.world.end_timeline(error)
         self._abort(1)
 
     def _note_status(self, status):

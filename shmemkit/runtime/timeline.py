@@ -54,7 +54,7 @@ class Timeline:
             self._stop = self._abandon = self.world.backend.record(self._records)
         else:
             recorder = GpuRecorder(self.world, self._records)
-            self._stop, self._abandon = recorder.stop, recorder.end
+            self._stop, self._abandon = recorder.stop, recorder.abandon
         self.world.host_barrier()
         return self
 

@@ -24,7 +24,7 @@ from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
 from shmemkit.support.settings import integer, listed, one_of, shown
-from shmemkit.support.trace_file import timeline_file
+from shmemkit.support.trace_file import save, timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
 from .host_barrier import BoundedBarrier
@@ -404,7 +404,7 @@ class World(SymmetricMemory):
             self.abandon()
             return
         self.backend.synchronize()
-        self._end_timeline(None)
+        self.end_timeline(None)
         self._gather_all("finalize")
         leaks = self._dropped if self.ends_with_main else self._leaks()
         if leaks:
@@ -423,18 +423,23 @@ class World(SymmetricMemory):
     def abandon(self) -> None:
         """End the World after a failure, without waiting for other ranks."""
         if not self.finalized:
-            self._end_timeline(True)
+            self.end_timeline(True)
             self.backend.abandon()
             self._forget()
 
-    def _end_timeline(self, error):
-        """Write the file of SHMEMKIT_TIMELINE."""
+    def end_timeline(self, error: object) -> None:
+        """Write the file of SHMEMKIT_TIMELINE, if it is asked for; after an `error` one for each rank."""
         if self._timeline is not None and self._timeline_file is not None:
             timeline, self._timeline = self._timeline, None
             timeline.__exit__(None, error, None)
-            timeline.save(self._timeline_file)
-            if self.rank == 0:
-                say(f"shmemkit: the timeline: {self._timeline_file}")
+            path = self._timeline_file
+            if error is not None and self.n_ranks > 1:  # of this rank alone
+                root, suffix = os.path.splitext(path)
+                path = f"{root}.rank{self.rank}{suffix}"
+            elif self.rank != 0:
+                return
+            save(timeline.data, path)
+            say(f"shmemkit: the timeline: {path}")
 
     def _forget(self):
         self.finalized = True

@@ -286,9 +286,10 @@ def check(data):
         last[track] = event["ts"]
         if event["ph"] == "X":
             end, ends = event["ts"] + event["dur"], open_spans[track]
-            while ends and ends[-1] <= event["ts"] + 1e-9:
+            slack = 1e-9 + 1e-15 * end  # sums of floats are rounded
+            while ends and ends[-1] <= event["ts"] + slack:
                 ends.pop()
-            if event["dur"] < 0 or ends and end > ends[-1] + 1e-9:
+            if event["dur"] < 0 or ends and end > ends[-1] + slack:
                 raise ValueError(f"event {shown(event)} ends after the one that encloses it")
             ends.append(end)
         elif event["ph"] in "sf":

@@ -67,7 +67,9 @@ def figure(data):
     ax.set_yticks(list(lanes.values()), names)
     ax.set_ylim(len(lanes) - 0.4, -0.6)
     ends = [e["ts"] + e.get("dur", 0) for e in data["traceEvents"]]
-    ax.set_xlim(min((e["ts"] for e in data["traceEvents"] if e["ph"] != "M"), default=0), max(ends) or 1)
+    ax.set_xlim(
+        min((e["ts"] for e in data["traceEvents"] if e["ph"] != "M"), default=0), max(ends, default=0) or 1
+    )
     ax.set_xlabel(unit + (f"; {left} more tracks are not shown" if left else ""))
     ax.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour, label=name) for name, colour in legend.items()]

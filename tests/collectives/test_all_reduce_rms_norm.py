@@ -30,14 +30,23 @@ def expected(x, residual, weight, eps):
 
 
 def check(
-    n, method, calls, hidden=64, dtype="bfloat16", in_place=False, max_tokens=None, eps=1e-6, **options
+    n,
+    method,
+    calls,
+    hidden=64,
+    dtype="bfloat16",
+    in_place=False,
+    max_tokens=None,
+    eps=1e-6,
+    of=None,
+    **options,
 ):
     """`calls`: the tokens of each; all ranks get the same bits"""
     rng = np.random.default_rng(0)
     given = [inputs(rng, n, tokens, hidden, DTYPES[dtype]) for tokens in calls]
 
     def main(world):
-        op = sk.AllReduceRMSNorm(world, max_tokens or max(calls), hidden, dtype, method)
+        op = sk.AllReduceRMSNorm(world, max_tokens or max(calls), hidden, dtype, method, options=of)
         found = []
         for x, residual, weight in given:
             mine, old = x[world.rank].copy(), residual.copy()
@@ -73,6 +82,38 @@ def test_sizes_of_rows(method, hidden, dtype):
 
 
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_blocks_of_several_rows(method, blocks):
+    check(2, method, [5, 2, 7], of={"blocks": blocks}, races=True)
+
+
+def test_auto_takes_both():
+    check(3, "auto", [4, 1, 2, 4, 1], in_place=True, of={"one_shot": 2 * 128 * 2})
+
+    def main(world):
+        op = sk.AllReduceRMSNorm(world, 4, 64, options={"one_shot": 2 * 128 * 2})
+        assert [op.method_for(tokens) for tokens in (1, 2, 3, 4)] == ["one_shot"] * 2 + ["two_shot"] * 2
+        op.free()
+
+    spmd(3, main)
+
+
+def test_arrays_that_are_read_only():
+    x, residual, weight = inputs(np.random.default_rng(0), 1, 2, 8, np.float16)
+    for array in (x, residual, weight):
+        array.flags.writeable = False
+
+    def main(world):
+        op = sk.AllReduceRMSNorm(world, 2, 8, "float16")
+        _, new = op(x[0], residual, weight)
+        world.synchronize()
+        assert (new == expected(x, residual, weight, 1e-6)[1]).all()
+        op.free()
+
+    spmd(1, main)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("delivery", ["ordered", "unordered"])
 def test_races_and_delivery(method, delivery):
     check(3, method, [4, 4, 2, 4], in_place=True, races=True, delivery=delivery, seed=3)
@@ -101,7 +142,7 @@ def test_in_every_schedule(method):
             for (x, residual, weight), (_, new) in zip(given, found, strict=True):
                 assert (expected(x, residual, weight, 1e-6)[1] == new).all()
 
-    found = sk.emu.explore(main, 2)
+    found = sk.emu.explore(main, 2, exhaustive=True)
     assert found.finished and found.failure is None, str(found)
 
 
@@ -149,6 +190,8 @@ def test_a_wrong_call():
             ((rows, rows.astype("float32"), row), "residual is float32"),
             ((rows, rows.copy(), rows[0, :4]), r"weight is float16 \(4,\)"),
             ((rows, rows.copy(), row, -1.0), "eps is -1.0; it must be a number of 0 or more"),
+            ((rows, rows.copy(), row, 10**400), "it must be a number of 0 or more"),
+            ((rows, rows.copy(), row, [1e-6]), "eps is a list"),
             ((rows, rows.copy(), row, 1e-6, rows[::-1]), "out is"),
         ):
             with pytest.raises(ValueError, match=said):

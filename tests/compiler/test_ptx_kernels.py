@@ -1,5 +1,5 @@
-"""Every kernel of collectives, gemm and moe compiles for Hopper and Ampere without spills, and without local
-memory unless it calls NVSHMEM, whose functions take the addresses of their arguments.
+"""Every kernel of collectives, gemm, moe and attention compiles for Hopper and Ampere without spills, and
+without local memory unless it calls NVSHMEM, whose functions take the addresses of their arguments.
 
 A module lists all of its kernels with argument types that users would pass:
 
@@ -31,7 +31,9 @@ SPILLING = (  # within their max_registers: what fits on a multiprocessor is wor
 
 
 def listed():
-    rooms = [importlib.import_module(f"shmemkit.{room}") for room in ("collectives", "gemm", "moe")]
+    rooms = [
+        importlib.import_module(f"shmemkit.{room}") for room in ("collectives", "gemm", "moe", "attention")
+    ]
     inside = [
         info.name for room in rooms for info in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     ]

@@ -16,9 +16,10 @@ from shmemkit.collectives.schedules import two_shot
 from shmemkit.compiler.bounded_compile import arming, surrounded
 from shmemkit.device.cuda import timeline_records
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
-from shmemkit.device.cuda.timeline_records import BEGIN, END, MARK, WAIT
+from shmemkit.device.cuda.timeline_records import BEGIN, END, MARK, WAIT, Record
 from shmemkit.gemm import sm90
 from shmemkit.gemm.all_gather import push
+from shmemkit.runtime import gpu_timeline
 
 TRACE = "shmemkit_timeline"
 
@@ -108,6 +109,35 @@ def test_kernels_keep_their_parameters():
     recorded, bounded = recorded_ptx(kernel), compile_ptx(kernel, TYPES)
     assert recorded.count(".param .u64 kernel_param") == bounded.count(".param .u64 kernel_param")
     assert recorded.count("%globaltimer") == 2 and TRACE not in bounded
+
+
+def record(kind, time, category="kernel", name="k", block=0, warp=0, sm=3, length=0, module=1):
+    return Record(sm, kind, category, name, block, warp, module, time, 0, length)
+
+
+def spans_of(*records):
+    spans, _ = gpu_timeline.spans_of(list(records), 0, lambda address: {})
+    return [(s.kind, s.name, s.begin, s.end) for s in spans]
+
+
+def test_launches_that_overlap():
+    """The next one begins early, on the same or on another multiprocessor; another kernel runs long after."""
+    for sm in (3, 4):
+        found = spans_of(
+            record(BEGIN, 0), record(BEGIN, 90, sm=sm), record(END, 100), record(END, 200, sm=sm),
+            record(BEGIN, 9000, name="other", module=2), record(END, 10000, name="other", module=2),
+        )  # fmt: skip
+        assert found == [("kernel", "k", 0, 100), ("kernel", "k", 90, 200), ("kernel", "other", 9000, 10000)]
+
+
+def test_a_block_ends_with_its_last_warp():
+    found = spans_of(record(BEGIN, 0), record(WAIT, 5, "wait", "w", warp=1, length=100), record(END, 20))
+    assert found == [("kernel", "k", 0, 105), ("wait", "w", 5, 105)]
+
+
+def test_a_phase_has_the_name_of_its_kernel():
+    found = spans_of(record(BEGIN, 0), record(BEGIN, 1, "phase"), record(END, 5), record(MARK, 9, "mark"))
+    assert found == [("kernel", "k", 0, 9), ("phase", "k", 1, 9)]
 
 
 def test_names_are_literals():

@@ -709,7 +709,6 @@ NOT_EMULATED = {
     "cuda.fp16.hadd": lambda x: cuda.fp16.hadd(x[0], x[0]),
     "cuda.atomic.sometimes": lambda x: cuda.atomic.sometimes(x, 0, 1),
     "cuda.shared.something": lambda x: cuda.shared.something(),
-    "cuda.whatever": lambda x: cuda.whatever(x),
 }
 
 
@@ -717,6 +716,12 @@ NOT_EMULATED = {
 def test_what_is_not_emulated_says_so(name):
     kernel = cuda.jit(NOT_EMULATED[name])
     with pytest.raises(sk.emu.EmulatorError, match=f"NotImplementedError: {name} is not emulated"):
+        launch(kernel, 1, 1, np.zeros(1))
+
+
+def test_what_numba_does_not_have_is_no_name_of_cuda():
+    kernel = cuda.jit(lambda x: cuda.whatever(x))
+    with pytest.raises(sk.emu.EmulatorError, match="no attribute 'whatever'"):
         launch(kernel, 1, 1, np.zeros(1))
 
 
@@ -745,6 +750,24 @@ def test_host_side_of_numba_cuda(world):
     host = cuda.pinned_array(4)
     other.copy_to_host(host)
     assert (host == 2).all() and cuda.device_array((2, 3), np.int8).shape == (2, 3)
+
+
+def test_arrays_that_host_and_kernels_share():
+    @cuda.jit
+    def double(x):
+        x[cuda.threadIdx.x] *= 2
+
+    def main():
+        sk.init()
+        arrays = [make(4, np.float32) for make in (cuda.mapped_array, cuda.managed_array, cuda.pinned_array)]
+        arrays += [cuda.mapped_array_like(arrays[0]), cuda.pinned_array_like(arrays[0])]
+        for x in arrays:
+            x[:] = 3
+            double[1, 4](x)
+        cuda.synchronize()
+        return [(x.dtype.name, x.tolist()) for x in arrays]
+
+    assert sk.emu.run(main, 1) == [[("float32", [6, 6, 6, 6])] * 5]
 
 
 def test_numba_is_itself_again_after_the_world(world):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from emulated import spmd
 from fast import examples
+from greenlet import getcurrent
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
@@ -350,3 +351,24 @@ def test_random_programs_end_as_they_may(data, n, delivery, seed):
             there = [i for i in sent if steps[i][2:] == (target, word)]
             last = [i for i in there if not any(must_follow(j, i) for j in there)]
             assert x[word] in ([1 << i for i in last] or [0])
+
+
+# ---- greenlets
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_threads_that_do_not_wait_run_in_one_greenlet(waits):
+    greenlets = []
+
+    @cuda.jit
+    def kernel():
+        if waits:
+            cuda.syncthreads()
+        greenlets.append(getcurrent())
+
+    def main():
+        sk.init()
+        kernel[1, 64]()
+
+    sk.emu.run(main, 1)
+    assert len(greenlets) == 64 and len(set(greenlets)) == (64 if waits else 1)

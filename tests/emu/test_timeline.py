@@ -528,6 +528,7 @@ def test_objects(tmp_path, capsys):
         assert "is the timeline" in (text := capsys.readouterr().err) or "No such file" in text
     assert shmemkit_timeline([str(file), "--between", "0", "3"]) == 0
     assert not re.search(r"^0 +phase +round +6 ", capsys.readouterr().out, re.M)
+    assert shmemkit_timeline([str(file), "--between", "1e6", "2e6"]) == 0
     with pytest.raises(SystemExit):
         shmemkit_timeline([str(file), "--between", "3", "0"])
     assert "the first time must be before the last" in capsys.readouterr().err
@@ -560,6 +561,14 @@ spans = st.builds(
     times,
     times,
 )
+
+
+def test_long_timelines_are_valid():
+    """Of minutes: spans that touch, whose ends are rounded."""
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.integers(1, 9, 3000) * 32) + int(6e11)
+    those = [Span(Track(0, 0), "wait", "w", *map(int, pair)) for pair in pairwise(times)]
+    trace_file.check(trace_file.trace(those, unit="ns"))
 
 
 @given(st.lists(spans, min_size=1, max_size=20), st.data())

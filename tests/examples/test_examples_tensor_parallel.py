@@ -1,4 +1,5 @@
-"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py: they print what they say; other sizes; no races."""
+"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py: they print what they
+say; other sizes; no races."""
 
 import re
 import sys
@@ -12,7 +13,7 @@ from fast import slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", slow("07_ag_gemm.py", "08_gemm_rs.py"))
+@pytest.mark.parametrize("name", [*slow("07_ag_gemm.py", "08_gemm_rs.py"), "14_moe_tensor_parallel.py"])
 def test_it_prints_what_it_says(capsys, name):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", (EXAMPLES / name).read_text(), re.S)[1]
     assert emulate(["-n", "4", str(EXAMPLES / name)]) == 0

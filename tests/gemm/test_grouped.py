@@ -172,7 +172,7 @@ def zeros(*shape, dtype="float16"):
         ({"w": zeros(2, 16, 8)}, r"Give a weight of shape \(E, K, N\) as w.transpose\(0, 2, 1\)"),
         (
             {"w": zeros(2, 8, 16, dtype="bfloat16")},
-            "x is float16 and w is bfloat16; both must be bfloat16 or",
+            "x is float16 and w is bfloat16; both must be bfloat16,",
         ),
         ({"x": zeros(4, 16, dtype="float32")}, "x is float32"),
         ({"w": zeros(0, 8, 16), "counts": zeros(0, dtype="int32")}, "w must have 1 to 32768 experts"),

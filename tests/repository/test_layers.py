@@ -32,6 +32,7 @@ LAYERS = (
     "shmemkit.collectives",
     "shmemkit.gemm",
     "shmemkit.moe",
+    "shmemkit.attention",
     "shmemkit.kernels",
     "shmemkit.compat",
     "shmemkit.emulated_scripts",
@@ -43,7 +44,7 @@ LAYERS = (
     "shmemkit.pytest_plugin",
     "shmemkit.__main__",
 )
-WITHOUT_EMULATOR = ("runtime", "backends.nvshmem", "collectives", "gemm", "moe")
+WITHOUT_EMULATOR = ("runtime", "backends.nvshmem", "collectives", "gemm", "moe", "attention")
 DOOR = "shmemkit.device.emulator"  # by which `device` reaches the emulator
 NUMBA_ROOM = "shmemkit.compiler"  # which alone imports numba-cuda's insides
 PUBLIC_OF_NUMBA = {"numba", "numba.cuda", "numba.types", "numba.cuda.types"}

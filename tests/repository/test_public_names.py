@@ -96,6 +96,7 @@ WORDS = {
     "AllReduceMethod": lambda world: sk.AllReduce(world, 8, method="no such"),
     "AllReduceRMSNormMethod": lambda world: sk.AllReduceRMSNorm(world, 8, 8, method="no such"),
     "AllToAllMethod": lambda world: sk.AllToAll(world, 8, method="no such"),
+    "AttentionForm": lambda world: sk.AttentionCombine(world, 1, 1, 8, form="no such"),
     "BroadcastMethod": lambda world: sk.Broadcast(world, 8, method="no such"),
     "GatherMethod": lambda world: sk.Gather(world, 8, method="no such"),
     "ReduceScatterMethod": lambda world: sk.ReduceScatter(world, 8, method="no such"),
@@ -104,6 +105,10 @@ WORDS = {
     "GemmMethod": lambda world: sk.Gemm("no such"),
     "GroupedGemmMethod": lambda world: sk.GroupedGemm("no such"),
     "AllGatherGemmMethod": lambda world: sk.AllGatherGemm(world, 8, method="no such"),
+    "AllGatherGroupedGemmMethod": lambda world: sk.AllGatherGroupedGemm(world, 8, method="no such"),
+    "GroupedGemmReduceScatterMethod": lambda world: sk.GroupedGemmReduceScatter(
+        world, 8, 8, 8, method="no such"
+    ),
     "GemmReduceScatterMethod": lambda world: sk.GemmReduceScatter(world, 8, 8, method="no such"),
     "GemmAllReduceMethod": lambda world: sk.GemmAllReduce(world, 8, 8, method="no such"),
 }

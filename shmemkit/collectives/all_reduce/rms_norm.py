@@ -6,8 +6,8 @@
 
 A block has a row. The row stays in registers from its arrival to its last store. Packets are Lamport's.
 
-Slots     one shot: inputs[buffer, k, r]: row r of rank k's x. Two shots: rank r % n combines row r, its
-          inputs[buffer, k, r // n], and sends results[buffer, r]
+Slots     inputs[buffer, k, r]: row r of rank k's x. Two shots: rank r % n combines row r, of
+          inputs[buffer, k, r // n], and sends results[buffer, r % n, r // n]. Only rank k writes its inputs
 Epochs    epochs[r], local: of row r; it selects the buffer. Device-resident, so graph-safe
 
   a block, for its rows r in ascending order:
@@ -20,11 +20,13 @@ Epochs    epochs[r], local: of row r; it selects the buffer. Device-resident, so
 
 All ranks combine in the same order, and sum squares alike: they get the same bits, in every run.
 
-No race: the double-buffer lemma (docs/protocols.md), of each row; to consume a slot includes to reset it. A
-rank writes results[buffer, r] again two epochs later, when it has inputs of the epoch between from all ranks,
-which these sent in a later launch than the one that reset it. out may be x, and the new residual the old one:
-a block alone loads and stores its rows. No deadlock: ascending-order progress; a row's inputs are sent before
-anything of it is waited for, and all blocks are resident.
+No race: the double-buffer lemma (docs/protocols.md), of each row; consuming a slot includes resetting it. Two
+epochs later, a rank sends a row's inputs again, and its owner the result. In the epoch between, the owner has
+had that row's inputs from all ranks, and they its result. Each of these was sent in a launch after the one
+that reset the slot. out may be x, and the new residual the old one: a block alone loads and stores its rows.
+
+No deadlock: ascending-order progress; a row's inputs are sent before anything of it is waited for, and all
+blocks are resident.
 """
 
 from __future__ import annotations
@@ -42,8 +44,17 @@ from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import call_on, check_writable, converted, keyed, new_output, overlap, with_shape
-from shmemkit.support.settings import array_text, integer, listed, one_of, shown
+from shmemkit.support.arrays import (
+    call_on,
+    check_writable,
+    converted,
+    keyed,
+    new_output,
+    overlap,
+    unlocked,
+    with_shape,
+)
+from shmemkit.support.settings import array_text, integer, listed, one_of, options_of, shown
 from shmemkit.typing import AllReduceRMSNormMethod, AnyArray, AnyStream, ArrayT, DType
 
 from ..collective import check_contiguous, plans_of
@@ -53,7 +64,8 @@ from ..transports import LAMPORT
 
 DTYPES = ("bfloat16", "float16")
 PIECE = LAMPORT.unit_bytes
-THREADS, MOST_PIECES = 512, 8  # of a block; of a thread
+THREADS = 512  # of a block, with 128 registers: enough for 2 pieces, from 9 ranks on for 1
+MOST_PIECES = 8  # of a thread, in half as many threads
 ONE_SHOT = 1 << 19  # bytes that a rank sends, up to which "auto" takes one shot: a guess
 
 device = cuda.jit(device=True)
@@ -70,42 +82,48 @@ def norm_kernel(n, pieces, dtype, two_shots):
     widen, pack = element(dtype).widen, element(dtype).pack
 
     @device
+    def send_row(x, r, count, channel, buffer, epoch, me):
+        i, row = u32(cuda.threadIdx.x), u32(buffer * n + me)
+        while i < count:
+            words = load(x, r * count + i)
+            if two_shots:
+                send(channel, u32(row * channel[1] + (r // n) * count + i), words, epoch, r % n)
+            else:
+                send_all(channel, row, u32(r * count + i), copies(words), epoch, me)
+            i = u32(i + cuda.blockDim.x)
+
+    @device
+    def combine_row(r, count, channel, buffer, epoch, me):
+        i = u32(cuda.threadIdx.x)
+        while i < count:
+            at = u32((r // n) * count + i)
+            words = combine(receive_all(channel, u32(buffer * n), at, epoch))
+            send_all(channel, u32(2 * n + buffer * n + me), at, copies(words), epoch, me)
+            i = u32(i + cuda.blockDim.x)
+
+    @device
     def place(k):
         return u32(cuda.threadIdx.x + k * cuda.blockDim.x)
 
     @device
-    def send_piece(k, _, arguments):
-        x, r, count, inputs, buffer, epoch, me = arguments
-        i = place(k)
-        if i < count:
-            words, row = load(x, r * count + i), u32(buffer * n + me)
-            if two_shots:
-                slot = u32(row * inputs[1] + (r // n) * count + i)
-                send(inputs, slot, words, epoch, r % n)
-            else:
-                send_all(inputs, row, u32(r * count + i), copies(words), epoch, me)
-
-    @device
-    def combine_piece(k, _, arguments):
-        r, count, inputs, results, buffer, epoch, me = arguments
-        i = place(k)
-        if i < count:
-            words = combine(receive_all(inputs, u32(buffer * n), u32((r // n) * count + i), epoch))
-            send_all(results, u32(buffer), u32(r * count + i), copies(words), epoch, me)
+    def piece_of(k, arguments):
+        """Zeros beyond the row."""
+        x, first, count = arguments
+        return load(x, u32(first + place(k))) if place(k) < count else (u64(0), u64(0))
 
     @device
     def total_of(k, arguments):
-        """The sum of all ranks, and the residual: the new residual, which it stores. Zeros beyond the row."""
-        r, count, inputs, results, buffer, epoch, residual, new_residual = arguments
-        i, words = place(k), (u64(0), u64(0))
+        """The sum of all ranks, and the residual: the new residual, which it stores."""
+        r, count, channel, buffer, epoch, residual, new_residual = arguments
+        i, words = place(k), residual[k]
         if i < count:
-            at = u32(r * count + i)
             if two_shots:
-                words = receive(results, u32(buffer * results[1] + at), epoch)
+                slot = u32((2 * n + buffer * n + r % n) * channel[1] + (r // n) * count + i)
+                total = receive(channel, slot, epoch)
             else:
-                words = combine(receive_all(inputs, u32(buffer * n), at, epoch))
-            words = add((words, load(residual, at)))
-            store(new_residual, at, words)
+                total = combine(receive_all(channel, u32(buffer * n), u32(r * count + i), epoch))
+            words = add((total, words))
+            store(new_residual, u32(r * count + i), words)
         return words
 
     @device
@@ -136,16 +154,13 @@ def norm_kernel(n, pieces, dtype, two_shots):
     @device
     def store_normal(k, words, arguments):
         r, count, scale, weight, out = arguments
-        i = place(k)
+        i, factors = place(k), weight[k]
         if i < count:
-            factors = load(weight, i)
             done = normal_word(words[0], scale, factors[0]), normal_word(words[1], scale, factors[1])
             store(out, u32(r * count + i), done)
 
-    nothing = (0,) * pieces
-    send_pieces, combine_pieces = for_each(pieces, send_piece), for_each(pieces, combine_piece)
-    totals_of, store_normals = tuple_of(pieces, total_of), for_each(pieces, store_normal)
-    all_squares = folded(pieces, squares, add_squares)
+    pieces_of, totals_of = tuple_of(pieces, piece_of), tuple_of(pieces, total_of)
+    store_normals, all_squares = for_each(pieces, store_normal), folded(pieces, squares, add_squares)
 
     @device
     def sum_of_block(x, shared):
@@ -162,35 +177,34 @@ def norm_kernel(n, pieces, dtype, two_shots):
         return total
 
     @cuda.jit
-    def all_reduce_rms_norm(
-        x, residual, weight, new_residual, out, rows, count, size, eps, inputs, results, epochs
-    ):
+    def all_reduce_rms_norm(x, residual, weight, new_residual, out, rows, count, size, eps, channel, epochs):
         """Of the arrays of all ranks.
 
         x, residual, new_residual, out
-                         complex128, rows of `count` pieces: of `size` elements
-        weight           complex128, a row
-        inputs, results  channels: of 2 * n rows of units, and of 2; results: of two shots
-        epochs           uint32, of each row, zeros at first
-        grid             any number of blocks of whole warps, one-dimensional, as the blocks are
+                 complex128, rows of `count` pieces: of `size` elements
+        weight   complex128, a row
+        channel  of 2 * n rows of inputs; of two shots, then as many of results
+        epochs   uint32, of each row, zeros at first
+        grid     any number of blocks of whole warps, one-dimensional, as the blocks are
         """
         shared = cuda.shared.array(32, f32)
         r, me = u32(cuda.blockIdx.x), rank()
-        griddepcontrol_wait(x, residual, weight, symm_at(inputs[0], 0), epochs, me, r)
+        griddepcontrol_wait(x, residual, weight, symm_at(channel[0], 0), epochs, me, r)
         griddepcontrol_launch_dependents()
         while r < rows:
             epoch = u32(epochs[r] + 1)
             buffer = epoch & 1
-            send_pieces(nothing, (x, r, count, inputs, buffer, epoch, me))
+            send_row(x, r, count, channel, buffer, epoch, me)
             cuda.syncthreads()  # all threads have read the epoch, and the sums of the row before
             if cuda.threadIdx.x == 0:
                 epochs[r] = epoch
+            old, factors = pieces_of((residual, u32(r * count), count)), pieces_of((weight, u32(0), count))
             if two_shots and r % n == me:
-                combine_pieces(nothing, (r, count, inputs, results, buffer, epoch, me))
-            words = totals_of((r, count, inputs, results, buffer, epoch, residual, new_residual))
+                combine_row(r, count, channel, buffer, epoch, me)
+            words = totals_of((r, count, channel, buffer, epoch, old, new_residual))
             mean = f32(sum_of_block(all_squares(words, 0), shared) / f32(size))
             scale = f32(f32(1) / f32(math.sqrt(f32(mean + eps))))
-            store_normals(words, (r, count, scale, weight, out))
+            store_normals(words, (r, count, scale, factors, out))
             r = u32(r + cuda.gridDim.x)
 
     return all_reduce_rms_norm
@@ -201,32 +215,30 @@ class RowMethod(PacketMethod):
 
     at_once, t = True, LAMPORT
 
-    def prepare(self, max_tokens, hidden, dtype, two_shots):
+    def prepare(self, max_tokens, hidden, dtype, two_shots, most_blocks):
+        self.most_blocks = most_blocks
         world, n = self.world, self.world.n_ranks
         self.check_ranks()
         self.size, self.count = hidden, hidden * dtype.itemsize // PIECE
-        emulated = world.backend.name == "emulator"
-        most = max(32, -(-self.count // MOST_PIECES)) if emulated else min(THREADS, self.count)
-        self.threads = -(-most // 32) * 32
+        threads = THREADS if self.count <= THREADS * (2 if n <= 8 else 1) else THREADS // 2
+        threads = 32 if world.backend.name == "emulator" else threads
+        pieces = min(MOST_PIECES, -(-self.count // threads))
+        self.threads = -(-self.count // (32 * pieces)) * 32
         rows = -(-max_tokens // n) if two_shots else max_tokens
-        self.inputs = LAMPORT.channel(self, 2 * n, rows * self.count * PIECE, self.array_name("inputs"))
-        self.results = self.inputs
-        if two_shots:
-            n_bytes = max_tokens * self.count * PIECE
-            self.results = LAMPORT.channel(self, 2, n_bytes, self.array_name("results"))
+        n_bytes = rows * self.count * PIECE
+        self.channel = self.t.channel(self, (4 if two_shots else 2) * n, n_bytes, self.array_name("slots"))
         self.epochs = world.xp.zeros(max_tokens, "uint32")
-        self.kernel = norm_kernel(n, -(-self.count // self.threads), dtype.name, two_shots)
-        nothing = world.xp.empty(0, dtype)
-        self.bind(*[nothing] * 5, 0.0)
+        self.kernel = norm_kernel(n, pieces, dtype.name, two_shots)
+        self.bind(*[world.xp.empty(0, dtype)] * 5, 0.0)
 
     def bind(self, x, residual, weight, new_residual, out, eps):
         arrays = [
             a.reshape(-1).view("uint8").view("complex128") for a in (x, residual, weight, new_residual, out)
         ]
         rows = x.size // self.size
-        args = *arrays, rows, self.count, self.size, np.float32(eps), self.inputs, self.results, self.epochs
+        args = *arrays, rows, self.count, self.size, np.float32(eps), self.channel, self.epochs
         fit = self.launch(self.kernel, 1, *args, pdl=True).resident_blocks
-        return self.launch(self.kernel, max(1, min(rows, fit)), *args, pdl=True)
+        return self.launch(self.kernel, max(1, min(rows, fit, self.most_blocks or fit)), *args, pdl=True)
 
 
 class AllReduceRMSNorm:
@@ -241,20 +253,25 @@ class AllReduceRMSNorm:
 
     world       the World; its ranks, 16 at most, reach each other over NVLink, as in one node
     max_tokens  the most rows of a call
-    hidden      elements of a row: a multiple of 8, 32768 at most
+    hidden      elements of a row: a multiple of 8, 16384 at most
     dtype       of all arrays: bfloat16 or float16
     method      "auto", or
                   one_shot   few rows: each rank sends all of x to all others
                   two_shot   more rows: rank r % n_ranks combines row r, and sends the sum
+    options     numbers for tuning, the same on all ranks; None: those that are chosen
+                  blocks     of the grid, at most
+                  one_shot   bytes that a rank sends, up to which "auto" takes one_shot
 
-    The sum has the bits of `AllReduce`, and is rounded to dtype, as is the new residual. The squares are of
-    the rounded residual, and summed up in float32. All ranks get the same bits, in every run, by each method.
+    Ranks are summed in their order, in float32. The sum is rounded to dtype, and so is the new residual. The
+    squares are of the rounded residual, and summed up in float32. All ranks get the same bits, in every run,
+    by each method.
 
     It allocates symmetric memory: of one_shot 2 * n_ranks * max_tokens rows, of two_shot 4 * max_tokens.
     """
 
     METHODS = {"one_shot": False, "two_shot": True}
     methods = tuple(METHODS)
+    options: dict[str, Any] = {"blocks": None, "one_shot": None}
 
     def __init__(
         self,
@@ -263,37 +280,43 @@ class AllReduceRMSNorm:
         hidden: int,
         dtype: DType = "bfloat16",
         method: AllReduceRMSNormMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
     ):
         check_world(WHO, world)
         self._methods: Any = None
-        kind: Any = None
 
         def check():
-            nonlocal kind
             integer(WHO, "max_tokens", max_tokens, 1, 1 << 20)
-            integer(WHO, "hidden", hidden, 8, THREADS * MOST_PIECES * PIECE // 2)
-            kind = as_dtype(dtype, WHO)
-            if kind.name not in DTYPES:
-                raise ValueError(f"{WHO}: dtype is {kind.name}; it must be {listed(DTYPES)}")
+            integer(WHO, "hidden", hidden, 8, THREADS // 2 * MOST_PIECES * PIECE // 2)
+            self.dtype = as_dtype(dtype, f"{WHO}: ")
+            if self.dtype.name not in DTYPES:
+                raise ValueError(f"{WHO}: dtype is {self.dtype.name}; it must be {listed(DTYPES)}")
             if hidden % 8:
                 raise ValueError(f"{WHO}: hidden is {hidden}; it must be a multiple of 8")
             one_of(WHO, "method", method, (*self.METHODS, "auto"))
-            return {"max_tokens": max_tokens, "hidden": hidden, "dtype": kind.name, "method": method}
+            self.options = options_of(WHO, self.options, options)
+            for name, least in (("blocks", 1), ("one_shot", 0)):
+                if self.options[name] is not None:
+                    integer(WHO, name, self.options[name], least)
+            return {
+                "options": self.options,
+                "max_tokens": max_tokens,
+                "hidden": hidden,
+                "dtype": self.dtype.name,
+                "method": method,
+            }
 
         agree_on(world, WHO, check)
-        self.world, self.max_tokens, self.hidden, self.dtype, self.method = (
-            *(world, int(max_tokens), int(hidden)),
-            *(kind, method),
-        )
+        self.world, self.method = world, method
+        self.max_tokens, self.hidden = int(max_tokens), int(hidden)
         self._plans, self._order, self._methods = plans_of(world), shared_order(world), {}
         first, last = self.method_for(1), self.method_for(self.max_tokens)
         try:
             for name in dict.fromkeys((first, last)):
                 tokens = self.max_tokens if name == last else self._most_of_one_shot()
-                self._methods[name] = RowMethod(
-                    *(world, tokens, self.hidden, kind, self.METHODS[name]),
-                    name=f"all_reduce_rms_norm {name}",
-                )
+                given = tokens, self.hidden, self.dtype, self.METHODS[name], self.options["blocks"]
+                self._methods[name] = RowMethod(world, *given, name=f"{WHO} {name}")
         except (ValueError, MemoryError):
             self.free()
             raise
@@ -301,8 +324,10 @@ class AllReduceRMSNorm:
     def _most_of_one_shot(self):
         """Rows up to which "auto" takes one shot: to two ranks, two shots send as many bytes."""
         peers = self.world.n_ranks - 1
-        row = self.hidden * self.dtype.itemsize
-        return self.max_tokens if peers <= 1 else min(self.max_tokens, max(1, ONE_SHOT // (row * peers)))
+        row, limit = self.hidden * self.dtype.itemsize, self.options["one_shot"]
+        if limit is None and peers <= 1:
+            return self.max_tokens
+        return min(self.max_tokens, (ONE_SHOT if limit is None else limit) // (row * max(1, peers)))
 
     def method_for(self, tokens: int) -> str:
         """-> the method for so many rows, up to max_tokens. TypeError or ValueError for others."""
@@ -340,9 +365,10 @@ class AllReduceRMSNorm:
         check_world(WHO, world)
         stream, waits = call_on(world, stream, x, residual, weight, out, new_residual)
         x = with_shape(WHO, "x", x, world.xp)
-        new = new_output, (x, x.shape, x.dtype, world.xp, stream, world.backend.follow)
-        out = new[0](*new[1]) if out is None else out
-        new_residual = new[0](*new[1]) if new_residual is None else new_residual
+        alike = x, x.shape, x.dtype, world.xp, stream, world.backend.follow
+        out = new_output(*alike) if out is None else out
+        new_residual = new_output(*alike) if new_residual is None else new_residual
+        eps = _number(eps)
         arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual, "out": out}
         key, known = keyed(WHO, arrays, world.xp)
         key = *key, eps
@@ -358,8 +384,6 @@ class AllReduceRMSNorm:
 
     def _plan(self, arrays, eps):
         x = arrays["x"]
-        if isinstance(eps, bool) or not isinstance(eps, (int, float, np.floating)) or not 0 <= eps < math.inf:
-            raise ValueError(f"{WHO}: eps is {shown(eps)}; it must be a number of 0 or more")
         tokens = x.shape[0] if x.ndim == 2 else -1
         for name, array in arrays.items():
             shape = (self.hidden,) if name == "weight" else (max(tokens, 0), self.hidden)
@@ -386,7 +410,8 @@ class AllReduceRMSNorm:
                     raise ValueError(f"{WHO}: {name} and {against} overlap; they must lie apart")
         if not tokens:
             return lambda stream: None
-        return self._methods[self.method_for(tokens)].bind(*arrays.values(), eps)
+        given = (unlocked(array) for array in arrays.values())
+        return self._methods[self.method_for(tokens)].bind(*given, eps)
 
     def _at(self, array):
         return self.world.backend.address(array)
@@ -399,13 +424,22 @@ class AllReduceRMSNorm:
             method.free()
 
 
+def _number(eps):
+    try:
+        number = np.float64(eps)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if np.ndim(number) or not 0 <= number <= np.finfo("float32").max:
+        raise ValueError(f"{WHO}: eps is {shown(eps)}; it must be a number of 0 or more, as float32 has it")
+    return float(number)
+
+
 WHO = AllReduceRMSNorm.__name__
 _channel = types.Tuple((types.Array(types.uint64, 1, "C"), *[types.int64] * 3))
 _types = (
     *[types.Array(types.complex128, 1, "C")] * 5,
     *[types.int64] * 3,
     types.float32,
-    _channel,
     _channel,
     types.Array(types.uint32, 1, "C"),
 )
@@ -416,5 +450,7 @@ GPU_KERNELS = {
         (4, 2, "bfloat16", True),
         (8, 1, "float16", False),
         (8, 2, "bfloat16", False),
+        (16, 8, "bfloat16", False),
+        (16, 8, "bfloat16", True),
     )
 }

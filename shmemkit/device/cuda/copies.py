@@ -11,7 +11,7 @@ from shmemkit.compiler.ptx import asm, data_address, gpu, gpu_function, itemsize
 from shmemkit.typing import Array
 
 from ..argument_checks import check_contiguous, check_emulated_contiguous
-from ..emulator import current_thread, group_thread
+from ..emulator import group_thread
 from .thread_index import block_thread, block_threads, warp_thread, warp_threads
 
 __all__ = ["copy_block", "copy_warp"]
@@ -31,7 +31,7 @@ def copy_block(dst: Array, src: Array) -> None:
     others of the block use `dst`; then one thread's `notify` or `st_release` publishes all of it.
     """
     thread = group_thread("block", "copy_block", dst, src, meets=False)
-    copy_share("copy_block", dst, src, thread.thread_id, thread.n_threads)
+    copy_share("copy_block", thread, dst, src, thread.thread_id, thread.block.n_threads)
 
 
 @gpu(copy_block)
@@ -50,7 +50,7 @@ def copy_warp(dst: Array, src: Array) -> None:
     As `copy_block`, for all threads of a warp; ``cuda.syncwarp()`` instead of ``cuda.syncthreads()``.
     """
     thread = group_thread("warp", "copy_warp", dst, src, meets=False)
-    copy_share("copy_warp", dst, src, thread.lane, thread.warp_size())
+    copy_share("copy_warp", thread, dst, src, thread.lane, thread.warp_size())
 
 
 @gpu(copy_warp)
@@ -63,11 +63,14 @@ def _(dst, src):
     return impl
 
 
-def copy_share(primitive, dst, src, thread, threads):
-    """In the emulator: share number `thread` of `threads`."""
-    check_emulated_contiguous(primitive, dst=dst, src=src)
+def copy_share(primitive, thread, dst, src, share, shares):
+    """In the emulator: share number `share` of `shares`, by `thread`; the others have the same arguments."""
+    if share == 0:
+        check_emulated_contiguous(primitive, dst=dst, src=src)
     n = min(dst.size, src.size)
-    current_thread("copy").copy(dst, src, n * thread // threads, n * (thread + 1) // threads)
+    first, last = n * share // shares, n * (share + 1) // shares
+    if first < last:
+        thread.copy(dst, src, first, last)
 
 
 def copy_on_gpu(primitive, dst, src):

@@ -58,12 +58,17 @@ def element(dtype: str) -> Element:
 
 
 def _emulated(dtype, stored, pair):
+    # All numbers of 16 bits, in float32: a conversion takes long.
+    widened = None if dtype.itemsize > 2 else list(np.arange(1 << 16, dtype=stored).view(dtype).astype("f4"))
+
     def widen(bits):
         current_thread("widen")
-        return np.array([bits], stored).view(dtype)[0].astype(np.float32)
+        return np.float32(bits) if widened is None else widened[bits]
 
     def narrow(number):
         current_thread("narrow")
+        if type(number) is np.float32 and dtype != np.float16:  # that one may warn
+            return from_scalar(dtype.type(number).view(stored))
         with np.errstate(all="ignore"):
             return from_scalar(np.array([number], np.float32).astype(dtype).view(stored)[0])
 

@@ -16,9 +16,10 @@ relaxed, without a fence. What finds no place is counted.
 import contextlib
 import struct
 import threading
-from time import time_ns
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda
 
 from shmemkit.compiler.ptx import asm, constant_words, gpu_function, types
@@ -146,6 +147,13 @@ class Record(NamedTuple):
     length: int = 0
 
 
+def checked(result):
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"the timeline could not be recorded on the GPU: {error!r}")
+    return values
+
+
 class Modules:
     """The modules whose kernels are recorded, and the buffer that they write to."""
 
@@ -181,14 +189,18 @@ class Modules:
             self._buffer = buffer
             return before
 
-    def _fill(self, library):
+    def read(self):
+        """-> the words of the buffer now, whether or not kernels write to it"""
         from cuda.bindings import driver
 
-        def checked(result):
-            error, *values = result
-            if int(error) != 0:
-                raise RuntimeError(f"the timeline could not be set up on the GPU: {error!r}")
-            return values
+        words = np.zeros(self._buffer.size, "uint64")
+        at = driver.CUdeviceptr(self._words[0])
+        checked(driver.cuMemcpyDtoHAsync(words.ctypes.data, at, words.nbytes, self._stream))
+        checked(driver.cuStreamSynchronize(self._stream))
+        return words
+
+    def _fill(self, library):
+        from cuda.bindings import driver
 
         if self._stream is None:  # non-blocking, so that a copy waits for no kernel
             (self._stream,) = checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -205,10 +217,10 @@ modules: Any = Modules()  # of this process
 @contextlib.contextmanager
 def host_call(name):
     """What the host program does in it is recorded, if anything is."""
-    recorder, begin = modules.recorder, time_ns()
+    begin = perf_counter_ns()
     yield
-    if recorder is not None:
-        recorder.called(name, begin, time_ns())
+    if modules.recorder is not None:
+        modules.recorder.called(name, begin, perf_counter_ns())
 
 
 _word = constant_words(_NAME, 4, modules.loaded, modules.unloaded)

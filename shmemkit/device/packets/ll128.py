@@ -34,6 +34,7 @@ from shmemkit.compiler.ptx import (
 from shmemkit.typing import Array
 
 from ..argument_checks import (
+    WORDS,
     check_array,
     check_emulated_array,
     check_emulated_integer,
@@ -190,7 +191,7 @@ def _rows_of(name, lines, row, n):
     """The `n` rows from `row` on; lines of one dimension are row 0."""
     if getattr(lines, "ndim", 2) == 1:
         lines = lines[None]
-    check_emulated_array(name, "lines", lines, 2, (types.uint64,))
+    check_emulated_array(name, "lines", lines, 2, WORDS)
     if not 0 <= row < row + n <= lines.shape[0]:
         last = lines.shape[0] - 1
         raise IndexError(f"{name}(): the rows are {row} to {row + n - 1}; lines has rows 0 to {last}")
@@ -296,7 +297,7 @@ def _row_of(primitive, lines):
     if getattr(lines, "ndim", 2) == 1:
         check_lines(primitive, lines)
         return _only_row
-    check_array(primitive, "lines", lines, 2, (types.uint64,))
+    check_array(primitive, "lines", lines, 2, WORDS)
     return _row
 
 

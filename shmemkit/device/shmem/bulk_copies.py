@@ -23,7 +23,7 @@ from shmemkit.compiler.ptx import (
 )
 from shmemkit.typing import Array
 
-from ..argument_checks import check_contiguous, check_emulated_words, check_integer, check_words
+from ..argument_checks import WORDS, check_contiguous, check_emulated_words, check_integer, check_words
 from ..cuda.copies import copy_on_gpu, copy_share
 from ..cuda.thread_index import warp_thread, warp_threads
 from ..emulator import group_thread
@@ -52,7 +52,7 @@ def bulk_copy_warp(dst: Array, src: Array, buffer: Array) -> None:
     """
     thread = group_thread("warp", "bulk_copy_warp", dst, src, buffer)
     _check_buffer("bulk_copy_warp", buffer)
-    copy_share("bulk_copy_warp", dst, src, thread.lane, thread.warp_size())
+    copy_share("bulk_copy_warp", thread, dst, src, thread.lane, thread.warp_size())
     thread.syncwarp()
 
 
@@ -80,7 +80,8 @@ def bulk_put_warp(
     there, n, begin = thread.peer(dst, peer), min(dst.size, src.size), 0
     while begin < n or begin == 0:
         until = min(begin + step, n)
-        copy_share("bulk_put_warp", there[begin:until], src[begin:until], thread.lane, thread.warp_size())
+        here = src[begin:until]
+        copy_share("bulk_put_warp", thread, there[begin:until], here, thread.lane, thread.warp_size())
         thread.syncwarp()
         value += 1
         if thread.lane == 0:
@@ -90,7 +91,7 @@ def bulk_put_warp(
 
 def _check_buffer(primitive, buffer):
     """In the emulator."""
-    check_emulated_words(primitive, "buffer", buffer, (types.uint64,))
+    check_emulated_words(primitive, "buffer", buffer, WORDS)
     if buffer.size < BULK_WORDS:
         raise ValueError(
             f"{primitive}(): buffer has {buffer.size} elements; it must have BULK_WORDS, {BULK_WORDS}, or "
@@ -101,7 +102,7 @@ def _check_buffer(primitive, buffer):
 @gpu(bulk_copy_warp)
 def _(dst, src, buffer):
     check_contiguous("bulk_copy_warp", dst=dst, src=src)
-    check_words("bulk_copy_warp", "buffer", buffer, (types.uint64,))
+    check_words("bulk_copy_warp", "buffer", buffer, WORDS)
     copy = _copying("bulk_copy_warp", dst, src, _tell_nobody)
 
     def impl(dst, src, buffer):
@@ -113,7 +114,7 @@ def _(dst, src, buffer):
 @gpu(bulk_put_warp)
 def _(dst, src, buffer, signal, value, step, peer):
     check_contiguous("bulk_put_warp", dst=dst, src=src)
-    check_words("bulk_put_warp", "buffer", buffer, (types.uint64,))
+    check_words("bulk_put_warp", "buffer", buffer, WORDS)
     check_integer("bulk_put_warp", value=value, step=step, peer=peer)
     size = itemsize(dst.dtype)
     copy = _copying("bulk_put_warp", dst, src, _tell)

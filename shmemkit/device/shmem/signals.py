@@ -19,6 +19,7 @@ from shmemkit.typing import Array, Comparison, Scope, SigOp, WaitSemantic
 
 from ..argument_checks import (
     COMPARES,
+    OFFSETS,
     SCOPES,
     SIGNALS,
     check_choice,
@@ -145,7 +146,10 @@ def wait_block(
     enough. It returns the last value that the calling thread itself read, or `value` if it read none.
     """
     thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
-    first, step = thread.thread_id, thread.n_threads
+    first, step = thread.thread_id, thread.block.n_threads
+    if n <= first > 0:  # none is this thread's
+        thread.syncthreads()
+        return value
     return _share("wait_block", thread, first, step, signals, n, scope, semantic, value, compare, "block")
 
 
@@ -156,10 +160,10 @@ def _(signals, n, scope, semantic, value=1, compare="ge"):
 
 def _share(primitive, thread, first, step, signals, n, scope, semantic, value, compare, group):
     """In the emulator: wait for every step-th signal, then synchronize."""
-    if (scope, semantic, compare) not in _WAITS:
-        _explain_wait(primitive, scope, semantic, compare)
     mine, seen = range(first, n, step), value
-    if mine:
+    if first == 0:  # the others have the same arguments
+        if (scope, semantic, compare) not in _WAITS:
+            _explain_wait(primitive, scope, semantic, compare)
         check_emulated_words(primitive, "signals", signals)
     for i in mine:
         seen = thread.wait(signals, i, compare, value, scope, semantic)
@@ -323,7 +327,7 @@ def notify_at(array: Array, index: int, offsets: Array, rank: int, value: int, s
     thread = current_thread("notify_at")
     check_choice("notify_at", "sig_op", sig_op, _SIG_OPS)
     check_emulated_words("notify_at", "array", array)
-    check_emulated_words("notify_at", "offsets", offsets, (types.int64,))
+    check_emulated_words("notify_at", "offsets", offsets, OFFSETS)
     theirs = thread.peer(array, rank)
     if sig_op == "set":
         thread.store(theirs, index, value, "sys")
@@ -334,7 +338,7 @@ def notify_at(array: Array, index: int, offsets: Array, rank: int, value: int, s
 @gpu(notify_at)
 def _(array, index, offsets, rank, value, sig_op="set"):
     check_words("notify_at", "array", array)
-    check_words("notify_at", "offsets", offsets, (types.int64,))
+    check_words("notify_at", "offsets", offsets, OFFSETS)
     check_integer("notify_at", index=index, rank=rank, value=value)
     dtype = array.dtype
     write = {"set": store, "add": add}[literal_choice("notify_at", "sig_op", sig_op, _SIG_OPS)](dtype, "sys")

@@ -6,6 +6,9 @@
     total = weighted.add(total, words, weight)   # words of load_vec16, a float32
     words = weighted.result(total)               # for store_vec16
 
+``four_words`` turns two words of 64 bits, as LL128 and Lamport packets have, into such `words`, ``two_words``
+back.
+
 float16 and bfloat16 are widened, and rounded once, to nearest even, by `result`; float32 is not rounded. The
 order is that of the calls, so equal calls give equal bits on a GPU, which multiplies and adds in one step
 (fma); the emulator rounds between. NaN and inf pass through.
@@ -16,12 +19,30 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numba import cuda
 
 from shmemkit.compiler.ptx import asm, bitcast, extend_half, gpu, gpu_function, types
-from shmemkit.device.emulator import current_thread, from_scalar
-from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.support.dtypes import numpy_dtype
+
+from ..emulator import current_thread, from_scalar
 
 DTYPES = ("float16", "bfloat16", "float32")
+
+
+@cuda.jit(device=True)
+def four_words(pair):
+    low, high = pair
+    shift = types.uint64(32)
+    return types.uint32(low), types.uint32(low >> shift), types.uint32(high), types.uint32(high >> shift)
+
+
+@cuda.jit(device=True)
+def two_words(words):
+    shift = types.uint64(32)
+    return (
+        types.uint64(words[1]) << shift | types.uint64(words[0]),
+        types.uint64(words[3]) << shift | types.uint64(words[2]),
+    )
 
 
 class Weighted(NamedTuple):
@@ -35,7 +56,7 @@ class Weighted(NamedTuple):
 @functools.cache
 def weighted_sum(dtype):
     """-> the Weighted of rows of `dtype`, one of DTYPES."""
-    weighted = _emulated(as_dtype(dtype))
+    weighted = _emulated(numpy_dtype(dtype))
     zero, add, result = _of_floats() if dtype == "float32" else _of_halves(dtype)
     gpu(weighted.zero)(lambda: zero)
     gpu(weighted.add)(lambda total, words, weight: add)

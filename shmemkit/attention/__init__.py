@@ -1,0 +1,1 @@
+"""Attention whose KV cache is spread over the ranks."""

@@ -1,0 +1,326 @@
+"""All-gather and grouped product: each rank multiplies the tokens of all ranks by its part of the weights of
+their experts, as in the first layer of a tensor-parallel mixture of experts.
+
+    first = sk.AllGatherGroupedGemm(world, max_nbytes)        # of the gathered tokens
+    y = first(x, w, topk_ids)                                 # y[t * topk + j]: token t, by expert j of it
+
+Methods:
+
+  overlap     the copy engines bring the tokens of other ranks, one block makes the ExpertIndex meanwhile, and
+              one kernel multiplies what has come: gathered_rows.py. Hopper, one node
+  sequential  ``AllGather``, an ExpertIndex, rows that are sorted, ``GroupedGemm``, rows that are put back
+
+The kernel of "overlap", beside gathered_rows.py:
+
+Gathered  the rows of all ranks, by rank. Copy engines write those of the others, and then arrived[k]
+          (``collectives.all_gather.push_ahead``). A rank's own rows are read from x
+Tiles     in the order of the ExpertIndex, a few rows of them at a time, column after column: those of this
+          rank's tokens first. A tile waits for the ranks whose rows it has
+End       a block that has no more tiles waits for all ranks: so signals of a call are not left to the next
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from numba import cuda, int64, types
+
+from shmemkit.collectives.all_gather import AllGather
+from shmemkit.collectives.all_gather.push_ahead import PushAhead
+from shmemkit.device.swizzle import grouped
+from shmemkit.gemm import check_memory, gpu_of
+from shmemkit.gemm.distributed import Products, multiprocessors_of_all
+from shmemkit.gemm.epilogue import inline
+from shmemkit.gemm.grouped.sm90 import stacked
+from shmemkit.gemm.problem import HALVES, Problem
+from shmemkit.gemm.sm90 import Kinds, Tile, signature
+from shmemkit.gemm.sm90_host import Choice, bind_gemm
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import call_on, new_output, with_shape
+from shmemkit.support.settings import array_text, integer, listed
+from shmemkit.typing import AllGatherGroupedGemmMethod, AnyArray, AnyStream, ArrayT
+
+from .expert_index import ExpertIndex, index_of
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
+from .moved_rows import moved_product
+
+__all__ = ["AllGatherGroupedGemm"]
+
+
+@functools.cache
+def in_groups(group):
+    """-> ``order`` of ``gemm_body``."""
+
+    @inline
+    def order(t, n_m, n_n, extra):
+        return grouped(t, n_m, n_n, group)
+
+    return order
+
+
+@functools.cache
+def ag_grouped_kernel(tile, kinds, others):
+    """-> the kernel for tiles like `tile` of products like `kinds`; `others`: whether other ranks exist"""
+    gemm = gathered_body(tile, kinds, in_groups(tile.group), others)
+    tile_m, tile_n = tile.m, tile.n
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def ag_grouped_gemm(
+        map_a,
+        map_b,
+        map_out,
+        bias,
+        m,
+        n,
+        k,
+        splits,
+        partials,
+        arrivals,
+        pairs,
+        tiles,
+        sizes,
+        x,
+        rows_of_x,
+        gathered,
+        topk,
+        arrived,
+        me,
+        n_ranks,
+        out,
+        pitch,
+    ):
+        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
+        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Rows``"""
+        n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
+        extra = Rows(
+            *(pairs, tiles, n_m, n_n, n, k, x, rows_of_x, gathered, topk, arrived, me, n_ranks, out, pitch),
+            (),
+        )
+        gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
+
+    return ag_grouped_gemm
+
+
+# ---- the host object
+
+
+class AllGatherGroupedGemm(Products):
+    """Gather the tokens of all ranks, and multiply each by the weights of its experts. Collective.
+
+    ``first = sk.AllGatherGroupedGemm(world, max_nbytes)``, then ``first(x, w, topk_ids)``. The products of
+    this rank's tokens are computed while the others arrive. The host reads no number of rows, and never
+    waits. ``help(sk.collectives)`` has the rules for calls, arrays, streams, order, graphs, memory and
+    errors.
+
+    world       the World
+    max_nbytes  bytes of the largest gathered tokens: n_ranks times an x
+    method      "auto", the first of these that can be used here (on the emulator the last), or
+                  overlap     copy engines send the tokens, one kernel multiplies: Hopper, one node; K and N
+                              are multiples of 8
+                  sequential  `AllGather`, then `grouped_matmul` of rows that are copied to their experts
+                              first: everywhere
+    options     {"columns": of a tile, a multiple of 16 up to 256}: for tuning, of "overlap"; the same on all
+                ranks. None: it is chosen
+
+    `used` is the method's name; `refused` is {method: the reason why it cannot be used here}.
+    """
+
+    methods = ("overlap", "sequential")
+    options: dict[str, Any] = {"columns": None}
+    alike = ("x",)
+    max_nbytes: int
+
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        method: AllGatherGroupedGemmMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
+    ):
+        def check():
+            check_columns("AllGatherGroupedGemm", self.options["columns"])
+            self.max_nbytes = integer("AllGatherGroupedGemm", "max_nbytes", max_nbytes, 0)
+            return {"max_nbytes": self.max_nbytes}
+
+        super().__init__(world, method, options, check)
+        self._gpu, self.refused = gpu_of(world), {}
+        self.used = "sequential"
+        if method == "overlap" or (method == "auto" and world.backend.name != "emulator"):
+            try:
+                sms = multiprocessors_of_all(world, "overlap")
+                self._ahead = self._part(PushAhead, world, self.max_nbytes)
+                self._gathered, self.used = self._ahead.buffer, "overlap"
+                self._gpu = self._gpu._replace(multiprocessors=sms)
+            except (ValueError, MemoryError) as error:  # on all ranks
+                if method == "overlap":
+                    raise
+                self.refused["overlap"] = str(error)
+        if self.used == "sequential":
+            self._gather = self._part(AllGather, world, self.max_nbytes)
+            self._gathered = self._gather.output(self.max_nbytes, "uint8")
+
+    @staticmethod
+    def methods_for(n_nodes: int) -> tuple[str, ...]:
+        """The names of the methods that are for so many nodes: what "auto" takes one of."""
+        return ("overlap", "sequential") if n_nodes == 1 else ("sequential",)
+
+    def __call__(
+        self,
+        x: ArrayT,
+        w: AnyArray,
+        topk_ids: AnyArray | ExpertIndex,
+        out: ArrayT | None = None,
+        *,
+        stream: AnyStream | None = None,
+    ) -> ArrayT:
+        """Enqueue ``out[t * topk + j] = X[t] @ w[topk_ids[t, j]].T``, X being the rows x of all ranks, by
+        rank. -> out
+
+        x         (m, K), C-contiguous, of the same shape and dtype on all ranks; bfloat16 or float16
+        w         (E, N, K), x's dtype: this rank's part of each expert's weight, of the same shape on all
+                  ranks. "overlap" wants experts that lie one after another, with contiguous rows; or
+                  contiguous columns, where K is a multiple of 64
+        topk_ids  int32 or int64 (n_ranks * m, topk), C-contiguous, on the GPU, the same on all ranks: the
+                  experts of each token; or an `ExpertIndex` of it. -1, and any number that is no expert's,
+                  stands for none
+        out       (n_ranks * m * topk, N), C-contiguous, of x's dtype, apart from all others. Rows of pairs
+                  without an expert are left as they are. Default: a new array of x's kind
+        stream    default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        x, out and w begin at multiples of 16 bytes for "overlap". Sums are in float32, and rounded once;
+        equal calls give equal bits. When the stream has run it, later work on it sees out, and x and topk_ids
+        may be written again. The first call for arrays at new addresses binds kernels, and may compile them:
+        it cannot be in the capture of a graph. The caller keeps the arrays and this object alive until the
+        call has run, and as long as graphs that have captured it are used.
+
+        TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
+        """
+        self._check_alive()
+        world, who = self.world, type(self).__name__
+        index = topk_ids if isinstance(topk_ids, ExpertIndex) else None
+        ids = topk_ids if index is None else index.topk_ids
+        stream, waits = call_on(world, stream, x, w, ids, out)
+        rows, experts, of_tokens = (
+            with_shape(who, name, array, world.xp) for name, array in (("x", x), ("w", w), ("topk_ids", ids))
+        )
+        if out is None:
+            if rows.ndim != 2 or experts.ndim != 3 or of_tokens.ndim != 2:
+                raise ValueError(_shapes(who, rows, experts, of_tokens))
+            shape = of_tokens.shape[0] * of_tokens.shape[1], experts.shape[1]
+            out = new_output(x, shape, rows.dtype, world.xp, stream, world.backend.follow)
+        self._enqueue({"x": rows, "w": experts, "topk_ids": of_tokens, "out": out}, stream, waits, index)
+        return out
+
+    # -- inside
+    def _plan(self, arrays, index):
+        world, who, (x, w, ids, out) = self.world, type(self).__name__, arrays.values()
+        n_ranks = world.n_ranks
+        if x.ndim != 2 or w.ndim != 3 or ids.ndim != 2 or x.shape[1] != w.shape[2]:
+            raise ValueError(_shapes(who, x, w, ids))
+        (m, k), (n_experts, n, _) = x.shape, w.shape
+        if x.dtype != w.dtype or x.dtype != out.dtype or x.dtype.name not in HALVES:
+            raise ValueError(
+                f"{who}: x is {x.dtype}, w is {w.dtype} and out is {out.dtype}; all must be {listed(HALVES)}"
+            )
+        if ids.shape[0] != n_ranks * m:
+            raise ValueError(
+                f"{who}: topk_ids is {ids.shape}, and x is {x.shape}; topk_ids must have {n_ranks * m} rows, "
+                f"for {m} tokens of each of {n_ranks} ranks"
+            )
+        if n_ranks * x.nbytes > self.max_nbytes:
+            raise ValueError(
+                f"{who}: the tokens of all ranks have {n_ranks * x.nbytes} bytes, more than "
+                f"max_nbytes={self.max_nbytes}. Make one with a larger max_nbytes"
+            )
+        if out.shape != (ids.size, n):
+            raise ValueError(f"{who}: out is {array_text(out)}; it must be {(ids.size, n)}")
+        for name, array in (("x", x), ("out", out)):
+            if not array.flags.c_contiguous:
+                raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous")
+        check_memory(who, out, x=x, w=w, topk_ids=ids)
+        if not x.size or not n:
+            return lambda stream: None
+        index, steps = index_of(who, world, index or ids, n_experts)
+        whole = self._gathered[: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * m, k)
+        if self.used == "sequential":
+            steps += moved_product(world, self._gpu, index, index.topk, whole, w, out)
+            return _Sequential(self._gather, x, whole, steps)
+        if reason := refused(k, n, w, x=x, out=out):
+            raise ValueError(f"{who}: {reason}. Or use method='sequential', on all ranks")
+        return _Overlapped(self._ahead, x, whole, w, index, steps, out, self._gpu, self.options["columns"])
+
+
+def _shapes(who, x, w, ids):
+    return (
+        f"{who}: x, w and topk_ids are {x.shape}, {w.shape} and {ids.shape}; they must be (m, K), (E, N, K) "
+        "and (M, topk)"
+    )
+
+
+class _Sequential:
+    def __init__(self, gather, x, whole, steps):
+        self._gather, self._x, self._whole, self._steps = gather, x, whole, steps
+
+    def __call__(self, stream):
+        self._gather(self._x, self._whole, stream)
+        for step in self._steps:
+            step(stream)
+
+
+class _Overlapped:
+    """A bound call: `steps` make the index while copy engines are at work."""
+
+    def __init__(self, engine, x, whole, w, index, steps, out, gpu, columns):
+        (m, k), (n_experts, n, _) = x.shape, w.shape
+        me, n_ranks = engine.me, engine.n_ranks
+        matrix: Any = stacked(w)
+        tile = tile_of(index, n_experts, n, gpu.multiprocessors, columns)
+        product = bind_gemm(
+            functools.partial(_kernel, n_ranks > 1),
+            *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), gpu.multiprocessors),
+            *(index.pairs, index.tiles, index.sizes, _flat(x), (me * m, (me + 1) * m), _flat(whole)),
+            *(index.topk, engine.arrived, me, n_ranks),
+            *(out.reshape(-1).view("uint8"), n * out.itemsize),
+            m=index.max_tiles * tile.m,
+            n=n,
+            k=k,
+            n_tiles=index.max_tiles * -(-n // tile.n),
+        )
+        self._transfer = engine.overlap(x, whole, "never")
+        self._steps, self._kept = [*steps, product], index
+
+    def __call__(self, stream):
+        self._transfer.start(stream)
+        for step in self._steps:
+            step(stream)
+        self._transfer.finish(stream, awaited=True)
+
+
+def _kernel(others, tile, kinds):
+    return ag_grouped_kernel(tile, kinds, others)
+
+
+def _flat(array):
+    return array.reshape(-1).view("uint16")
+
+
+def _listed(others, tile, *kinds):
+    kinds, words, number, ints = Kinds(*kinds), types.uint16[::1], types.int64, types.int32[::1]
+    more = (
+        *(ints, number[::1], ints, words, types.UniTuple(number, 2), words, number, types.uint64[::1]),
+        *(number, number, types.uint8[::1], number),
+    )
+    return ag_grouped_kernel(Tile(*tile), kinds, others), signature(kinds, *more), (9, 0)
+
+
+_BF16 = "bfloat16", "k", "k", "bfloat16"
+MINIMUM_CC = (9, 0)
+GPU_KERNELS = {
+    "128x256": _listed(True, (128, 256), *_BF16),
+    "128x256 columns": _listed(True, (128, 256), "float16", "k", "mn", "float16"),
+    "128x224": _listed(True, (128, 224), *_BF16),
+    "128x256 alone": _listed(False, (128, 256), *_BF16),
+    "64x128": _listed(True, (64, 128), *_BF16),
+}

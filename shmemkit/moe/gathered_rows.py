@@ -1,0 +1,280 @@
+"""Grouped products of rows that lie anywhere: hooks for the Hopper kernel (``shmemkit.gemm.sm90``), which
+load the rows of a tile one by one, and store its results one by one.
+
+    out[pairs[i]] = a[row of pairs[i]] @ w[e].T   for each i, e the expert of that pair (``expert_index.py``)
+
+The TMA loads rows that follow each other, and on Hopper no others. So it loads B alone, and the three warps
+beside the loader copy the rows of A, with cp.async.
+
+Rows      the 4 rows of a group are copied by one instruction of a warp: 8 lanes bring a row's 128 bytes of a
+          slab, swizzled as the TMA does. Warp w copies groups w, w + 3, ..
+Barriers  full[s] expects 1 + WARPS arrivals: the loader's, with the bytes of B, and one of each of the warps
+
+  the loader:        as in sm90.py, of B alone
+  each of the warps, for each tile:
+          1. wait for the rank of the last source that the tile has rows of, and those before it, if it does
+             not know them to be there                 one lane; acquire, sys; syncwarp
+          2. load where the rows of its groups are
+     for each slab:
+          3. wait until the copies of the slab before the last have arrived, in this thread; fence for the
+             asynchronous proxy; syncwarp; one lane arrives at full of its slot
+          4. wait for empty[s]; start the copies
+     and at the end 3 for the last slabs
+  warps that multiply: as in sm90.py, but a warp stores the rows of a piece to out[pairs[i]], 16 bytes a lane
+
+No race: the copies are the warp's own (cp.async belongs to the generic proxy, and so do acquired rows); the
+fence comes after their arrival, and the tensor cores read after the barrier. Each pair has one row of out.
+
+No deadlock: a warp that waits for a slot has told all slabs but the last one. The slot's slab is handed back
+when the products of the slab after it have begun, which was told: there are three slots or more. Step 1 waits
+for copies that wait for no kernel.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32, int64
+
+from shmemkit.device import load_vec16, store_vec16
+from shmemkit.device.cuda.accumulators import ROW_BITS
+from shmemkit.device.cuda.mbarrier import mbarrier_arrive, mbarrier_wait
+from shmemkit.device.cuda.mma import cp_async, cp_async_commit, cp_async_wait
+from shmemkit.device.cuda.register_tuples import for_each_part, map_parts
+from shmemkit.device.cuda.subarrays import span
+from shmemkit.device.cuda.tma import fence_proxy_async
+from shmemkit.device.cuda.wgmma import SLAB
+from shmemkit.device.shmem.signals import wait
+from shmemkit.device.swizzle import quotient
+from shmemkit.gemm.epilogue import inline
+from shmemkit.gemm.grouped.sm90 import GROUP, choose, stacked
+from shmemkit.gemm.sm90 import (
+    ALONE,
+    BESIDE,
+    ITEMSIZE,
+    WARPGROUP,
+    WATCHING,
+    Layout,
+    Tile,
+    all_blocks,
+    gemm_body,
+)
+from shmemkit.gemm.sm90_host import ALIGNED, as_rows, major, taken
+from shmemkit.support.arrays import address_of
+
+from .expert_index import expert_of, row_of, rows_in, source_of
+
+WARPS = BESIDE  # that copy rows
+AT_ONCE = 4  # rows that a warp copies with one instruction
+UNIT = 8  # elements of 16 bytes
+REGISTERS = 64, 224  # as of sm90.py: the warps that copy keep where their rows are
+
+
+class Rows(NamedTuple):
+    """`extra` of the hooks. `pairs`, `tiles`: of an ExpertIndex; n_m, n_n: rows and columns of tiles
+
+    x, rows_of_x      uint16: this rank's rows, each of size_k; (first, end): which of all rows they are
+    gathered          uint16: all rows, where those of other ranks arrive; x where there are no others
+    topk              pairs of a row
+    arrived           uint64 (n_ranks,): 1 where a rank's rows are there
+    out, pitch        uint8; bytes from row to row
+    more              of the `order`, the `exchange` and `blocks`
+    """
+
+    pairs: Any
+    tiles: Any
+    n_m: Any
+    n_n: Any
+    size_n: Any
+    size_k: Any
+    x: Any
+    rows_of_x: Any
+    gathered: Any
+    topk: Any
+    arrived: Any
+    me: Any
+    n_ranks: Any
+    out: Any
+    pitch: Any
+    more: Any
+
+
+@functools.cache
+def gathering(tile, kinds, order, others):
+    """-> ``watch`` of an Exchange. `order`: as of ``gemm_body``; `others`: whether some rows are those of
+    other ranks."""
+    layout = Layout(tile, kinds)
+    stages, a_bytes = layout.stages, layout.a
+    count = -(-tile.m // (AT_ONCE * WARPS))  # groups of a warp
+    zeros = (np.int32(0),) * count
+    if stages < 3:
+        raise ValueError(f"tiles of {tile} have {stages} slots; they must have 3 or more")
+
+    @inline
+    def find(part, i, arguments):
+        tile, first, extra = arguments
+        row = min(first + i * AT_ONCE * WARPS, rows_in(tile) - 1)  # behind the last one, that again
+        row = quotient(int64(extra.pairs[row_of(tile) + row]), extra.topk)
+        begin, end = extra.rows_of_x
+        if others and (row < begin or row >= end):
+            return (int32(~row),)
+        return (int32(row - begin),)
+
+    @inline
+    def copy(part, i, arguments):
+        memory, to, left, column, n_bytes, k, extra = arguments
+        if i * AT_ONCE * WARPS < left:
+            source, row = extra.x, part[0]
+            if others and row < 0:
+                source, row = extra.gathered, ~row
+            to += i * (AT_ONCE * WARPS * 2 * SLAB)
+            to ^= (i & 1) * (AT_ONCE << 4)  # the row's number modulo 8 is another one
+            cp_async(memory, to, source, int64(row) * int64(k) + column, n_bytes, 16)
+
+    find_all, copy_all = map_parts(1, find), for_each_part(1, copy)
+
+    @inline
+    def await_sources(source, known, lane, extra):
+        """-> how many sources are there"""
+        if known <= source:
+            while known <= source:
+                k = extra.me + known
+                if k >= extra.n_ranks:
+                    k -= extra.n_ranks
+                if lane == 0:
+                    wait(span(extra.arrived, k, 1), 1, "sys", "acquire", 1)  # 1
+                known += 1
+            cuda.syncwarp()
+        return known
+
+    @inline
+    def tell(full, slot, lane):
+        fence_proxy_async()
+        cuda.syncwarp()
+        if lane == 0:
+            mbarrier_arrive(full, slot)
+
+    @inline
+    def watch(t, tiles, step, ring, extra):
+        memory, full, empty = ring
+        thread = int64(cuda.threadIdx.x) - WATCHING
+        lane, unit, first = thread & 31, thread & 7, (thread >> 5) * AT_ONCE + (thread >> 3 & 3)
+        n_slabs = quotient(extra.size_k + SLAB - 1, SLAB)
+        slot, parity, last, before, known = 0, 1, -1, -1, 1
+        while t < tiles:
+            m, _ = order(t, extra.n_m, extra.n_n, extra)
+            tile = extra.tiles[m]
+            if others:
+                known = await_sources(source_of(tile), known, lane, extra)
+            rows, slab = find_all(zeros, (tile, first, extra)), 0  # 2
+            left = int32(rows_in(tile) - first)
+            while slab < n_slabs:
+                if before >= 0:
+                    cp_async_wait(1)
+                    tell(full, before, lane)  # 3
+                mbarrier_wait(empty, slot, parity)
+                column = slab * SLAB + UNIT * unit
+                n_bytes = 16 if column < extra.size_k else 0
+                to = slot * a_bytes + first * (2 * SLAB) + ((unit ^ (first & 7)) << 4)
+                copy_all(rows, (memory, to, left, column, n_bytes, int32(extra.size_k), extra))  # 4
+                cp_async_commit()
+                before, last = last, slot
+                slab += 1
+                slot += 1
+                if slot == stages:
+                    slot = 0
+                    parity ^= 1
+            t += step
+        cp_async_wait(0)
+        if before >= 0:
+            tell(full, before, lane)
+        if last >= 0:
+            tell(full, last, lane)
+        if others:  # also for ranks that no tile has rows of: their signals are of this call
+            await_sources(extra.n_ranks - 1, known, lane, extra)
+
+    return watch
+
+
+@functools.cache
+def gathered_body(tile, kinds, order, others, exchange=ALONE, blocks=all_blocks):
+    """-> ``gemm_body`` of such a product: the kernel gives it `m` of ``extra.n_m * tile.m``. `exchange`: of
+    which ``take`` and ``settle`` are used"""
+    layout, itemsize = Layout(tile, kinds), ITEMSIZE[kinds.out_dtype]
+    row_bytes, (shift, mask) = layout.row_bytes, ROW_BITS[layout.row_bytes]
+    units, by_k = row_bytes // 16, kinds.b_major == "k"
+    log_units = units.bit_length() - 1
+
+    @inline
+    def first_rows(m, tile_m, extra):
+        tile = extra.tiles[m]
+        return tile, tile
+
+    @inline
+    def no_box(tile, extra):
+        return 0
+
+    @inline
+    def b_at(tile, n, map_b, extra):
+        if by_k:
+            return map_b, 0, expert_of(tile) * extra.size_n + n
+        return map_b, expert_of(tile) * extra.size_k, n
+
+    @inline
+    def send(piece, map_out, tile, n, lane, extra):
+        first = 16 * ((cuda.threadIdx.x - WARPGROUP) >> 5)  # which the tile's row includes
+        left, unit = rows_in(tile) - first, lane & (units - 1)
+        to = n * itemsize + 16 * unit
+        for i in range(units // 2):
+            row = (lane >> log_units) + i * (32 // units)
+            if row < left and to < extra.size_n * itemsize:
+                words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
+                pair = int64(extra.pairs[row_of(tile) + row])
+                store_vec16(extra.out, pair * extra.pitch + to, words)
+
+    exchange = exchange._replace(rows=first_rows, watch=gathering(tile, kinds, order, others))
+    return gemm_body(
+        tile,
+        kinds,
+        order,
+        exchange=exchange,
+        blocks=blocks,
+        b_at=b_at,
+        boxes=no_box,
+        send=send,
+        beside=WARPS,
+        registers=REGISTERS,
+    )
+
+
+# ---- on the host
+
+
+def refused(k, n, w, **arrays):
+    """-> why the kernels do not take these arrays, or None. `arrays`: x and out, C-contiguous"""
+    if k % UNIT or n % UNIT:
+        return f"K is {k} and N is {n}; they must be multiples of {UNIT}"
+    matrix = stacked(w)
+    if matrix is None or not taken(as_rows(matrix)):
+        return (
+            f"w has strides {w.strides}; its experts must lie one after another, with rows or columns that "
+            f"are contiguous and begin at multiples of {ALIGNED} bytes"
+        )
+    if major(matrix) == "mn" and k % SLAB:
+        return f"K is {k}, and w's columns are contiguous; then K must be a multiple of {SLAB}"
+    for name, array in arrays.items():
+        if not taken(array):
+            return f"{name} is at {address_of(array):#x}; it must be at a multiple of {ALIGNED} bytes"
+    return None
+
+
+def tile_of(index, n_experts, n, sms, columns):
+    """-> the Tile of a product of n columns, on so many multiprocessors; `columns` of it: None if chosen"""
+    if columns is None:
+        _, columns = choose(index.pairs.size, n_experts, n, sms)
+    return Tile(index.tile_m, columns, GROUP)
+
+
+def check_columns(who, columns):
+    if columns is not None and columns not in range(16, 257, 16):
+        raise ValueError(f"{who}: options['columns'] is {columns}; it must be a multiple of 16 up to 256")

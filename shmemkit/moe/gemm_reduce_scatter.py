@@ -1,0 +1,574 @@
+"""Grouped product, sum over the experts of a token, and reduce-scatter: the second layer of a tensor-parallel
+mixture of experts.
+
+    second = sk.GroupedGemmReduceScatter(world, max_tokens=8192, topk=4, max_n=8192)
+    out = second(x, w, topk_ids, weights)       # rank r: tokens r * M / n_ranks .. of the sum of all ranks
+
+Methods:
+
+  fused       one kernel multiplies, and a few of its blocks add up and send the columns that are ready.
+              Another one does that for the last columns, on all multiprocessors. Hopper, one node
+  sequential  sorted rows, ``GroupedGemm``, rows that are put back, sums, ``ReduceScatter``
+
+"fused": rows that are sorted by expert are of all tokens, so no rank's tokens are ready before all others
+are. But columns are. The product (``gathered_rows.py``) goes through them chunk after chunk, and stores its
+results, rounded, to y; ``weighted_rows.py`` has the rest.
+
+Tiles     those of chunk 0 first, then those of chunk 1, ..
+Y_full    y_full[c], local: how often a warp has stored its part of a tile of chunk c. 0 between calls
+
+  warps that multiply, for each tile:
+          1. store it to y
+     and during the products of the next tile, at their end at the latest, or at the kernel's:
+          2. syncwarp; one lane adds one to y_full[c]                    release, gpu
+  the first blocks of the kernel:
+          3. the steps of weighted_rows.py up to send(n_chunks - 1), without it
+  the second kernel:
+          4. the steps from there on
+          5. resets y_full; the last block adds 1 to epochs: the next call begins when this one has ended
+
+No deadlock: all blocks of a kernel are co-resident; see weighted_rows.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32, int64, types
+
+from shmemkit.collectives.method import Method
+from shmemkit.collectives.reduce_scatter import ReduceScatter
+from shmemkit.device.cuda.float_storage import element
+from shmemkit.device.shmem.ordered_access import red_release
+from shmemkit.device.swizzle import grouped, quotient
+from shmemkit.gemm import check_memory, gpu_of
+from shmemkit.gemm.distributed import Products, multiprocessors_of_all
+from shmemkit.gemm.epilogue import inline
+from shmemkit.gemm.grouped.sm90 import stacked
+from shmemkit.gemm.problem import HALVES, Problem
+from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, signature
+from shmemkit.gemm.sm90_host import Choice, bind_gemm
+from shmemkit.runtime.launch import bind
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import call_on, new_output, with_shape
+from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, GroupedGemmReduceScatterMethod, Shape
+
+from .expert_index import ExpertIndex, index_of
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
+from .moved_rows import moved_product, threads_of
+from .weighted_rows import CHUNKS, Sums, steps_of
+
+__all__ = ["GroupedGemmReduceScatter"]
+
+SENDERS = 8  # blocks that add up and send
+
+
+# ---- the kernels
+
+
+@functools.cache
+def by_chunks(group):
+    """-> ``order`` of ``gemm_body``."""
+
+    @inline
+    def order(t, n_m, n_n, extra):
+        _, _, columns = extra.more
+        c = quotient(t, n_m * columns)
+        m, n = grouped(t - c * n_m * columns, n_m, min(columns, n_n - c * columns), group)
+        return m, c * columns + n
+
+    return order
+
+
+@inline
+def settle(state, lane, extra):
+    """`state`: the chunk of the tile that was stored, and 1; or 0."""
+    if state > 0:
+        _, y_full, _ = extra.more
+        cuda.syncwarp()
+        if lane == 0:
+            red_release(y_full, state - 1, 1, "gpu")  # 2
+    return 0
+
+
+@inline
+def take(acc, t, ring, slot, parity, state, pieces, warp, lane, extra):
+    _, _, columns = extra.more
+    settle(state, lane, extra)
+    return acc, True, slot, parity, quotient(t, extra.n_m * columns) + 1
+
+
+@inline
+def workers(extra):
+    senders, _, _ = extra.more
+    return int64(cuda.blockIdx.x) - senders, int64(cuda.gridDim.x) - senders
+
+
+@functools.cache
+def grouped_rs_kernel(tile, kinds):
+    """-> the kernel for tiles like `tile` of products like `kinds`"""
+    exchange = ALONE._replace(take=take, settle=settle)
+    gemm = gathered_body(tile, kinds, by_chunks(tile.group), False, exchange, workers)
+    run = steps_of(kinds.out_dtype)
+    tile_m, tile_n, warps = tile.m, tile.n, tile.warps
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def grouped_gemm_rs(
+        map_a,
+        map_b,
+        map_out,
+        bias,
+        m,
+        n,
+        k,
+        splits,
+        partials,
+        arrivals,
+        pairs,
+        tiles,
+        sizes,
+        x,
+        n_pairs,
+        y,
+        out,
+        weights,
+        ids,
+        n_experts,
+        topk,
+        tokens,
+        columns,
+        y_full,
+        staged,
+        room,
+        full,
+        sent,
+        offsets,
+        epochs,
+        me,
+        n_ranks,
+        senders,
+        until,
+    ):
+        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
+        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Sums``, and
+
+        senders, until   the first blocks, which do the steps up to that one
+        grid             all blocks must be resident
+        """
+        n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
+        if cuda.blockIdx.x < senders:
+            chunk_bytes = columns * tile_n * 2
+            sums = Sums(
+                *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, chunk_bytes, y_full, n_m * warps),
+                *(columns, n_n, staged, room, full, sent, offsets, epochs[0] + 1, me, n_ranks),
+            )
+            run(0, until, True, cuda.blockIdx.x, senders, sums)  # 3
+        else:
+            extra = Rows(
+                *(pairs, tiles, n_m, n_n, n, k, x, (0, n_pairs), x, 1, sent, me, n_ranks, y, 2 * n),
+                (senders, y_full, columns),
+            )
+            gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
+
+    return grouped_gemm_rs
+
+
+@functools.cache
+def last_steps_kernel(dtype):
+    """-> the kernel for results of `dtype`"""
+    run = steps_of(dtype)
+
+    @cuda.jit
+    def last_steps(
+        n,
+        y,
+        out,
+        weights,
+        ids,
+        n_experts,
+        topk,
+        tokens,
+        tile_n,
+        columns,
+        y_full,
+        staged,
+        room,
+        full,
+        sent,
+        offsets,
+        epochs,
+        ended,
+        me,
+        n_ranks,
+        begin,
+        end,
+    ):
+        """As of ``grouped_rs_kernel``, after it; ended: int32 (1,), 0
+
+        grid     any number of blocks, which must be resident, and threads
+        """
+        epoch, n_n = epochs[0] + 1, (n + tile_n - 1) // tile_n
+        sums = Sums(
+            *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, columns * tile_n * 2, y_full, 0),
+            *(columns, n_n, staged, room, full, sent, offsets, epoch, me, n_ranks),
+        )
+        run(begin, end, False, cuda.blockIdx.x, cuda.gridDim.x, sums)  # 4
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x < CHUNKS:
+            y_full[cuda.threadIdx.x] = 0  # 5
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            cuda.threadfence()
+            if cuda.atomic.add(ended, 0, 1) == cuda.gridDim.x - 1:  # all have read the epoch
+                cuda.threadfence()
+                ended[0] = 0
+                epochs[0] = epoch
+
+    return last_steps
+
+
+@functools.cache
+def sum_kernel(dtype):
+    """-> the kernel of "sequential" for results of `dtype`: sums[t] = the rows of token t in y, weighted"""
+    widen, narrow = element(dtype).widen, element(dtype).narrow
+
+    @cuda.jit
+    def sum_experts(sums, y, weights, ids, n_experts, topk):
+        """sums, y        uint16 (tokens, N) and (tokens * topk, N); weights, ids: 1-D, of the pairs
+        grid           any number of blocks and threads
+        """
+        t = int64(cuda.blockIdx.x)
+        while t < sums.shape[0]:
+            i = int64(cuda.threadIdx.x)
+            while i < sums.shape[1]:
+                total, p = float32(0), t * topk
+                while p < (t + 1) * topk:
+                    if 0 <= ids[p] and ids[p] < n_experts:
+                        total += weights[p] * widen(y[p, i])
+                    p += 1
+                sums[t, i] = narrow(total)
+                i += cuda.blockDim.x
+            t += cuda.gridDim.x
+
+    return sum_experts
+
+
+# ---- the methods
+
+
+class Fused(Method):
+    """The method "fused"."""
+
+    options: dict[str, Any] = {"columns": None, "chunks": None, "senders": None}
+
+    def prepare(self, max_tokens, topk, max_n, dtype, options):
+        world, self.options = self.world, options
+        world.check_reach("fused")
+        self.multiprocessors = multiprocessors_of_all(world, "fused")
+        if self.multiprocessors < 2:
+            raise ValueError("fused: the GPU has one multiprocessor; it must have 2 or more, to send by some")
+        n_ranks = world.n_ranks
+        self.room = -(-max_tokens // n_ranks) * max_n * 2 + 127 & -128
+        self.staged = self.empty((2 * n_ranks * self.room,), "uint8", "grouped_rs.staged")
+        self.full = self.zeros((n_ranks * CHUNKS,), "uint64", "grouped_rs.full")
+        self.offsets = self.offsets_of(self.full, range(n_ranks))
+        xp = world.xp
+        self.sent, self.y_full = xp.zeros(n_ranks * CHUNKS, "int32"), xp.zeros(CHUNKS, "uint64")
+        self.epochs, self.ended = xp.zeros(1, "int64"), xp.zeros(1, "int32")
+        self.y = xp.empty(max_tokens * topk * max_n, dtype)
+
+    def bind(self, x, w, weights, index, steps, out):
+        world, sms = self.world, self.multiprocessors
+        (n_pairs, k), (n_experts, n, _) = x.shape, w.shape
+        if reason := refused(k, n, w, x=x, out=out):
+            raise ValueError(f"GroupedGemmReduceScatter: {reason}. Or use method='sequential', on all ranks")
+        senders = min(self.options["senders"] or max(1, min(SENDERS, sms // 8)), sms - 1)
+        tile = tile_of(index, n_experts, n, sms - senders, self.options["columns"])
+        y, n_n = self.y[: n_pairs * n], -(-n // tile.n)
+        matrix: Any = stacked(w)
+        columns = -(-n_n // (self.options["chunks"] or CHUNKS))
+        n_steps = 2 * -(-n_n // columns)
+        until = max(0, n_steps - 3)
+        of_y, of_out = y.view("uint8"), out.reshape(-1).view("uint8")
+        of_tokens = weights.reshape(-1), index.ids, n_experts, index.topk, out.shape[0]
+        exchange = self.y_full, self.staged, self.room, self.full, self.sent, self.offsets, self.epochs
+        product = bind_gemm(
+            grouped_rs_kernel,
+            *(Problem(x, matrix.T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
+            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs, of_y, of_out),
+            *(*of_tokens, columns, *exchange, world.rank, world.n_ranks, senders, until),
+            m=index.max_tiles * tile.m,
+            n=n,
+            k=k,
+            n_tiles=index.max_tiles * n_n,
+            beside=senders,
+            co_resident=True,
+        )
+        last = self.launch(
+            last_steps_kernel(out.dtype.name),
+            sms,
+            *(n, of_y, of_out, *of_tokens, tile.n, columns, *exchange, self.ended),
+            *(world.rank, world.n_ranks, until, n_steps),
+        )
+        return [*steps, product, last]
+
+
+class Sequential:
+    """The method "sequential"."""
+
+    def __init__(self, world, max_tokens, topk, max_n, dtype):
+        self.world, self.gpu = world, gpu_of(world)
+        self._scatter = ReduceScatter(world, max_tokens * max_n * 2)
+        self._sums = self._scatter.output(max_tokens * max_n, dtype)
+        self._y = world.xp.empty(max_tokens * topk * max_n, dtype)
+
+    def bind(self, x, w, weights, index, steps, out):
+        world, (n_pairs, n) = self.world, (x.shape[0], w.shape[1])
+        y = self._y[: n_pairs * n].reshape(n_pairs, n)
+        sums = self._sums[: index.tokens * n].reshape(index.tokens, n)
+        arguments = sums.view("uint16"), y.view("uint16"), weights.reshape(-1), index.ids
+        add = bind(
+            sum_kernel(out.dtype.name),
+            min(index.tokens, 8 * self.gpu.multiprocessors),
+            threads_of(world),
+            (*arguments, index.n_experts, index.topk),
+        )
+
+        def scatter(stream):
+            self._scatter(sums, out, stream)
+
+        return [*steps, *moved_product(world, self.gpu, index, 1, x, w, y), add, scatter]
+
+    def free(self):
+        self._scatter.free()
+
+
+# ---- the host object
+
+
+class GroupedGemmReduceScatter(Products):
+    """Multiply rows by the weights of their experts, add up those of a token, and sum them over the ranks;
+    each rank gets its tokens' sums. Collective.
+
+    ``second = sk.GroupedGemmReduceScatter(world, max_tokens, topk, max_n)``, then ``second(x, w, topk_ids,
+    weights)``. Each rank multiplies its slice of K. Sums travel while the product is still running. The host
+    reads no number of rows, and never waits. ``help(sk.collectives)`` has the rules for calls, arrays,
+    streams, order, graphs, memory and errors.
+
+    world              the World
+    max_tokens, topk   the most tokens, of all ranks, and experts of a token
+    max_n              columns of the largest result
+    dtype              of x, w and the result: bfloat16 or float16
+    method             "auto", the first of these that can be used here (on the emulator the last), or
+                         fused       one kernel multiplies and sends: Hopper, one node; K and N are multiples
+                                     of 8
+                         sequential  `grouped_matmul` of rows that are copied to their experts first, sums,
+                                     `ReduceScatter`: everywhere
+    options            numbers of "fused", for tuning; None: those that are chosen. All ranks give the same
+                         columns  of a tile: a multiple of 16 up to 256
+                         chunks   of columns, 1 to 8, that travel while the next are computed
+                         senders  blocks that send beside the product
+
+    Products are rounded to dtype. The weighted sum of a token's products is added up in float32, in the order
+    of j, and rounded; the sums of the ranks are added up in float32, in the order of the ranks, and rounded.
+    Equal calls give equal bits.
+
+    `used` is the method's name; `refused` is {method: the reason why it cannot be used here}.
+    """
+
+    METHODS = {"fused": Fused, "sequential": Sequential}
+    methods = tuple(METHODS)
+    options = Fused.options
+    alike = "x", "out"
+    max_tokens: int
+    topk: int
+    max_n: int
+    dtype: np.dtype
+
+    def __init__(
+        self,
+        world: World,
+        max_tokens: int,
+        topk: int,
+        max_n: int,
+        dtype: DType = "bfloat16",
+        method: GroupedGemmReduceScatterMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
+    ):
+        who = "GroupedGemmReduceScatter"
+
+        def check():
+            self.dtype = as_dtype(dtype, f"{who}: ")
+            one_of(who, "dtype", self.dtype.name, HALVES)
+            check_columns(who, self.options["columns"])
+            integer(who, "options['chunks']", self.options["chunks"] or 1, 1, CHUNKS)
+            sizes = {"max_tokens": max_tokens, "topk": topk, "max_n": max_n}
+            vars(self).update({name: integer(who, name, size, 1) for name, size in sizes.items()})
+            return {name: getattr(self, name) for name in sizes} | {"dtype": self.dtype.name}
+
+        super().__init__(world, method, options, check)
+        self.refused = {}
+        sizes = self.max_tokens, self.topk, self.max_n, self.dtype
+        self.used = method
+        if method == "auto":
+            self.used = "sequential" if world.backend.name == "emulator" else "fused"
+        self._method: Any = None
+        if self.used == "fused":
+            try:
+                self._method = self._part(Fused, world, *sizes, self.options)
+            except (ValueError, MemoryError) as error:  # on all ranks
+                if method != "auto":
+                    raise
+                self.refused["fused"], self.used = str(error), "sequential"
+        if self.used == "sequential":
+            self._method = self._part(Sequential, world, *sizes)
+
+    @staticmethod
+    def methods_for(n_nodes: int) -> tuple[str, ...]:
+        """The names of the methods that are for so many nodes: what "auto" takes one of."""
+        return ("fused", "sequential") if n_nodes == 1 else ("sequential",)
+
+    def __call__(
+        self,
+        x: ArrayT,
+        w: AnyArray,
+        topk_ids: AnyArray | ExpertIndex,
+        weights: AnyArray,
+        out: ArrayT | None = None,
+        *,
+        stream: AnyStream | None = None,
+    ) -> ArrayT:
+        """Enqueue ``sum over j of weights[t, j] * x[t * topk + j] @ w[topk_ids[t, j]].T``, summed over the
+        ranks. -> out, the sums of this rank's tokens
+
+        x         (M * topk, K), C-contiguous; K is the rank's share. M is a multiple of n_ranks
+        w         (E, N, K): this rank's part of each expert's weight. "fused" wants experts that lie one
+                  after another, with contiguous rows; or contiguous columns, where K is a multiple of 64
+        topk_ids  int32 or int64 (M, topk), C-contiguous, on the GPU, the same on all ranks: the experts of
+                  each token; or an `ExpertIndex` of it. -1, and any number that is no expert's, stands for
+                  none: nothing is added, whatever x and weights have there
+        weights   float32 (M, topk), C-contiguous, the same on all ranks
+        out       (M / n_ranks, N), C-contiguous, apart from all others. Default: a new array of x's kind
+        stream    default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+
+        x, w and out are of this object's dtype, and begin at multiples of 16 bytes for "fused"; K, N, E and M
+        are the same on all ranks. When the stream has run it, later work on it sees out, and all others may
+        be written again. The first call for arrays at new addresses binds kernels, and may compile them: it
+        cannot be in the capture of a graph. The caller keeps the arrays and this object alive until the call
+        has run, and as long as graphs that have captured it are used.
+
+        TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
+        """
+        self._check_alive()
+        world, who = self.world, type(self).__name__
+        index = topk_ids if isinstance(topk_ids, ExpertIndex) else None
+        ids = topk_ids if index is None else index.topk_ids
+        stream, waits = call_on(world, stream, x, w, ids, weights, out)
+        given = {"x": x, "w": w, "topk_ids": ids, "weights": weights}
+        arrays: Any = {name: with_shape(who, name, array, world.xp) for name, array in given.items()}
+        if out is None:
+            shape = self._shape(**arrays)
+            out = new_output(x, shape, self.dtype, world.xp, stream, world.backend.follow)
+        self._enqueue({**arrays, "out": out}, stream, waits, index)
+        return out
+
+    # -- inside
+    def _shape(self, x, w, topk_ids, weights):
+        """-> that of out"""
+        n_ranks, who = self.world.n_ranks, type(self).__name__
+        right = x.ndim == topk_ids.ndim == weights.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[2]
+        right = right and x.shape[0] == topk_ids.shape[0] * topk_ids.shape[1]
+        if not right or weights.shape != topk_ids.shape or topk_ids.shape[0] % n_ranks:
+            raise ValueError(
+                f"{who}: x, w, topk_ids and weights are {x.shape}, {w.shape}, {topk_ids.shape} and "
+                f"{weights.shape}; they must be (M * topk, K), (E, N, K), (M, topk) and (M, topk), M a "
+                f"multiple of the number of ranks, {n_ranks}"
+            )
+        return topk_ids.shape[0] // n_ranks, w.shape[1]
+
+    def _plan(self, arrays, index):
+        who, (x, w, ids, weights, out) = type(self).__name__, arrays.values()
+        shape = self._shape(x, w, ids, weights)
+        for name, array in (("x", x), ("w", w), ("out", out)):
+            if array.dtype != self.dtype:
+                raise ValueError(
+                    f"{who}: {name} is {array.dtype}; it must be {self.dtype}, this object's dtype"
+                )
+        if weights.dtype.name != "float32":
+            raise ValueError(f"{who}: weights is {weights.dtype}; it must be float32")
+        for name, array in (("x", x), ("weights", weights), ("out", out)):
+            if not array.flags.c_contiguous:
+                raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous")
+        if out.shape != shape:
+            raise ValueError(f"{who}: out is {array_text(out)}; it must be {shape}")
+        (tokens, topk), n = ids.shape, w.shape[1]
+        if tokens > self.max_tokens or topk > self.topk or n > self.max_n:
+            raise ValueError(
+                f"{who}: there are {tokens} tokens of {topk} experts, and {n} columns, more than max_tokens="
+                f"{self.max_tokens}, topk={self.topk} and max_n={self.max_n}. Make one with larger ones"
+            )
+        check_memory(who, out, x=x, w=w, topk_ids=ids, weights=weights)
+        if not out.size:
+            return lambda stream: None
+        if not x.shape[1]:
+            raise ValueError(f"{who}: x is {x.shape}; K must be 1 or more")
+        index, steps = index_of(who, self.world, index or ids, w.shape[0])
+        return _Bound(self._method.bind(x, w, weights, index, steps, out), index)
+
+    def output(self, shape: Shape, dtype: DType | None = None) -> Array:
+        """-> a symmetric array for a result, of this shape on all ranks, and of this object's dtype.
+        ``free`` frees it. Collective.
+        """
+        return super().output(shape, self.dtype if dtype is None else dtype)
+
+
+class _Bound:
+    """A bound call."""
+
+    def __init__(self, steps, index):
+        self._steps, self._kept = steps, index
+
+    def __call__(self, stream):
+        for step in self._steps:
+            step(stream)
+
+
+def _listed(tile, *kinds):
+    kinds, words, number, ints = Kinds(*kinds), types.uint16[::1], types.int64, types.int32[::1]
+    signals, bytes_ = types.uint64[::1], types.uint8[::1]
+    more = (
+        *(ints, number[::1], ints, words, number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 4),
+        *(signals, bytes_, number, signals, ints, number[::1], number[::1], *(number,) * 4),
+    )
+    return grouped_rs_kernel(Tile(*tile), kinds), signature(kinds, *more), (9, 0)
+
+
+def _listed_last(dtype):
+    number, ints, signals, bytes_ = types.int64, types.int32[::1], types.uint64[::1], types.uint8[::1]
+    return last_steps_kernel(dtype), (
+        *(number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 5, signals, bytes_, number),
+        *(signals, ints, number[::1], number[::1], ints, *(number,) * 4),
+    )
+
+
+_BF16 = "bfloat16", "k", "k", "bfloat16"
+_MATRIX, _WEIGHTS = types.uint16[:, ::1], types.float32[::1]
+GPU_KERNELS = {
+    "128x256": _listed((128, 256), *_BF16),
+    "128x256 columns": _listed((128, 256), "float16", "k", "mn", "float16"),
+    "128x224": _listed((128, 224), *_BF16),
+    "64x128": _listed((64, 128), *_BF16),
+    **{f"last_steps {dtype}": _listed_last(dtype) for dtype in HALVES},
+    **{
+        f"sum_experts[{dtype},{ids.dtype}]": (
+            sum_kernel(dtype),
+            (_MATRIX, _MATRIX, _WEIGHTS, ids, types.int64, types.int64),
+        )
+        for dtype in HALVES
+        for ids in (types.int32[::1], types.int64[::1])
+    },
+}

@@ -1,0 +1,240 @@
+"""Flash decode over ranks."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulated import spmd
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shmemkit as sk
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+class Case:
+    """q, and of each rank k and v of its tokens, for `lengths[rank][sequence]`."""
+
+    def __init__(self, lengths, kv_heads=2, group=1, head_dim=64, dtype="bfloat16", seed=0):
+        rng = np.random.default_rng(seed)
+        self.lengths = np.array(lengths, "int32")
+        self.n, self.batch = self.lengths.shape
+        self.heads = kv_heads, group, head_dim
+        self.dtype = DTYPES[dtype]
+        self.capacity = max(1, int(self.lengths.max()))
+        self.q = self.random(rng, self.batch, kv_heads * group, head_dim)
+        self.k, self.v = (
+            self.random(rng, self.n, self.batch, self.capacity, kv_heads, head_dim) for _ in "kv"
+        )
+
+    def random(self, rng, *shape):
+        return rng.standard_normal(shape).astype(self.dtype)
+
+    def expected(self, scale=None, soft_cap=None):
+        """In float64, over the joined cache."""
+        kv_heads, group, head_dim = self.heads
+        scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        q = self.q.astype("float64").reshape(self.batch, kv_heads, group, head_dim)
+        out = np.zeros_like(q)
+        for b in range(self.batch):
+            k, v = (
+                np.concatenate([x[r, b, : self.lengths[r, b]] for r in range(self.n)]).astype("float64")
+                for x in (self.k, self.v)
+            )
+            if len(k):
+                scores = np.einsum("hgd,thd->hgt", q[b], k) * scale
+                if soft_cap:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                p = np.exp(scores - scores.max(2, keepdims=True))
+                out[b] = np.einsum("hgt,thd->hgd", p / p.sum(2, keepdims=True), v)
+        return out.reshape(self.q.shape)
+
+    def cache(self, rank, page_size=None, heads_first=False):
+        """-> k, v, block table: what is not of a token is NaN. Pages are in any order."""
+        k, v = self.k[rank].copy(), self.v[rank].copy()
+        for b, length in enumerate(self.lengths[rank]):
+            k[b, length:] = v[b, length:] = np.nan
+        table = None
+        if page_size:
+            rng, most = np.random.default_rng(rank), -(-self.capacity // page_size)
+            table = rng.permutation(self.batch * most).astype("int32").reshape(self.batch, most)
+            k, v = (self.in_pages(x, table, page_size) for x in (k, v))
+            for b, length in enumerate(self.lengths[rank]):
+                table[b, -(-length // page_size) :] = 1 << 30  # not read
+        if heads_first:
+            k, v = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in (k, v))
+        return k, v, table
+
+    @staticmethod
+    def in_pages(x, table, page_size):
+        pages = np.full((table.size, page_size, *x.shape[2:]), np.nan, x.dtype)
+        for b, of_sequence in enumerate(table):
+            for i, page in enumerate(of_sequence):
+                tokens = x[b, i * page_size : (i + 1) * page_size]
+                pages[page, : len(tokens)] = tokens
+        return pages
+
+
+def check(
+    case, page_size=None, form="all_gather", scale=None, soft_cap=None, calls=1, heads_first=False, **options
+):
+    kv_heads, group, head_dim = case.heads
+
+    def main(world):
+        op = sk.FlashDecode(
+            *(world, case.batch, kv_heads * group, kv_heads, head_dim),
+            *(np.dtype(case.dtype).name, form),
+        )
+        k, v, table = case.cache(world.rank, page_size, heads_first)
+        arguments = case.q.copy(), k, v, case.lengths[world.rank].copy(), table, scale, soft_cap
+        found = [op(*arguments) for _ in range(calls)]
+        world.synchronize()
+        op.free()
+        return found
+
+    of_ranks = spmd(case.n, main, **options)
+    wanted, share = case.expected(scale, soft_cap), kv_heads * group // case.n
+    for rank, found in enumerate(of_ranks):
+        here = wanted if form == "all_gather" else wanted[:, rank * share : (rank + 1) * share]
+        for out in found:
+            assert out.shape == here.shape
+            np.testing.assert_array_equal(out.view("uint16"), found[0].view("uint16"))
+            if form == "all_gather":
+                np.testing.assert_array_equal(out.view("uint16"), of_ranks[0][0].view("uint16"))
+        error = np.linalg.norm(found[0].astype("float64") - here) / max(1e-9, np.linalg.norm(here))
+        assert error < 4e-3 if case.dtype == DTYPES["bfloat16"] else error < 1e-3, error
+
+
+@pytest.mark.parametrize(
+    "lengths", [[[1]], [[0]], [[33]], [[5], [0]], [[0], [70]], [[0, 3, 0, 40], [17, 0, 0, 1]]]
+)
+@pytest.mark.parametrize("page_size", [None, 1, 16, 64])
+def test_lengths_and_pages(lengths, page_size):
+    check(Case(lengths), page_size, calls=2)
+
+
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads(group, head_dim, dtype):
+    check(Case([[37], [9]], 1, group, head_dim, dtype), 16)
+
+
+@pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
+def test_races_and_delivery(form):
+    case = Case([[35, 2], [0, 50], [1, 0]], 3, 2)
+    check(case, 16, form, calls=3, races=True, delivery="unordered", seed=3)
+
+
+def test_few_blocks_share_the_units():
+    """Of more tiles than blocks: they have parts of several units."""
+    check(Case([[170, 0, 100], [20, 33, 64]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("scale", [None, 0.0, 0.5])
+def test_scores(scale, soft_cap):
+    check(Case([[30], [11]], 1, 4), scale=scale, soft_cap=soft_cap)
+
+
+def test_heads_before_tokens():
+    check(Case([[30, 5], [11, 0]], 2, 2), heads_first=True)
+    check(Case([[30, 5], [11, 0]], 2, 2), 16, heads_first=True)
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda n: st.integers(1, 3).flatmap(
+            lambda batch: st.lists(
+                st.lists(st.integers(0, 40), min_size=batch, max_size=batch), min_size=n, max_size=n
+            )
+        )
+    ),
+    st.sampled_from([None, 1, 3, 16]),
+    st.integers(0, 99),
+)
+def test_any_lengths(lengths, page_size, seed):
+    check(Case(lengths, 1, 2, seed=seed), page_size, gpu="H200,sms=2,blocks=1", seed=seed)
+
+
+@pytest.mark.slow
+def test_in_many_orders():
+    """Of two ranks, of which one has no tokens, and two calls."""
+    case = Case([[0], [20]], 1, 2)
+
+    def main():
+        with sk.init() as world:
+            op = sk.FlashDecode(world, 1, 2, 1, 64)
+            k, v, _ = case.cache(world.rank)
+            found = [op(case.q.copy(), k, v, case.lengths[world.rank].copy()) for _ in range(2)]
+            world.synchronize()
+            op.free()
+            for out in found:
+                assert np.abs(out.astype("float64") - case.expected()).max() < 0.02
+
+    found = sk.emu.explore(main, 2, seeds=range(10))
+    assert found.failure is None, str(found)
+
+
+def test_a_graph_of_other_lengths():
+    case = Case([[40, 3], [20, 64]], 1, 2)
+    turns = [[[40, 3], [20, 64]], [[0, 0], [20, 1]], [[1, 3], [0, 0]]]
+
+    def main(world):
+        op = sk.FlashDecode(world, 2, 2, 1, 64)
+        k, v, table = case.cache(world.rank, 16)
+        q, lengths = case.q.copy(), case.lengths[world.rank].copy()
+        world.stream.begin_capture()
+        out = op(q, k, v, lengths, table)
+        graph = world.stream.end_capture()
+        found = []
+        for turn in turns:
+            lengths[:] = turn[world.rank]
+            graph.launch(world.stream)
+            found.append(world.asnumpy(out).astype("float64"))
+        op.free()
+        return found
+
+    for found in spmd(2, main):
+        for turn, out in zip(turns, found, strict=True):
+            part = Case([[40, 3], [20, 64]], 1, 2)
+            part.lengths = np.array(turn)
+            assert np.abs(out - part.expected()).max() < 0.02
+
+
+def test_a_wrong_call():
+    def main(world):
+        with pytest.raises(ValueError, match="dtype is bfloat16, head_dim 32; they must be"):
+            sk.FlashDecode(world, 1, 2, 1, 32)
+        with pytest.raises(ValueError, match="there are 34 heads of q and 2 of k and v"):
+            sk.FlashDecode(world, 1, 34, 2)
+        with pytest.raises(ValueError, match="the same kv_heads on all ranks"):
+            sk.FlashDecode(world, 1, 4, 1 + world.rank)
+        op = sk.FlashDecode(world, 1, 2, 1, 64, "float16")
+        q, k, lengths = np.ones((1, 2, 64), "float16"), np.ones((1, 8, 1, 64), "float16"), np.ones(1, "int32")
+        table = np.zeros((1, 1), "int32")
+        for changed, said in (
+            ({"q": np.ones((2, 2, 64), "float16")}, "q has 2 sequences, more than max_batch=1"),
+            ({"q": q[:, :1]}, r"q is float16 \(1, 1, 64\); it must be float16 \(1, 2, 64\)"),
+            ({"k": k.astype("float32")}, "k is float32"),
+            ({"k": np.ones((2, 8, 1, 64), "float16")}, "it must be float16 \\(batch, 1, tokens, 1, 64\\)"),
+            ({"v": k[:, :4]}, "k is .* they must be the same"),
+            ({"k": k[..., ::-1]}, "has strides"),
+            ({"lengths": lengths.astype("int64")}, "lengths is int64"),
+            ({"block_table": table[0]}, "block_table is int32 \\(1,\\)"),
+            ({"scale": -1.0}, "scale is -1.0; it must be 0 or more"),
+            ({"soft_cap": 0.0}, "soft_cap is 0.0; it must be positive"),
+            ({"out": q}, "out and q overlap"),
+        ):
+            arguments = {"q": q, "k": k, "v": k.copy(), "lengths": lengths} | changed
+            with pytest.raises(ValueError, match=said):
+                op(**arguments)
+        with pytest.raises(TypeError, match="scale is True; it must be a number"):
+            op(q, k, k, lengths, scale=True)
+        op.free()
+        with pytest.raises(RuntimeError, match="it was freed"):
+            op(q, k, k, lengths)
+
+    spmd(2, main)
