@@ -45,7 +45,7 @@ from shmemkit.support.dtypes import numpy_dtype
 from shmemkit.support.settings import array_text, listed, one_of, shown
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GemmMethod
 
-from .block_scales import BLOCK, MAX_SCALES
+from .block_scales import BLOCK, MAX_REACH
 from .epilogue import ACTIVATIONS
 from .problem import FLOAT8, HALVES, Gpu, Problem, is_aligned
 from .simt import DTYPES, Simt
@@ -378,10 +378,11 @@ def check_scales(who, operand, scales, shape_of_a, shape_of_b, out):
     (a, b), shapes = scales, (shape_of_a, shape_of_b)
     if (a.shape, b.shape) != shapes or {a.dtype.name, b.dtype.name} != {"float32"}:
         raise ValueError(f"{who}: scales are {array_text(a)} and {array_text(b)}; they must be {needed}")
-    if min(*a.strides, *b.strides) < 0 or max(a.size, b.size) > MAX_SCALES:
+    steps = [(size - 1, step) for x in scales for size, step in zip(x.shape, x.strides, strict=True)]
+    if min(step for _, step in steps) < 0 or sum(size * step for size, step in steps) >= MAX_REACH:
         raise ValueError(
-            f"{who}: scales have strides {a.strides} and {b.strides}; they must be 0 or more, and scales "
-            f"less than {MAX_SCALES}. Give copies"
+            f"{who}: scales have strides {a.strides} and {b.strides}; they must be 0 or more, and lead less "
+            f"than {MAX_REACH} bytes far. Give copies"
         )
     check_memory(who, out, **dict(zip(SCALES, scales, strict=True)))
 

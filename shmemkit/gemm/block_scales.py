@@ -10,17 +10,23 @@ columns of the result.
 Sums are in two levels. The tensor cores add up a block of K: their sums of float8 keep about 14 bits, and
 lose what is less. The threads then multiply these sums by both scales, and add them to float32 registers:
 
-  a warpgroup, for each slab, which is a block of K:
-          1. load the scales
-    and for each 128 columns of the tile:
-          2. start the products                    they set the first level: 64 registers of a thread
+  a warpgroup, for each slab, which is a block of K, and each part of the tile's columns (of more than 128
+  there are two):
+          1. start the products           they set the first level: 64 x 128 are 64 registers of a thread
+          2. ask for the scales of the next slab
           3. wait for the products; behind the last ones of the slab: arrive at empty of its slot
           4. multiply by the scales, and add to the second level: 128 registers of 64 x 256
 
-The tensor cores have no work of this warpgroup during 4. They have that of the other one, which is ahead of
-it or behind: products take longer than 4.
+Tiles of 256 columns have registers for one first level. So the tensor cores have no work of this warpgroup
+during 4: they have that of the other one, which is ahead of it or behind. Narrower tiles of two parts have
+two: they start the products of both, and 4 of the left part is under those of the right one.
 
-Tiles begin at multiples of 128 columns or lie in 128, so a part of one has one scale of B.
+Compilers move arithmetic without bounds across a `wait`. So sums that are to be there before the next `wait`
+go through one, which waits for nothing.
+
+Scales are read a slab ahead, since nothing hides how long a load takes between two slabs.
+
+The part of a tile that is in one block of 128 columns ends at a multiple of 32: widths are such multiples.
 """
 
 import functools
@@ -36,7 +42,7 @@ from .problem import FLOAT8, flat
 from .sm90 import Accumulation, Kinds, Tile, gemm_body, hand_back, ordered, signature
 
 BLOCK = 128  # of K, and columns, that a scale is for
-MAX_SCALES = 1 << 30
+MAX_REACH = 1 << 34  # bytes from the first scale to the last, which is found by 32 bits
 WIDTHS = (256, 192, 128, 64, 32)  # columns of a tile
 
 

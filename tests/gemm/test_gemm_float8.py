@@ -1,6 +1,8 @@
 """Products of float8 with scales of blocks, on the emulator: edges, tiles, layouts of scales, grouped ones;
 their error beside that of sums in one level; and what is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from emulated import spmd
@@ -85,6 +87,7 @@ def check(out, reference):
         ((70, 40, 144), (64, 64)),
         ((65, 24, 130), (128, 32)),
         ((64, 384, 129), (64, 256)),
+        ((66, 400, 272), (128, 192)),
     ],
     ids=str,
 )
@@ -207,6 +210,12 @@ def test_two_levels_lose_no_more_than_one_block(k):
     alone, both = sk.emu.run(main, 1)[0]
     assert alone == pytest.approx(ONE_LEVEL[k], rel=0.1)
     assert both == pytest.approx(TWO_LEVELS, rel=0.1)
+
+
+def test_table_of_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "float8.md").read_text()
+    rows = [f"| {k} | {error:.1e} | {TWO_LEVELS:.1e} |" for k, error in ONE_LEVEL.items()]
+    assert "\n".join(rows) in page
 
 
 # ---- what is refused

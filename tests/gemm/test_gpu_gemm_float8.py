@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gemms import error, expected
 from gpu import world
-from test_float8 import FLOAT8, ONE_LEVEL, Operands, check, one_level, rows_of
+from test_gemm_float8 import FLOAT8, ONE_LEVEL, Operands, check, one_level, rows_of
 
 import shmemkit as sk
 from shmemkit.emu.tensor_cores import KEPT
@@ -123,7 +123,7 @@ def test_bits_of_one_level(sign, apart):
 
 
 def test_one_level_of_random_numbers():
-    """The error is that of the emulator (test_float8.py)."""
+    """The error is that of the emulator (test_gemm_float8.py)."""
     operands, out = Operands((64, 32, 4096), deviation=100), world().xp.empty((64, 32), "float32")
     one_level(on_gpu(operands.x), on_gpu(operands.w), out, gpu_of(world()))()
     world().synchronize()
