@@ -112,7 +112,7 @@ class Tile(NamedTuple):
         return self.tokens * self.stages * 4 * head_dim
 
 
-TILE, EMULATED_TILE = Tile(4, 3, 2), Tile(2, 2, 1)
+TILE, EMULATED_TILE = Tile(8, 3, 1), Tile(2, 2, 1)
 
 
 def inline(function):

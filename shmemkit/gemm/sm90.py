@@ -134,6 +134,16 @@ def moves_registers(tile):
     return tile.m == 192 or tile.m == 128 and tile.n > 128
 
 
+def check_registers(tile, few, many):
+    """ValueError if a block has too few registers: threads that ask for more of them would wait for ever."""
+    wanted, there = (
+        few * WARPGROUP + many * (tile.threads - WARPGROUP),
+        tile.threads * (65536 // tile.threads & ~7),
+    )
+    if moves_registers(tile) and wanted > there:
+        raise ValueError(f"tiles of {tile}: threads would take {wanted} registers; a block has {there}")
+
+
 class Kinds(NamedTuple):
     """Of a product: dtype of A and B, how they are stored, dtype of out, and the bias's (None: there is none)
     and activation of the epilogue."""
@@ -531,6 +541,7 @@ def gemm_body(
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a, depth = 64 * ROW_BYTES, kinds.depth  # bytes of a warpgroup's rows of A's slab
     moves, (few, many) = moves_registers(tile), registers or REGISTERS[max(tile.m, 128)]
+    check_registers(tile, few, many)
 
     @inline
     def work_at(i, n_m, n_n, n_slabs, splits, extra):

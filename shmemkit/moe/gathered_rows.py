@@ -64,10 +64,12 @@ from shmemkit.support.arrays import address_of
 
 from .expert_index import expert_of, row_of, rows_in, source_of
 
+UNTRIED = "it has not been tried on GPUs yet"  # so "auto" does not take it
+
 WARPS = BESIDE  # that copy rows
 AT_ONCE = 4  # rows that a warp copies with one instruction
 UNIT = 8  # elements of 16 bytes
-REGISTERS = 64, 224  # as of sm90.py: the warps that copy keep where their rows are
+REGISTERS = 56, 224  # as of sm90.py: the warps that copy keep where their rows are
 
 
 class Rows(NamedTuple):

@@ -58,7 +58,7 @@ from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, GroupedGemmReduceScatterMethod, Shape
 
 from .expert_index import ExpertIndex, index_of
-from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
+from .gathered_rows import UNTRIED, Rows, check_columns, gathered_body, refused, tile_of
 from .moved_rows import moved_product, threads_of
 from .weighted_rows import CHUNKS, Sums, steps_of
 
@@ -362,7 +362,7 @@ class GroupedGemmReduceScatter(Products):
     max_tokens, topk   the most tokens, of all ranks, and experts of a token
     max_n              columns of the largest result
     dtype              of x, w and the result: bfloat16 or float16
-    method             "auto", the first of these that can be used here (on the emulator the last), or
+    method             "auto", for now sequential, since fused has not been tried on GPUs yet, or
                          fused       one kernel multiplies and sends: Hopper, one node; K and N are multiples
                                      of 8
                          sequential  `grouped_matmul` of rows that are copied to their experts first, sums,
@@ -415,16 +415,11 @@ class GroupedGemmReduceScatter(Products):
         sizes = self.max_tokens, self.topk, self.max_n, self.dtype
         self.used = method
         if method == "auto":
-            self.used = "sequential" if world.backend.name == "emulator" else "fused"
+            self.refused["fused"], self.used = UNTRIED, "sequential"
         self._method: Any = None
         if self.used == "fused":
-            try:
-                self._method = self._part(Fused, world, *sizes, self.options)
-            except (ValueError, MemoryError) as error:  # on all ranks
-                if method != "auto":
-                    raise
-                self.refused["fused"], self.used = str(error), "sequential"
-        if self.used == "sequential":
+            self._method = self._part(Fused, world, *sizes, self.options)
+        else:
             self._method = self._part(Sequential, world, *sizes)
 
     @staticmethod
