@@ -15,7 +15,7 @@ def parser():
         allow_abbrev=False,
     )
     result.add_argument("file", help="what sk.Timeline, SHMEMKIT_TIMELINE or shmemkit emu --timeline wrote")
-    result.add_argument("--svg", metavar="FILE", help="the picture; default: beside the file, as .svg")
+    result.add_argument("--svg", metavar="FILE", help="the picture, SVG; default: beside the file")
     result.add_argument(
         "--between",
         nargs=2,
@@ -38,9 +38,14 @@ def main(argv=None):
         first, last = options.between
         if not first < last:
             options_of.error(f"--between {first:g} {last:g}: the first time must be before the last")
-        data = trace_file.between(data, first, last)
+        part = trace_file.between(data, first, last)
+        if not part["traceEvents"]:
+            end = max((e["ts"] + e.get("dur", 0) for e in data["traceEvents"]), default=0)
+            options_of.error(f"--between {first:g} {last:g}: nothing is there; the timeline ends at {end:g}")
+        data = part
     print(trace_file.summary(data))
-    path = options.svg or os.path.splitext(options.file)[0] + ".svg"
+    part = "" if options.between is None else ".{:g}-{:g}".format(*options.between)
+    path = options.svg or f"{os.path.splitext(options.file)[0]}{part}.svg"
     if os.path.abspath(path) == os.path.abspath(options.file):
         options_of.error(f"{path} is the timeline; name another file for the picture by --svg")
     try:

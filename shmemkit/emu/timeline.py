@@ -289,11 +289,15 @@ class Timeline:
         raise ValueError(f'end_phase("{name}"): this thread has not called begin_phase("{name}") before')
 
     def mark(self, thread, name):
-        thread.timeline.last = None
-        place = _site()[1]
-        args = {"thread": thread.thread_id, **({"line": _shown(*place)} if place else {})}
-        if self._room(thread.pe):
-            self.marks.append(Mark(self._track(thread), "mark", name, thread.timeline.time, args))
+        clock, place = thread.timeline, _site()[1]
+        clock.last = None
+        site = "mark", name, place
+        clock.visits[site] += 1
+        key, merged = (thread.thread_id >> 5, *site, clock.visits[site]), self.merged[thread.block]
+        if key not in merged:  # else another thread of the warp has marked it
+            merged[key] = args = {"thread": thread.thread_id, **({"line": _shown(*place)} if place else {})}
+            if self._room(thread.pe):
+                self.marks.append(Mark(self._track(thread), "mark", name, clock.time, args))
         self._tick(thread)
 
     def _tick(self, thread):

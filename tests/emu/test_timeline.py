@@ -238,6 +238,20 @@ def test_threads_of_a_warp_share_a_span():
     assert len(waits) == 4 and all(e["args"]["threads"] == 32 for e in waits)
 
 
+def test_threads_of_a_warp_share_a_mark(tmp_path):
+    @cuda.jit
+    def kernel(rounds):
+        for _ in range(rounds):
+            mark("here")
+
+    def main(world):
+        kernel[1, 64, world.stream](3)
+        world.synchronize()
+
+    marks = events(recorded(1, main, tmp_path), "i")
+    assert len(marks) == 3 * 2  # of two warps
+
+
 def test_phases_that_do_not_match(tmp_path):
     @cuda.jit
     def not_ended(flag):
@@ -528,7 +542,10 @@ def test_objects(tmp_path, capsys):
         assert "is the timeline" in (text := capsys.readouterr().err) or "No such file" in text
     assert shmemkit_timeline([str(file), "--between", "0", "3"]) == 0
     assert not re.search(r"^0 +phase +round +6 ", capsys.readouterr().out, re.M)
-    assert shmemkit_timeline([str(file), "--between", "1e6", "2e6"]) == 0
+    assert (tmp_path / "run.0-3.svg").exists()
+    with pytest.raises(SystemExit):
+        shmemkit_timeline([str(file), "--between", "1e6", "2e6"])
+    assert "nothing is there; the timeline ends at" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         shmemkit_timeline([str(file), "--between", "3", "0"])
     assert "the first time must be before the last" in capsys.readouterr().err
