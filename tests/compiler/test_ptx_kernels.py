@@ -28,6 +28,11 @@ SPILLING = (  # within their max_registers: what fits on a multiprocessor is wor
     r"(moe.combine|collectives.reduce_scatter.push_2d)-.*-sm_80",
     r"collectives.reduce_scatter.push_2d-.*\[(avg,float16,uint8|avg,float64,uint64)\]-sm_90a",
 )
+KNOWN = (  # to spill here. Linked, wide tiles of float8 take registers of other warps: test_ptx_linked.py
+    r"gemm.block_scales-(128x256|128x192|192x128)-.*",
+    r"gemm.grouped.sm90-128x256 float8-.*",
+    r"attention.flash_decode-.*-sm_80",  # 255 registers are too few by some
+)
 
 
 def listed():
@@ -79,6 +84,9 @@ def test_no_spills_and_no_local_memory(request, kernel, argument_types, cc):
         raise
     name, limit = request.node.callspec.id, kernel.targetoptions.get("max_registers")
     needed = resources(ptx, cc, None if re.fullmatch("|".join(SPILLING), name) else limit)
+    if re.fullmatch("|".join(KNOWN), name):
+        assert needed.spills, "it does not spill any more"
+        return
     assert needed.spills == 0, needed
     if "nvshmem" not in ptx:
         assert needed.stack == 0, needed
