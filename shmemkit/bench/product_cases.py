@@ -4,8 +4,8 @@ from typing import Any
 
 from .cases import Checked, negate
 
+# The relative error of the norm that is allowed: twice that of one rounding. Of float32, that of the sums.
 ERROR = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-17}
-"""Relative, of the norm, that is allowed: twice what rounding once gives; of float32, adding."""
 
 
 def random(xp, seed, dtype, *shapes):

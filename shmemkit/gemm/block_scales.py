@@ -241,7 +241,6 @@ MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
     "128x256": _listed((128, 256), FLOAT8, "k", "k", "bfloat16"),
     "128x192": _listed((128, 192), FLOAT8, "k", "k", "bfloat16"),
-    "192x128": _listed((192, 128), FLOAT8, "k", "k", "bfloat16"),
     "128x128 split": _listed((128, 128, 8, True), FLOAT8, "k", "k", "float32"),
     "128x64": _listed((128, 64), FLOAT8, "k", "k", "float16", "float16", "silu"),
     "64x128": _listed((64, 128), FLOAT8, "k", "k", "bfloat16", "float32", "gelu"),

@@ -91,18 +91,18 @@ WARPGROUP = 128  # threads
 BESIDE = 3  # warps beside the loader's in its warpgroup
 WATCHING = 32  # their first thread
 SETTLED = 8  # slabs after which what a tile before has sent is there, mostly
-REGISTERS = {128: (40, 232), 192: (32, 160)}  # rows of a tile: of threads that load, and that multiply
+REGISTERS = 40, 232  # of a thread that loads, and of one that multiplies, of tiles of ``moves_registers``
 ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Tile(NamedTuple):
     """What a block computes at a time.
 
-    m, n    rows, 64, 128 or 192, and columns, a multiple of 16 up to 256
+    m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
-    loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. A box is loaded, or as
-            many as ``gemm_body`` is told to. To load rows that nobody needs takes longer
+    loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. Of a ragged tile,
+            ``boxes`` of ``gemm_body`` says how many are loaded: rows that nobody needs take time
     """
 
     m: int
@@ -131,7 +131,7 @@ class Tile(NamedTuple):
 
 def moves_registers(tile):
     """Whether the warpgroup that loads gives registers to those that multiply; otherwise there are enough."""
-    return tile.m == 192 or tile.m == 128 and tile.n > 128
+    return tile.m == 128 and tile.n > 128
 
 
 def check_registers(tile, few, many):
@@ -490,7 +490,7 @@ def gemm_body(
     boxes=one_box,
     send=None,
     beside=0,
-    registers=None,
+    registers=REGISTERS,
     accumulation=None,
 ):
     """-> the kernel as a device function, for kernels that compute more: see ``gemm_kernel`` for its
@@ -540,7 +540,7 @@ def gemm_body(
     order = grouping(tile.group) if order is None else order
     first_rows, load_more, take, settle, watch = exchange
     rows_of_a, depth = 64 * ROW_BYTES, kinds.depth  # bytes of a warpgroup's rows of A's slab
-    moves, (few, many) = moves_registers(tile), registers or REGISTERS[max(tile.m, 128)]
+    moves, (few, many) = moves_registers(tile), registers
     check_registers(tile, few, many)
 
     @inline

@@ -328,3 +328,11 @@ def test_a_store_writes_whole_16_bytes():
     assert "multiple of 16 bytes" in Sm90.unsupported(product.problem, Gpu((9, 0), 2, sm90.SHARED, np))
     with pytest.raises(EmulatorError, match="writes beyond the end of rows of 280 bytes"):
         product.compute((64, 32))
+
+
+def test_threads_ask_for_no_more_registers_than_a_block_has():
+    """They would wait for ever, and the emulator does not count them."""
+    tile = sm90.Tile(128, 256)
+    sm90.check_registers(tile, *sm90.REGISTERS)
+    with pytest.raises(ValueError, match="threads would take 65536 registers; a block has 64512"):
+        sm90.check_registers(tile, 64, 224)
