@@ -214,8 +214,8 @@ ALONE = (64, 256), (120, 300, 400)  # 4 tiles for one block: the loader is ahead
         (RING, omit("mbarrier_wait", inside="load_tiles")),
         (RING, omit("mbarrier_wait", inside="multiply_tiles")),
         (RING, omit("wgmma_wait_group")),
-        (RING, omit("wait_for_products")),
-        (ALONE, delay("wait_for_products")),  # after its slot is handed back
+        (RING, omit("wait", inside="one_level.finish")),
+        (ALONE, delay("wait", inside="one_level.finish")),  # after its slot is handed back
         (RING, store("parity", "0", inside="load_tiles")),
         (RING, argument("mbarrier_init", 2, "2", 1)),
         (RING, argument("mbarrier_init", 2, "1", 2)),
