@@ -178,8 +178,9 @@ def _explained(total, rows):
 @functools.cache
 def report_address():
     """-> the address for ``report_counts``, on GPUs: of a flag, the total, and the rows."""
-    from cupy.cuda import runtime
+    import cupy
 
+    runtime: Any = cupy.cuda.runtime
     address = runtime.hostAlloc(24, runtime.hostAllocPortable | runtime.hostAllocMapped)
     words = (ctypes.c_int64 * 3).from_address(address)
     words[:] = 0, 0, 0
