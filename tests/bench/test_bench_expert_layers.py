@@ -4,6 +4,7 @@ found."""
 import json
 
 import pytest
+from fast import slow
 
 import shmemkit as sk
 from shmemkit.bench.__main__ import main
@@ -19,7 +20,7 @@ def few_blocks(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [*slow(1), 2])
 @pytest.mark.parametrize(
     ("op", "part", "size", "method"),
     [

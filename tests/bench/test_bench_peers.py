@@ -641,7 +641,7 @@ def test_layers(op, way, torch, monkeypatch, tmp_path):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
-@pytest.mark.parametrize("fails", ["matmul", "fused"])
+@pytest.mark.parametrize("fails", [*slow("matmul"), "fused"])
 def test_what_fails_of_layers_is_a_note(fails, op, torch, monkeypatch, tmp_path):
     FakeNccl(monkeypatch, str(tmp_path))
     torch.fails = fails

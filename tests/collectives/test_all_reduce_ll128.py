@@ -62,7 +62,7 @@ def test_two_shots_refuse_arrays_whose_packets_32_bits_do_not_count(pes):
 
 
 @pytest.mark.parametrize("blocks", [(1, 2, 3), *slow(((4, 5, 6),), ((64, 64, 64),))])
-@pytest.mark.schedules(deliveries="unordered", seeds=[None, 1])
+@pytest.mark.schedules(deliveries="unordered", seeds=[1])
 def test_two_shots_in_few_slots(pes, blocks):
     pes(3, gpu="H200,sms=3").run(in_few_slots, [3600, 200, 1081, 60, 2500], blocks)
 

@@ -3,7 +3,7 @@ overtake each other; and what goes wrong without one of their waits."""
 
 import numpy as np
 import pytest
-from fast import examples
+from fast import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import argument, callee, omit
@@ -15,7 +15,7 @@ from shmemkit.collectives.all_to_all import AllToAllV, variable
 from shmemkit.emu import EmulatorError
 from shmemkit.emu.stream import Stream
 
-nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2), (3, 1), (2, 3)])
+nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2), *slow((3, 1), (2, 3))])
 
 
 @pytest.mark.each_value

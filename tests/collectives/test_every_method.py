@@ -47,9 +47,15 @@ def can(name, method, dtype, op="sum"):
 WAYS = [(name, method) for name, what in ALL.items() for method in what.kind.methods]
 
 
-def ways(chosen=lambda name, method: True):
-    """Parametrizes with collectives and methods: fixtures `name` and `method`."""
-    return pytest.mark.parametrize("way", [way for way in WAYS if chosen(*way)], ids="-".join)
+def ways(chosen=lambda name, method: True, few=False):
+    """Parametrizes with collectives and methods: fixtures `name` and `method`. With `few`, only as few ways
+    are fast as have each collective and each method's name once: namesakes share what is tested."""
+    found = [way for way in WAYS if chosen(*way)]
+    fast = covering(found, lambda way: dict(zip(("name", "method"), way, strict=True))) if few else found
+    cases = [
+        pytest.param(way, id="-".join(way), marks=[] if way in fast else pytest.mark.slow) for way in found
+    ]
+    return pytest.mark.parametrize("way", cases)
 
 
 def text(value):
@@ -84,7 +90,7 @@ def test_lengths(pes, name, method, n_pes, root):
 
 
 @pytest.mark.each_value
-@ways()
+@ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
     "n_pes, dtype, where",
@@ -119,7 +125,7 @@ def test_more_ranks_than_a_thread_holds(pes, name, method):
 
 
 @pytest.mark.each_value
-@ways(lambda name, method: "ll128" in method or "lamport" in method)
+@ways(lambda name, method: "ll128" in method or "lamport" in method, few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("threads", [32, 64])
 def test_more_tiles_than_warps(pes, small, name, method, threads):
@@ -196,7 +202,10 @@ def unreached(monkeypatch):
 
 
 @pytest.mark.each_value
-@ways(lambda name, method: name in WITHOUT_REACH and over_nodes(name, method) and "ll_2d" not in method)
+@ways(
+    lambda name, method: name in WITHOUT_REACH and over_nodes(name, method) and "ll_2d" not in method,
+    few=True,
+)
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[0])
 @pytest.mark.parametrize("n_pes, local_size, root", [(3, 3, 1), (4, 2, -1)])
 def test_without_reach(pes, unreached, small_chunks, name, method, n_pes, local_size, root):
@@ -247,7 +256,7 @@ def test_ops(pes, name, method, op, dtype):
 
 
 @pytest.mark.each_value
-@ways()
+@ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, unaligned", [(1, 0), (3, 0), (3, 1)])
 def test_symmetric_memory(pes, name, method, n_pes, unaligned):
@@ -311,7 +320,7 @@ def add(x, total):
 
 
 @pytest.mark.each_value
-@ways()
+@ways(few=True)
 @pytest.mark.parametrize("size", [40, 39])  # 39: segments are not aligned
 def test_into_one_output_again_and_again(pes, name, method, size):
     """What makes x and takes out is on the stream; neither the host nor a barrier waits between."""
@@ -344,7 +353,7 @@ def test_into_one_output_again_and_again(pes, name, method, size):
 
 
 @pytest.mark.each_value
-@ways()
+@ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("nodes, local_size", [(1, 2), *slow((2, 2))])
 def test_streams_and_graphs(pes, name, method, nodes, local_size):
@@ -384,7 +393,7 @@ def test_streams_and_graphs(pes, name, method, nodes, local_size):
     pes(n, local_size=local_size if over_nodes(name, method) else n).run(main)
 
 
-@ways(lambda name, method: ALL[name].reduces and "multimem" not in method)
+@ways(lambda name, method: ALL[name].reduces and "multimem" not in method, few=True)
 def test_nan_and_inf_pass(pes, name, method):
     def main(op, dtype):
         world, what = sk.init(), ALL[name]

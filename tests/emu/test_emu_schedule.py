@@ -89,12 +89,12 @@ def events(**options):
 
 @each_delivery
 def test_the_same_seed_is_the_same_run(delivery):
-    runs = {seed: events(delivery=delivery, seed=seed) for seed in (None, *range(8))}
+    runs = {seed: events(delivery=delivery, seed=seed) for seed in (None, *range(4))}
     for seed, run in runs.items():
         assert {e[3] for e in run if e[2] == "ticket"} == set(range(18))
         assert {(e[0] - e[3]) % 3 for e in run if e[2] == "has"} == {1}
         assert events(delivery=delivery, seed=seed) == run == events(delivery=delivery, seed=seed, races=True)
-    assert len({tuple(run) for run in runs.values()}) == 9
+    assert len({tuple(run) for run in runs.values()}) == 5
 
 
 def test_it_is_the_same_in_another_process():

@@ -45,8 +45,7 @@ def test_ranks_and_sizes_inside_a_node(capsys, n, size, parts):
         (3, 3, 9, 2),
         (2, 1, 37, 2),
         (3, 1, 9, 2),
-        (4, 2, 0, 1),
-        *slow((4, 2, 1, 3), (6, 2, 9, 1)),
+        *slow((4, 2, 0, 1), (4, 2, 1, 3), (6, 2, 9, 1)),
     ],
 )
 def test_nodes_and_sizes(capsys, n, local_size, size, parts):

@@ -124,7 +124,7 @@ def test_tiles(pes, method, width, size):
 @methods
 @pytest.mark.parametrize(
     "width, n_pes, majors, dtype",
-    [(32, 2, "kk", "bfloat16"), (64, 3, "mn", "float16"), (96, 2, "mk", "bfloat16")],
+    [(32, 2, "kk", "bfloat16"), (64, 3, "mn", "float16"), *slow((96, 2, "mk", "bfloat16"))],
 )
 def test_parts_of_float32_and_layouts(pes, method, width, n_pes, majors, dtype):
     sizes = [(24, 104, 72)]
