@@ -13,11 +13,16 @@ from fast import slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", [*slow("07_ag_gemm.py", "08_gemm_rs.py"), "14_moe_tensor_parallel.py"])
+@pytest.mark.parametrize("name", slow("07_ag_gemm.py", "08_gemm_rs.py", "14_moe_tensor_parallel.py"))
 def test_it_prints_what_it_says(capsys, name):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", (EXAMPLES / name).read_text(), re.S)[1]
     assert emulate(["-n", "4", str(EXAMPLES / name)]) == 0
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
+
+
+def test_experts_on_two_ranks(capsys):
+    assert emulate(["-n", "2", str(EXAMPLES / "14_moe_tensor_parallel.py"), "--tokens", "4"]) == 0
+    assert capsys.readouterr().out.count("passed") == 2
 
 
 @pytest.mark.slow
