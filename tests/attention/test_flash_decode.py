@@ -133,11 +133,16 @@ def test_few_blocks_share_the_units():
     check(Case([[170, 0, 100], [20, 33, 64]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
 
 
-@pytest.mark.parametrize("batch", [33, pytest.param(64, marks=pytest.mark.slow)])
-def test_many_sequences(batch):
+def test_many_blocks_share_a_unit():
+    """Of more partials than a thread loads at once."""
+    check(Case([[32 * 10 - 5]], 1, 4), gpu="H200,sms=10,blocks=1")
+
+
+@pytest.mark.parametrize(("n", "batch"), [(2, 33), pytest.param(3, 64, marks=pytest.mark.slow)])
+def test_many_sequences(n, batch):
     """Of more sequences than a warp has lanes, most of them without tokens here. Rank 1 has none of any."""
-    lengths = np.zeros((3, batch), int)
-    for rank in (0, 2):
+    lengths = np.zeros((n, batch), int)
+    for rank in range(0, n, 2):
         lengths[rank, np.random.default_rng(rank).choice(batch, 4, False)] = [1, 16, 17, 40]
         lengths[rank, -1] = 3
     check(Case(lengths, 1), 16, gpu="H200,sms=2,blocks=2")
