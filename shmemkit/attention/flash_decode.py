@@ -478,8 +478,8 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
 
     @inline
     def add_partials(first, last, partials, lses, sums, tops):
-        """Step 4: add up those of the blocks first .. last, some blocks in each `split`, to shared memory. Some
-        are loaded at once: one by one, their latencies would take most of a short call."""
+        """Step 4: add up those of the blocks first .. last, some blocks in each `split`, to shared memory.
+        Some are loaded at once: one by one, their latencies would take most of a short call."""
         j, part = cuda.threadIdx.x & (lanes - 1), cuda.threadIdx.x // lanes
         while part < splits * rows:
             split = part // rows
@@ -758,10 +758,11 @@ class FlashDecode:
                      page_size, kv_heads, head_dim). Both have the same strides, any multiples of 16 bytes,
                      the last one that of contiguous elements. So heads may come before tokens:
                      ``k.transpose(0, 2, 1, 3)``
-        lengths      (batch,), int32, on the GPU: how many tokens of each sequence are in the rank's cache, 0
-                     to as many as there is room for
+        lengths      (batch,), int32, on the GPU: how many tokens of each sequence are in the rank's cache.
+                     Less than 0 is as 0, more than there is room for as all of it
         block_table  (batch, most pages of a sequence), int32, on the GPU: the pages of each sequence in their
-                     order. Entries beyond its length are not read
+                     order, each 0 to pages - 1, which nobody checks on a GPU. Entries beyond its length are
+                     not read
         scale        default: 1 / sqrt(head_dim)
         soft_cap     scores become ``soft_cap * tanh(scores / soft_cap)``
         out          (batch, q_heads, head_dim), or (batch, q_heads / n_ranks, head_dim) by "all_to_all".
