@@ -52,7 +52,7 @@ from shmemkit.collectives.attention_combine import (
     packets_of,
     partial_attention,
 )
-from shmemkit.collectives.collective import plans_of
+from shmemkit.collectives.collective import plans_of, run_bound
 from shmemkit.collectives.method import agree_on
 from shmemkit.collectives.schedules.packets import PacketMethod
 from shmemkit.collectives.transports import LAMPORT
@@ -77,8 +77,6 @@ from shmemkit.support.arrays import (
     address_of,
     call_on,
     check_writable,
-    converted,
-    keyed,
     new_output,
     overlap,
     with_shape,
@@ -784,16 +782,7 @@ class FlashDecode:
             shape = (*like.shape[:1], self.own_heads, self.head_dim)
             result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
         arrays = {"q": like, "k": k, "v": v, "lengths": lengths, "block_table": block_table, "out": result}
-        key, known = keyed(WHO, arrays, world.xp, OPTIONAL)
-        key = *key, scale, soft_cap
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(**converted(WHO, known, world.xp, OPTIONAL), scale=scale, soft_cap=soft_cap)
-            self._plans.keep(key, run)
-        self._order.before(stream, WHO, known["q"])
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        run_bound(self, WHO, arrays, stream, waits, OPTIONAL, scale=scale, soft_cap=soft_cap)
         return result
 
     def _plan(self, q, k, v, lengths, block_table, out, scale, soft_cap):

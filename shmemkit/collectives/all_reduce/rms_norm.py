@@ -51,8 +51,6 @@ from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import (
     call_on,
     check_writable,
-    converted,
-    keyed,
     new_output,
     overlap,
     unlocked,
@@ -61,7 +59,7 @@ from shmemkit.support.arrays import (
 from shmemkit.support.settings import array_text, integer, listed, one_of, options_of, shown
 from shmemkit.typing import AllReduceRMSNormMethod, AnyArray, AnyStream, ArrayT, DType
 
-from ..collective import check_contiguous, plans_of
+from ..collective import check_contiguous, plans_of, run_bound
 from ..method import agree_on
 from ..schedules.packets import PacketMethod, combining, repeating
 from ..transports import LAMPORT
@@ -454,21 +452,18 @@ class AllReduceRMSNorm:
             out = new_output(x, x.shape, kind, world.xp, stream, world.backend.follow)
         if new_residual is None:
             new_residual = new_output(x, x.shape, x.dtype, world.xp, stream, world.backend.follow)
-        eps = _number(eps)
-        arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual, "out": out}
-        key, known = keyed(WHO, {**arrays, "scale": scale, "scales": scales}, world.xp, OPTIONAL)
-        key = *key, eps
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(converted(WHO, known, world.xp, OPTIONAL), eps)
-            self._plans.keep(key, run)
-        self._order.before(stream, WHO, known["x"])
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        arrays: dict[str, Any] = {
+            "x": x,
+            "residual": residual,
+            "weight": weight,
+            "new_residual": new_residual,
+            "out": out,
+        }
+        arrays |= {"scale": scale, "scales": scales}
+        run_bound(self, WHO, arrays, stream, waits, OPTIONAL, eps=_number(eps))
         return out, new_residual
 
-    def _plan(self, arrays, eps):
+    def _plan(self, eps, **arrays):
         arrays = {name: array for name, array in arrays.items() if array is not None}
         x = arrays["x"]
         rows = max(x.shape[0] if x.ndim == 2 else 0, 0), self.hidden
