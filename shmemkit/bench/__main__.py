@@ -20,6 +20,7 @@ from shmemkit.support.settings import listed
 
 from . import (
     ag_gemm,
+    attention_combine,
     barrier,
     collectives,
     compare,
@@ -293,7 +294,21 @@ def _parser():
     versus(norms, rms_norm.PEERS, ", ".join(rms_norm.PEERS), ",".join(rms_norm.PEERS))
     norms.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
 
-    decode = command(flash_decode.run, "flash_decode", "FlashDecode, PyTorch's attention, and a copy")
+    text = "AttentionCombine, AllGather and AllToAll of as many bytes, and NCCL and PyTorch's operations"
+    rows = command(attention_combine.run, "attention_combine", text)
+    known = _by(functools.partial(parse_shapes, names="BATCHxHEADSxHEAD_DIM"))
+    text = "batch, heads, elements of a row; default %(default)s"
+    rows.add_argument("--shapes", type=known, default=attention_combine.SHAPES, metavar="BxHxD,..", help=text)
+    text = "default %(default)s"
+    rows.add_argument("--dtype", choices=attention_combine.DTYPES, default="bfloat16", help=text)
+    known, text = _some_of(lambda: tuple(attention_combine.FORMS)), "all_gather, all_to_all; default both"
+    rows.add_argument("--methods", type=known, metavar="A,B", help=text)
+    peers = attention_combine.PEERS
+    versus(rows, peers, ", ".join(peers), ",".join(peers))
+    rows.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
+
+    text = "FlashDecode, and attention of PyTorch's and FlashInfer's with NCCL"
+    decode = command(flash_decode.run, "flash_decode", text)
     text = "tokens of a rank, heads of k and v, heads of q for each of them; default %(default)s"
     decode.add_argument(
         "--shapes", type=_by(parse_shapes), default=flash_decode.SHAPES, metavar="TxHxG,..", help=text
@@ -302,8 +317,11 @@ def _parser():
     text = "default %(default)s"
     decode.add_argument("--head-dim", type=int, choices=flash_decode.HEAD_DIMS, default=128, help=text)
     decode.add_argument("--dtype", choices=flash_decode.DTYPES, default="bfloat16", help=text)
-    text = "sdpa (PyTorch's attention to a rank's part) and copy (of half of k and v)"
-    versus(decode, flash_decode.PEERS, text, ",".join(flash_decode.PEERS), "both")
+    text = (
+        "sdpa_nccl (PyTorch's attention to a rank's part, NCCL's all-gather, PyTorch's combination), "
+        "flashinfer (likewise), sdpa (PyTorch's attention alone) and copy (of half of k and v)"
+    )
+    versus(decode, flash_decode.PEERS, text, ",".join(flash_decode.PEERS), "all")
     text = "calls in a CUDA graph (by their size, 2 to 50)"
     decode.add_argument("--iters", type=_positive, metavar="N", help=text)
 

@@ -42,12 +42,12 @@ from shmemkit.device.cuda.weighted_sums import four_words, two_words, weighted_s
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import call_on, check_writable, converted, keyed, new_output, overlap, with_shape
+from shmemkit.support.arrays import call_on, check_writable, new_output, overlap, with_shape
 from shmemkit.support.dtypes import numpy_dtype
 from shmemkit.support.settings import array_text, integer, listed, one_of
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType
 
-from .collective import check_contiguous, plans_of
+from .collective import check_contiguous, plans_of, run_bound
 from .method import agree_on
 from .schedules.packets import PacketMethod, repeating
 from .transports import LAMPORT, rank_after
@@ -388,15 +388,7 @@ class AttentionCombine:
             heads = self.heads if self.form == "all_gather" else self.heads // world.n_ranks
             shape = (*like.shape[:1], heads, self.head_dim)
             result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
-        key, known = keyed(WHO, {"partial": like, "lse": lse, "out": result}, world.xp)
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(**converted(WHO, known, world.xp))
-            self._plans.keep(key, run)
-        self._order.before(stream, WHO, known["partial"])
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        run_bound(self, WHO, {"partial": like, "lse": lse, "out": result}, stream, waits)
         return result
 
     def _plan(self, partial, lse, out):

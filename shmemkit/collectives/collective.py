@@ -274,6 +274,27 @@ def plans_of(world):
     return Plans(EMULATED_PLANS if world.backend.name == "emulator" else PLANS)
 
 
+def run_bound(host, who, arrays, stream, waits, optional=(), **numbers):
+    """Enqueue a call of `host`: the one that was bound to arrays like these before, or a new one.
+
+    host     has `world`, `_plans`, `_order`, and _plan(**arrays, **numbers) -> run(stream)
+    arrays   {name: array}; calls are compared by the first one
+    numbers  which belong to the call as the arrays do
+    stream, waits  as of ``call_on``
+    """
+    world, first = host.world, next(iter(arrays))
+    key, known = keyed(who, arrays, world.xp, optional)
+    key = *key, *numbers.values()
+    run = host._plans.get(key)
+    if run is None:
+        run = host._plan(**converted(who, known, world.xp, optional), **numbers)
+        host._plans.keep(key, run)
+    host._order.before(stream, who, known[first])
+    run(stream)
+    if waits:
+        world.stream.synchronize()
+
+
 def check_contiguous(name, argument, array):
     if not array.flags.c_contiguous:
         instead = "a C-contiguous `out`" if argument.startswith("out") else "a copy"
