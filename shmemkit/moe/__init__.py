@@ -2,7 +2,8 @@
 experts and back.
 
   dispatch   sends each token's row once to each rank that has experts of it; that rank copies it to the
-  experts combine    returns the rows of the experts, and sums them with weights on the way
+             experts
+  combine    returns the rows of the experts, and sums them with weights on the way
 
 dispatch.py and combine.py explain them; both are made for few tokens, where latency counts. For many tokens,
 ragged/ has others, whose rows lie in one buffer without gaps.
@@ -58,7 +59,10 @@ class Handle:
 
     def __init__(self, ragged):
         self.ragged, self.tokens, xp = ragged, 0, ragged.world.xp
-        kept, there = (xp.empty_like(ragged.local), xp.empty_like(ragged.shared)), (ragged.local, ragged.shared)
+        kept, there = (
+            (xp.empty_like(ragged.local), xp.empty_like(ragged.shared)),
+            (ragged.local, ragged.shared),
+        )
         self.keep, self.restore = ragged.bind_copy(*there, *kept), ragged.bind_copy(*kept, *there)
         self._arrays = kept
 
@@ -233,9 +237,10 @@ class ExpertParallel:
         n_ranks * max_tokens, n_scales), or None. They belong to the object, which has them as `received`,
         too; each dispatch writes the same arrays. If x is a PyTorch tensor, they are tensors of that memory.
 
-        ReceivedRows has `rows`, (max_rows, hidden): the counts[0] rows of local expert 0, then the counts[1] of
-        expert 1, and so on, each by rank and token; what follows the last is undefined. `counts` is as above;
-        `scales` is (max_rows, n_scales), or None; `weights`, float32 (max_rows,), has the factor of each row.
+        ReceivedRows has `rows`, (max_rows, hidden): the counts[0] rows of local expert 0, then the counts[1]
+        of expert 1, and so on, each by rank and token; what follows the last is undefined. `counts` is as
+        above. `scales` is (max_rows, n_scales), or None. `weights`, float32 (max_rows,), has the factor of
+        each row.
 
         TypeError or ValueError for wrong arrays; then nothing is enqueued.
         """
@@ -263,7 +268,9 @@ class ExpertParallel:
         if not is_tensor(x):
             return self.received
         if self._tensors is None:
-            self._tensors = type(self.received)(*(a if a is None else tensor_of(a, x.device) for a in self.received))
+            self._tensors = type(self.received)(
+                *(a if a is None else tensor_of(a, x.device) for a in self.received)
+            )
         return self._tensors
 
     def combine(
@@ -456,7 +463,8 @@ class ExpertParallel:
     def _check_handle(self, handle):
         if not isinstance(handle, Handle) or handle.ragged is not self._ragged:
             raise ValueError(
-                f"ExpertParallel: handle is {shown(handle)}; it must be one that keep() of this object returned"
+                f"ExpertParallel: handle is {shown(handle)}; it must be one that keep() of this object has "
+                "returned"
             )
 
     def _check_alive(self):

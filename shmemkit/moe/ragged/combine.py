@@ -172,7 +172,15 @@ _words, _ints = _array(types.complex128), _array(types.int32)
 GPU_KERNELS = {
     f"sum_rows[{dtype}]": (
         combine_kernel(dtype),
-        (_words, _words, *[types.int64] * 7, *[_ints] * 5, _array(types.float32), _words, *[_array(types.uint64)] * 2),
+        (
+            _words,
+            _words,
+            *[types.int64] * 7,
+            *[_ints] * 5,
+            _array(types.float32),
+            _words,
+            *[_array(types.uint64)] * 2,
+        ),
     )
     for dtype in ("float16", "bfloat16", "float32")
 }

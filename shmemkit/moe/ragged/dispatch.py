@@ -4,8 +4,8 @@
 Rows      rows, scales, on every rank: its receive buffer. Other ranks write a token's row to the place of its
           first expert there, once. The rank itself copies it to the token's other experts there, and the rows
           of its own tokens to all of their experts there
-Routes    routes[k, t, j], on every rank: the row of the j-th expert of rank k's token t, or NONE if that is not
-          here; factors[k, t, j]: its weight. Written by rank k, and by `copy_routes`
+Routes    routes[k, t, j], on every rank: the row of the j-th expert of rank k's token t, or NONE if that is
+          not here; factors[k, t, j]: its weight. Written by rank k, and by `copy_routes`
 Groups    of tokens, as many as a block has warps. A warp moves a token's row
 Signals   full[k, g], on every rank: the last epoch that group g of rank k's tokens is here of; set by k only
 
@@ -51,7 +51,7 @@ SENDING = 0.35  # of the blocks
 
 @cuda.jit(device=True)
 def route_of(t, lane, top_k, per_block, reciprocal, codes, base, place):
-    """-> the row of this rank's token `t` at its `lane`-th expert, and the rank of that; NONE if it has none"""
+    """-> the row of this rank's token `t` at its `lane`-th expert, and that one's rank; NONE without one"""
     row, owner, n_experts = int32(NONE), int32(NONE), int64(place.size)
     if lane < top_k:
         code = codes[t * top_k + lane]
@@ -146,14 +146,14 @@ def _fan_out(x, scales, at, left, row, lane, words, n_scales, rows, row_scales):
 
 
 @cuda.jit(device=True)
-def _store_weights(here, row, share, lane, row_weights):
-    """The weight of each row; the sum, if a token names its expert several times."""
+def _weight_of(here, row, share, lane):
+    """-> the weight of this lane's row, and whether no lane before has the same row. Where a token names an
+    expert several times, it is the sum of the weights"""
     total, leads = float32(0), row >= 0
     while here:
         j = cuda.ffs(here) - 1
-        same = cuda.shfl_sync(ALL, row, j) == row
         weight = cuda.shfl_sync(ALL, share, j)
-        if same:
+        if cuda.shfl_sync(ALL, row, j) == row:
             total += weight
             leads = leads and lane <= j
         here = without_first(here)
@@ -188,7 +188,8 @@ def send_rows(
 
     x            complex128 (tokens * words,): words of 16 bytes
     scales       uint32 (tokens * n_scales,)
-    rows         complex128 (max_rows * words,), symmetric; row_scales: uint32 (max_rows * n_scales,), likewise
+    rows         complex128 (max_rows * words,), symmetric
+    row_scales   uint32 (max_rows * n_scales,), likewise
     row_weights  float32 (max_rows,)
     words        of 16 bytes, in a row
     per_block    tokens of a block of ``route_tokens``
@@ -226,12 +227,12 @@ def send_rows(
         while t < tokens:  # 3
             row, owner = route_of(t, lane, top_k, per_block, reciprocal, codes, base, place)
             row = row if owner == me else int32(NONE)
-            here = uint32(cuda.ballot_sync(ALL, row >= 0))
-            _fan_out(x, scales, t, here, row, lane, words, n_scales, rows, row_scales)
             share = shares[t * top_k + lane] if lane < top_k else float32(0)
-            weight, leads = _store_weights(here, row, share, lane, row_weights)
+            weight, leads = _weight_of(uint32(cuda.ballot_sync(ALL, row >= 0)), row, share, lane)
             if leads:
                 row_weights[row] = weight
+            here = uint32(cuda.ballot_sync(ALL, leads))
+            _fan_out(x, scales, t, here, row, lane, words, n_scales, rows, row_scales)
             t += step * group
         most = int64(0)
         for k in range(n):
@@ -249,14 +250,14 @@ def send_rows(
                     row, share, at = int32(NONE), float32(0), (k * max_tokens + t) * top_k + lane
                     if lane < top_k:
                         row, share = routes[at], factors[at]
-                    here = uint32(cuda.ballot_sync(ALL, row >= 0))
+                    weight, leads = _weight_of(uint32(cuda.ballot_sync(ALL, row >= 0)), row, share, lane)
+                    if leads:
+                        row_weights[row] = weight
+                    here = uint32(cuda.ballot_sync(ALL, leads))
                     if here:
                         first = int64(cuda.shfl_sync(ALL, row, cuda.ffs(here) - 1))
                         left = without_first(here)
                         _fan_out(rows, row_scales, first, left, row, lane, words, n_scales, rows, row_scales)
-                    weight, leads = _store_weights(here, row, share, lane, row_weights)
-                    if leads:
-                        row_weights[row] = weight
             q += step
     cuda.syncthreads()
     griddepcontrol_launch_dependents()

@@ -1,5 +1,5 @@
-"""Where each row goes, before rows travel: the ranks tell each other how many tokens go to each expert, and all
-find the same first rows in every rank's receive buffer.
+"""Where each row goes, before rows travel: the ranks tell each other how many tokens go to each expert. So
+each knows where its rows begin in every rank's receive buffer.
 
 Rows      rank d's buffer has max_rows rows: those of its first expert, then those of the next one, without
           gaps. An expert's rows are sorted by the rank that sends them, then by token
@@ -25,8 +25,8 @@ their step 3. All symmetric memory of the ragged kernels relies on it, and has o
 are written before it, have two: the double-buffer lemma (docs/protocols.md); the packet of the epoch between
 is met.
 
-All ranks compute every rank's sum of rows from the same counts. If one exceeds max_rows, all find so: place is
-NONE then, counts are 0, and nothing is sent. Each rank's host raises that.
+All ranks compute every rank's sum of rows from the same counts. If one exceeds max_rows, all find so: place
+is NONE then, counts are 0, and nothing is sent. Each rank's host raises that.
 """
 
 import ctypes
@@ -108,7 +108,7 @@ def route_tokens(experts, weights, top_k, n_experts, per_block, codes, shares, b
 
 @cuda.jit(device=True)
 def _add_up_blocks(e, n_experts, base):
-    """Turn the blocks' counts of expert `e` into sums of the blocks before. -> the sum; eight loads at once"""
+    """Turn the blocks' counts of expert `e` into sums of those before, eight at once. -> the sum of all"""
     total, q = int32(0), int64(e)
     while q < base.size:
         q1, q2, q3 = q + n_experts, q + 2 * n_experts, q + 3 * n_experts
@@ -145,7 +145,7 @@ def _clamped(count, max_tokens):
     return max(int32(0), min(int32(max_tokens), count))
 
 
-@cuda.jit(max_registers=64)
+@cuda.jit(max_registers=96)
 def meet(
     routed, tokens, max_tokens, max_rows, base, place, tokens_of, counts, all_counts, met, epochs, report
 ):
@@ -281,8 +281,8 @@ def _(report, which, needed, max_rows):
 
 def _explained(which, needed, max_rows):
     return (
-        f"ExpertParallel: rank {which} would receive {needed} rows, more than max_rows={max_rows}. Nothing was "
-        "sent, on any rank, and counts are 0. Make an ExpertParallel with larger max_rows"
+        f"ExpertParallel: rank {which} would receive {needed} rows, more than max_rows={max_rows}. Nothing "
+        "was sent, on any rank, and counts are 0. Make an ExpertParallel with larger max_rows"
     )
 
 
@@ -312,7 +312,14 @@ GPU_KERNELS = {
     **{
         f"route_tokens[{experts}]": (
             route_tokens,
-            (_ints(experts), _ints(types.float32), *[types.int64] * 3, _ints(), _ints(types.float32), _ints()),
+            (
+                _ints(experts),
+                _ints(types.float32),
+                *[types.int64] * 3,
+                _ints(),
+                _ints(types.float32),
+                _ints(),
+            ),
         )
         for experts in (types.int32, types.int64)
     },
