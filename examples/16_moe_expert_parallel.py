@@ -9,8 +9,8 @@ come back:
     rank 1  tokens --+--> rows of experts 2 3: @ w1[e] -> SwiGLU -> @ w2[e] --+--> tokens
                dispatch                                                     combine
 
-``sk.ExpertParallel`` with `max_rows` puts the rows of all experts of a rank into one buffer without gaps, which
-``sk.grouped_matmul`` takes as it is. How many rows an expert has stays on the GPU. So the whole layer is one
+``sk.ExpertParallel`` with `max_rows` puts the rows of all experts of a rank into one buffer without gaps,
+which ``sk.grouped_matmul`` takes as it is. How many rows an expert has stays on the GPU. So the whole layer is one
 CUDA graph, without a host that waits, and it is right for the next batch, too.
 
 `max_rows` bounds the memory. If a routing brings more rows to any rank, nothing is sent on any, and all raise

@@ -9,7 +9,7 @@ Calls bind several kernels, which run one after another on the stream.
 
 from shmemkit.collectives.method import Method
 
-from ..routing import reciprocal_of
+from ..routing import divide_blocks, reciprocal_of
 from . import combine, dispatch
 from .plan import PLANNERS, copy_routes, meet, report_address, route_tokens
 
@@ -32,8 +32,10 @@ class Ragged(Method):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
         world.check_reach("expert_parallel", nvlink=True)
         most, top_k, n_experts, group = sizes.max_tokens, sizes.top_k, n * sizes.n_local, self.threads // 32
-        sms = min(world.backend.multiprocessors, self.sms or world.backend.multiprocessors)
-        self.blocks, self.planners = max(2, sms), max(1, min(sms, PLANNERS, most // 4))
+        n_groups = -(-most // group)
+        self.sending = divide_blocks(world, dispatch.SENDING, n_groups, n * n_groups, self.sms, 1)
+        self.summing = divide_blocks(world, combine.SENDING, n * n_groups, n_groups, self.sms, 1)
+        self.planners = max(1, min(self.sms or PLANNERS, PLANNERS, most // 4))
         self.sizes, self.max_rows, self.reciprocal = sizes, max_rows, reciprocal_of(sizes.n_local)
         n_pairs, out_words = most * top_k, sizes.hidden * sizes.dtype.itemsize // 16
 
@@ -44,7 +46,7 @@ class Ragged(Method):
         self.scales = self.empty((max_rows, sizes.n_scales), "float32", named("scales"))
         self.shared = self.zeros((2 * n * n_pairs,), "int32", named("routes"))
         self.sums = self.empty((n * most * out_words,), "complex128", named("sums"))
-        self.full = self.zeros((n * -(-most // group),), "uint64", named("full"))
+        self.full = self.zeros((n * n_groups,), "uint64", named("full"))
         self.all_counts = self.zeros((2 * n * (n_experts + 1),), "int32", named("counts"))
         self.met = self.zeros((n,), "uint64", named("met"))
         lengths = n_pairs, n_pairs, self.planners * n_experts, n_experts, n, sizes.n_local
@@ -71,10 +73,6 @@ class Ragged(Method):
         """Tokens of a block that routes, where the rank has so many."""
         return max(1, -(-tokens // self.planners))
 
-    def divided(self, sending):
-        """How many of the blocks send."""
-        return min(self.blocks - 1, max(1, int(sending * self.blocks)))
-
     def bind_routing(self, experts, weights):
         """-> run(stream): all ranks agree on where rows go"""
         tokens, top_k = experts.shape
@@ -93,23 +91,26 @@ class Ragged(Method):
 
     def bind_copy(self, *arrays):
         """local, shared, to_local, to_shared -> run(stream)"""
-        return self.launch(copy_routes, min(self.blocks, COPIERS), *arrays, pdl=True)
+        blocks = min(self.sms or COPIERS, COPIERS, -(-arrays[1].size // self.threads))
+        return self.launch(copy_routes, max(1, blocks), *arrays, pdl=True)
 
     def bind_rows(self, tokens, x, scales):
         """-> run(stream): send the rows of so many tokens"""
         sizes, rows = self.sizes, self.rows.reshape(-1).view("uint8").view("complex128")
         args = x, scales.reshape(-1), rows, self.scales.reshape(-1).view("uint32"), self.weights
         args = *args, sizes.row // 16, sizes.n_scales, sizes.top_k, sizes.max_tokens
-        args = *args, self.per_block(tokens), self.reciprocal, self.divided(dispatch.SENDING)
+        senders, blocks = self.sending
+        args = *args, self.per_block(tokens), self.reciprocal, senders
         args = *args, self.codes, self.shares, self.base, self.place, self.tokens
         args = *args, self.routes, self.factors, self.full, self.epochs
-        return self.launch(dispatch.send_rows, self.blocks, *args, pdl=True)
+        return self.launch(dispatch.send_rows, blocks, *args, pdl=True)
 
     def bind_sums(self, tokens, y, out, weighted):
         """-> run(stream): bring the sums of so many tokens back"""
         sizes = self.sizes
         args = y, out, sizes.hidden * sizes.dtype.itemsize // 16, sizes.top_k, sizes.max_tokens
-        args = *args, self.per_block(tokens), self.reciprocal, self.divided(combine.SENDING), int(weighted)
+        senders, blocks = self.summing
+        args = *args, self.per_block(tokens), self.reciprocal, senders, int(weighted)
         args = *args, self.codes, self.base, self.place, self.tokens
         args = *args, self.routes, self.factors, self.sums, self.full, self.epochs
-        return self.launch(self.kernel, self.blocks, *args, pdl=True)
+        return self.launch(self.kernel, blocks, *args, pdl=True)
