@@ -10,8 +10,8 @@ come back:
                dispatch                                                     combine
 
 ``sk.ExpertParallel`` with `max_rows` puts the rows of all experts of a rank into one buffer without gaps,
-which ``sk.grouped_matmul`` takes as it is. How many rows an expert has stays on the GPU. So the whole layer is one
-CUDA graph, without a host that waits, and it is right for the next batch, too.
+which ``sk.grouped_matmul`` takes as it is. Only the GPU knows how many rows an expert has. So the whole layer
+is one CUDA graph, no host waits, and the graph is right for the next batch, too.
 
 `max_rows` bounds the memory. If a routing brings more rows to any rank, nothing is sent on any, and all raise
 ValueError. Here a rank has room for twice the rows that each has if all experts are equally busy.

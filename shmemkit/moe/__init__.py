@@ -156,12 +156,12 @@ class ExpertParallel:
         self._dispatch: Any = None
         self._combine: Any = None
         self._ragged: Any = None
-        given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales
+        given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales, max_rows
         sizes: Any = None
 
         def check():
             nonlocal sizes
-            sizes = _sizes(world.n_ranks, *given, max_rows)
+            sizes = _sizes(world.n_ranks, *given)
             self.options = options_of("ExpertParallel", self.options, options)
             threads, most = self.options["threads"], RAGGED_THREADS if max_rows else THREADS
             if threads is not None and integer("ExpertParallel", "threads", threads, 32, most) % 32:
@@ -194,7 +194,7 @@ class ExpertParallel:
         sizes, xp, ragged = self.sizes, self.world.xp, self._ragged
         self.received: Received | ReceivedRows
         if ragged is not None:
-            scales = ragged.scales
+            scales = ragged.scales.reshape(self.capacity, sizes.n_scales)
             of_rows = scales if sizes.n_scales else None
             self.received = ReceivedRows(ragged.rows, ragged.counts, of_rows, ragged.weights)
         else:
@@ -334,7 +334,8 @@ class ExpertParallel:
         stream  default: the World's
 
         A call with the handle exchanges no numbers of experts and no counts, even after other dispatches; its
-        routing is then that of the last dispatch. The gradients of a layer are such calls:
+        routing is then that of the last dispatch. The handle must live as long as graphs that captured such
+        calls. The gradients of a layer are such calls:
 
             received = ep.dispatch(x, experts, weights)
             handle = ep.keep()

@@ -1,8 +1,30 @@
 """What kernels report to the host program, which raises it where it looks for waits that have expired: when
 it synchronizes, and before a bound launch."""
 
+import ctypes
+from typing import Any
+
 CHECKS = []
 """Functions that raise what a kernel of this process has reported, if one has."""
+
+
+def words_for(count, explained):
+    """-> the address of a flag and `count` more words of host memory, which kernels on GPUs write; when the
+    flag is set, ValueError of ``explained(*words)`` is raised"""
+    import cupy
+
+    runtime: Any = cupy.cuda.runtime
+    address = runtime.hostAlloc(8 * (1 + count), runtime.hostAllocPortable | runtime.hostAllocMapped)
+    words = (ctypes.c_int64 * (1 + count)).from_address(address)
+    words[:] = [0] * (1 + count)
+
+    def raise_reported():
+        if words[0]:
+            words[0] = 0
+            raise ValueError(explained(*words[1:]))
+
+    CHECKS.append(raise_reported)
+    return address
 
 
 def check():

@@ -348,7 +348,7 @@ def test_wrong_calls(pes):
                 other.dispatch,
                 (x,),
                 {"handle": handle},
-                r"it must be one that keep\(\) of this object returned",
+                r"it must be one that keep\(\) of this object has",
             ),
             (ep.dispatch, (x, experts), {"handle": handle}, "experts and weights must be None"),
             (ep.dispatch, (x[:2],), {"handle": handle}, "x has 2 tokens; it must have 3, as the handle"),

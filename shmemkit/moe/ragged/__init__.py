@@ -43,7 +43,8 @@ class Ragged(Method):
             return f"expert_parallel.{what}"
 
         self.rows = self.empty((max_rows, sizes.hidden), sizes.dispatch_dtype, named("rows"))
-        self.scales = self.empty((max_rows, sizes.n_scales), "float32", named("scales"))
+        n_scales = max_rows * sizes.n_scales
+        self.scales = self.empty((max(1, n_scales),), "float32", named("scales"))[:n_scales]
         self.shared = self.zeros((2 * n * n_pairs,), "int32", named("routes"))
         self.sums = self.empty((n * most * out_words,), "complex128", named("sums"))
         self.full = self.zeros((n * n_groups,), "uint64", named("full"))
@@ -97,7 +98,7 @@ class Ragged(Method):
     def bind_rows(self, tokens, x, scales):
         """-> run(stream): send the rows of so many tokens"""
         sizes, rows = self.sizes, self.rows.reshape(-1).view("uint8").view("complex128")
-        args = x, scales.reshape(-1), rows, self.scales.reshape(-1).view("uint32"), self.weights
+        args = x, scales.reshape(-1), rows, self.scales.view("uint32"), self.weights
         args = *args, sizes.row // 16, sizes.n_scales, sizes.top_k, sizes.max_tokens
         senders, blocks = self.sending
         args = *args, self.per_block(tokens), self.reciprocal, senders

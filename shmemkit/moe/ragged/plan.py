@@ -29,7 +29,7 @@ All ranks compute every rank's sum of rows from the same counts. If one exceeds 
 is NONE then, counts are 0, and nothing is sent. Each rank's host raises that.
 """
 
-import ctypes
+import functools
 
 from numba import cuda, int32, int64, types
 
@@ -286,21 +286,10 @@ def _explained(which, needed, max_rows):
     )
 
 
+@functools.cache
 def report_address():
-    """-> the address for ``report_rows``, on GPUs, and what raises what it says."""
-    from cupy.cuda import runtime
-
-    address = runtime.hostAlloc(32, runtime.hostAllocPortable | runtime.hostAllocMapped)
-    words = (ctypes.c_int64 * 4).from_address(address)
-    words[:] = 0, 0, 0, 0
-
-    def raise_reported():
-        if words[0]:
-            words[0] = 0
-            raise ValueError(_explained(*words[1:]))
-
-    kernel_reports.CHECKS.append(raise_reported)
-    return address
+    """-> the address for ``report_rows``, on GPUs: of a flag, the rank, its rows and max_rows."""
+    return kernel_reports.words_for(3, _explained)
 
 
 def _ints(dtype=types.int32):
