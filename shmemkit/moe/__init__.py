@@ -11,7 +11,7 @@ ragged/ has others, whose rows lie in one buffer without gaps.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -130,9 +130,9 @@ class ExpertParallel:
     It allocates symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of
     them, and private memory, of `received`, for n_experts * max_tokens. With `max_rows` it allocates
     symmetric memory for max_rows rows that are dispatched, with their scales, and n_ranks * max_tokens rows
-    that are combined; 8 * n_ranks * max_tokens * top_k bytes for routes, and as many private ones for each
-    handle. TypeError or ValueError for wrong arguments, MemoryError where one rank has too little memory: on
-    all ranks.
+    that are combined; about 8 * n_ranks * max_tokens * top_k bytes for routes, and as many private ones for
+    each handle. TypeError or ValueError for wrong arguments, MemoryError where one rank has too little
+    memory: on all ranks.
     """
 
     options: dict[str, Any] = {"threads": None}
@@ -326,6 +326,44 @@ class ExpertParallel:
         self._run(run, stream, waits, handle)
         return out
 
+    def combine_weights(
+        self,
+        values: AnyArray,
+        out: ArrayT | None = None,
+        stream: AnyStream | None = None,
+        *,
+        handle: Handle | None = None,
+    ) -> ArrayT:
+        """Enqueue: bring a number of each row back to the token and the expert that it is of. -> out
+
+        values  float32 (max_rows,), at the positions of ``ReceivedRows.rows``: for the gradients of weights,
+                the products of each row of y with its row of out_gradient, as dispatched
+        out     float32 (tokens, top_k): out[t, j] is the number of the row of experts[t, j] for token t, 0 if
+                that is no expert. Default: a new array of values' kind
+        stream, handle   as of ``combine``
+
+        Both are C-contiguous, and must not overlap. TypeError or ValueError for wrong arrays, and without
+        `max_rows`; then nothing is enqueued.
+        """
+        self._check_alive()
+        world = self.world
+        if self._ragged is None:
+            raise ValueError("ExpertParallel: combine_weights() needs max_rows, which is None. Give max_rows")
+        stream, waits = call_on(world, stream, values, out)
+        given, known = with_shape("ExpertParallel", "values", values, world.xp), self._tokens
+        if handle is not None:
+            self._check_handle(handle)
+            known = handle.tokens
+        if known is None:
+            raise ValueError("ExpertParallel: combine_weights() before any dispatch; call dispatch first")
+        if out is None:
+            shape = known, self.sizes.top_k
+            new: Any = new_output(values, shape, np.dtype("float32"), world.xp, stream, world.backend.follow)
+            out = new
+        run, _ = self._planned("weights", values=given, out=out)
+        self._run(run, stream, waits, handle)
+        return cast(Any, out)
+
     def keep(self, into: Handle | None = None, stream: AnyStream | None = None) -> Handle:
         """Enqueue: keep where the rows of the last dispatch went, for later calls. -> Handle
 
@@ -343,6 +381,7 @@ class ExpertParallel:
             ...
             received = ep.dispatch(out_gradient, handle=handle)
             y_gradient = received.rows * received.weights[:, None]
+            weights_gradient = ep.combine_weights((received.rows * y).sum(axis=1))
             x_gradient = ep.combine(rows_gradient, handle=handle, weighted=False)
 
         ValueError before any dispatch, or without `max_rows`.
@@ -429,6 +468,13 @@ class ExpertParallel:
             sums = self._ragged.bind_sums(tokens, _pieces(y), _pieces(out), weighted)
             return _one_after_another(self._ragged.bind_meeting(), sums)
         return self._combine.bind(_pieces(y), _pieces(out))
+
+    def _plan_weights(self, values, out):
+        self._check("values", values, (self.capacity,), ("float32",))
+        tokens = out.shape[0] if out.ndim else 0
+        self._check("out", out, (min(tokens, self.sizes.max_tokens), self.sizes.top_k), ("float32",))
+        self._check_apart("values", values, "out", out)
+        return self._ragged.bind_weights(values, out)
 
     def _plan_sum(self, y, out):
         return self._plan_combine(y, out, False)

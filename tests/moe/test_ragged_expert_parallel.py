@@ -248,23 +248,27 @@ def test_backward_is_the_transpose(pes, few_blocks, n_pes):
             rows, count = received.rows.copy(), received.counts.sum()
             y, g = (rng.integers(-3, 4, rows.shape).astype("float32") for _ in range(2))
             out = ep.combine(y)
-            layers.append((x, rows, y, g, out, count, ep.keep()))
-        for x, rows, y, g, out, count, handle in reversed(layers):
+            layers.append((x, experts, weights, rows, y, g, out, count, ep.keep()))
+        for x, experts, weights, rows, y, g, out, count, handle in reversed(layers):
             d = rng.integers(-3, 4, out.shape).astype("float32")
             assert handle.tokens == len(x)
             of_d = ep.dispatch(d, handle=handle)
             world.synchronize()
             y_gradient = of_d.rows[:count] * of_d.weights[:count, None]
             assert of_d.counts.sum() == count
-            ep.dispatch(
-                np.zeros((0, HIDDEN), "float32"), np.zeros((0, 3), "int32")
-            )  # another routing between
+            values = np.full(len(y), np.nan, "float32")  # nobody reads what is behind
+            values[:count] = (of_d.rows[:count] * y[:count]).sum(axis=1)
+            nothing = np.zeros((0, HIDDEN), "float32"), np.zeros((0, 3), "int32")
+            ep.dispatch(*nothing)  # another routing between
+            weights_gradient = ep.combine_weights(values, handle=handle)
             x_gradient = ep.combine(g, handle=handle, weighted=False)
             world.synchronize()
             here = [
                 (out * d).sum() - (y[:count] * y_gradient).sum(),
                 (rows[:count] * g[:count]).sum() - (x * x_gradient).sum(),
             ]
+            assert not weights_gradient[(experts < 0) | (experts >= 2 * n)].any()
+            np.testing.assert_array_equal((weights * weights_gradient).sum(axis=1), (out * d).sum(axis=1))
             assert np.sum(world.host_allgather(here), axis=0).tolist() == [0, 0]
             again = ep.combine(y)  # of the handle's routing, which is the last one
             world.synchronize()
@@ -342,6 +346,9 @@ def test_wrong_calls(pes):
         handle = ep.keep()
         for call, arguments, options, message in [
             (fixed.keep, (), {}, r"keep\(\) needs max_rows, which is None"),
+            (fixed.combine_weights, (y[:, 0],), {}, r"combine_weights\(\) needs max_rows"),
+            (ep.combine_weights, (y[0],), {}, r"values is float32 \(8,\)"),
+            (ep.combine_weights, (y.ravel()[:16], x[:, :1]), {}, r"out is float32 \(3, 1\)"),
             (fixed.dispatch, (x,), {"handle": handle}, "handle is a shmemkit.moe.Handle; it must be one"),
             (fixed.combine, (np.zeros((1, 8, 8), "float32"), x), {"weighted": False}, "weighted is False"),
             (

@@ -3,6 +3,7 @@
   plan.py      how many tokens go where, and so where each row goes
   dispatch.py  rows go there
   combine.py   and come back
+  weights.py   gradients of the weights come back
 
 Calls bind several kernels, which run one after another on the stream.
 """
@@ -12,9 +13,10 @@ from shmemkit.collectives.method import Method
 from ..routing import divide_blocks, reciprocal_of
 from . import combine, dispatch
 from .plan import PLANNERS, copy_routes, meet, report_address, route_tokens
+from .weights import send_weights, take_weights
 
 THREADS = 512  # with 64 registers each, two blocks fit on a multiprocessor
-COPIERS = 32  # blocks that copy routes
+MOVERS = 32  # blocks that copy routes, or move weights
 
 
 class Ragged(Method):
@@ -36,6 +38,7 @@ class Ragged(Method):
         self.sending = divide_blocks(world, dispatch.SENDING, n_groups, n * n_groups, self.sms, 1)
         self.summing = divide_blocks(world, combine.SENDING, n * n_groups, n_groups, self.sms, 1)
         self.planners = max(1, min(self.sms or PLANNERS, PLANNERS, most // 4))
+        self.movers = min(self.sms or MOVERS, MOVERS, -(-n * most * top_k // self.threads))
         self.sizes, self.max_rows, self.reciprocal = sizes, max_rows, reciprocal_of(sizes.n_local)
         n_pairs, out_words = most * top_k, sizes.hidden * sizes.dtype.itemsize // 16
 
@@ -46,6 +49,7 @@ class Ragged(Method):
         n_scales = max_rows * sizes.n_scales
         self.scales = self.empty((max(1, n_scales),), "float32", named("scales"))[:n_scales]
         self.shared = self.zeros((2 * n * n_pairs,), "int32", named("routes"))
+        self.returned = self.zeros((n_pairs,), "float32", named("weights"))
         self.sums = self.empty((n * most * out_words,), "complex128", named("sums"))
         self.full = self.zeros((n * n_groups,), "uint64", named("full"))
         self.all_counts = self.zeros((2 * n * (n_experts + 1),), "int32", named("counts"))
@@ -69,6 +73,7 @@ class Ragged(Method):
         self.bind_copy(self.local, self.shared, self.local, self.shared)
         self.bind_rows(0, nothing, xp.empty((0, sizes.n_scales), "uint32"))
         self.bind_sums(0, nothing, nothing, True)
+        self.bind_weights(self.weights, xp.empty((0, top_k), "float32"))
 
     def per_block(self, tokens):
         """Tokens of a block that routes, where the rank has so many."""
@@ -92,8 +97,15 @@ class Ragged(Method):
 
     def bind_copy(self, *arrays):
         """local, shared, to_local, to_shared -> run(stream)"""
-        blocks = min(self.sms or COPIERS, COPIERS, -(-arrays[1].size // self.threads))
-        return self.launch(copy_routes, max(1, blocks), *arrays, pdl=True)
+        return self.launch(copy_routes, self.movers, *arrays, pdl=True)
+
+    def bind_weights(self, values, out):
+        """-> run(stream): bring a number of each row back to the pairs of this rank's tokens"""
+        args = values, self.sizes.top_k, self.tokens, self.routes, self.returned
+        send = self.launch(send_weights, self.movers, *args, pdl=True)
+        args = out.reshape(-1), self.codes, self.place, self.returned
+        take, agree = self.launch(take_weights, self.movers, *args, pdl=True), self.bind_meeting()
+        return lambda stream: (agree(stream), send(stream), agree(stream), take(stream))
 
     def bind_rows(self, tokens, x, scales):
         """-> run(stream): send the rows of so many tokens"""
