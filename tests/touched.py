@@ -32,6 +32,7 @@ OTHER_OBJECTS = [
     "Barrier.__call__",
     "ExpertParallel.dispatch",
     "ExpertParallel.combine",
+    "ExpertParallel.combine_weights",
     "ExpertParallel.keep",
     "Gemm.__call__",
 ]

@@ -213,6 +213,33 @@ def test_bytes_with_scales(pes, few_blocks):
     pes(3).run(main, [3, 0, 5])
 
 
+def test_a_layer_of_float8(pes, few_blocks):
+    """Rows and scales as they arrive are what a grouped product of float8 takes."""
+
+    def main():
+        world = sk.init()
+        n, me, float8 = world.n_ranks, world.rank, as_dtype("float8_e4m3fn")
+        ep = sk.ExpertParallel(world, 3, 128, n, 2, "bfloat16", "uint8", 1, max_rows=3 * n)
+        x, experts, weights = tokens_of(0, me, 3, n, 2, hidden=128)
+        scales = np.array([[0.5], [1], [2]], "float32")
+        received = ep.dispatch(x.astype(float8).view("uint8"), experts, weights, scales)
+        w = np.random.default_rng(me).integers(-1, 2, (1, 128, 128))
+        of_w = np.full((1, 1, 1), 2, "float32")
+        rows = received.rows.view(float8)
+        y = sk.grouped_matmul(rows, w.astype(float8), received.counts, scales=(received.scales, of_w))
+        out = ep.combine(y)
+        world.synchronize()
+        of_all = [2 * of_rank[0].T for of_rank in world.host_allgather(w)]
+        for t in range(3):
+            wanted = sum(
+                weight * (scales[t] * (x[t] @ of_all[e])).astype(y.dtype).astype("float32")
+                for e, weight in zip(experts[t], weights[t], strict=True)
+            )
+            np.testing.assert_allclose(out[t].astype("float32"), wanted, rtol=2**-7, atol=0.5)
+
+    pes(2).run(main)
+
+
 def test_an_expert_named_twice_counts_twice_in_the_sum(pes):
     def main():
         world = sk.init()
@@ -377,6 +404,39 @@ def test_wrong_calls(pes):
                 sk.ExpertParallel(world, *sizes, **wrong)
 
     pes(2).run(main)
+
+
+# ---- all schedules
+
+
+def few_calls(calls):
+    """Of few blocks, of one warp, and one token, of rank 0 for rank 1. Each "d" in `calls` is a dispatch, "c"
+    a combine, "h" a dispatch with a handle."""
+    world = sk.init()
+    me = world.rank
+    ep = sk.ExpertParallel(world, 1, 4, 2, 1, "float32", max_rows=1)
+    x, experts = np.zeros((1 - me, 4), "float32"), np.ones((1 - me, 1), "int32")
+    out, rows, handle = np.zeros_like(x), ep.received.rows, None
+    for number, call in enumerate(calls):
+        if call == "c":
+            rows[:me] = number
+            ep.combine(rows, out)
+        else:
+            x[:] = number
+            ep.dispatch(x, None if call == "h" else experts, handle=handle if call == "h" else None)
+            handle = ep.keep(handle)
+        world.synchronize()
+        assert ep.received.counts[0] == me
+        assert (rows[:me] == number).all() and (call != "c" or (out == number).all())
+    ep.free()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ["ddd", "dcc", "dhc"])
+def test_right_in_every_schedule(monkeypatch, calls):
+    monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "H200,sms=1")
+    found = sk.emu.explore(few_calls, 2, (calls,), exhaustive=True, heap_size=1 << 18)
+    assert found.finished and found.failure is None, str(found)
 
 
 # ---- each step is needed

@@ -16,6 +16,7 @@ from .plan import PLANNERS, copy_routes, meet, report_address, route_tokens
 from .weights import send_weights, take_weights
 
 THREADS = 512  # with 64 registers each, two blocks fit on a multiprocessor
+MEETING = 256  # threads of the block that meets other ranks: it fits beside such a block
 MOVERS = 32  # blocks that copy routes, or move weights
 
 
@@ -93,7 +94,8 @@ class Ragged(Method):
         """-> run(stream): all ranks have come so far"""
         args = int(routed), tokens, self.sizes.max_tokens, self.max_rows
         args = *args, self.base, self.place, self.tokens, self.counts
-        return self.launch(meet, 1, *args, self.all_counts, self.met, self.epochs, self.report, pdl=True)
+        args = *args, self.all_counts, self.met, self.epochs, self.report
+        return self.launch(meet, 1, *args, pdl=True, threads=min(MEETING, self.threads))
 
     def bind_copy(self, *arrays):
         """local, shared, to_local, to_shared -> run(stream)"""
