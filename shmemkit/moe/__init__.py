@@ -119,13 +119,13 @@ class ExpertParallel:
     those of other ranks, it holds up to half of each multiprocessor.
 
     The program may read `received`, `n_local_experts`, and `capacity`: the rows that each expert has room
-    for.
+    for, with `max_rows` that all have together.
 
     With `max_rows`: if a dispatch would bring more rows to any rank, all ranks find that in their kernels.
     They send nothing, counts are 0, and ``combine`` gives zeros. ValueError is raised on each rank when its
-    program next synchronizes with the GPU (`World.synchronize`, `World.asnumpy`, ...) or launches a kernel
-    through shmemkit; the emulator raises EmulatorError. ``keep`` keeps a routing: calls with it exchange no
-    counts, as those of a backward pass.
+    program next waits for the GPU (`World.synchronize`, `World.asnumpy`, ...), so at the same place on all
+    ranks; the emulator raises EmulatorError. ``keep`` keeps a routing: calls with it exchange no counts, as
+    those of a backward pass.
 
     It allocates symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of
     them, and private memory, of `received`, for n_experts * max_tokens. With `max_rows` it allocates

@@ -7,10 +7,15 @@ from typing import Any
 CHECKS = []
 """Functions that raise what a kernel of this process has reported, if one has."""
 
+AFTER_WAITS = []
+"""Such functions, of what kernels of all ranks report alike. They are called only when the program has waited
+for the GPU. So all ranks raise at the same place: one that raised before a launch would leave the others
+waiting for it."""
 
-def words_for(count, explained):
+
+def words_for(count, explained, checks=CHECKS):
     """-> the address of a flag and `count` more words of host memory, which kernels on GPUs write; when the
-    flag is set, ValueError of ``explained(*words)`` is raised"""
+    flag is set, ValueError of ``explained(*words)`` is raised, by one of `checks`"""
     import cupy
 
     runtime: Any = cupy.cuda.runtime
@@ -23,11 +28,17 @@ def words_for(count, explained):
             words[0] = 0
             raise ValueError(explained(*words[1:]))
 
-    CHECKS.append(raise_reported)
+    checks.append(raise_reported)
     return address
 
 
 def check():
     """Raise what kernels have reported, one at a time."""
     for raise_reported in CHECKS:
+        raise_reported()
+
+
+def check_after_wait():
+    """The same of what all ranks report: the program has just waited for the GPU."""
+    for raise_reported in AFTER_WAITS:
         raise_reported()

@@ -289,7 +289,7 @@ def _explained(which, needed, max_rows):
 @functools.cache
 def report_address():
     """-> the address for ``report_rows``, on GPUs: of a flag, the rank, its rows and max_rows."""
-    return kernel_reports.words_for(3, _explained)
+    return kernel_reports.words_for(3, _explained, kernel_reports.AFTER_WAITS)
 
 
 def _ints(dtype=types.int32):
