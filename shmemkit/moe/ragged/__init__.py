@@ -107,7 +107,14 @@ class Ragged(Method):
         send = self.launch(send_weights, self.movers, *args, pdl=True)
         args = out.reshape(-1), self.codes, self.place, self.returned
         take, agree = self.launch(take_weights, self.movers, *args, pdl=True), self.bind_meeting()
-        return lambda stream: (agree(stream), send(stream), agree(stream), take(stream))
+
+        def run(stream):
+            agree(stream)
+            send(stream)
+            agree(stream)
+            take(stream)
+
+        return run
 
     def bind_rows(self, tokens, x, scales):
         """-> run(stream): send the rows of so many tokens"""
