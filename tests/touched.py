@@ -32,6 +32,8 @@ OTHER_OBJECTS = [
     "Barrier.__call__",
     "ExpertParallel.dispatch",
     "ExpertParallel.combine",
+    "ExpertParallel.combine_weights",
+    "ExpertParallel.keep",
     "Gemm.__call__",
 ]
 OTHER_OBJECTS += ["GroupedGemm.__call__", "ExpertIndex.update", "Queue.__init__"]

@@ -227,6 +227,8 @@ def _parser():
     for option, default, text in expert_parallel.OPTIONS:
         text += "; default %(default)s"
         experts.add_argument(option, type=_positive, default=default, metavar="N", help=text)
+    text = "rows that a rank receives at most, in one buffer: for a prefill; default: a place for each row"
+    experts.add_argument("--max-rows", type=_positive, metavar="N", help=text)
     experts.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
     text = "nccl and nccl_once (a row for each rank)"
     versus(experts, expert_parallel.PEERS, text, ",".join(expert_parallel.PEERS), "both")

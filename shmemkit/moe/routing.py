@@ -22,10 +22,10 @@ def reciprocal_of(n_local):
     return -(-(1 << SHIFT) // n_local)
 
 
-def divide_blocks(world, part, sending, receiving):
-    """-> (blocks that send, all blocks): the fraction `part` of all possible blocks sends, the others
-    receive, but never more than there is work for."""
-    most = max(2, BLOCKS * world.backend.multiprocessors)
+def divide_blocks(world, part, sending, receiving, sms=None, blocks=BLOCKS):
+    """-> (blocks that send, all blocks), of `sms` at most and `blocks` for each multiprocessor: the fraction
+    `part` of all possible blocks sends, the others receive, but never more than there is work for."""
+    most = max(2, min(blocks * world.backend.multiprocessors, sms or MAX_TOKENS))
     senders = min(sending, max(1, int(part * most)))
     return senders, senders + min(receiving, most - senders)
 

@@ -1,5 +1,5 @@
-"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py: they print what they
-say; other sizes; no races."""
+"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py,
+16_moe_expert_parallel.py: they print what they say; other sizes; no races."""
 
 import re
 import sys
@@ -13,7 +13,10 @@ from fast import slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", slow("07_ag_gemm.py", "08_gemm_rs.py", "14_moe_tensor_parallel.py"))
+SLOW = "07_ag_gemm.py", "08_gemm_rs.py", "14_moe_tensor_parallel.py", "16_moe_expert_parallel.py"
+
+
+@pytest.mark.parametrize("name", slow(*SLOW))
 def test_it_prints_what_it_says(capsys, name):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", (EXAMPLES / name).read_text(), re.S)[1]
     assert emulate(["-n", "4", str(EXAMPLES / name)]) == 0
@@ -26,7 +29,14 @@ def test_experts_on_two_ranks(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["07_ag_gemm.py", "--rows", "5"], ["08_gemm_rs.py", "--tokens", "9"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["07_ag_gemm.py", "--rows", "5"],
+        ["08_gemm_rs.py", "--tokens", "9"],
+        ["16_moe_expert_parallel.py", "--tokens", "5", "--topk", "3"],
+    ],
+)
 def test_other_sizes_and_races(capsys, arguments):
     name, *options = arguments
     assert emulate(["-n", "3", "--races", str(EXAMPLES / name), *options, "--hidden", "40"]) == 0
@@ -55,6 +65,11 @@ def test_refused_methods_and_sizes(capsys):
         assert out.count("passed") == passed and "compute capability 8.0; it must be 9.0" in out
     assert emulate(["-n", "1", str(EXAMPLES / "07_ag_gemm.py"), "--hidden", "12"]) != 0
     assert "--hidden is 12; it must be a multiple of 8" in capsys.readouterr().err
+
+
+def test_more_rows_than_the_expert_parallel_layer_has_room_for(capsys):
+    assert emulate(["-n", "2", str(EXAMPLES / "16_moe_expert_parallel.py"), "--max-rows", "7"]) == 1
+    assert "rows, more than max_rows=7. Nothing was sent" in capsys.readouterr().err
 
 
 def test_the_pytorch_example_says_what_it_needs(capsys, monkeypatch):

@@ -11,7 +11,6 @@ A row of tiles that has been found is one integer, from which kernels take what 
 at (32 bits; a number below 2**32 may be added to it), how many rows it has (16 bits), its expert.
 """
 
-import ctypes
 import functools
 from typing import Any, NamedTuple
 
@@ -178,16 +177,4 @@ def _explained(total, rows):
 @functools.cache
 def report_address():
     """-> the address for ``report_counts``, on GPUs: of a flag, the total, and the rows."""
-    from cupy.cuda import runtime
-
-    address = runtime.hostAlloc(24, runtime.hostAllocPortable | runtime.hostAllocMapped)
-    words = (ctypes.c_int64 * 3).from_address(address)
-    words[:] = 0, 0, 0
-
-    def raise_reported():
-        if words[0]:
-            words[0] = 0
-            raise ValueError(_explained(words[1], words[2]))
-
-    kernel_reports.CHECKS.append(raise_reported)
-    return address
+    return kernel_reports.words_for(2, _explained)
