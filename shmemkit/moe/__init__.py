@@ -17,6 +17,7 @@ from shmemkit.collectives.collective import check_contiguous, plans_of
 from shmemkit.collectives.method import agree, agree_on
 from shmemkit.device import TILE_BYTES
 from shmemkit.device.cuda.weighted_sums import DTYPES
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
@@ -76,6 +77,7 @@ class ExpertParallel:
     n_scales        how many float32 go with each dispatched row, such as the scales of fp8
     options         numbers of the kernels, for tuning; None: the default. All ranks give the same
                       threads  of a block: a multiple of 32 up to 256
+    sms             the most multiprocessors that a call uses, 2 or more; None: as many as are tuned
 
     Calls are enqueued, on any stream or in a graph; ``help(sk.collectives)`` has the rules for arrays,
     streams, order and graphs. The number of tokens may differ from call to call and from rank to rank. The
@@ -106,6 +108,7 @@ class ExpertParallel:
         n_scales: int = 0,
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         check_world("ExpertParallel", world)
         self._dispatch: Any = None
@@ -121,7 +124,8 @@ class ExpertParallel:
             if threads is not None and integer("ExpertParallel", "threads", threads, 32, THREADS) % 32:
                 raise ValueError(f"ExpertParallel: threads is {threads}; it must be a multiple of 32")
             names = {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
-            return {**names, "options": self.options}
+            self.sms = checked_sms("ExpertParallel", sms)
+            return {**names, "options": self.options, "sms": self.sms}
 
         agree_on(world, "ExpertParallel", check)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
@@ -130,6 +134,7 @@ class ExpertParallel:
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             settings = {name: value for name, value in self.options.items() if value is not None}
+            settings["sms"] = self.sms
             self._dispatch = Dispatch(world, sizes, **settings)
             self._combine = Combine(world, sizes, self._dispatch, **settings)
         except (TypeError, ValueError, MemoryError):  # on all ranks

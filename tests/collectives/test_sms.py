@@ -5,6 +5,7 @@ import re
 
 import pytest
 from budgets import most_blocks
+from fast import slow
 from specification import ALL, calls
 
 import shmemkit as sk
@@ -16,7 +17,7 @@ WAYS = [(name, method) for name, what in ALL.items() for method in what.kind.met
 
 
 @pytest.mark.parametrize("name, method", WAYS)
-@pytest.mark.parametrize("sms", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("sms", [1, *slow(2, 3, 5, 64)])
 def test_blocks(pes, small_chunks, name, method, sms):
     """A method that needs more says how many, and works with as many."""
 
