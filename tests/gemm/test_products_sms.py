@@ -1,11 +1,9 @@
-"""Budgets of multiprocessors: no launch of a product has more blocks than `sms`, and the results are as without
-it. Integers, so that every order of sums gives the same bits."""
-
-import re
+"""Budgets of multiprocessors: no launch of a product has more blocks than `sms`, and the results are right.
+Integers, so that every order of sums gives the same bits."""
 
 import numpy as np
 import pytest
-from budgets import most_blocks
+from budgets import least_budget, most_blocks
 from fast import slow
 
 import shmemkit as sk
@@ -24,17 +22,6 @@ def of(rank, *shape):
     return np.random.default_rng([rank, *shape]).integers(-2, 3, shape).astype("float16")
 
 
-def least_of(make, sms):
-    """-> the least budget that works, from `sms` on, as the error says"""
-    try:
-        make(sms).free()
-    except ValueError as error:
-        least = int(re.search(r"sms is \d+; it must be (\d+) at least", str(error))[1])
-        assert least > sms
-        return least
-    return sms
-
-
 @budgets
 @pytest.mark.parametrize("kind, method", PRODUCTS, ids=lambda value: getattr(value, "__name__", value))
 def test_blocks(kind, method, sms):
@@ -49,7 +36,7 @@ def test_blocks(kind, method, sms):
         def make(sms):
             return kind(world, *size, method=method, sms=sms)
 
-        given = least_of(make, sms)
+        given = least_budget(make, sms)
         product = make(given)
         a, b = (
             [of(rank, *shape) for rank in range(n)] for shape in ((n * rows if several else M, K), (K, N))
