@@ -202,9 +202,12 @@ def budgets():
     parts = []
     for title, (file, case, command) in BUDGETS.items():
         path = RESULTS / "sms" / f"{file}.json"
-        measured = f"`{command} --json benchmarks/results/sms/{file}.json`"
+        measured = f"`{command} --json {file}.json`"
         if not path.exists():
-            parts.append(f"{title}: not measured yet. {measured} measures it on 2 H200.")
+            parts.append(
+                f"{title}: not measured yet. {measured} does it on 2 H200; the file belongs into "
+                "`benchmarks/results/sms/`."
+            )
             continue
         results = Results.read(path)
         ours = [r for r in results.rows if case in (r.bytes, r.shape) and r.method.startswith("auto")]

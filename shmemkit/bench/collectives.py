@@ -42,8 +42,8 @@ def methods(op):
 
 
 class Ours(Contender):
-    """One method of the case's host object, into private memory or, with `symmetric`, symmetric memory, within
-    a budget of multiprocessors or None, `sms`."""
+    """One method of the case's host object, into private memory or, with `symmetric`, symmetric memory. `sms`
+    is a budget of multiprocessors, or None."""
 
     _object = took = None
 

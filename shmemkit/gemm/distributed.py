@@ -50,6 +50,7 @@ class Products:
     options: dict[str, Any]
     optional: str | tuple[str, ...] = ()
     alike: tuple[str, ...]
+    sms: int | None
     _plan: Callable[..., Callable]
 
     def __init__(

@@ -95,6 +95,7 @@ class ExpertParallel:
     """
 
     options: dict[str, Any] = {"threads": None}
+    sms: int | None
 
     def __init__(
         self,

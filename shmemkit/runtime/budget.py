@@ -7,9 +7,9 @@ multiprocessors at most, wherever the GPU puts them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from shmemkit.support.settings import integer
-from shmemkit.typing import Shape
 
 
 def checked_sms(who: str, sms: int | None) -> int | None:
@@ -27,7 +27,7 @@ def within(who: str, sms: int | None, blocks: int, rows: int = 1) -> int:
     return max(1, min(blocks, sms // rows))
 
 
-def check_budget(who: str, sms: int | None, grid: Shape) -> None:
+def check_budget(who: str, sms: int | None, grid: Any) -> None:
     """ValueError unless a launch of this grid keeps to `sms`."""
     blocks = math.prod(grid) if isinstance(grid, tuple) else grid
     within(who, sms, blocks, blocks)

@@ -254,4 +254,4 @@ def test_a_wrong_call():
 @pytest.mark.parametrize("sms", [1, 3])
 def test_within_a_budget(sms):
     """A block has parts of several sequences, and a sequence has several blocks."""
-    check(Case([[70, 3], [0, 90]]), calls=2, sms=sms, races=True)
+    check(Case([[40, 3], [0, 50]]), calls=2, sms=sms, races=True)
