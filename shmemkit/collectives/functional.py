@@ -195,7 +195,7 @@ def _kept_for(kind, x, stream, sms, times, *options: Any):
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if argument == "root":  # True and 1.0 have the hash of 1
         options = checked_root(who, world, options[0]), *options[1:]
-    key = kind, nbytes, options, sms
+    key = kind, nbytes, (*options, sms)
     return _kept(key, who, f"{nbytes} bytes", x, stream, lambda: kind(world, nbytes, *options, sms=sms))
 
 
