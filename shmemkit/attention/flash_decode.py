@@ -70,6 +70,7 @@ from shmemkit.device.cuda.mma import (
 from shmemkit.device.cuda.register_tuples import combine_parts, for_each_part, map_parts
 from shmemkit.device.cuda.unroll import chained, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, weighted_sum
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
@@ -653,7 +654,7 @@ class _Decode(PacketMethod):
         empty = world.xp.empty(0, "int32")
         cache = (np.uint32(0),) * 5
         launch = self._launch(1, nothing, nothing, nothing, empty, empty, nothing, 0, cache, 0, 1.0, 0.0)
-        self.fit = min(launch.resident_blocks, self.tile.blocks * world.backend.multiprocessors)
+        self.fit = self.within(min(launch.resident_blocks, self.tile.blocks * world.backend.multiprocessors))
         self.partials = world.xp.zeros(2 * self.fit * rows * head_dim // 4, "complex128")
         self.lses = world.xp.zeros(2 * self.fit * rows, "float32")
 
@@ -693,6 +694,7 @@ class FlashDecode:
     dtype      bfloat16 or float16
     form       "all_gather": every rank gets all heads of out. "all_to_all": rank r gets the r-th segment of
                heads, whose number the ranks divide
+    sms        the most multiprocessors that it uses, 1 or more; None: as many as are tuned
 
     Scores and sums are float32; what the tensor cores multiply by v is rounded to dtype, and out is rounded
     once. All ranks that get a row get the same bits.
@@ -707,6 +709,8 @@ class FlashDecode:
         head_dim: int = 128,
         dtype: DType = "bfloat16",
         form: AttentionForm = "all_gather",
+        *,
+        sms: int | None = None,
     ):
         check_world(WHO, world)
         self._method: Any = None
@@ -727,7 +731,9 @@ class FlashDecode:
                     f"{ROWS} times as many"
                 )
             sizes = {"max_batch": max_batch, "q_heads": q_heads, "kv_heads": kv_heads}
-            return {**sizes, "head_dim": head_dim, "dtype": kind.name, "form": form}
+            self.sms = checked_sms(WHO, sms)
+            sizes |= {"head_dim": head_dim, "dtype": kind.name, "form": form}
+            return {**sizes, "sms": self.sms}
 
         agree_on(world, WHO, check)
         self.world, self.dtype, self.form, self.max_batch = world, kind, form, int(max_batch)
@@ -735,7 +741,7 @@ class FlashDecode:
         self.own_heads = self.q_heads if form == "all_gather" else self.q_heads // world.n_ranks
         self._plans, self._order = plans_of(world), shared_order(world)
         of = self.kv_heads, self.q_heads // self.kv_heads, self.head_dim, kind.name, form
-        self._method = _Decode(world, self.max_batch, *of, name=f"flash_decode {form}")
+        self._method = _Decode(world, self.max_batch, *of, name=f"flash_decode {form}", sms=self.sms)
 
     def __call__(
         self,

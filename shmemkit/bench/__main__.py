@@ -165,7 +165,7 @@ def _parser():
     def command(run, name, text):
         about = text[0].upper() + text[1:] + "."
         found = commands.add_parser(name, help=text, description=about, allow_abbrev=False)
-        found.set_defaults(run=run, plot=None, iters=None, tune=None, usual_sizes=SIZES)
+        found.set_defaults(run=run, plot=None, iters=None, tune=None, usual_sizes=SIZES, sms=None)
         found.add_argument("--json", type=_file, metavar="FILE", help="write the results there, too")
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
         text = f"measure all N times, and take the median (1; with --compare {compare.RUNS})"
@@ -181,6 +181,10 @@ def _parser():
         if NCCL in names:
             text = "the libnccl.so.2 to compare with; default: the installed one"
             found.add_argument("--nccl", type=_library, metavar="FILE", help=text)
+
+    def budgeted(found):
+        text = "measure the methods once more within each of these budgets of multiprocessors, as 8,16,32"
+        found.add_argument("--sms", type=_integers, metavar="N,N", help=text)
 
     def sized(found, meaning):
         usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
@@ -219,6 +223,7 @@ def _parser():
             f"into the user's, {tuning.user_file()}, whose folder is made. The default is then every method "
             f"but auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
         )
+        budgeted(found)
         found.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
 
     experts = command(
@@ -243,6 +248,7 @@ def _parser():
         known = _some_of(lambda: methods)
         found.add_argument("--methods", type=known, default=default, metavar="A,B", help=text)
         versus(found, peers, ", ".join(peers.values()), ",".join(peers))
+        budgeted(found)
         text = "calls in a CUDA graph (by their size, 2 to 50)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
 

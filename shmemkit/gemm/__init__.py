@@ -29,6 +29,7 @@ from numba import cuda
 from shmemkit.backends.streams import address_of_stream
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.world import current
 from shmemkit.support import gpus
 from shmemkit.support.arrays import (
@@ -65,7 +66,8 @@ class Product:
 
     _who: str  # in errors
 
-    def __init__(self):
+    def __init__(self, sms):
+        self.sms = checked_sms(self._who, sms)
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def _enqueue(self, given, scales, shape_of, bind, activation, stream):
@@ -78,7 +80,7 @@ class Product:
         one_of(self._who, "activation", activation, ACTIVATIONS)
         given = {**given, **dict(zip(SCALES, _pair(self._who, scales), strict=True))}
         world = current()
-        gpu = gpu_of(world)
+        gpu = gpu_of(world).limited(self.sms)
         if world is None:
             stream, waits = stream_of(stream, *given.values()), False
         else:
@@ -126,6 +128,7 @@ class Gemm(Product):
             ``shmemkit.device.swizzle``. It is compiled as a device function, and the host calls it, too. The
             method decides the size of a tile. The result is the same in every order. Default: the method's
             own order
+    sms     as of `matmul`
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its
     calls, and graphs that captured some. TypeError if `order` is not a function.
@@ -133,9 +136,9 @@ class Gemm(Product):
 
     _who = "Gemm"
 
-    def __init__(self, method: GemmMethod = "auto", order: Callable | None = None):
+    def __init__(self, method: GemmMethod = "auto", order: Callable | None = None, *, sms: int | None = None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
-        super().__init__()
+        super().__init__(sms)
         self.method, self.order = method, _device_function(order)
 
     def __call__(
@@ -199,6 +202,7 @@ def matmul(
     scales: tuple[AnyArray, AnyArray] | None = None,
     stream: AnyStream | None = None,
     method: GemmMethod = "auto",
+    sms: int | None = None,
 ) -> ArrayT:
     """Enqueue ``out = activation(a @ b + bias)`` on this rank's GPU alone. -> out
 
@@ -223,6 +227,7 @@ def matmul(
                         are contiguous, M, N and K 1 or more, and rows of out a multiple of 16 bytes
                   sm80  mma.sync and cp.async: from 8.0 on, bfloat16 or float16, contiguous rows or columns
                   simt  ordinary arithmetic: all else
+    sms         the most multiprocessors that it uses, 1 or more; None: all that help
 
     Arrays are CuPy's (on the emulator NumPy's), PyTorch tensors, or others on this GPU that have
     __cuda_array_interface__ or DLPack. On a GPU no World is needed, on the emulator one is.
@@ -238,16 +243,16 @@ def matmul(
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
     one_of("matmul()", "method", method, ("auto", *METHODS))
-    gemm = kept(Gemm, method)
+    gemm = kept(Gemm, method, sms)
     return gemm(a, b, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 
-def kept(kind, method):
-    """-> the Gemm, or another `kind` of Product, of that method that calls without an object use"""
-    world, key = current(), (kind, method)
+def kept(kind, method, sms):
+    """-> the Gemm, or another `kind` of Product, of that method and `sms` that calls without an object use"""
+    world, key = current(), (kind, method, checked_sms(kind._who, sms))
     found = _without_world if world is None else world.kept
     if key not in found:
-        found[key] = kind(method)
+        found[key] = kind(method, sms=sms)
     return found[key]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.collectives.method import agree_on
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import converted, keyed, unowned
@@ -40,6 +41,7 @@ class Products:
     world   the World
     method  one of `methods`, or "auto"
     options None, or a dict of some of `options`
+    sms     the budget of multiprocessors, or None
     check   () -> {name: value}: the other arguments that must be equal on all ranks. It raises TypeError or
             ValueError, on any rank, for wrong ones
     """
@@ -48,9 +50,17 @@ class Products:
     options: dict[str, Any]
     optional: str | tuple[str, ...] = ()
     alike: tuple[str, ...]
+    sms: int | None
     _plan: Callable[..., Callable]
 
-    def __init__(self, world: World, method: str, options: dict[str, Any] | None, check: Callable[[], dict]):
+    def __init__(
+        self,
+        world: World,
+        method: str,
+        options: dict[str, Any] | None,
+        check: Callable[[], dict],
+        sms: int | None = None,
+    ):
         name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
@@ -61,14 +71,15 @@ class Products:
         def checked():
             one_of(name, "method", method, (*self.methods, "auto"))
             self.options = checked_options(name, self.options, options)
-            return {**check(), "method": method, "options": self.options}
+            self.sms = checked_sms(name, sms)
+            return {**check(), "method": method, "options": self.options, "sms": self.sms}
 
         agree_on(world, name, checked)
         self._order = shared_order(world)
 
     def _part(self, kind, *args):
-        """-> kind(*args), which ``free`` frees."""
-        self._parts.append(kind(*args))
+        """-> kind(*args), within the budget, which ``free`` frees."""
+        self._parts.append(kind(*args, sms=self.sms))
         return self._parts[-1]
 
     def _enqueue(self, arrays, stream, waits, *how):
@@ -151,9 +162,9 @@ def not_for(n_ranks, dtype, most, least=1):
     return None
 
 
-def multiprocessors_of_all(world, what, reason=None):
-    """-> the smallest number of multiprocessors of any rank, from which all ranks choose the same tiles.
-    Collective. ValueError, on all ranks, if the GPU of one has no compute capability 9.0, or one has a
+def multiprocessors_of_all(world, what, reason=None, sms=None):
+    """-> the smallest number of multiprocessors of any rank, `sms` at most, from which all choose the same
+    tiles. Collective. ValueError, on all ranks, if the GPU of one has no compute capability 9.0, or one has a
     `reason` why `what`, a name, cannot be used there."""
     major, minor = world.backend.compute_capability
     if major != 9:
@@ -161,4 +172,4 @@ def multiprocessors_of_all(world, what, reason=None):
     reasons, numbers = zip(*world.host_allgather((reason, world.backend.multiprocessors)), strict=True)
     if reason := next(filter(None, reasons), None):
         raise ValueError(f"{what} cannot be used here: {reason}")
-    return min(numbers)
+    return min(numbers) if sms is None else min(*numbers, sms)

@@ -19,6 +19,7 @@ from shmemkit.collectives.collective import check_contiguous, plans_of
 from shmemkit.collectives.method import agree, agree_on
 from shmemkit.device import TILE_BYTES
 from shmemkit.device.cuda.weighted_sums import DTYPES
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
@@ -108,8 +109,7 @@ class ExpertParallel:
                     receive in a dispatch, at most. Rows of all experts then lie in one buffer without gaps,
                     as ``sk.grouped_matmul`` takes them. Default: a place for each row that could come. All
                     ranks give the same
-    sms             the most blocks of a kernel, one or two of which fill a multiprocessor by half: 2 or more,
-                    the same on all ranks. Default: as many as the GPU has room for
+    sms             the most multiprocessors that a call uses, 2 or more; None: as many as are tuned
 
     Calls are enqueued, on any stream or in a graph; ``help(sk.collectives)`` has the rules for arrays,
     streams, order and graphs. The number of tokens may differ from call to call and from rank to rank. The
@@ -136,6 +136,7 @@ class ExpertParallel:
     """
 
     options: dict[str, Any] = {"threads": None}
+    sms: int | None
 
     def __init__(
         self,
@@ -149,8 +150,8 @@ class ExpertParallel:
         n_scales: int = 0,
         *,
         max_rows: int | None = None,
-        sms: int | None = None,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         check_world("ExpertParallel", world)
         self._dispatch: Any = None
@@ -166,10 +167,9 @@ class ExpertParallel:
             threads, most = self.options["threads"], RAGGED_THREADS if max_rows else THREADS
             if threads is not None and integer("ExpertParallel", "threads", threads, 32, most) % 32:
                 raise ValueError(f"ExpertParallel: threads is {threads}; it must be a multiple of 32")
-            if sms is not None:
-                integer("ExpertParallel", "sms", sms, 2)
             names = {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
-            return {**names, "max_rows": max_rows, "sms": sms, "options": self.options}
+            self.sms = checked_sms("ExpertParallel", sms)
+            return {**names, "max_rows": max_rows, "options": self.options, "sms": self.sms}
 
         agree_on(world, "ExpertParallel", check)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
@@ -177,8 +177,8 @@ class ExpertParallel:
         self._plans, self._order, self._tensors = plans_of(world), shared_order(world), None
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
-            given = {**self.options, "sms": sms}
-            settings = {name: value for name, value in given.items() if value is not None}
+            settings = {name: value for name, value in self.options.items() if value is not None}
+            settings["sms"] = self.sms
             if max_rows:
                 self._dispatch = self._ragged = Ragged(world, sizes, max_rows, **settings)
             else:

@@ -122,6 +122,7 @@ class AllGatherGroupedGemm(Products):
                               first: everywhere
     options     {"columns": of a tile, a multiple of 16 up to 256}: for tuning, of "overlap"; the same on all
                 ranks. None: it is chosen
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     `used` is the method's name; `refused` is {method: the reason why it cannot be used here}.
     """
@@ -138,22 +139,23 @@ class AllGatherGroupedGemm(Products):
         method: AllGatherGroupedGemmMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         def check():
             check_columns("AllGatherGroupedGemm", self.options["columns"])
             self.max_nbytes = integer("AllGatherGroupedGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
 
-        super().__init__(world, method, options, check)
-        self._gpu, self.refused = gpu_of(world), {}
+        super().__init__(world, method, options, check, sms)
+        self._gpu, self.refused = gpu_of(world).limited(self.sms), {}
         self.used = "sequential"
         if method == "auto":
             self.refused["overlap"] = UNTRIED
         if method == "overlap":
-            sms = multiprocessors_of_all(world, "overlap")
+            most = multiprocessors_of_all(world, "overlap", sms=self.sms)
             self._ahead = self._part(PushAhead, world, self.max_nbytes)
             self._gathered, self.used = self._ahead.buffer, "overlap"
-            self._gpu = self._gpu._replace(multiprocessors=sms)
+            self._gpu = self._gpu._replace(multiprocessors=most)
         if self.used == "sequential":
             self._gather = self._part(AllGather, world, self.max_nbytes)
             self._gathered = self._gather.output(self.max_nbytes, "uint8")

@@ -208,14 +208,13 @@ class Combine(Method):
     """Launches it, and owns its memory; after ``Dispatch``, its `source`, which lives as long."""
 
     threads = THREADS
-    sms = None  # blocks, at most
 
     def prepare(self, sizes, source):
         world, n, most = self.world, self.world.n_ranks, sizes.max_tokens
         row = sizes.hidden * sizes.dtype.itemsize
         words, tiles = row // 16, -(-row // TILE_BYTES)
         chunks = -(-tiles // (self.threads // 32))
-        senders, self.blocks = divide_blocks(world, SENDING, n * most, chunks * most, self.sms)
+        senders, self.blocks = divide_blocks(self, SENDING, n * most, chunks * most)
         self.kernel, self.sizes = combine_kernel(sizes.dtype.name), (words, tiles, chunks, senders)
         name = "expert_parallel.combine"
         slots = self.zeros((2 * n * most * tiles * TILE_WORDS,), "uint64", f"{name}.rows")

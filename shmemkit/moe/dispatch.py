@@ -323,14 +323,13 @@ class Dispatch(Method):
     owners."""
 
     threads = THREADS
-    sms = None  # blocks, at most
 
     def prepare(self, sizes):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
         world.check_reach("expert_parallel", nvlink=True)
         most, experts, top_k, n_scales = sizes.max_tokens, sizes.n_local, sizes.top_k, sizes.n_scales
         words, tiles = sizes.row // 16, -(-sizes.row // TILE_BYTES)
-        senders, self.blocks = divide_blocks(world, SENDING, most, n * most, self.sms)
+        senders, self.blocks = divide_blocks(self, SENDING, most, n * most)
 
         def slots(name, units):
             return self.zeros((2 * n * units,), "uint64", f"expert_parallel.dispatch.{name}")

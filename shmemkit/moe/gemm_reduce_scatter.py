@@ -267,7 +267,8 @@ class Fused(Method):
     def prepare(self, max_tokens, topk, max_n, dtype, options):
         world, self.options = self.world, options
         world.check_reach("fused")
-        self.multiprocessors = multiprocessors_of_all(world, "fused")
+        self.within(2, 2)
+        self.multiprocessors = multiprocessors_of_all(world, "fused", sms=self.sms)
         if self.multiprocessors < 2:
             raise ValueError("fused: the GPU has one multiprocessor; it must have 2 or more, to send by some")
         n_ranks = world.n_ranks
@@ -319,9 +320,9 @@ class Fused(Method):
 class Sequential:
     """The method "sequential"."""
 
-    def __init__(self, world, max_tokens, topk, max_n, dtype):
-        self.world, self.gpu = world, gpu_of(world)
-        self._scatter = ReduceScatter(world, max_tokens * max_n * 2)
+    def __init__(self, world, max_tokens, topk, max_n, dtype, sms=None):
+        self.world, self.gpu = world, gpu_of(world).limited(sms)
+        self._scatter = ReduceScatter(world, max_tokens * max_n * 2, sms=sms)
         self._sums = self._scatter.output(max_tokens * max_n, dtype)
         self._y = world.xp.empty(max_tokens * topk * max_n, dtype)
 
@@ -332,7 +333,7 @@ class Sequential:
         arguments = sums.view("uint16"), y.view("uint16"), weights.reshape(-1), index.ids
         add = bind(
             sum_kernel(out.dtype.name),
-            min(index.tokens, 8 * self.gpu.multiprocessors),
+            self.gpu.blocks(min(index.tokens, 8 * self.gpu.multiprocessors)),
             threads_of(world),
             (*arguments, index.n_experts, index.topk),
         )
@@ -371,6 +372,7 @@ class GroupedGemmReduceScatter(Products):
                          columns  of a tile: a multiple of 16 up to 256
                          chunks   of columns, 1 to 8, that travel while the next are computed
                          senders  blocks that send beside the product
+    sms                the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     Products are rounded to dtype. The weighted sum of a token's products is added up in float32, in the order
     of j, and rounded; the sums of the ranks are added up in float32, in the order of the ranks, and rounded.
@@ -398,6 +400,7 @@ class GroupedGemmReduceScatter(Products):
         method: GroupedGemmReduceScatterMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         who = "GroupedGemmReduceScatter"
 
@@ -410,7 +413,7 @@ class GroupedGemmReduceScatter(Products):
             vars(self).update({name: integer(who, name, size, 1) for name, size in sizes.items()})
             return {name: getattr(self, name) for name in sizes} | {"dtype": self.dtype.name}
 
-        super().__init__(world, method, options, check)
+        super().__init__(world, method, options, check, sms)
         self.refused = {}
         sizes = self.max_tokens, self.topk, self.max_n, self.dtype
         self.used = method

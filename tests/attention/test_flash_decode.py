@@ -5,6 +5,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from budgets import most_blocks
 from emulated import spmd
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +79,15 @@ class Case:
 
 
 def check(
-    case, page_size=None, form="all_gather", scale=None, soft_cap=None, calls=1, heads_first=False, **options
+    case,
+    page_size=None,
+    form="all_gather",
+    scale=None,
+    soft_cap=None,
+    calls=1,
+    heads_first=False,
+    sms=None,
+    **options,
 ):
     kv_heads, group, head_dim = case.heads
 
@@ -86,11 +95,13 @@ def check(
         op = sk.FlashDecode(
             *(world, case.batch, kv_heads * group, kv_heads, head_dim),
             *(np.dtype(case.dtype).name, form),
+            sms=sms,
         )
         k, v, table = case.cache(world.rank, page_size, heads_first)
         arguments = case.q.copy(), k, v, case.lengths[world.rank].copy(), table, scale, soft_cap
-        found = [op(*arguments) for _ in range(calls)]
-        world.synchronize()
+        with sk.Timeline(world) as timeline:
+            found = [op(*arguments) for _ in range(calls)]
+        assert sms is None or most_blocks(timeline) <= sms
         op.free()
         return found
 
@@ -314,3 +325,9 @@ def test_a_wrong_call():
             op(q, k, k, lengths)
 
     spmd(2, main)
+
+
+@pytest.mark.parametrize("sms", [1, 3])
+def test_within_a_budget(sms):
+    """A block has parts of several sequences, and a sequence has several blocks."""
+    check(Case([[40, 3], [0, 50]]), calls=2, sms=sms, races=True)

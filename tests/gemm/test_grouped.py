@@ -130,7 +130,7 @@ def test_new_results_and_kept_calls():
         sk.grouped_matmul(product.x, product.w, product.counts, product.out)
         world.synchronize()
         np.testing.assert_array_equal(out[:7], product.out[:7])
-        assert len(world.kept[sk.GroupedGemm, "auto"]._plans) == 2
+        assert len(world.kept[sk.GroupedGemm, "auto", None]._plans) == 2
 
     spmd(1, main)
 

@@ -45,6 +45,7 @@ from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wai
 from shmemkit.device.cuda.float8 import FLOAT8, four_e4m3
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
@@ -275,8 +276,7 @@ class RowMethod(PacketMethod):
 
     at_once, t = True, LAMPORT
 
-    def prepare(self, max_tokens, hidden, dtype, two_shots, most_blocks):
-        self.most_blocks = most_blocks
+    def prepare(self, max_tokens, hidden, dtype, two_shots):
         world, n = self.world, self.world.n_ranks
         self.check_ranks()
         self.size, self.count = hidden, hidden * dtype.itemsize // PIECE
@@ -306,7 +306,7 @@ class RowMethod(PacketMethod):
             *(self.count, self.size, np.float32(eps), self.channel, self.epochs),
         )
         fit = self.launch(self.kernel, 1, *args, pdl=True).resident_blocks
-        return self.launch(self.kernel, max(1, min(rows, fit, self.most_blocks or fit)), *args, pdl=True)
+        return self.launch(self.kernel, self.within(max(1, min(rows, fit))), *args, pdl=True)
 
 
 class AllReduceRMSNorm:
@@ -327,8 +327,8 @@ class AllReduceRMSNorm:
                   one_shot   few rows: each rank sends all of x to all others
                   two_shot   more rows: rank r % n_ranks combines row r, and sends the sum
     options     numbers for tuning, the same on all ranks; None: those that are chosen
-                  blocks     of the grid, at most
                   one_shot   bytes that a rank sends, up to which "auto" takes one_shot
+    sms         the most multiprocessors that it uses, 1 or more; None: as many as are tuned
 
     Ranks are summed in their order, in float32. The sum is rounded to dtype, and so is the new residual. The
     squares are of the rounded residual, and summed up in float32. All ranks get the same bits, in every run,
@@ -342,7 +342,7 @@ class AllReduceRMSNorm:
 
     METHODS = {"one_shot": False, "two_shot": True}
     methods = tuple(METHODS)
-    options: dict[str, Any] = {"blocks": None, "one_shot": None}
+    options: dict[str, Any] = {"one_shot": None}
 
     def __init__(
         self,
@@ -353,6 +353,7 @@ class AllReduceRMSNorm:
         method: AllReduceRMSNormMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         check_world(WHO, world)
         self._methods: Any = None
@@ -367,15 +368,16 @@ class AllReduceRMSNorm:
                 raise ValueError(f"{WHO}: hidden is {hidden}; it must be a multiple of 8")
             one_of(WHO, "method", method, (*self.METHODS, "auto"))
             self.options = options_of(WHO, self.options, options)
-            for name, least in (("blocks", 1), ("one_shot", 0)):
-                if self.options[name] is not None:
-                    integer(WHO, name, self.options[name], least)
+            if self.options["one_shot"] is not None:
+                integer(WHO, "one_shot", self.options["one_shot"], 0)
+            self.sms = checked_sms(WHO, sms)
             return {
                 "options": self.options,
                 "max_tokens": max_tokens,
                 "hidden": hidden,
                 "dtype": self.dtype.name,
                 "method": method,
+                "sms": self.sms,
             }
 
         agree_on(world, WHO, check)
@@ -386,8 +388,8 @@ class AllReduceRMSNorm:
         try:
             for name in dict.fromkeys((first, last)):
                 tokens = self.max_tokens if name == last else self._most_of_one_shot()
-                given = tokens, self.hidden, self.dtype, self.METHODS[name], self.options["blocks"]
-                self._methods[name] = RowMethod(world, *given, name=f"{WHO} {name}")
+                given = tokens, self.hidden, self.dtype, self.METHODS[name]
+                self._methods[name] = RowMethod(world, *given, name=f"{WHO} {name}", sms=self.sms)
         except (ValueError, MemoryError):
             self.free()
             raise

@@ -310,7 +310,7 @@ class CopiedExchange(PacketMethod, Copying):
     def _launch(self, kernel, packets, x, *args):
         """-> `kernel` bound to enough blocks for so many packets, and to these arguments"""
         fit = self.launch(kernel, 1, x, *args).resident_blocks
-        most = min(self.max_blocks, fit, max(1, self.world.backend.multiprocessors // 2))
+        most = self.within(min(self.max_blocks, fit, max(1, self.world.backend.multiprocessors // 2)))
         return self.launch(kernel, max(1, min(most, -(-packets // self.threads))), x, *args)
 
 

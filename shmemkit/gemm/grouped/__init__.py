@@ -63,6 +63,7 @@ class GroupedGemm(Product):
     method   as of `grouped_matmul`
     options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256.
              Default: by the sizes
+    sms      as of `grouped_matmul`
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its calls,
     and graphs that captured some.
@@ -71,9 +72,15 @@ class GroupedGemm(Product):
     _who = "GroupedGemm"
     options: dict[str, Any] = {"tile": None}
 
-    def __init__(self, method: GroupedGemmMethod = "auto", *, options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        method: GroupedGemmMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
+        sms: int | None = None,
+    ):
         one_of("GroupedGemm", "method", method, ("auto", *METHODS))
-        super().__init__()
+        super().__init__(sms)
         self.method = method
         self.options = checked_options("GroupedGemm", self.options, options)
         if method == "sm80" and self.options["tile"]:
@@ -131,6 +138,7 @@ def grouped_matmul(
     scales: tuple[AnyArray, AnyArray] | None = None,
     stream: AnyStream | None = None,
     method: GroupedGemmMethod = "auto",
+    sms: int | None = None,
 ) -> ArrayT:
     """Enqueue ``out[r] = activation(x[r] @ w[e].T + bias[e])``, e the expert of row r, on this rank's GPU.
     -> out
@@ -156,6 +164,7 @@ def grouped_matmul(
                         of 16 bytes. The experts of w lie one after another. If the columns of an expert are
                         contiguous, K is a multiple of 64. float8, where rows of K are contiguous
                   sm80  mma.sync and cp.async: from 8.0 on
+    sms         the most multiprocessors that it uses, 1 or more; None: all that help
 
     Arrays, streams, capture, sums and bits are as of `matmul`.
 
@@ -166,7 +175,7 @@ def grouped_matmul(
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
     one_of("grouped_matmul()", "method", method, ("auto", *METHODS))
-    grouped = kept(GroupedGemm, method)
+    grouped = kept(GroupedGemm, method, sms)
     return grouped(x, w, counts, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 

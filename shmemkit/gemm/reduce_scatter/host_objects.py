@@ -22,8 +22,8 @@ MethodT = TypeVar("MethodT", bound=str)
 class GemmCollective(Products, Generic[MethodT]):
     """A subclass has
 
-    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype, part_dtype and options,
-                  and has
+    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype, part_dtype, options and
+                  sms, and has
                     options           {name: default}: its numbers. Each method gets those of all
                     refuses(m, k, n)  -> the reason why it cannot compute that product, the same on all
                                       ranks, or None
@@ -55,6 +55,7 @@ class GemmCollective(Products, Generic[MethodT]):
         method: MethodT | Literal["auto"] = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         name = type(self).__name__
 
@@ -68,7 +69,7 @@ class GemmCollective(Products, Generic[MethodT]):
             dtypes = {"dtype": self.dtype.name, "part_dtype": self.part_dtype.name}
             return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
 
-        super().__init__(world, method, options, check)
+        super().__init__(world, method, options, check, sms)
         self._methods, self.refused = {}, {}
         sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name
         for each in self.methods_for(world.n_nodes) if method == "auto" else [method]:

@@ -29,17 +29,16 @@ class Ragged(Method):
     """
 
     threads = THREADS
-    sms = None  # blocks of a kernel, at most
 
     def prepare(self, sizes, max_rows):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
         world.check_reach("expert_parallel", nvlink=True)
         most, top_k, n_experts, group = sizes.max_tokens, sizes.top_k, n * sizes.n_local, self.threads // 32
         n_groups = -(-most // group)
-        self.sending = divide_blocks(world, dispatch.SENDING, n_groups, n * n_groups, self.sms, 1)
-        self.summing = divide_blocks(world, combine.SENDING, n * n_groups, n_groups, self.sms, 1)
-        self.planners = max(1, min(self.sms or PLANNERS, PLANNERS, most // 4))
-        self.movers = min(self.sms or MOVERS, MOVERS, -(-n * most * top_k // self.threads))
+        self.sending = divide_blocks(self, dispatch.SENDING, n_groups, n * n_groups, 1)
+        self.summing = divide_blocks(self, combine.SENDING, n * n_groups, n_groups, 1)
+        self.planners = self.within(max(1, min(PLANNERS, most // 4)))
+        self.movers = self.within(min(MOVERS, -(-n * most * top_k // self.threads)))
         self.sizes, self.max_rows, self.reciprocal = sizes, max_rows, reciprocal_of(sizes.n_local)
         n_pairs, out_words = most * top_k, sizes.hidden * sizes.dtype.itemsize // 16
 
