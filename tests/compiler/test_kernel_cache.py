@@ -1,5 +1,5 @@
 """The disk cache of this package's kernels: what is found again is what was compiled; each part of a key
-counts; what cannot be kept is compiled as ever. With the real compilers, and a driver that only takes notes."""
+counts; what cannot be kept is compiled as ever. With the real compilers and a driver that takes notes."""
 
 import time
 from unittest import mock

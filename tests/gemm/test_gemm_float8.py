@@ -132,7 +132,7 @@ def test_matmul(out_dtype, order):
         options = {"bias": bias, "activation": "relu", "scales": (of_x, of_w.T)}
         out = sk.matmul(operands.x, operands.w.T, out, **options)
         world.synchronize()
-        assert out.dtype.name == out_dtype or "bfloat16"
+        assert out.dtype.name == (out_dtype or "bfloat16")
         check(out, expected(operands.wide[0], operands.wide[1].T, bias, "relu"))
 
     spmd(1, main)
@@ -149,6 +149,21 @@ def test_one_scale_for_all():
         check(out, expected(operands.x, operands.w.T) / 4)
 
     spmd(1, main)
+
+
+@pytest.mark.parametrize("columns", [48, 96, 160])
+def test_tiles_of_grouped_products_that_are_refused(columns):
+    """Tiles of 48 and 96 columns had wrong scales."""
+
+    def main(world):
+        operands, grouped = (
+            Operands((4, 272, 128), 2),
+            sk.GroupedGemm("sm90", options={"tile": (64, columns)}),
+        )
+        grouped(operands.x, operands.w, np.zeros(2, "int32"), scales=operands.scales)
+
+    with pytest.raises(ValueError, match="of float8 it must have 256, 192, 128, 64 or 32 columns"):
+        spmd(1, main)
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0]], ids=str)

@@ -61,8 +61,8 @@ class GroupedGemm(Product):
     """Grouped products of one method: `grouped_matmul` keeps such objects.
 
     method   as of `grouped_matmul`
-    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256.
-             Default: by the sizes
+    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256, of
+             float8 one of 32, 64, 128, 192 and 256. Default: by the sizes
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its calls,
     and graphs that captured some.
@@ -161,7 +161,8 @@ def grouped_matmul(
 
     If counts add up to more than the rows of x, or one is negative, nothing is written. ValueError is raised
     when the program next synchronizes with the GPU (`World.synchronize`, `World.asnumpy`, ...) or launches a
-    kernel through shmemkit; the emulator raises EmulatorError.
+    kernel through shmemkit; the emulator raises EmulatorError. Nobody looks at the counts of a result without
+    elements.
 
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
