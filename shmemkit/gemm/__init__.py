@@ -178,15 +178,21 @@ def bind_product(problem, gpu, method="auto", order=None):
     check(problem)
     if not problem.out.size:
         return lambda stream: None
-    if method != "auto":
-        if reason := METHODS[method].unsupported(problem, gpu):
-            raise ValueError(f"Gemm: method {method!r} cannot be used: {reason}. Use method='auto'")
-        return METHODS[method](problem, gpu, order=order)
-    for kind in METHODS.values() if problem.scales or gpu.arrays.ndarray is not np.ndarray else [Simt]:
-        if kind.unsupported(problem, gpu) is None:
-            return kind(problem, gpu, order=order)
-    reason = Sm90.unsupported(problem, gpu)
-    raise ValueError(f"Gemm: operands of {FLOAT8} need method 'sm90', which cannot be used: {reason}")
+    usual = ["sm90"] if problem.scales else ["simt"] if gpu.arrays.ndarray is np.ndarray else [*METHODS]
+    method = chosen("Gemm", METHODS, method, usual, problem, gpu)
+    return METHODS[method](problem, gpu, order=order)
+
+
+def chosen(who, methods, method, usual, problem, gpu):
+    """-> the name of the method: `method`, or if that is "auto" the first of the `usual` ones that can
+    compute the problem. ValueError if none can. methods: {name: class}"""
+    reasons = {}
+    for name in usual if method == "auto" else [method]:
+        reasons[name] = methods[name].unsupported(problem, gpu)
+        if reasons[name] is None:
+            return name
+    why = ". ".join(f"Method {name!r} cannot be used: {reason}" for name, reason in reasons.items())
+    raise ValueError(f"{who}: {why}" + (". Use method='auto'" if method != "auto" else ""))
 
 
 def matmul(

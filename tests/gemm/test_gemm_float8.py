@@ -262,8 +262,8 @@ def scales(*shapes, dtype="float32"):
             {"a": zeros(4, 144, dtype="float16"), "b": zeros(144, 8, dtype="float16")},
             "only float8_e4m3fn has some",
         ),
-        ({"b": zeros(144, 8)}, "needs? method 'sm90', which cannot be used: .*rows of K must be contiguous"),
-        ({"method": "sm80"}, "method 'sm80' cannot be used: the operands are float8_e4m3fn"),
+        ({"b": zeros(144, 8)}, "Gemm: Method 'sm90' cannot be used: .*rows of K must be contiguous"),
+        ({"method": "sm80"}, "Method 'sm80' cannot be used: the operands are float8_e4m3fn"),
         ({"out": zeros(4, 8, dtype="int32")}, "out is int32; of float8_e4m3fn operands it must be bfloat16"),
         (
             {"a": zeros(4, 24), "b": zeros(8, 24).T, "scales": scales((4, 1), (1, 1))},
@@ -302,7 +302,7 @@ def test_other_gpus_are_refused():
         for kind in METHODS.values():
             assert kind.unsupported(problem, Gpu((8, 9), 2, sm90.SHARED, np))
         with pytest.raises(
-            ValueError, match="float8_e4m3fn need method 'sm90', .* capability 8.9; it must be 9.0"
+            ValueError, match="Method 'sm90' cannot be used: .* capability 8.9; it must be 9.0"
         ):
             bind_product(problem, Gpu((8, 9), 2, sm90.SHARED, np))
 

@@ -25,7 +25,7 @@ from shmemkit.device.cuda.float_storage import ELEMENTS
 from shmemkit.support.settings import array_text, listed, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 
-from .. import Product, check_memory, check_scales, kept
+from .. import Product, check_memory, check_scales, chosen, kept
 from ..block_scales import BLOCK
 from ..distributed import checked_options
 from ..problem import FLOAT8, HALVES, Problem
@@ -109,15 +109,9 @@ class GroupedGemm(Product):
         emulated = gpu.arrays.ndarray is np.ndarray
         report = 0 if emulated else report_address()
         problem = GroupedProblem(**arrays, activation=activation, report=report, scales=scales)
-        reasons = {}
-        methods = ["sm80"] if emulated and scales is None else METHODS
-        for method in methods if self.method == "auto" else [self.method]:
-            reason = METHODS[method].unsupported(problem, gpu)
-            if reason is None:
-                return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
-            reasons[method] = reason
-        why = ". ".join(f"Method {method!r} cannot be used: {reason}" for method, reason in reasons.items())
-        raise ValueError(f"GroupedGemm: {why}" + (". Use method='auto'" if self.method != "auto" else ""))
+        usual = ["sm90"] if scales else ["sm80"] if emulated else [*METHODS]
+        method = chosen("GroupedGemm", METHODS, self.method, usual, problem, gpu)
+        return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
 
 
 def grouped_matmul(
