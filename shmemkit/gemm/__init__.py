@@ -217,10 +217,10 @@ def matmul(
                 kind and dtype, of float8 bfloat16
     bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
-    scales      of float8: those of a, (M, ceil(K / 128)), and of b, (ceil(K / 128), ceil(N / 128)), float32,
-                strides of 0 or more: that of block i of 128 of K multiplies 128 products of a row, that of b
-                128 of K by 128 columns. Of a weight w.T they are scales.T, too. One scale for all:
-                ``numpy.broadcast_to``. See docs/float8.md
+    scales      of float8: those of a, (M, ceil(K / 128)), one for 128 of K of a row; and those of b,
+                (ceil(K / 128), ceil(N / 128)), one for 128 of K by 128 columns. float32, with strides of 0 or
+                more. Of a weight w.T, give scales.T. One scale for all: ``numpy.broadcast_to``. See
+                docs/float8.md
     stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's, or CuPy's
                 current one without a World. It is not ordered with other streams
     method      "auto", the first of these that can compute the product (on the emulator "simt"), or

@@ -25,9 +25,10 @@ Barriers  full[s] expects 1 + WARPS arrivals: the loader's, with the bytes of B,
 No race: the copies are the warp's own (cp.async belongs to the generic proxy, and so do acquired rows); the
 fence comes after their arrival, and the tensor cores read after the barrier. Each pair has one row of out.
 
-No deadlock: a warp that waits for a slot has told all slabs but the last one. The slot's slab is handed back
-when the products of the slab after it have begun, which was told: there are three slots or more. Step 1 waits
-for copies that wait for no kernel.
+No deadlock: a warp that waits for the slot of slab i has arrived for the slabs up to i - 2. That slot has
+slab i - stages, and is handed back when the products of the slab after it have begun. As there are three
+slots or more, every warp arrives for that one before it waits. Step 1 waits for copies that wait for no
+kernel.
 """
 
 import functools

@@ -10,9 +10,9 @@ Methods:
               Another one does that for the last columns, on all multiprocessors. Hopper, one node
   sequential  sorted rows, ``GroupedGemm``, rows that are put back, sums, ``ReduceScatter``
 
-"fused": rows that are sorted by expert are of all tokens, so no rank's tokens are ready before all others
-are. But columns are. The product (``gathered_rows.py``) goes through them chunk after chunk, and stores its
-results, rounded, to y; ``weighted_rows.py`` has the rest.
+"fused": rows that are sorted by expert mix the tokens of all ranks, so the tokens of one rank are ready only
+at the end. But some columns of all tokens are ready early. The product (``gathered_rows.py``) computes chunk
+after chunk of columns, and stores its results, rounded, to y; ``weighted_rows.py`` has the rest.
 
 Tiles     those of chunk 0 first, then those of chunk 1, ..
 Y_full    y_full[c], local: how often a warp has stored its part of a tile of chunk c. 0 between calls

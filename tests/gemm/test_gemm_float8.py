@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated import spmd
+from fast import slow
 from gemms import ERROR, error, expected
 
 import shmemkit as sk
@@ -205,7 +206,7 @@ ONE_LEVEL = {128: 1.2e-4, 1024: 5.2e-4, 4096: 1.3e-3, 16384: 3.1e-3}
 TWO_LEVELS = 1.2e-4
 
 
-@pytest.mark.parametrize("k", [128, 1024, 4096])
+@pytest.mark.parametrize("k", [128, 1024, 4096, *slow(16384)])
 def test_two_levels_lose_no_more_than_one_block(k):
     def main():
         world, operands, gpu = (

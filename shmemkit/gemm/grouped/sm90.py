@@ -4,15 +4,14 @@
 
 A block computes tiles t, t + gridDim.x, .. of all experts, which it finds in its table (``expert_tiles.py``).
 
-B         w as one matrix, all experts' rows (or, where N is contiguous, their rows of K) below each other. A
-          tile at the end of an expert also loads what is next, and multiplies it: rows of x and of w that do
-          not meet in a result of the expert. Nobody stores these results
+B         w as one matrix: the rows of all experts below each other (where N is contiguous, their rows of K).
+          The last tile of an expert may also load rows of the next one. Nobody stores these products
 A         boxes of `loaded` rows, only as many as a tile has rows of its expert
-Out       the pieces of sm90.py. A warp whose 16 rows are all the expert's stores a piece by the TMA. Of
-          others, which the TMA would store over the next expert's, its lanes store 16 bytes of a row each
+Out       the pieces of sm90.py. A warp whose 16 rows are all the expert's stores a piece by the TMA. Where
+          fewer are, the TMA would write over the next expert's rows: lanes store 16 bytes of a row each
 
 No race: as in sm90.py. Lanes read a piece before the syncwarp after which it is overwritten. A warp commits a
-group for each piece, perhaps an empty one, so that they are counted alike.
+group for each piece, an empty one where lanes have stored, so that waits for groups count pieces.
 """
 
 import functools
