@@ -9,7 +9,7 @@ that the machine code depends on:
     versions    of Python, Numba, NumPy, CUDA's compilers, ...
     settings    of Numba
     function    its code, its options and what its closure holds: tiles, dtypes, other device functions, of
-                which the same is taken; and constants of their modules, which a program might have changed
+                which the same is taken; and what their modules have, which a program might have changed
     types       of the arguments; the GPU's compute capability
 
 What has no such description is not kept, such as the `order` of a Gemm, a function of the program's. Neither
@@ -117,7 +117,9 @@ def _function(function, seen, described_by):
         described([x for x in code.co_consts if not isinstance(x, CodeType)], seen, described_by)
         for name in code.co_names:
             value = function.__globals__.get(name)
-            if isinstance(value, (*CONSTANTS, CUDADispatcher)):
+            if isinstance(value, FunctionType):
+                value = value.__module__, value.__qualname__, value.__code__.co_code
+            if isinstance(value, (*CONSTANTS, CUDADispatcher, tuple)):
                 described((name, value), seen, described_by)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         described((name, cell.cell_contents), seen, described_by)

@@ -149,6 +149,9 @@ def test_every_part_of_a_key_counts(monkeypatch, tmp_path):
         patch.setattr(sm90, "PIECES", 4)  # of which what it names is made
         keys.append(of_tile(64, 64))
     with monkeypatch.context() as patch:
+        patch.setattr(moved_rows, "int64", lambda x: x)
+        keys.append(key())
+    with monkeypatch.context() as patch:
         patch.setattr(config, "OPT", 0)
         keys.append(key())
     with monkeypatch.context() as patch:
