@@ -211,7 +211,8 @@ class AllGatherGroupedGemm(ExpertLayer):
             return [gather, *steps, *moved_product(world, gpu, index, index.topk, whole, w, out)]
         if reason := refused(k, n, w, x=x, out=out):
             raise ValueError(f"{type(self).__name__}: {reason}. Or use method='sequential', on all ranks")
-        me, matrix = world.rank, stacked(w)
+        me = world.rank
+        matrix: Any = stacked(w)
         tile = tile_of(index, n_experts, n, gpu.multiprocessors, self.options["columns"])
         product = bind_gemm(
             functools.partial(_kernel, n_ranks > 1),

@@ -184,7 +184,8 @@ class ExpertIndex:
         h = first(x, w1, index)              # an AllGatherGroupedGemm
         y = second(h, w2, index, weights)    # a GroupedGemmReduceScatter
 
-    A product that gets `topk_ids` itself makes an index in each call.
+    A product that gets `topk_ids` itself makes an index in each call. An index is empty before its first
+    ``update``, and no product takes it.
 
     world      the World
     topk_ids   int32 or int64 (M, topk), C-contiguous, on the GPU, the same on all ranks: the experts of each
