@@ -5,7 +5,7 @@ import importlib
 import os
 import threading
 
-from shmemkit.compiler import jit_cache
+from shmemkit.compiler import kernel_cache
 from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
@@ -58,7 +58,7 @@ class NvshmemBackend:
         from .cupy_streams import Stream
 
         self.xp, self._core, self._bindings = cupy, nvshmem.core, nvshmem.bindings
-        jit_cache.install()
+        kernel_cache.install()
         register_arrays()
         device = Device(self.device)
         device.set_current()

@@ -181,15 +181,21 @@ def bind_product(problem, gpu, method="auto", order=None):
     check(problem)
     if not problem.out.size:
         return lambda stream: None
-    if method != "auto":
-        if reason := METHODS[method].unsupported(problem, gpu):
-            raise ValueError(f"Gemm: method {method!r} cannot be used: {reason}. Use method='auto'")
-        return METHODS[method](problem, gpu, order=order)
-    for kind in METHODS.values() if problem.scales or gpu.arrays.ndarray is not np.ndarray else [Simt]:
-        if kind.unsupported(problem, gpu) is None:
-            return kind(problem, gpu, order=order)
-    reason = Sm90.unsupported(problem, gpu)
-    raise ValueError(f"Gemm: operands of {FLOAT8} need method 'sm90', which cannot be used: {reason}")
+    usual = ["sm90"] if problem.scales else ["simt"] if gpu.arrays.ndarray is np.ndarray else [*METHODS]
+    method = chosen("Gemm", METHODS, method, usual, problem, gpu)
+    return METHODS[method](problem, gpu, order=order)
+
+
+def chosen(who, methods, method, usual, problem, gpu):
+    """-> the name of the method: `method`, or if that is "auto" the first of the `usual` ones that can
+    compute the problem. ValueError if none can. methods: {name: class}"""
+    reasons = {}
+    for name in usual if method == "auto" else [method]:
+        reasons[name] = methods[name].unsupported(problem, gpu)
+        if reasons[name] is None:
+            return name
+    why = ". ".join(f"Method {name!r} cannot be used: {reason}" for name, reason in reasons.items())
+    raise ValueError(f"{who}: {why}" + (". Use method='auto'" if method != "auto" else ""))
 
 
 def matmul(
@@ -215,10 +221,10 @@ def matmul(
                 kind and dtype, of float8 bfloat16
     bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
-    scales      of float8: those of a, (M, ceil(K / 128)), and of b, (ceil(K / 128), ceil(N / 128)), float32,
-                strides of 0 or more: that of block i of 128 of K multiplies 128 products of a row, that of b
-                128 of K by 128 columns. Of a weight w.T they are scales.T, too. One scale for all:
-                ``numpy.broadcast_to``. See docs/float8.md
+    scales      of float8: those of a, (M, ceil(K / 128)), one for 128 of K of a row; and those of b,
+                (ceil(K / 128), ceil(N / 128)), one for 128 of K by 128 columns. float32, with strides of 0 or
+                more. Of a weight w.T, give scales.T. One scale for all: ``numpy.broadcast_to``. See
+                docs/float8.md
     stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's, or CuPy's
                 current one without a World. It is not ordered with other streams
     method      "auto", the first of these that can compute the product (on the emulator "simt"), or

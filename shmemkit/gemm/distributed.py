@@ -18,7 +18,7 @@ from shmemkit.collectives.method import agree_on
 from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import converted, keyed, unowned
+from shmemkit.support.arrays import call_on, converted, keyed, new_output, unowned, with_shape
 from shmemkit.support.settings import integer, listed, one_of, options_of
 from shmemkit.typing import Array, DType, Shape
 
@@ -35,6 +35,7 @@ class Products:
     optional              prefixes of the names of arrays that may be None
     alike                 names of arrays that have the same size and dtype on all ranks
     methods_for(n_nodes)  the methods for this number of nodes
+    _shape(*arrays)       -> the shape of the result, by the operands, which have shapes; for ``_call``
     _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None}. The
                           caller keeps them alive. TypeError or ValueError for wrong arrays
 
@@ -51,6 +52,7 @@ class Products:
     optional: str | tuple[str, ...] = ()
     alike: tuple[str, ...]
     sms: int | None
+    _shape: Callable[..., Shape]
     _plan: Callable[..., Callable]
 
     def __init__(
@@ -81,6 +83,19 @@ class Products:
         """-> kind(*args), within the budget, which ``free`` frees."""
         self._parts.append(kind(*args, sms=self.sms))
         return self._parts[-1]
+
+    def _call(self, operands, out, stream, *how):
+        """Enqueue a call of `operands`, {name: array}. -> out; where None is given, a new array of the kind
+        of the first one, and of its dtype."""
+        self._check_alive()
+        world, who = self.world, type(self).__name__
+        stream, waits = call_on(world, stream, *operands.values(), out)
+        arrays: Any = {name: with_shape(who, name, array, world.xp) for name, array in operands.items()}
+        if out is None:
+            like, dtype = next(iter(operands.values())), next(iter(arrays.values())).dtype
+            out = new_output(like, self._shape(**arrays), dtype, world.xp, stream, world.backend.follow)
+        self._enqueue({**arrays, "out": out}, stream, waits, *how)
+        return out
 
     def _enqueue(self, arrays, stream, waits, *how):
         """Enqueue the call that ``_plan`` makes, on the stream that ``call_on`` returns. The call is kept by

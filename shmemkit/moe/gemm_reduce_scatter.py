@@ -10,9 +10,9 @@ Methods:
               Another one does that for the last columns, on all multiprocessors. Hopper, one node
   sequential  sorted rows, ``GroupedGemm``, rows that are put back, sums, ``ReduceScatter``
 
-"fused": rows that are sorted by expert are of all tokens, so no rank's tokens are ready before all others
-are. But columns are. The product (``gathered_rows.py``) goes through them chunk after chunk, and stores its
-results, rounded, to y; ``weighted_rows.py`` has the rest.
+"fused": rows that are sorted by expert mix the tokens of all ranks, so the tokens of one rank are ready only
+at the end. But some columns of all tokens are ready early. The product (``gathered_rows.py``) computes chunk
+after chunk of columns, and stores its results, rounded, to y; ``weighted_rows.py`` has the rest.
 
 Tiles     those of chunk 0 first, then those of chunk 1, ..
 Y_full    y_full[c], local: how often a warp has stored its part of a tile of chunk c. 0 between calls
@@ -43,8 +43,8 @@ from shmemkit.collectives.reduce_scatter import ReduceScatter
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.shmem.ordered_access import red_release
 from shmemkit.device.swizzle import grouped, quotient
-from shmemkit.gemm import check_memory, gpu_of
-from shmemkit.gemm.distributed import Products, multiprocessors_of_all
+from shmemkit.gemm import gpu_of
+from shmemkit.gemm.distributed import multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
@@ -53,12 +53,12 @@ from shmemkit.gemm.sm90_host import Choice, bind_gemm
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, new_output, with_shape
-from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.support.settings import integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, GroupedGemmReduceScatterMethod, Shape
 
-from .expert_index import ExpertIndex, index_of
-from .gathered_rows import UNTRIED, Rows, check_columns, gathered_body, refused, tile_of
+from .expert_index import ExpertIndex
+from .expert_layer import ExpertLayer
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
 from .moved_rows import moved_product, threads_of
 from .weighted_rows import CHUNKS, Sums, steps_of
 
@@ -350,7 +350,7 @@ class Sequential:
 # ---- the host object
 
 
-class GroupedGemmReduceScatter(Products):
+class GroupedGemmReduceScatter(ExpertLayer):
     """Multiply rows by the weights of their experts, add up those of a token, and sum them over the ranks;
     each rank gets its tokens' sums. Collective.
 
@@ -414,21 +414,9 @@ class GroupedGemmReduceScatter(Products):
             return {name: getattr(self, name) for name in sizes} | {"dtype": self.dtype.name}
 
         super().__init__(world, method, options, check, sms)
-        self.refused = {}
         sizes = self.max_tokens, self.topk, self.max_n, self.dtype
-        self.used = method
-        if method == "auto":
-            self.refused["fused"], self.used = UNTRIED, "sequential"
-        self._method: Any = None
-        if self.used == "fused":
-            self._method = self._part(Fused, world, *sizes, self.options)
-        else:
-            self._method = self._part(Sequential, world, *sizes)
-
-    @staticmethod
-    def methods_for(n_nodes: int) -> tuple[str, ...]:
-        """The names of the methods that are for so many nodes: what "auto" takes one of."""
-        return ("fused", "sequential") if n_nodes == 1 else ("sequential",)
+        more = (self.options,) if self.used == "fused" else ()
+        self._method: Any = self._part(self.METHODS[self.used], world, *sizes, *more)
 
     def __call__(
         self,
@@ -461,22 +449,11 @@ class GroupedGemmReduceScatter(Products):
 
         TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
         """
-        self._check_alive()
-        world, who = self.world, type(self).__name__
-        index = topk_ids if isinstance(topk_ids, ExpertIndex) else None
-        ids = topk_ids if index is None else index.topk_ids
-        stream, waits = call_on(world, stream, x, w, ids, weights, out)
-        given = {"x": x, "w": w, "topk_ids": ids, "weights": weights}
-        arrays: Any = {name: with_shape(who, name, array, world.xp) for name, array in given.items()}
-        if out is None:
-            shape = self._shape(**arrays)
-            out = new_output(x, shape, self.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({**arrays, "out": out}, stream, waits, index)
-        return out
+        operands = {"x": x, "w": w, "topk_ids": topk_ids, "weights": weights}
+        return self._multiply(operands, out, stream)
 
     # -- inside
     def _shape(self, x, w, topk_ids, weights):
-        """-> that of out"""
         n_ranks, who = self.world.n_ranks, type(self).__name__
         right = x.ndim == topk_ids.ndim == weights.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[2]
         right = right and x.shape[0] == topk_ids.shape[0] * topk_ids.shape[1]
@@ -488,9 +465,8 @@ class GroupedGemmReduceScatter(Products):
             )
         return topk_ids.shape[0] // n_ranks, w.shape[1]
 
-    def _plan(self, arrays, index):
-        who, (x, w, ids, weights, out) = type(self).__name__, arrays.values()
-        shape = self._shape(x, w, ids, weights)
+    def _check(self, x, w, topk_ids, weights, out):
+        who, (tokens, topk), n = type(self).__name__, topk_ids.shape, w.shape[1]
         for name, array in (("x", x), ("w", w), ("out", out)):
             if array.dtype != self.dtype:
                 raise ValueError(
@@ -498,41 +474,21 @@ class GroupedGemmReduceScatter(Products):
                 )
         if weights.dtype.name != "float32":
             raise ValueError(f"{who}: weights is {weights.dtype}; it must be float32")
-        for name, array in (("x", x), ("weights", weights), ("out", out)):
-            if not array.flags.c_contiguous:
-                raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous")
-        if out.shape != shape:
-            raise ValueError(f"{who}: out is {array_text(out)}; it must be {shape}")
-        (tokens, topk), n = ids.shape, w.shape[1]
         if tokens > self.max_tokens or topk > self.topk or n > self.max_n:
             raise ValueError(
                 f"{who}: there are {tokens} tokens of {topk} experts, and {n} columns, more than max_tokens="
                 f"{self.max_tokens}, topk={self.topk} and max_n={self.max_n}. Make one with larger ones"
             )
-        check_memory(who, out, x=x, w=w, topk_ids=ids, weights=weights)
-        if not out.size:
-            return lambda stream: None
-        if not x.shape[1]:
-            raise ValueError(f"{who}: x is {x.shape}; K must be 1 or more")
-        index, steps = index_of(who, self.world, index or ids, w.shape[0])
-        return _Bound(self._method.bind(x, w, weights, index, steps, out), index)
+
+    def _bind(self, arrays, index, steps):
+        x, w, _, weights, out = arrays.values()
+        return self._method.bind(x, w, weights, index, steps, out)
 
     def output(self, shape: Shape, dtype: DType | None = None) -> Array:
         """-> a symmetric array for a result, of this shape on all ranks, and of this object's dtype.
         ``free`` frees it. Collective.
         """
         return super().output(shape, self.dtype if dtype is None else dtype)
-
-
-class _Bound:
-    """A bound call."""
-
-    def __init__(self, steps, index):
-        self._steps, self._kept = steps, index
-
-    def __call__(self, stream):
-        for step in self._steps:
-            step(stream)
 
 
 def _listed(tile, *kinds):

@@ -24,7 +24,7 @@ import numpy as np
 from numba.cuda import types
 
 from shmemkit.backends.streams import address_of_stream
-from shmemkit.compiler import jit_cache
+from shmemkit.compiler import kernel_cache
 from shmemkit.compiler.bounded_compile import compile_armed
 from shmemkit.compiler.numba_internals import CUDADispatcher
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
@@ -573,7 +573,7 @@ class _GpuLaunch(Launch):
 @functools.cache
 def _prepare_process():
     """The JIT cache and the types of CuPy arrays, as a World installs them, for processes without one."""
-    jit_cache.install()
+    kernel_cache.install()
     try:
         from shmemkit.compiler.cupy_arrays import register_arrays
     except ImportError:  # without CuPy the arrays are others

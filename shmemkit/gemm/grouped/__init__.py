@@ -25,7 +25,7 @@ from shmemkit.device.cuda.float_storage import ELEMENTS
 from shmemkit.support.settings import array_text, listed, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 
-from .. import Product, check_memory, check_scales, kept
+from .. import Product, check_memory, check_scales, chosen, kept
 from ..block_scales import BLOCK
 from ..distributed import checked_options
 from ..problem import FLOAT8, HALVES, Problem
@@ -61,8 +61,8 @@ class GroupedGemm(Product):
     """Grouped products of one method: `grouped_matmul` keeps such objects.
 
     method   as of `grouped_matmul`
-    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256.
-             Default: by the sizes
+    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256, of
+             float8 one of 32, 64, 128, 192 and 256. Default: by the sizes
     sms      as of `grouped_matmul`
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its calls,
@@ -116,15 +116,9 @@ class GroupedGemm(Product):
         emulated = gpu.arrays.ndarray is np.ndarray
         report = 0 if emulated else report_address()
         problem = GroupedProblem(**arrays, activation=activation, report=report, scales=scales)
-        reasons = {}
-        methods = ["sm80"] if emulated and scales is None else METHODS
-        for method in methods if self.method == "auto" else [self.method]:
-            reason = METHODS[method].unsupported(problem, gpu)
-            if reason is None:
-                return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
-            reasons[method] = reason
-        why = ". ".join(f"Method {method!r} cannot be used: {reason}" for method, reason in reasons.items())
-        raise ValueError(f"GroupedGemm: {why}" + (". Use method='auto'" if self.method != "auto" else ""))
+        usual = ["sm90"] if scales else ["sm80"] if emulated else [*METHODS]
+        method = chosen("GroupedGemm", METHODS, self.method, usual, problem, gpu)
+        return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
 
 
 def grouped_matmul(
@@ -170,7 +164,8 @@ def grouped_matmul(
 
     If counts add up to more than the rows of x, or one is negative, nothing is written. ValueError is raised
     when the program next synchronizes with the GPU (`World.synchronize`, `World.asnumpy`, ...) or launches a
-    kernel through shmemkit; the emulator raises EmulatorError.
+    kernel through shmemkit; the emulator raises EmulatorError. Nobody looks at the counts of a result without
+    elements.
 
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
+from shmemkit.support.arrays import overlap
 from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
 
@@ -93,15 +93,11 @@ class GemmCollective(Products, Generic[MethodT]):
     def __call__(
         self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        self._check_alive()
-        world, who = self.world, type(self).__name__
-        stream, waits = call_on(world, stream, a, b, out)
-        x, y = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
-        if out is None:
-            m, _, n = self._sizes(x, y)
-            out = new_output(a, (self._rows(m), n), self.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({"a": x, "b": y, "out": out}, stream, waits)
-        return out
+        return self._call({"a": a, "b": b}, out, stream)
+
+    def _shape(self, a, b):
+        m, _, n = self._sizes(a, b)
+        return self._rows(m), n
 
     def _sizes(self, a, b):
         """-> M, K, N"""
