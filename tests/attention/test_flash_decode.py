@@ -135,13 +135,13 @@ def test_heads(group, head_dim, dtype):
 
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
 def test_races_and_delivery(form):
-    case = Case([[35, 2], [0, 50], [1, 0]], 3, 2)
+    case = Case([[35, 0], [0, 18], [1, 0]], 3)
     check(case, 16, form, calls=3, races=True, delivery="unordered", seed=3)
 
 
 def test_few_blocks_share_the_units():
     """Of more tiles than blocks: they have parts of several units."""
-    check(Case([[170, 0, 100], [20, 33, 64]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
+    check(Case([[100, 0, 40], [20, 33, 5]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
 
 
 def test_many_blocks_share_a_unit():
@@ -172,7 +172,7 @@ def test_heads_before_tokens():
 
 @given(
     st.integers(1, 3).flatmap(
-        lambda n: st.integers(1, 3).flatmap(
+        lambda n: st.integers(1, 2).flatmap(
             lambda batch: st.lists(
                 st.lists(st.integers(0, 40), min_size=batch, max_size=batch), min_size=n, max_size=n
             )

@@ -454,14 +454,8 @@ class AllReduceRMSNorm:
             out = new_output(x, x.shape, kind, world.xp, stream, world.backend.follow)
         if new_residual is None:
             new_residual = new_output(x, x.shape, x.dtype, world.xp, stream, world.backend.follow)
-        arrays: dict[str, Any] = {
-            "x": x,
-            "residual": residual,
-            "weight": weight,
-            "new_residual": new_residual,
-            "out": out,
-        }
-        arrays |= {"scale": scale, "scales": scales}
+        arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual}
+        arrays |= {"out": out, "scale": scale, "scales": scales}
         run_bound(self, WHO, arrays, stream, waits, OPTIONAL, eps=_number(eps))
         return out, new_residual
 
