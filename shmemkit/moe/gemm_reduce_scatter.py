@@ -133,44 +133,27 @@ def grouped_rs_kernel(tile, kinds):
         sizes,
         x,
         n_pairs,
-        y,
-        out,
-        weights,
-        ids,
-        n_experts,
-        topk,
-        tokens,
-        columns,
-        y_full,
-        staged,
-        room,
-        full,
-        sent,
-        offsets,
+        given,
         epochs,
-        me,
-        n_ranks,
         senders,
         until,
     ):
         """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
-        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Sums``, and
+        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; x, n_pairs: as of ``Rows``
 
+        given            Sums, up to the epoch
+        epochs           int64 (1,), local
         senders, until   the first blocks, which do the steps up to that one
         grid             all blocks must be resident
         """
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
+        sums = Sums(*given, epochs[0] + 1, n_m * warps)
         if cuda.blockIdx.x < senders:
-            chunk_bytes = columns * tile_n * 2
-            sums = Sums(
-                *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, chunk_bytes, y_full, n_m * warps),
-                *(columns, n_n, staged, room, full, sent, offsets, epochs[0] + 1, me, n_ranks),
-            )
             run(0, until, True, cuda.blockIdx.x, senders, sums)  # 3
         else:
             extra = Rows(
-                *(pairs, tiles, n_m, n_n, n, k, x, (0, n_pairs), x, 1, sent, me, n_ranks, y, 2 * n),
-                (senders, y_full, columns),
+                *(pairs, tiles, n_m, n_n, n, k, x, (0, n_pairs), x, 1, sums.sent, sums.me, sums.n_ranks),
+                *(sums.y, 2 * n, (senders, sums.y_full, sums.columns)),
             )
             gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
 
@@ -183,42 +166,16 @@ def last_steps_kernel(dtype):
     run = steps_of(dtype)
 
     @cuda.jit
-    def last_steps(
-        n,
-        y,
-        out,
-        weights,
-        ids,
-        n_experts,
-        topk,
-        tokens,
-        tile_n,
-        columns,
-        y_full,
-        staged,
-        room,
-        full,
-        sent,
-        offsets,
-        epochs,
-        ended,
-        me,
-        n_ranks,
-        begin,
-        end,
-    ):
+    def last_steps(given, epochs, ended, begin, end):
         """As of ``grouped_rs_kernel``, after it; ended: int32 (1,), 0
 
         grid     any number of blocks, which must be resident, and threads
         """
-        epoch, n_n = epochs[0] + 1, (n + tile_n - 1) // tile_n
-        sums = Sums(
-            *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, columns * tile_n * 2, y_full, 0),
-            *(columns, n_n, staged, room, full, sent, offsets, epoch, me, n_ranks),
-        )
+        epoch = epochs[0] + 1
+        sums = Sums(*given, epoch, 0)
         run(begin, end, False, cuda.blockIdx.x, cuda.gridDim.x, sums)  # 4
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x < CHUNKS:
-            y_full[cuda.threadIdx.x] = 0  # 5
+            sums.y_full[cuda.threadIdx.x] = 0  # 5
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
@@ -293,14 +250,16 @@ class Fused(Method):
         columns = -(-n_n // (self.options["chunks"] or CHUNKS))
         n_steps = 2 * -(-n_n // columns)
         until = max(0, n_steps - 3)
-        of_y, of_out = y.view("uint8"), out.reshape(-1).view("uint8")
-        of_tokens = weights.reshape(-1), index.ids, n_experts, index.topk, out.shape[0]
-        exchange = self.y_full, self.staged, self.room, self.full, self.sent, self.offsets, self.epochs
+        given = (
+            *(y.view("uint8"), out.reshape(-1).view("uint8"), 2 * n, weights.reshape(-1), index.ids),
+            *(n_experts, index.topk, out.shape[0], columns * tile.n * 2, self.y_full, columns, n_n),
+            *(self.staged, self.room, self.full, self.sent, self.offsets, world.rank, world.n_ranks),
+        )
         product = bind_gemm(
             grouped_rs_kernel,
             *(Problem(x, matrix.T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
-            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs, of_y, of_out),
-            *(*of_tokens, columns, *exchange, world.rank, world.n_ranks, senders, until),
+            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs),
+            *(given, self.epochs, senders, until),
             m=index.max_tiles * tile.m,
             n=n,
             k=k,
@@ -308,12 +267,8 @@ class Fused(Method):
             beside=senders,
             co_resident=True,
         )
-        last = self.launch(
-            last_steps_kernel(out.dtype.name),
-            sms,
-            *(n, of_y, of_out, *of_tokens, tile.n, columns, *exchange, self.ended),
-            *(world.rank, world.n_ranks, until, n_steps),
-        )
+        arguments = given, self.epochs, self.ended, until, n_steps
+        last = bind(last_steps_kernel(out.dtype.name), sms, self.threads, arguments, co_resident=True)
         return [*steps, product, last]
 
 
@@ -491,22 +446,23 @@ class GroupedGemmReduceScatter(ExpertLayer):
         return super().output(shape, self.dtype if dtype is None else dtype)
 
 
-def _listed(tile, *kinds):
-    kinds, words, number, ints = Kinds(*kinds), types.uint16[::1], types.int64, types.int32[::1]
-    signals, bytes_ = types.uint64[::1], types.uint8[::1]
-    more = (
-        *(ints, number[::1], ints, words, number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 4),
-        *(signals, bytes_, number, signals, ints, number[::1], number[::1], *(number,) * 4),
+_number, _ints, _bytes, _signals = types.int64, types.int32[::1], types.uint8[::1], types.uint64[::1]
+_SUMS = types.Tuple(
+    (
+        *(_bytes, _bytes, _number, types.float32[::1], _ints, *(_number,) * 4, _signals, _number, _number),
+        *(_bytes, _number, _signals, _ints, _number[::1], _number, _number),
     )
+)
+
+
+def _listed(tile, *kinds):
+    kinds = Kinds(*kinds)
+    more = _ints, _number[::1], _ints, types.uint16[::1], _number, _SUMS, _number[::1], _number, _number
     return grouped_rs_kernel(Tile(*tile), kinds), signature(kinds, *more), (9, 0)
 
 
 def _listed_last(dtype):
-    number, ints, signals, bytes_ = types.int64, types.int32[::1], types.uint64[::1], types.uint8[::1]
-    return last_steps_kernel(dtype), (
-        *(number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 5, signals, bytes_, number),
-        *(signals, ints, number[::1], number[::1], ints, *(number,) * 4),
-    )
+    return last_steps_kernel(dtype), (_SUMS, _number[::1], _ints, _number, _number)
 
 
 _BF16 = "bfloat16", "k", "k", "bfloat16"
