@@ -2,9 +2,9 @@
 emulator.
 
 Everything up to the types of all variables is Numba's own: bytecode, types of arguments, overloads of
-primitives. Then it stops, in device functions and overloads, too: these are typed instead of compiled. All of it
-happens in a pair of contexts of its own, so that nothing that is compiled otherwise sees any of it. It needs
-neither a GPU nor a library of CUDA.
+primitives. Then it stops, in device functions and overloads, too: these are typed instead of compiled. All
+of it happens in a pair of contexts of its own, so that nothing that is compiled otherwise sees any of it. It
+needs neither a GPU nor a library of CUDA.
 """
 
 import contextlib
@@ -56,21 +56,25 @@ _checks = []  # the check that is under way, if any: {(device function, types): 
 def check(kernel, arguments):
     """TypingError, or another error of Numba, if Numba refuses `kernel`, a dispatcher, for these arguments.
 
-    Kernels of shmemkit itself are not looked at: its tests compile them. Other errors than refusals, as when a
-    library is missing, accept the kernel; logging shows them at level DEBUG. SHMEMKIT_TYPING=0 accepts all.
+    Kernels of shmemkit itself are not looked at: its tests compile them. Other errors than refusals, as when
+    a library is missing, accept the kernel; logging shows them at level DEBUG. SHMEMKIT_TYPING=0 accepts all.
     """
     function, signature = kernel.py_func, None
     if function.__code__.co_filename.startswith(_LIBRARY) or not switch("SHMEMKIT_TYPING", True):
         return
     try:
         signatures = declared_for(kernel) or [tuple(_kind(kernel, value) for value in arguments)]
-        keys = [(_key(function), signature) for signature in signatures]
-        if _accepted.issuperset(keys):
+        accepted = kernel.__dict__.setdefault("__accepted__", set())
+        if accepted.issuperset(signatures):
+            return
+        key = _key(function)
+        if _accepted.issuperset((key, signature) for signature in signatures):
             return
         with contexts_instead(_contexts()), _typed_instead_of_compiled(), uncollected():
             for signature in signatures:
                 _type(kernel, signature, types.void)
-        _accepted.update(keys)
+        accepted.update(signatures)
+        _accepted.update((key, signature) for signature in signatures)
     except Exception as error:
         if signature is None or not isinstance(error, _REFUSALS) or isinstance(error, _OTHERS):
             _log.debug("kernel %s is not typed", function.__qualname__, exc_info=True)
@@ -88,18 +92,21 @@ def _kind(kernel, value):
     return kernel.typeof_pyval(value)
 
 
-def _key(function):
-    """What tells functions apart: the same for two of the same code and the same values, as programs make them
-    again and again."""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return (function.__code__, *map(_key_of_value, cells))
-
-
-def _key_of_value(value):
-    if isinstance(value, CUDADispatcher):
-        return _key(value.py_func)
-    constant = value is None or isinstance(value, (bool, int, float, str, types.Type))
-    return (type(value), value) if constant else id(value)
+def _key(function, outer=()):
+    """What tells functions apart: the same for two of the same code, device functions and values, as programs
+    make them again and again. `outer`: the functions that call it"""
+    code, key = function.__code__, [function.__code__]
+    if code not in outer:
+        called = [function.__globals__.get(name) for name in code.co_names]
+        values = [value for value in called if isinstance(value, CUDADispatcher)]
+        for value in values + [cell.cell_contents for cell in function.__closure__ or ()]:
+            if isinstance(value, CUDADispatcher):
+                key.append(_key(value.py_func, (code, *outer)))
+            elif value is None or isinstance(value, (bool, int, float, str, types.Type)):
+                key.append((type(value), value))
+            else:
+                key.append(id(value))
+    return tuple(key)
 
 
 # ---- what is declared and not compiled
@@ -124,8 +131,8 @@ def checking():
 
 @functools.cache
 def declared(name, result):
-    """A function `name` for kernels that are only typed; ``result(*types of arguments)`` is the type of what it
-    returns."""
+    """A function `name` for kernels that are only typed; ``result(*types of arguments)`` is the type of what
+    it returns."""
 
     class Declared(AbstractTemplate):
         key = name
@@ -246,7 +253,7 @@ def _type(dispatcher, arguments, returns):
 
 
 def _explained(error, function, signature):
-    """The text of `error`, below the line of the program that it is about. (Numba's own text often has none.)"""
+    """The text of `error`, below the line of the program that it is about, which Numba's own often lacks."""
     names = function.__code__.co_varnames
     given = ", ".join(f"{name}: {kind}" for name, kind in zip(names, signature, strict=False))
     file, line = _place(error, function)

@@ -19,16 +19,22 @@ from numba.cuda.errors import UnsupportedBytecodeError
 import shmemkit as sk
 from shmemkit.compiler import type_check
 from shmemkit.device import (
+    ask_smem,
     atomic_add,
     atomic_compare_swap,
     atomic_fetch,
     atomic_fetch_add,
     atomic_fetch_and,
+    atomic_fetch_inc,
     atomic_inc,
+    atomic_or,
+    atomic_set,
+    atomic_swap,
     barrier_all,
     fence,
     g,
     get,
+    get_multicast_array,
     notify,
     num_ranks,
     p,
@@ -39,6 +45,7 @@ from shmemkit.device import (
     signal_op,
     signal_wait,
     symm_at,
+    team_my_pe,
     team_n_pes,
     wait,
 )
@@ -280,6 +287,17 @@ def test_a_refused_kernel_is_accepted_once_it_is_right(world):
     assert x[0] == 1
 
 
+def test_the_same_code_with_another_function_is_typed_again(world):
+    """As a notebook runs a cell again, after another one."""
+    names = {"cuda": cuda, "helper": cuda.jit(device=True)(lambda x: x.size)}
+    cell = "@cuda.jit\ndef kernel(x):\n    x[0] = helper(x)"
+    exec(cell, names)
+    names["kernel"][1, 1](sk.signals(1))
+    names["helper"] = cuda.jit(device=True)(lambda x: x.length)
+    exec(cell, names)
+    assert "Unknown attribute 'length'" in refused(names["kernel"], sk.signals(1))
+
+
 # ---- what is right
 
 
@@ -364,14 +382,45 @@ def test_functions_of_nvshmem(monkeypatch):
     spmd(2, main)
 
 
+RETURNING = (
+    lambda x, s, pe: put(x, x, pe),
+    lambda x, s, pe: p(x, 1, pe),
+    lambda x, s, pe: g(x, pe),
+    lambda x, s, pe: signal_op(s, 1, 10, pe),
+    lambda x, s, pe: signal_wait(s, 0, 1),
+    lambda x, s, pe: atomic_add(s, 1, pe),
+    lambda x, s, pe: atomic_or(s, 1, pe),
+    lambda x, s, pe: atomic_inc(s, pe),
+    lambda x, s, pe: atomic_set(x, 1, pe),
+    lambda x, s, pe: atomic_swap(x, 1, pe),
+    lambda x, s, pe: atomic_fetch(x, pe),
+    lambda x, s, pe: atomic_fetch_inc(s, pe),
+    lambda x, s, pe: atomic_fetch_add(s, 1, pe),
+    lambda x, s, pe: atomic_fetch_and(s, 1, pe),
+    lambda x, s, pe: atomic_compare_swap(s, 1, 2, pe),
+    lambda x, s, pe: team_my_pe(pe),
+    lambda x, s, pe: team_n_pes(pe),
+    lambda x, s, pe: ask_smem(pe),
+    lambda x, s, pe: get_multicast_array(pe, x).size,
+    lambda x, s, pe: barrier_all(),
+)
+
+
 def test_their_types_are_those_of_nvshmem4py(monkeypatch):
     pytest.importorskip("nvshmem.core.device.numba")
-    with type_check.contexts_instead(type_check._contexts()), type_check._typed_instead_of_compiled():
-        argument_types = (float32[::1], float32[::1], uint64[::1], int64)
-        assert type_check._type(messages, argument_types, None).return_type == types.none
-        monkeypatch.setattr(type_check, "checking", lambda: False)
-        type_check._checks[-1].clear()
-        assert type_check._type(messages, argument_types, None).return_type == types.none
+
+    def returned():
+        contexts = type_check._contexts.__wrapped__()
+        with type_check.contexts_instead(contexts), type_check._typed_instead_of_compiled():
+            argument_types = float32[::1], uint64[::1], int64
+            return [
+                type_check._type(cuda.jit(device=True)(function), argument_types, None).return_type
+                for function in RETURNING
+            ]
+
+    without = returned()
+    monkeypatch.setattr(type_check, "checking", lambda: False)
+    assert without == returned() and len(set(without)) > 4
 
 
 def test_a_declared_kernel_has_the_types_of_its_declaration(world):
