@@ -46,7 +46,7 @@ def _nothing(*_):
 
 
 _RESULTS = {
-    "ask_smem": lambda flag: types.int64,
+    "ask_smem": lambda flag: types.int32,
     "mc_ptr": lambda team, pointer: pointer,
     "signal_wait": lambda *_: types.uint64,
     "team_my_pe": lambda team: types.int32,
