@@ -359,6 +359,7 @@ def test_random_programs_end_as_they_may(data, n, delivery, seed):
 # ---- greenlets
 
 
+@untyped
 @pytest.mark.parametrize("waits", [False, True])
 def test_threads_that_do_not_wait_run_in_one_greenlet(waits):
     greenlets = []
