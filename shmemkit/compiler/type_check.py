@@ -199,15 +199,20 @@ def _contexts():
 
 @contextlib.contextmanager
 def _typed_instead_of_compiled():
-    methods = CUDADispatcher.get_call_template, CUDADispatcher.get_overload
-    CUDADispatcher.get_call_template = _call_template
-    CUDADispatcher.get_overload = lambda dispatcher, signature: object()  # nobody calls it
+    instead = {
+        "get_call_template": _call_template,
+        "get_overload": lambda dispatcher, signature: object(),  # nobody calls it
+    }
+    before = {name: getattr(CUDADispatcher, name) for name in instead}
     _checks.append({})
     try:
+        for name, method in instead.items():
+            setattr(CUDADispatcher, name, method)
         yield
     finally:
+        for name, method in before.items():
+            setattr(CUDADispatcher, name, method)
         _checks.pop()
-        CUDADispatcher.get_call_template, CUDADispatcher.get_overload = methods
 
 
 def _call_template(dispatcher, args, kws):
