@@ -47,6 +47,7 @@ _OTHERS = tuple(  # not about the kernel
     getattr(module, name) for module in (core_errors, errors) for name in ("InternalError", "ForceLiteralArg")
 )
 _PLACE = re.compile(r'^File "(.+)", line (\d+):|^.*Raised from (.+) \((\d+)\)', re.M)
+_REASON = re.compile(r"raised a specific error:\s+\w+: (?!Failed in |No implementation)(.+)")  # a primitive's
 
 _log = logging.getLogger(__name__)
 _accepted = set()  # keys of functions, with the types of their arguments
@@ -262,10 +263,12 @@ def _explained(error, function, signature):
     names = function.__code__.co_varnames
     given = ", ".join(f"{name}: {kind}" for name, kind in zip(names, signature, strict=False))
     file, line = _place(error, function)
+    text = str(error).strip()
+    reasons = [f"  {reason}\n" for reason in _REASON.findall(text)]
     return (
         f"kernel {function.__name__}: Numba refuses to compile it, so it runs on no GPU. SHMEMKIT_TYPING=0 "
         f"runs it here all the same.\n  {shown_place(file, line)}: {linecache.getline(file, line).strip()}\n"
-        f"  arguments: {given or 'none'}\n{str(error).strip()}"
+        f"{''.join(reasons[-1:])}  arguments: {given or 'none'}\n{text}"
     )
 
 
