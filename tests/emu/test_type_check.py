@@ -249,16 +249,14 @@ def test_mistakes_are_refused_with_message_and_line(world, kernel):
     assert "arguments: x: array(uint64, 1d, C)\n" in message and "SHMEMKIT_TYPING=0" in message
 
 
-@pytest.mark.parametrize(
-    "kernel, error", [(scope, TypingError), (imports, UnsupportedBytecodeError)], ids=str
-)
 def test_the_reason_of_a_primitive_comes_first(world):
     _, line, reason, *_ = refused(scope, sk.signals(1)).splitlines()
     assert place(scope) in line and reason == "  wait(): scope is 'system'; it must be 'gpu' or 'sys'"
 
 
-def test_the_classes_are_those_of_numba(world, kernel, error):
-    refused(kernel, sk.signals(4), error=error)
+def test_the_classes_are_those_of_numba(world):
+    refused(scope, sk.signals(1), error=TypingError)
+    refused(imports, sk.signals(1), error=UnsupportedBytecodeError)
 
 
 def test_bind_refuses_as_on_a_gpu(world):
