@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from emulated import untyped
 from fast import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,6 +132,7 @@ def test_put_signal(n, form, nbi, op):
         np.testing.assert_array_equal(out[1:], sample("float16", 9, (world.rank - 1) % n))
 
 
+@untyped  # p and g of 16 bytes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_dtype_moves(dtype):
     @cuda.jit
@@ -152,6 +154,7 @@ def test_any_dtype_moves(dtype):
         np.testing.assert_array_equal(one[1], sample(dtype, 1, 99)[0] if world.rank else one[0])
 
 
+@untyped
 def test_put_copies_as_much_as_both_hold_and_checks():
     @cuda.jit
     def kernel(target, source):
