@@ -377,6 +377,7 @@ def test_notify_at(n):
         ((0, np.zeros(1, "int32"), 0, 1), "offsets is a 1-D array of int32; it must be a 1-D array of int64"),
     ],
 )
+@untyped
 def test_wrong_notify_at(arguments, message):
     @cuda.jit
     def kernel(signals):
@@ -387,6 +388,7 @@ def test_wrong_notify_at(arguments, message):
 
 
 @pytest.mark.parametrize("scope, sig_op", [("system", "set"), ("sys", "sub"), ("gpu", "set")])
+@untyped
 def test_wrong_notify(scope, sig_op):
     @cuda.jit
     def kernel(signal):
@@ -400,6 +402,7 @@ def test_wrong_notify(scope, sig_op):
     "arguments", [("cta", "acquire", 1, "ge"), ("sys", "release", 1, "ge"), ("sys", "acquire", 1, ">=")]
 )
 @pytest.mark.parametrize("form", FORMS)
+@untyped
 def test_wrong_wait(form, arguments):
     waits = {"": wait, "_warp": wait_warp, "_block": wait_block}[form]
 
@@ -467,6 +470,7 @@ def test_copies(dtype, size, to, start, threads, whole_block):
     np.testing.assert_array_equal(dst, expected)
 
 
+@untyped
 def test_copies_of_matrices_and_to_shared_memory():
     @cuda.jit
     def kernel(dst, src):
@@ -595,6 +599,7 @@ def test_barrier_over_signals(n):
         (lambda: sk.signals(1), lambda: None, "give both arrivals and epoch"),
     ],
 )
+@untyped
 def test_wrong_signals_of_a_barrier(arrivals, epoch, message):
     @cuda.jit
     def kernel(arrivals, epoch):
@@ -667,6 +672,7 @@ def test_grid_barrier_again_and_again():
     [symm_at, device.get_peer_array, lambda x, pe: notify(x, pe, 1)],
     ids=["symm_at", "get_peer_array", "notify"],
 )
+@untyped
 def test_loads_and_stores_stay_in_the_node(access):
     @cuda.jit
     def kernel(x, pe):
@@ -779,6 +785,7 @@ def test_reductions(n, form, op, dtype):
         np.testing.assert_array_equal(mine, combined()[3 * world.rank :][:3])
 
 
+@untyped
 def test_wrong_collectives():
     @cuda.jit
     def too_small(dst, src):
@@ -898,6 +905,7 @@ def test_primitives_need_a_kernel():
         ),
     ],
 )
+@untyped
 def test_what_the_gpu_would_refuse(call, message):
     @cuda.jit
     def kernel():
@@ -951,6 +959,7 @@ class State(enum.IntEnum):
         ),
     ],
 )
+@untyped
 def test_enums_in_the_wrong_place(call, message):
     @cuda.jit
     def kernel(flags):
