@@ -114,15 +114,20 @@ def _key(function, outer=()):
 
 
 def declare(dispatcher, signature, returns=None):
-    """@cuda.jit(signature): `dispatcher` takes these types, and no others if it has been declared for any."""
+    """`dispatcher` is declared for these types, by @cuda.jit(signature) or dispatcher.compile(signature)."""
     declared = dispatcher.__dict__.setdefault("__declared__", {})
     arguments, given = normalize_signature(signature)
     declared[arguments] = returns or given
 
 
+def close(dispatcher, closed=True):
+    """From now on `dispatcher` takes no other types than it is declared for, as @cuda.jit(signature) says."""
+    dispatcher.__dict__["__closed__"] = closed
+
+
 def declared_for(dispatcher):
-    """{types of arguments: what is returned, or None} for which `dispatcher` is declared"""
-    return dispatcher.__dict__.get("__declared__", {})
+    """{types of arguments: what is returned, or None} if `dispatcher` takes no others; else {}"""
+    return dispatcher.__dict__.get("__declared__", {}) if dispatcher.__dict__.get("__closed__") else {}
 
 
 def checking():

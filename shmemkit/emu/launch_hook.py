@@ -177,7 +177,7 @@ def install(device_modules):
     # @cuda.jit(signature): nothing is compiled
     for name in ("compile", "compile_device"):
         replace(CUDADispatcher, name, type_check.declare)
-    replace(CUDADispatcher, "disable_compile", lambda kernel, *_, **__: None)
+    replace(CUDADispatcher, "disable_compile", type_check.close)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", _configure)
     replace(

@@ -15,6 +15,7 @@ from emulated import spmd
 from numba import cuda, float32, int32, int64, types, uint64
 from numba.core.errors import TypingError
 from numba.cuda.errors import UnsupportedBytecodeError
+from ptx import compile_ptx
 
 import shmemkit as sk
 from shmemkit.compiler import type_check
@@ -453,6 +454,35 @@ def test_a_declared_kernel_has_the_types_of_its_declaration(world):
     refused(cuda.jit("void(int32[:])")(two_types.py_func), x)
 
 
+def test_a_kernel_compiled_ahead_takes_other_types_too(world):
+    @cuda.jit
+    def kernel(x, n):
+        x[0] &= n
+
+    kernel.compile("void(int32[:], float32)")
+    kernel[1, 1](sk.zeros(1, "int32"), 1)
+
+
+def test_what_is_compiled_afterwards_sees_nothing_of_it():
+    kernel = in_and_out()
+    for each in (kernel, in_and_out()):
+        type_check._accepted.clear()
+        with sk.init("emulator"):
+            kernel[1, 1](sk.zeros(4, "float32"), sk.signals(1))
+        ptx = compile_ptx(each, (float32[::1], uint64[::1]))
+        assert "ld.acquire.sys" in ptx and "st.release.sys" in ptx
+
+
+def in_and_out():
+    @cuda.jit
+    def kernel(x, signals):
+        symm_at(x, rank())[0] = 1
+        notify(signals, rank(), 1)
+        wait(signals, 1, "sys", "acquire")
+
+    return kernel
+
+
 def test_assertions_that_pytest_has_rewritten(world):
     @cuda.jit
     def asserts(x):
@@ -496,14 +526,8 @@ def test_it_is_quick(world):
     """In seconds of this process: a kernel with a few primitives. (It takes a tenth.)"""
     language[1, (2, 4)](sk.zeros(4, "int64"), BOX(2, sk.zeros(3, "float64")), True)
 
-    @cuda.jit
-    def kernel(x, signals):
-        symm_at(x, rank())[0] = 1
-        notify(signals, 0, 1)
-        wait(signals, 1, "sys", "acquire")
-
     start = time.process_time()
-    sk.bind(kernel, 1, 1, (sk.zeros(1, "float32"), sk.signals(1)))
+    sk.bind(in_and_out(), 1, 1, (sk.zeros(1, "float32"), sk.signals(1)))
     assert time.process_time() - start < 1
 
 
