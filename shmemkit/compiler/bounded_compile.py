@@ -13,12 +13,12 @@ import inspect
 import os
 import weakref
 
-from numba.cuda.core.compiler_lock import global_compiler_lock
-from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.target import CUDATargetContext, CUDATypingContext
 
 from shmemkit.support import timeouts
+
+from .numba_internals import contexts_instead
 
 _kernels = weakref.WeakKeyDictionary()  # kernel -> {(seconds, recorded): twin}
 _functions = {recorded: weakref.WeakKeyDictionary() for recorded in (False, True)}  # device function -> twin
@@ -66,15 +66,12 @@ def recording():
 @contextlib.contextmanager
 def arming(recorded=False):
     """What this thread compiles meanwhile is armed; no other thread compiles meanwhile."""
-    with global_compiler_lock:
-        contexts = cuda_target.typing_context, cuda_target.target_context
-        cuda_target._typingctx, cuda_target._targetctx = _contexts(recorded)
+    with contexts_instead(_contexts(recorded)):
         _forced.append(recorded)
         try:
             yield
         finally:
             _forced.pop()
-            cuda_target._typingctx, cuda_target._targetctx = contexts
 
 
 @functools.cache

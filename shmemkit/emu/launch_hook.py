@@ -10,6 +10,7 @@ import inspect
 import numpy as np
 from numba import cuda
 
+from shmemkit.compiler import type_check
 from shmemkit.compiler.numba_internals import CUDADispatcher, normalize_kernel_dimensions
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.settings import integer, shown
@@ -59,6 +60,7 @@ class Configured:
                 f"kernel {function.__name__}: {len(arguments)} arguments are given; it takes "
                 f"{len(parameters)}: {', '.join(parameters)}"
             )
+        type_check.check(self.kernel, arguments)
         launch = Launch(
             self.stream,
             function.__name__,
@@ -172,8 +174,10 @@ def install(device_modules):
         return unconfigured(kernel, *args, **kwargs)
 
     replace(CUDADispatcher, "__call__", call)
-    for name in ("compile", "compile_device", "disable_compile"):  # @cuda.jit(signature): nothing is compiled
-        replace(CUDADispatcher, name, lambda kernel, *_, **__: None)
+    # @cuda.jit(signature): nothing is compiled
+    for name in ("compile", "compile_device"):
+        replace(CUDADispatcher, name, type_check.declare)
+    replace(CUDADispatcher, "disable_compile", type_check.close)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", _configure)
     replace(

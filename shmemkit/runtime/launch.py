@@ -24,7 +24,7 @@ import numpy as np
 from numba.cuda import types
 
 from shmemkit.backends.streams import address_of_stream
-from shmemkit.compiler import kernel_cache
+from shmemkit.compiler import kernel_cache, type_check
 from shmemkit.compiler.bounded_compile import compile_armed
 from shmemkit.compiler.numba_internals import CUDADispatcher
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
@@ -296,6 +296,7 @@ class _EmulatedLaunch(Launch):
     ):
         # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
+        type_check.check(kernel, self._args)
         self._pdl = pdl
         self._blocks_of_cluster = 1 if cluster is None else cluster[0]
         self._default = self._on(stream)

@@ -7,6 +7,7 @@ from collections import namedtuple
 import numba
 import numpy as np
 import pytest
+from emulated import untyped
 from fast import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -229,6 +230,7 @@ def shared_of(dtype):
 floats, integers = shared_of(float32), shared_of(int32)
 
 
+@untyped
 def test_functions_of_one_factory_have_their_own_shared_arrays():
     @cuda.jit
     def kernel(out):
@@ -470,6 +472,7 @@ FOR_FLOATS = ("add", "sub", "max", "min", "nanmax", "nanmin")
     [(name, dtype) for name in ATOMICS for dtype in ("int32", "uint32", "int64", "uint64")]
     + [(name, dtype) for name in FOR_FLOATS for dtype in ("float32", "float64")],
 )
+@untyped
 def test_atomics_return_the_old_value(name, dtype):
     floating = dtype.startswith("float")
     values = np.random.default_rng(3).integers(1, 2**31 - 1, 20).astype(dtype)
@@ -500,6 +503,7 @@ def swaps(x, out):
     out[3] = atomic.add(x, -1, 5)  # the last one
 
 
+@untyped
 def test_compare_and_swap():
     x, out = launch(swaps, 1, 1, np.array([3, 2**32 - 1, 10], "uint32"), np.zeros(4, "uint32"))
     np.testing.assert_array_equal(out, [2**32 - 1, 7, 3, 10])
@@ -585,6 +589,7 @@ def scaled_by(factor):
 
 
 @pytest.mark.parametrize("factor", [2, 5])
+@untyped
 def test_device_functions(factor):
     x = np.array([1, 4, 9, 109], "float32")
     x, out = launch(scaled_by(factor), 1, 4, x, np.zeros((4, 5)))
@@ -713,6 +718,7 @@ NOT_EMULATED = {
 
 
 @pytest.mark.parametrize("name", NOT_EMULATED)
+@untyped
 def test_what_is_not_emulated_says_so(name):
     kernel = cuda.jit(NOT_EMULATED[name])
     with pytest.raises(sk.emu.EmulatorError, match=f"NotImplementedError: {name} is not emulated"):

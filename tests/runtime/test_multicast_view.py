@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from emulated import untyped
 from gpu import world as gpu_world
 from numba import cuda
 
@@ -101,6 +102,7 @@ def on_a_view(kernel):
     kernel[1, 1](view)
 
 
+@untyped
 @pytest.mark.parametrize(
     "use, message",
     [
