@@ -5,6 +5,7 @@ functions of ``numba.cuda`` that scripts use besides kernels (streams, events, d
 as long.
 """
 
+import contextlib
 import inspect
 
 import numpy as np
@@ -14,10 +15,12 @@ from shmemkit.compiler.numba_internals import CUDADispatcher, normalize_kernel_d
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.settings import integer, shown
 
+from . import signatures, ufuncs
 from .grid import Launch
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 from .translation import rebind, use_device_modules
+from .ufuncs import DeviceArray, as_device_array, is_device_array
 from .workers import running
 
 MAX_THREADS_PER_BLOCK = 1024
@@ -67,7 +70,7 @@ class Configured:
             self.grid,
             self.block,
             self.shared,
-            arguments,
+            signatures.converted(self.kernel, arguments),
             self.pdl,
             self.cluster,
         )
@@ -98,19 +101,6 @@ class ForAll:
     def __call__(self, *arguments):
         if self.n > 0:
             self.configure()(*arguments)
-
-
-class DeviceArray(np.ndarray):
-    """What cuda.to_device and cuda.device_array return: a NumPy array with Numba's methods."""
-
-    def copy_to_host(self, ary=None, stream=0):
-        if ary is None:
-            return np.array(self)
-        ary[...] = self
-        return ary
-
-    def copy_to_device(self, ary, stream=0):
-        self[...] = ary
 
 
 def _to_device(obj, stream=0, copy=True, to=None):
@@ -144,6 +134,12 @@ def _mapped_array_like(ary, stream=0, portable=False, wc=False):
     return _device_array_like(ary)
 
 
+def _mapped(arrays):
+    """Of the same memory."""
+    views = [array.view(DeviceArray) for array in arrays]
+    return views[0] if len(views) == 1 else views
+
+
 def _new_stream(*_, **__):
     default = default_stream()
     return Stream(default.machine, default.pe)
@@ -167,13 +163,14 @@ def install(device_modules):
     def call(kernel, *args, **kwargs):
         """A device function that a kernel reached through a module or a tuple, which rebind does not look
         into."""
-        if isinstance(running(), Thread):
-            return rebind(kernel.py_func)(*args, **kwargs)
+        thread = running()
+        if isinstance(thread, Thread):
+            return rebind(kernel.py_func, thread.block.launch.is_sized)(*args, **kwargs)
         return unconfigured(kernel, *args, **kwargs)
 
     replace(CUDADispatcher, "__call__", call)
-    for name in ("compile", "compile_device", "disable_compile"):  # @cuda.jit(signature): nothing is compiled
-        replace(CUDADispatcher, name, lambda kernel, *_, **__: None)
+    for owner, name, function in signatures.NOT_COMPILED + ufuncs.CALLING:
+        replace(owner, name, function)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", _configure)
     replace(
@@ -197,6 +194,13 @@ def install(device_modules):
     replace(cuda, "mapped_array", _mapped_array)
     replace(cuda, "mapped_array_like", _mapped_array_like)
     replace(cuda, "managed_array", _managed_array)
+    replace(cuda, "as_cuda_array", as_device_array)
+    replace(cuda, "is_cuda_array", is_device_array)
+    replace(cuda, "pinned", lambda *arrays: contextlib.nullcontext())
+    replace(cuda, "mapped", lambda *arrays, **_: contextlib.nullcontext(_mapped(arrays)))
+    replace(cuda, "defer_cleanup", contextlib.nullcontext)
+    for name in ("is_float16_supported", "is_bfloat16_supported"):
+        replace(cuda, name, lambda: True)
 
 
 def uninstall():
