@@ -80,8 +80,9 @@ def is_used_by(kernel):
     return known
 
 
-def reaches(value, is_it, seen=None):
-    """Whether a kernel, or what it uses, is a value of which ``is_it(value)`` is true."""
+def reaches(value, is_it, goes_into=lambda function: True, seen=None):
+    """Whether a kernel, or what it uses, is a value of which ``is_it(value)`` is true. Only functions count
+    that it ``goes_into``."""
     if isinstance(value, CUDADispatcher):
         value = value.py_func
     seen = set() if seen is None else seen  # ids of what was looked at
@@ -91,8 +92,8 @@ def reaches(value, is_it, seen=None):
     if is_it(value):
         return True
     if isinstance(value, tuple):
-        return any(reaches(part, is_it, seen) for part in value)
-    if not isinstance(value, types.FunctionType):
+        return any(reaches(part, is_it, goes_into, seen) for part in value)
+    if not isinstance(value, types.FunctionType) or not goes_into(value):
         return False
     names = names_in(value.__code__)
     used = [value.__globals__[name] for name in names if name in value.__globals__]
@@ -101,7 +102,7 @@ def reaches(value, is_it, seen=None):
     for cell in value.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             used.append(cell.cell_contents)
-    return any(reaches(part, is_it, seen) for part in used)
+    return any(reaches(part, is_it, goes_into, seen) for part in used)
 
 
 def names_in(code):

@@ -13,6 +13,7 @@ from shmemkit.support.arrays import as_array
 from shmemkit.support.garbage_collection import uncollected
 from shmemkit.support.settings import shown
 
+from .arithmetic import number
 from .async_proxy import SharedArray, is_used_by
 from .cuda_integers import from_scalar, sized
 from .device_arrays import address, device_view, uninitialised
@@ -338,7 +339,7 @@ class Launch:
             elements = [self._argument(v, name) for v in value]
             return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
         if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
-            return value
+            return number(value)
         if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
             return self._argument(as_array(f"kernel {self.name}", name, value, np), name)
         raise TypeError(

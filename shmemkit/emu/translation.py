@@ -17,6 +17,7 @@ import numpy as np
 from numba import cuda as numba_cuda
 
 from . import signatures
+from .arithmetic import HELPERS, MATH, code_of, math_module, number, to_float
 from .async_proxy import names_in, reaches
 from .cuda_integers import CASTS, FLOATS, SIZED_CASTS, from_scalar, sized
 from .cuda_module import Cuda, Lazy, Namespace, SizedCuda, cast_of
@@ -54,6 +55,8 @@ def _types(module, casts):
 
 def _module(module, is_sized):
     name = module.__name__
+    if name == "math":
+        return math_module
     stand_ins = _stand_ins(is_sized)
     if name in stand_ins:
         return stand_ins[name]
@@ -82,13 +85,17 @@ def _translate(value, name, is_sized):
         return device_view(constant, is_sized)
     if isinstance(value, np.generic):
         return sized(value) if is_sized else from_scalar(value)
+    if isinstance(value, types.BuiltinFunctionType):
+        return MATH.get(value, value)
+    if type(value) is tuple:
+        return tuple(map(number, value))
     module = getattr(value, "__module__", None) or ""
     if isinstance(value, types.FunctionType) and module.startswith("nvshmem."):
         side = "bindings" if module.startswith("nvshmem.bindings") else "core"
         return getattr(_stand_ins()[f"nvshmem.{side}.device.numba"], value.__name__)
     if module.startswith("numba.cuda."):
         return _of_cuda(value, name, is_sized)
-    return value
+    return number(value)
 
 
 def _of_cuda(value, name, is_sized):
@@ -114,13 +121,15 @@ def _of_cuda(value, name, is_sized):
     return ours
 
 
+_WIDTH_MATTERS = (numba_cuda.clz, numba_cuda.brev, numba_cuda.popc)
+
+
 def _asks_for_width(function):
-    """Whether `function` reaches what depends on the width of integers."""
+    """Whether `function` reaches what depends on the width of integers; not so shmemkit's own."""
     return reaches(
         function,
-        lambda value: (
-            value in (numba_cuda.clz, numba_cuda.brev, numba_cuda.popc) if isinstance(value, type) else False
-        ),
+        lambda value: isinstance(value, type) and value in _WIDTH_MATTERS,
+        lambda other: not (other.__module__ or "").startswith("shmemkit."),
     )
 
 
@@ -134,21 +143,24 @@ def rebind(function, is_sized=None):
     if is_sized is None:
         versions[None] = new = rebind(function, _asks_for_width(function))
         return new
-    translated = dict(function.__globals__)
-    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    code, translated = code_of(function), {**function.__globals__, **HELPERS}
+    cells = {name: types.CellType() for name in function.__code__.co_freevars}
+    defaults = function.__defaults__ and tuple(map(number, function.__defaults__))
     new = types.FunctionType(
-        function.__code__, translated, function.__name__, function.__defaults__, cells or None
+        code, translated, function.__name__, defaults, tuple(cells[name] for name in code.co_freevars) or None
     )
-    new.__kwdefaults__ = function.__kwdefaults__
+    new.__kwdefaults__ = function.__kwdefaults__ and {
+        k: number(v) for k, v in function.__kwdefaults__.items()
+    }
     new.__is_sized__ = is_sized
     versions[is_sized] = new  # before its globals: functions may refer to each other
     try:
         for name in names_in(function.__code__):
             if name in translated:
                 translated[name] = _translate(translated[name], name, is_sized)
-        for cell, name, old in zip(
-            cells, function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+            elif name == "float":
+                translated[name] = to_float
+        for (name, cell), old in zip(cells.items(), function.__closure__ or (), strict=True):
             cell.cell_contents = _translate(old.cell_contents, name, is_sized)
     except BaseException:
         del versions[is_sized]
