@@ -244,8 +244,7 @@ def _compiled(node, code):
     found = [c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == code.co_name]
     if len(found) != 1 or set(found[0].co_freevars) != set(code.co_freevars):
         return None
-    new = found[0].replace(co_firstlineno=code.co_firstlineno)
-    return new.replace(co_qualname=code.co_qualname) if hasattr(code, "co_qualname") else new
+    return found[0].replace(co_qualname=code.co_qualname) if hasattr(code, "co_qualname") else found[0]
 
 
 # Products of these are far from 2**63.
@@ -445,11 +444,12 @@ class _Rewriter(ast.NodeTransformer):
     def visit_BinOp(self, node):
         left, right = self.visit(node.left), self.visit(node.right)
         if isinstance(node.op, ast.Div):
+            left = self._in_64_bits(node.left, left)
             if self._is_number(node.right) and node.right.value:
-                return self._at(
-                    node, ast.BinOp(left, node.op, self._at(right, ast.Constant(float(node.right.value))))
-                )
-            return self._at(node, self._call("@divided", self._in_64_bits(node.left, left), right))
+                self.changed |= type(node.right.value) is int
+                right = self._at(right, ast.Constant(float(node.right.value)))
+                return self._at(node, ast.BinOp(left, node.op, right))
+            return self._at(node, self._call("@divided", left, right))
         if isinstance(node.op, _LOOK_AT_ALL):
             left = self._in_64_bits(node.left, left)
             if not isinstance(node.op, ast.RShift):
@@ -508,10 +508,11 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _stored(self, target, value, new):
-        if isinstance(target, ast.Name) and (
-            target.id in self.looked_at or self._multiplies(target.id, value)
-        ):
-            return self._in_64_bits(value, new)
+        if isinstance(target, ast.Name):
+            if self._multiplies(target.id, value):
+                return self._at(value, self._call("@wrapped", new))
+            if target.id in self.looked_at:
+                return self._in_64_bits(value, new)
         return new
 
     def visit_Assign(self, node):

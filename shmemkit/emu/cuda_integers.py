@@ -54,6 +54,21 @@ def _reflected(name):
     return method
 
 
+def _quotient(binary):
+    """By zero: 0."""
+
+    def method(self, other):
+        if isinstance(other, int) and not other:
+            return Unsigned(0) if isinstance(other, Unsigned) else 0
+        return binary(self, other)
+
+    return method
+
+
+def _reflected_quotient(reflected):
+    return lambda self, other: reflected(self, other) if self else 0
+
+
 def _shift(name):
     operation = getattr(int, name)
 
@@ -72,8 +87,11 @@ class Unsigned(int):
 
     __add__, __sub__, __mul__ = _binary("__add__"), _binary("__sub__"), _binary("__mul__")
     __radd__, __rsub__, __rmul__ = _reflected("__add__"), _reflected("__sub__"), _reflected("__mul__")
-    __floordiv__, __mod__ = _binary("__floordiv__"), _binary("__mod__")
-    __rfloordiv__, __rmod__ = _reflected("__floordiv__"), _reflected("__mod__")
+    __floordiv__, __mod__ = _quotient(_binary("__floordiv__")), _quotient(_binary("__mod__"))
+    __rfloordiv__, __rmod__ = (
+        _reflected_quotient(_reflected("__floordiv__")),
+        _reflected_quotient(_reflected("__mod__")),
+    )
     __and__, __or__, __xor__ = _binary("__and__"), _binary("__or__"), _binary("__xor__")
     __rand__, __ror__, __rxor__ = _reflected("__and__"), _reflected("__or__"), _reflected("__xor__")
     __lshift__, __rshift__ = (

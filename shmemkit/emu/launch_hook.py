@@ -17,6 +17,7 @@ from shmemkit.support.settings import integer, shown
 
 from . import signatures, ufuncs
 from .grid import Launch
+from .stand_in_modules import not_served
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 from .translation import rebind, use_device_modules
@@ -150,6 +151,21 @@ def _synchronize():
     default.machine.synchronize(default.pe)
 
 
+_OF_COMPILED_CODE = "inspect_asm inspect_llvm inspect_lto_ptx inspect_sass inspect_types".split()
+_OF_COMPILED_CODE = [name for name in _OF_COMPILED_CODE if hasattr(CUDADispatcher, name)]
+_OF_DEVICES = (
+    "close current_context detect get_current_device list_devices open_ipc_array profile_start profile_stop "
+    "profiling select_device"
+).split()
+
+
+def _refuse(name):
+    def refuse(*_, **__):
+        raise not_served(name, "docs/emulator.md has a table of what is")
+
+    return refuse
+
+
 def install(device_modules):
     """From now on kernels run here, and see ``device_modules()``: {name of a module: its stand-in}."""
     use_device_modules(device_modules)
@@ -178,6 +194,11 @@ def install(device_modules):
         "forall",
         lambda kernel, n, tpb=0, stream=0, sharedmem=0: ForAll(kernel, n, tpb or 128, stream, sharedmem),
     )
+    replace(CUDADispatcher, "specialize", lambda kernel, *_: kernel)
+    for name in _OF_COMPILED_CODE:
+        replace(CUDADispatcher, name, _refuse(f"{name} of a kernel"))
+    for name in _OF_DEVICES if n_gpus() == 0 else ():
+        replace(cuda, name, _refuse(f"cuda.{name}"))
     replace(cuda, "stream", _new_stream)
     replace(cuda, "default_stream", default_stream)
     replace(cuda, "legacy_default_stream", default_stream)

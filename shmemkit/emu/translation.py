@@ -85,6 +85,8 @@ def _translate(value, name, is_sized):
         return device_view(constant, is_sized)
     if isinstance(value, np.generic):
         return sized(value) if is_sized else from_scalar(value)
+    if type(value).__name__ == "ExternFunction":  # of cuda.declare_device
+        return Namespace(f"the external function {value.name}")
     if isinstance(value, types.BuiltinFunctionType):
         return MATH.get(value, value)
     if type(value) is tuple:
