@@ -1,16 +1,18 @@
 """Kernels compute as Numba compiles them, where Python does not: by another code for the same source.
 
-- A float of the program is a float64, which with a float32 gives a float64. (For NumPy, a Python float gives way.)
-- Signed integers have 64 bits: they wrap where an overflow would show, before ``>>``, ``//``, ``%`` and comparisons,
-  where a function returns, and in loops that multiply (a hash). Elsewhere Python's integers have the same low bits,
-  and are faster.
+- A float of the program is a float64, which with a float32 gives a float64. (For NumPy, a Python float gives
+  way.)
+- Signed integers have 64 bits: they wrap where an overflow would show, before ``>>``, ``//``, ``%`` and
+  comparisons, where a function returns, and in loops that multiply (a hash). Elsewhere Python's integers have
+  the same low bits, and are faster.
 - ``/`` gives a float64, inf or NaN after a division by zero. ``//`` and ``%`` of integers by zero give 0.
 
-Only functions that do such things are compiled anew. Without their source (``exec``) they stay as they are, but for
-their floats.
+Only functions that do such things are compiled anew. Without their source (``exec``) they stay as they are,
+but for their floats.
 """
 
 import __future__
+
 import ast
 import contextlib
 import dis
@@ -127,10 +129,11 @@ def _typed(function):
 _F16, _F32, _F64 = np.float16, np.float32, np.float64
 _OF_TWO = "atan2 copysign fmod hypot pow remainder".split()
 _OF_ONE = (
-    "acos acosh asin asinh atan atanh cbrt ceil cos cosh degrees erf erfc exp exp2 expm1 fabs floor log log10 "
-    "log1p log2 radians sin sinh sqrt tan tanh trunc"
+    "acos acosh asin asinh atan atanh cbrt ceil cos cosh degrees erf erfc exp exp2 expm1 fabs floor log "
+    "log10 log1p log2 radians sin sinh sqrt tan tanh trunc"
 ).split()
-MATH = {getattr(math, name): _typed(getattr(math, name)) for name in _OF_ONE + _OF_TWO if hasattr(math, name)}
+_NAMES_OF_MATH = [name for name in _OF_ONE + _OF_TWO if hasattr(math, name)]
+MATH = {getattr(math, name): _typed(getattr(math, name)) for name in _NAMES_OF_MATH}
 math_module = types.SimpleNamespace(
     **{
         name: MATH.get(value, value) if callable(value) else number(value)
@@ -230,13 +233,8 @@ def _is_code(instruction):
 
 def _compiled(node, code):
     """The code of `node`, with the free variables of `code`."""
-    outer = ast.FunctionDef(
-        name="@outer",
-        args=ast.arguments([], [ast.arg(name) for name in code.co_freevars], None, [], [], None, []),
-        body=[node],
-        decorator_list=[],
-        type_params=[],
-    )
+    outer: Any = ast.parse(f"def outer({', '.join(code.co_freevars)}): pass").body[0]
+    outer.body = [node]
     module = ast.fix_missing_locations(ast.Module([outer], []))
     flags = code.co_flags & _FUTURE
     compiled = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
@@ -249,19 +247,7 @@ def _compiled(node, code):
 
 # Products of these are far from 2**63.
 _SMALL_ATTRIBUTES = {"x", "y", "z", "size", "ndim", "laneid", "warpsize", "itemsize", "shape", "strides"}
-_SMALL_CALLS = {
-    "grid",
-    "gridsize",
-    "len",
-    "rank",
-    "num_ranks",
-    "my_pe",
-    "n_pes",
-    "range",
-    "ffs",
-    "popc",
-    "clz",
-}
+_SMALL_CALLS = set("grid gridsize len rank num_ranks my_pe n_pes range ffs popc clz".split())
 _NOT_ZERO = {"num_ranks", "n_pes", "gridsize"}
 _OVERFLOWS = (ast.Mult, ast.LShift, ast.Pow)
 _SUMS = (ast.Add, ast.Sub, ast.BitOr, ast.BitXor)
@@ -272,6 +258,10 @@ def _called(node):
     """The last name of what a call calls."""
     function = node.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+
+
+def _is_integer(node: Any):
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -326,7 +316,7 @@ class _Rewriter(ast.NodeTransformer):
                 self._assign(part, one)
 
     # -- what is known of an expression
-    def _is_small(self, node, trail=frozenset()):
+    def _is_small(self, node: Any, trail=frozenset()):
         """Whether it is an index, a size, or made of few of those."""
         if isinstance(node, ast.Constant):
             return isinstance(node.value, int) and abs(node.value) < 1 << 32
@@ -344,7 +334,7 @@ class _Rewriter(ast.NodeTransformer):
             return self._is_small(node.body, trail) and self._is_small(node.orelse, trail)
         if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.LShift, ast.Pow)):
             return self._is_small(node.left, trail) and self._is_small(node.right, trail)
-        if self._is_outside(node):
+        if isinstance(node, ast.Name) and self._is_outside(node):
             return abs(self.integers[node.id]) < 1 << 32
         if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in self.parameters:
             if node.id in trail:  # i += stride
@@ -357,7 +347,7 @@ class _Rewriter(ast.NodeTransformer):
             )
         return False
 
-    def _is_outside(self, node):
+    def _is_outside(self, node: Any) -> bool:
         """Whether it is the name of an integer constant."""
         return (
             isinstance(node, ast.Name)
@@ -366,11 +356,11 @@ class _Rewriter(ast.NodeTransformer):
             and node.id not in self.parameters
         )
 
-    def _is_little(self, node):
+    def _is_little(self, node: Any):
         """Whether it is small, and a product with it of what is stored somewhere does not overflow."""
         if self._is_outside(node):
             return abs(self.integers[node.id]) < 1 << 16
-        return self._is_small(node) and not (isinstance(node, ast.Constant) and abs(node.value) >= 1 << 16)
+        return abs(node.value) < 1 << 16 if _is_integer(node) else self._is_small(node)
 
     @staticmethod
     def _multiplies(name, value):
@@ -382,7 +372,7 @@ class _Rewriter(ast.NodeTransformer):
             for n in ast.walk(value)
         )
 
-    def _may_overflow(self, node):
+    def _may_overflow(self, node: Any):
         if isinstance(node, ast.BinOp):
             if self._is_small(node):
                 return False
@@ -403,16 +393,22 @@ class _Rewriter(ast.NodeTransformer):
             return self._may_overflow(node.body) or self._may_overflow(node.orelse)
         return False
 
-    def _is_any_number(self, node):
+    def _is_any_number(self, node: Any):
         """Whether it is an element of an array, or an argument: it may be as large as its type lets it."""
         if isinstance(node, ast.UnaryOp):
             return self._is_any_number(node.operand)
         if isinstance(node, ast.Name):
             values = self.assigned.get(node.id, ())
-            return node.id in self.parameters or any(isinstance(value, ast.Subscript) for value in values)
+            return node.id in self.parameters or any(
+                isinstance(value, ast.Subscript)
+                or isinstance(value, ast.BinOp)
+                and isinstance(value.op, _OVERFLOWS)
+                and self._may_overflow(value)
+                for value in values
+            )
         return isinstance(node, ast.Subscript) and not self._is_small(node)
 
-    def _is_not_zero(self, node):
+    def _is_not_zero(self, node: Any):
         if isinstance(node, ast.Constant):
             return bool(node.value)
         if self._is_outside(node):
@@ -441,7 +437,7 @@ class _Rewriter(ast.NodeTransformer):
         """`new`, which stands for `node`."""
         return self._at(node, self._call("@wrapped", new)) if self._may_overflow(node) else new
 
-    def visit_BinOp(self, node):
+    def visit_BinOp(self, node: Any):
         left, right = self.visit(node.left), self.visit(node.right)
         if isinstance(node.op, ast.Div):
             left = self._in_64_bits(node.left, left)
@@ -459,11 +455,11 @@ class _Rewriter(ast.NodeTransformer):
         return self._at(node, ast.BinOp(left, node.op, right))
 
     @staticmethod
-    def _is_number(node):
+    def _is_number(node: Any):
         return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
     @staticmethod
-    def _is_text(node):
+    def _is_text(node: Any):
         return (
             isinstance(node, ast.JoinedStr)
             or isinstance(node, ast.Constant)
@@ -495,12 +491,12 @@ class _Rewriter(ast.NodeTransformer):
             test, ast.BinOp(left, op, divisor()), self._call("@by_zero", left, ast.Constant(operation))
         )
 
-    def visit_Compare(self, node):
+    def visit_Compare(self, node: Any):
         operands = [node.left, *node.comparators]
         new = [self._in_64_bits(o, self.visit(o)) for o in operands]
-        return self._at(node, ast.Compare(new[0], node.ops, new[1:]))
+        return self._at(node, ast.Compare(new[0], node.ops, list[Any](new[1:])))
 
-    def visit_Return(self, node):
+    def visit_Return(self, node: Any):
         if node.value is not None:
             new = self.visit(node.value)
             multiplies = any(isinstance(getattr(n, "op", None), _OVERFLOWS) for n in ast.walk(node.value))
@@ -515,16 +511,16 @@ class _Rewriter(ast.NodeTransformer):
                 return self._in_64_bits(value, new)
         return new
 
-    def visit_Assign(self, node):
+    def visit_Assign(self, node: Any):
         new = self.visit(node.value)
         node.value = self._stored(node.targets[0], node.value, new) if len(node.targets) == 1 else new
         node.targets = [self.visit(t) for t in node.targets]
         return node
 
-    def visit_AugAssign(self, node):
+    def visit_AugAssign(self, node: Any):
         target = node.target
         simple = isinstance(target, ast.Name) or _is_simple(target)
-        if not simple or not isinstance(node.op, (ast.Div, *_LOOK_AT_ALL, *_OVERFLOWS)):
+        if not simple or not isinstance(node.op, (ast.Div, *_LOOK_AT_ALL, *_OVERFLOWS, *_SUMS)):
             return self.generic_visit(node)
         value = self._at(node, ast.BinOp(self._at(target, _loaded(target)), node.op, node.value))
         changed, self.changed = self.changed, False
@@ -532,12 +528,12 @@ class _Rewriter(ast.NodeTransformer):
         needed, self.changed = self.changed, self.changed or changed
         return whole if needed else node
 
-    def visit_Lambda(self, node):
-        return node
+    def visit(self, node: Any) -> Any:
+        """Names in these have a scope of their own."""
+        scopes = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+        return node if isinstance(node, scopes) else super().visit(node)
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_Lambda
-
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: Any):
         if self.in_scope:
             return node  # one inside of the kernel
         self.in_scope = True

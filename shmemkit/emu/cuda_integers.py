@@ -2,9 +2,9 @@
 
 Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned
 operands is unsigned and wraps modulo 2**64, any other is signed. Signed values are plain Python integers
-here. They wrap when they are stored, cast, or combined with an unsigned operand, and where ``arithmetic.py``
-has found that an overflow would show. Unsigned values are ``Unsigned``. ``wrap`` is what a store into an array
-or a cast does.
+here. They wrap when they are stored, cast, or combined with an unsigned operand, and where
+``arithmetic.py`` has found that an overflow would show. Unsigned values are ``Unsigned``. ``wrap`` is what a
+store into an array or a cast does.
 
 The width of a value matters to ``cuda.clz``, ``brev`` and ``popc`` alone. In kernels that use them, what is
 loaded or cast is `sized`: of a subclass that knows its `bits`; the result of an operation has 64 again.

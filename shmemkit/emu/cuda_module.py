@@ -326,10 +326,10 @@ _FLOAT32 = {np.float32}
 class SizedCuda(Cuda):
     """Of kernels that ask for the width of integers."""
 
-    threadIdx, blockIdx, blockDim, gridDim = (
-        property(lambda self, name=name: _Sized3(*map(Int32, getattr(super(SizedCuda, self), name))))
-        for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")
-    )
+    threadIdx = property(lambda self: _sized(current().thread.threadIdx))
+    blockIdx = property(lambda self: _sized(current().thread.block.blockIdx))
+    blockDim = property(lambda self: _sized(current().thread.block.blockDim))
+    gridDim = property(lambda self: _sized(current().thread.block.gridDim))
     laneid = property(lambda self: Int32(current().thread.lane))
 
 
@@ -337,6 +337,10 @@ class _Sized3(NamedTuple):
     x: int
     y: int
     z: int
+
+
+def _sized(index):
+    return _Sized3(*map(Int32, index))
 
 
 class _Missing:

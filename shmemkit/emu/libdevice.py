@@ -23,7 +23,7 @@ _int32, _int64, _uint32, _uint64 = (CASTS[name] for name in ("int32", "int64", "
 
 
 def rounded(exact, dtype, mode):
-    """The Fraction `exact` as a float of `dtype`, rounded to nearest (rn), down, up or to zero (rd, ru, rz)."""
+    """The Fraction `exact` as a float of `dtype`; to nearest (rn), down (rd), up (ru), to zero (rz)."""
     try:
         near = dtype(float(exact))
     except OverflowError:
@@ -380,7 +380,7 @@ def _function(name, result, parameters):
                 f"cuda.libdevice.{name}: {len(arguments)} arguments are given; it takes {len(given)}"
             )
         with np.errstate(all="ignore"):
-            value = compute(*(convert(a) for convert, a in zip(given, arguments, strict=True)))
+            value: Any = compute(*(convert(a) for convert, a in zip(given, arguments, strict=True)))
             if len(results) == 1:
                 return results[0](value)
             return tuple(convert(v) for convert, v in zip(results, value, strict=True))

@@ -1,6 +1,7 @@
 """``@cuda.jit("void(int32[:], float32)")``: nothing is compiled for the emulator, but numbers are converted.
 
-Without a GPU nothing is compiled at all, whether or not a World lives: such functions are mostly decorated before.
+Without a GPU nothing is compiled at all, whether or not a World lives: such functions are mostly decorated
+before.
 """
 
 import functools
@@ -108,8 +109,8 @@ NOT_COMPILED = [
 
 
 def _unless_there_is_a_gpu(theirs, ours):
-    """Numba's function, and ours where it could not compile anything. (It is asked for when it is called: CUDA
-    is not to begin because of an import.)"""
+    """Numba's function, and ours where it could not compile anything. That is known when it is called: CUDA
+    is not to begin because of an import."""
 
     @functools.wraps(theirs)
     def function(*args, **kwargs):

@@ -1,13 +1,17 @@
-"""``@vectorize(target="cuda")``, ``@guvectorize(target="cuda")`` and ``cuda.reduce``: Numba's own code, which launches
-kernels, with arrays of the emulator in the place of a GPU's."""
+"""``@vectorize(target="cuda")``, ``@guvectorize(target="cuda")`` and ``cuda.reduce``: Numba's own code, which
+launches kernels, with arrays of the emulator in the place of a GPU's."""
+
+from typing import Any
 
 import numba
 import numpy as np
 from numba import cuda
 
-from shmemkit.compiler.numba_internals import vectorizers
+from shmemkit.compiler import numba_internals
 
 from .host_arrays import HostArray
+
+vectorizers: Any = numba_internals.vectorizers
 
 
 class DeviceArray(np.ndarray):

@@ -26,7 +26,6 @@ from numba.cuda.random import (
 
 import shmemkit as sk
 
-
 FULL = 0xFFFFFFFF
 
 
@@ -110,8 +109,8 @@ def signatures():
 
 @feature(
     KERNELS,
-    "`fastmath`, `debug`, `opt`, `lineinfo`, `max_registers`, `inline`, `forceinline`, `cache`, `launch_bounds`, `lto`; "
-    "`kernel.specialize`",
+    "`fastmath`, `debug`, `opt`, `lineinfo`, `max_registers`, `inline`, `forceinline`, `cache`, "
+    "`launch_bounds`, `lto`; `kernel.specialize`",
     "they change nothing",
 )
 def options():
@@ -241,8 +240,8 @@ def grid_groups():
 
 @feature(
     THREADS,
-    "`shfl_sync`, `shfl_up_sync`, `shfl_down_sync`, `shfl_xor_sync`, `all_sync`, `any_sync`, `eq_sync`, `ballot_sync`, "
-    "`match_any_sync`, `match_all_sync`, `activemask`, `lanemask_lt`",
+    "`shfl_sync`, `shfl_up_sync`, `shfl_down_sync`, `shfl_xor_sync`, `all_sync`, `any_sync`, `eq_sync`, "
+    "`ballot_sync`, `match_any_sync`, `match_all_sync`, `activemask`, `lanemask_lt`",
     "`activemask` is all lanes of the warp; `lanemask_lt` is that of the lane",
 )
 def warps():
@@ -341,8 +340,8 @@ record_type = from_dtype(record_dtype)
 
 @feature(
     MEMORY,
-    "Structured dtypes: `x[i].a`, `x[i]['a']`, `x.a[i]`, nested arrays and records, shared and local arrays of records, "
-    "records as arguments",
+    "Structured dtypes: `x[i].a`, `x[i]['a']`, `x.a[i]`, nested arrays and records, shared and local arrays "
+    "of records, records as arguments",
     "races are those of a field",
 )
 def records():
@@ -499,7 +498,7 @@ PYTHON = "Python in kernels"
 
 @feature(
     PYTHON,
-    "tuples, named tuples, `None`, `for`, `while`, `range`, `enumerate`, `zip`, `len`, constants of the module",
+    "tuples, `None`, `for`, `while`, `range`, `enumerate`, `zip`, `len`, constants of the module",
 )
 def python():
     @cuda.jit
@@ -595,8 +594,8 @@ HOST = "The host"
 
 @feature(
     HOST,
-    "`to_device`, `device_array`, `device_array_like`, `copy_to_host`, `copy_to_device`, `pinned_array`, `mapped_array`, "
-    "`managed_array`, `pinned`, `mapped`, `as_cuda_array`, `is_cuda_array`",
+    "`to_device`, `device_array`, `device_array_like`, `copy_to_host`, `copy_to_device`, `pinned_array`, "
+    "`mapped_array`, `managed_array`, `pinned`, `mapped`, `as_cuda_array`, `is_cuda_array`",
     "all memory is the host's",
 )
 def host_arrays():
@@ -614,7 +613,8 @@ def host_arrays():
 
 @feature(
     HOST,
-    "`stream`, `default_stream`, `external_stream`, `event`, `event_elapsed_time`, `synchronize`, `auto_synchronize`",
+    "`stream`, `default_stream`, `external_stream`, `event`, `event_elapsed_time`, `synchronize`, "
+    "`auto_synchronize`",
     "times mean nothing",
 )
 def streams():
@@ -628,7 +628,8 @@ def streams():
 
 @feature(
     HOST,
-    "`gpus`, `select_device`, `get_current_device`, `current_context`, memory managers, IPC handles, `profile_start`",
+    "`gpus`, `select_device`, `get_current_device`, `current_context`, memory managers, IPC handles, "
+    "`profile_start`",
     "without a GPU. `shmemkit emu script.py` has a device for each rank",
     lacks=True,
 )

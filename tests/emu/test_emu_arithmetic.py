@@ -17,7 +17,7 @@ SCALE, TABLE = 0.1, (0.5, 3)
 
 def hash_of(x, y, f, g, alpha):
     h = x
-    for i in range(20):
+    for _ in range(20):
         h = h * 6364136223846793005 + y
     return h >> 17
 
@@ -28,7 +28,7 @@ def shifted_product(x, y, f, g, alpha):
 
 def product_in_a_variable(x, y, f, g, alpha):
     product = x * y
-    product += 1
+    product -= y
     return product // 1000
 
 
