@@ -541,7 +541,7 @@ class TrackedRecords(Tracked):
 
     def field_of(self, name, index, frame):
         part = self.field(name)
-        return Record(part, index) if isinstance(part, TrackedRecords) else part._get(index, frame)
+        return part[index] if isinstance(part, TrackedRecords) else part._get(index, frame)
 
     def set_field_of(self, name, index, value, frame):
         self.field(name)._set(index, value, frame)

@@ -112,7 +112,8 @@ def _of_cuda(value, name, is_sized):
         part = part.removeprefix("cuda_")
         if not isinstance(getattr(Cuda, part, None), Namespace):
             return value
-        path = [part, path[-1].lstrip("_")]
+        last = path[-1]  # of bf16.hadd, it is __hadd
+        path = [part, last if last in vars(getattr(Cuda, part)) else last.lstrip("_")]
     if isinstance(getattr(Cuda, path[0], None), property):
         return Lazy(ours, path[0])
     try:
