@@ -25,7 +25,7 @@ from .workers import current
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
 _U64 = (1 << 64) - 1
-LISTED = "docs/emulator.md lists what is; the rest needs GPUs"
+LISTED = "docs/numba.md lists what is; the rest needs GPUs"
 
 
 class Namespace:

@@ -7,7 +7,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numba.cuda import bf16, fp16
+
+from shmemkit.compiler.numba_internals import bf16, fp16
 
 from .cuda_integers import CASTS, from_scalar
 from .libdevice import to_integer

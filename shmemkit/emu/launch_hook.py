@@ -161,7 +161,7 @@ _OF_DEVICES = (
 
 def _refuse(name):
     def refuse(*_, **__):
-        raise not_served(name, "docs/emulator.md has a table of what is")
+        raise not_served(name, "docs/numba.md has a table of what is")
 
     return refuse
 

@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numba.cuda.libdevicefuncs import functions
+
+from shmemkit.compiler.numba_internals import libdevice_functions
 
 from .cuda_integers import CASTS, FLOATS, wrap
 
@@ -389,5 +390,5 @@ def _function(name, result, parameters):
     return function
 
 
-NAMES = [name.removeprefix("__nv_") for name in functions]
-FUNCTIONS = {name: _function(name, *functions[f"__nv_{name}"]) for name in NAMES}
+NAMES = [name.removeprefix("__nv_") for name in libdevice_functions]
+FUNCTIONS = {name: _function(name, *libdevice_functions[f"__nv_{name}"]) for name in NAMES}

@@ -1,6 +1,6 @@
 """What numba-cuda documents, on the emulator: a program for each feature, which checks what it gives.
 
-    python tests/emu/numba_features.py      the table of docs/emulator.md
+    python tests/emu/numba_features.py      the table of docs/numba.md
 
 A feature that the emulator lacks has the reason, and a program that says so.
 """

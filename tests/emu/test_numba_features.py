@@ -1,4 +1,4 @@
-"""Every feature that numba-cuda documents does what the table in docs/emulator.md says."""
+"""Every feature that numba-cuda documents does what the table in docs/numba.md says."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from numba_features import FEATURES
 
 import shmemkit as sk
 
-PAGE = Path(__file__).parents[2] / "docs" / "emulator.md"
+PAGE = Path(__file__).parents[2] / "docs" / "numba.md"
 
 
 @pytest.mark.parametrize("races", [False, True])
