@@ -107,6 +107,18 @@ def race_cases():
     return table(header, rows)
 
 
+def numba_features():
+    done = subprocess.run(
+        [sys.executable, "tests/emu/numba_features.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.rstrip("\n")
+
+
 def hello_without_wait():
     """What the emulator says about examples/00_hello.py without its wait."""
     program = (ROOT / "examples" / "00_hello.py").read_text().split('"""', 2)[2].lstrip()

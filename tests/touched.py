@@ -109,8 +109,8 @@ class Noted:
 
 def _noting_kernels(rebind):
     @functools.wraps(rebind)
-    def noting(kernel):
-        function = rebind(kernel)
+    def noting(kernel, *is_sized):
+        function = rebind(kernel, *is_sized)
         if function not in _kernels:
             _kernels.add(function)
             _touched.update(f"shmemkit.device.{name}" for name in primitives_of(function))
