@@ -57,6 +57,7 @@ from .moe import ExpertParallel as ExpertParallel
 from .moe.all_gather_gemm import AllGatherGroupedGemm as AllGatherGroupedGemm
 from .moe.expert_index import ExpertIndex as ExpertIndex
 from .moe.gemm_reduce_scatter import GroupedGemmReduceScatter as GroupedGemmReduceScatter
+from .runtime.group import Group as Group
 from .runtime.launch import bind as bind
 from .runtime.symmetric_memory import (
     array as array,

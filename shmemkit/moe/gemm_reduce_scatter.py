@@ -306,6 +306,7 @@ class Fused(Method):
             n_tiles=index.max_tiles * n_n,
             beside=senders,
             co_resident=True,
+            group=world,
         )
         last = self.launch(
             last_steps_kernel(out.dtype.name),

@@ -18,7 +18,7 @@ import inspect
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba.cuda import types
@@ -36,6 +36,11 @@ from shmemkit.support.garbage_collection import uncollected
 from shmemkit.support.host_program import current_world
 from shmemkit.support.settings import integer, listed, shown
 from shmemkit.typing import AnyStream, Shape
+
+from .symmetric_memory import SymmetricMemory
+
+if TYPE_CHECKING:
+    from .world import World
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -56,6 +61,7 @@ def bind(
     co_resident: bool = False,
     pdl: bool = False,
     timeout: float | None = None,
+    group: World | None = None,
 ) -> Launch:
     """Bind `kernel` to a launch configuration and arguments, and return a bound launch `b`.
 
@@ -80,6 +86,9 @@ def bind(
     timeout       seconds that a wait in the kernel may take before it raises SignalTimeout (see
                   docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, else no limit. The emulator, which finds
                   deadlocks by itself, only checks the number
+
+    group         a Group: rank(), num_ranks(), symm_at, notify, puts, barriers and teams of the kernel are the
+                  group's. Default: the World's, as in ``kernel[grid, block](...)``
 
     ``b()`` launches; ``b(stream=s)`` launches on another stream. ``b.set(which, value)`` replaces an
     argument, by position or name, from the next launch on; the type stays the same. Both work while a stream
@@ -115,6 +124,11 @@ def bind(
         timeout = timeouts.as_seconds(timeout, "bind(): timeout")
     timeouts.default()  # a bad one is refused here, not while a kernel is compiled
     world = current_world()
+    if group is not None:
+        if not isinstance(group, SymmetricMemory):
+            raise TypeError(f"bind(): group is {shown(group)}; it must be a Group, as World.split() returns")
+        group._check_alive("bind")
+        group = None if group is world else group
     if world is None and gpus.n_gpus() == 0:
         raise RuntimeError(
             "bind(): there is no GPU, and no World to emulate one. Call shmemkit.init() first, in this thread"
@@ -123,7 +137,9 @@ def bind(
     if stream is None:
         stream = world.stream if world is not None else None
     launch = _EmulatedLaunch if emulated else _GpuLaunch
-    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout)
+    return launch(
+        kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout, group
+    )
 
 
 def _dimensions(value, name, most):
@@ -292,17 +308,31 @@ class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
     def __init__(
-        self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout
+        self,
+        kernel,
+        grid,
+        block,
+        args,
+        stream,
+        shared,
+        cluster,
+        cooperative,
+        co_resident,
+        pdl,
+        timeout,
+        group,
     ):
         # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         self._pdl = pdl
         self._blocks_of_cluster = 1 if cluster is None else cluster[0]
+        self._members = None if group is None else group.backend.members
         self._default = self._on(stream)
 
     def _on(self, stream):
         return self.kernel.configure(
-            self.grid, self.block, stream, self.shared, self._pdl, self._blocks_of_cluster
+            *(self.grid, self.block, stream, self.shared),
+            *(self._pdl, self._blocks_of_cluster, self._members),
         )
 
     def __call__(self, stream=None):
@@ -318,7 +348,19 @@ class _GpuLaunch(Launch):
     """Launches with cuLaunchKernel on a buffer of packed arguments."""
 
     def __init__(
-        self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout
+        self,
+        kernel,
+        grid,
+        block,
+        args,
+        stream,
+        shared,
+        cluster,
+        cooperative,
+        co_resident,
+        pdl,
+        timeout,
+        group,
     ):
         from cuda.bindings import driver
 

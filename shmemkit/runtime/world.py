@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TextIO, TypeVar, overload
 
 import numpy as np
@@ -23,7 +23,7 @@ from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
-from shmemkit.support.settings import integer, listed, one_of, shown
+from shmemkit.support.settings import integer, listed, n_bytes, one_of, shown
 from shmemkit.support.trace_file import save, timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
@@ -32,8 +32,11 @@ from .program_end import ExitHandler
 from .symmetric_memory import SymmetricMemory
 from .timeline import Timeline
 
+if TYPE_CHECKING:
+    from .group import Group
+
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
-T = TypeVar("T")
+T, WorldT = TypeVar("T"), TypeVar("WorldT", bound="World")
 
 
 @overload
@@ -188,9 +191,23 @@ def _check_torchrun(n_ranks):
 def check_world(who, world):
     """TypeError unless `world` is a World, RuntimeError if it is finalized."""
     if not isinstance(world, World):
-        raise TypeError(f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns")
+        raise TypeError(
+            f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns, or a group "
+            "that World.split() returns"
+        )
     if world.finalized:
-        raise RuntimeError(f"{who}: its World is finalized; call shmemkit.init() again")
+        raise RuntimeError(f"{who}: its {world._kind} is finalized; {world._again}")
+
+
+def _heap_bytes(who, heap):
+    """`heap` as bytes: an integer, or a text such as "64M"."""
+    if isinstance(heap, str):
+        if (size := n_bytes(heap)) < 1:
+            raise ValueError(
+                f"{who}: heap is {heap!r}; it must be a number of bytes, such as 1048576 or '64M'"
+            )
+        return size
+    return integer(who, "heap", heap, 1)
 
 
 class OutOfReach(ValueError):
@@ -218,6 +235,7 @@ class World(SymmetricMemory):
     """
 
     comm: Comm
+    _kind, _again = "World", "call shmemkit.init() again"
 
     def __init__(self, backend: str, comm: Comm | None, local_size: int | None):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
@@ -256,6 +274,7 @@ class World(SymmetricMemory):
         self.backend.set_local_size(self.local_size)
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
+        self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
         if self._host.n_pes is None:
             self._exit_handler.watch(self)
             if self._timeline_file is not None:  # emu.run records by itself
@@ -285,6 +304,111 @@ class World(SymmetricMemory):
             if instead is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             raise AttributeError(f"a World has no {name!r}; use {instead}", name=name)
+
+    # -- groups
+    @property
+    def world(self) -> World:
+        """The World: itself, or that of a group."""
+        return self
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of the World, by rank: of a group, those that are in it."""
+        return range(self.n_ranks)
+
+    def world_rank(self, rank: int) -> int:
+        """Return the rank of the World that is `rank` here, 0 to n_ranks - 1. Not collective."""
+        return self.ranks[integer("world_rank()", "rank", rank, 0, self.n_ranks - 1)]
+
+    def split(self, color: int | None, key: int = 0, heap: int | str = "64M") -> Group | None:
+        """Return the Group of the ranks that give the same `color`, or None to a rank that gives None.
+        Collective: all ranks of the World (or of the group that is split) call it.
+
+        color  an integer of 0 or more, or None: in no group
+        key    an integer: a group's ranks are numbered in the order of their keys, equal ones in the order of
+               their ranks here
+        heap   bytes of symmetric memory for each rank of each group, as an integer or as "64M"; the same on
+               all ranks. Each rank gives them, also those in no group
+
+        Everything that takes a World takes a Group. See ``help(shmemkit.Group)``.
+
+        TypeError or ValueError, on all ranks, for wrong arguments; MemoryError, on all ranks, when the heap has
+        no room.
+        """
+        self._check_alive("split")
+
+        def check():
+            size = _heap_bytes("split()", heap)
+            if color is not None:
+                integer("split()", "color", color, 0)
+            integer("split()", "key", key)
+            return size, f"for groups with {size} bytes"
+
+        return self._split("split", check, color, key)
+
+    def group(self, ranks: Iterable[int], heap: int | str = "64M") -> Group | None:
+        """Return the Group of these `ranks`, in this order, or None to all others. Collective: all ranks of the
+        World (or of the group that has these ranks) call it with the same `ranks`. Otherwise as ``split``.
+        """
+        self._check_alive("group")
+        place = None
+
+        def check():
+            nonlocal place
+            size = _heap_bytes("group()", heap)
+            if not hasattr(ranks, "__iter__") or isinstance(ranks, str):
+                raise TypeError(f"group(): ranks is {shown(ranks)}; it must be a list of ranks")
+            members = [integer("group()", "a rank", rank, 0, self.n_ranks - 1) for rank in ranks]
+            if not members or len(set(members)) < len(members):
+                needed = "it must have one rank or more, each once"
+                raise ValueError(f"group(): ranks is {members}; {needed}")
+            place = members.index(self.rank) if self.rank in members else None
+            return size, f"for a group of {members} with {size} bytes"
+
+        return self._split("group", check, lambda: None if place is None else 0, lambda: place or 0)
+
+    def _split(self, call, check, color, key):
+        """``check()`` -> (bytes of heap, what this rank asks for), or raises."""
+        size = request = error = None
+        try:
+            if not hasattr(self.comm, "Split"):
+                raise TypeError(f"{call}(): the communicator of this {self._kind} has no Split()")
+            size, request = check()
+        except (TypeError, ValueError) as e:
+            error = e
+        self._agree(call, f"All ranks must ask for the same in {call}()", request, error)
+        color, key = (value() if callable(value) else value for value in (color, key))
+        asked = self._gather_all(call, (color, key))
+        colors = sorted({c for c, _ in asked if c is not None})
+        members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
+        self._splits += 1
+        number, slab = self._splits, self.backend.new_slab(size)
+        self._slabs[number] = slab
+        position = [rank for _, rank in members].index(self.rank)
+        comm = self.comm.Split(len(colors) if color is None else colors.index(color), position)
+        group = None
+        if color is None:
+            comm.Free()
+            self._unused.add(number)
+        else:
+            from .group import Group
+
+            ranks = [rank for _, rank in members]
+            group = Group(self, number, ranks, comm, slab, (number, colors.index(color)))
+            self._groups.append(group)
+        self._gather_all(call)  # every rank of the group is ready
+        return group
+
+    def group_of_node(self, heap: int | str = "64M") -> Group:
+        """Return the Group of this rank's node. Collective; otherwise as ``split``."""
+        group = self.split(self.node, 0, heap)
+        assert group is not None
+        return group
+
+    def leaders(self, heap: int | str = "64M") -> Group | None:
+        """Return the Group of the first ranks of all nodes, or None to all others. Collective; otherwise as
+        ``split``."""
+        return self.split(0 if self.local_rank == 0 else None, 0, heap)
 
     # -- synchronisation
     def barrier(self, stream: AnyStream | None = None) -> None:
@@ -406,10 +530,7 @@ class World(SymmetricMemory):
         self.backend.synchronize()
         self.end_timeline(None)
         self._gather_all("finalize")
-        leaks = self._dropped if self.ends_with_main else self._leaks()
-        if leaks:
-            names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
-            say(f"shmemkit: rank {self.rank} dropped {len(leaks)} symmetric array(s) without free: {names}")
+        self._report_leaks()
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
@@ -419,6 +540,17 @@ class World(SymmetricMemory):
             self.backend.finalize()
         finally:
             self._forget()
+
+    def _report_leaks(self):
+        """Of this, and of the groups made of it."""
+        ends_with_main = self.world.ends_with_main
+        leaks = self._dropped if ends_with_main else self._leaks()
+        if leaks:
+            names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
+            rank = self.world.rank
+            say(f"shmemkit: rank {rank} dropped {len(leaks)} symmetric array(s) without free: {names}")
+        for group in self._groups:
+            group._report_leaks()
 
     def abandon(self) -> None:
         """End the World after a failure, without waiting for other ranks."""
@@ -442,13 +574,19 @@ class World(SymmetricMemory):
             say(f"shmemkit: the timeline: {path}")
 
     def _forget(self):
+        self._forget_groups()
         self.finalized = True
         self.kept.clear()
         self._exit_handler.forget()
         if self._host.world is self:
             self._host.world, self._host.ended = None, True
 
-    def __enter__(self) -> World:
+    def _forget_groups(self):
+        for group in self._groups:
+            group._forget()
+        self._groups.clear()
+
+    def __enter__(self: WorldT) -> WorldT:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -472,6 +610,7 @@ class World(SymmetricMemory):
         RankTimeout if ranks are missing after SHMEMKIT_TIMEOUT.
         """
         users = users_call(call)
+        self._host.asked = self.ranks
         if call == "host_allgather":  # it may be a part of the function that the user calls
             call = str(users)
         if self._bounded_barrier is not None:
@@ -522,8 +661,8 @@ class World(SymmetricMemory):
             number, within = divmod(address - start, allocation.dtype.itemsize)
             if number >= 0 and within == 0 and number < math.prod(allocation.shape):
                 return allocation.name, tuple(map(int, np.unravel_index(number, allocation.shape)))
-        return None
+        return next(filter(None, (group._find(address) for group in self._groups)), None)
 
     def _check_alive(self, what):
         if self.finalized:
-            raise RuntimeError(f"{what}(): this World is finalized. Call shmemkit.init() again")
+            raise RuntimeError(f"{what}(): this {self._kind} is finalized. {self._again.capitalize()}")

@@ -90,6 +90,17 @@ def integer(who, argument, value, least=None, most=None):
     return result
 
 
+def n_bytes(text):
+    """A number of bytes, as "64M" or "1.5GiB"; 0 for any other text."""
+    text = text.strip()
+    digits = text.rstrip("kKmMgGtTbBiI")
+    scale = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    try:
+        return int(float(digits) * scale[text[len(digits) :].upper()[:1]])
+    except (KeyError, ValueError, OverflowError):
+        return 0
+
+
 def options_of(who, known, given):
     """`known`, {name: default}, with what is `given` instead, likewise or None. TypeError if that is no dict,
     ValueError if it has another name."""

@@ -63,7 +63,7 @@ _GRID_STATES = (types.uint32, types.uint64)
 
 def rank() -> int:
     """This rank, 0 .. num_ranks() - 1. Any thread; one load from constant memory."""
-    return current_thread("rank").pe
+    return current_thread("rank").rank
 
 
 @gpu(rank)
@@ -76,7 +76,7 @@ def _():
 
 def num_ranks() -> int:
     """The number of ranks. Any thread; one load from constant memory."""
-    return current_thread("num_ranks").n_pes
+    return current_thread("num_ranks").n_ranks
 
 
 @gpu(num_ranks)
@@ -182,9 +182,9 @@ def barrier_all_block(arrivals: Array | None = None, epoch: Array | None = None)
     check_emulated_words("barrier_all_block", "epoch", epoch, (from_dtype(arrivals.dtype),))
     thread.syncthreads()
     target = epoch[:1].copy()[0] + 1
-    peers = range(thread.thread_id, thread.n_pes, thread.n_threads)
+    peers = range(thread.thread_id, thread.n_ranks, thread.n_threads)
     for peer in peers:
-        notify(arrivals[thread.pe :], peer, 1, "add", "sys")
+        notify(arrivals[thread.rank :], peer, 1, "add", "sys")
     for peer in peers:
         wait(arrivals[peer:], 1, "sys", "acquire", target)
     thread.syncthreads()

@@ -282,9 +282,9 @@ def notify(signal: Array, rank: int, value: int, sig_op: SigOp = "set", scope: S
     check_choice("notify", "sig_op", sig_op, _SIG_OPS)
     check_choice("notify", "scope", scope, SCOPES)
     check_emulated_words("notify", "signal", signal)
-    if scope == "gpu" and rank != thread.pe:
+    if scope == "gpu" and rank != thread.rank:
         raise ValueError(
-            f"notify(): scope is 'gpu' and rank is {rank}, but this is rank {thread.pe}; scope must be "
+            f"notify(): scope is 'gpu' and rank is {rank}, but this is rank {thread.rank}; scope must be "
             "'sys' for other ranks"
         )
     theirs = thread.peer(signal, rank)
