@@ -107,9 +107,9 @@ class EmulatorBackend:
         key   what no other group of mine has, alike on all members
         """
         group, pes = copy_of(self), [self.members.pes[rank] for rank in ranks]
-        group.comm, group.slab, group.book = comm, slab, self.heap.allocate(book_size(len(pes)), slab)
-        group.book.fill(0)
-        arrivals, *shared = book_of(group.book, len(pes))
+        group.comm, group.slab, book = comm, slab, self.heap.allocate(book_size(len(pes)), slab)
+        book.fill(0)
+        arrivals, *shared = book_of(book, len(pes))
         met, table = (self.heap.on(part, pes[0]) for part in shared)
         calls, key = Calls(table, pes.index(self.pe), pes), (*self.members.key, key)
         group.members = self.machine.groups[key] = Members(pes, self.pe, 1, arrivals, calls, key)
@@ -118,9 +118,8 @@ class EmulatorBackend:
         return group
 
     def end_group(self):
-        """The group ends, and has freed its arrays."""
+        """The group ends, and has freed its arrays. (Other ranks may still read what ``free_slab`` gives back.)"""
         self.machine.groups.pop(self.members.key, None)
-        self.heap.free(self.book, None)
 
     @property
     def over(self):

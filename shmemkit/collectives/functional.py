@@ -177,8 +177,16 @@ def reduce_scatter(
     return _kept_for(ReduceScatter, x, stream, group, 1, op)(x, out, stream)
 
 
+def _on(group):
+    """-> the group, if there is one, else the current World"""
+    if group is None:
+        return current(required=True)
+    check_world("group", group)
+    return group
+
+
 def _kept_for(kind, x, stream, group, times, *options: Any):
-    world, who = current(required=True), f"{kind._table}()"
+    world, who = _on(group), f"{kind._table}()"
     array = with_shape(who, "x", x, world.xp)
     if kind in (AllReduce, ReduceScatter) and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32

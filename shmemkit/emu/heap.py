@@ -146,10 +146,11 @@ class Heap:
         return made
 
     def free_slab(self, made, slab):
-        """Give back what ``new_slab`` has taken from `slab`; no allocation of it is in use."""
+        """Give back what ``new_slab`` has taken from `slab`, and all that was allocated of it."""
         slab.slabs.remove(made)
-        for a in [a for a in self.freed if made.offset <= a.offset < made.end]:
-            self.freed.remove(a)
+        for those in self.allocations, self.freed:
+            for a in [a for a in those if made.offset <= a.offset < made.end]:
+                those.remove(a)
         self.freed.append(Allocation(made.offset, made.size))
 
     def _take(self, n_bytes, need, slab):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from shmemkit.support.agreement import of_group
 from shmemkit.support.settings import shown
 
 from .collective_calls import SLOT, SLOTS
@@ -23,6 +24,7 @@ class Members:
         self.pes, self.rank, self.n, self.key = tuple(pes), tuple(pes).index(pe), len(pes), key
         self.local_size, self.arrivals, self.calls = local_size, arrivals, calls
         self.epochs = [0] * N_TEAMS  # barriers so far
+        self.of = of_group(self.pes) if key else ""  # for reports
 
     def pe(self, rank):
         """The PE of `rank`."""

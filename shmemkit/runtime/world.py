@@ -17,7 +17,7 @@ import numpy as np
 
 import shmemkit
 from shmemkit.support import notebook, settings, timeouts
-from shmemkit.support.agreement import check_equal, raise_alike, told
+from shmemkit.support.agreement import check_equal, of_group, raise_alike, told
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
@@ -547,8 +547,8 @@ class World(SymmetricMemory):
         leaks = self._dropped if ends_with_main else self._leaks()
         if leaks:
             names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
-            rank = self.world.rank
-            say(f"shmemkit: rank {rank} dropped {len(leaks)} symmetric array(s) without free: {names}")
+            rank, of = self.world.rank, "" if self is self.world else of_group(self.ranks)
+            say(f"shmemkit: rank {rank} dropped {len(leaks)} symmetric array(s) without free{of}: {names}")
         for group in self._groups:
             group._report_leaks()
 
