@@ -13,6 +13,7 @@ The order of calls: see ``runtime/stream_order.py``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -64,6 +65,10 @@ class Group(World):
         self.backend.set_local_size(self.local_size)
         self._init_memory()
         self._groups, self._splits = [], 0
+        if self.backend.name != "emulator":
+            from .stream_barrier import bind_barrier
+
+            self.backend.bind_bounded_barrier(functools.partial(bind_barrier, group=self))
 
     @staticmethod
     def _local_size_of(nodes):

@@ -25,7 +25,7 @@ from numba.cuda import types
 
 from shmemkit.backends.streams import address_of_stream
 from shmemkit.compiler import jit_cache
-from shmemkit.compiler.bounded_compile import compile_armed
+from shmemkit.compiler.bounded_compile import compile_form
 from shmemkit.compiler.numba_internals import CUDADispatcher
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
 from shmemkit.device.cuda.timeline_records import host_call, modules
@@ -366,7 +366,7 @@ class _GpuLaunch(Launch):
 
         _prepare_process()
         self._driver, self._module = driver, sys.modules.get("cupy")
-        self._recorded = modules.recorder is not None
+        self._recorded, self._group = modules.recorder is not None, group
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         compiled = self._compile(timeout)
         self._types = list(compiled.argument_types)
@@ -392,10 +392,14 @@ class _GpuLaunch(Launch):
     @uncollected()  # it would take a tenth of the time
     def _compile(self, timeout):
         argument_types = self._types_to_compile()
+        around = (begin_kernel, end_kernel) if self._recorded else None
         if timeout is not None or self._recorded:
-            around = (begin_kernel, end_kernel) if self._recorded else None
-            return compile_armed(self.kernel, argument_types, timeout, around)
-        return self.kernel.compile(argument_types)
+            compiled = compile_form(self.kernel, argument_types, timeout, around)
+        else:
+            compiled = self.kernel.compile(argument_types)
+        if self._group is not None and _calls_nvshmem(compiled):
+            return compile_form(self.kernel, argument_types, timeout, around, grouped=True)
+        return compiled
 
     def _types_to_compile(self):
         """The arguments' types, or those that the kernel was declared for."""
@@ -412,8 +416,11 @@ class _GpuLaunch(Launch):
 
     def _load(self, compiled):
         """Load all of the module now, and initialize it (NVSHMEM's state, the table of peers)."""
-        compiled.bind()
-        numba_function = compiled._codelibrary.get_cufunc()
+        if self._group is None:
+            compiled.bind()
+            numba_function = compiled._codelibrary.get_cufunc()
+        else:
+            numba_function = self._group.backend.load(compiled)
         self._keep = compiled, numba_function
         driver = self._driver
         self._kernel = driver.CUkernel(int(numba_function.handle))
@@ -610,6 +617,11 @@ class _GpuLaunch(Launch):
         if error == results.CUDA_ERROR_INVALID_CONTEXT:
             message += ". No GPU is current in this thread: call cupy.cuda.Device(number).use() in it first"
         raise RuntimeError(f"{message} (in it, or in work enqueued before)")
+
+
+def _calls_nvshmem(compiled):
+    """Whether a compiled kernel calls functions of NVSHMEM, which take the World's ranks."""
+    return any("nvshmem" in str(module) for module in compiled._codelibrary.modules)
 
 
 @functools.cache
