@@ -1,8 +1,8 @@
 """Runs the tests of the emulator on groups: ``pytest -p grouped tests/collectives tests/gemm ...``
 
-Each ``sk.emu.run(main, n)`` has another node first, of which no rank takes part, and `main` gets the group of the
-others, the last rank first, wherever it asks for its World. What speaks of the World's ranks, such as the text of
-a report or a kernel that is launched without ``bind``, is not for this.
+Each ``sk.emu.run(main, n)`` has another node first, of which no rank takes part, and `main` gets the group of
+the others, the last rank first, wherever it asks for its World. Tests fail so that speak of the World's ranks:
+of the text of a report, of a stream that they make of a rank, of a kernel that is launched without ``bind``.
 """
 
 import functools
@@ -11,7 +11,6 @@ import pytest
 
 import shmemkit as sk
 from shmemkit.emu import exploration
-
 from shmemkit.runtime import world as world_module
 from shmemkit.support.host_program import host_program
 

@@ -28,8 +28,8 @@ from shmemkit.support.call_site import users_call
 from shmemkit.support.settings import shown
 
 from . import multicast
-from .slabs import slab_is_full
 from .single_comm import SingleComm
+from .slabs import slab_is_full
 
 _users = 0  # worlds alive in this process
 
@@ -100,8 +100,8 @@ class EmulatorBackend:
         self.heap.free_slab(slab, self.slab or self.heap.whole)
 
     def group(self, ranks, comm, slab, key):
-        """-> the backend of a group of my `ranks`, in order, which allocates from `slab`. All of them, and this
-        is one, have called it before any of them uses it.
+        """-> the backend of a group of my `ranks`, in order, which allocates from `slab`. This rank is one of
+        them. All have called it before any of them uses it.
 
         comm  the communicator of these
         key   what no other group of mine has, alike on all members
@@ -118,7 +118,8 @@ class EmulatorBackend:
         return group
 
     def end_group(self):
-        """The group ends, and has freed its arrays. (Other ranks may still read what ``free_slab`` gives back.)"""
+        """The group ends, and has freed its arrays. Other ranks may still read what ``free_slab`` gives
+        back."""
         self.machine.groups.pop(self.members.key, None)
 
     @property

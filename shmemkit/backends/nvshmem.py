@@ -129,7 +129,10 @@ class NvshmemBackend:
         value = self._core.get_team_unique_id().value if me == 0 else None
         values = self.comm.allgather(value)
         config = TeamConfig()
-        config.version, config.num_contexts = TEAM_CONFIG_VERSION + self._bindings.team_config_dtype.itemsize, -1
+        config.version, config.num_contexts = (
+            TEAM_CONFIG_VERSION + self._bindings.team_config_dtype.itemsize,
+            -1,
+        )
         config.uniqueid = values[ranks.start]
         return int(self._core.team_init(config, TEAM_CONFIG_UNIQUEID, len(ranks), me))
 
@@ -256,8 +259,8 @@ class NvshmemBackend:
         for pe in ranks:
             if not mapped[pe]:
                 return (
-                    f"rank {me} cannot access the memory of rank {self.ranks[pe]}: their GPUs have no NVLink or "
-                    "PCIe peer access"
+                    f"rank {me} cannot access the memory of rank {self.ranks[pe]}: their GPUs have no NVLink "
+                    "or PCIe peer access"
                 )
         if nvlink:
             from cuda.bindings import driver

@@ -1,9 +1,10 @@
 """Collectives in one line, on the current World or a group of it.
 
 Each function makes its object (``AllGather``, ``AllReduce`` and so on, with method "auto") when it first
-needs it, and keeps it until the World (or the `group`) ends: one for each op or root and each size, rounded up to a power of
-two of at least 64 KB. To make one is collective, and allocates symmetric memory, several times that size. So
-the first call of each must be made on all ranks, and before a capture (RuntimeError in it). To choose the
+needs it, and keeps it until the World (or the `group`) ends: one for each op or root and each size, rounded
+up to a power of two of at least 64 KB. To make one is collective, and allocates symmetric memory, several
+times that size. So the first call of each must be made on all ranks, and before a capture (RuntimeError in
+it). To choose the
 method, or to get the memory back, make the object yourself: ``sk.ReduceScatter(world, max_nbytes,
 method="ring")``.
 

@@ -1,10 +1,10 @@
-"""Kernels compiled a second time, besides what Numba has compiled of them: with waits that give up (*armed*) or
-that record themselves for a timeline, or with a group's ranks in what calls NVSHMEM (*grouped*).
+"""Kernels compiled a second time, besides what Numba has compiled of them: with waits that give up (*armed*)
+or that record themselves for a timeline, or with a group's ranks in what calls NVSHMEM (*grouped*).
 
 Numba keeps what it compiles with the dispatcher of each function, and what it finds for each primitive with
-its typing context. So such a form of a kernel has a dispatcher of its own, its twin, and so has every device function
-that it calls; and it is typed and lowered in a pair of contexts of their own, in which a device function
-stands for its twin. Nothing that is compiled otherwise sees any of it.
+its typing context. So such a form of a kernel has a dispatcher of its own, its twin, and so has every device
+function that it calls; and it is typed and lowered in a pair of contexts of their own, in which a device
+function stands for its twin. Nothing that is compiled otherwise sees any of it.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ from numba.cuda.target import CUDATargetContext, CUDATypingContext
 from shmemkit.support import timeouts
 
 
-
 class Form(NamedTuple):
     armed: bool = False
     recorded: bool = False
@@ -40,8 +39,8 @@ def compile_form(kernel, argument_types, seconds=None, around=None, grouped=Fals
 
     seconds  its waits take at most so long. Kernels with different limits are different modules, since the
              limit is one of the module
-    around   (begin, end), if it is recorded for a timeline: primitives that each thread calls at its begin and
-             end, with the kernel's name
+    around   (begin, end), if it is recorded for a timeline: primitives that each thread calls at its begin
+             and end, with the kernel's name
     grouped  what calls NVSHMEM takes the ranks of a group
     """
     recorded = around is not None

@@ -19,8 +19,8 @@ __all__ = [
 
 
 class Module:
-    """A compiled kernel, loaded once more: with constant and global memory of its own. `function` is as of its
-    ``get_cufunc``."""
+    """A compiled kernel, loaded once more: with constant and global memory of its own. `function` is as of
+    its ``get_cufunc``."""
 
     def __init__(self, compiled):
         library = compiled._codelibrary

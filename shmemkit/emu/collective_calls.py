@@ -43,8 +43,8 @@ class Calls:
                 said = (f"rank {k} calls {what}{where * alike}{at}" for k, what, where, at in calls)
                 raise ValueError(
                     f"ranks disagree: {', '.join(said)}. All ranks{self._of} must make the same collective "
-                    "calls in the same order, with as many elements of one dtype, and with the same part of symmetric "
-                    "memory where peers use it"
+                    "calls in the same order, with as many elements of one dtype, and with the same part of "
+                    "symmetric memory where peers use it"
                 )
 
     def missing(self):

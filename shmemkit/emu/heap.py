@@ -3,7 +3,8 @@
 Every PE allocates and frees in the same order, so each keeps its own list of allocations and all lists agree;
 an address of one PE becomes another's by adding the distance of their heaps.
 
-A *slab* is a part of the heap that a group of PEs allocates from by itself. Its PEs agree among themselves alone.
+A *slab* is a part of the heap that a group of PEs allocates from by itself. Its PEs agree among themselves
+alone.
 
 Freed memory is given out again only where there is no room elsewhere, so that a late use of it is known as
 one.
@@ -138,8 +139,8 @@ class Heap:
         return self.memory[begin : begin + need][:n_bytes]
 
     def new_slab(self, n_bytes, slab, full):
-        """-> a Slab of `n_bytes` in `slab`; ``full(bytes asked for, in use, size, needed)`` says how it can be
-        larger. MemoryError as of ``allocate``."""
+        """-> a Slab of `n_bytes` in `slab`; ``full(bytes asked for, in use, size, needed)`` says how it can
+        be larger. MemoryError as of ``allocate``."""
         need = -(-n_bytes // ALIGNMENT) * ALIGNMENT
         made = Slab(self._take(n_bytes, need, slab), need, full)
         slab.slabs.append(made)

@@ -13,7 +13,7 @@ N_TEAMS = 3
 
 
 class Members:
-    """Rank k is PE ``pes[k]``. `rank` is this PE's, and consecutive ranks, `local_size` of them, share a node.
+    """Rank k is PE ``pes[k]``. `rank` is this PE's; consecutive ranks, `local_size` of them, share a node.
 
     arrivals  (N_TEAMS, ranks) uint64 in symmetric memory: who has come how often to a barrier of a team
     calls     the collective calls of host programs, compared

@@ -82,7 +82,11 @@ class Program:
         self.inside, self.grad = self, torch is None or torch.is_grad_enabled()
         self.hosts = [Host(self, pe) for pe in machine.local_pes]
         self.running = len(self.hosts)
-        self.rendezvous = Rendezvous(machine.scheduler, lambda: len(self.hosts), "a host collective")
+        self.rendezvous = self.meeting_of(len(self.hosts))
+
+    def meeting_of(self, n):
+        """-> the Rendezvous of `n` of them"""
+        return Rendezvous(self.machine.scheduler, lambda: n, "a host collective")
 
     def enter(self, who):
         """`who`, a Host or this Program at the end, goes on, with PyTorch's grad mode as it left it: that is
@@ -180,8 +184,7 @@ class LocalComm:
                 colors.setdefault(values[pe][0], []).append(pe)
             for members in colors.values():
                 members.sort(key=lambda pe: values[pe][1])  # ranks in order where the keys are equal
-                meeting = Rendezvous(program.machine.scheduler, lambda n=len(members): n, "a host collective")
-                comms.update(dict.fromkeys(members, (members, meeting)))
+                comms.update(dict.fromkeys(members, (members, program.meeting_of(len(members)))))
             return comms
 
         with program.machine.host_waits_for(self._host.pe, lambda: "others to call Split(), too"):

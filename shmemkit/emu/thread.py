@@ -85,8 +85,8 @@ class Thread:
         size = machine.local_size
         if self.pe // size != pe // size:
             raise ValueError(
-                f"rank {rank} is on another node than rank {self.rank}. Loads, stores and notify() do not reach "
-                "it; use put(), get(), put_signal() or signal_op()"
+                f"rank {rank} is on another node than rank {self.rank}. Loads, stores and notify() do not "
+                "reach it; use put(), get(), put_signal() or signal_op()"
             )
         return there
 

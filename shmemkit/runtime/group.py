@@ -5,8 +5,8 @@
     sk.AllReduce(rows, x.nbytes)(x)              # what takes a World takes a group
 
 The memory: ``split`` takes one part of the symmetric heap, a *slab*, on all ranks at once. From then on the
-group allocates from it by itself, alike on its ranks. When all ranks have left the groups of a split, the next
-collective allocation of what was split gives the slab back.
+group allocates from it by itself, alike on its ranks. When all ranks have left the groups of a split, the
+next collective allocation of what was split gives the slab back.
 
 The order of calls: see ``runtime/stream_order.py``.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import ranks_text
@@ -27,9 +28,10 @@ from .world import World
 class Group(World):
     """Some ranks of a World: what ``World.split`` and ``World.group`` return.
 
-    It has what a World has, for its own ranks: `rank` and `n_ranks`, symmetric arrays, barriers, `comm`. Every
-    host object and one-line function that takes a World takes a Group; ``sk.bind(..., group=group)`` binds a
-    kernel whose `rank()`, `num_ranks()`, `symm_at`, `notify`, `put`, barriers and teams are the group's.
+    It has what a World has, for its own ranks: `rank` and `n_ranks`, symmetric arrays, barriers, `comm`.
+    Every host object and one-line function that takes a World takes a Group; ``sk.bind(..., group=group)``
+    binds a kernel whose `rank()`, `num_ranks()`, `symm_at`, `notify`, `put`, barriers and teams are the
+    group's. (``kernel[grid, block](...)`` always means the World: Numba would load it at the first call.)
 
     world             the World
     ranks             the World's rank of each of the group's
@@ -101,11 +103,11 @@ class Group(World):
         return super().leaders(heap)
 
     def finalize(self) -> None:
-        """Wait for this rank's GPU work and for the group's ranks, free the group's arrays, and end the group.
+        """Wait for this rank's GPU work and for the group's ranks, free the group's arrays, and end it.
         Collective; a second call does nothing. Groups made of this one end first.
 
-        Symmetric arrays that the program dropped without ``free`` are reported on standard error. Objects that
-        were made on the group cannot be used any more.
+        Symmetric arrays that the program dropped without ``free`` are reported on standard error. Objects
+        that were made on the group cannot be used any more.
         """
         if self.finalized or self._world.backend.over:
             self._forget()
@@ -121,7 +123,8 @@ class Group(World):
         if self._bounded_barrier is not None:
             self._bounded_barrier.close()
         self.backend.end_group()
-        self.comm.Free()
+        comm: Any = self.comm
+        comm.Free()
         if self in self._parent._groups:
             self._parent._groups.remove(self)
         self._parent._unused.add(self._number)

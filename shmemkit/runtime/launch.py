@@ -87,8 +87,8 @@ def bind(
                   docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, else no limit. The emulator, which finds
                   deadlocks by itself, only checks the number
 
-    group         a Group: rank(), num_ranks(), symm_at, notify, puts, barriers and teams of the kernel are the
-                  group's. Default: the World's, as in ``kernel[grid, block](...)``
+    group         a Group: rank(), num_ranks(), symm_at, notify, puts, barriers and teams of the kernel are
+                  the group's. Default: the World's, as in ``kernel[grid, block](...)``
 
     ``b()`` launches; ``b(stream=s)`` launches on another stream. ``b.set(which, value)`` replaces an
     argument, by position or name, from the next launch on; the type stays the same. Both work while a stream

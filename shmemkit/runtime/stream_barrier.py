@@ -94,8 +94,8 @@ def team_barrier_kernel(arrivals, epoch, first, end, signals):
 
 
 def bind_barrier(arrivals, epoch, n_ranks, stream, group=None):
-    """The barrier of all ranks (of `group`), bound to `stream`. Of uint64: arrivals, symmetric, n_ranks zeros;
-    epoch, local, one."""
+    """The barrier of all ranks (of `group`), bound to `stream`. Of uint64: arrivals, symmetric, n_ranks
+    zeros; epoch, local, one."""
     threads = min(n_ranks, MAX_THREADS)
     return bind(barrier_kernel, 1, threads, (arrivals, epoch), stream=stream, group=group)
 

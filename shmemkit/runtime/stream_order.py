@@ -6,8 +6,8 @@ CAPTURES = 16  # that are known; those that have ended do no harm: no other capt
 
 
 class StreamOrder:
-    """Makes each call run after those before it, whatever their streams, and whatever groups of the World make
-    them.
+    """Makes each call run after those before it, whatever their streams, and whatever groups of the World
+    make them.
 
     ``before(stream, name, *arrays, shared=None)`` precedes a call; a stream of None is the World's. It does
     nothing as long as the stream is the same. Captured calls follow only those of the same capture: who
@@ -68,6 +68,7 @@ def _where(place):
 
 
 def shared_order(world):
-    """-> the StreamOrder that collectives and products of a World, or of a group, share. Their kernels wait for other ranks,
-    and some take all multiprocessors: two at a time, each under way on some ranks, would wait for ever."""
+    """-> the StreamOrder that collectives and products of a World, or of a group, share. Their kernels wait
+    for other ranks, and some take all multiprocessors: two at a time, each under way on some ranks, would
+    wait for ever."""
     return world.kept.setdefault(StreamOrder, StreamOrder(world))

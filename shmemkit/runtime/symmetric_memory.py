@@ -223,7 +223,8 @@ class SymmetricMemory:
                 raise ValueError(
                     f"free(): array is not in symmetric memory of this {self._kind}, or it was freed before"
                     if whole is None
-                    else f"free(): array is a view of the symmetric array {whole.name!r}. Give that array itself"
+                    else f"free(): array is a view of the symmetric array {whole.name!r}. Give that array "
+                    "itself"
                 )
             request = f"array {allocation.number} ({allocation.dtype} {allocation.shape})"
         except (TypeError, ValueError) as e:

@@ -11,7 +11,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TextIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 
 import numpy as np
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from .group import Group
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
-T, WorldT = TypeVar("T"), TypeVar("WorldT", bound="World")
+T = TypeVar("T")
+WorldT = TypeVar("WorldT", bound="World")
 
 
 @overload
@@ -332,8 +333,8 @@ class World(SymmetricMemory):
 
         Everything that takes a World takes a Group. See ``help(shmemkit.Group)``.
 
-        TypeError or ValueError, on all ranks, for wrong arguments; MemoryError, on all ranks, when the heap has
-        no room.
+        TypeError or ValueError, on all ranks, for wrong arguments; MemoryError, on all ranks, when the heap
+        has no room.
         """
         self._check_alive("split")
 
@@ -347,8 +348,9 @@ class World(SymmetricMemory):
         return self._split("split", check, color, key)
 
     def group(self, ranks: Iterable[int], heap: int | str = "64M") -> Group | None:
-        """Return the Group of these `ranks`, in this order, or None to all others. Collective: all ranks of the
-        World (or of the group that has these ranks) call it with the same `ranks`. Otherwise as ``split``.
+        """Return the Group of these `ranks`, in this order, or None to all others. Collective: all ranks of
+        the World (or of the group that has these ranks) call it with the same `ranks`. Otherwise as
+        ``split``.
         """
         self._check_alive("group")
         place = None
@@ -385,7 +387,8 @@ class World(SymmetricMemory):
         number, slab = self._splits, self.backend.new_slab(size)
         self._slabs[number] = slab
         position = [rank for _, rank in members].index(self.rank)
-        comm = self.comm.Split(len(colors) if color is None else colors.index(color), position)
+        whole: Any = self.comm
+        comm = whole.Split(len(colors) if color is None else colors.index(color), position)
         group = None
         if color is None:
             comm.Free()

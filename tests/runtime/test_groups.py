@@ -1,5 +1,5 @@
-"""Groups of ranks on the emulator: how they are made and end, their memory, kernels that are bound for them, the
-order of calls of overlapping groups, and what is said when a member is missing."""
+"""Groups of ranks on the emulator: how they are made and end, their memory, kernels that are bound for them,
+wrong orders of calls, and what is said when a member is missing."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,9 @@ def test_nodes(ranks, local_size, nodes):
         return world.group_of_node().ranks, members(world.leaders())
 
     for rank, (node, leaders) in enumerate(spmd(8, main, local_size=local_size)):
-        assert list(node) == list(range(rank // local_size * local_size, (rank // local_size + 1) * local_size))
+        assert list(node) == list(
+            range(rank // local_size * local_size, (rank // local_size + 1) * local_size)
+        )
         assert leaders == (list(range(0, 8, local_size)) if rank % local_size == 0 else None)
 
 
@@ -94,7 +96,9 @@ def test_a_full_group(pes):
     def main():
         with sk.init() as world, world.split(world.rank % 2, heap="1M") as group:
             x = group.zeros(1000)
-            with pytest.raises(MemoryError, match=r"the group's heap is full: 2097152 bytes .* heap=\d+ or more"):
+            with pytest.raises(
+                MemoryError, match=r"the group's heap is full: 2097152 bytes .* heap=\d+ or more"
+            ):
                 group.zeros(1 << 19)
             with pytest.raises(MemoryError, match="the group's heap is full"):
                 group.split(0)
@@ -164,11 +168,19 @@ def test_leaks_are_reported(capsys):
         (lambda w: w.split(0, 0, "64X"), ValueError, "heap is '64X'; it must be a number of bytes"),
         (lambda w: w.split(0, heap=0), ValueError, "heap is 0; it must be 1 or more"),
         (lambda w: w.split(0, heap=[1]), TypeError, "heap is a list; it must be an integer"),
-        (lambda w: w.split(0, heap=1000 + w.rank), ValueError, "rank 0 asks for groups with 1000 bytes, rank 1"),
+        (
+            lambda w: w.split(0, heap=1000 + w.rank),
+            ValueError,
+            "rank 0 asks for groups with 1000 bytes, rank 1",
+        ),
         (lambda w: w.split(0 if w.rank else "a"), TypeError, "color is 'a'"),
         (lambda w: w.group(3), TypeError, "ranks is 3; it must be a list of ranks"),
         (lambda w: w.group([]), ValueError, "it must have one rank or more, each once"),
-        (lambda w: w.group([1, 1]), ValueError, r"ranks is \[1, 1\]; it must have one rank or more, each once"),
+        (
+            lambda w: w.group([1, 1]),
+            ValueError,
+            r"ranks is \[1, 1\]; it must have one rank or more, each once",
+        ),
         (lambda w: w.group([0, 2]), ValueError, "a rank is 2; it must be 0 to 1"),
         (lambda w: w.group([0, 1] if w.rank else [1, 0]), ValueError, r"asks for a group of \[1, 0\]"),
         (lambda w: sk.bind(nothing, 1, 1, (), group=3), TypeError, "group is 3; it must be a Group"),
@@ -201,7 +213,9 @@ def test_a_group_that_ends_while_an_object_lives(pes):
             assert reduce(x)[0] == 2
             group.finalize()
             for call in (lambda: reduce(x), barrier, lambda: sk.AllReduce(group, 64)):
-                with pytest.raises(RuntimeError, match="its group is finalized; make a new one with World.split"):
+                with pytest.raises(
+                    RuntimeError, match="its group is finalized; make a new one with World.split"
+                ):
                     call()
             with pytest.raises(RuntimeError, match="this group is finalized"):
                 sk.bind(nothing, 1, 1, (), group=group)
@@ -319,55 +333,6 @@ def test_races_are_found_in_groups():
 # ---- the order of calls
 
 
-def mesh(world, heap="1M"):
-    """The groups of this rank's row and column, of a square of ranks."""
-    side = int(world.n_ranks**0.5)
-    rows = world.split(world.rank // side, heap=heap)
-    return rows, world.split(world.rank % side, heap=heap)
-
-
-def in_turn(rounds, reduce_by, gather_by):
-    """Row all-reduces and column all-gathers in turn, on two streams, of one word."""
-
-    def main():
-        world = sk.init()
-        row, column = mesh(world)
-        reduce, gather = sk.AllReduce(row, 8, method=reduce_by), sk.AllGather(column, 16, gather_by)
-        streams = world.backend.new_stream(), world.stream
-        x, totals = np.full(1, world.rank, "int64"), np.zeros((rounds, 1), "int64")
-        gathered = np.zeros((rounds, 2), "int64")
-        for total, out in zip(totals, gathered, strict=True):
-            reduce(x, total, streams[0])
-            gather(total, out, streams[1])
-            x = out[:1]
-        world.synchronize()
-        for k in range(rounds):
-            assert gathered[k].tolist() == expected(world.rank, k)
-        return True
-
-    return main
-
-
-def expected(rank, k):
-    """What the column gathers in round `k`, of a mesh of 2 by 2: each row has the sum of its ranks' words."""
-    words = [0, 1, 2, 3]
-    for _ in range(k + 1):
-        sums = [words[0] + words[1], words[2] + words[3]]
-        words = [sums[0]] * 4
-    return sums
-
-
-def test_a_mesh_on_two_streams():
-    assert all(sk.emu.run(in_turn(4, "push", "push_1d"), 4, races=True, delivery="unordered", seed=1))
-
-
-@pytest.mark.slow
-def test_a_mesh_in_every_schedule(monkeypatch):
-    """One block, one warp, one word, two rounds; if there are too many schedules, so many of them."""
-    found = sk.emu.explore(in_turn(2, "one_shot", "ll"), 4, exhaustive=True, max_runs=300)
-    assert found.failure is None, found.failure
-
-
 def test_groups_that_are_called_in_different_orders():
     """The program is wrong, and its deadlock names the groups."""
 
@@ -387,7 +352,9 @@ def test_calls_are_compared_in_each_group():
         x = np.ones(4 + world.rank // 3, "float32")
         sk.AllReduce(group, 64, method="one_shot")(x, np.empty_like(x))
 
-    with pytest.raises(ValueError, match="rank 2 calls AllReduce of 4 float32.*rank 3 .*of the group of ranks 2 and 3"):
+    with pytest.raises(
+        ValueError, match="rank 2 calls AllReduce of 4 float32.*rank 3 .*of the group of ranks 2 and 3"
+    ):
         spmd(4, main)
 
 

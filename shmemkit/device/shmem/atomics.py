@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmemkit.compiler.ptx import data_pointer, gpu, types
+from shmemkit.compiler.ptx import data_pointer, gpu
 from shmemkit.typing import Array
 
 from ..argument_checks import INTEGERS, NUMBERS, check_array, check_integer

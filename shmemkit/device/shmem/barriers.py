@@ -92,8 +92,8 @@ my_pe, n_pes = rank, num_ranks
 
 
 def world_rank(rank: int) -> int:
-    """The World's rank of `rank`, 0 .. num_ranks() - 1: another one only in a kernel that is bound for a group.
-    Any thread; one load from constant memory.
+    """The World's rank of `rank`, 0 .. num_ranks() - 1: another one only in a kernel that is bound for a
+    group. Any thread; one load from constant memory.
 
     All other functions take the group's ranks there.
     """

@@ -39,8 +39,8 @@ def to_team():
 
 
 def on_all(name):
-    """-> nvshmem4py's device function `name`, as "barrier_all_warp", to be called without arguments: for groups, the
-    same for the group's team"""
+    """-> nvshmem4py's device function `name`, as "barrier_all_warp", to be called without arguments: for
+    groups, the same for the group's team"""
     if not grouped():
         return nvshmem(name)
     call = nvshmem(name.replace("_all", "", 1))

@@ -14,12 +14,11 @@ A second table has what kernels of a group need of the World:
   word 8 + k    the World's rank of rank k
 
 The host publishes the values once; tables of modules loaded before and after that are filled alike. A module
-that is loaded once more for a group (`filled_with`) gets the group's. A kernel that runs before there is a World
-sees rank 0 of 0.
+that is loaded once more for a group (`filled_with`) gets the group's. A kernel that runs before there is a
+World sees rank 0 of 0.
 """
 
 import contextlib
-
 import struct
 import threading
 from typing import Any
@@ -56,7 +55,8 @@ def packed_group(teams, ranks):
 
 @contextlib.contextmanager
 def filled_with(values, of_group):
-    """Modules that this thread loads meanwhile get these tables, as `packed` and `packed_group` return them."""
+    """Modules that this thread loads meanwhile get these tables, as `packed` and `packed_group` return
+    them."""
     with _tables.lock, _group_tables.lock:
         _tables.instead, _group_tables.instead = values, of_group
         try:
