@@ -1,7 +1,7 @@
 """Runs the tests of the emulator on groups: ``pytest -p grouped tests/collectives tests/gemm ...``
 
 Each ``sk.emu.run(main, n)`` has another node first, of which no rank takes part, and `main` gets the group of
-the others, the last rank first, wherever it asks for its World. Tests fail so that speak of the World's ranks:
+the others, the last rank first, wherever it asks for its World. Tests fail that speak of the World's ranks:
 of the text of a report, of a stream that they make of a rank, of a kernel that is launched without ``bind``.
 """
 

@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import os
 import threading
+from typing import Any
 
 from shmemkit.compiler import jit_cache
 from shmemkit.compiler.numba_internals import Module
@@ -40,7 +41,9 @@ class NvshmemBackend:
     """
 
     name = "nvshmem"
-    slab = None  # of a group: where it allocates
+    slab: Any = None  # of a group: where it allocates
+    teams: Any = None  # of a group: Teams.TEAM_WORLD, ... -> NVSHMEM's team
+    _modules: Any = None  # of a group: compiled kernel -> its Module
     over = False  # MPI knows of no ranks that have failed
     calls = None  # of all ranks are not compared: see ``shmemkit.emu.collective_calls``
 
