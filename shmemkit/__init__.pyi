@@ -57,7 +57,6 @@ from .moe import ExpertParallel as ExpertParallel
 from .moe.all_gather_gemm import AllGatherGroupedGemm as AllGatherGroupedGemm
 from .moe.expert_index import ExpertIndex as ExpertIndex
 from .moe.gemm_reduce_scatter import GroupedGemmReduceScatter as GroupedGemmReduceScatter
-from .runtime.group import Group as Group
 from .runtime.launch import bind as bind
 from .runtime.symmetric_memory import (
     array as array,
@@ -82,6 +81,7 @@ from .runtime.symmetric_memory import (
 )
 from .runtime.timeline import Timeline as Timeline
 from .runtime.timer import Timer as Timer
+from .runtime.world import Group as Group
 from .runtime.world import World as World
 from .runtime.world import current as current
 from .runtime.world import init as init

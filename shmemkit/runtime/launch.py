@@ -18,7 +18,7 @@ import inspect
 import struct
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numba.cuda import types
@@ -39,9 +39,6 @@ from shmemkit.typing import AnyStream, Shape
 
 from .symmetric_memory import SymmetricMemory
 
-if TYPE_CHECKING:
-    from .world import World
-
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
@@ -61,7 +58,7 @@ def bind(
     co_resident: bool = False,
     pdl: bool = False,
     timeout: float | None = None,
-    group: World | None = None,
+    group: SymmetricMemory | None = None,
 ) -> Launch:
     """Bind `kernel` to a launch configuration and arguments, and return a bound launch `b`.
 
