@@ -170,6 +170,10 @@ def _parser():
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
         text = f"measure all N times, and take the median (1; with --compare {compare.RUNS})"
         found.add_argument("--runs", type=_positive, metavar="N", help=text)
+        text = "measure in groups of N consecutive ranks, all at once; the first one's results are shown"
+        found.add_argument("--group", type=_positive, metavar="N", help=text)
+        text = "symmetric memory of each group, as 8G; default 8G, on the emulator 128M"
+        found.add_argument("--group-heap", metavar="SIZE", help=text)
         text = "print what has become slower than in a FILE of --json; the exit status is 1 then"
         found.add_argument("--compare", type=_results, metavar="FILE", help=text)
         return found
@@ -497,7 +501,7 @@ def main(arguments=None):
     for name, value in NO_MULTICAST.items() if getattr(options, "vs", None) else ():
         os.environ.setdefault(name, value)
     with sk.init() as world:
-        results = measure(world, options)
+        results = measure(_group_of(world, options), options)
         comparison = compare.Comparison(options.compare, results) if options.compare else None
         if world.rank == 0:
             report.show(results)
@@ -511,6 +515,16 @@ def main(arguments=None):
             if options.tune:
                 _tune(world, results, options)
     return int(results.failed or bool(comparison and not comparison.passed))
+
+
+def _group_of(world, options):
+    """-> the World, or with --group this rank's group"""
+    if not options.group:
+        return world
+    if world.n_ranks % options.group:
+        raise SystemExit(f"--group is {options.group}; it must divide the number of ranks, {world.n_ranks}")
+    heap = options.group_heap or ("128M" if world.backend.name == "emulator" else "8G")
+    return world.split(world.rank // options.group, heap=heap)
 
 
 def _tune(world, results, options):

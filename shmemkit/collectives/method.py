@@ -153,7 +153,9 @@ class Method:
         check_budget(self._who(), self.sms, grid)
         key = kernel, grid, threads, tuple(getattr(arg, "dtype", None) for arg in args)
         if key not in self._launches:
-            self._launches[key] = bind(kernel, grid, threads, args, shared=shared, co_resident=True, pdl=pdl)
+            self._launches[key] = bind(
+                kernel, grid, threads, args, shared=shared, co_resident=True, pdl=pdl, group=self.world
+            )
             self._launches[key].forget_arrays()
         bound = self._launches[key].with_args(*args)
         bound.forget_arrays()

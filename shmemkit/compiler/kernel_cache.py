@@ -16,7 +16,8 @@ What has no such description is not kept, such as the `order` of a Gemm, a funct
 are kernels with waits that are bounded or recorded, and those that link more than such tables: NVSHMEM's
 functions. If a source has changed since this process began, its modules may be older: nothing is kept.
 
-Entries lie beside those of ``jit_cache.py``, which verifies them.
+Entries lie beside those of ``jit_cache.py``, which verifies them. SHMEMKIT_CACHE_KERNELS=1 turns this cache on:
+it has not run on GPUs yet.
 """
 
 import enum
@@ -39,8 +40,10 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.dispatcher import CUDADispatcher, _Kernel
 from numba.cuda.extending import _Intrinsic
 
+from shmemkit.support.settings import switch
+
 from . import jit_cache
-from .bounded_compile import armed
+from .bounded_compile import armed, grouped
 from .ptx import TABLES
 
 BEGUN = time.time()
@@ -125,11 +128,15 @@ def _function(function, seen, described_by):
         described((name, cell.cell_contents), seen, described_by)
 
 
+def in_use():
+    return switch("SHMEMKIT_CACHE_KERNELS", False) and jit_cache.folder() is not None
+
+
 def key_of(kernel, argument_types):
     """-> the key of the entry; None if there is none."""
     own = kernel.py_func.__module__.partition(".")[0] == PACKAGE
     shown = any(getattr(config, name) for name in vars(config) if name.startswith("DUMP_"))
-    if not own or armed() or shown or kernel.targetoptions.get("debug") or sources() is None:
+    if not own or armed() or grouped() or shown or kernel.targetoptions.get("debug") or sources() is None:
         return None
     digest = hashlib.sha256()
 
@@ -185,8 +192,8 @@ def caching_compile(original):
     @functools.wraps(original)
     def compile(self, sig):
         argument_types, _ = normalize_signature(sig)
-        known = self.specialized or argument_types in self.overloads or jit_cache.folder() is None
-        key = None if known else key_of(self, argument_types)
+        known = self.specialized or argument_types in self.overloads
+        key = None if known or not in_use() else key_of(self, argument_types)
         if key is None:
             return original(self, sig)
         kernel = None

@@ -5,6 +5,7 @@ import contextlib
 from numba.cuda import bf16, decorators, fp16, vectorizers
 from numba.cuda.args import ArgHint
 from numba.cuda.core.compiler_lock import global_compiler_lock
+from numba.cuda.cudadrv import devices
 from numba.cuda.cudadrv.driver import Stream as NumbaStream
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
@@ -15,6 +16,7 @@ from numba.cuda.np.numpy_support import as_dtype, from_dtype
 __all__ = [
     "ArgHint",  # cuda.In and the like
     "CUDADispatcher",  # a function decorated with @cuda.jit
+    "Module",
     "NumbaStream",
     "bf16",
     "contexts_instead",
@@ -38,3 +40,19 @@ def contexts_instead(contexts):
             yield
         finally:
             cuda_target._typingctx, cuda_target._targetctx = before
+
+
+class Module:
+    """A compiled kernel, loaded once more: with constant and global memory of its own. `function` is as of
+    its ``get_cufunc``."""
+
+    def __init__(self, compiled):
+        library = compiled._codelibrary
+        self._context = devices.get_context()
+        setup, teardown = library._setup_functions, library._teardown_functions
+        self._module = self._context.create_module_image(library.get_cubin(), setup, teardown)
+        self.function = self._module.get_function(library._entry_name)
+
+    def unload(self):
+        """No launch of it may follow, nor be running."""
+        self._context.unload_module(self._module)

@@ -140,15 +140,40 @@ class Block(Participation):
 
 class Launch:
     """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain
-    Python; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, which lie along x."""
+    Python; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, which lie along x. `members`: whose
+    ranks the kernel speaks of, default those of the World."""
 
     def __init__(
-        self, stream, name, function, parameters, grid, block, shared, arguments, pdl=False, cluster=1
+        self,
+        stream,
+        name,
+        function,
+        parameters,
+        grid,
+        block,
+        shared,
+        arguments,
+        pdl=False,
+        cluster=1,
+        members=None,
     ):
-        self._call = (stream, name, function, parameters, grid, block, shared, arguments, pdl, cluster)
+        self._call = (
+            stream,
+            name,
+            function,
+            parameters,
+            grid,
+            block,
+            shared,
+            arguments,
+            pdl,
+            cluster,
+            members,
+        )
         self.pdl, self.cluster = pdl, cluster
         self.stream = stream  # a graph may run it on another one
         self.machine, self.pe = stream.machine, stream.pe
+        self.members = members or self.machine.members[self.pe]
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
         self.is_sized = function.__dict__.get("__is_sized__", False)

@@ -32,10 +32,10 @@ _replaced = []
 
 class Configured:
     """`kernel[grid, block, stream, shared]`; `pdl` as in ``shmemkit.bind``, `cluster` a number of blocks
-    along x."""
+    along x, `members` as of a ``Launch``."""
 
-    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False, cluster=1):
-        self.kernel, self.pdl, self.cluster = kernel, pdl, cluster
+    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False, cluster=1, members=None):
+        self.kernel, self.pdl, self.cluster, self.members = kernel, pdl, cluster, members
         self.grid, self.block = normalize_kernel_dimensions(grid, block)
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
@@ -76,6 +76,7 @@ class Configured:
             signatures.converted(self.kernel, arguments),
             self.pdl,
             self.cluster,
+            self.members,
         )
         self.stream.enqueue(launch)
 

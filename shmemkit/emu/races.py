@@ -501,11 +501,12 @@ class Races:
         self.hosts[pe] = joined(self.hosts[pe], clock)
         self.shorten(self.hosts[pe])
 
-    def hosts_met(self):
-        """All host programs have met."""
-        clock = joined(*self.hosts.values())
-        forget_superseded(clock, self.kernel_of_block, self.live)
-        for pe in self.hosts:
+    def hosts_met(self, pes):
+        """The host programs of `pes` have met."""
+        clock = joined(*(self.hosts[pe] for pe in pes))
+        if len(pes) == len(self.hosts):
+            forget_superseded(clock, self.kernel_of_block, self.live)
+        for pe in pes:
             self.hosts[pe] = clock
 
     def forget(self):

@@ -266,6 +266,7 @@ class Fused(Method):
             n_tiles=index.max_tiles * n_n,
             beside=senders,
             co_resident=True,
+            group=world,
         )
         arguments = given, self.epochs, self.ended, until, n_steps
         last = bind(last_steps_kernel(out.dtype.name), sms, self.threads, arguments, co_resident=True)

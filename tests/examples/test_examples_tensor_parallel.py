@@ -1,4 +1,4 @@
-"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py,
+"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py, 15_mesh.py,
 16_moe_expert_parallel.py: they print what they say; other sizes; no races."""
 
 import re
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SLOW = "07_ag_gemm.py", "08_gemm_rs.py", "14_moe_tensor_parallel.py", "16_moe_expert_parallel.py"
 
 
-@pytest.mark.parametrize("name", slow(*SLOW))
+@pytest.mark.parametrize("name", [*slow(*SLOW), "15_mesh.py"])
 def test_it_prints_what_it_says(capsys, name):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", (EXAMPLES / name).read_text(), re.S)[1]
     assert emulate(["-n", "4", str(EXAMPLES / name)]) == 0
@@ -41,6 +41,18 @@ def test_other_sizes_and_races(capsys, arguments):
     name, *options = arguments
     assert emulate(["-n", "3", "--races", str(EXAMPLES / name), *options, "--hidden", "40"]) == 0
     assert capsys.readouterr().out.count("passed") >= 2
+
+
+@pytest.mark.parametrize("n_ranks, tensor", [(1, 1), (3, 1), *slow((6, 3))])
+def test_other_meshes(capsys, n_ranks, tensor):
+    sizes = ["--batch", "6", "--inside", "12", "--tensor", str(tensor)]
+    assert emulate(["-n", str(n_ranks), "--races", str(EXAMPLES / "15_mesh.py"), *sizes]) == 0
+    assert capsys.readouterr().out.count("passed") == 3
+
+
+def test_ranks_that_make_no_mesh(capsys):
+    assert emulate(["-n", "3", str(EXAMPLES / "15_mesh.py"), "--tensor", "2"]) == 1
+    assert "--tensor is 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["07_ag_gemm.py", "08_gemm_rs.py"])

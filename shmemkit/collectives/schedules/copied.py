@@ -233,7 +233,7 @@ class CopiedExchange(PacketMethod, Copying):
         channel = self.t.channel(self, n, -(-max_nbytes // n), self.array_name("slots"))
         self.slots, self.row, self.sentinel = *channel[:2], channel[2:]
         arrivals, epoch = self.zeros(n, "uint64", self.array_name("arrivals")), world.xp.zeros(1, "uint64")
-        self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
+        self.barrier = bind_barrier(arrivals, epoch, n, world.stream, world)
         self.side_streams = SideStreams(world)
         if op is None:
             self.bind_kinds(self.storing)

@@ -4,9 +4,12 @@ import importlib
 import re
 
 from shmemkit.compiler import type_check
-from shmemkit.compiler.ptx import TypingError, types, unsigned_view
+from shmemkit.compiler.bounded_compile import grouped
+from shmemkit.compiler.ptx import TypingError, gpu_function, types, unsigned_view
 
-__all__ = ["nvshmem", "signal_array"]
+from .peers import rank_in_world, team_of
+
+__all__ = ["nvshmem", "on_all", "signal_array", "to_pe", "to_team"]
 
 signal_array = unsigned_view
 """A signal array as NVSHMEM types it: uint64."""
@@ -52,3 +55,26 @@ _RESULTS = {
     "team_my_pe": lambda team: types.int32,
     "team_n_pes": lambda team: types.int32,
 }
+
+
+def to_pe():
+    """-> what makes NVSHMEM's PE of a kernel's rank: a look-up in what is compiled for groups."""
+    return rank_in_world if grouped() else types.int32
+
+
+def to_team():
+    """-> what makes NVSHMEM's team of a kernel's team, likewise"""
+    return team_of if grouped() else types.int32
+
+
+def on_all(name):
+    """-> nvshmem4py's device function `name`, as "barrier_all_warp", to be called without arguments: for
+    groups, the same for the group's team"""
+    if not grouped():
+        return nvshmem(name)
+    call = nvshmem(name.replace("_all", "", 1))
+
+    def of_group():
+        call(team_of(0))
+
+    return gpu_function(of_group)

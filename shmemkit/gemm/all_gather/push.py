@@ -398,6 +398,7 @@ class Push(Method):
             sources=buffers,
             beside=senders,
             co_resident=True,
+            group=self.world,
         )
 
 

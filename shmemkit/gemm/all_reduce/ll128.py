@@ -393,6 +393,7 @@ class OneShot(Method):
             min(choices, key=lambda choice: estimate(m, n, k, choice, sms)),
             *(sms, words, words.size // m, self.slots, self.room, self.epochs, self.done),
             co_resident=True,
+            group=self.world,
         )
 
 

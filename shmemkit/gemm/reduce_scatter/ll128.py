@@ -510,6 +510,7 @@ class Overlap(Method):
             *(self.slots, self.room, self.epochs, self.done),
             m=m,
             co_resident=True,
+            group=self.world,
         )
 
 

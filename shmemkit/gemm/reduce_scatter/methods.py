@@ -134,6 +134,7 @@ class Fused(Method):
             m=n_ranks * tile_rows * tile.m,
             outs=outs,
             co_resident=True,
+            group=world,
         )
         step = self.with_side_stream(step, tiles, chunk, tile_bytes)
         if whole is out:
