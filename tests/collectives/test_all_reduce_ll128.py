@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from bounded_memory import Memory
+from emulated import untyped
 from fast import slow
 from numba import cuda, types
 from ptx import compile_ptx, resources
@@ -222,6 +223,7 @@ def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
         ({"first": 2}, r"the rows are [23] to [23]; lines has rows 0 to 1"),
     ],
 )
+@untyped
 def test_wrong_lines(pes, wrong, message):
     with pytest.raises(sk.emu.EmulatorError, match=message):
         pes(2).run(lambda: exchanged(**wrong))
@@ -236,6 +238,7 @@ def test_wrong_lines(pes, wrong, message):
         (np.zeros(800, "uint8")[8:-8].view("complex128"), "multiple of 16 bytes"),
     ],
 )
+@untyped
 def test_wrong_data(pes, x, message):
     def main():
         sk.init()
