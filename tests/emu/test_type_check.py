@@ -523,7 +523,7 @@ def test_an_error_of_the_check_itself_refuses_nothing(world, monkeypatch, caplog
 
 
 def test_it_is_quick(world):
-    """In seconds of this process: a kernel with a few primitives. (It takes a tenth.)"""
+    """In seconds of this process: a kernel with a few primitives. (It takes 0.15.)"""
     language[1, (2, 4)](sk.zeros(4, "int64"), BOX(2, sk.zeros(3, "float64")), True)
 
     start = time.process_time()
@@ -533,7 +533,7 @@ def test_it_is_quick(world):
 
 @pytest.mark.slow
 def test_the_first_kernel_of_a_process():
-    """What it takes, with the modules of Numba that it imports. (0.3 s)"""
+    """What it takes, with the modules of Numba that it imports. (0.25 s)"""
     program = """
         import time
         import shmemkit as sk
