@@ -147,7 +147,7 @@ def grouped_rs_kernel(tile, kinds):
         grid             all blocks must be resident
         """
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
-        sums = Sums(*given, epochs[0] + 1, n_m * warps)
+        sums = Sums(*(*given, epochs[0] + 1, n_m * warps))  # pyright: ignore[reportCallIssue]
         if cuda.blockIdx.x < senders:
             run(0, until, True, cuda.blockIdx.x, senders, sums)  # 3
         else:
@@ -172,7 +172,7 @@ def last_steps_kernel(dtype):
         grid     any number of blocks, which must be resident, and threads
         """
         epoch = epochs[0] + 1
-        sums = Sums(*given, epoch, 0)
+        sums = Sums(*(*given, epoch, 0))  # pyright: ignore[reportCallIssue]
         run(begin, end, False, cuda.blockIdx.x, cuda.gridDim.x, sums)  # 4
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x < CHUNKS:
             sums.y_full[cuda.threadIdx.x] = 0  # 5
