@@ -15,6 +15,7 @@ import os
 import re
 import traceback
 from types import SimpleNamespace
+from typing import Any
 
 import numba
 import numpy as np
@@ -136,7 +137,7 @@ def checking():
 
 
 @functools.cache
-def declared(name, result):
+def declared(name, result) -> Any:
     """A function `name` for kernels that are only typed; ``result(*types of arguments)`` is the type of what
     it returns."""
 

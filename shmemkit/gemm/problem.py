@@ -72,7 +72,7 @@ class Gpu(NamedTuple):
         return ".".join(map(str, self.compute_capability))
 
 
-def arrays_of(array):
+def arrays_of(array) -> Any:
     """CuPy or NumPy."""
     if isinstance(array, np.ndarray):
         return np
