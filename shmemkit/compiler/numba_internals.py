@@ -1,11 +1,12 @@
 """What other rooms use of numba-cuda's insides, and how this one replaces Numba's contexts."""
 
 import contextlib
+from typing import Any, NamedTuple
 
+from cuda.core import ObjectCode
 from numba.cuda import bf16, decorators, fp16, vectorizers
 from numba.cuda.args import ArgHint
 from numba.cuda.core.compiler_lock import global_compiler_lock
-from numba.cuda.cudadrv import devices
 from numba.cuda.cudadrv.driver import Stream as NumbaStream
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
@@ -42,17 +43,29 @@ def contexts_instead(contexts):
             cuda_target._typingctx, cuda_target._targetctx = before
 
 
+class Function(NamedTuple):
+    handle: int  # a CUkernel
+
+
 class Module:
     """A compiled kernel, loaded once more: with constant and global memory of its own. `function` is as of
-    its ``get_cufunc``."""
+    its ``get_cufunc``, but keeps nothing loaded.
+
+    Numba keeps one ObjectCode of a kernel, which is loaded once, whoever asks. Another one, of the same
+    machine code, is another library. It unloads itself, so Numba must not do that, too.
+    """
 
     def __init__(self, compiled):
         library = compiled._codelibrary
-        self._context = devices.get_context()
-        setup, teardown = library._setup_functions, library._teardown_functions
-        self._module = self._context.create_module_image(library.get_cubin(), setup, teardown)
-        self.function = self._module.get_function(library._entry_name)
+        self._code: Any = ObjectCode.from_cubin(bytes(library.get_cubin().code))
+        self._teardown = list(library._teardown_functions)
+        for setup in library._setup_functions:
+            setup(self._code)
+        self.function = Function(int(self._code.get_kernel(library._entry_name).handle))
 
     def unload(self):
-        """No launch of it may follow, nor be running."""
-        self._context.unload_module(self._module)
+        """Now: it waits for running kernels, which may be waiting for this rank. No launch of it may follow,
+        nor be running."""
+        while self._teardown:
+            self._teardown.pop()(self._code)
+        self._code = None
