@@ -263,10 +263,11 @@ class EmulatorBackend:
         since = (0, 0) if running is None else (len(running.spans), len(running.marks))
         running = running or timeline.begin(machine, records)
         running.users += 1
+        first = next(pe for pe in self.members.pes if pe in machine.local_pes)
 
         def stop():
             running.users -= 1
-            data = running.data(since) if self.pe == machine.local_pes[0] else None
+            data = running.data(since) if self.pe == first else None
             if not running.users and machine.timeline is running:
                 timeline.stop(machine)
             return data

@@ -97,7 +97,7 @@ def bind(
 
     TypeError for arguments that a kernel cannot take, ValueError for a configuration that cannot run,
     RuntimeError without a World on a machine without a GPU. ``b()`` raises SignalTimeout, and launches
-    nothing, when waits of an earlier launch have expired.
+    nothing, when waits of an earlier launch have expired, and RuntimeError when its group has ended.
     """
     if not isinstance(kernel, CUDADispatcher):
         raise TypeError(f"bind(): kernel is {shown(kernel)}; it must be a function decorated with @cuda.jit")
@@ -324,7 +324,7 @@ class _EmulatedLaunch(Launch):
         type_check.check(kernel, self._args)
         self._pdl = pdl
         self._blocks_of_cluster = 1 if cluster is None else cluster[0]
-        self._members = None if group is None else group.backend.members
+        self._group, self._members = group, None if group is None else group.backend.members
         self._default = self._on(stream)
 
     def _on(self, stream):
@@ -334,6 +334,8 @@ class _EmulatedLaunch(Launch):
         )
 
     def __call__(self, stream=None):
+        if self._group is not None:
+            self._group._check_alive(f"kernel {self.name}")
         (self._default if stream is None else self._on(stream))(*self._args)
 
     def _replace(self, index, value):
@@ -555,6 +557,8 @@ class _GpuLaunch(Launch):
 
     def __call__(self, stream=None):
         bounded_waits.check()
+        if self._group is not None:  # its module is gone with it
+            self._group._check_alive(f"kernel {self.name}")
         launch = self._default if stream is None else self._on(address_of_stream(stream))
         if self._recorded:
             with host_call(f"launch {self.name}"):

@@ -69,6 +69,36 @@ def test_kernels(world, group, kernel, tail):
         group.free(array)
 
 
+def test_timeline(world, group):
+    x, signals, out = group.zeros(1, "int64"), group.signals(1), world.xp.zeros(3, "int64")
+    with sk.Timeline(group) as timeline:
+        sk.bind(near, 1, 1, (x, signals, out), group=group)()
+    ranks = {e["pid"] for e in timeline.data["traceEvents"] if e["name"] == "near"}
+    assert ranks == set(group.ranks)
+    for array in (x, signals):
+        group.free(array)
+
+
+def test_each_group_has_tables_of_its_own(world):
+    """What is loaded for a group leaves the tables of the World and of other groups as they are."""
+
+    @cuda.jit
+    def who(out):
+        out[0], out[1] = device.rank(), device.num_ranks()
+
+    alone, reverse = world.split(world.rank), world.split(0, -world.rank)
+    out = world.xp.zeros(2, "int64")
+    steps = [(of, sk.bind(who, 1, 1, (out,), group=of)) for of in (world, alone, reverse)]
+    for of, step in steps + steps[::-1]:
+        step()
+        assert world.asnumpy(out).tolist() == [of.rank, of.n_ranks]
+    alone.finalize()
+    for of, step in steps[::2]:
+        step()
+        assert world.asnumpy(out).tolist() == [of.rank, of.n_ranks]
+    reverse.finalize()
+
+
 def test_memory(world, group):
     x = group.full(5, world.rank, "int64")
     group.barrier()

@@ -1,6 +1,8 @@
 """Groups of ranks on the emulator: how they are made and end, their memory, kernels that are bound for them,
 wrong orders of calls, and what is said when a member is missing."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from emulated import deadlock_of, spmd
@@ -10,6 +12,7 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit import device
 from shmemkit.emu import EmulatorError
+from shmemkit.runtime import gpu_timeline
 
 
 def members(group):
@@ -219,11 +222,43 @@ def test_a_group_that_ends_while_an_object_lives(pes):
                     call()
             with pytest.raises(RuntimeError, match="this group is finalized"):
                 sk.bind(nothing, 1, 1, (), group=group)
+            with pytest.raises(RuntimeError, match=r"kernel nothing\(\): this group is finalized"):
+                launch()
             group.finalize()  # does nothing
             world.host_barrier()
-            del launch
 
     pes(4).run(main)
+
+
+def test_a_timeline_of_a_group(pes):
+    """Also of one without rank 0. Its tracks are those of the World's ranks."""
+
+    def main():
+        with sk.init() as world:
+            group = world.group([3, 1])
+            if group is not None:
+                with sk.Timeline(group) as timeline:
+                    sk.bind(nothing, 1, 1, (), group=group)()
+                return {e["pid"] for e in timeline.data["traceEvents"] if e["name"] == "nothing"}
+
+    assert pes(4).run(main)[1::2] == [{1, 3}] * 2
+
+
+def test_clocks_are_compared_with_the_ranks_of_the_group(pes, monkeypatch):
+    given = []
+
+    def bind(*_, group):
+        given.append(group)
+        return SimpleNamespace(set=None)
+
+    def main():
+        with sk.init() as world:
+            recorder = object.__new__(gpu_timeline.GpuRecorder)
+            recorder.world = world.split(world.rank)
+            assert recorder._offset() == (0, 0) and recorder.world in given
+
+    monkeypatch.setattr(gpu_timeline, "bind", bind)
+    pes(2).run(main)
 
 
 # ---- kernels
