@@ -269,7 +269,8 @@ class Fused(Method):
             group=world,
         )
         arguments = given, self.epochs, self.ended, until, n_steps
-        last = bind(last_steps_kernel(out.dtype.name), sms, self.threads, arguments, co_resident=True)
+        kernel = last_steps_kernel(out.dtype.name)
+        last = bind(kernel, sms, self.threads, arguments, co_resident=True, group=world)
         return [*steps, product, last]
 
 
