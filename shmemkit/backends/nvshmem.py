@@ -99,7 +99,8 @@ class NvshmemBackend:
 
     # -- groups: see ``shmemkit.backends.emulator``
     def new_slab(self, n_bytes):
-        raw = self.allocate(n_bytes)
+        own = 8 * self.n_ranks + ALIGNMENT if self._bounds_barrier else 0  # a group's `_arrivals`
+        raw = self.allocate(n_bytes + own)
         return Slab(raw, raw.data.ptr)
 
     def free_slab(self, slab):

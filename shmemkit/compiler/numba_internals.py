@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any, NamedTuple
 
-from cuda.core import ObjectCode
+from cuda.core import ObjectCode  # pyright: ignore[reportAttributeAccessIssue]
 from numba.cuda import bf16, decorators, fp16, vectorizers
 from numba.cuda.args import ArgHint
 from numba.cuda.core.compiler_lock import global_compiler_lock

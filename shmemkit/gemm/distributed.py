@@ -183,7 +183,8 @@ def multiprocessors_of_all(world, what, reason=None, sms=None):
     `reason` why `what`, a name, cannot be used there."""
     major, minor = world.backend.compute_capability
     if major != 9:
-        reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}; it must be 9.0"
+        me = world.world_rank(world.rank)
+        reason = f"the GPU of rank {me} has compute capability {major}.{minor}; it must be 9.0"
     reasons, numbers = zip(*world.host_allgather((reason, world.backend.multiprocessors)), strict=True)
     if reason := next(filter(None, reasons), None):
         raise ValueError(f"{what} cannot be used here: {reason}")

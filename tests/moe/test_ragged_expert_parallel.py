@@ -161,6 +161,21 @@ def test_more_rows_than_there_is_room_for(pes, few_blocks):
         pes(2).run(route, [[4, 3]], 2, 2, ("one expert",), "float32", "int32", 6)
 
 
+def test_more_rows_than_a_group_has_room_for(pes):
+    """Reports name ranks of the World."""
+
+    def main():
+        group = sk.init().group([2, 0])
+        if group is not None:
+            ep = sk.ExpertParallel(group, 4, HIDDEN, 4, 2, "float32", max_rows=2, options=TWO_WARPS)
+            x, experts, weights = tokens_of(0, group.rank, 4, 4, 2)
+            ep.dispatch(x.astype("float32"), 2 + experts % 2, weights)
+            group.synchronize()
+
+    with pytest.raises(EmulatorError, match="ExpertParallel: rank 0 would receive 12 rows"):
+        pes(3).run(main)
+
+
 def test_nothing_is_written_then(mutate, pes, few_blocks):
     """As on a GPU, where the kernel goes on: counts are 0, combine gives zeros; the next call is right."""
     mutate(plan, omit("report_rows"))

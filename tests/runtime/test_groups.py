@@ -11,6 +11,7 @@ from numba import cuda
 
 import shmemkit as sk
 from shmemkit import device
+from shmemkit.backends import nvshmem
 from shmemkit.emu import EmulatorError
 from shmemkit.runtime import gpu_timeline
 
@@ -259,6 +260,20 @@ def test_clocks_are_compared_with_the_ranks_of_the_group(pes, monkeypatch):
 
     monkeypatch.setattr(gpu_timeline, "bind", bind)
     pes(2).run(main)
+
+
+@pytest.mark.parametrize("bounded, more", [(True, 8 * 4 + nvshmem.ALIGNMENT), (False, 0)])
+def test_a_group_has_its_heap_and_that_of_its_bounded_barrier(bounded, more):
+    """On GPUs, with SHMEMKIT_TIMEOUT."""
+    backend, asked = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []
+    backend.n_ranks, backend._bounds_barrier = 4, bounded
+
+    def allocate(n_bytes):
+        asked.append(n_bytes)
+        return SimpleNamespace(data=SimpleNamespace(ptr=1 << 20), nbytes=n_bytes)
+
+    backend.allocate = allocate
+    assert backend.new_slab(1).size == 1 + more and asked == [1 + more]
 
 
 # ---- kernels

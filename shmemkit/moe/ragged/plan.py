@@ -43,6 +43,7 @@ from shmemkit.device import (
     span,
     symm_at,
     wait,
+    world_rank,
 )
 from shmemkit.device.emulator import current_thread
 from shmemkit.device.shmem.ordered_access import store
@@ -230,7 +231,7 @@ def meet(
             tokens_of[k] = _clamped(all_counts[first + k * row + n_experts], max_tokens)
             k += threads
         if i == 0 and not fits:
-            report_rows(report, which, most, max_rows)
+            report_rows(report, world_rank(which), most, max_rows)
     cuda.syncthreads()
     griddepcontrol_launch_dependents()
     if i == 0:
@@ -256,7 +257,7 @@ def copy_routes(local, shared, to_local, to_shared):
 
 
 def report_rows(report, which, needed, max_rows):
-    """In a kernel: rank `which` would get more than `max_rows` rows. The host raises ValueError.
+    """In a kernel: rank `which` of the World would get more than `max_rows` rows. The host raises ValueError.
 
     report   address of a word of host memory, as of ``report_address``
     """
