@@ -119,11 +119,15 @@ class NvshmemBackend:
 
     def end_group(self):
         self.groups.remove(self)
+        self.unload()
+        for team in set(self.teams.values()) - {peers.NO_TEAM}:
+            self._core.team_destroy(team)
+
+    def unload(self):
+        """A group's modules, now that nothing runs: the garbage collector would do so at any time."""
         for module in self._modules.values():
             module.unload()
         self._modules.clear()
-        for team in set(self.teams.values()) - {peers.NO_TEAM}:
-            self._core.team_destroy(team)
 
     def _new_team(self, ranks):
         """-> NVSHMEM's team of these ranks of mine, which are consecutive and call it alike"""
@@ -478,7 +482,8 @@ class NvshmemBackend:
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
             (device,) = _checked(driver.cuDeviceGet(self.device))
             if not _checked(driver.cuDeviceGetAttribute(attribute, device))[0]:
-                return f"the GPU or the driver of rank {self.rank} has no 64-bit stream memory operations"
+                me = self.ranks[self.rank]
+                return f"the GPU or the driver of rank {me} has no 64-bit stream memory operations"
         return unreached
 
     def copy(self, dst, src):
@@ -566,6 +571,8 @@ class NvshmemBackend:
 
     def finalize(self):
         """Leave NVSHMEM. Collective; no work may be running."""
+        for group in self.groups:
+            group.unload()
         for raw in (self._probe, self._arrivals):
             if raw is not None:
                 self.free(raw)

@@ -276,6 +276,23 @@ def test_a_group_has_its_heap_and_that_of_its_bounded_barrier(bounded, more):
     assert backend.new_slab(1).size == 1 + more and asked == [1 + more]
 
 
+def test_modules_of_groups_end_before_nvshmem():
+    """On GPUs, also of groups that the program never ended."""
+    backend, done = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []
+    group = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend)
+    module = SimpleNamespace(unload=lambda: done.append("unload"))
+    group._modules, backend.groups, backend._probe, backend._arrivals = (
+        {"kernel": module},
+        [group],
+        None,
+        None,
+    )
+    backend.stream = SimpleNamespace(__exit__=lambda: None)
+    backend._core = SimpleNamespace(finalize=lambda: done.append("finalize"))
+    backend.finalize()
+    assert done == ["unload", "finalize"] and not group._modules
+
+
 # ---- kernels
 
 
