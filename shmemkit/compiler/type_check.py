@@ -85,6 +85,12 @@ def check(kernel, arguments):
         raise error.with_traceback(None) from None
 
 
+def prepare():
+    """Import what Numba imports late, for a program that soon sees other modules in place of these."""
+    with contextlib.suppress(Exception):  # then check() accepts, and logs why
+        _contexts()[0].refresh()
+
+
 def _kind(kernel, value):
     """The Numba type of an argument. An array may be written: that of a GPU always may."""
     if hasattr(value, "__dlpack__"):

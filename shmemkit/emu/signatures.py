@@ -5,6 +5,7 @@ before.
 """
 
 import functools
+import sys
 
 import numpy as np
 from numba import types
@@ -102,15 +103,18 @@ NOT_COMPILED = [
 
 
 def _unless_there_is_a_gpu(theirs, ours):
-    """Numba's function, and ours where it could not compile anything. That is known when it is called: CUDA
-    is not to begin because of an import."""
+    """Numba's function, and ours where a decorator calls it that could not compile anything. That is known
+    when it is called: CUDA is not to begin because of an import."""
 
     @functools.wraps(theirs)
     def function(*args, **kwargs):
-        return (theirs if n_gpus() else ours)(*args, **kwargs)
+        decorates = sys._getframe(1).f_globals["__name__"] in DECORATORS
+        return (ours if decorates and not n_gpus() else theirs)(*args, **kwargs)
 
     return function
 
+
+DECORATORS = "numba.cuda.decorators", "numba.cuda.deviceufunc"
 
 for _owner, _attribute, _ours in NOT_COMPILED:
     setattr(_owner, _attribute, _unless_there_is_a_gpu(getattr(_owner, _attribute), _ours))

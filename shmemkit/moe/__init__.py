@@ -178,7 +178,7 @@ class ExpertParallel:
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             settings = {name: value for name, value in self.options.items() if value is not None}
-            settings["sms"] = self.sms
+            settings.update(sms=self.sms, name="ExpertParallel")
             if max_rows:
                 self._dispatch = self._ragged = Ragged(world, sizes, max_rows, **settings)
             else:

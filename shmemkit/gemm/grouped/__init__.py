@@ -182,7 +182,9 @@ def _shape_of(x, w, counts):
 
 def _shapes(x, w):
     hint = ""
-    if x.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[1]:
+    if x.ndim == 3:
+        hint = ". The rows of all experts follow each other without gaps, as of sk.ExpertParallel(max_rows=)"
+    elif x.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[1]:
         hint = ". Give a weight of shape (E, K, N) as w.transpose(0, 2, 1)"
     return f"GroupedGemm: x and w are {x.shape} and {w.shape}; they must be (rows, K) and (E, N, K){hint}"
 
@@ -203,7 +205,10 @@ def _check(x, w, counts, out, bias, scales):
     if not k:
         raise ValueError(f"GroupedGemm: x is {x.shape}; K must be 1 or more")
     if counts.dtype != "int32" or counts.shape != (n_experts,):
-        raise ValueError(f"GroupedGemm: counts is {array_text(counts)}; it must be int32 {(n_experts,)}")
+        raise ValueError(
+            f"GroupedGemm: counts is {array_text(counts)}; it must be int32 {(n_experts,)}, "
+            f"since w is {w.shape}"
+        )
     if out.shape != (rows, n) or out.dtype.name not in ELEMENTS:
         raise ValueError(
             f"GroupedGemm: out is {array_text(out)}; it must be {(rows, n)}, of {listed(ELEMENTS)}"
