@@ -47,6 +47,7 @@ _REFUSALS = (core_errors.NumbaError, errors.UnsupportedBytecodeError, cuda_error
 _OTHERS = tuple(  # not about the kernel
     getattr(module, name) for module in (core_errors, errors) for name in ("InternalError", "ForceLiteralArg")
 )
+_ELSEWHERE = "ExternFunction"  # of cuda.declare_device: Numba declares it in its own contexts alone
 _PLACE = re.compile(r'^File "(.+)", line (\d+):|^.*Raised from (.+) \((\d+)\)', re.M)
 _REASON = re.compile(r"raised a specific error:\s+\w+: (?!Failed in |No implementation)(.+)")  # a primitive's
 
@@ -78,7 +79,8 @@ def check(kernel, arguments):
         accepted.update(signatures)
         _accepted.update((key, signature) for signature in signatures)
     except Exception as error:
-        if signature is None or not isinstance(error, _REFUSALS) or isinstance(error, _OTHERS):
+        known = isinstance(error, _REFUSALS) and not isinstance(error, _OTHERS)
+        if signature is None or not known or _ELSEWHERE in str(error):
             _log.debug("kernel %s is not typed", function.__qualname__, exc_info=True)
             return
         error.args = (_explained(error, function, signature),)

@@ -201,8 +201,8 @@ def barriers():
     @cuda.jit
     def kernel(out):
         t = cuda.threadIdx.x
-        out[t, 0] = cuda.syncthreads_count(t > 0)
-        out[t, 1], out[t, 2] = cuda.syncthreads_and(t > 0), cuda.syncthreads_or(t > 0)
+        out[t, 0] = cuda.syncthreads_count(int32(t > 0))
+        out[t, 1], out[t, 2] = cuda.syncthreads_and(int32(t > 0)), cuda.syncthreads_or(int32(t > 0))
         cuda.syncwarp()
         cuda.syncthreads()
 

@@ -143,7 +143,7 @@ compiled = {f: numba.njit(f, error_model="numpy") for f in WHOLE + FLOATS}
 @given(x=integers, y=integers)
 @examples(200)
 def test_integers(function, x, y):
-    if function is quotients and (x, y) == (-(2**63), -1):
+    if (x, y) == (-(2**63), -1):
         return  # C's undefined behaviour
     numbers = x, y, np.float32(0.5), np.float32(0.25), 0.5
     np.testing.assert_array_equal(emulated(function, *numbers), compiled[function](*numbers))
