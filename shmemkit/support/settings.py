@@ -66,7 +66,7 @@ def listed(words, last="or"):
 def shown(value):
     """`value` in an error message: itself if that is short, else "a list" or "a numpy.ndarray"."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return f"{value!r:.60}"
+        return f"{getattr(value, 'item', lambda: value)()!r:.60}"  # of NumPy's float64: 1.0
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -472,7 +472,7 @@ class StandIn:
     methods = ("first", "second")
     alive = 0
 
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world, max_nbytes, method="auto", sms=None):
         self.world, self.calls = world, 0
         self.data = world.empty(max_nbytes // world.n_ranks, "uint8")
         type(self).alive += 1
@@ -528,7 +528,7 @@ class TooLarge(StandIn):
 
 
 class NoSuchHardware(StandIn):
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world, max_nbytes, method="auto", sms=None):
         if method == "second":
             raise ValueError("this machine has none")
         super().__init__(world, max_nbytes, method)

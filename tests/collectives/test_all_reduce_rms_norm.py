@@ -186,7 +186,7 @@ def quantized(out, scale=None):
     return float8(blocks * inverse, F8).reshape(wide.shape)[:, :hidden], scales
 
 
-def check_float8(n, method, calls, hidden=64, dtype="bfloat16", changed=None, blocks=None, **options):
+def check_float8(n, method, calls, hidden=64, dtype="bfloat16", changed=None, sms=None, **options):
     """Out as a kernel of its own would round it. A rank's scales are those of the others."""
     rng = np.random.default_rng(0)
     given = [inputs(rng, n, tokens, hidden, DTYPES[dtype]) for tokens in calls]
@@ -194,7 +194,7 @@ def check_float8(n, method, calls, hidden=64, dtype="bfloat16", changed=None, bl
         changed(x, residual)
 
     def main(world):
-        op = sk.AllReduceRMSNorm(world, max(calls), hidden, dtype, method, options={"blocks": blocks})
+        op = sk.AllReduceRMSNorm(world, max(calls), hidden, dtype, method, sms=sms)
         for x, residual, weight in given:
             mine = x[world.rank].copy()
             out, new = op(mine, residual, weight)
@@ -238,7 +238,7 @@ def test_float8_of_special_numbers():
 
 
 def test_races_of_float8():
-    check_float8(3, "two_shot", [4, 1], 136, blocks=2, races=True, delivery="unordered", seed=3)
+    check_float8(3, "two_shot", [4, 1], 136, sms=2, races=True, delivery="unordered", seed=3)
 
 
 def test_a_graph_to_float8():
