@@ -118,6 +118,7 @@ def check(
         assert error < 4e-3 if case.dtype == DTYPES["bfloat16"] else error < 1e-3, error
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "lengths", [[[1]], [[0]], [[33]], [[5], [0]], [[0], [70]], [[0, 3, 0, 40], [17, 0, 0, 1]]]
 )
@@ -126,6 +127,7 @@ def test_lengths_and_pages(lengths, page_size):
     check(Case(lengths), page_size, calls=2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)

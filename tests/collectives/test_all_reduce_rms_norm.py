@@ -77,6 +77,7 @@ def test_rows(n, method):
     check(n, method, [5, 1, 0, 5, 3], in_place=n == 3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [8, 264, 1024, 4104])
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])

@@ -27,16 +27,16 @@ def made_on(world, name, method):
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_every_method_on_groups(way):
+@pytest.mark.parametrize("name, method", WAYS)
+def test_every_method_on_groups(name, method):
     def main():
         with sk.init() as world, some(world) as group:
             assert group.world_rank(group.rank) == world.rank
-            return group.n_ranks, made_on(group, *way)
+            return group.n_ranks, made_on(group, name, method)
 
     for n, refusal in sk.emu.run(main, 5, races=True, delivery="unordered", seed=0):
         if refusal is not None:  # as a World of so many ranks
-            (alone, *_) = sk.emu.run(lambda: made_on(sk.init(), *way), n)
+            (alone, *_) = sk.emu.run(lambda: made_on(sk.init(), name, method), n)
             assert refusal == alone
 
 

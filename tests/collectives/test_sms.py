@@ -26,6 +26,7 @@ LEAST = {  # on 3 ranks; 1 of all others
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name, method", WAYS)
 @pytest.mark.parametrize("sms", [1, *slow(2, 3, 5, 64)])
 def test_blocks(pes, small_chunks, name, method, sms):

@@ -87,9 +87,7 @@ def test_an_exception_in_a_device_function():
     def kernel(x):
         x[0] = positive(x[0])
 
-    with pytest.raises(
-        EmulatorError, match=r"ValueError: it is not.*\n.*raise ValueError"
-    ):
+    with pytest.raises(EmulatorError, match=r"ValueError: it is not.*\n.*raise ValueError"):
         spmd(1, lambda world: kernel[1, 1](np.zeros(1, "int32")))
 
 

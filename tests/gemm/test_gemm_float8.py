@@ -80,6 +80,7 @@ def check(out, reference):
     assert error(out, reference) < ERROR[out.dtype.name] + 3e-4
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("size", "tile"),
     [
@@ -167,6 +168,7 @@ def test_tiles_of_grouped_products_that_are_refused(columns):
         spmd(1, main)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("counts", [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0]], ids=str)
 @pytest.mark.parametrize("tile", [(64, 64), (128, 256)], ids=str)
 def test_grouped(counts, tile):

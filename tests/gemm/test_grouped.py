@@ -67,6 +67,7 @@ def run(method, *args, tile=None, races=False, **options):
 COUNTS = [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0], [64, 128], [i % 8 // 7 for i in range(70)]]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("counts", COUNTS, ids=lambda counts: str(counts)[:20])
 def test_counts(method, counts):

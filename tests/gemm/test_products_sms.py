@@ -22,6 +22,7 @@ def of(rank, *shape):
     return np.random.default_rng([rank, *shape]).integers(-2, 3, shape).astype("float16")
 
 
+@pytest.mark.each_value
 @budgets
 @pytest.mark.parametrize("kind, method", PRODUCTS, ids=lambda value: getattr(value, "__name__", value))
 def test_blocks(kind, method, sms):

@@ -237,5 +237,6 @@ def test_each_part_is_needed(mutate, change, k):
     assert is_wrong(k)
 
 
+@pytest.mark.slow
 def test_more_slabs_than_slots():
     assert not is_wrong(20 * 64)

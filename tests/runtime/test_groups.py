@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from emulated import deadlock_of, spmd
+from fast import slow
 from launched import mpirun, needs_mpi
 from numba import cuda
 
@@ -473,7 +474,7 @@ with sk.init() as world:
     [
         ("", None),
         ("late", "within 2 s; rank 1 is there (of the group of ranks 1 and 3)"),
-        ("error", "ranks disagree: rank 1 asks for float32 (3,), rank 3 asks for float32 (4,)"),
+        *slow(("error", "ranks disagree: rank 1 asks for float32 (3,), rank 3 asks for float32 (4,)")),
     ],
 )
 def test_processes(argument, message):
