@@ -3,7 +3,6 @@
 They name ranks of the World, also where the ranks of a group disagree.
 """
 
-from .host_program import host_program
 from .settings import listed
 
 
@@ -72,6 +71,8 @@ def by_text(given):
 
 def _in_world(rank):
     """The rank of the World that is `rank` where the answers come from."""
+    from .host_program import host_program  # needs greenlet, and `shmemkit run` begins without it
+
     asked = host_program().asked
     return rank if asked is None else asked[rank]
 
