@@ -4,7 +4,7 @@ from typing import Any
 
 from .cases import Checked, negate
 
-# The relative error of the norm that is allowed: twice that of one rounding. Of float32, that of the sums.
+# The largest relative error in norm: twice that of one rounding, in float32 that of the sums.
 ERROR = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-17}
 
 

@@ -101,8 +101,8 @@ class Tile(NamedTuple):
     m, n    rows, 64 or 128, and columns, a multiple of 16 up to 256
     group   rows of tiles that are computed column after column
     split   whether the kernel can split K
-    loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. Of a ragged tile,
-            ``boxes`` of ``gemm_body`` says how many are loaded: rows that nobody needs take time
+    loaded  rows of a box of a K-major A, a multiple of 8 and a divisor of m; None: m. ``boxes`` of
+            ``gemm_body`` gives the number of boxes of a ragged tile, so that no time goes into unused rows
     """
 
     m: int

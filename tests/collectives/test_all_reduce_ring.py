@@ -39,7 +39,7 @@ def test_float8_counts_twice(pes, small_chunks, dtype):
             assert (out.astype("float32") == 2).all()
         with pytest.raises(ValueError, match="x has 301 bytes, which count 2 times, .* than max_nbytes=600"):
             reduce(np.ones(301, x.dtype))
-        out = sk.all_reduce(np.ones(5000, x.dtype))  # whose object has room for that
+        out = sk.all_reduce(np.ones((1 << 15) + 1, x.dtype))  # twice that is more than 64 KB
         world.synchronize()
         assert (out.astype("float32") == 2).all()
 
